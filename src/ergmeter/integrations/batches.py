@@ -149,6 +149,11 @@ def _with_loss(parts: Mapping[str, Any], prefix: str, ids: Any, *, shifts: bool)
     return _number(borne[..., 1:] if shifts else borne)
 
 
+def labelled(labels: Any) -> Amount:  # noqa: ANN401
+    """Positions that the loss is taken at, by labels that are compared as they are."""
+    return _number(_near(labels) >= 0)
+
+
 def _are_targets(labels: Any, ids: Any) -> bool:  # noqa: ANN401
     """Whether these are a text for each text that is read, of another length than that."""
     return is_ids(labels) and len(labels.shape) == len(ids.shape) == 2 and len(labels) == len(ids)

@@ -47,6 +47,7 @@ _IDENTITY_S = 1.0  # that the end of a training waits for its name, at most
 _WAITING = "the count of a step's FLOPs was not finished"
 # FLOPs are counted again at the end if sequences were this much longer or shorter than the first.
 _LENGTHS_ALIKE_FRAC = 0.01
+_EQUAL_FRAC = 1e-6
 
 _left: list[threading.Thread] = []  # of trainings that another one followed
 _written: WeakKeyDictionary[Meter, tuple[Flops, ...]] = WeakKeyDictionary()
@@ -83,11 +84,13 @@ class Description:
         self._counts: list[list[CallFlops]] | None = None
         self._seen: TokenSums | None = None  # of all steps, at the end
         self._lengths = Lengths()
+        self._labelled_flops: list[float] = []  # of each recorded step: products of its labels
+        self._place = 0  # of the recorded step that is counted
         self._writer_id = ""
         self._identified = threading.Event()
         self._is_begun = False  # somebody counts it elsewhere
         self._is_left = False  # to the recorder, whatever is not counted yet
-        self._reread: Callable[[float], tuple[Flops, ...]] | None = None
+        self._reread: Callable[[float, float], tuple[Flops, ...]] | None = None
         self._length = 0.0
 
     # -- on the training's thread -----------------------------------------------------------------
@@ -220,7 +223,11 @@ class Description:
         if not place:  # from before the first step: what ran without gradients may be evaluation
             step.calls = {key: call for key, call in step.calls.items() if call.has_grad}
         amounts = StepAmounts(*self._amounts[place])
-        self._record, self._groups, self._reread = recorded_step(step, amounts, self.model())
+        labels = self._recorder.labels
+        loss = labels.module() if labels is not None and labels.module is not None else None
+        self._labelled_flops = [one.labelled_flops(loss) for one in steps]
+        self._place = place
+        self._record, self._groups, self._reread = recorded_step(step, amounts, self.model(), loss)
         self._length, self._outer = amounts.length, step.outer
         self._recorder.steps = []
         if self._recorder.failure:
@@ -314,18 +321,38 @@ class Description:
             return Lengths()
         is_padded = seen.computed > seen.real
         is_alike = abs(seen.length - self._length) <= _LENGTHS_ALIKE_FRAC * self._length
-        return Lengths() if is_alike and not is_padded else Lengths(seen.length, is_padded)
+        lengths = Lengths() if is_alike and not is_padded else Lengths(seen.length, is_padded)
+        is_on_labels = self._record is not None and self._record.is_head_on_labels
+        frac = seen.loss / seen.real if is_on_labels and seen.loss else 0.0
+        return replace(lengths, labelled_ratio=self._labelled_ratio(seen), labelled_frac=frac)
+
+    def _labelled_ratio(self, seen: TokenSums) -> float:
+        """Labelled positions of a token in all steps, by those of the recorded step.
+
+        1 unless two recorded steps show that the products go by labels, and not by tokens.
+        """
+        tokens = [amounts[0] for amounts in self._amounts]
+        steps = list(zip(self._labelled_flops, seen.first_losses, tokens, strict=False))
+        if len(steps) < 2 or not seen.loss or not all(all(step) for step in steps):
+            return 1.0
+        by_label = [flops / (loss or 1) for flops, loss, _ in steps]
+        by_token = [flops / (count or 1) for flops, _, count in steps]
+        if not _are_equal(by_label) or _are_equal(by_token):
+            return 1.0
+        _, loss, count = steps[self._place]
+        return seen.loss / seen.real / ((loss or 1) / (count or 1))
 
     def _count_lengths(self) -> None:
         """With the lengths that sequences had on average, as attention counts them."""
         length = self._lengths.length
-        if not length:
+        if self._lengths == Lengths():
             return
         if self._record is None:
             self._read_configuration((None, None, length))
             return
-        if self._reread is not None:
-            analytic = self._reread(length) or self._record.analytic
+        frac = self._lengths.labelled_frac
+        if self._reread is not None and (length or frac):
+            analytic = self._reread(length or self._length, frac) or self._record.analytic
             self._record = replace(self._record, analytic=analytic)
         if self._folder is not None:
             remote.write_lengths(self._folder, self._lengths)
@@ -364,6 +391,10 @@ class Description:
         if meter._handover is not None:
             facts = {"flops": [], "no_flops": "", **meter.plan.facts()}
             meter._handover.describe(**facts)
+
+
+def _are_equal(values: Sequence[float]) -> bool:
+    return max(values) - min(values) <= _EQUAL_FRAC * max(values)
 
 
 def _not_counted(record: StepRecord, why: str) -> list[list[CallFlops]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from ergmeter.integrations.batches import Counts, is_later
@@ -23,6 +23,7 @@ Row: TypeAlias = "tuple[Brief, list[Counts], Any]"  # and what `now_on` says of 
 _LOSSES = ("loss", "train_loss", "train/loss")
 _RATES = ("learning_rate", "lr")
 _NORMS = ("grad_norm", "gradient_norm", "grad_norm_total")
+_FIRST = 8  # steps whose labelled positions are kept one by one
 _FIGURES = ("loss", "learning_rate", "grad_norm")
 
 
@@ -87,8 +88,7 @@ class UnsettledSteps:
             if far:
                 told: dict[str, Any] = {name: next(known) for name in far}
                 step = replace(_full_step(step), **told)
-            for one in settled:
-                self.seen.add(one)
+            self.seen.add(settled)
             self._pass_on(_with_tokens(_full_step(step), settled))
 
 
@@ -99,14 +99,21 @@ class TokenSums:
     computed: int = 0
     real: int = 0
     squares: int = 0
+    loss: int | None = 0  # None: unknown in some step
+    first_losses: list[int | None] = field(default_factory=list)  # of each of the first steps
 
-    def add(self, counts: Counts) -> None:
-        """Of one batch, all numbers known."""
-        if counts.computed is None:
-            return
-        self.computed += counts.computed
-        self.real += counts.computed if counts.real is None else int(counts.real)
-        self.squares += int(counts.squares or 0)
+    def add(self, step: list[Counts]) -> None:
+        """The batches of one step, all numbers known."""
+        known = [one for one in step if one.computed is not None]
+        for one in known:
+            computed = one.computed or 0
+            self.computed += computed
+            self.real += computed if one.real is None else int(one.real)
+            self.squares += int(one.squares or 0)
+        loss = _total([one.loss for one in known]) if known else None
+        self.loss = _total([self.loss, loss])
+        if len(self.first_losses) < _FIRST:
+            self.first_losses.append(loss)
 
     @property
     def length(self) -> float:

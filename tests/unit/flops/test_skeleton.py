@@ -119,6 +119,21 @@ def test_an_optimizers_class_does_not_bring_who_watches_it() -> None:
     assert flops_of(model, 2, 4).forward == 2 * 2 * 16
 
 
+class OwnDataset(torch.utils.data.Dataset[int]):
+    pass
+
+
+class NamesADataset(nn.Linear):
+    # As values: `from __future__ import annotations` would leave texts.
+    kinds = (OwnDataset | None, None | OwnDataset)
+
+
+def test_a_union_of_a_class_that_is_not_sent_does_not_stop_a_count() -> None:
+    """As litgpt's data modules, which its LoRA model's package brings along."""
+    found = flops_of(NamesADataset(4, 4), 2, 4)
+    assert (found.error, found.forward) == ("", 2 * 2 * 16)
+
+
 def test_packages_in_a_folder_of_pip_are_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

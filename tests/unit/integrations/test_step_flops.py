@@ -308,6 +308,82 @@ def test_a_head_for_the_positions_that_have_a_label(
     )
 
 
+class TiedHead:
+    """As torchtune's TiedLinear: no module, so that its products are outside of modules."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight = weight
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight)
+
+
+class LabelledCrossEntropy(nn.Module):
+    def __init__(self, projection: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.projection = projection
+
+    def forward(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        chosen = torch.where(targets.flatten() != -100)[0]
+        logits = self.projection(hidden.flatten(0, 1).index_select(0, chosen))
+        return F.cross_entropy(logits, targets.flatten()[chosen])
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_labelled_positions_of_all_steps_count(
+    counted: Callable[..., Counted], tmp_path: Path, is_tied: bool
+) -> None:
+    """The head's FLOPs are those of the labels of every step, not of the recorded one."""
+    model = Body()
+    head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+    loss = LabelledCrossEntropy(TiedHead(model.wte.weight) if is_tied else head)
+    skipped = iter([4, 8, 2, 12])  # of the first step, the recorded one and the others
+
+    def labelled() -> torch.Tensor:
+        labels = ids()
+        labels[:, : next(skipped)] = -100
+        found: torch.Tensor = loss(model(ids()), labels)
+        return found
+
+    found = counted(trained(model, *([] if is_tied else [head]), loss=labelled))
+    labels = [ROWS * (LENGTH - none) for none in (4, 8, 2, 12)]
+    assert found.flops is not None
+    by_hand = STEPS * BODY_STEP + sum(labels) * HEAD
+    assert found.flops.model_per_step * STEPS == pytest.approx(by_hand, rel=1e-9)
+    steps = Run.open(tmp_path / "run").steps()
+    assert steps["tokens_loss"].tolist() == labels
+    assert "_compiled_call_impl" not in loss.__dict__
+
+
+def test_a_head_for_every_position_does_not_go_by_labels(counted: Callable[..., Counted]) -> None:
+    model = Body()
+    loss = nn.CrossEntropyLoss()
+    skipped = iter([4, 8, 2, 12])
+
+    def labelled() -> torch.Tensor:
+        labels = ids()
+        labels[:, : next(skipped)] = -100
+        logits = model(ids()) @ model.wte.weight.T
+        found: torch.Tensor = loss(logits.flatten(0, 1), labels.flatten())
+        return found
+
+    assert counted(trained(model, loss=labelled)).parts == {"model": GPT_STEP}
+
+
+def test_a_loss_without_products_is_let_go(counted: Callable[..., Counted], tmp_path: Path) -> None:
+    model, loss = NanoGPT(), nn.CrossEntropyLoss()
+    calls: list[bool] = []
+
+    def plain() -> torch.Tensor:
+        logits, _ = model(ids(), ids())
+        found: torch.Tensor = loss(logits.flatten(0, 1), ids().flatten())
+        calls.append("_compiled_call_impl" in loss.__dict__)
+        return found
+
+    assert counted(trained(model, loss=plain)).parts == {"model": GPT_STEP}
+    assert calls == [True] + [False] * (STEPS - 1)
+
+
 def test_a_head_that_the_loop_multiplies_itself(counted: Callable[..., Counted]) -> None:
     model = Body()
 
@@ -653,6 +729,50 @@ def test_a_model_of_transformers_keeps_its_conventions_and_has_its_teacher(
     by_hand = LAYERS * layer + HEAD * 4 / LENGTH
     assert found.flops.tokens_per_step is not None
     assert found.flops.model_per_step / found.flops.tokens_per_step == pytest.approx(by_hand)
+
+
+@pytest.mark.parametrize("is_on_labels", [True, False])
+def test_a_head_that_gives_log_probabilities_in_tiles(
+    counted: Callable[..., Counted], monkeypatch: pytest.MonkeyPatch, is_on_labels: bool
+) -> None:
+    """As TRL's trainers: all positions but the last, or where Triton works those with a label.
+
+    Its tiles are computed again on the way back.
+    """
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=2 * WIDTH,
+        num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+
+    def fused(fused_lm_head: bool, labels: torch.Tensor, **given: Any) -> torch.Tensor:
+        assert fused_lm_head
+        hidden = model.model(**given).last_hidden_state[:, :-1]
+        logits = model.lm_head(hidden).flatten(0, 1)
+        return F.cross_entropy(logits, labels[:, 1:].flatten())
+
+    monkeypatch.setattr(model, "forward", fused)
+    if is_on_labels:
+        monkeypatch.setattr("ergmeter.integrations.torch.recorded_step._TRITON", ("cpu",))
+    skipped = iter([4, 8, 2, 12])  # positions of a row without a label, the first one among them
+
+    def loss() -> torch.Tensor:
+        labels = ids()
+        labels[:, : next(skipped)] = -100
+        found: torch.Tensor = model(input_ids=ids(), labels=labels, fused_lm_head=True)
+        return found
+
+    found = counted(trained(model, loss=loss))
+    assert found.flops is not None
+    assert found.flops.tokens_per_step is not None
+    layer = 6 * (4 * WIDTH**2 + 3 * WIDTH * 2 * WIDTH) + 3 * 4 * WIDTH * (LENGTH + 1) / 2
+    share = (12 + 8 + 14 + 4) / 4 / LENGTH if is_on_labels else (LENGTH - 1) / LENGTH
+    tokens = found.flops.tokens_per_step
+    each = {name: (flops or 0.0) / tokens for name, flops in found.parts.items()}
+    assert each.pop("padding") > 0
+    assert each["model"] == pytest.approx(LAYERS * layer + HEAD * share)
+    assert each["recomputation"] == pytest.approx(HEAD / 3 * share)
 
 
 def test_flops_that_were_given_stay(tmp_path: Path) -> None:

@@ -69,6 +69,12 @@ class NotSent:
         """Calling it is using it."""
         self._refuse()
 
+    def __or__(self, _: object) -> NotSent:
+        """In an annotation, as `Dataset | None`: naming a class is not using it."""
+        return self
+
+    __ror__ = __or__
+
     def _refuse(self) -> NoReturn:
         # An AttributeError, so that whoever only asks what it has is told: nothing.
         raise AttributeError(f"its forward uses a {self._name}, which can't be sent elsewhere")

@@ -32,6 +32,7 @@ class RecordedCall:
     part: str  # model, other models
     times: int = 1
     graph_flops: tuple[float, float] | None = None  # forward, backward: by the autograd graph
+    is_loss: bool = False  # that is given labels
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class StepRecord:
     not_counted: tuple[str, ...] = ()  # products of the trained models that nobody could count
     assumptions: tuple[str, ...] = ()
     analytic: tuple[Flops, ...] = ()  # of the largest model, where its configuration is known
+    is_head_on_labels: bool = False  # in that count: the head is applied to labelled positions
     positions: float | None = None  # that it was called with in the step, where that is known
     generated: dict[str, int] = field(default_factory=dict)  # positions with a cache, by class
     parameters: int | None = None
@@ -72,6 +74,9 @@ class Lengths:
 
     length: float = 0.0
     is_padded: bool = False
+    # Labelled positions of a token, by those of the recorded step: what only they need costs so.
+    labelled_ratio: float = 1.0
+    labelled_frac: float = 0.0  # of all real tokens; 0: unknown, or no part of the count goes by it
 
 
 def step_flops(
@@ -80,6 +85,8 @@ def step_flops(
     lengths: Lengths | None = None,
 ) -> tuple[Flops, ...]:
     """The FLOPs of a step under each convention. NotMeasurable says why there are none."""
+    lengths = lengths or Lengths()
+    record = _with_all_labels(record, lengths.labelled_ratio)
     trained, others = _by_part(record, counts)
     if record.analytic:
         return tuple(_completed(one, record, trained, others) for one in record.analytic)
@@ -88,7 +95,32 @@ def step_flops(
         raise NotMeasurable(record.reason or _nothing_seen(record))
     if failed and all(one.error for _, one in trained):
         raise NotMeasurable(failed[0])
-    return (_counted(record, trained, others, lengths or Lengths()),)
+    return (_counted(record, trained, others, lengths),)
+
+
+def _with_all_labels(record: StepRecord, ratio: float) -> StepRecord:
+    """The recorded step as if it had the labelled positions of an average one."""
+    if ratio == 1.0:
+        return record
+    groups = tuple(
+        tuple(_scaled(call, ratio) if call.is_loss else call for call in group)
+        for group in record.groups
+    )
+    said = f"labelled positions are those of all steps, {ratio:.3f} times the recorded step's"
+    return replace(
+        record,
+        groups=groups,
+        outside_forward=record.outside_forward * ratio,
+        outside_backward=record.outside_backward * ratio,
+        assumptions=(*record.assumptions, said),
+    )
+
+
+def _scaled(call: RecordedCall, ratio: float) -> RecordedCall:
+    if call.graph_flops is None:
+        return call
+    forward, backward = call.graph_flops
+    return replace(call, graph_flops=(forward * ratio, backward * ratio))
 
 
 def _nothing_seen(record: StepRecord) -> str:

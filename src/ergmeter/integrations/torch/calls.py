@@ -30,6 +30,8 @@ from ergmeter.flops.counted.op_costs import PRODUCT_NAME
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from ergmeter.integrations.torch.loss_labels import LossLabels
+
 _Module: Any = nn.Module
 _is_grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
@@ -175,6 +177,17 @@ class StepCalls:
         self.backwards = 0  # calls of backward that were seen
         self.not_recorded: Counter[str] = Counter()  # calls that could not be
 
+    def labelled_flops(self, loss: nn.Module | None) -> float:
+        """Products of a forward pass that may depend on the labels: the loss's, and those outside.
+
+        By the autograd graph; 0 where it does not say.
+        """
+        own = [one for one in self.calls.values() if loss is not None and one.module is loss]
+        if any(one.graph_flops is None for one in own):
+            return 0.0
+        found = sum(one.times * one.graph_flops[0] for one in own if one.graph_flops)
+        return self.outside.forward + found
+
     @property
     def trained(self) -> list[ModuleCall]:
         """Calls that a backward pass went through."""
@@ -195,7 +208,9 @@ class StepCalls:
 class StepRecorder:
     """Records the calls of a training's first steps, until it is stopped."""
 
-    def __init__(self) -> None:
+    def __init__(self, labels: LossLabels | None = None) -> None:
+        """`labels` counts those of a loss, where somebody merges them into the steps' counts."""
+        self.labels = labels
         self.failure = ""  # why nothing is recorded any more
         self.is_evaluating: Callable[[], bool] = lambda: False
         self.is_paused = False  # between the steps of a framework that says where they begin
@@ -274,6 +289,8 @@ class StepRecorder:
         has_grad = _is_grad_enabled()
         if not has_grad and not self.steps and not _is_in_reentrant_checkpoint():
             return None  # before the first step: it may be evaluation, and gone by then
+        if has_grad and self.labels is not None and not self.is_evaluating():
+            self.labels.look_at(module, args, kwargs)
         parameters = self._parameters_of(module)
         if not parameters and not _gives_parameters(args, kwargs):
             return None  # what it multiplies is found in the graph, as if it were no module
@@ -344,6 +361,8 @@ class StepRecorder:
                     self._now.backwards += 1
                     nodes = [one.grad_fn for one in _tensors(tensors) if one.grad_fn is not None]
                     self._now.outside.walk_back(nodes)
+                    if self.labels is not None:
+                        self.labels.decide(has_products=self._now.outside.forward > 0)
             except Exception as error:  # noqa: BLE001  never break training
                 self.fail(error)
             return backward(tensors, *args, **kwargs)

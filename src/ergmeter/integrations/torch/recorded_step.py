@@ -22,10 +22,15 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from ergmeter.flops.analytic import PartFlops
     from ergmeter.integrations.torch.calls import StepCalls
     from ergmeter.records import Flops
 
 _KEPT_LOGITS = ("logits_to_keep", "num_logits_to_keep")
+# Of TRL's trainers: log-probabilities in tiles of the head, which are computed again on the way
+# back; where Triton works, for labelled positions alone.
+_FUSED_HEAD = "fused_lm_head"
+_TRITON = ("cuda", "xpu")
 _EXACT = "exact"
 _UNCALLED = "no call of the model with gradients was seen in the first steps"
 _UNSEEN = "no call of the model was seen: a step is taken to be one pass over its tokens"
@@ -40,17 +45,28 @@ class StepAmounts:
     length: float = 0.0
 
 
-Reread = Callable[[float], "tuple[Flops, ...]"]
+# By the length of sequences, and by the labelled share of their tokens (0: unknown).
+Reread = Callable[[float, float], "tuple[Flops, ...]"]
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The positions that the output head is applied to."""
+
+    share: float = 1.0
+    is_on_labels: bool = False  # labelled positions alone
+    is_repeated: bool = False  # on the way back
+    reason: str = ""
 
 
 def recorded_step(
-    step: StepCalls, amounts: StepAmounts, model: object = None
+    step: StepCalls, amounts: StepAmounts, model: object = None, loss: object = None
 ) -> tuple[StepRecord, list[list[ModuleCall]], Reread | None]:
     """The record of a step, and the calls of it that have to be run to be counted, by module.
 
     Where the largest model was counted from its configuration, also what counts it again for
     sequences of another length. `model` is counted so where no call was seen, as in a step that is
-    compiled as a whole.
+    compiled as a whole. `loss` is the module that is given the labels, where they are counted.
     """
     trained, others = step.trained, step.others
     modules = _modules(trained)
@@ -58,14 +74,15 @@ def recorded_step(
     if not modules and not step.outside.forward and isinstance(model, torch.nn.Module):
         modules, unseen = [model], (_UNSEEN,)
     analytic: tuple[Flops, ...] = ()
-    reason, dtype, positions, reread = "", None, None, None
+    reason, dtype, positions, reread, head = "", None, None, None, _Head()
     whole = [step.outer.get(id(one), one) for one in modules]
     held = whole_parameters(_Together(whole)) if whole else []
     if modules:
         primary = [one for one in trained if one.module is modules[0]]
         try:
-            reread = _configured(whole[0], primary, amounts)
-            analytic = reread(amounts.length)
+            head = _head(primary)
+            reread = _configured(whole[0], head, amounts)
+            analytic = reread(amounts.length, 0.0)
         except ErgmeterError as error:
             reread, reason = None, f"{_UNCALLED}; {error}" if unseen else ""
         dtype = dtype_of(held)
@@ -82,7 +99,9 @@ def recorded_step(
     record = StepRecord(
         groups=tuple(
             tuple(
-                RecordedCall(_name(one.module), part, one.times, one.graph_flops)
+                RecordedCall(
+                    _name(one.module), part, one.times, one.graph_flops, one.module is loss
+                )
                 for one, part in group
             )
             for group in groups.values()
@@ -96,6 +115,7 @@ def recorded_step(
         assumptions=(*unseen, *outside.assumptions),
         analytic=analytic,
         positions=positions,
+        is_head_on_labels=bool(analytic) and head.is_on_labels,
         generated={_name(module): n for module, n in step.generated.values()},
         parameters=None if found is None else found[0] or None,
         dtype=dtype,
@@ -126,51 +146,67 @@ class _Together:
                     yield f"{number}.{name}" if several else name, module
 
 
-def _configured(primary: nn.Module, calls: Sequence[ModuleCall], amounts: StepAmounts) -> Reread:
+def _configured(primary: nn.Module, head: _Head, amounts: StepAmounts) -> Reread:
     """Counts a model of transformers from its configuration, as it was called."""
     if not amounts.tokens:
         raise UsageError("it is given no tokens")
-    model, share = ref(primary), _share_of_head(calls)
+    model = ref(primary)
 
-    def count(length: float) -> tuple[Flops, ...]:
+    def count(length: float, labelled_frac: float) -> tuple[Flops, ...]:
         module = model()
         if module is None:
             return ()
         work, _ = model_work(module, max(1, round(length)))
-        flops, head = tuple(work.flops.values()), work.parts.get("head")
-        if share is None or head is None:
+        flops, cost = tuple(work.flops.values()), work.parts.get("head")
+        if cost is None or not head.reason:
             return flops
-        less = head.model * (1 - share)
-        said = f"the head is applied to {share:.1%} of the positions (logits_to_keep)"
+        is_known = head.is_on_labels and labelled_frac
+        applied = replace(head, share=labelled_frac) if is_known else head
         return tuple(
-            _without(one, less, said) if one.convention == _EXACT else one for one in flops
+            _with_head(one, cost, applied) if one.convention == _EXACT else one for one in flops
         )
 
     return count
 
 
-def _without(flops: Flops, less: float, said: str) -> Flops:
-    hardware = flops.hardware_per_step
+def _with_head(flops: Flops, cost: PartFlops, head: _Head) -> Flops:
+    """A count in which the head costs what its positions do, on padding too."""
+    hardware, padding = flops.hardware_per_step, flops.hardware_per_padding
+    less = cost.model * (1 - head.share)
+    again = cost.forward if head.is_repeated else 0.0
+    if padding is not None and flops.tokens_per_step:
+        padding += (-cost.model if head.is_on_labels else again) / flops.tokens_per_step
+    said = f"the head is applied to {head.share:.1%} of the positions ({head.reason})"
     return replace(
         flops,
         model_per_step=flops.model_per_step - less,
-        hardware_per_step=None if hardware is None else hardware - less,
+        hardware_per_step=None if hardware is None else hardware - less + again * head.share,
+        hardware_per_padding=padding,
         assumptions=(*flops.assumptions, said),
     )
 
 
-def _share_of_head(calls: Sequence[ModuleCall]) -> float | None:
-    """Share of the positions that logits were asked for; None where it is all of them."""
+def _head(calls: Sequence[ModuleCall]) -> _Head:
+    """The positions that logits were asked for in these calls."""
     kept = total = 0
+    is_fused = bool(calls) and all(call.kwargs.get(_FUSED_HEAD) is True for call in calls)
     for call in calls:
         shape = ids_shape(call)
         asked = next((call.kwargs[n] for n in _KEPT_LOGITS if call.kwargs.get(n)), None)
+        if is_fused and shape is not None:
+            asked = shape[1] - 1
         if shape is None or asked is None:
-            return None
+            return _Head()
         length = asked.shape[0] if isinstance(asked, TensorSpec) else asked
         kept += call.times * shape[0] * min(int(length), shape[1])
         total += call.times * shape[0] * shape[1]
-    return kept / total if total else None
+    if not total:
+        return _Head()
+    if not is_fused:
+        return _Head(kept / total, reason=_KEPT_LOGITS[0])
+    parameter = next(calls[0].module.parameters(), None)
+    is_on_labels = parameter is not None and parameter.device.type in _TRITON
+    return _Head(kept / total, is_on_labels, is_repeated=True, reason=_FUSED_HEAD)
 
 
 def _positions(calls: Sequence[ModuleCall], amounts: StepAmounts) -> float | None:

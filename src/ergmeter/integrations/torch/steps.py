@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 
 from ergmeter.integrations.torch.calls import StepRecorder
+from ergmeter.integrations.torch.loss_labels import LossLabels
 from ergmeter.integrations.torch.roots import Discovery, Root, is_captured, parameters_of
 from ergmeter.meter.clock import moment
 
@@ -89,6 +90,7 @@ class Loop:
         self._given = Root(root, self) if root is not None else None
         # The calls of the first steps, from before it is known who trains.
         self._recorder: StepRecorder | None = None
+        self._labels: LossLabels | None = None  # of this training's loss, where they are counted
         if self._given is not None:
             self._given.attach()
             self._record()
@@ -129,13 +131,15 @@ class Loop:
 
     def _record(self) -> None:
         if self._recorder is None:
-            self._recorder = StepRecorder()
+            self._recorder = StepRecorder(LossLabels())
             self._recorder.arm()
 
     def _stop_recording(self) -> None:
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.stop()
+            if recorder.labels is not None:
+                recorder.labels.detach()
 
     def stepped(self, optimizer: Optimizer, *_hooked: object) -> None:
         """An optimizer has stepped."""
@@ -152,6 +156,7 @@ class Loop:
                 and root.start_ns is not None
                 and not (root.unknown or root.aside or root.on_device is not None)
                 and not (self._waits or self._told or self._newcomers or self.discovery.armed)
+                and self._labels is None
                 and self.training is not None
                 and not self.training.failed
             ):  # nothing to do but to tell it, as of all steps but a few
@@ -261,8 +266,11 @@ class Loop:
         self._enter(optimizer)
         self._only = id(optimizer)
         self._round = {id(optimizer)}
+        recorder = self._recorder_now()
         piece = self._piece(end_ns)
-        training.begin(root.module() if root is not None else None, recorder=self._recorder_now())
+        if self._labels is not None and not self._labels.is_active:
+            self._labels = None
+        training.begin(root.module() if root is not None else None, recorder=recorder)
         training.products_in(root.dtype if root is not None else None)
         training.before_end = self._end_evaluation
         for start_ns, evaluated_ns in root.early_evals if root is not None else ():
@@ -274,8 +282,9 @@ class Loop:
 
     def _recorder_now(self) -> StepRecorder:
         """Who records the calls of the training that begins."""
-        recorder, self._recorder = self._recorder or StepRecorder(), None
+        recorder, self._recorder = self._recorder or StepRecorder(LossLabels()), None
         recorder.is_evaluating = self._is_evaluating
+        self._labels = recorder.labels
         recorder.arm()
         return recorder
 
@@ -313,9 +322,16 @@ class Loop:
             if root is not None:  # nobody will take what they count
                 root.detach()
                 root.taken()
+        self._let_go_of_labels()
+
+    def _let_go_of_labels(self) -> None:
+        labels, self._labels = self._labels, None
+        if labels is not None:
+            labels.detach()
 
     def _let_go(self) -> None:
         self.training = None
+        self._let_go_of_labels()
         for root in self._roots:
             root.active = False
         self._roots, self._members, self._round, self._newcomers = [], {}, set(), []
@@ -338,7 +354,7 @@ class Loop:
 
     def forked(self) -> None:
         """In a forked child: what was seen is the parent's."""
-        self._recorder = None
+        self._stop_recording()
         self._let_go()
         self._roots_of = WeakKeyDictionary()
 
@@ -348,6 +364,8 @@ class Loop:
         if first is None:
             return OptimizerStep(None, end_ns, [], 1)
         start_ns, counts, micro_steps, after = first.taken()
+        if self._labels is not None and root is None:
+            counts, after = self._labels.merged(counts, after)
         starts_ns = [start_ns] if start_ns is not None else []
         if root is None and len(self._roots) > 1:
             more = [one.taken()[0] for one in self._roots[1:]]
