@@ -9,8 +9,8 @@ from scripts.house import Measure, main, measures
 
 PROJECT = """
 [project.entry-points."ergmeter.probes"]
-# amd = "ergmeter.probes.amd.amd:AmdProbe"
-nvml = "ergmeter.probes.nvidia.nvml:NvmlProbe"
+# amd = "ergmeter.probes.amd:AmdProbe"
+nvml = "ergmeter.probes.nvml:NvmlProbe"
 """
 FILES = {
     "__init__.py": '_HOMES = {"Run": "runlog.reader"}\n',
@@ -40,7 +40,7 @@ class Sample:
     "probes/__init__.py": "",
     # One importer beside it, but also an entry point.
     "probes/nvml.py": "from ..records import Sample as Other\nclass Sample: ...\n",
-    "probes/amd.py": "import ergmeter.probes.nvidia.nvml\nfrom ergmeter.probes import gpm\n",
+    "probes/amd.py": "import ergmeter.probes.nvml\nfrom ergmeter.probes import gpm\n",
     "probes/gpm.py": "class _Private: ...\nclass ErgmeterCallback: ...\n",  # a splinter
     "runlog/__init__.py": "",
     "runlog/reader.py": "from ergmeter.runlog import kept, segments\n",  # loaded by name
@@ -89,7 +89,7 @@ def test_a_folder_may_have_15_modules_beside_its_init(root: Path) -> None:
 
 def test_a_public_class_has_one_module(root: Path) -> None:
     row = measured(root)["classes"]
-    assert row.offenders == ["Sample: ergmeter.probes.nvidia.nvml, ergmeter.records"]
+    assert row.offenders == ["Sample: ergmeter.probes.nvml, ergmeter.records"]
 
 
 def test_vague_names_are_listed_and_their_share_is_of_all_bound_names(root: Path) -> None:
@@ -115,7 +115,7 @@ def test_the_share_must_be_under_one_percent(root: Path) -> None:
 def test_a_splinter_has_one_importer_in_its_folder_and_under_60_lines(root: Path) -> None:
     row = measured(root)["splinters"]
     assert row.offenders == [
-        "ergmeter.probes.nvidia.gpm: 2 lines, imported by ergmeter.probes.amd.amd",
+        "ergmeter.probes.gpm: 2 lines, imported by ergmeter.probes.amd",
         "ergmeter.runlog.kept: 1 lines, imported by ergmeter.runlog.reader",
     ]
     assert row.detail == "3 of any length, 64 lines"
@@ -126,7 +126,7 @@ def test_a_splinter_has_one_importer_in_its_folder_and_under_60_lines(root: Path
     [
         "from ergmeter.probes import gpm",
         'f"ergmeter.probes.{name}"',
-        'LAZY = "ergmeter.probes.nvidia.gpm"',
+        'LAZY = "ergmeter.probes.gpm"',
     ],
 )
 def test_an_importer_elsewhere_or_a_load_by_name_makes_it_no_splinter(

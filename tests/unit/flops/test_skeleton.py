@@ -189,7 +189,7 @@ def test_no_file_of_the_users_is_run_again(tmp_path: Path) -> None:
         open("train-ran", "a").write("x")
         import pathlib, sys, torch, layers
         from torch import nn
-        from ergmeter.flops import remote
+        from ergmeter.flops.counted import remote
         from ergmeter.flops.counted.call_specs import ModuleCall, TensorSpec
         from ergmeter.flops.counted.skeleton import serialised
         from ergmeter.flops.counted.step_work import StepRecord

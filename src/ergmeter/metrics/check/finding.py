@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
 
 Weight = Literal["serious", "minor"]
-"""Serious: another run of the same would give other figures. Minor: what they hang on, or waste."""
+# Serious: another run of the same would give other figures. Minor: what they hang on, or waste.
 
 
 @dataclass(frozen=True, slots=True)

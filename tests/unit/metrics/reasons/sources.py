@@ -1,4 +1,4 @@
-"""Every reason and caution in the source of ``ergmeter.metrics``, as a pattern its text must match.
+"""Every reason and caution in the source of the metrics and comparisons, as a pattern its text must match.
 
 A reason is the text of a ``Missing``, a ``NotMeasurable`` or a subclass: written in the call, or in
 a constant or a function of the same module that the call uses. A caution is a sentence of the
@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import ergmeter.metrics
+import ergmeter
 
-METRICS = Path(ergmeter.metrics.__file__).parent
-CAUTIONS = ("notes.py", "fitness.py", "fitness_window.py", "fitness_devices.py", "flop_check.py")
+SOURCE = Path(ergmeter.__file__).parent
+FOLDERS = (SOURCE / "metrics", SOURCE / "compare", SOURCE / "stats")
+CAUTIONS = ("metrics/notes.py", "metrics/check")
 FEWEST_WORDS = 4  # fewer are parts of a sentence: "of warm-up", "on rank"
 
 _CALLS = ("Missing", "NotApplicable", "NotMeasurable", "SingleStep")
@@ -36,14 +37,16 @@ class Template:
         return self.pattern.search(text) is not None
 
 
-def templates(folder: Path = METRICS) -> list[Template]:
+def templates(*folders: Path) -> list[Template]:
     """All of them, in the order of the files and lines."""
-    return [one for path in sorted(folder.rglob("*.py")) for one in _of_module(path)]
+    paths = [path for folder in folders or FOLDERS for path in sorted(folder.rglob("*.py"))]
+    return [one for path in paths for one in _of_module(path)]
 
 
 def _of_module(path: Path) -> list[Template]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    roots: list[ast.AST] = [tree] if path.name in CAUTIONS else list(_reasons(tree))
+    has_cautions = any(path.is_relative_to(SOURCE / caution) for caution in CAUTIONS)
+    roots: list[ast.AST] = [tree] if has_cautions else list(_reasons(tree))
     unread = _not_messages(tree)
     found = {node.lineno: node for root in roots for node in _texts(root, unread)}
     return [_template(path, node) for _, node in sorted(found.items())]
@@ -109,5 +112,5 @@ def _template(path: Path, node: ast.JoinedStr | ast.Constant) -> Template:
         # A plain text may itself be filled in by str.format.
         fields = [text] if isinstance(node, ast.JoinedStr) else re.split(r"\{[^{}]*\}", text)
         pattern += ".*".join(map(re.escape, fields)) if text else ".*"
-    place = f"{path.relative_to(METRICS)}:{node.lineno}"
+    place = f"{path.relative_to(SOURCE)}:{node.lineno}"
     return Template(place, " … ".join(_literals(node)), re.compile(pattern, re.DOTALL))
