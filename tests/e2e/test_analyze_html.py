@@ -19,7 +19,7 @@ from tests.e2e.pages import EVIL, Opened, check_it_is_sound, each_way, needs_chr
 from tests.e2e.test_analyze import COMPILER, FIRST, MODEL, SECOND, YAML, bar
 from tests.unit.neuron.graphs import Computation, config, module, one_dot, write
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.browser]
 
 SCORE = ("--calculate-score", "--per-file-scores", "--base-mfu", "20", "--base-throughput", "1")
 NAMES = ["full", "compat", "bare", "many", "evil", "compared"]

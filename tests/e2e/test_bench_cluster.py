@@ -30,6 +30,8 @@ from tests.e2e.conftest import PYTHON, TIMEOUT_S, Lab, environment, eventually
 from tests.e2e.test_slurm import Cluster, cluster  # noqa: F401  a fixture
 from tests.models import models as kept_models
 
+pytestmark = pytest.mark.cluster
+
 RAY = Path(__file__).parents[2] / ".older" / "ray"
 BENCH = (PYTHON, "-m", "ergmeter.cli.compare.bench")
 TRAININGS_S = 280.0

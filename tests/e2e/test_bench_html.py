@@ -16,7 +16,7 @@ from tests.e2e.conftest import ERG, TIMEOUT_S, environment
 from tests.e2e.pages import EVIL, Opened, check_it_is_sound, each_way, needs_chromium
 from tests.unit.bench.rows import repeats
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.browser]
 
 # Tokens/s per device of two batches (down) on one and two devices (across); the last went out of
 # memory.

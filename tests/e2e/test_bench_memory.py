@@ -14,6 +14,8 @@ from tests.e2e.conftest import PYTHON, Lab, environment
 from tests.models import models as kept_models
 from tests.unit.bench.test_smi import SCRIPT
 
+pytestmark = pytest.mark.soak
+
 BENCH = (PYTHON, "-m", "ergmeter.cli.compare.bench")
 TRAINING_S = 200.0
 # A program of transformers as its examples are: train, evaluate, predict, save each one's metrics.

@@ -30,6 +30,8 @@ from ergmeter.bench.launchers.local import LocalLauncher
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import UsageError
 
+pytestmark = pytest.mark.cluster
+
 WAIT_S = 90.0
 Begin: TypeAlias = "Callable[..., Launch]"
 # Every rank says who it is, then does what its number is told to.

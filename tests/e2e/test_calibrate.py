@@ -6,7 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.e2e.conftest import ERG, Lab, environment
+
+pytestmark = pytest.mark.soak
 
 CALIBRATE = (ERG, "calibrate", "--quick", "--device", "cpu", "--quiet")
 

@@ -14,7 +14,7 @@ from tests.e2e.conftest import ERG, TIMEOUT_S, environment
 from tests.e2e.pages import EVIL, Opened, check_it_is_sound, each_way, needs_chromium
 from tests.e2e.test_compare import COLUMNS, RATES, row, trained, written
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.browser]
 
 SINGLE = 1200.0  # tokens/s of torch's one run
 LONG = "x" * 300

@@ -19,6 +19,8 @@ from tests.ports import free_port
 if TYPE_CHECKING:
     from tests.e2e.conftest import Lab
 
+pytestmark = pytest.mark.frameworks
+
 BESIDE = Path(__file__).parents[2] / ".older" / "deepspeed"
 STEPS, MICRO = 12, 2
 

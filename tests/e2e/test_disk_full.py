@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Lab
 
+pytestmark = pytest.mark.soak
+
 
 @pytest.fixture
 def small_disk(lab: Lab) -> Iterator[Path]:

@@ -25,6 +25,8 @@ from tests.unit.sinks.readback import wandb_file
 if TYPE_CHECKING:
     from tests.e2e.conftest import Lab
 
+pytestmark = pytest.mark.frameworks
+
 PARAMETERS = 1_000_000
 TAGS = {
     "efficientllm/amu_gb": "AMU (GB)",

@@ -13,6 +13,8 @@ from tests.e2e.conftest import script
 if TYPE_CHECKING:
     from tests.e2e.conftest import Lab
 
+pytestmark = pytest.mark.frameworks
+
 
 def truth(out: bytes) -> dict[str, Any]:
     [line] = [line for line in out.decode().splitlines() if line.startswith("TRUTH ")]

@@ -14,6 +14,8 @@ from tests.e2e.conftest import ERG, PYTHON, TIMEOUT_S, environment, needs
 if TYPE_CHECKING:
     from tests.e2e.conftest import Lab
 
+pytestmark = pytest.mark.frameworks
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECORDED = {"hf_trainer"}  # from outside: they know nothing of ergmeter
 METERED = sorted(path for path in EXAMPLES.glob("*.py") if path.stem not in RECORDED)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.models import model_graph
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.e2e.conftest import Lab
+
+pytestmark = pytest.mark.frameworks
 
 needs("transformers")
 

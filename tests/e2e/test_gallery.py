@@ -23,6 +23,8 @@ from ergmeter.runlog.settings import Settings
 from tests.e2e.conftest import PYTHON, TIMEOUT_S, environment
 from tests.e2e.pages import Opened, check_it_is_sound, each_way, needs_chromium
 
+pytestmark = pytest.mark.browser
+
 pytest.importorskip("vl_convert")
 
 ROOT = Path(__file__).parents[2]

@@ -27,6 +27,8 @@ from tests.runs import ALL_STEPS
 if TYPE_CHECKING:
     from tests.e2e.conftest import Lab
 
+pytestmark = pytest.mark.frameworks
+
 WARM = (*QUICK, "--warmup-steps", "1")
 
 

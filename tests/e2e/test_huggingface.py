@@ -21,6 +21,8 @@ from tests.ports import free_port
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+pytestmark = pytest.mark.frameworks
+
 needs("transformers")
 
 # As ./dev makes it: an older transformers in a folder of its own, with what it needs beside it.

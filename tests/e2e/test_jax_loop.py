@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.e2e.clocks import bounds_s
 from tests.e2e.conftest import needs, script
 from tests.e2e.told import steps, sums, trainings
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Lab
+
+pytestmark = pytest.mark.frameworks
 
 needs("flax")
 needs("optax")

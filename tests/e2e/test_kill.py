@@ -29,6 +29,8 @@ from tests.e2e.conftest import ERG, QUICK, TIMEOUT_S, environment, eventually, s
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.soak
+
 SEED = 20261115
 KILLS = 20
 AT_ONCE = 5

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Lab
 
+pytestmark = pytest.mark.frameworks
+
 needs("lightning")
 
 STEPS, MICRO = 12, 4

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from ergmeter.runlog.reader import Run
 from tests.e2e.conftest import ERG, script
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Lab
+
+pytestmark = pytest.mark.soak
 
 STALL_S = 4.0
 

@@ -26,6 +26,8 @@ from tests.e2e.conftest import ERG, PYTHON, SCRIPTS, TIMEOUT_S, environment
 from tests.nvml.library import Gpu, Library, Script, build, default_uuid
 from tests.ports import free_port
 
+pytestmark = pytest.mark.cluster
+
 STEPS, TOKENS = 60, 100
 USED = [("self", 10**9)]
 GPUS = (

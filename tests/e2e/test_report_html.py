@@ -20,7 +20,7 @@ from tests.e2e.conftest import ERG, TIMEOUT_S, environment
 from tests.e2e.pages import EVIL, Opened, check_it_is_sound, each_way, needs_chromium
 from tests.runs import add_writer, even_steps, make_run
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.browser]
 
 DATA = Path(__file__).parents[1] / "data" / "h200_run"
 S = 10**9

@@ -23,6 +23,8 @@ from tests.e2e.test_scripted_gpus import Measured
 from tests.nvml.library import Gpu, Library, Script, build
 from tests.ports import free_port
 
+pytestmark = pytest.mark.cluster
+
 NEEDED = ("munged", "slurmctld", "slurmd", "srun", "sinfo", "sbatch")
 TASKS = 2
 NODES = ("node1", "node2")

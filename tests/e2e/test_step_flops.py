@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from ergmeter.flops.counted import remote
 from ergmeter.runlog.reader import Run
 from tests.e2e.conftest import QUICK, script
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Lab
+
+pytestmark = pytest.mark.frameworks
 
 
 def truth(printed: bytes) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from tests.e2e.conftest import ERG, PYTHON, TIMEOUT_S, Lab, environment, eventua
 from tests.models import models as kept_models
 from tests.nvml.library import Gpu, Library, Script, build
 
+pytestmark = pytest.mark.frameworks
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -1,4 +1,4 @@
-"""Every reason and caution in the source of the metrics and comparisons, as a pattern its text must match.
+"""Every reason and caution in the source of metrics and comparisons, as a pattern of its text.
 
 A reason is the text of a ``Missing``, a ``NotMeasurable`` or a subclass: written in the call, or in
 a constant or a function of the same module that the call uses. A caution is a sentence of the

@@ -1,0 +1,51 @@
+"""Which tests run by default, and how long each file took."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from _pytest.terminal import TerminalReporter
+
+# What a marked test needs or costs beyond plain Python. `./dev test --all` runs these too.
+LEFT_OUT = ("browser", "cluster", "frameworks", "soak")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("ergmeter")
+    group.addoption("--all", action="store_true", help=f"also run tests marked {LEFT_OUT}")
+    group.addoption("--file-times", action="store_true", help="print the seconds of each test file")
+
+
+def leaves_out(config: pytest.Config) -> bool:
+    """Whether marked tests are left out: not with --all, nor where files or tests are named."""
+    is_everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    return is_everything and not config.getoption("--all")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not leaves_out(config):
+        return
+    is_left_out = [any(item.get_closest_marker(name) for name in LEFT_OUT) for item in items]
+    config.hook.pytest_deselected(
+        items=[item for item, out in zip(items, is_left_out, strict=True) if out]
+    )
+    items[:] = [item for item, out in zip(items, is_left_out, strict=True) if not out]
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("--file-times"):
+        seconds = defaultdict[str, float](float)
+        for reports in terminalreporter.stats.values():
+            for report in reports:
+                if isinstance(report, pytest.TestReport):
+                    seconds[report.nodeid.partition("::")[0]] += report.duration
+        terminalreporter.section("seconds of each file")
+        for path, file_s in sorted(seconds.items(), key=lambda row: -row[1]):
+            terminalreporter.write_line(f"{file_s:8.1f}  {path}")
+    if leaves_out(config):
+        names = ", ".join(LEFT_OUT)
+        terminalreporter.write_line(f"left out: tests marked {names}; `./dev test --all` runs them")
