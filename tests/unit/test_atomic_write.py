@@ -1,0 +1,42 @@
+"""A file is replaced as a whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ergmeter.atomic_write import replacing, write_text
+
+
+def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    write_text(path, "old")
+    write_text(path, "neü")
+    assert path.read_text(encoding="utf-8") == "neü"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_a_reader_sees_the_old_file_until_the_new_one_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    path.write_text("old")
+    with replacing(path) as part:
+        part.write_text("half")
+        assert path.read_text() == "old"
+        part.write_text("all of it")
+    assert path.read_text() == "all of it"
+
+
+def test_a_failure_leaves_the_old_file_and_no_part_of_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    path.write_text("old")
+
+    def fail() -> None:
+        with replacing(path) as part:
+            part.write_text("half")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        fail()
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
