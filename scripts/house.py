@@ -1,7 +1,8 @@
 """`python scripts/house.py`: measures src/ergmeter and compares it with the limits of the design.
 
 `--check` exits with 1 if a checked limit is broken. Checked are the first four measures, and any
-measure named by `--limit modules=420`. `--list` lists the offenders of each measure.
+measure named by `--limit modules=420`. `--list` lists the offenders of each measure. `--map` writes
+the folders and modules into docs/architecture.md.
 
 Importers of a module are found in the source: `import` statements anywhere in a file, type checking
 included. A module loaded by name (an entry point in pyproject.toml, a string with its dotted path,
@@ -417,6 +418,21 @@ def with_limits(rows: Sequence[Measure], limits: Sequence[str]) -> list[Measure]
     return list(by_key.values())
 
 
+MAP = re.compile(r"(?<=<!-- map -->\n).*?(?=<!-- end of map -->)", re.DOTALL)
+
+
+def tree_map(root: Path) -> str:
+    """Every folder of the package with its purpose and its modules, as Markdown."""
+    package = root / "src" / "ergmeter"
+    rows = ["| folder | holds | modules |", "| --- | --- | --- |"]
+    for init in sorted(package.rglob("__init__.py")):
+        folder = init.parent.relative_to(package).as_posix().replace(".", "ergmeter")
+        purpose = (ast.get_docstring(ast.parse(init.read_text())) or "").partition("\n")[0]
+        names = sorted(path.stem for path in init.parent.glob("*.py") if path != init)
+        rows.append(f"| `{folder}` | {purpose} | {', '.join(f'`{name}`' for name in names)} |")
+    return "\n".join(rows) + "\n"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the measures; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
@@ -427,7 +443,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="the largest value allowed, which --check then enforces; may be repeated",
     )  # fmt: skip
     parser.add_argument("--root", type=Path, default=ROOT, help="a checkout; default: this one")
+    parser.add_argument("--map", action="store_true", help="write the map into the docs")
     options = parser.parse_args(arguments)
+    if options.map:
+        page = options.root / "docs" / "architecture.md"
+        page.write_text(MAP.sub(lambda _: tree_map(options.root), page.read_text()))
+        return 0
     try:
         rows = with_limits(measures(options.root), options.limit)
     except ValueError as error:

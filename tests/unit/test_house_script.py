@@ -161,3 +161,10 @@ def test_check_fails_for_the_first_four_and_for_limits_that_are_set(
     assert main(["--root", str(root), "--check", *limits, "--limit", "modules=1"]) == 1
     with pytest.raises(SystemExit):
         main(["--root", str(root), "--limit", "modules"])
+
+
+def test_the_map_in_the_docs_is_that_of_the_source() -> None:
+    page = (house.ROOT / "docs" / "architecture.md").read_text()
+    assert house.tree_map(house.ROOT) in page, "run ./dev docs"
+    rows = page.partition("<!-- map -->")[2].partition("<!-- end of map -->")[0].splitlines()
+    assert all(len(row.split("|")[2].strip()) > 10 for row in rows[2:]), "a folder has no purpose"
