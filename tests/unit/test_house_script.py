@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from scripts.house import Measure, main, measures
+from scripts.house import ROOT, Measure, main, measures, tree_map
 
 PROJECT = """
 [project.entry-points."ergmeter.probes"]
@@ -164,7 +164,7 @@ def test_check_fails_for_the_first_four_and_for_limits_that_are_set(
 
 
 def test_the_map_in_the_docs_is_that_of_the_source() -> None:
-    page = (house.ROOT / "docs" / "architecture.md").read_text()
-    assert house.tree_map(house.ROOT) in page, "run ./dev docs"
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert tree_map(ROOT) in page, "run ./dev docs"
     rows = page.partition("<!-- map -->")[2].partition("<!-- end of map -->")[0].splitlines()
     assert all(len(row.split("|")[2].strip()) > 10 for row in rows[2:]), "a folder has no purpose"
