@@ -21,8 +21,7 @@ from typing import Any
 
 import tables
 from ergmeter.load import level, preflight
-from ergmeter.load.address import address
-from ergmeter.load.client import Pulse, RequestTarget
+from ergmeter.load.client import Pulse, RequestTarget, address
 from ergmeter.load.pacing import Closed, LevelLength
 from ergmeter.load.prompts import MadeUp
 

@@ -12,7 +12,7 @@ import pytest
 
 from ergmeter.metrics import summarize
 from ergmeter.records import Summary
-from ergmeter.runlog.manage.directory import run_paths
+from ergmeter.runlog.format import run_paths
 from ergmeter.runlog.reader import Run
 from tests.runs import add_writer, even_steps, make_run
 

@@ -22,8 +22,8 @@ from ergmeter.metrics.energy.device_energy import boundary
 from ergmeter.metrics.evidence.gauges import highest_of, readings, sampled, why_absent
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Missing
-from ergmeter.runlog.merge import Series
 from ergmeter.runlog.reader import Run
+from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:

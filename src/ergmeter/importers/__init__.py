@@ -1,1 +1,1 @@
-"""Importers: what a program printed, as records. One module a format; see `ergmeter.ports`."""
+"""Importers turn a program's output into records. One module a format; see `ergmeter.ports`."""

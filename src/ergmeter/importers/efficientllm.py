@@ -1,4 +1,4 @@
-"""What did EfficientLLM's metrics print?
+"""Reads the blocks that EfficientLLM's metrics print.
 
     [EfficientLLM Metrics] Iteration 100:
       Loss: 3.245678
@@ -9,11 +9,10 @@
       ST (Samples/Param/Sec): 4.56e-09
       AEC (Watts): 342.5
 
-Two traps. A block is of one iteration and of several lines, so they are joined first. And the
-figures are not what they are called: AMU is in GiB, AL a mean over up to a thousand iterations and
-not this one's time, AEC a mean power and no energy. They go out as reported, in their true units;
-AL makes a step's time only where nothing better does, and a mark says so. The blocks stand among
-the iteration lines of Megatron, which tell of the same steps and more: those then count.
+The lines of a block are joined first. Some names mislead: AMU is in GiB, AL is a mean over up to a
+thousand iterations, and AEC is a mean power, not an energy. They are reported in their true units.
+AL becomes a step's time only where there is nothing better, and a mark says so. Where Megatron's
+iteration lines are printed as well, the steps are taken from those.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ergmeter.importers.engine.dialect import EFFICIENTLLM, MEGATRON
 from ergmeter.importers.engine.iterations import WORDS, Iterations
-from ergmeter.importers.engine.names import NUMBER, Meaning, number, plain
-from ergmeter.importers.engine.pairs import MAX_CHARS, NamedNumber
-from ergmeter.importers.engine.reading import OutputReader
+from ergmeter.importers.engine.pairs import MAX_CHARS, NUMBER, Meaning, NamedNumber, number, plain
+from ergmeter.importers.engine.reading import RecordReader
+from ergmeter.importers.engine.step_lines import EFFICIENTLLM, MEGATRON
 from ergmeter.importers.logfile import LineHints
 from ergmeter.ports import Line
 from ergmeter.records import Record
@@ -66,15 +64,15 @@ class EfficientLlmImporter:
     looks_for = "EfficientLLM `[EfficientLLM Metrics] Iteration 100:` blocks"
 
     def recognises(self, head: Sequence[str]) -> bool:
-        """Say whether one of these lines is of EfficientLLM's metrics. One line alone decides."""
+        """True if one of these lines is of EfficientLLM's metrics. One line is enough."""
         return any(EFFICIENTLLM in text for text in reversed(head))
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come. A block waits for its last line."""
-        return OutputReader(self.dialect()).records(lines)
+        return RecordReader(self.dialect()).records(lines)
 
     def words(self, recognised: str) -> LineHints:  # noqa: ARG002
-        """What to look for in a log after this line."""
+        """Byte strings of which each wanted line holds one."""
         return LineHints((*WORDS, EFFICIENTLLM.encode(), *_WORDS))
 
     def dialect(self) -> _EfficientLlm:
@@ -89,7 +87,7 @@ class _EfficientLlm(Iterations):
         self._is_live = False  # lines come with their times
 
     def joined(self, lines: Iterable[Line]) -> Iterator[Line]:
-        """Blocks as lines. The first waits until it is known whether Megatron's lines are there."""
+        """Yields blocks as lines. The first waits for a second block or Megatron's first line."""
         first: Line | None = None
         blocks = 0
         for line, is_block in _blocks(lines):
@@ -113,17 +111,17 @@ class _EfficientLlm(Iterations):
         head = _HEAD.search(text) if EFFICIENTLLM in text else None
         if head is None:
             return super().pairs(text)
-        found = [] if self._has_iterations else [NamedNumber(_STEP, "iteration", float(head[1]))]
+        pairs = [] if self._has_iterations else [NamedNumber(_STEP, "iteration", float(head[1]))]
         amu_bytes = 10**9 if f"| {_OURS}: " in text else _GIB
         for part in text[head.end() :].split(" | "):
             name, _, figure = part.partition(": ")
             means, value = _MEANS.get(name), number(figure)
             if means is not None and value is not None:
                 self._tell_mean(name)
-                found.append(
+                pairs.append(
                     NamedNumber(means, name, value * (amu_bytes if name == "AMU (GB)" else 1))
                 )
-        return found
+        return pairs
 
     def _tell_mean(self, name: str) -> None:
         if name == "AL (Seconds)" and not self._has_iterations and not self._is_live:
@@ -131,7 +129,7 @@ class _EfficientLlm(Iterations):
 
 
 def _blocks(lines: Iterable[Line]) -> Iterator[tuple[Line, bool]]:
-    """Each block as one line, of the time of its first; and the lines between, as they are."""
+    """Yields each block as one line, with the time of its first; lines between are unchanged."""
     block: Line | None = None
     since = 0
     is_whole = False

@@ -1,11 +1,12 @@
-"""What did transformers' Trainer print about its steps?
+"""Reads what transformers' Trainer prints about its steps.
 
 It prints dicts (`{'loss': '2.3', 'epoch': '0.1'}`) without a step number, and draws a bar that has
-one; since 5.0 the values are strings of four significant digits. Three traps. `train_runtime` and
-the token total stand in step dicts too, so they do not tell the final dict apart. The evaluation's
-bar looks like the training's. And the bar goes to another stream than the dicts, so the two may
-come in the wrong order: a step count is used only where it agrees with the epochs. Nothing in a
-dict says which of two Trainers printed it; see `trainers`.
+one. Since 5.0 the values are strings of four significant digits.
+
+- `train_runtime` and the token total occur in step dicts too, so they do not mark the final dict.
+- The evaluation's bar looks like the training's.
+- Bar and dicts go to different streams and may come in the wrong order. A step number is used only
+  where it agrees with the epochs.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ergmeter.importers.engine.names import Meaning, count, number
-from ergmeter.importers.engine.pairs import NamedNumber
+from ergmeter.importers.engine.pairs import Meaning, NamedNumber, count, number
 from ergmeter.importers.engine.progress_bar import Bar, BarSteps, bar
 from ergmeter.importers.engine.spans import StepSpans
 from ergmeter.importers.engine.step_line import Count, Losses, StepLine
@@ -29,14 +29,9 @@ from ergmeter.ports import Line
 from ergmeter.records import Mark, Record, Reported, Step
 from ergmeter.units import NS_PER_S
 
-# -- dicts -----------------------------------------------------------------------------------------
-# What stands in a dict that transformers' Trainer printed?
-#
-# `{'loss': '2.3', 'grad_norm': '1.5', 'learning_rate': '5e-05', 'epoch': '0.1'}`
-#
-# The trap: evaluating it. It is the output of somebody's program, may be cut off, and has `nan` in
-# it, so its names and number texts are picked out, and nothing is run. A dict names no step; a row
-# of a table takes it from the bar beside it, as the importer does.
+# Dicts, as in `{'loss': '2.3', 'grad_norm': '1.5', 'learning_rate': '5e-05', 'epoch': '0.1'}`.
+# They are never evaluated: the text comes from another program, may be cut off and holds `nan`.
+# Only names and number texts are picked out.
 
 
 _MAX_CHARS = 65_536
@@ -55,15 +50,15 @@ def items_of(text: str) -> dict[str, str]:
     return {m[1]: (m[2] or m[3] or "").strip() for m in _ITEM.finditer(text, start, end + 1)}
 
 
-def kind_of(found: dict[str, str]) -> str | None:
-    """What the dict is about: "train" (steps), "eval", "final", or None: not a Trainer's."""
-    if "step" in found or "epoch" not in found:
+def kind_of(items: dict[str, str]) -> str | None:
+    """The kind of a dict: "train" (steps), "eval", "final", or None if it is not a Trainer's."""
+    if "step" in items or "epoch" not in items:
         return None
-    if "train_loss" in found and "train_runtime" in found:
+    if "train_loss" in items and "train_runtime" in items:
         return "final"
-    if any(name.startswith("eval_") for name in found):
-        return "eval" if any(name.endswith("_runtime") for name in found) else None
-    return "train" if "loss" in found and "learning_rate" in found else None
+    if any(name.startswith("eval_") for name in items):
+        return "eval" if any(name.endswith("_runtime") for name in items) else None
+    return "train" if "loss" in items and "learning_rate" in items else None
 
 
 def positive(text: str | None) -> float | None:
@@ -79,55 +74,50 @@ def dict_rows(lines: Iterable[Line]) -> Iterator[ParsedLine]:
     bar_ns: int | None = None
     last: dict[str, str] = {}
     for line in lines:
-        drawn = bar(line.text)
-        if drawn is not None:
-            yield from _numbered(progress.draw(drawn))
-            if progress.is_own(drawn) and drawn.elapsed_s is not None:
-                bar_ns = bars.time(drawn.elapsed_s)
-        found = items_of(line.text)
-        if kind_of(found) == "train" and found != last:
-            last = found
-            one = _parsed(found, line, bar_ns)
-            yield from _numbered(progress.log(one, number(found.get("epoch", ""))))
+        bar_seen = bar(line.text)
+        if bar_seen is not None:
+            yield from _numbered(progress.draw(bar_seen))
+            if progress.is_own(bar_seen) and bar_seen.elapsed_s is not None:
+                bar_ns = bars.time(bar_seen.elapsed_s)
+        items = items_of(line.text)
+        if kind_of(items) == "train" and items != last:
+            last = items
+            row = _parsed(items, line, bar_ns)
+            yield from _numbered(progress.log(row, number(items.get("epoch", ""))))
     yield from _numbered(progress.flush())
 
 
-def _parsed(found: dict[str, str], line: Line, bar_ns: int | None) -> ParsedLine:
+def _parsed(items: dict[str, str], line: Line, bar_ns: int | None) -> ParsedLine:
     """A step dict as the tables have it."""
-    loss, rate, norm = (number(found.get(name, "")) for name in FIGURES)
-    told = ParsedLine("step", [], StepLine(0, None, (), loss, rate, norm))
-    told.counts = {name: v for name in TOTALS if (v := count(found.get(name, ""))) is not None}
-    told.epoch = number(found.get("epoch", ""))
-    tokens = number(found.get("train_tokens_per_second", ""))
+    loss, rate, norm = (number(items.get(name, "")) for name in FIGURES)
+    parsed = ParsedLine("step", [], StepLine(0, None, (), loss, rate, norm))
+    parsed.counts = {name: v for name in TOTALS if (v := count(items.get(name, ""))) is not None}
+    parsed.epoch = number(items.get("epoch", ""))
+    tokens = number(items.get("train_tokens_per_second", ""))
     if tokens is not None:
         means = Meaning("rate", "train_tokens_per_second", unit="tokens/s")
-        told.found.append(NamedNumber(means, means.name, tokens))
+        parsed.pairs.append(NamedNumber(means, means.name, tokens))
     stamp = line.t_ns if line.t_ns is not None else stamp_ns(line.text)
-    runtime_s = positive(found.get("train_runtime"))
+    runtime_s = positive(items.get("train_runtime"))
     if stamp is not None:
-        told.t_ns, told.clock = stamp, "stamps"
+        parsed.written_ns, parsed.clock = stamp, "stamps"
     elif runtime_s is not None:
-        told.t_ns, told.clock = round(runtime_s * NS_PER_S), "train_runtime"
+        parsed.written_ns, parsed.clock = round(runtime_s * NS_PER_S), "train_runtime"
     elif bar_ns is not None:
-        told.t_ns, told.clock = bar_ns, "bar"
-    return told
+        parsed.written_ns, parsed.clock = bar_ns, "bar"
+    return parsed
 
 
 def _numbered(logs: Iterator[tuple[ParsedLine, int | None]]) -> Iterator[ParsedLine]:
-    for told, n in logs:
-        told.seen.number = n
-        yield told
+    for parsed, n in logs:
+        parsed.step_line.number = n
+        yield parsed
 
 
-# -- trainers --------------------------------------------------------------------------------------
-# Do these dicts come from one Trainer?
-#
-# A dict names no step and no program; what it has is an epoch and perhaps a total of tokens, and
-# both only grow. So they are watched as step numbers are (`streams`). The trap: they are printed
-# rounded, to two decimals or four digits, and then stand still for many logs of one Trainer. A
-# value that comes again is a sign of a second Trainer only where the steps between values are far
-# coarser than the rounding. Trainers one after the other begin again once each, which is no
-# mixture.
+# Several Trainers in one output. A dict names no program; its epoch and token total only grow, so
+# both are watched like step numbers (`streams`). They are printed rounded to two decimals or four
+# digits and may stand still for many logs. A repeated value means a second Trainer only where
+# steps between values are much coarser than the rounding.
 
 
 _PARTS = 10_000  # of an epoch: places are whole numbers
@@ -138,19 +128,19 @@ _DIGITS = 1e-3  # and since to four significant digits
 
 @dataclass(slots=True, eq=False)
 class Due:
-    """What is to be done once it is known that there is one Trainer."""
+    """An action that waits until there is known to be only one Trainer."""
 
     t_ns: int
     act: Callable[[], Iterator[Record]]
     number: int | None = None  # how far the Trainer is
     epoch: float | None = None
-    drawn: bool = False
+    is_bar: bool = False
     says: frozenset[str] = frozenset()
     figures: tuple[str, ...] = ()
 
 
 class Trainers:
-    """Hands on what Trainers printed, in order, until they are found to be several."""
+    """Passes on what a Trainer printed, in order, until there are found to be several."""
 
     def __init__(self) -> None:
         self._waiting: Waiting[Due] = Waiting()
@@ -162,29 +152,29 @@ class Trainers:
 
     @property
     def mixed(self) -> bool:
-        """Whether there are several."""
+        """True if there are several Trainers."""
         return self._waiting.streams.mixed or self._bars.mixed
 
     @property
     def holds(self) -> bool:
-        """Whether something waits."""
+        """True if an action waits."""
         return bool(self._waiting)
 
     def log(self, due: Due, epoch: float | None, total: int | None) -> Iterator[Due]:
         """A step dict was printed. Yields what need wait no longer."""
         if epoch is not None and math.isfinite(epoch):
             self._epochs = [*self._epochs[-3:], epoch]
-            due.number = self._place(epoch, total)
+            due.number = self._position(epoch, total)
         return self.take(due)
 
     def draw(self, bar: Bar, t_ns: int) -> Iterator[Due]:
         """The training's bar was drawn. One bar never goes back; two do, in turn."""
         if not bar.described and not bar.nested:
-            self._bars.mixes(Due(t_ns, lambda: iter(()), number=bar.n, drawn=True))
+            self._bars.mixes(Due(t_ns, lambda: iter(()), number=bar.n, is_bar=True))
         return self.tick(t_ns)
 
     def take(self, due: Due) -> Iterator[Due]:
-        """Something else was printed, that has its place in the order."""
+        """Takes something else that was printed, and keeps its order."""
         if not self.mixed:
             yield from self._waiting.take(due)
 
@@ -198,28 +188,25 @@ class Trainers:
         if not self.mixed:
             yield from self._waiting.finish()
 
-    def told(self, t_ns: int) -> Iterator[Mark]:
-        """Say once that there are several."""
+    def several(self, t_ns: int) -> Iterator[Mark]:
+        """Yields a mark, once, that there are several Trainers."""
         if self._untold:
             self._untold = False
             epochs = ", ".join(f"{epoch:g}" for epoch in self._epochs)
-            told = SEVERAL.format(f"epochs such as {epochs}")
-            yield Mark(t_ns, "several_programs", told)
+            message = SEVERAL.format(f"epochs such as {epochs}")
+            yield Mark(t_ns, "several_programs", message)
 
-    def _place(self, epoch: float, total: int | None) -> int | None:
-        """How far a dict is; None where it stands still, as rounded values do."""
+    def _position(self, epoch: float, total: int | None) -> int | None:
+        """The progress of a dict; None where it stands still, as rounded values do."""
         exact, rounding = epoch * _PARTS, _PARTS * max(_DECIMALS, _DIGITS * abs(epoch))
         if total:
             exact, rounding = total, max(1, _DIGITS * total)
-        last, place = self._last, round(exact)
-        if last is not None and place == last:
-            return place if self._coarse else None
-        self._coarse = last is not None and abs(place - last) > _COARSE * rounding
-        self._last = place
-        return place
-
-
-# -- hf trainer ------------------------------------------------------------------------------------
+        last, step = self._last, round(exact)
+        if last is not None and step == last:
+            return step if self._coarse else None
+        self._coarse = last is not None and abs(step - last) > _COARSE * rounding
+        self._last = step
+        return step
 
 
 _UNITS = {
@@ -257,7 +244,7 @@ class HfTrainerImporter:
     looks_for = "Hugging Face Trainer dicts, `{'loss': 2.3, ..., 'epoch': 0.1}`"
 
     def recognises(self, head: Sequence[str]) -> bool:
-        """Say whether one of these lines is a Trainer's dict. One line alone decides."""
+        """True if one of these lines is a Trainer's dict. One line is enough."""
         return any(kind_of(items_of(text)) is not None for text in reversed(head))
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
@@ -265,10 +252,10 @@ class HfTrainerImporter:
         return _Reading().records(lines)
 
     def words(self, recognised: str) -> LineHints:  # noqa: ARG002
-        """What to look for in a log after this line."""
+        """Byte strings of which each wanted line holds one."""
         return LineHints((b"{'", b"%|", b"it [", b"it/s", b"s/it"))
 
-    def told(self, lines: Iterable[Line]) -> Iterator[ParsedLine]:
+    def parsed_lines(self, lines: Iterable[Line]) -> Iterator[ParsedLine]:
         """The step dicts one by one, each with its step."""
         return dict_rows(lines)
 
@@ -277,7 +264,7 @@ class HfTrainerImporter:
 class _Dict:
     """A step dict that waits for its number."""
 
-    seen: StepLine
+    step_line: StepLine
     epoch: float | None
     items: dict[str, str]
     assumes: tuple[str, ...] = ()  # what has to be said of it
@@ -299,12 +286,12 @@ class _Reading:
         self._unnumbered = False  # a step dict had no number
         self._bars = BarClock()
         self._bar_ns: int | None = None  # the time of the last bar of a file, by itself
-        self._told: set[str] = set()
+        self._noted: set[str] = set()
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         for line in lines:
-            if drawn := bar(line.text):
-                yield from self._drawn(line, drawn)
+            if progress := bar(line.text):
+                yield from self._draw(line, progress)
             if items := items_of(line.text):
                 yield from self._printed(line, items)
             elif line.t_ns is not None:
@@ -318,20 +305,20 @@ class _Reading:
             if self._unnumbered and self._progress.total is None:
                 yield Mark(self._now_ns, "value_refused", _NO_BAR)
 
-    def _drawn(self, line: Line, drawn: Bar) -> Iterator[Record]:
-        yield from self._release(self._progress.draw(drawn))
-        if drawn.total == self._progress.total:
-            yield from self._judged(self._trainers.draw(drawn, line.t_ns or 0))
-        has_time = line.t_ns is None and drawn.elapsed_s is not None
-        if has_time and self._progress.is_own(drawn):
-            self._bar_ns = self._bars.time(drawn.elapsed_s or 0.0)
+    def _draw(self, line: Line, progress: Bar) -> Iterator[Record]:
+        yield from self._release(self._progress.draw(progress))
+        if progress.total == self._progress.total:
+            yield from self._judged(self._trainers.draw(progress, line.t_ns or 0))
+        has_time = line.t_ns is None and progress.elapsed_s is not None
+        if has_time and self._progress.is_own(progress):
+            self._bar_ns = self._bars.time(progress.elapsed_s or 0.0)
 
     def _judged(self, due: Iterator[Due]) -> Iterator[Record]:
-        """Do what need wait no longer, unless there were several Trainers."""
-        for one in due:
-            yield from one.act()
+        """Runs the actions that need wait no longer, unless there are several Trainers."""
+        for line in due:
+            yield from line.act()
         if self._trainers.mixed:
-            yield from self._trainers.told(self._now_ns)
+            yield from self._trainers.several(self._now_ns)
 
     def _printed(self, line: Line, items: dict[str, str]) -> Iterator[Record]:
         kind = kind_of(items)
@@ -370,12 +357,12 @@ class _Reading:
         if any("e" in items[name] for name in TOTALS if name in items):
             assumes.append("rounded")
         loss, rate, norm = (number(items.get(name, "")) for name in FIGURES)
-        seen = StepLine(t_ns, None, counts, loss, rate, norm)
+        step_line = StepLine(t_ns, None, counts, loss, rate, norm)
         if _fresh(items, counts):
-            seen.own_s = runtime_s
-            seen.own_from_start = seen.totals_from_zero = True
+            step_line.own_s = runtime_s
+            step_line.own_from_start = step_line.totals_from_zero = True
         self._waiting += 1
-        waits = _Dict(seen, epoch, items, tuple(assumes))
+        waits = _Dict(step_line, epoch, items, tuple(assumes))
         yield from self._release(self._progress.log(waits, epoch))
 
     def _since_evaluation(self, t_ns: int, runtime_s: float | None) -> float | None:
@@ -388,33 +375,33 @@ class _Reading:
         """Hand on dicts that have waited, with the step number the bar gave them."""
         for waited, n in numbered:
             self._waiting -= 1
-            waited.seen.number = n
+            waited.step_line.number = n
             self._unnumbered |= n is None
-            due = Due(waited.seen.t_ns, partial(self._push, waited))
-            total = next((count.value for count in waited.seen.counts), None)
+            due = Due(waited.step_line.t_ns, partial(self._push, waited))
+            total = next((count.value for count in waited.step_line.counts), None)
             yield from self._judged(self._trainers.log(due, waited.epoch, total))
 
     def _push(self, waited: _Dict) -> Iterator[Record]:
-        seen = waited.seen
-        seen.own_s = self._since_evaluation(seen.t_ns, seen.own_s)
-        yield from self._begin_again(seen.t_ns, waited.epoch)
+        step_line = waited.step_line
+        step_line.own_s = self._since_evaluation(step_line.t_ns, step_line.own_s)
+        yield from self._begin_again(step_line.t_ns, waited.epoch)
         for what in waited.assumes:
             yield from self._tell(what)
-        self._now_ns = seen.t_ns
+        self._now_ns = step_line.t_ns
         yield from self._reported(waited.items, "train_tokens_per_second")
-        where = f"epoch {waited.epoch}" if seen.number is None else f"step {seen.number}"
-        yield from self._losses.watch(seen.t_ns, seen.loss, where)
-        for record in self._spans.push(seen):
+        where = f"epoch {waited.epoch}" if step_line.number is None else f"step {step_line.number}"
+        yield from self._losses.watch(step_line.t_ns, step_line.loss, where)
+        for record in self._spans.push(step_line):
             yield record
             if isinstance(record, Mark) and record.name == "restarted":
-                self._told.clear()
+                self._noted.clear()
                 for what in waited.assumes:
                     yield from self._tell(what)
         if not self._spans.pending:  # it opened a window, and is part of no Step
             yield from self._reported(waited.items, *FIGURES)
 
     def _untimed(self, items: dict[str, str], epoch: float | None) -> Iterator[Record]:
-        """A step dict that nothing says the time of."""
+        """A step dict without a time."""
         yield from self._begin_again(self._now_ns, epoch)
         yield from self._reported(items, "train_tokens_per_second", *FIGURES)
 
@@ -426,7 +413,7 @@ class _Reading:
         yield from self._spans.end()
         yield Mark(t_ns, "restarted", f"the epoch went from {last:g} back to {epoch:g}")
         self._losses = Losses()
-        self._told.clear()
+        self._noted.clear()
 
     def _result(self, kind: str, t_ns: int | None, items: dict[str, str]) -> Iterator[Record]:
         """The dict of an evaluation, or the final one of a training, which ends there."""
@@ -457,8 +444,8 @@ class _Reading:
                 yield Reported(self._now_ns, name, value, _unit(name))
 
     def _tell(self, what: str) -> Iterator[Record]:
-        if what not in self._told:
-            self._told.add(what)
+        if what not in self._noted:
+            self._noted.add(what)
             yield Mark(self._now_ns, "assumed", _ASSUMED[what])
 
 

@@ -1,9 +1,8 @@
 """Makes runs of a log, so that every metric and view works on it.
 
-The trap: several runs in one file, and with them the hours between. A restart ends one run and
-begins the next, each in a directory of its own. Another: times. A log's count from 1970, or from
-its own beginning; a run's from a clock of the machine that writes it. So the first time there is
-becomes the moment at which the run was made, and the header holds which wall-clock time that was.
+A restart in the log ends one run and begins the next, each in its own directory. A log's times
+count from 1970 or from its own beginning. The first of them becomes the moment at which the run was
+made, and the header stores the wall-clock time of that moment.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter import registry
 from ergmeter.errors import FormatError
-from ergmeter.importers.choice import ChosenImporter, chosen
-from ergmeter.importers.logfile import STDIN, LogFile
+from ergmeter.importers.logfile import STDIN, ChosenImporter, LogFile, choose_importer
 from ergmeter.records import Device, Flops, Mark, Record, Reported, Sample, Step
 from ergmeter.runlog.identity import new_run_path, run_header, writer_header
 from ergmeter.runlog.reader import IMPORTED
@@ -36,8 +34,8 @@ _BATCH_ROWS = 10_000
 _BEFORE_FIRST = 1000  # records that wait for the first step, to know when the run began
 _WALL_NS = 10**17  # a time above this, in 1973, counts from 1970
 # dataclasses.replace takes as long as all else that is done here to a record.
-_BESIDE_TIMES = attrgetter(*(one.name for one in fields(Step)[2:]))
-_BESIDE_TIME = attrgetter(*(one.name for one in fields(Sample)[1:]))
+_BESIDE_TIMES = attrgetter(*(column.name for column in fields(Step)[2:]))
+_BESIDE_TIME = attrgetter(*(column.name for column in fields(Sample)[1:]))
 _WHY_NO_STEPS = ("output_unrecognised", "several_programs")
 _UNTIMED = (
     "no steps: nothing in the log says how long a step took (a timestamp, a printed step time, or a"
@@ -75,7 +73,7 @@ class ImportedRun:
 
 @dataclass(frozen=True)
 class Imported:
-    """What came of a log."""
+    """The runs that were made of a log."""
 
     log: str
     format: str
@@ -95,14 +93,14 @@ def import_log(request: ImportRequest, *, progress: Progress | None = None) -> I
     if request.tokens_are:
         options["tokens_are"] = request.tokens_are
     hint = "" if request.format else "--format NAME chooses a reader"
-    found = chosen(log, format=request.format, options=options, hint=hint)
+    choice = choose_importer(log, format=request.format, options=options, hint=hint)
     with ExitStack() as undo:
-        runs = _made(request, found, log, undo)
+        runs = _make_runs(request, choice, log, undo)
         undo.pop_all()
     return Imported(
         log.path,
-        found.importer.name,
-        found.recognised,
+        choice.importer.name,
+        choice.recognised,
         log.bytes_read,
         log.line_count,
         tuple(runs),
@@ -110,29 +108,29 @@ def import_log(request: ImportRequest, *, progress: Progress | None = None) -> I
     )
 
 
-def _made(
-    request: ImportRequest, found: ChosenImporter, log: LogFile, undo: ExitStack
+def _make_runs(
+    request: ImportRequest, choice: ChosenImporter, log: LogFile, undo: ExitStack
 ) -> list[ImportedRun]:
     """The runs of a log. `undo` is given what removes them again."""
     runs: list[ImportedRun] = []
-    sink = _Sink(request, found.importer.name, number=1)
+    sink = _Sink(request, choice.importer.name, number=1)
     undo.callback(sink.discard)
-    for record in found.importer.records(found.lines):
+    for record in choice.importer.records(choice.lines):
         if isinstance(record, Mark) and record.name == "restarted" and sink.has_records:
-            runs.append(sink.close(_devices(found.importer)))
-            sink = _Sink(request, found.importer.name, number=len(runs) + 1, began=record.detail)
+            runs.append(sink.close(_devices(choice.importer)))
+            sink = _Sink(request, choice.importer.name, number=len(runs) + 1, began=record.detail)
             undo.callback(sink.discard)
             continue
         sink.take(record)
     if log.is_cut_off:
         sink.take(Mark(0, "rows_dropped", "the compressed log ends half way"))
     if sink.has_records:
-        runs.append(sink.close(_devices(found.importer)))
+        runs.append(sink.close(_devices(choice.importer)))
     if not runs:
         cut = ", and is a compressed log that ends half way" if log.is_cut_off else ""
         why = f": {sink.why_no_steps}" if sink.why_no_steps else ""
         raise FormatError(
-            f"{log.path}: recognised as {found.importer.name}, but it holds no step{cut}{why}"
+            f"{log.path}: recognised as {choice.importer.name}, but it holds no step{cut}{why}"
         )
     return runs
 
@@ -165,7 +163,7 @@ class _Sink:
 
     @property
     def has_records(self) -> bool:
-        """Whether there is anything to make a run of."""
+        """True if there is a record to write."""
         return self._writer is not None or any(not isinstance(r, Mark) for r in self._early)
 
     def take(self, record: Record) -> None:
@@ -190,7 +188,9 @@ class _Sink:
         self._flush("reported", self._reported)
         self._flush("samples", self._samples)
         if self._sampled:
-            writer.extend_header(devices=[one for one in devices if one.id in self._sampled])
+            writer.extend_header(
+                devices=[device for device in devices if device.id in self._sampled]
+            )
         writer.mark(Mark(self._last_ns, "ended", IMPORTED))
         writer.mark(Mark(self._last_ns, "closed"))
         writer.close()
@@ -266,7 +266,7 @@ class _Sink:
             self._notes.append(record.detail)
 
     def _shifted(self, t_ns: int) -> int:
-        """A time on the run's clock; what was said before there was one is at its beginning."""
+        """A time on the run's clock; records from before the first time are at its beginning."""
         shifted_ns = t_ns + self._shift_ns
         if shifted_ns < self._opened_ns:
             shifted_ns = self._opened_ns
@@ -290,9 +290,9 @@ class _Sink:
 
 
 def _devices(importer: Importer) -> Iterable[Device]:
-    """Those that it has read readings of, if it is one that does."""
-    found: dict[str, Device] = getattr(importer, "devices", {})
-    return found.values()
+    """The devices that the importer read samples of, if it reads samples."""
+    devices: dict[str, Device] = getattr(importer, "devices", {})
+    return devices.values()
 
 
 def _begins_ns(record: Record) -> int:
@@ -300,7 +300,7 @@ def _begins_ns(record: Record) -> int:
 
 
 def _writer_header(request: ImportRequest) -> dict[str, Any]:
-    """Who wrote the run; of the machine that the log is from nothing is known."""
+    """The header of the writer; the machine of the log is unknown."""
     header = writer_header("import")
     header["host"] = "an unknown host"
     header["settings"] = request.settings.as_json()

@@ -1,8 +1,7 @@
-"""What did a training loop of any make say about its steps?
+"""Reads step lines of any training loop.
 
-Reads lines such as `step=10 loss=2.31 tokens=4096`, `iter 10: loss 2.3, time 12ms` and JSON. The
-trap: a known program's lines look much the same, and say more to the importer that knows it. So
-this one recognises a line only where no other does, and reads all.
+For example `step=10 loss=2.31 tokens=4096`, `iter 10: loss 2.3, time 12ms` and JSON. A line that
+another importer recognises is left to that importer, which reads more of it.
 """
 
 from __future__ import annotations
@@ -13,31 +12,26 @@ from functools import partial
 from typing import NamedTuple
 
 from ergmeter.errors import UsageError
-from ergmeter.importers.engine.counts import TokensAre
-from ergmeter.importers.engine.dialect import Dialect, Kind, of_another
-from ergmeter.importers.engine.names import Meaning
-from ergmeter.importers.engine.pairs import HINTS, Field, NamedNumber, fields_of, figure_of
-from ergmeter.importers.engine.reading import OutputReader
+from ergmeter.importers.engine.pairs import HINTS, Field, Meaning, NamedNumber, fields_of, figure_of
+from ergmeter.importers.engine.reading import RecordReader
+from ergmeter.importers.engine.step_line import TokensAre
+from ergmeter.importers.engine.step_lines import Dialect, Kind, of_another
 from ergmeter.importers.logfile import LineHints
 from ergmeter.ports import Line
 from ergmeter.records import Record
 
-# -- layouts ---------------------------------------------------------------------------------------
-# Is this line laid out as one before it, with other numbers?
-#
-# A loop prints its steps in one format, so what was found out about a line holds for those that
-# differ from it in their figures alone, and most of a log of millions of lines is read by one
-# match. The trap: digits that say more than a value. `1,024` is one number and `12,024` may be two;
-# a digit in a name is part of the name. So only plain figures vary; all other digits keep their
-# number, those in words their value too, and what a layout does not match is read in full.
+# Line layouts. A loop prints its steps in one format, so most lines of a long log differ only in
+# their figures and are read by one match. Only plain figures may vary: `1,024` is one number,
+# `12,024` may be two, and a digit in a name belongs to the name. A line that no layout matches is
+# read in full.
 
 
 _MOST = 8  # layouts: a loop has a few, and lines that are never twice alike are not worth more
 _MAX_CHARS = 2000
 _PLAIN = r"[0-9]{1,15}(?:\.[0-9]{0,15})?(?:[eE][-+]?[0-9]{1,3})?"
 _IS_PLAIN = re.compile(_PLAIN)
-_WHOLE = r"[0-9]{1,15}"
-_IS_WHOLE = re.compile(_WHOLE)
+_INTEGER = r"[0-9]{1,15}"
+_IS_WHOLE = re.compile(_INTEGER)
 _WORDS = re.compile(r"([^\W\d]\w*)|([0-9]+)|(.)", re.DOTALL)
 
 
@@ -55,13 +49,13 @@ class _Layout(NamedTuple):
 
 
 class Layouts:
-    """Those of one output."""
+    """The line layouts of one output."""
 
     def __init__(self) -> None:
         self._known: list[_Layout] = []
 
     def read(self, text: str) -> tuple[list[NamedNumber], Kind] | None:
-        """The pairs of a line and what it tells of, if one before it was laid out like it."""
+        """The pairs of a line and its kind, if an earlier line had the same layout."""
         for pattern, values, kind in self._known:
             if match := pattern.fullmatch(text):
                 figures = zip(values, match.groups(), strict=True)
@@ -70,24 +64,24 @@ class Layouts:
                 ], kind
         return None
 
-    def learn(self, text: str, found: list[NamedNumber], kind: Kind) -> None:
-        """Take the layout of a line that was read in full, if it can be told apart."""
-        if len(self._known) >= _MOST or not found or len(text) > _MAX_CHARS or "\x1b" in text:
+    def learn(self, text: str, numbers: list[NamedNumber], kind: Kind) -> None:
+        """Stores the layout of a line that was read in full, if it is unambiguous."""
+        if len(self._known) >= _MOST or not numbers or len(text) > _MAX_CHARS or "\x1b" in text:
             return
         fields = list(fields_of(text))
         if all(_is_plain(field, text) for field in fields):
-            kept = [field for field in fields if field.value is not None]
-            values = tuple(_value(field) for field in kept)
-            figures = zip(values, kept, strict=True)
+            readable = [field for field in fields if field.value is not None]
+            values = tuple(_value(field) for field in readable)
+            figures = zip(values, readable, strict=True)
             pairs = [
                 NamedNumber(v.means, v.printed, v.read(f.figure), v.spaced) for v, f in figures
             ]
-            if pairs == found:  # else a bar gave a number too, or JSON has others
+            if pairs == numbers:  # else a bar gave a number too, or JSON has others
                 self._known.append(_Layout(re.compile(_pattern(text, fields)), values, kind))
 
 
 def _is_plain(field: Field, text: str) -> bool:
-    """Whether any figure in its place would be read alike."""
+    """True if any other figure there would be read the same way."""
     end = field.start + len(field.figure)
     if text[end : end + 1] == "," and text[end + 1 : end + 2].isdigit():
         return False
@@ -120,7 +114,7 @@ def _pattern(text: str, fields: list[Field]) -> str:
     parts, end = [], 0
     for field in fields:
         parts.append(_literal(text[end : field.start]))
-        figure = _WHOLE if _is_whole(field) else _PLAIN
+        figure = _INTEGER if _is_whole(field) else _PLAIN
         parts.append(figure if field.value is None else f"({figure})")
         end = field.start + len(field.figure)
     return "".join(parts) + _literal(text[end:])
@@ -132,9 +126,6 @@ def _literal(text: str) -> str:
         f"[0-9]{{{len(digits)}}}" if digits else re.escape(word or other)
         for word, digits, other in _WORDS.findall(text)
     )
-
-
-# -- keyvalue --------------------------------------------------------------------------------------
 
 
 class KeyValueImporter:
@@ -153,7 +144,7 @@ class KeyValueImporter:
         self._tokens_are = tokens_are
 
     def recognises(self, head: Sequence[str]) -> bool:
-        """Say whether a step line is among these. One line alone decides."""
+        """True if a step line is among these. One line is enough."""
         dialect = self.dialect()
         return any(
             dialect.wanted(text)
@@ -164,10 +155,10 @@ class KeyValueImporter:
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come; at most a few lines are held back."""
-        return OutputReader(self.dialect(), tokens_are=self._tokens_are).records(lines)
+        return RecordReader(self.dialect(), tokens_are=self._tokens_are).records(lines)
 
     def words(self, recognised: str) -> LineHints:  # noqa: ARG002
-        """What to look for in a log after this line."""
+        """Byte strings of which each wanted line holds one."""
         return LineHints(tuple(hint.encode() for hint in HINTS), folds_case=True)
 
     def dialect(self) -> Dialect:
@@ -181,10 +172,10 @@ class _AnyLoop(Dialect):
         self._layouts = Layouts()
 
     def read(self, text: str) -> tuple[list[NamedNumber], Kind]:
-        """As any line is read, or as one like it was."""
-        known = self._layouts.read(text)
-        if known is not None:
-            return known
-        found, kind = super().read(text)
-        self._layouts.learn(text, found, kind)
-        return found, kind
+        """Reads a line by a stored layout, else in full."""
+        learnt = self._layouts.read(text)
+        if learnt is not None:
+            return learnt
+        pairs, kind = super().read(text)
+        self._layouts.learn(text, pairs, kind)
+        return pairs, kind

@@ -1,9 +1,7 @@
-"""What does a training log hold, as columns?
+"""Reads a training log as columns, without making a run.
 
-For whoever needs a log's figures and no run: `read_log(path)` finds the importer that knows the
-program, reads the log once from end to end in little memory, and gives its step lines as columns,
-run by run. The trap: several runs in one file, read as one. A step number or a time that falls back
-begins another, and each has its own columns.
+`read_log(path)` chooses the importer, reads the log once in little memory, and returns its step
+lines as columns, run by run. A step number or a time that falls back begins another run.
 """
 
 from __future__ import annotations
@@ -18,20 +16,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import UsageError
-from ergmeter.importers.choice import chosen
-from ergmeter.importers.engine.columns import LogColumns, Tally, runs_of
-from ergmeter.importers.engine.folding import MOST_ROWS, Printed
+from ergmeter.importers.engine.columns import MOST_ROWS, LogColumns, Printed, Tally, runs_of
 from ergmeter.importers.engine.step_lines import ParsedLine, step_lines
-from ergmeter.importers.logfile import LogFile
-from ergmeter.importers.steady import Steady, steady
+from ergmeter.importers.logfile import LogFile, choose_importer
+from ergmeter.records import Missing, Reading
+from ergmeter.stats.intervals import MIN_BLOCKS, ratio_interval, settled_after
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from ergmeter.importers.engine.dialect import Dialect
+    from ergmeter.importers.engine.step_lines import Dialect
     from ergmeter.ports import Importer, Line
-    from ergmeter.records import FloatArray
+    from ergmeter.records import Basis, FloatArray, Result
+
 
 _FEW_ROWS = 1024  # of a run that is not the last, where there are too many rows in all
 _APART = (
@@ -89,7 +87,7 @@ class LogRun:
         return np.diff(self.step, prepend=np.nan)
 
     def steady(self, *, skip_rows: int | None = None) -> Steady:
-        """What the run came to after its warm-up; by default a rule finds where that ends."""
+        """The run's throughput after its warm-up; by default a rule finds the warm-up's end."""
         return steady(self, skip_rows=skip_rows)
 
 
@@ -119,16 +117,17 @@ def read_log(
 ) -> ParsedLog:
     """Read a log, packed with gzip or not; "-" is standard input.
 
-    `format` names the importer; left out, it is found. `progress` hears of the bytes read so far.
-    Raises UsageError where the log or the format isn't there, FormatError where no step line is.
+    `format` names the importer; by default it is recognised. `progress` is called with the bytes
+    read so far. Raises UsageError if the log or the format does not exist, FormatError without any
+    step line.
     """
     log = LogFile(path, progress=progress)
-    found = chosen(log, format=format)
+    choice = choose_importer(log, format=format)
     notes: list[str] = []
     all_columns: list[LogColumns] = []
-    make = getattr(found.importer, "dialect", None)
+    make = getattr(choice.importer, "dialect", None)
     dialect: Dialect | None = make() if make else None
-    for columns in runs_of(_parsed_lines(found.importer, dialect, found.lines)):
+    for columns in runs_of(_parsed_lines(choice.importer, dialect, choice.lines)):
         all_columns.append(columns)
         _bound(all_columns)
     runs = [_run(columns, dialect.rate_steps if dialect else 1) for columns in all_columns]
@@ -143,15 +142,15 @@ def read_log(
         notes.append(f"{len(runs)} runs in one log: {'; '.join(dict.fromkeys(began))}")
     if log.is_cut_off:
         notes.append("the compressed log ends half way: what was there is read")
-    told = tuple(dict.fromkeys(notes))
+    assumptions = tuple(dict.fromkeys(notes))
     return ParsedLog(
         log.path,
-        found.importer.name,
-        found.recognised,
+        choice.importer.name,
+        choice.recognised,
         log.bytes_read,
         log.line_count,
         tuple(runs),
-        told,
+        assumptions,
     )
 
 
@@ -170,9 +169,9 @@ def _parsed_lines(
     importer: Importer, dialect: Dialect | None, lines: Iterator[Line]
 ) -> Iterator[ParsedLine]:
     """The step lines."""
-    if hasattr(importer, "told"):
-        told: Iterator[ParsedLine] = importer.told(lines)
-        return told
+    if hasattr(importer, "parsed_lines"):
+        parsed_lines: Iterator[ParsedLine] = importer.parsed_lines(lines)
+        return parsed_lines
     if dialect is None:
         raise UsageError(f"the importer {importer.name!r} makes runs, but no columns: erg import")
     return step_lines(dialect, lines)
@@ -199,7 +198,7 @@ def _run(columns: LogColumns, rate_steps: int) -> LogRun:
 
 
 def _apart(run: LogRun) -> list[str]:
-    """What is said where step times are the clock, and there are stamps that tell otherwise."""
+    """A note for logs whose step times are the clock while their timestamps differ."""
     if run.clock != "step times" or run.first_stamp is None or run.last_stamp is None:
         return []
     stamped_s = (run.last_stamp - run.first_stamp).total_seconds()
@@ -220,3 +219,164 @@ def _stamps(columns: LogColumns, t_s: FloatArray) -> tuple[datetime | None, date
 
 def _moment(t_s: float) -> datetime:
     return datetime.fromtimestamp(t_s, tz=timezone.utc)
+
+
+# Throughput once a log has settled. The first row opens the window and is not counted: its steps
+# include data loading and, with torch.compile or on Trainium, minutes of compilation. With ten
+# rows or more, unsteady rows at the start are dropped too (MSER, White 1997). Throughput is
+# samples over time where the log has times. Otherwise it is the harmonic mean of the printed
+# rates, and the note says so.
+
+
+_SEQUENCES = ("sequences/s", "samples/s")
+
+
+@dataclass(frozen=True)
+class Steady:
+    """The rows [first, last) that are counted, by which rule, and what they come to."""
+
+    first: int
+    last: int
+    rule: str
+    sequences_per_s: Result
+    tokens_per_s: Result
+    step_s: Result
+
+
+def steady(run: LogRun, *, skip_rows: int | None = None) -> Steady:
+    """The steady state of a run in a log."""
+    first, rule = _first(run, skip_rows)
+    window = _Window(run, first, rule)
+    return Steady(
+        first,
+        len(run),
+        rule,
+        window.rate(run.samples, "sequences/s", _SEQUENCES),
+        window.rate(run.tokens, "tokens/s", ("tokens/s",)),
+        window.step_s(),
+    )
+
+
+def _first(run: LogRun, skip_rows: int | None) -> tuple[int, str]:
+    """The first row that is counted, and why that one."""
+    if skip_rows is not None:
+        rows = "row" if skip_rows == 1 else f"{skip_rows} rows"
+        return skip_rows, f"the first {rows} left out, as asked for"
+    if len(run) < 2:
+        return 0, "one row: nothing can be left out"
+    is_timed = np.isfinite(run.step_time_s[0]) or run.clock in (None, "step times")
+    starts = "" if is_timed else "it only starts the clock, and "
+    opened = f"the first row left out: {starts}its steps hold the compile"
+    periods = run.period_s[1:] / run.lines[1:]
+    if len(periods) < 2 * MIN_BLOCKS or not np.isfinite(periods).all():
+        return 1, opened
+    settled = settled_after(periods)
+    if settled is None:
+        return 1, f"{opened}; the step time never settled (MSER)"
+    if settled == 0:
+        return 1, opened
+    left_out = int(run.lines[: 1 + settled].sum())
+    return 1 + settled, f"the first {left_out} rows left out, until the step time settled (MSER)"
+
+
+class _Window:
+    def __init__(self, run: LogRun, first: int, rule: str) -> None:
+        self._run = run
+        self._first = first
+        self._rule = rule
+        self._rows = slice(first, len(run))
+        # A figure is as good as its weakest input: step times that were printed are one.
+        self._basis: Basis = "reported" if run.clock == "step times" else "derived"
+
+    def rate(self, amounts: FloatArray, unit: str, printed: tuple[str, ...]) -> Result:
+        """Amounts over time; else the mean of the printed rates of these units."""
+        amounts, periods = amounts[self._rows], self._durations_s()
+        if periods is not None and len(amounts) and np.isfinite(amounts).all():
+            value = float(amounts.sum() / periods.sum())
+            low, high = self._interval(amounts, periods, float(periods.sum()))
+            what = _of(float(amounts.sum()), unit.partition("/")[0])
+            note = f"{what} in {periods.sum():.6g} s{self._clock}; {self._rule}"
+            return Reading(value, unit, self._basis, low, high, note)
+        return self._printed(unit, printed)
+
+    def step_s(self) -> Result:
+        """Time over steps; else the mean of the printed step times."""
+        periods, steps = self._durations_s(), self._run.covered[self._rows]
+        if periods is not None and len(steps) and np.isfinite(steps).all():
+            low, high = self._interval(periods, steps, float(periods.sum()))
+            over = _of(float(steps.sum()), "steps")
+            note = f"{periods.sum():.6g} s{self._clock} over {over}; {self._rule}"
+            return Reading(float(periods.sum() / steps.sum()), "s", self._basis, low, high, note)
+        printed = self._run.printed["step_time_s"].after(self._first)
+        if not printed.count:
+            return Missing(self._why())
+        many = f"mean of {printed.count} printed step times"
+        note = f"{'the one printed step time' if printed.count == 1 else many}; {self._rule}"
+        return Reading(printed.mean, "s", "reported", note=note)
+
+    def _interval(
+        self, tops: FloatArray, bottoms: FloatArray, window_s: float
+    ) -> tuple[float | None, float | None]:
+        """The interval of a ratio. Where the log's times are whole seconds, so long a window is
+        known to a second, and no better than that is the ratio."""
+        low, high = ratio_interval(tops, bottoms) or (None, None)
+        if not (self._run.t_s[self._rows] % 1 == 0).all() or window_s <= 1:
+            return low, high
+        value, resolved_frac = float(tops.sum() / bottoms.sum()), 1 - 1 / window_s
+        lowest, highest = value * resolved_frac, value / resolved_frac
+        if low is None or high is None:
+            return lowest, highest
+        return min(low, lowest), max(high, highest)
+
+    @property
+    def _clock(self) -> str:
+        clocks = {"step times": " of printed step times", "bar": " by the progress bar"}
+        return clocks.get(self._run.clock or "", "")
+
+    def _durations_s(self) -> FloatArray | None:
+        """How long each row took, where that is known of all."""
+        if self._first < 1 or self._first >= len(self._run):
+            return None
+        periods = self._run.period_s[self._rows]
+        return periods if np.isfinite(periods).all() and periods.sum() > 0 else None
+
+    def _printed(self, unit: str, printed: tuple[str, ...]) -> Result:
+        column = next((self._run.printed[p] for p in printed if p in self._run.printed), None)
+        if column is None:
+            return Missing(f"{self._why()}, and the program printed no {' or '.join(printed)}")
+        first = self._past_averages()
+        figures = column.after(first)
+        if not figures.count_positive:
+            return Missing(f"no {unit} above 0 was printed after the warm-up: {self._rule}")
+        row = int(self._run.lines[:first].sum())
+        averaged = f", from row {row} on as each is a mean over {self._run.rate_steps} steps"
+        count = figures.count_positive
+        many = f"harmonic mean of {count} printed figures"
+        note = (
+            f"{'the one printed figure' if count == 1 else many}, not samples over time;"
+            f" {self._rule}{averaged if first > self._first else ''}"
+        )
+        return Reading(figures.harmonic_mean, unit, "reported", note=note)
+
+    def _past_averages(self) -> int:
+        """The first row whose printed rate, a moving average, has nothing of the warm-up in it."""
+        run, first = self._run, min(self._first, len(self._run) - 1)
+        if run.rate_steps < 2 or not len(run) or not np.isfinite(run.step[first]):
+            return self._first
+        beyond = np.flatnonzero(run.step >= run.step[max(0, first - 1)] + run.rate_steps)
+        if not len(beyond):
+            return self._first
+        # A row of several lines is beyond it from its first line on if the row before is.
+        return min(int(beyond[0]) + (run.lines_per_row > 1), len(run) - 1)
+
+    def _why(self) -> str:
+        if len(self._run) < 2:
+            return "the log has fewer than two step lines"
+        if self._run.clock is None:
+            return "the log has no timestamps, step times or bar to time its steps by"
+        return "the log's step lines do not say how much was done"
+
+
+def _of(amount: float, what: str) -> str:
+    """A number with its noun, singular or plural: `1 step`, `3 steps`."""
+    return f"{amount:.0f} {what.removesuffix('s') if amount == 1 else what}"

@@ -1,9 +1,9 @@
-"""How is a log of many gigabytes read, in little memory, and what may be in it?
+"""Reads a log of any size in little memory, and chooses the importer that reads it.
 
-The trap: reading line by line. A line may be 100 MB long, a log that was cut while a program wrote
-to it holds gigabytes of NUL bytes without an end of line, and a progress bar ends its lines with
-\\r. So a log is read in blocks; NULs go, lines end at \\r too and are cut at 64 KiB, and only those
-that hold a word that an importer looks for become text.
+A line may be 100 MB long. A log that was truncated while a program wrote to it holds gigabytes of
+NUL bytes, and a progress bar ends its lines with \r. So a log is read in blocks. NULs are dropped,
+lines end at \r too and are cut at 64 KiB. Only lines with a word that an importer looks for are
+decoded.
 """
 
 from __future__ import annotations
@@ -12,13 +12,20 @@ import codecs
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
+from ergmeter import registry
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.ports import Line
+
+if TYPE_CHECKING:
+    from ergmeter.ports import Importer
+
 
 MAX_LINE_BYTES = 65_536
 STDIN = "-"
@@ -33,7 +40,7 @@ Progress: TypeAlias = "Callable[[int], None]"
 
 @dataclass(frozen=True)
 class LineHints:
-    """What a line must hold one of to be looked at."""
+    """Byte strings of which a line must hold one to be decoded."""
 
     any_of: tuple[bytes, ...]
     folds_case: bool = False  # they are in lower case, the log in any
@@ -73,8 +80,8 @@ class LogFile:
             self._progress(self.bytes_read)
 
     def _keep_first(self, lines: bytes) -> None:
-        said = lines[:4096].decode("utf-8", errors="replace").split("\n")
-        self.first_texts = [*self.first_texts, *(text for text in said if text.strip())][:_FIRST]
+        texts = lines[:4096].decode("utf-8", errors="replace").split("\n")
+        self.first_texts = [*self.first_texts, *(text for text in texts if text.strip())][:_FIRST]
 
     def _blocks(self, raw: IO[bytes]) -> Iterator[bytes]:
         """The log's bytes: unpacked, as UTF-8, without NULs, with one kind of line end."""
@@ -189,3 +196,144 @@ def _opened(path: str) -> IO[bytes]:
         raise UsageError(f"{path}: no such file") from error
     except OSError as error:
         raise UsageError(f"{path} can't be read: {error.strerror}") from error
+
+
+# Choosing the importer. The first line that looks like a step does not decide: a loop's own
+# `step=1` may come before Megatron's first line. So the log is read a little further and the most
+# specific importer is taken. One importer reads a log, so no step is counted twice.
+
+
+# A file of its own kind is asked for first. Those whose lines are most like any program's are asked
+# last; and after them nvidia-smi, which somebody may have run from within a training.
+_SOONEST = ("torch_trace",)
+_LAST = ("nxdt", "keyvalue", "nvidia_smi")
+_FURTHER = 2000  # lines looked at after the first that was recognised
+_BEFORE = 20  # lines before it that the importer gets to see
+_MESSAGE_CHARS = 120
+
+
+@dataclass(frozen=True)
+class ChosenImporter:
+    """An importer, the line it recognised, and the lines it reads."""
+
+    importer: Importer
+    recognised: str
+    lines: Iterator[Line]
+
+
+def choose_importer(
+    log: LogFile, *, format: str | None, options: dict[str, Any] | None = None, hint: str = ""
+) -> ChosenImporter:
+    """The importer of a log. Raises FormatError, with what was looked for, if there is none;
+    `hint` is what else can be done where the caller stands."""
+    importers = {name: make_importer(name, options or {}) for name in _names(format)}
+    log.words = _joint_hints(importers.values())
+    lines = log.lines()
+    before: deque[Line] = deque(maxlen=_BEFORE)
+    for line in lines:
+        before.append(line)
+        best = _first_to_recognise(importers.values(), line.text)
+        if best is not None:
+            if _hints(best, line.text) is None:
+                log.words = None  # every line is wanted, also those that are looked at on the way
+            settled = _look_further(importers, best, line, [*before], lines)
+            log.words = _hints(settled.importer, settled.recognised)
+            return settled
+    if not log.line_count:
+        raise FormatError(f"{log.path} is empty")
+    advices = (
+        getattr(importer, "advice", lambda _: "")(log.first_texts)
+        for importer in importers.values()
+    )
+    hint = next(filter(None, advices), hint)
+    raise FormatError(_no_step_message(log, importers) + (f"; {hint}" if hint else ""))
+
+
+def make_importer(name: str, options: dict[str, Any]) -> Importer:
+    """Makes an importer with the options that it accepts."""
+    import inspect  # noqa: PLC0415  costs more than all else here
+
+    make = registry.load("importers", name)
+    takes = inspect.signature(make).parameters
+    importer: Importer = make(**{n: v for n, v in options.items() if n in takes})
+    return importer
+
+
+def _hints(importer: Importer, recognised: str) -> LineHints | None:
+    """The hints of an importer after this line; None if it wants every line."""
+    words_of = getattr(importer, "words", None)
+    hints: LineHints | None = words_of(recognised) if words_of else None
+    return hints
+
+
+def _joint_hints(importers: Iterable[Importer]) -> LineHints | None:
+    """What one or another of them looks for: the lines that the chosen one will want are read on
+    the way to the choice."""
+    all_of: set[bytes] = set()
+    for importer in importers:
+        words = _hints(importer, "")
+        if words is None:
+            return None
+        all_of |= {word.lower() for word in words.any_of}
+    least = (w for w in all_of if not any(other != w and other in w for other in all_of))
+    return LineHints(tuple(sorted(least)), folds_case=True)
+
+
+def _names(wanted: str | None) -> list[str]:
+    names = registry.names("importers")
+    if wanted is not None:
+        if wanted not in names:
+            raise UsageError(f"no format {wanted!r}; there are {', '.join(names)}")
+        return [wanted]
+    first, last = ([name for name in some if name in names] for some in (_SOONEST, _LAST))
+    return [*first, *(name for name in names if name not in {*first, *last}), *last]
+
+
+def _first_to_recognise(importers: Iterable[Importer], text: str) -> Importer | None:
+    return next((importer for importer in importers if importer.recognises([text])), None)
+
+
+def _look_further(
+    importers: dict[str, Importer],
+    best: Importer,
+    line: Line,
+    head: list[Line],
+    lines: Iterator[Line],
+) -> ChosenImporter:
+    """Reads further for an importer that is more specific than the best so far."""
+    names = list(importers)
+    better = [importers[name] for name in names[: names.index(best.name)]]
+    recognised = line.text
+    for number, further in enumerate(lines):
+        if not better or number >= _FURTHER:
+            lines = chain([further], lines)
+            break
+        head.append(further)
+        importer = _first_to_recognise(better, further.text)
+        if importer is not None:
+            best, recognised = importer, further.text
+            better = better[: better.index(importer)]
+    return ChosenImporter(best, _shortened(recognised, _MESSAGE_CHARS), chain(head, lines))
+
+
+def _no_step_message(log: LogFile, importers: dict[str, Importer]) -> str:
+    lines = "1 line" if log.line_count == 1 else f"{log.line_count} lines"
+    beginning = " / ".join(repr(_shortened(text, _MESSAGE_CHARS // 3)) for text in log.first_texts)
+    last = "keyvalue" if "keyvalue" in importers else next(iter(importers))
+    looked = getattr(importers[last], "looks_for", last)
+    others = [name for name in importers if name != last]
+    if others:
+        looked = f"lines of {', '.join(others)}, or {looked}"
+    return (
+        f"{log.path}: no training step recognised in {lines}; looked for {looked}; "
+        f"it begins {beginning}"
+    )
+
+
+def _shortened(text: str, most: int) -> str:
+    """A line for a message: cut between words, or within one that is all there is."""
+    text = " ".join(text.split())
+    if len(text) <= most:
+        return text
+    begin, _, rest = text[: most - 3].rpartition(" ")
+    return f"{begin or rest} ..."

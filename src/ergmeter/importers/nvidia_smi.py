@@ -1,16 +1,13 @@
-"""What did the devices do, by a log of `nvidia-smi --query-gpu=timestamp,... --format=csv -l 1`?
+"""Reads logs of `nvidia-smi --query-gpu=timestamp,... --format=csv -l 1` as samples, without steps.
 
-It makes a run of readings and no steps: what the boards drew is their power, integrated. Two traps.
-`power.draw` is an average of about a second on recent chips, as NVML's reading of that name is, and
-is told apart from `power.draw.instant`. And timestamps are local time without a zone: where the
-clock falls back, as at the end of summer time, another run begins, since nobody knows how long it
-took; where it leaps ahead there is a gap in the readings.
-
-Another trap: several devices in a log that names none. No gap between two times tells them from
-one that was read twice as often, so such a log is refused, unless the user says that it is of one.
-
-A reading is of all devices. At the end of a log that was cut some are missing, and one that may be
-cut within a number can't be told from a whole one; it is then left out for all of them.
+- `power.draw` is an average over about a second on recent chips, as in NVML. It is stored apart
+  from `power.draw.instant`.
+- Timestamps are local time without a zone. Where the clock falls back, another run begins, because
+  the elapsed time is unknown. Where it leaps forward there is a gap in the samples.
+- A log of several devices that names none is refused, unless the user declares that it is of one.
+  It looks the same as one device read more often.
+- At the end of a log that was cut, some devices are missing and a number may be cut short. That
+  last reading is left out for all devices.
 """
 
 from __future__ import annotations
@@ -26,15 +23,10 @@ from ergmeter.importers.logfile import LineHints
 from ergmeter.ports import Line
 from ergmeter.records import Device, Mark, Record, Sample
 
-# -- nvidia smi csv --------------------------------------------------------------------------------
-# What does a line say that `nvidia-smi --query-gpu=... --format=csv` wrote?
-#
-# The trap: a column known by its place, or a cell by its digits. Which columns there are is
-# whatever was asked for; units stand in the header, and in the cells unless `nounits` was given;
-# `[N/A]` and `[Not Supported]` are no readings and not 0, nor is a number that is past all bounds.
-# Between the rows may stand what the driver says, the header once more (a loop of a shell's, a log
-# that was appended to, perhaps with other columns), and a last line that was cut. Programs that
-# pass a log on put cells in quotation marks, or a comma at the end of each line.
+# Lines of `nvidia-smi --query-gpu=... --format=csv`. Columns are whatever was asked for. Units
+# are in the header, and in the cells unless `nounits` was given. `[N/A]` and `[Not Supported]`
+# are missing values, not 0. Driver messages, repeated headers and a cut last line may come
+# between rows. Some programs quote cells or end each line with a comma.
 
 
 # Names that stand in a header, by what may be asked for them as well.
@@ -51,14 +43,16 @@ UNITS = {
 }  # fmt: skip
 KEYS = ("uuid", "index", "pci.bus_id", "serial")  # what tells devices apart, the best first
 _OTHERS = ("timestamp", "name", "driver_version", "clocks_event_reasons.active")
-_KNOWN = {*UNITS, *KEYS, *_OTHERS}
+_COLUMNS = {*UNITS, *KEYS, *_OTHERS}
 _SCALES = {
     "B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "W": 1.0, "mW": 1e-3,
     "%": 0.01, "MHz": 1e6, "C": 1.0,
 }  # fmt: skip
 # As one of them stands in every header, and in no row: quicker to look for than to take apart.
 _TITLES = {
-    name + unit for name in (*_KNOWN, *_ALIASES) for unit in ("", *(f" [{one}]" for one in _SCALES))
+    name + unit
+    for name in (*_COLUMNS, *_ALIASES)
+    for unit in ("", *(f" [{scale}]" for scale in _SCALES))
 }
 _TITLE = re.compile(r"[a-z][A-Za-z0-9_.]*(?: \[[^\]]*\])?")
 _FIGURE = re.compile(r"(\d+(?:\.\d+)?)(?: *([A-Za-z%]+))?")
@@ -84,11 +78,11 @@ class Row:
 
     def figure(self, name: str) -> float | None:
         """A cell in bytes, watts, hertz or as a share; None where there is no reading."""
-        found = _FIGURE.fullmatch(self.cells.get(name, ""))
-        if found is None:
+        match = _FIGURE.fullmatch(self.cells.get(name, ""))
+        if match is None:
             return None
-        unit = found[2] or self.units.get(name) or UNITS[name]
-        value = float(found[1]) * _SCALES[unit] if unit in _SCALES else _MOST
+        unit = match[2] or self.units.get(name) or UNITS[name]
+        value = float(match[1]) * _SCALES[unit] if unit in _SCALES else _MOST
         return value if value < _MOST else None
 
     @property
@@ -120,10 +114,10 @@ class CsvLog:
                 continue
             self.first = self.first or text
             cells = _split(text)
-            found = None if _TITLES.isdisjoint(cells) else _header(cells)
-            if found is not None:
-                self.header = found
-                self.names.update(found.names)
+            columns = None if _TITLES.isdisjoint(cells) else _header(cells)
+            if columns is not None:
+                self.header = columns
+                self.names.update(columns.names)
                 continue
             if self.header is None or not self._fits(cells, self.header):
                 self.skipped += 1
@@ -153,14 +147,14 @@ def header(line: str) -> Header | None:
 def _header(cells: Sequence[str]) -> Header | None:
     cells = cells if cells[-1] else cells[:-1]
     titles = [cell.partition(" [") for cell in cells]
-    found = [(_ALIASES.get(name, name), unit.removesuffix("]")) for name, _, unit in titles]
-    names = tuple(name for name, _ in found)
-    if _KNOWN.isdisjoint(names):
+    columns = [(_ALIASES.get(name, name), unit.removesuffix("]")) for name, _, unit in titles]
+    names = tuple(name for name, _ in columns)
+    if _COLUMNS.isdisjoint(names):
         return None
     is_its_own = all(_TITLE.fullmatch(cell) for cell in cells)
     if not is_its_own and UNITS.keys().isdisjoint(names):
         return None
-    return Header(names, dict(found), is_its_own)
+    return Header(names, dict(columns), is_its_own)
 
 
 def key_of(names: Iterable[str]) -> str | None:
@@ -172,9 +166,6 @@ def key_of(names: Iterable[str]) -> str | None:
 def _split(line: str) -> list[str]:
     """The cells; nothing that nvidia-smi says of a GPU has a comma in it."""
     return [cell.strip(_AROUND) for cell in line.split(",")]
-
-
-# -- nvidia smi ------------------------------------------------------------------------------------
 
 
 _POWER = ("power.draw", "power.draw.instant", "power.draw.average")
@@ -213,24 +204,24 @@ class NvidiaSmiImporter:
     is_live = False  # it is no program's that is measured
 
     def __init__(self, one_device: bool = False) -> None:
-        """`one_device`: the user says that it is of one, where no column tells."""
+        """`one_device`: the user declares one device, where no column names it."""
         self.devices: dict[str, Device] = {}
         self._is_one_device = one_device
         self._left_out = 0  # rows that are no readings
         self._why = ""  # of the first of them
 
     def recognises(self, head: Sequence[str]) -> bool:
-        """Say whether one of these lines is a header with a column that is read."""
-        found = [header(text.strip()) for text in head]
+        """True if one of these lines is a header with a column that is read."""
+        headers = [header(text.strip()) for text in head]
         return any(
-            one
-            and not set(_FIGURES).isdisjoint(one.names)
-            and (one.is_its_own or "timestamp" in one.names)
-            for one in found
+            columns
+            and not set(_FIGURES).isdisjoint(columns.names)
+            and (columns.is_its_own or "timestamp" in columns.names)
+            for columns in headers
         )
 
     def advice(self, head: Sequence[str]) -> str:
-        """What to do with a log that begins so and in which nothing was recognised."""
+        """A hint for a log with this beginning in which nothing was recognised."""
         is_headless = any(
             "," in text and any(_CELL.fullmatch(cell.strip()) for cell in text.split(","))
             for text in head
@@ -238,13 +229,13 @@ class NvidiaSmiImporter:
         return _HEADLESS if is_headless else ""
 
     def words(self, recognised: str) -> LineHints | None:
-        """Those of which a header has one; from there on every line."""
+        """Byte strings of which a header holds one; after a header, every line."""
         return None if recognised else LineHints(_WORDS)
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
-        """Yield the readings of all devices, and what is to be known of them."""
+        """Yields the samples of all devices, with marks about assumptions."""
         log = CsvLog()
-        told = [Mark(0, "assumed", _LOCAL), Mark(0, "output_unrecognised", _NO_STEPS)]
+        marks = [Mark(0, "assumed", _LOCAL), Mark(0, "output_unrecognised", _NO_STEPS)]
         last_ns: dict[str, int] = {}
         for reading in _complete_readings(self._keyed(log, lines)):
             for device, row in reading.items():
@@ -255,7 +246,7 @@ class NvidiaSmiImporter:
                     yield Mark(sample.t_ns, "restarted", "timestamps fall back")
                     last_ns.clear()
                 if not last_ns:
-                    yield from told
+                    yield from marks
                     if key_of(row.cells) is None:
                         yield Mark(0, "assumed", _SAID_TO_BE_ONE)
                 last_ns[device] = sample.t_ns
@@ -263,8 +254,8 @@ class NvidiaSmiImporter:
         if log.header is not None and not self.devices:
             raise FormatError(self._why_none(log))
         if self._left_out or log.skipped > log.readings:
-            said = f"{self._left_out + log.skipped} of {log.lines} lines are no readings"
-            yield Mark(0, "rows_dropped", f"{said}: {self._why or log.why_skipped}")
+            message = f"{self._left_out + log.skipped} of {log.lines} lines are no readings"
+            yield Mark(0, "rows_dropped", f"{message}: {self._why or log.why_skipped}")
 
     def _keyed(self, log: CsvLog, lines: Iterable[Line]) -> Iterator[tuple[str, Row]]:
         """The rows, each with its device."""
@@ -285,7 +276,7 @@ class NvidiaSmiImporter:
         self._why = self._why or why
 
     def _why_none(self, log: CsvLog) -> str:
-        """What to say of a log of which nothing was read."""
+        """The message for a log without any reading."""
         if "timestamp" not in log.names:
             return _NO_TIMES
         if key_of(log.names) is None and not self._is_one_device:
@@ -334,8 +325,8 @@ def _device(device: str, row: Row) -> Device:
             **({} if any(name in row.cells for name in _POWER) else {_NO_POWER: ["power_w"]}),
         },
     }
-    known = {name: value for name, value in facts.items() if value is not None}
-    return Device(device, "gpu", row.cells.get("name", "NVIDIA GPU"), "nvidia_smi", known)
+    facts_read = {name: value for name, value in facts.items() if value is not None}
+    return Device(device, "gpu", row.cells.get("name", "NVIDIA GPU"), "nvidia_smi", facts_read)
 
 
 def _complete_readings(rows: Iterable[tuple[str, Row]]) -> Iterator[dict[str, Row]]:

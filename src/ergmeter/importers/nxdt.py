@@ -1,16 +1,15 @@
-"""What did NXDT (NeuronX Distributed Training) print, or NeMo, of which it is a relative?
+"""Reads the output of NXDT (NeuronX Distributed Training) and of NeMo.
 
 Three kinds of lines. Lightning's progress bar with `reduced_train_loss=..., throughput=...` in any
 order. NeMo's `Training epoch 0, iteration 120/149 | reduced_train_loss: 1.2 | ...`. And the plain
-lines that nki-llama's calculator asks for: `step_time: 1.234`, `throughput: 150.5`, `loss: 2.345`,
-each on a line of its own, of which several are one step.
+lines that nki-llama's calculator expects: `step_time: 1.234`, `throughput: 150.5`, `loss: 2.345`,
+each on its own line, several of which make one step.
 
-Three traps. `throughput` is sequences per second, in the bar a mean over the last ten steps that
-begins with the compile; the tokens/s and samples/s that others print are other figures. The bar
-prints three digits of a large number: 1.63e+6 consumed samples, so that a running total stands
-still and leaps; what a step holds is then taken from the totals that were exact. And the plain
-lines have no step number: in a file, those with a step time are numbered as they come, each as one
-step.
+- `throughput` is sequences per second. In the bar it is a mean over the last ten steps that begins
+  with the compile.
+- The bar prints three digits of a large number, such as 1.63e+6 consumed samples. A running total
+  then stands still and leaps, so the samples of a step come from the totals that were exact.
+- Plain lines have no step number. In a file, those with a step time are numbered in order.
 """
 
 from __future__ import annotations
@@ -19,32 +18,29 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ergmeter.importers.engine.dialect import NXDT, Dialect
-from ergmeter.importers.engine.names import (
+from ergmeter.importers.engine.pairs import (
+    HINTS,
+    MAX_CHARS,
     SECONDS,
     Meaning,
+    NamedNumber,
     count,
     meaning,
     number,
     of_evaluation,
     plain,
 )
-from ergmeter.importers.engine.pairs import HINTS, MAX_CHARS, NamedNumber
 from ergmeter.importers.engine.progress_bar import bar
-from ergmeter.importers.engine.reading import OutputReader
-from ergmeter.importers.engine.step_lines import label_of, rank_of
+from ergmeter.importers.engine.reading import RecordReader
+from ergmeter.importers.engine.step_lines import NXDT, Dialect, label_of, rank_of
 from ergmeter.importers.logfile import LineHints
 from ergmeter.ports import Line
 from ergmeter.records import Record
 
-# -- plainlines ------------------------------------------------------------------------------------
-# Which figures stand on lines of their own, as nki-llama's calculator asks for them?
-#
-# `step_time: 1.234`, `throughput: 150.5`, `loss: 2.345`
-#
-# The trap: such lines are half of prose. `Average throughput: 150.5` is a summary, `eval loss: 2.1`
-# an evaluation, `throughput: 9000 tokens/s` another figure under the same name; and a line that
-# also names its step is a loop's own, which is read as any loop's.
+# Figures on lines of their own, as nki-llama's calculator expects them: `step_time: 1.234`,
+# `throughput: 150.5`, `loss: 2.345`. `Average throughput: 150.5` is a summary, `eval loss: 2.1`
+# an evaluation, and `throughput: 9000 tokens/s` another quantity. A line that also names its step
+# is read as any loop's.
 
 
 _PLAIN = re.compile(
@@ -77,15 +73,15 @@ def plain_figures(text: str) -> list[tuple[str, str]] | None:
     if NXDT in text or "%|" in text or "{" in text:
         return None
     text = plain(text)
-    said = _PLAIN.findall(text)
-    if not said or _OTHER.search(text) or of_evaluation(text):
+    fields = _PLAIN.findall(text)
+    if not fields or _OTHER.search(text) or of_evaluation(text):
         return None
-    found = [_in_its_unit(name, figure, unit) for name, figure, unit in said]
-    names = {name for name, _ in found}
+    figures = [_in_its_unit(name, figure, unit) for name, figure, unit in fields]
+    names = {name for name, _ in figures}
     if names & _STEP:
-        return None if names - _STEP - {"epoch"} else found
+        return None if names - _STEP - {"epoch"} else figures
     numbered = _SPACED_STEP.search(text)
-    return [("step", numbered[1]), *found] if numbered else found
+    return [("step", numbered[1]), *figures] if numbered else figures
 
 
 def is_own(name: str) -> bool:
@@ -102,14 +98,10 @@ def _in_its_unit(name: str, figure: str, unit: str) -> tuple[str, str]:
     return name, figure
 
 
-# -- groups ----------------------------------------------------------------------------------------
-# Which plain lines are one step, and of which rank?
-#
-# A name that comes again begins the next step. Three traps. Ranks that print into one output print
-# each name in turn: taken as one, half of a step is counted as a step, so each rank has its own
-# group. srun's `0: ` before a line may as well be an epoch's number: it is a rank's if one comes
-# again after another. And a rate alone is a step of a log that has nothing else, but a summary or a
-# stray line in one that has steps: so rates wait until it is known which.
+# Groups of plain lines that make one step. A name that comes again begins the next step. Ranks
+# that print into one output have one group each. srun's `0: ` before a line may be an epoch's
+# number; it is a rank's if one comes again after another. A rate alone is a step only in a log
+# that has nothing else, so rates wait until that is known.
 
 
 GROUP = "\x1f"  # between the first line of a group and its fields; no program prints it
@@ -118,7 +110,7 @@ _LABELLED = 1024  # lines: no job has so many ranks that its first would not hav
 
 
 class Groups:
-    """Makes the plain lines of a step one."""
+    """Joins the plain lines of a step into one line."""
 
     def __init__(self) -> None:
         self.rates_are_steps = False  # the log has nothing but rates
@@ -134,13 +126,13 @@ class Groups:
     def __bool__(self) -> bool:
         return bool(self._open or self._labelled or self._rates)
 
-    def take(self, line: Line, said: list[tuple[str, str]]) -> Iterator[Line]:
-        """The next plain line, and what it says. Yields the groups that are complete."""
+    def take(self, line: Line, figures: list[tuple[str, str]]) -> Iterator[Line]:
+        """Takes the next plain line and its figures. Yields the groups that are complete."""
         label = None if line.t_ns is not None else label_of(line.text)
         if self._labels_are_ranks is not None or (label is None and not self._labelled):
-            yield from self._add(line, said)
+            yield from self._add(line, figures)
             return
-        self._labelled.append((line, said))
+        self._labelled.append((line, figures))
         if label is not None and label not in self._labels[-1:]:
             if label in self._labels:
                 yield from self._decide(are_ranks=True)
@@ -159,7 +151,7 @@ class Groups:
         yield from self._let_go()
 
     def drop(self) -> None:
-        """What looked like steps was configuration."""
+        """Drops the open groups: they were configuration, not steps."""
         self._open.clear()
         self._labelled.clear()
         self._rates.clear()
@@ -168,20 +160,20 @@ class Groups:
         if self._labels_are_ranks is None and self._labelled:
             self._labels_are_ranks = are_ranks
         waiting, self._labelled = self._labelled, []
-        for line, said in waiting:
-            yield from self._add(line, said)
+        for line, figures in waiting:
+            yield from self._add(line, figures)
 
-    def _add(self, line: Line, said: list[tuple[str, str]]) -> Iterator[Line]:
+    def _add(self, line: Line, figures: list[tuple[str, str]]) -> Iterator[Line]:
         whose = rank_of(line.text)
         if whose is None and self._labels_are_ranks and (label := label_of(line.text)) is not None:
             whose, line = label, replace(line, text=f"[rank{label}]: {line.text}")
         opened = self._open.get(whose)
-        if opened is not None and any(name in opened[1] for name, _ in said):
+        if opened is not None and any(name in opened[1] for name, _ in figures):
             yield from self._close(whose)
             opened = None
         if opened is None:
             opened = self._open[whose] = line, {}
-        opened[1].update(said)
+        opened[1].update(figures)
 
     def _close(self, whose: int | None) -> Iterator[Line]:
         """A group as one line. It waits if it has nothing but rates, and may be no step."""
@@ -213,14 +205,11 @@ class Groups:
         yield from waiting
 
 
-def said_in(text: str) -> Iterator[tuple[str, str]]:
+def group_figures(text: str) -> Iterator[tuple[str, str]]:
     """The names and figures of a group that was made one line."""
     for part in text.rpartition(GROUP)[2].split(" | "):
         name, _, figure = part.partition("=")
         yield name, figure
-
-
-# -- nxdt ------------------------------------------------------------------------------------------
 
 
 _SEQUENCES = Meaning("rate", "throughput", unit="sequences/s")
@@ -254,15 +243,15 @@ class NxdtImporter:
     )
 
     def recognises(self, head: Sequence[str]) -> bool:
-        """Say whether one of these lines is NXDT's. One line alone decides."""
+        """True if one of these lines is NXDT's. One line is enough."""
         return any(_is_own(text) for text in reversed(head))
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come. Plain lines wait for the first of the next step."""
-        return OutputReader(self.dialect()).records(lines)
+        return RecordReader(self.dialect()).records(lines)
 
     def words(self, recognised: str) -> LineHints:
-        """What to look for in a log after this line."""
+        """Byte strings of which each wanted line holds one."""
         return LineHints((NXDT.encode(),)) if NXDT in recognised else PLAIN_WORDS
 
     def dialect(self) -> Dialect:
@@ -288,12 +277,12 @@ class _Nxdt(Dialect):
         self._step_text = ""  # as the last bar has it
 
     def joined(self, lines: Iterable[Line]) -> Iterator[Line]:
-        """With the plain lines of a step made one."""
+        """Yields the lines, with the plain lines of a step joined into one."""
         groups = self._groups
         for line in lines:
-            said = None if self._has_bars else plain_figures(line.text)
-            if said is not None:
-                for group in groups.take(line, said):
+            figures = None if self._has_bars else plain_figures(line.text)
+            if figures is not None:
+                for group in groups.take(line, figures):
                     yield self._counted(group)
                 continue
             if NXDT in line.text and not self._has_bars:
@@ -321,28 +310,30 @@ class _Nxdt(Dialect):
 
     def pairs(self, text: str) -> list[NamedNumber]:
         if NXDT in text:
-            found = self._without_rounding(_fields(text))
+            pairs = self._without_rounding(_fields(text))
         elif GROUP in text:
-            found = [NamedNumber(means, name, v) for name, means, v in _figures(said_in(text))]
+            pairs = [
+                NamedNumber(means, name, v) for name, means, v in _figures(group_figures(text))
+            ]
         else:
-            found = [_in_sequences(pair) for pair in super().pairs(text)]
-        if any(pair.means is _SEQUENCES for pair in found):
+            pairs = [_in_sequences(pair) for pair in super().pairs(text)]
+        if any(pair.means is _SEQUENCES for pair in pairs):
             self.note(_MEAN_OF_TEN if NXDT in text else _MEANS_SEQUENCES)
-        return found
+        return pairs
 
-    def is_step(self, found: list[NamedNumber], text: str) -> bool:
+    def is_step(self, pairs: list[NamedNumber], text: str) -> bool:
         """A bar or a line of NeMo's; a group with a step's number or time, or a loss and a rate."""
-        kinds = {pair.means.kind for pair in found}
+        kinds = {pair.means.kind for pair in pairs}
         if NXDT in text:
             return {"step", "loss"} <= kinds
         if GROUP in text:
             others = {"loss"} if not self._groups.rates_are_steps else set()
             return bool(kinds & {"step", "own_time"}) or {"rate"} | others <= kinds
-        return super().is_step(found, text)
+        return super().is_step(pairs, text)
 
-    def is_evaluation(self, found: list[NamedNumber], text: str) -> bool:
+    def is_evaluation(self, pairs: list[NamedNumber], text: str) -> bool:
         is_own = NXDT in text or GROUP in text
-        return not is_own and super().is_evaluation(found, text)
+        return not is_own and super().is_evaluation(pairs, text)
 
     def _is_loops_own(self, text: str) -> bool:
         """Whether this is a step line as any loop prints them."""
@@ -356,26 +347,26 @@ class _Nxdt(Dialect):
             self.note(_COUNTED)
         return group
 
-    def _without_rounding(self, found: list[tuple[str, Meaning, float, str]]) -> list[NamedNumber]:
+    def _without_rounding(self, fields: list[tuple[str, Meaning, float, str]]) -> list[NamedNumber]:
         """The pairs; a rounded total of samples gives way to what a step was seen to hold."""
-        kept = [NamedNumber(means, name, value) for name, means, value, _ in found]
-        step = next((int(p.value) for p in kept if p.means.kind == "step"), None)
-        total = next((f for f in found if f[1].name == "consumed_samples"), None)
+        pairs = [NamedNumber(means, name, value) for name, means, value, _ in fields]
+        step = next((int(p.value) for p in pairs if p.means.kind == "step"), None)
+        total = next((f for f in fields if f[1].name == "consumed_samples"), None)
         if step is None or total is None:
-            return kept
+            return pairs
         if "e" not in total[3]:
             self._learn(step, int(total[2]))
-            return kept
-        kept = [pair for pair in kept if pair.means.name != "consumed_samples"]
+            return pairs
+        pairs = [pair for pair in pairs if pair.means.name != "consumed_samples"]
         if self._per_step is None:
-            return kept
+            return pairs
         self.note(_ROUNDED.format(total[3], self._per_step))
-        return [*kept, NamedNumber(_BATCH, "samples of a step", float(self._per_step))]
+        return [*pairs, NamedNumber(_BATCH, "samples of a step", float(self._per_step))]
 
     def _learn(self, step: int, total: int) -> None:
         if self._exact is not None and step > self._exact[0]:
-            whole, rest = divmod(total - self._exact[1], step - self._exact[0])
-            self._per_step = whole if rest == 0 and whole > 0 else None
+            per_step, rest = divmod(total - self._exact[1], step - self._exact[0])
+            self._per_step = per_step if rest == 0 and per_step > 0 else None
         self._exact = step, total
 
 
@@ -388,44 +379,44 @@ def _fields(text: str) -> list[tuple[str, Meaning, float, str]]:
     text = plain(text[:MAX_CHARS])
     start = text.find(f"{NXDT}=")
     texts = dict(_of_bar(text, start) if start >= 0 else _of_line(text))
-    found = [(name, means, v, texts[name]) for name, means, v in _figures(texts.items())]
-    if any(name == NXDT for name, *_ in found):
-        found = [f for f in found if f[0] not in _OTHER_LOSSES]
-    return found
+    fields = [(name, means, v, texts[name]) for name, means, v in _figures(texts.items())]
+    if any(name == NXDT for name, *_ in fields):
+        fields = [f for f in fields if f[0] not in _OTHER_LOSSES]
+    return fields
 
 
 def _of_bar(text: str, start: int) -> list[tuple[str, str]]:
     """`... 3/62 [02:59<58:44, 0.02it/s, v_num=8-06, reduced_train_loss=6.930, ...]`."""
     begin = text.rfind("[", 0, start) + 1
-    said = [part.partition("=")[::2] for part in text[begin:].rstrip("] \x1b").split(", ")]
-    named = [(name.strip(), figure.strip()) for name, figure in said if figure]
+    fields = [part.partition("=")[::2] for part in text[begin:].rstrip("] \x1b").split(", ")]
+    named = [(name.strip(), figure.strip()) for name, figure in fields if figure]
     if any(name == "global_step" for name, _ in named):
         return named
-    drawn, epoch = bar(text), _EPOCH.search(text)
-    if drawn is None or drawn.total is None or epoch is None:
+    progress, epoch = bar(text), _EPOCH.search(text)
+    if progress is None or progress.total is None or epoch is None:
         return named
     # The bar counts from 0 again with each epoch; the numbers here are of the whole training.
-    return [*named, ("it", str(int(epoch[1]) * drawn.total + drawn.n))]
+    return [*named, ("it", str(int(epoch[1]) * progress.total + progress.n))]
 
 
 def _of_line(text: str) -> list[tuple[str, str]]:
     """`Training epoch 0, iteration 120/149 | lr: 3e-05 | ... | global_step: 120 | ...`."""
     parts = text.split(" | ")
-    said = [part.rpartition(":")[::2] for part in parts[1:]]
+    fields = [part.rpartition(":")[::2] for part in parts[1:]]
     head = re.search(r"\biteration (\d{1,12})/", parts[0])
-    named = [(name.strip(), figure.strip()) for name, figure in said]
+    named = [(name.strip(), figure.strip()) for name, figure in fields]
     return [*named, ("iteration", head[1])] if head else named
 
 
-def _figures(said: Iterable[tuple[str, str]]) -> Iterator[tuple[str, Meaning, float]]:
-    for name, figure in said:
+def _figures(fields: Iterable[tuple[str, str]]) -> Iterator[tuple[str, Meaning, float]]:
+    for name, figure in fields:
         if name == "throughput":
             means: Meaning | None = _SEQUENCES
         else:
             means = _STEP_TIME if name == _NEMO_TIME else meaning(name)
         if means is None:
             continue
-        whole = means.kind in ("step", "count")
-        value = count(figure) if whole else number(figure)
+        is_integer = means.kind in ("step", "count")
+        value = count(figure) if is_integer else number(figure)
         if value is not None:
             yield name, means, value

@@ -1,13 +1,12 @@
-"""Where did the time of profiled steps go: computing, communicating, copying, or nothing at all?
+"""Splits the time of profiled steps into compute, communication, copies and idle time.
 
-From the trace that torch's profiler writes (`export_chrome_trace`). The trap: adding up kernels.
-They overlap, and communication that hides behind computation costs nothing. So each kind is the
-length of its union of spans, and what adds up to the whole is: computation; communication that
-nothing was computed beside; copies that went on beside neither; and the rest, idle.
+Input is a trace of torch's profiler (`export_chrome_trace`). Kernels overlap, so each kind is the
+length of the union of its spans. Compute, communication without compute beside it, copies beside
+neither, and idle time add up to the whole.
 
-On a GPU kernels are told apart by the names of their libraries. Without one the operators on the
-host stand in for kernels, and collectives of gloo for communication. A trace that names no steps,
-of a plain `with profile()`, is split all the same: how many it holds is not known.
+On a GPU kernels are classified by their libraries' names. Without a GPU, operators on the host
+stand in for kernels and gloo's collectives for communication. A trace without named steps, of a
+plain `with profile()`, is split too; its number of steps is unknown.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _ONE_LINE = (
 
 @dataclass(frozen=True, slots=True)
 class TraceTimes:
-    """Of all profiled steps together. What is `alone` has nothing else beside it."""
+    """Times of all profiled steps together. `alone` means that nothing else ran beside it."""
 
     steps: int | None  # None where the trace names none
     on: str  # "gpu" or "host"
@@ -62,7 +61,7 @@ class TraceTimes:
     idle_s: float
 
     def mark(self, t_ns: int, **more: Any) -> Mark:  # noqa: ANN401  what else is known of it
-        """As it stands in a run."""
+        """The mark that stores it in a run."""
         return Mark(t_ns, MARK, json.dumps({**asdict(self), **more}))
 
 
@@ -74,11 +73,11 @@ class TorchTraceImporter:
     is_live = False  # no program prints one
 
     def recognises(self, head: Sequence[str]) -> bool:
-        """Say whether the list of events begins in one of these lines."""
+        """True if the list of events begins in one of these lines."""
         return any(_EVENTS in text for text in head)
 
     def words(self, recognised: str) -> LineHints | None:
-        """The word that begins it; from there on every line."""
+        """The word that begins the events; after it, every line."""
         return None if recognised else LineHints((_EVENTS.encode(),))
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
@@ -90,12 +89,12 @@ class TorchTraceImporter:
         if not text:
             return
         events = events_of(text)
-        steps, found = steps_of(events), split(events)
+        steps, times = steps_of(events), split(events)
         if not steps:
             yield Mark(0, "output_unrecognised", _NO_STEPS)
-            yield Reported(0, "profiled_s", found.window_s, "s")
+            yield Reported(0, "profiled_s", times.window_s, "s")
         yield from steps
-        yield found.mark(0)
+        yield times.mark(0)
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
@@ -108,64 +107,68 @@ def events_of(text: str) -> list[dict[str, Any]]:
     if not isinstance(events, list):
         kind = "an object" if isinstance(events, dict) else json.dumps(events)[:40]
         raise FormatError(f"a torch trace whose traceEvents is {kind}: it must be a list of events")
-    spans = [one for one in events if isinstance(one, dict) and one.get("ph") == "X"]
+    spans = [event for event in events if isinstance(event, dict) and event.get("ph") == "X"]
     # What has no end, or one before its beginning, says nothing of how long it took.
-    lasting = [one for one in spans if _is_number(one.get("dur")) and one["dur"] >= 0]
-    for one in lasting:
-        if not _is_number(one.get("ts")):
-            seen = f"ts {json.dumps(one['ts'])[:40]}" if "ts" in one else "no ts"
-            name = str(one.get("name"))[:80]
-            raise FormatError(f"a torch trace whose event {name} has {seen}: a number of us needed")
+    lasting = [span for span in spans if _is_number(span.get("dur")) and span["dur"] >= 0]
+    for event in lasting:
+        if not _is_number(event.get("ts")):
+            problem = f"ts {json.dumps(event['ts'])[:40]}" if "ts" in event else "no ts"
+            name = str(event.get("name"))[:80]
+            raise FormatError(
+                f"a torch trace whose event {name} has {problem}: a number of us needed"
+            )
     return lasting
 
 
 def _is_number(value: object) -> bool:
-    """Whether it is one, and a time in reach: JSON has NaN, and integers of any length."""
+    """True for a finite time in range: JSON has NaN, and integers of any length."""
     return isinstance(value, int | float) and -_FAR_US < value < _FAR_US
 
 
 def steps_of(events: Sequence[dict[str, Any]]) -> list[Step]:
-    """The steps that the profiler was told of, by the host's clock."""
-    found = []
+    """The profiler's steps, by the host's clock."""
+    steps = []
     for event in events:
         name = _STEP.fullmatch(str(event.get("name")))
         if name and event.get("cat") == "user_annotation":
             start_ns = round(event["ts"] * _NS_PER_US)
             end_ns = start_ns + max(1, round(event["dur"] * _NS_PER_US))
-            found.append(Step(start_ns, end_ns, index=int(name[1])))
-    return sorted(found, key=lambda step: step.start_ns)
+            steps.append(Step(start_ns, end_ns, index=int(name[1])))
+    return sorted(steps, key=lambda step: step.start_ns)
 
 
 def split(events: Sequence[dict[str, Any]]) -> TraceTimes:
-    """Where the time of the profiled steps went."""
+    """Splits the time of the profiled steps."""
     steps = steps_of(events)
-    kernels = [one for one in events if one.get("cat") == "kernel"]
-    work = kernels or [one for one in events if one.get("cat") == "cpu_op" or _is_collective(one)]
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    work = kernels or [
+        event for event in events if event.get("cat") == "cpu_op" or _is_collective(event)
+    ]
     if not work and not steps:
         raise FormatError("the trace holds neither kernels nor operators nor profiled steps")
-    communication = _spans(one for one in work if _is_collective(one))
-    compute = _spans(one for one in work if not _is_collective(one))
-    copies = _spans(one for one in events if kernels and one.get("cat") in _COPIES)
+    communication = _spans(event for event in work if _is_collective(event))
+    compute = _spans(event for event in work if not _is_collective(event))
+    copies = _spans(event for event in events if kernels and event.get("cat") in _COPIES)
     if steps and not kernels:
         window = steps[0].start_ns / _NS_PER_US, steps[-1].end_ns / _NS_PER_US
-        compute, communication = (_within(one, window) for one in (compute, communication))
+        compute, communication = (_within(spans, window) for spans in (compute, communication))
     every = _union(np.concatenate([compute, communication, copies]))
     if kernels or not steps:  # from the first to the end of the last, however far ahead the host is
         window = every[0, 0], every[-1, 1]
     busy = _length(_union(np.concatenate([compute, communication])))
-    whole = window[1] - window[0]
-    if not whole > 0:
+    window_us = window[1] - window[0]
+    if not window_us > 0:
         raise FormatError("the trace holds nothing that lasted any time")
     return TraceTimes(
         steps=len(steps) or None,
         on="gpu" if kernels else "host",
-        window_s=whole / _US_PER_S,
+        window_s=window_us / _US_PER_S,
         compute_s=_length(_union(compute)) / _US_PER_S,
         communication_s=_length(_union(communication)) / _US_PER_S,
         communication_alone_s=(busy - _length(_union(compute))) / _US_PER_S,
         copy_s=_length(_union(copies)) / _US_PER_S,
         copy_alone_s=(_length(every) - busy) / _US_PER_S,
-        idle_s=(whole - _length(every)) / _US_PER_S,
+        idle_s=(window_us - _length(every)) / _US_PER_S,
     )
 
 
@@ -174,8 +177,8 @@ def _is_collective(event: dict[str, Any]) -> bool:
 
 
 def _spans(events: Iterable[dict[str, Any]]) -> Spans:
-    found = [(float(one["ts"]), float(one["ts"]) + float(one["dur"])) for one in events]
-    return np.array(found).reshape(-1, 2)
+    spans = [(float(event["ts"]), float(event["ts"]) + float(event["dur"])) for event in events]
+    return np.array(spans).reshape(-1, 2)
 
 
 def _union(spans: Spans) -> Spans:

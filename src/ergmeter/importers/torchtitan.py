@@ -1,12 +1,11 @@
-"""What did torchtitan print about its steps?
+"""Reads the step lines of torchtitan.
 
     [rank0]:[titan] 2025-06-16 22:30:50,322 - root - INFO - step: 200  loss:  6.1384
     memory: 49.66GiB(52.28%)  tps: 5,856  tflops: 339.16  mfu: 34.29%
 
-The trap: `tps`, and `wps` before it, is the tokens per second of one device, not of the training;
-a reader who takes it for the whole is wrong by the number of devices. So it keeps a unit of its
-own. What a step holds stands in the line before the first one, `with local batch size 8, global
-batch size 64, sequence length 8192`: the tokens of a step are taken from there.
+`tps`, and `wps` before it, is tokens per second of one device, not of the training, so it has its
+own unit. The tokens of a step come from a line before the first one: `with local batch size 8,
+global batch size 64, sequence length 8192`.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from ergmeter.importers.engine.dialect import Dialect, is_torchtitan
-from ergmeter.importers.engine.names import NUMBER, Meaning, number, plain
-from ergmeter.importers.engine.pairs import MAX_CHARS, NamedNumber
-from ergmeter.importers.engine.reading import OutputReader
+from ergmeter.importers.engine.pairs import MAX_CHARS, NUMBER, Meaning, NamedNumber, number, plain
+from ergmeter.importers.engine.reading import RecordReader
+from ergmeter.importers.engine.step_lines import Dialect, is_torchtitan
 from ergmeter.importers.logfile import LineHints
 from ergmeter.ports import Line
 from ergmeter.records import Record
@@ -56,7 +54,7 @@ class TorchTitanImporter:
     looks_for = "torchtitan `step: 10  loss: 7.9  memory: 47.2GiB(59.7%)  tps: 5,123 ...`"
 
     def recognises(self, head: Sequence[str]) -> bool:
-        """Say whether one of these lines is torchtitan's. One line alone decides."""
+        """True if one of these lines is torchtitan's. One line is enough."""
         return any(
             (is_torchtitan(text) and bool(_figures(text))) or _BATCH.search(text) is not None
             for text in reversed(head)
@@ -64,10 +62,10 @@ class TorchTitanImporter:
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come."""
-        return OutputReader(self.dialect()).records(lines)
+        return RecordReader(self.dialect()).records(lines)
 
     def words(self, recognised: str) -> LineHints:  # noqa: ARG002
-        """What to look for in a log after this line."""
+        """Byte strings of which each wanted line holds one."""
         return LineHints((b"GiB(", _STARTS.encode()))
 
     def dialect(self) -> Dialect:
@@ -90,29 +88,29 @@ class _TorchTitan(Dialect):
         if _STARTS in text and (match := _BATCH.search(text, 0, MAX_CHARS)):
             self._batch = int(match[1]), int(match[2])
             return []
-        found = _figures(text)
-        if not found or self._batch is None:
-            return found
+        pairs = _figures(text)
+        if not pairs or self._batch is None:
+            return pairs
         per_step, length = self._batch
         self.note(_BATCHED.format(per_step, length))
-        samples = per_step * next(pair.value for pair in found if pair.means.kind == "step")
+        samples = per_step * next(pair.value for pair in pairs if pair.means.kind == "step")
         return [
-            *found,
+            *pairs,
             NamedNumber(_SAMPLES, "steps x global batch size", samples),
             NamedNumber(_TOKENS, "steps x global batch size x sequence length", samples * length),
         ]
 
-    def is_step(self, found: list[NamedNumber], text: str) -> bool:  # noqa: ARG002
-        return any(pair.means.kind == "step" for pair in found)
+    def is_step(self, pairs: list[NamedNumber], text: str) -> bool:  # noqa: ARG002
+        return any(pair.means.kind == "step" for pair in pairs)
 
-    def is_evaluation(self, found: list[NamedNumber], text: str) -> bool:  # noqa: ARG002
+    def is_evaluation(self, pairs: list[NamedNumber], text: str) -> bool:  # noqa: ARG002
         return "validate step:" in text
 
 
 def _figures(text: str) -> list[NamedNumber]:
-    found = []
+    pairs = []
     for name, figure, unit in _FIGURE.findall(plain(text[:MAX_CHARS])):
         value = number(figure.replace(",", ""))
         if value is not None and (name != "step" or value.is_integer()):
-            found.append(NamedNumber(_MEANS[name], name, value * _SCALE.get(unit, 1.0)))
-    return found if any(pair.means.kind == "step" for pair in found) else []
+            pairs.append(NamedNumber(_MEANS[name], name, value * _SCALE.get(unit, 1.0)))
+    return pairs if any(pair.means.kind == "step" for pair in pairs) else []

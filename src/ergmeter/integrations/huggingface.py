@@ -22,7 +22,7 @@ from ergmeter.errors import UsageError
 from ergmeter.integrations.guard import Stopping
 from ergmeter.integrations.training import Outside, Training, failure
 from ergmeter.meter import Meter
-from ergmeter.runlog.rank_layout import told_layout
+from ergmeter.runlog.process_group import framework_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -291,7 +291,7 @@ def _tells(callback: ErgmeterCallback, trainer: Any) -> bool:  # noqa: ANN401
 def _is_laid_out(trainer: Any, training: Training) -> bool:  # noqa: ANN401
     """Whether it is known which ranks are given the same, so that a reader counts them once."""
     declared = training.meter is not None and training.meter.plan.settings.layout is not None
-    return declared or "at" in (told_layout(trainer.model) or {})
+    return declared or "at" in (framework_layout(trainer.model) or {})
 
 
 def _counts_whole_sequences(training: Training) -> None:

@@ -26,7 +26,7 @@ from ergmeter.integrations.model_description import Description
 from ergmeter.integrations.unsettled_steps import UnsettledSteps
 from ergmeter.meter import Meter, active_meters
 from ergmeter.meter.clock import moment
-from ergmeter.meter.run_plan import say
+from ergmeter.meter.run_plan import print_notice
 from ergmeter.records import Mark, Step
 
 if TYPE_CHECKING:
@@ -418,7 +418,7 @@ class Training:
             t_ns = time.monotonic_ns()
             self.meter._handover.marks.append(Mark(t_ns, "integration_failed", said))
         elif not self._looks_on:  # there is no run to say it in
-            say(f"nothing is measured: {error}")
+            print_notice(f"nothing is measured: {error}")
 
 
 class Outside:

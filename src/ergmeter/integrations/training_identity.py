@@ -12,8 +12,7 @@ import secrets
 from typing import Any, cast
 
 from ergmeter.flops.counted.unsharded import sizes, whole_parameters
-from ergmeter.runlog.process_group import agreed, world_size
-from ergmeter.runlog.rank_layout import told_layout
+from ergmeter.runlog.process_group import agreed_word, framework_layout, world_size
 
 __all__ = ["training_identity", "world_size"]
 
@@ -24,14 +23,14 @@ _in_group = itertools.count()  # apart: a rank that has trained alone before is 
 def training_identity(model: object = None) -> dict[str, Any]:
     """What tells this training from others in the same run; ranks of one training agree on it."""
     world = world_size()
-    word = agreed(f"ergmeter/training/{next(_in_group)}") if world > 1 else None
+    word = agreed_word(f"ergmeter/training/{next(_in_group)}") if world > 1 else None
     return {
         "id": word or secrets.token_hex(6),
         "world": world,
         "number": next(_trainings),
         **({} if model is None else {"model": _class_name(model)}),
         **_model_sizes(model),
-        **({"layout": told} if (told := told_layout(model)) else {}),
+        **({"layout": told} if (told := framework_layout(model)) else {}),
     }
 
 

@@ -1,28 +1,116 @@
-"""How is a request sent, without the client being what is measured?
+"""Sends requests to a server, so that the client itself is not what is measured.
 
-The trap: a client that is busy. Its own waiting would be read as the server's. One thread with one
-event loop takes bytes in and notes the time before it looks at them; nothing is written or printed
-there. What the loop cost is measured: its CPU time, and how late it woke (`Pulse`).
+A busy client's own waiting would count as the server's. One thread with one event loop takes bytes
+in and notes the time before it parses them; nothing is written or printed there. The loop's cost is
+measured: its CPU time, and how late it woke (`Pulse`).
 
-Connections are opened before the clock of a request starts, so that TTFT holds no handshake; how
-long the handshake took is kept beside it. The other defensible way, from before the connection, is
-what a first visitor sees, and depends on the network more than on the server.
+Connections are opened before the clock of a request starts, so TTFT includes no handshake; the
+handshake's time is stored beside it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
+import socket
 import ssl
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
+from ergmeter.errors import UsageError
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from ergmeter.load.address import ServerAddress
     from ergmeter.load.answer import Answer
+
+
+# Addresses. Devices are read only where the server's name resolves to this machine; otherwise
+# J/token would be of the client's idle GPU. A tunnel on a local port looks like a local server:
+# use `--no-energy` for that.
+
+
+Endpoint = Literal["chat", "completions"]
+_PATHS: dict[str, str] = {"chat": "/chat/completions", "completions": "/completions"}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """Where requests go."""
+
+    host: str
+    port: int
+    path: str
+    is_tls: bool
+
+    @property
+    def authority(self) -> str:
+        """Host and port as the Host header has them."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        usual = 443 if self.is_tls else 80
+        return host if self.port == usual else f"{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The whole address."""
+        return f"{'https' if self.is_tls else 'http'}://{self.authority}{self.path}"
+
+
+def address(url: str, endpoint: Endpoint) -> ServerAddress:
+    """The address of an endpoint below a base URL, with or without its /v1. UsageError if none."""
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        port = parts.port
+    except ValueError as error:
+        raise UsageError(f"{url!r} is no URL ({error}); give http://HOST:PORT") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"{url!r} is no URL of a server; give http://HOST:PORT or https://HOST")
+    if parts.username or parts.password:
+        raise UsageError("a URL with a password would be kept in the run; use --api-key-env")
+    if not url.isascii() or any(character.isspace() for character in url):
+        raise UsageError(f"{url!r} is no URL: write blanks and other alphabets as %20 and the like")
+    is_tls = parts.scheme == "https"
+    path = _path(parts.path, endpoint) + (f"?{parts.query}" if parts.query else "")
+    return ServerAddress(parts.hostname, port or (443 if is_tls else 80), path, is_tls)
+
+
+def _path(path: str, endpoint: Endpoint) -> str:
+    path = path.rstrip("/")
+    if path.endswith(_PATHS[endpoint]):
+        return path
+    if any(path.endswith(other) for other in _PATHS.values()):
+        raise UsageError(f"the URL ends in {path!r}, but --endpoint is {endpoint}; make them agree")
+    return f"{path or '/v1'}{_PATHS[endpoint]}"
+
+
+def why_remote(host: str) -> str:
+    """Why a server's devices can't be read here; empty if its name resolves to this machine."""
+    try:
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return f"{host} has no address ({error.strerror or error})"
+    addresses = {str(entry[4][0]).partition("%")[0] for entry in infos}
+    own = _own_addresses()
+    foreign = sorted(
+        a for a in addresses if not ipaddress.ip_address(a).is_loopback and a not in own
+    )
+    if not foreign:
+        return ""
+    return f"the server is not on this machine ({host} is {', '.join(foreign)})"
+
+
+def _own_addresses() -> set[str]:
+    import psutil  # noqa: PLC0415
+
+    return {
+        entry.address.partition("%")[0]
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+        if entry.family in (socket.AF_INET, socket.AF_INET6)
+    }
+
 
 _PULSE_S = 0.02
 
@@ -108,7 +196,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def close(self) -> None:
-        """Let go of it."""
+        """Closes the connection."""
         self._answer = None
         if self._transport is not None:
             self._transport.abort()
@@ -176,7 +264,7 @@ def _why(error: Exception, timeout_s: float) -> str:
 
 @dataclass
 class Pulse:
-    """How late the event loop wakes, and what its thread costs: is the client the bottleneck?"""
+    """How late the event loop wakes, and what its thread costs: shows a client-bound test."""
 
     lags_s: list[float] = field(default_factory=list)
     _began_s: float = 0.0

@@ -1,15 +1,14 @@
-"""What of it is written to the run?
+"""Runs one level of load (a concurrency or a rate) and writes it as one run.
 
-One level (so many at a time, or so many a second) is one run. Each request that was answered whole
-is two spans with the request's number: `prefill`, from its sending to its first token, with the
-tokens of the prompt; and `decode`, from the first token to the last, with the tokens generated and,
-as micro-steps, the chunks they came in. The gaps between chunks are written as figures named `itl`.
-`requests.jsonl` beside them has every request, the failed ones too.
+A request that was answered completely is two spans with the request's number. `prefill` is from its
+sending to its first token, with the tokens of the prompt. `decode` is from the first token to the
+last, with the tokens generated and, as micro-steps, the chunks. The gaps between chunks are
+reported as `itl`. `requests.jsonl` has every request, the failed ones too.
 
-The trap: failed requests among the fast ones. A refusal is quick, and half an answer is short;
-neither has a latency or tokens here. But their time is the server's too, and a rate that leaves it
-out is too high. So each request that was offered is a row of `reported`, by what became of it
-(`metrics.requests`), and the window of all rates is from the first offered to the last settled.
+A failed request is fast or short, so it has no latency or tokens here. But its time is the server's
+too, and a rate without it would be too high. So each offered request is a row of `reported`, by its
+outcome (`metrics.evidence.requests`). The window of all rates is from the first offered to the last
+settled.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True, slots=True)
 class LevelPlan:
-    """What a level does."""
+    """The plan of a level."""
 
     asking: Asking
     prompts: MadeUp | FromFile
@@ -109,7 +108,10 @@ class Interruption:
 
     def __enter__(self) -> Interruption:
         try:
-            self._before = {one: signal.signal(one, self._on_signal) for one in _SIGNALS}
+            self._before = {
+                signal_number: signal.signal(signal_number, self._on_signal)
+                for signal_number in _SIGNALS
+            }
         except ValueError:  # not the main thread: the program around us handles its signals
             self._before = {}
         return self
@@ -120,8 +122,8 @@ class Interruption:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for one, handler in self._before.items():
-            signal.signal(one, handler)
+        for signal_number, handler in self._before.items():
+            signal.signal(signal_number, handler)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self.signal is not None:

@@ -1,11 +1,9 @@
-"""When is the next request sent: closed loop or open loop?
+"""Decides when the next request is sent: closed loop or open loop.
 
-The trap, known as coordinated omission: a client that waits for a slow answer before it asks again
-asks less often just when the server is slow, and its latencies look fine. A closed loop (so many
-requests at a time) does that by its nature and is named so: it answers "how much can this server
-do with N users". An open loop (so many requests a second, as Poisson arrivals) sends when its
-schedule says, however many are under way, and counts latency from the scheduled time: a request
-that could not be sent in time has waited.
+A closed loop (N requests at a time) asks less often just when the server is slow, so its latencies
+look fine: coordinated omission. It answers "how much can this server do with N users". An open loop
+(a rate of Poisson arrivals) sends on schedule, however many requests are under way. It counts
+latency from the scheduled time, so a request that was sent late has waited.
 """
 
 from __future__ import annotations
@@ -114,7 +112,7 @@ class Sending:
 
     def in_flight(self, t_ns: int) -> list[Answer]:
         """Requests that were offered by this time and are not settled."""
-        return [one for one in self.pending.values() if 0 < one.offered_ns <= t_ns]
+        return [request for request in self.pending.values() if 0 < request.offered_ns <= t_ns]
 
 
 async def closed_loop(
@@ -144,7 +142,7 @@ async def open_loop(sending: Sending, pace: Open, extent: LevelLength, *, first:
     """Requests at their scheduled times, numbered from `first`."""
     began_ns = time.monotonic_ns() + round(_CONNECT_AHEAD_S * NS_PER_S)
 
-    async def one(number: int, due_ns: int) -> None:
+    async def send_one(number: int, due_ns: int) -> None:
         connection = await sending.ask(Answer(number, due_ns=due_ns))
         if connection is not None:
             connection.close()
@@ -153,7 +151,7 @@ async def open_loop(sending: Sending, pace: Open, extent: LevelLength, *, first:
     for number, due_s in enumerate(pace.arrivals_s(extent), first):
         due_ns = began_ns + round(due_s * NS_PER_S)
         await _until(due_ns - round(_CONNECT_AHEAD_S * NS_PER_S))
-        tasks.add(asyncio.create_task(one(number, due_ns)))
+        tasks.add(asyncio.create_task(send_one(number, due_ns)))
     await asyncio.gather(*tasks)
 
 

@@ -1,12 +1,10 @@
-"""Which of its options does this server understand?
+"""Finds out which options a server accepts, by a first request outside any run.
 
-The trap: an option that one server needs and another refuses. `stream_options` makes vLLM send its
-token counts and is unknown to older servers; `ignore_eos` keeps answers at their full length on
-vLLM and SGLang, and `transformers serve` answers 422 to it. A first request, outside any run,
-settles what is sent from then on: options are taken away until the server accepts. Where it accepts
-none of them, the length of an answer is asked for by its newer name, `max_completion_tokens`, which
-OpenAI's reasoning models insist on. It also tells a server that is down from one that is slow,
-before a run directory is made.
+`stream_options` makes vLLM send its token counts and is unknown to older servers. `ignore_eos`
+keeps answers at full length on vLLM and SGLang, and `transformers serve` answers 422 to it. Options
+are removed until the server accepts. If it accepts none, the answer's length is requested by its
+newer name, `max_completion_tokens`, which OpenAI's reasoning models require. A server that is down
+is found before a run directory is made.
 """
 
 from __future__ import annotations
@@ -21,8 +19,7 @@ from ergmeter.load.client import Client
 from ergmeter.load.prompts import MadeUp
 
 if TYPE_CHECKING:
-    from ergmeter.load.address import Endpoint
-    from ergmeter.load.client import RequestTarget
+    from ergmeter.load.client import Endpoint, RequestTarget
     from ergmeter.load.prompts import FromFile, Prompt
 
 # The most telling first; a server that refuses one is asked with the next.
@@ -43,7 +40,7 @@ class ServerError(ErgmeterError):
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """How this server is asked."""
+    """The options and fields that this server accepts."""
 
     target: RequestTarget
     endpoint: Endpoint
@@ -61,17 +58,17 @@ class Asking:
         return self.target.request({**body, **self.options, **self.extra})
 
 
-async def prepared(
+async def prepare(
     asking: Asking, prompts: MadeUp | FromFile, *, prompt_tokens: int
 ) -> tuple[Asking, MadeUp | FromFile]:
-    """How this server is asked, and prompts of the length that was asked for, where made up."""
-    asking = await settle(asking, first_prompt(prompts))
+    """The accepted options, and made-up prompts of the requested length."""
+    asking = await accepted_options(asking, first_prompt(prompts))
     if asking.counts_tokens and isinstance(prompts, MadeUp):
-        prompts = await sized(asking, prompts, tokens=prompt_tokens)
+        prompts = await prompts_of_length(asking, prompts, tokens=prompt_tokens)
     return asking, prompts
 
 
-async def settle(asking: Asking, prompt: Prompt) -> Asking:
+async def accepted_options(asking: Asking, prompt: Prompt) -> Asking:
     """The options that the server accepts. ServerError if it accepts none."""
     refusal = None
     fields = _LENGTH_FIELDS if asking.endpoint == "chat" else _LENGTH_FIELDS[:1]
@@ -90,7 +87,7 @@ async def settle(asking: Asking, prompt: Prompt) -> Asking:
     return replace(tried, counts_tokens=answer.usage_tokens is not None)
 
 
-async def sized(asking: Asking, prompts: MadeUp, *, tokens: int) -> MadeUp:
+async def prompts_of_length(asking: Asking, prompts: MadeUp, *, tokens: int) -> MadeUp:
     """As many words as make so many tokens, by the server's own count of two prompts."""
     counts = []
     for number, words in enumerate((_FEW_WORDS, max(tokens, 4 * _FEW_WORDS)), start=-2):

@@ -1,11 +1,11 @@
-"""What is asked, and how long is it?
+"""Makes or reads the prompts, and their lengths.
 
-The trap: a prompt that the server has seen. A prefix cache answers it without computing, and TTFT
-is that of a look-up. Made-up prompts differ from their first word on; those of a file are taken in
-their order, and begin again only when they are used up, which is said.
+A prefix cache answers a repeated prompt without computing. So made-up prompts differ from their
+first word on. Those of a file are used in order and begin again only when used up, which is
+reported.
 
-Words are no tokens, and no tokenizer is at hand: two short requests to the server say how many
-tokens its template adds and how many a word takes (`preflight`), and its own count is the figure.
+There is no tokenizer here. Two short requests measure how many tokens the server's template adds
+and how many a word takes (`preflight`); the server's own count is the metric.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ergmeter.errors import FormatError, UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ergmeter.load.address import Endpoint
+    from ergmeter.load.client import Endpoint
 
 # Short and common: in most vocabularies each is one token, with the blank before it.
 _COMMON = """
@@ -90,13 +90,13 @@ def read_prompts(path: Path, *, output_tokens: int) -> FromFile:
 
     A line's own "max_tokens" goes before `output_tokens`.
     """
-    found = []
+    prompts = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if line.strip():
-            found.append(_prompt(line, output_tokens, f"{path}, line {number}"))
-    if not found:
+            prompts.append(_prompt(line, output_tokens, f"{path}, line {number}"))
+    if not prompts:
         raise FormatError(f"{path} holds no prompts; give a JSON object with a prompt in each line")
-    return FromFile(tuple(found))
+    return FromFile(tuple(prompts))
 
 
 def _prompt(line: str, output_tokens: int, where: str) -> Prompt:

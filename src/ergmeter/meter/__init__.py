@@ -1,7 +1,6 @@
-"""The Python way in: `Meter`, the spans it opens, and the thread that hands over to the disk."""
+"""The Python API: `Meter`, the spans it opens, and the threads that write to disk."""
 
 from ergmeter.meter.meter import Meter
-from ergmeter.meter.progress import Budget, Progress
-from ergmeter.meter.run_plan import Around
+from ergmeter.meter.run_plan import Around, Budget, Progress
 
 __all__ = ["Around", "Budget", "Meter", "Progress"]

@@ -1,8 +1,7 @@
 """The Meters that measure in this process: closed when it ends, set aside in a forked child.
 
-They are held here until they are closed, whoever else has let them go: their threads go on, and a
-Meter that was forgotten would never be closed. One hook of each kind serves them all, because
-neither can be undone.
+They are referenced here until they are closed: their threads go on, and a Meter without a reference
+would never be closed. One hook of each kind serves all Meters, because hooks can't be removed.
 """
 
 from __future__ import annotations
@@ -28,24 +27,24 @@ _IMPORTS_S = 2.0  # that a fork waits at most: what is imported may itself wait 
 
 
 def add(meter: Meter) -> None:
-    """Keep this Meter until it is closed."""
+    """Registers a Meter until it is closed."""
     _meters.add(meter)
     hook()
 
 
 def discard(meter: Meter) -> None:
-    """Let go of a Meter that is closed."""
+    """Removes a Meter that is closed."""
     _meters.discard(meter)
     _resting.pop(meter, None)
 
 
 def meters() -> tuple[Meter, ...]:
-    """Those that measure now."""
+    """The Meters that measure now."""
     return tuple(_meters)
 
 
 def rests(meter: Meter, end: Callable[[], None]) -> None:
-    """Its training has made its last step; it stays open for a last evaluation or save.
+    """Marks a Meter whose training has made its last step; it stays open for a last evaluation.
 
     `end` closes it, when another training begins in this process.
     """
@@ -53,35 +52,35 @@ def rests(meter: Meter, end: Callable[[], None]) -> None:
 
 
 def is_training() -> bool:
-    """Whether a Meter measures whose training is not over."""
+    """True if a Meter measures a training that is not over."""
     return any(meter not in _resting for meter in _meters)
 
 
 def end_resting() -> None:
-    """Another training begins: close those that rest."""
+    """Closes the resting Meters when another training begins."""
     for end in tuple(_resting.values()):
         end()
 
 
 def gives_way(end: Callable[[], None]) -> None:
-    """Call this when somebody comes to measure by their own will: nobody asked for what it ends."""
+    """Registers a function to call when the user's own Meter starts: it ends an automatic one."""
     _makes_way.append(end)
 
 
 def keeps_way(end: Callable[[], None]) -> None:
-    """It has ended already."""
+    """Removes that function: the automatic Meter has ended."""
     if end in _makes_way:
         _makes_way.remove(end)
 
 
 def make_way() -> None:
-    """Somebody comes to measure: whoever looks on unasked ends now."""
+    """Ends the automatic Meters, because the user's own Meter starts."""
     for end in tuple(_makes_way):
         end()
 
 
 def hook() -> None:
-    """See to it that forks and the end of the process are known. Once is enough."""
+    """Installs the hooks for forks and for the process's end, once."""
     if "process" not in _hooked:
         _hooked.add("process")
         # What we load later may load it (pyarrow does, where there is cloudpickle), and it has
@@ -120,8 +119,8 @@ def _wait_for_imports() -> None:
 
 def _is_importing() -> bool:
     here = threading.get_ident()
-    ours = {one.ident for one in threading.enumerate() if one.name.startswith("ergmeter")}
-    frames = [one for ident, one in sys._current_frames().items() if ident in ours - {here}]
+    ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith("ergmeter")}
+    frames = [frame for ident, frame in sys._current_frames().items() if ident in ours - {here}]
     return any(_is_in_import(frame) for frame in frames)
 
 

@@ -1,32 +1,37 @@
-"""Watches the run that is being written, and raises alerts: a mark each, a notice, a stop.
+"""Watches the run that is being written and raises alerts: a mark, a notice, a stop.
 
-The trap: an alarm in the way of the training. It reads the run's own files as they grow, on a
-thread of its own (`runlog.follow`: what is new, and no more), so that the training thread and the
-thread that reads devices do nothing for it; and what it says is what `erg watch` says of the same
-run a week later, as both ask the same judge.
+It reads the run's own files as they grow (`runlog.follow`), on its own thread. The training thread
+and the sampler do nothing for it. `erg watch` gives the same alerts later, by the same judge.
 
-Each rank judges its own share. What is the same for all of them, the pace and the clock, only the
-first tells of. Energy and cost are not: the devices of a node are read by whichever of its ranks
-came first, and no other rank knows of them. Nor is a loss: who watches all ranks tells of the first
-that is lost, and marks each. Ranks with an alarm each agree on the same by a claim (`claim`): of a
-node the first whose loss is lost tells, with its rank, and holds the claim until it is back. It is
-not let go at the end of the run: another rank, which ends a little later, would tell it again.
+Each rank judges its own share. Pace and clock are the same for all ranks, so only the first reports
+them. Energy and cost are reported by the rank that reads the node's devices. A lost loss is
+reported once a node, by the first rank that has it, through a claim (`DeviceClaim`). The claim
+stays until the loss is back, and past the end of the run; otherwise a rank that ends later would
+report it again.
 """
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
+import shlex
+import shutil
+import string
+import subprocess
 import threading
 import time
+import urllib.error
+import urllib.request
 import weakref
+from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from ergmeter.errors import UsageError
-from ergmeter.meter.device_claim import DeviceClaim
-from ergmeter.meter.notices import Notices, Ways, ways
-from ergmeter.meter.run_plan import say
+from ergmeter.meter.run_plan import DeviceClaim, print_notice
 from ergmeter.metrics.alerts.rules import NAN, AlertRule, all_parsed, check_prices, classes_parsed
 from ergmeter.records import Mark
 
@@ -38,6 +43,204 @@ if TYPE_CHECKING:
     from ergmeter.metrics.live.follow import Following
     from ergmeter.runlog.settings import Settings
 
+
+# Notices of alerts: on the console, by a command, by a webhook. A text from a run never reaches a
+# shell: the command is split into words once, and `{alert}` is filled in within its word and in
+# the environment. One thread sends all notices, with a few seconds for each try, so a server that
+# is down does not delay training. A failure is a mark in the run.
+
+
+WEBHOOK_S = 5.0
+COMMAND_S = 30.0
+END_S = 5.0  # that the end of a program waits for what is still to be told
+_MAX_WAITING = 100
+_FIELDS = ("alert", "rule", "kind", "value", "threshold", "unit", "about", "run")
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeChannels:
+    """How alerts are sent, beside the mark in the run."""
+
+    console: bool = True
+    command: tuple[str, ...] = ()  # words, with {alert} and the like in them
+    webhook: str | None = None
+
+
+def notice_channels(
+    *, command: str | None = None, webhook: str | None = None, console: bool = True
+) -> NoticeChannels:
+    """Parses the user's channels. Raises UsageError for one that could not work."""
+    return NoticeChannels(
+        console, _words(command) if command is not None else (), _address(webhook)
+    )
+
+
+def _words(command: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(command))
+        fields = [field[1:] for word in words for field in string.Formatter().parse(word)]
+    except ValueError as error:
+        raise UsageError(f"the alert command {command!r} can't be read: {error}") from error
+    for name, form, conversion in fields:
+        if name is not None and name not in _FIELDS:
+            raise UsageError(
+                f"the alert command {command!r} has {{{name}}}; there are"
+                f" {', '.join(f'{{{name}}}' for name in _FIELDS)}"
+            )
+        if form or conversion:  # of a text, which may be empty: most would fail when it is needed
+            raise UsageError(
+                f"the alert command {command!r} has a format in {{{name}}}; it is put in as a text,"
+                f" so give {{{name}}} alone"
+            )
+    if not words or shutil.which(words[0]) is None:
+        raise UsageError(f"no such command for alerts: {command!r} is not an executable on PATH")
+    return words
+
+
+def _address(webhook: str | None) -> str | None:
+    if webhook is None:
+        return None
+    try:
+        parts = urlsplit(webhook)
+        is_good = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        is_good = False
+    if not is_good:
+        raise UsageError(f"a webhook is an http:// or https:// address; got {webhook!r}")
+    return webhook
+
+
+class Notices:
+    """The thread that sends notices, from the first alert to the end of the run."""
+
+    def __init__(self, ways: NoticeChannels, *, mark: Callable[[Mark], None]) -> None:
+        self._ways = ways
+        self._mark = mark
+        self._waiting: deque[dict[str, Any]] = deque()
+        self._wake = threading.Event()
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def tell(self, alert: dict[str, Any]) -> None:
+        """Prints an alert at once, and queues it for the other channels."""
+        if self._ways.console:
+            print_notice(f"alert: {alert['text']}")
+        if not self._ways.command and self._ways.webhook is None:
+            return
+        if len(self._waiting) >= _MAX_WAITING:
+            self._waiting.popleft()
+            self._failed(f"left out: {_MAX_WAITING} others were waiting to be sent")
+        self._waiting.append(alert)
+        self._wake.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name="ergmeter-tell", daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        """Nothing more will come. Wait for what is under way, not for long."""
+        self._ending.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(END_S)
+            if self._thread.is_alive():
+                self._failed("had not been told when the program ended")
+
+    def _loop(self) -> None:
+        while self._waiting or not self._ending.is_set():
+            if not self._waiting:
+                self._wake.wait()
+                self._wake.clear()
+                continue
+            alert = self._waiting.popleft()
+            for way, tell in (("webhook", self._post), ("command", self._call)):
+                try:
+                    tell(alert)
+                except Exception as error:  # noqa: BLE001  the next one is told all the same
+                    # Just its kind: its text may hold an address, and so a key.
+                    self._failed(f"{way}: {type(error).__name__}")
+
+    def _post(self, alert: dict[str, Any]) -> None:
+        address = self._ways.webhook
+        if address is None:
+            return
+        body = json.dumps(alert, allow_nan=False).encode()
+        headers = {"Content-Type": "application/json", "User-Agent": "ergmeter"}
+        request = urllib.request.Request(address, body, headers)
+        try:
+            with urllib.request.build_opener(_NoRedirect).open(request, timeout=WEBHOOK_S):
+                pass
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            # Of an address its host alone: the rest of it is often the key.
+            host = urlsplit(address).hostname
+            self._failed(f"webhook at {host}: {_error_text(error)}")
+
+    def _call(self, alert: dict[str, Any]) -> None:
+        if not self._ways.command:
+            return
+        alert_fields = {"alert": alert["text"], **{n: str(alert.get(n, "")) for n in _FIELDS[1:]}}
+        # A text may hold anything; a word of a command line holds no NUL.
+        alert_fields = {name: text.replace("\0", "") for name, text in alert_fields.items()}
+        words = [word.format_map(alert_fields) for word in self._ways.command]
+        variables = {f"ERGMETER_{name.upper()}": text for name, text in alert_fields.items()}
+        variables["ERGMETER_ALERT_RUN"] = variables.pop("ERGMETER_RUN")  # that one has a meaning
+        try:
+            code = _run_command(words, {**os.environ, **variables})
+        except (OSError, ValueError) as error:  # ValueError: a text that is no text for the system
+            self._failed(f"command {words[0]}: {error}")
+        else:
+            if code != 0:
+                self._failed(f"command {words[0]}: {code}")
+
+    def _failed(self, why: str) -> None:
+        self._mark(Mark(time.monotonic_ns(), "alert_failed", why[:1000]))
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect is an error: what is sent on is a GET, without the alert."""
+
+    def redirect_request(self, *_: object, **__: object) -> None:
+        """None: it is not followed."""
+
+
+def _error_text(error: Exception) -> str:
+    """What failed. An error about the address itself has the address in it."""
+    name = type(error).__name__
+    if isinstance(error, urllib.error.HTTPError):  # its own text may name where it was sent on to
+        phrase = http.client.responses.get(error.code, "")
+        return f"{name}: HTTP Error {error.code}: {phrase}".rstrip(": ")
+    return f"{name}: {error}" if isinstance(error, OSError) else name
+
+
+def _run_command(words: list[str], environment: dict[str, str]) -> int | str:
+    """Runs a command. Returns its exit code, or a text if it has none.
+
+    Spawned, and not by `subprocess`: `erg record` has signals blocked, which the command of a user
+    would inherit.
+    """
+    if not hasattr(os, "posix_spawn"):  # Windows, where nobody blocks signals
+        try:
+            done = subprocess.run(
+                words, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+                timeout=COMMAND_S, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return f"had not ended after {COMMAND_S:g} s, and was killed"
+        return done.returncode
+    nothing = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
+    program = shutil.which(words[0]) or words[0]
+    pid = os.posix_spawn(program, words, environment, file_actions=nothing, setsigmask=())
+    until_s = time.monotonic() + COMMAND_S
+    while time.monotonic() < until_s:
+        reaped, status = os.waitpid(pid, os.WNOHANG)
+        if reaped:
+            code = os.waitstatus_to_exitcode(status)
+            return f"exit code {code}" if code else 0
+        time.sleep(0.02)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    return f"had not ended after {COMMAND_S:g} s, and was killed"
+
+
 EVERY_S = 1.0
 _STOP_S = 5.0
 _SOME_STEPS = 100  # after which a rule that nothing was seen for is told of
@@ -45,14 +248,14 @@ _SOME_STEPS = 100  # after which a rule that nothing was seen for is told of
 
 @dataclass(frozen=True, slots=True)
 class AlertPlan:
-    """What to be alarmed by, whom to tell, and what to stop for."""
+    """The rules, the notice channels, and the alerts that stop the run."""
 
     rules: tuple[AlertRule, ...] = ()
     stop_on: tuple[str, ...] = ()
-    ways: Ways = field(default_factory=Ways)
+    ways: NoticeChannels = field(default_factory=NoticeChannels)
 
     def as_json(self) -> dict[str, Any]:
-        """For the head of a writer's share."""
+        """The fields for the writer's header."""
         return {"rules": [rule.text for rule in self.rules], "stop_on": list(self.stop_on)}
 
 
@@ -64,7 +267,7 @@ def planned_alerts(
     webhook: str | None = None,
     settings: Settings,
 ) -> AlertPlan:
-    """As a user gives them. UsageError for what is wrong with them, before anything starts."""
+    """Parses the user's alerts. Raises UsageError before anything starts."""
     rules, stops = all_parsed(alerts), classes_parsed(stop_on)
     check_prices(rules, settings)
     for word in stops:
@@ -74,7 +277,7 @@ def planned_alerts(
             )
     if (command is not None or webhook is not None) and not rules:
         raise UsageError("a command or a webhook for alerts, and no alert to tell of; give one")
-    return AlertPlan(rules, stops, ways(command=command, webhook=webhook))
+    return AlertPlan(rules, stops, notice_channels(command=command, webhook=webhook))
 
 
 class Alarm:
@@ -144,8 +347,8 @@ class Alarm:
         except Exception as error:  # noqa: BLE001  our failure is a mark, not the training's end
             if not self._failed:
                 self._failed = True
-                said = f"{type(error).__name__}: {error}"[:1000]
-                self._mark(Mark(time.monotonic_ns(), "alarm_failed", said))
+                message = f"{type(error).__name__}: {error}"[:1000]
+                self._mark(Mark(time.monotonic_ns(), "alarm_failed", message))
 
     def _look(self, *, is_last: bool = False) -> None:
         following, judge = self._followed or self._begun()
@@ -181,11 +384,11 @@ class Alarm:
         return self._followed
 
     def _say_unjudged(self, unjudged: dict[str, str], *, is_last: bool) -> None:
-        """A rule that can't fire must not look like one that did not: once a line, and a mark."""
+        """Reports, once, a rule that can't be judged in this run."""
         for rule, lacks in unjudged.items() if self._is_first() else ():
             if rule not in self._unjudged:
                 self._unjudged.add(rule)
-                say(f"alert {rule!r} is not judged{'' if is_last else ' so far'}: {lacks}")
+                print_notice(f"alert {rule!r} is not judged{'' if is_last else ' so far'}: {lacks}")
             if is_last:
                 self._mark(Mark(time.monotonic_ns(), "alert_unjudged", f"{rule}: {lacks}"[:1000]))
 
@@ -196,8 +399,8 @@ class Alarm:
         if alert.is_over:
             return
         if is_news:
-            told = {**alert.as_json(), "text": self._with_rank(alert)}
-            self._notices.tell({**told, "run": str(self._run), "pid": os.getpid()})
+            alert_json = {**alert.as_json(), "text": self._with_rank(alert)}
+            self._notices.tell({**alert_json, "run": str(self._run), "pid": os.getpid()})
         if may_stop and alert.rule.kind in self._plan.stop_on and not self.should_stop:
             self.should_stop = True
             self._mark(Mark(time.monotonic_ns(), "stop_asked", alert.text[:1000]))
@@ -205,7 +408,7 @@ class Alarm:
                 self._on_stop()
 
     def _is_news(self, alert: Alert) -> bool:
-        """Whether it is told of here: not what the first rank tells, nor a loss beside another."""
+        """True if this rank reports the alert: not the first rank's, nor a second lost loss."""
         if alert.rule.kind != NAN:
             return self._is_first() or not alert.rule.is_of_all_ranks
         lost = self._lost.setdefault(alert.rule.text, set())
@@ -216,12 +419,12 @@ class Alarm:
             return False
         # One that had taken its last step when this one took its first is of a training before.
         began_ns, _ = self._spans.get(alert.about, (0, 0))
-        lost -= {one for one in lost if self._spans.get(one, (0, began_ns))[1] < began_ns}
+        lost -= {span for span in lost if self._spans.get(span, (0, began_ns))[1] < began_ns}
         lost.add(alert.about)
         return len(lost) == 1 and self._tells_for_node(alert.rule)
 
     def _tells_for_node(self, rule: AlertRule) -> bool:
-        """Whether no other rank of this node has told of a loss that is lost."""
+        """True if no other rank of this node has reported a lost loss."""
         if self._rank() is None:
             return True
         whose = ("alert", str(self._run.resolve()), rule.text)

@@ -1,14 +1,13 @@
 """When a step began and ended, on the clock of the device that computed it.
 
-The trap: a loop that does not wait for its GPU. The host has handed over three steps before the
-first is done, so its own times say when work was asked for; and waiting, to know better, changes
-what is measured. So where torch uses a GPU an event goes into its queue with each timestamp, which
-nobody waits for; a thread of ours looks later which have passed, and when.
+A loop does not wait for its GPU: the host may have queued three steps before the first is done, so
+host times say when work was queued. Waiting would change what is measured. So where torch uses a
+GPU, an event goes into its queue with each timestamp, and a thread of ours reads the events later.
 
-An event knows the device's time alone. Now and then one is put into an empty queue between two
-looks at the host's clock: it lies between them, and takes all others over to that clock.
+An event has only the device's time. Now and then one is put into an empty queue between two reads
+of the host's clock, which maps all others to that clock.
 
-Nothing is imported to ask: a framework that is not loaded computes nothing.
+Nothing is imported: a framework that is not loaded computes nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Moment(int):
 
 
 def moment() -> int:
-    """Now; where torch uses a GPU, with an event for the device's own time. Waits for nothing."""
+    """The time now; where torch uses a GPU, with an event for the device's time. Never waits."""
     now_ns = monotonic_ns()
     torch: Any = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
@@ -107,7 +106,7 @@ def _device(torch: Any, current: int) -> int | None:  # noqa: ANN401
     if any(name != "cpu" for name in getattr(jax, "_backends", ())):
         return None
     has_context = torch._C._cuda_hasPrimaryContext
-    used = [one for one in range(torch.cuda.device_count()) if has_context(one)]
+    used = [index for index in range(torch.cuda.device_count()) if has_context(index)]
     if current in used and (current or len(used) == 1):  # or somebody has chosen it
         return current
     return used[0] if len(used) == 1 else None
@@ -129,7 +128,7 @@ class Timeline:
         self._mark = mark
         self._waiting: deque[Row] = deque()
         self._streams: dict[Any, Any] = {}  # of ours, and empty, by device
-        self._failed = self._said = False
+        self._failed = self._is_noted = False
         self._last_ns: dict[Any, int] = {}  # by queue
 
     def passed(self, rows: list[Row]) -> list[Row]:
@@ -148,14 +147,14 @@ class Timeline:
                     self._by_device(done)
             except RuntimeError as error:  # whatever befell it, the training hears of it itself
                 self._failed = True
-                said = f"steps are timed by the host from here on: {error}"
-                self._say("step_clock_failed", said)
+                message = f"steps are timed by the host from here on: {error}"
+                self._say("step_clock_failed", message)
         if self._failed or not any(_events(row) for row in self._waiting):
             done += self._by_host()
         return done
 
     def give_up(self) -> list[Row]:
-        """The rest by the host's times: the device does not answer."""
+        """The remaining steps by the host's times: the device does not answer."""
         if self._waiting:
             self._say("step_clock_failed", f"the device has not passed {len(self._waiting)} steps")
         return self._by_host()
@@ -175,7 +174,9 @@ class Timeline:
             if not _events(row):
                 timed = (int(start), int(end), *rest, None, None)
             else:
-                start_ns, end_ns = (self._device_ns(one, anchors) for one in (start, end))
+                start_ns, end_ns = (
+                    self._device_ns(moment_ns, anchors) for moment_ns in (start, end)
+                )
                 # Two anchors differ by a few microseconds, and steps of one queue do not overlap.
                 last_ns = self._last_ns.get(getattr(end, "queue", None), 0)
                 if last_ns - _PATIENCE_NS < start_ns < last_ns:
@@ -185,14 +186,14 @@ class Timeline:
             done.append(timed)
             self._waiting.popleft()
 
-    def _device_ns(self, one: int, anchors: dict[Any, tuple[Any, int]]) -> int:
-        if not isinstance(one, Moment):
-            return one
-        device = one.event.device
+    def _device_ns(self, moment_ns: int, anchors: dict[Any, tuple[Any, int]]) -> int:
+        if not isinstance(moment_ns, Moment):
+            return moment_ns
+        device = moment_ns.event.device
         if device not in anchors:
             anchors[device] = self._anchor(device)
         anchor, at_ns = anchors[device]
-        since_ms: float = anchor.elapsed_time(one.event)
+        since_ms: float = anchor.elapsed_time(moment_ns.event)
         return at_ns + round(since_ms * _NS_PER_MS)
 
     def _anchor(self, device: Any) -> tuple[Any, int]:  # noqa: ANN401
@@ -215,8 +216,8 @@ class Timeline:
                 break
         assert best is not None
         width_ns, event, at_ns = best
-        if not self._said:
-            self._said = True
+        if not self._is_noted:
+            self._is_noted = True
             within = f"{width_ns / 2 / NS_PER_S * 1e6:.0f} us"
             self._mark(Mark(at_ns, "step_clock", f"CUDA events, on the host's clock to {within}"))
         return event, at_ns
@@ -231,7 +232,7 @@ def _have_no_event(rows: list[Row]) -> bool:
 
 
 def _events(row: Row) -> list[Any]:
-    return [one.event for one in row[:2] if isinstance(one, Moment)]
+    return [moment.event for moment in row[:2] if isinstance(moment, Moment)]
 
 
 @contextmanager

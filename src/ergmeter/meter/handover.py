@@ -1,12 +1,12 @@
-"""Takes steps, samples and marks to the disk, twice a second, on two threads of our own.
+"""Writes steps, samples and marks to disk twice a second, on two threads of our own.
 
 Everything slow happens here or in the sampler, never on the training thread. One thread collects:
-it takes over what the program has made, merges steps where they are too many (`pending_steps`) and
-watches the sampler, because a thread that is stuck in a driver can't watch itself. The other one
-writes. A disk that hangs stops the second alone, so nothing piles up and no step is lost.
+it takes new records from the program, merges steps where there are too many (`pending_steps`) and
+watches the sampler, which may be stuck in a driver. The other writes. A disk that hangs stops only
+the second, so no step is lost.
 
-Our own failure must not become the training's. What goes wrong here costs part of the record, and
-the record says so. At the end the program waits for the disk for a while and no longer.
+A failure here costs part of the record, and the record says so; it never fails the training. At the
+end the program waits for the disk for a limited time.
 """
 
 from __future__ import annotations
@@ -22,8 +22,14 @@ from ergmeter.meter.clock import Timeline, catch_up
 from ergmeter.meter.pending_steps import CHUNK_ROWS, PendingSteps
 from ergmeter.records import COLUMN_KINDS, Mark, Reported, Sample
 from ergmeter.runlog.dropped import DroppedSteps
-from ergmeter.runlog.process_group import in_group, launched_size, own_rank, told_task, world_size
-from ergmeter.runlog.rank_layout import told_layout
+from ergmeter.runlog.process_group import (
+    framework_layout,
+    in_group,
+    launched_size,
+    launcher_rank,
+    own_rank,
+    world_size,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,7 +119,7 @@ class HandOver:
         self.on_end: list[Callable[[], None]] = []
         self.costs: list[Callable[[], float]] = []  # CPU seconds of other threads of ours
         self._where: dict[str, Any] = {}  # this rank among the others, as it was asked last
-        self._told: dict[str, Any] = {}  # and as the header has it
+        self._header_where: dict[str, Any] = {}  # and as the header has it
 
     @property
     def run(self) -> Path:
@@ -122,7 +128,7 @@ class HandOver:
 
     @property
     def writer_id(self) -> str:
-        """Whose share this is."""
+        """The id of the writer."""
         return self._writer.id
 
     def start(self) -> None:
@@ -196,12 +202,12 @@ class HandOver:
                 else:
                     why = f"the last steps were not complete after {stuck_s:.0f} s"
                 rows = len(self.pending) + len(self.steps)
-                said = f"{why}; the end of the run is missing, with {rows} rows of steps"
-                sys.stderr.write(f"ergmeter: {said} ({self._writer.directory})\n")
+                message = f"{why}; the end of the run is missing, with {rows} rows of steps"
+                sys.stderr.write(f"ergmeter: {message} ({self._writer.directory})\n")
                 return
 
     def pause(self) -> None:
-        """Let no fork fall into a hand-over: a child would wait for ever for an import of ours."""
+        """Blocks hand-overs during a fork: a child could wait for ever for an import of ours."""
         until_s = time.monotonic() + PAUSE_S
         for lock in (self._collecting, self._lock):
             if lock.acquire(timeout=max(0.0, until_s - time.monotonic())):
@@ -241,18 +247,18 @@ class HandOver:
     def _add(self, rows: list[tuple[Any, ...]], waiting: int) -> None:
         try:
             self.pending.add(rows, waiting=waiting)
-        except Exception as error:
+        except Exception as error:  # whatever it was, the steps are counted as dropped
             self.pending.drop(rows, f"{type(error).__name__}: {error}"[:200])
             raise
 
     def _trim(self, queue: deque[Any], what: str) -> None:
-        """Drop the oldest of too many, and say so."""
+        """Drops the oldest of too many, with a mark."""
         excess = len(queue) - MAX_WAITING
         if excess > 0:
             for _ in range(excess):
                 queue.popleft()
-            said = f"{excess} {what}: the disk took them too slowly"
-            self.marks.append(Mark(time.monotonic_ns(), "rows_dropped", said))
+            message = f"{excess} {what}: the disk took them too slowly"
+            self.marks.append(Mark(time.monotonic_ns(), "rows_dropped", message))
 
     def _write(self, *, samples: bool) -> None:
         self._at_disk = True
@@ -297,8 +303,8 @@ class HandOver:
         except Exception as error:  # noqa: BLE001  our failure is a mark, not the training's end
             if not self._failed:
                 self._failed = True
-                said = f"{type(error).__name__}: {error}"[:1000]
-                self.marks.append(Mark(time.monotonic_ns(), "handover_failed", said))
+                message = f"{type(error).__name__}: {error}"[:1000]
+                self.marks.append(Mark(time.monotonic_ns(), "handover_failed", message))
 
     def _write_marks(self) -> None:
         for _ in range(len(self.marks)):
@@ -346,7 +352,7 @@ class HandOver:
         self._finish()
 
     def _stand_in(self) -> None:
-        """Read what nobody reads any more."""
+        """Takes over the devices whose reader has ended."""
         for duty in tuple(self.duties):
             opened = duty.taken()
             if not duty.stands_by and duty not in self.duties:  # the end came in between
@@ -360,9 +366,9 @@ class HandOver:
                     self.marks.append(Mark(time.monotonic_ns(), "took_over", names))
 
     def _say_where(self) -> None:
-        """What was asked, in the header: by the thread that writes, as the disk may hang."""
-        if self._where != self._told:
-            self._told = self._where
+        """Writes the layout to the header, on the writing thread, as the disk may hang."""
+        if self._where != self._header_where:
+            self._header_where = self._where
             self._writer.extend_header(**self._where)
 
     def _ask_where(self) -> None:
@@ -371,9 +377,9 @@ class HandOver:
         While there is somebody to ask: at the end of a program its process group is gone.
         """
         world = world_size() if in_group() else launched_size()
-        told = {} if world < 2 else {"world": world, "layout": told_layout()}
-        if told and told != self._where:
-            self._where = told
+        answer = {} if world < 2 else {"world": world, "layout": framework_layout()}
+        if answer and answer != self._where:
+            self._where = answer
 
     def _write_steps(self) -> None:
         while columns := self.pending.take(WRITE_ROWS):
@@ -394,7 +400,7 @@ class HandOver:
                     if kind == "count":
                         columns[name] = [self.pending.count(value) for value in columns[name]]
                 write(columns)
-        except Exception as error:
+        except Exception as error:  # whatever it was, the steps are counted as dropped
             why = f"{type(error).__name__}: {error}"[:200]
             self._writer.drop_steps(DroppedSteps.of(columns, why))
             raise
@@ -402,8 +408,8 @@ class HandOver:
     def _ask_rank(self) -> None:
         """Ask while there is somebody to ask: at the end of a program its process group is gone."""
         if self._rank is None:
-            given = own_rank()
-            self._given_rank = self._given_rank if given is None else given
+            rank = own_rank()
+            self._given_rank = self._given_rank if rank is None else rank
 
     def _rank_now(self) -> int:
         """This process's rank: as declared, else as the framework said, else as the launcher said.
@@ -411,8 +417,8 @@ class HandOver:
         The environment comes last: several launchers set it late or not at all, and then two ranks
         would both call themselves 0.
         """
-        known = (self._rank, self._given_rank, told_task())
-        return next((rank for rank in known if rank is not None), 0)
+        ranks = (self._rank, self._given_rank, launcher_rank())
+        return next((rank for rank in ranks if rank is not None), 0)
 
 
 def own_id(writer: str) -> str:

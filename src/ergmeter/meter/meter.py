@@ -1,4 +1,4 @@
-"""Meter: what users hold. It owns the sampler, the writer and the hand-over between them.
+"""Meter, the Python API. It owns the sampler, the writer and the hand-over between them.
 
     with Meter(warmup_steps=3) as meter:
         for batch in loader:
@@ -6,10 +6,9 @@
                 train(batch)
     print(meter.summary().readings["throughput.tokens_per_s"])
 
-The trap that shaped it: an instrument that slows what it measures. The training thread pays for
-two timestamps and an append; no lock, no collective, no device synchronisation. A thread of our own
-hands over to the disk twice a second, so that a process that is killed loses about that much.
-How a run is made or joined, before the first step, is told in `opening`.
+The training thread pays for two timestamps and an append: no lock, no collective, no device
+synchronisation. Another thread writes to disk twice a second, so a killed process loses about half
+a second. `run_plan` makes or joins the run before the first step.
 """
 
 from __future__ import annotations
@@ -28,12 +27,19 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.errors import UsageError
 from ergmeter.meter import active_meters
 from ergmeter.meter.alert_watch import Alarm, planned_alerts
-from ergmeter.meter.clock import moment
+from ergmeter.meter.clock import ON_DEVICE, moment
 from ergmeter.meter.handover import STEP_GIVEN
-from ergmeter.meter.progress import Budget, Progress, progress
-from ergmeter.meter.run_plan import Around, RunPlan, probe_names, say, why
+from ergmeter.meter.run_plan import (
+    Around,
+    Budget,
+    Progress,
+    RunPlan,
+    os_error_text,
+    print_notice,
+    probe_names,
+    progress,
+)
 from ergmeter.meter.sink_feed import EVERY_S, Feed, planned
-from ergmeter.meter.span import StepSpan
 from ergmeter.records import PHASES, Flops, Mark, Phase, Reported, Step
 from ergmeter.runlog.settings import Settings
 
@@ -44,6 +50,7 @@ if TYPE_CHECKING:
     from ergmeter.meter.handover import HandOver
     from ergmeter.ports import Sink
     from ergmeter.records import Record, Summary
+
 
 # What a mark may hold: a name, a path, a sentence.
 _MARK_CHARACTERS = 1000
@@ -92,22 +99,22 @@ class Meter:
         `around` measures another process from outside, as `erg record` does. One that `looks_on`
         does so unasked, as that command's hook: it ends when somebody else begins to measure.
         """
-        found = Settings.declared(settings, declared)
-        given = (flops,) if isinstance(flops, Flops) else tuple(flops)
+        settings_found = Settings.declared(settings, declared)
+        flops_given = (flops,) if isinstance(flops, Flops) else tuple(flops)
         no_flops = ""
         if model is not None:
             from ergmeter.flops.live import described  # noqa: PLC0415  only for those who ask
 
-            given, found, no_flops = described(model, seq_len, found)
+            flops_given, settings_found, no_flops = described(model, seq_len, settings_found)
         self.plan = RunPlan(
             name=name or Path(sys.argv[0] or "python").stem or "python",
-            settings=found,
+            settings=settings_found,
             out=Path(out) if out is not None else None,
             probes=probe_names(probes),
             probe_options=probe_options or {},
             rank=rank,
             budget=budget,
-            flops=given,
+            flops=flops_given,
             no_flops=no_flops,
             around=around,
             alerts=planned_alerts(
@@ -115,7 +122,7 @@ class Meter:
                 stop_on=stop_on,
                 command=alert_command,
                 webhook=alert_webhook,
-                settings=found,
+                settings=settings_found,
             ),
         )
         if not sinks_every_s > 0:
@@ -284,8 +291,8 @@ class Meter:
         """
         from ergmeter.flops.live import described  # noqa: PLC0415  only for those who ask
 
-        flops, found, no_flops = described(model, seq_len, self.plan.settings)
-        self.plan = replace(self.plan, settings=found, flops=flops, no_flops=no_flops)
+        flops, model_settings, no_flops = described(model, seq_len, self.plan.settings)
+        self.plan = replace(self.plan, settings=model_settings, flops=flops, no_flops=no_flops)
         if self._handover is not None:
             self._handover.describe(**self.plan.facts())
 
@@ -446,8 +453,8 @@ class Meter:
                 try:
                     self._begin(self.plan.forked(self.path))
                 except OSError as error:
-                    said = f"the run {self.path} can't be written by a forked process"
-                    say(f"{said} ({why(error)})")
+                    message = f"the run {self.path} can't be written by a forked process"
+                    print_notice(f"{message} ({os_error_text(error)})")
                     self._append = self._unheard
                 self._in_fork = None
         return self._handover
@@ -457,3 +464,112 @@ def _texts(alerts: Iterable[str]) -> tuple[str, ...]:
     if isinstance(alerts, str):
         raise UsageError(f"alerts is a list; got {alerts!r}: give alerts=[{alerts!r}]")
     return tuple(alerts)
+
+
+# One open step. This is our only code on the training thread. Entering takes a timestamp last and
+# leaving takes one first, so our cost lies outside the step.
+
+
+class StepSpan:
+    """A step between its start and its end. Set its attributes at any time before the end."""
+
+    __slots__ = (
+        "_meter",
+        "_start_ns",
+        "_thread",
+        "grad_norm",
+        "learning_rate",
+        "loss",
+        "micro_steps",
+        "phase",
+        "samples",
+        "tokens",
+        "tokens_loss",
+        "tokens_real",
+    )
+
+    def __init__(
+        self,
+        meter: Meter,
+        phase: str,
+        tokens: int | None,
+        samples: int | None,
+        tokens_real: int | None,
+        tokens_loss: int | None,
+    ) -> None:
+        self._meter = meter
+        self.phase = phase
+        self.tokens = tokens
+        self.samples = samples
+        self.tokens_real = tokens_real
+        self.tokens_loss = tokens_loss
+        self.loss: float | None = None
+        self.learning_rate: float | None = None
+        self.grad_norm: float | None = None
+        self.micro_steps = 0
+
+    def micro_step(
+        self,
+        tokens: int | None = None,
+        *,
+        samples: int | None = None,
+        tokens_real: int | None = None,
+        tokens_loss: int | None = None,
+    ) -> None:
+        """Count a micro-batch of gradient accumulation. Its tokens add to the step's."""
+        self.micro_steps += 1
+        self.tokens = _plus(self.tokens, tokens)
+        self.samples = _plus(self.samples, samples)
+        self.tokens_real = _plus(self.tokens_real, tokens_real)
+        self.tokens_loss = _plus(self.tokens_loss, tokens_loss)
+
+    def __enter__(self) -> StepSpan:
+        spans = self._meter._spans
+        thread = get_ident()
+        if thread in spans:
+            raise UsageError(
+                f"a {self.phase} span was opened inside an open {spans[thread].phase} span;"
+                " close the first before the second (gradient accumulation: span.micro_step)"
+            )
+        spans[thread] = self
+        self._thread = thread
+        self._start_ns = moment() if self.phase in ON_DEVICE else monotonic_ns()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        end_ns = moment() if self.phase in ON_DEVICE else monotonic_ns()
+        meter = self._meter
+        thread = self._thread  # a generator may be closed in another than it was entered in
+        meter._spans.pop(thread, None)
+        meter._ends_ns[thread] = end_ns
+        if kind is None:
+            meter._append(
+                (
+                    self._start_ns,
+                    end_ns,
+                    next(meter._numbers[self.phase]),
+                    1,
+                    self.phase,
+                    self.tokens,
+                    self.tokens_real,
+                    self.tokens_loss,
+                    self.samples,
+                    self.micro_steps or 1,
+                    self.loss,
+                    self.learning_rate,
+                    self.grad_norm,
+                )
+            )
+        else:
+            meter.mark("step_failed", f"{self.phase}: {kind.__name__}")
+
+
+def _plus(total: int | None, more: int | None) -> int | None:
+    if more is None:
+        return total
+    return more if total is None else total + more

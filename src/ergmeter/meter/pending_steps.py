@@ -1,11 +1,11 @@
-"""Steps that wait for the disk: checked, counted, and merged where there are too many of them.
+"""Steps that wait for the disk: checked, counted, and merged where there are too many.
 
-A loop of microseconds makes 300,000 steps a second, and a disk may not answer for minutes. Beyond a
-limit, consecutive steps of one phase are merged into rows of several steps, like a log line that is
-printed every ten steps. Their number, tokens, samples and time are sums, so totals stay exact.
+A loop of microseconds makes 300,000 steps a second, and a disk may hang for minutes. Beyond a
+limit, consecutive steps of one phase are merged into rows of several steps, like a log line printed
+every ten steps. Number, tokens, samples and time are sums, so totals stay exact.
 
-A merged row ends where its last step ended and is as long as its steps together: the pauses between
-them lie before it. So the time inside and outside of steps stays exact as well.
+A merged row ends where its last step ended and is as long as its steps together; the pauses between
+them lie before it. So the time inside and outside of steps stays exact too.
 """
 
 from __future__ import annotations
@@ -100,14 +100,14 @@ class PendingSteps:
             self._drop(DroppedSteps(len(rows), None, 0, start_ns, end_ns, why))
 
     def take_dropped(self) -> DroppedSteps | None:
-        """What was dropped here since the last time."""
+        """The steps dropped since the last call."""
         with self._lock:
             dropped, self._dropped = self._dropped, None
         return dropped
 
     @property
     def merged(self) -> str:
-        """What was merged so far, in words; empty if nothing was."""
+        """A text about the merged steps; empty if there are none."""
         if not self.most_steps:
             return ""
         return (
@@ -141,7 +141,7 @@ class PendingSteps:
         phases, steps, computed, real = (columns[at] for at in (_PHASE, _STEPS, *_COUNTED))
         if real.count(None) < len(real):  # as in `metrics.ahead`: the real tokens, where known
             both = zip(real, computed, strict=True)
-            computed = [other if one is None else one for one, other in both]
+            computed = [other if own is None else own for own, other in both]
         if phases.count("train") < len(phases):
             train = [phase == "train" for phase in phases]
             steps, computed = list(compress(steps, train)), list(compress(computed, train))
@@ -244,20 +244,20 @@ def _sums(columns: Columns, into_one: int) -> Columns:
     merged: Columns = [[*column[into_one - 1 :: into_one], *column[tail]] for column in columns]
     for at in _SUMS:
         if columns[at][0] is not None:
-            totals = [sum(columns[at][one]) for one in slices]
+            totals = [sum(columns[at][rows]) for rows in slices]
             merged[at] = [total if abs(total) < _TOO_MANY else None for total in totals]
-    ends = merged[_END] = [max(columns[_END][one]) for one in slices]
-    firsts = [min(columns[_START][one]) for one in slices]
-    lengths = (sum(columns[_END][one]) - sum(columns[_START][one]) for one in slices)
+    ends = merged[_END] = [max(columns[_END][rows]) for rows in slices]
+    firsts = [min(columns[_START][rows]) for rows in slices]
+    lengths = (sum(columns[_END][rows]) - sum(columns[_START][rows]) for rows in slices)
     # Spans of several threads overlap; then the row holds all of them.
     together = zip(firsts, ends, lengths, strict=True)
     merged[_START] = [max(first, end - lasted) for first, end, lasted in together]
     if columns[_HOST_START][0] is not None:
-        merged[_HOST_START] = [min(columns[_HOST_START][one]) for one in slices]
-        merged[_HOST_END] = [max(columns[_HOST_END][one]) for one in slices]
+        merged[_HOST_START] = [min(columns[_HOST_START][rows]) for rows in slices]
+        merged[_HOST_END] = [max(columns[_HOST_END][rows]) for rows in slices]
     for at in _LATEST:
         if columns[at].count(None) < length:
-            merged[at] = [_latest(columns[at][one]) for one in slices]
+            merged[at] = [_latest(columns[at][rows]) for rows in slices]
     return merged
 
 

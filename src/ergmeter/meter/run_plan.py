@@ -1,20 +1,23 @@
-"""How a Meter gets its run: which probes are opened, which run is made or joined, who writes in it.
+"""Makes or joins the run of a Meter: its probes, its directory, its writer.
 
-The trap: half a beginning. A run that can't be written leaves no directory behind, and no probe
-open; one that can't be joined is no reason to measure nothing.
+A run that can't be written leaves no directory behind and no probe open. If a run can't be joined,
+a new one is made.
 
-Of the ranks on a node one reads the devices, whichever is first (`claim`); the others record their
-steps and stand by. If it ends or is killed, or its probe fails, one of them goes on within a
-second: what a counter counted in between is not lost.
+One rank of a node reads the devices (`DeviceClaim`); the others record their steps and stand by. If
+it ends, is killed or its probe fails, another takes over within a second. Counters lose nothing.
 """
 
 from __future__ import annotations
 
 import difflib
+import errno
+import hashlib
 import os
 import shutil
+import socket
 import sys
 import threading
+import weakref
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,14 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter import registry
 from ergmeter.errors import UsageError
-from ergmeter.meter.device_claim import DeviceClaim
 from ergmeter.meter.handover import HandOver, own_id
 from ergmeter.ports import ProbeRequest
 from ergmeter.records import Device, Flops
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.identity import launched_group, new_run_path, run_header, writer_header
-from ergmeter.runlog.parallel_ranks import ParallelLayout
-from ergmeter.runlog.process_group import told_size, world_size
+from ergmeter.runlog.process_group import launcher_world_size, world_size
+from ergmeter.runlog.settings import ParallelLayout
 from ergmeter.runlog.writer import Writer, create_or_join
 from ergmeter.sampler import DEFAULT_PROBES, Opened, Sampler, open_probes
 
@@ -37,8 +39,137 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ergmeter.meter.alert_watch import AlertPlan
-    from ergmeter.meter.progress import Budget
     from ergmeter.runlog.settings import Settings
+
+
+# Device claims: one process of a node reads a device for all. A rule such as "local rank 0 reads"
+# fails if that rank is killed, ends early or sees only its own GPU. So the first process that
+# asks gets the claim, and the kernel frees it when the process dies. A claim is an abstract
+# socket that never listens: no file, no NFS lock, nothing to clean up after `kill -9`. Without
+# abstract sockets, or across network namespaces, each process reads for itself; nothing is
+# counted twice.
+
+
+_claims: weakref.WeakSet[DeviceClaim] = weakref.WeakSet()
+
+
+class DeviceClaim:
+    """A claim that one process of this node holds at a time."""
+
+    def __init__(self, *what: str) -> None:
+        word = hashlib.sha256("|".join(what).encode()).hexdigest()[:32]
+        self._address = f"\0ergmeter-{word}"
+        self._socket: socket.socket | None = None
+
+    def take(self) -> bool:
+        """Tries to take the claim. True if it is ours."""
+        if self._socket is not None or sys.platform != "linux":
+            return True
+        ours = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            ours.bind(self._address)
+        except OSError as error:
+            ours.close()
+            return error.errno != errno.EADDRINUSE
+        self._socket = ours
+        _claims.add(self)
+        return True
+
+    def release(self) -> None:
+        """Frees the claim for another process."""
+        ours, self._socket = self._socket, None
+        if ours is not None:
+            ours.close()
+
+
+def _in_child() -> None:
+    """A forked child has the socket too, and would keep the claim of a parent that has died."""
+    for claim in tuple(_claims):
+        claim.release()
+
+
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_in_child)
+
+
+# Progress towards a budget in steps, tokens or FLOPs. A budget is this rank's: asking other ranks
+# would need a collective, which delays training. Multiplying by WORLD_SIZE would count the tokens
+# of tensor- and pipeline-parallel ranks several times.
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What this rank is meant to reach, one of the first three; and what the run may use up.
+
+    Of several ranks with data of their own each has its share: `tokens=total // world_size`. What
+    may be used up (`kwh`, `cost` in what the prices are in, `hours`) is of all that this process
+    watches, and an alert when it is: `Meter(stop_on="budget")` stops for it.
+    """
+
+    steps: int | None = None
+    tokens: int | None = None
+    flops: float | None = None
+    kwh: float | None = None
+    cost: float | None = None
+    hours: float | None = None
+
+    def __post_init__(self) -> None:
+        goals = [value for value in (self.steps, self.tokens, self.flops) if value is not None]
+        limits = [value for value in (self.kwh, self.cost, self.hours) if value is not None]
+        if len(goals) > 1 or not goals + limits or not all(value > 0 for value in goals + limits):
+            raise UsageError(
+                "a budget is one positive number of this rank's steps, tokens or FLOPs, and what"
+                f" the run may use up: kwh, cost, hours; got {self!r}"
+            )
+
+    @property
+    def has_goal(self) -> bool:
+        """True if the budget has a goal."""
+        return any(value is not None for value in (self.steps, self.tokens, self.flops))
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The limits, as alert rules."""
+        limits = (("energy", self.kwh, " kWh"), ("cost", self.cost, ""), ("time", self.hours, " h"))
+        return tuple(f"{what} > {much:g}{unit}" for what, much, unit in limits if much is not None)
+
+    def as_json(self) -> dict[str, float]:
+        """The goal, for the writer's header; limits are among the alerts."""
+        return {self.unit: self.total} if self.has_goal else {}
+
+    @property
+    def unit(self) -> str:
+        """The unit of the goal."""
+        if self.steps is not None:
+            return "steps"
+        return "tokens" if self.tokens is not None else "FLOPs"
+
+    @property
+    def total(self) -> float:
+        """The goal's amount."""
+        return float(self.steps or self.tokens or self.flops or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The progress of this rank. `eta_s` is None until there is a rate."""
+
+    done: float  # by this rank, as is the total
+    total: float
+    unit: str
+    eta_s: float | None
+
+    @property
+    def done_frac(self) -> float:
+        """The share that is done; above 1 when the budget was exceeded."""
+        return self.done / self.total
+
+
+def progress(budget: Budget, done: float, elapsed_s: float) -> Progress:
+    """The progress of a rank after this much work and time, at its mean rate."""
+    left = max(0.0, budget.total - done)
+    eta_s = left * elapsed_s / done if done > 0 and elapsed_s > 0 else None
+    return Progress(done, budget.total, budget.unit, eta_s)
 
 
 _LAUNCHES = 1000  # of one name on one day
@@ -51,12 +182,12 @@ def probe_names(asked: Iterable[str] | None) -> tuple[str, ...] | None:
         return None
     if isinstance(asked, str):
         raise UsageError(f"probes is a list; got {asked!r}: give probes=[{asked!r}]")
-    names, known = tuple(asked), registry.names("probes")
+    names, available = tuple(asked), registry.names("probes")
     for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        if name not in available:
+            near = difflib.get_close_matches(name, available, n=1, cutoff=0.4)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UsageError(f"no probe {name!r}{hint} (there are: {', '.join(known)})")
+            raise UsageError(f"no probe {name!r}{hint} (there are: {', '.join(available)})")
     return names
 
 
@@ -72,7 +203,7 @@ class Around:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What a Meter was asked to measure, and where to. Each way to begin gives a `HandOver`."""
+    """The plan of a Meter's run: probes, settings, path. Each way to begin gives a `HandOver`."""
 
     name: str
     settings: Settings
@@ -97,10 +228,11 @@ class RunPlan:
         try:
             return self._joined(Path(named))
         except OSError as error:
-            said = f"the run that {fmt.RUN_VARIABLE} names, {named}, can't be joined ({why(error)})"
+            run = f"the run that {fmt.RUN_VARIABLE} names, {named},"
+            message = f"{run} can't be joined ({os_error_text(error)})"
             if only_joins:  # nobody asked for a run
-                raise UsageError(said) from error
-            say(f"{said}; making a run of its own")
+                raise UsageError(message) from error
+            print_notice(f"{message}; making a run of its own")
             return self._own()
 
     def forked(self, run: Path) -> HandOver:
@@ -108,18 +240,18 @@ class RunPlan:
         return self._share(run, Opened())
 
     def watched(self, run: Path, pid: int) -> Opened:
-        """What reads the program that is measured from outside, if that was asked for."""
+        """The probes that read another program from outside, if requested."""
         names = ["process"] if "process" in self._wanted else []
         return self._opened(names, path=run, pid=pid)
 
     def facts(self) -> dict[str, Any]:
-        """What the head of a share says of the model and of what was declared."""
-        said: dict[str, Any] = {"settings": self.settings.as_json()}
+        """The model and the declared settings, for the writer's header."""
+        header: dict[str, Any] = {"settings": self.settings.as_json()}
         if self.flops:
-            said["flops"] = [asdict(flops) for flops in self.flops]
+            header["flops"] = [asdict(flops) for flops in self.flops]
         if self.no_flops:
-            said["no_flops"] = self.no_flops
-        return said
+            header["no_flops"] = self.no_flops
+        return header
 
     @property
     def _wanted(self) -> tuple[str, ...]:
@@ -143,9 +275,9 @@ class RunPlan:
                 environment=dict(environment or around),
                 options=dict(self.probe_options.get(name, {})),
             )
-            one = open_probes(request, [name])
-            opened.probes += one.probes
-            opened.unavailable |= one.unavailable
+            probe_opened = open_probes(request, [name])
+            opened.probes += probe_opened.probes
+            opened.unavailable |= probe_opened.unavailable
         return opened
 
     def _joined(self, run: Path) -> HandOver:
@@ -170,9 +302,8 @@ class RunPlan:
         except OSError as error:
             if is_made:
                 shutil.rmtree(path, ignore_errors=True)
-            raise UsageError(
-                f"the run {path} can't be written ({why(error)}); choose another directory"
-            ) from error
+            reason = f"can't be written ({os_error_text(error)})"
+            raise UsageError(f"the run {path} {reason}; choose another directory") from error
 
     def _made(self, path: Path, header: dict[str, Any]) -> Path:
         """The run, made or joined. Where we name it, beside that of an earlier launch, which may
@@ -186,8 +317,8 @@ class RunPlan:
         return create_or_join(path, header)
 
     def _check_layout(self) -> None:
-        """Refuse now what could only be refused in the report of a run of hours."""
-        world = max(told_size(), world_size())
+        """Raises UsageError now for a layout that the report would refuse hours later."""
+        world = max(launcher_world_size(), world_size())
         if self.settings.layout is not None and world > 1:
             ParallelLayout.parsed(self.settings.layout).check(world)
 
@@ -271,7 +402,7 @@ class _AllocatorLater:
 
 
 class _Duty:
-    """To read a device for all ranks of this node that see it."""
+    """The duty to read a device for all ranks of this node that see it."""
 
     def __init__(self, plan: RunPlan, name: str, *, word: str) -> None:
         self._plan = plan
@@ -288,9 +419,9 @@ class _Duty:
         # Ranks are children of one launcher, which is how they are told from other programs.
         several = {"LOCAL_WORLD_SIZE": "2", **os.environ}
         opened = self._plan._opened([self.name], path=Path.cwd(), environment=several)
-        seen = sorted(device.id for probe in opened.probes for device in probe.devices)
+        devices = sorted(device.id for probe in opened.probes for device in probe.devices)
         if self._claim is None:
-            self._claim = DeviceClaim(self._word, self.name, *seen)
+            self._claim = DeviceClaim(self._word, self.name, *devices)
         if not opened.probes:
             self.stands_by = False
             self._claim.release()
@@ -313,12 +444,12 @@ class _Duty:
             self._claim.release()
 
 
-def say(text: str) -> None:
-    """Tell the user what there is no run to tell it in."""
+def print_notice(text: str) -> None:
+    """Prints a notice for which there is no run to mark."""
     sys.stderr.write(f"ergmeter: {text}\n")
 
 
-def why(error: OSError) -> str:
-    """What the system said, and of which file."""
+def os_error_text(error: OSError) -> str:
+    """The system's error text, with its file."""
     parts = (error.filename, error.strerror or error)
     return ": ".join(str(part) for part in parts if part)

@@ -1,9 +1,9 @@
-"""Feeds the sinks: what the run came to lately goes to each of them, and training never waits.
+"""Feeds the sinks with the run's recent metrics, without delaying training.
 
-The trap: a tracker whose server is down. A sink runs on a thread of its own behind a queue of its
-own, its imports and its opening included. What it refuses is offered again, later and later; what
-piles up beyond a bound is dropped, oldest first; and the run says what happened to which sink. At
-the end of the program the sinks have a few seconds to deliver the rest, and no more.
+Each sink runs on its own thread behind its own queue, its imports and its opening included, because
+a tracker's server may be down. A refused update is retried with growing delays. Beyond a bound the
+oldest are dropped, and the run records what happened to which sink. At the end of the program the
+sinks have a few seconds to deliver the rest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter import registry
 from ergmeter.errors import ErgmeterError, NotMeasurable, PluginError, UsageError
-from ergmeter.meter.run_plan import say
+from ergmeter.meter.run_plan import print_notice
 from ergmeter.ports import Sink, SinkRequest
 from ergmeter.records import Mark
 from ergmeter.sinks.shared.options import OPTIONS, checked, lacks
@@ -40,7 +40,7 @@ _RETRY_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 
 @dataclass(frozen=True, slots=True)
 class SinkPlan:
-    """A sink by name with its options, or one that somebody made."""
+    """A sink by name with its options, or a sink object."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -48,30 +48,30 @@ class SinkPlan:
 
 
 def planned(sinks: Iterable[str | tuple[str, Mapping[str, Any]] | Sink]) -> tuple[SinkPlan, ...]:
-    """What a user may give: names, names with options, sinks. UsageError for what there isn't."""
+    """Parses the user's sinks: names, names with options, objects. Raises UsageError."""
     if isinstance(sinks, str):
         raise UsageError(f"sinks is a list; got {sinks!r}: give sinks=[{sinks!r}]")
-    plans = tuple(_plan(one) for one in sinks)
-    known = registry.names("sinks")
+    plans = tuple(_plan(sink) for sink in sinks)
+    available = registry.names("sinks")
     for plan in plans:
-        if plan.made is None and plan.name not in known:
-            near = difflib.get_close_matches(plan.name, known, n=1, cutoff=0.4)
+        if plan.made is None and plan.name not in available:
+            near = difflib.get_close_matches(plan.name, available, n=1, cutoff=0.4)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UsageError(f"no sink {plan.name!r}{hint} (there are: {', '.join(known)})")
+            raise UsageError(f"no sink {plan.name!r}{hint} (there are: {', '.join(available)})")
         if plan.made is None and plan.name in OPTIONS:  # one of ours: others tell when they load
             checked(plan.name, plan.options)
     return plans
 
 
-def _plan(given: object) -> SinkPlan:
-    match given:
+def _plan(declared: object) -> SinkPlan:
+    match declared:
         case str():
-            return SinkPlan(given)
+            return SinkPlan(declared)
         case (str(name), dict(options)):
             return SinkPlan(name, options)
         case Sink():
-            return SinkPlan(given.name, made=given)
-    raise UsageError(f"a sink is a name, (name, options) or a Sink; got {given!r}")
+            return SinkPlan(declared.name, made=declared)
+    raise UsageError(f"a sink is a name, (name, options) or a Sink; got {declared!r}")
 
 
 class _Outlet:
@@ -108,7 +108,7 @@ class _Outlet:
         self._wake.set()
 
     def join(self, until_s: float) -> None:
-        """Wait for it that long, and say what was left behind."""
+        """Waits for it at most that long, and marks what was left behind."""
         self._thread.join(max(0.0, until_s - time.monotonic()))
         left = len(self._waiting) + self._dropped
         if self._thread.is_alive() and not self._gone:
@@ -142,7 +142,7 @@ class _Outlet:
         return None
 
     def _deliver(self, sink: Sink) -> bool:
-        """Take the oldest update to the sink. False if it will never take one again."""
+        """Sends the oldest update to the sink. False if the sink will never accept one again."""
         update = self._waiting[0]
         try:
             sink.write(update)
@@ -157,15 +157,15 @@ class _Outlet:
         return True
 
     def _may_retry(self, error: Exception) -> bool:
-        """Say what happened, and wait a while. False if there is no sense in trying again."""
+        """Marks the error and waits a while. False if a retry is useless."""
         is_ours = isinstance(error, ErgmeterError)
-        said = str(error) if is_ours else f"{type(error).__name__}: {error}"
+        message = str(error) if is_ours else f"{type(error).__name__}: {error}"
         if isinstance(error, UsageError | PluginError):
             self._gone = True
-            self._say("sink_failed", said)
+            self._say("sink_failed", message)
             return False
         if not self._failures:
-            self._say("sink_failed", f"{said}; trying again")
+            self._say("sink_failed", f"{message}; trying again")
         pause_s = _RETRY_S[min(self._failures, len(_RETRY_S) - 1)]
         if self._ending.wait(pause_s):
             time.sleep(_RETRY_LAST_S)  # as often as the end of the program leaves time for
@@ -214,9 +214,9 @@ class Feed:
     def start(self) -> None:
         """Begin to feed. What can't be delivered for want of a library is said at once."""
         for plan in self._plans:
-            said = lacks(plan.name) if plan.made is None else ""
-            if said and self._is_first():
-                say(f"nothing goes to the sink {plan.name!r}: {said}")
+            message = lacks(plan.name) if plan.made is None else ""
+            if message and self._is_first():
+                print_notice(f"nothing goes to the sink {plan.name!r}: {message}")
         self._thread.start()
 
     def stop(self, ended: str) -> None:
@@ -252,34 +252,34 @@ class Feed:
         from ergmeter.metrics.live.recent_window import recent, whole_run_update  # noqa: PLC0415  numpy and pyarrow
         from ergmeter.runlog.reader import Run  # noqa: PLC0415
 
-        found: list[Update] = []
+        updates: list[Update] = []
         try:
             self._flush()
             newest = recent(_newest(Run.open(self._run)), since_ns=self._since_ns)
             self._since_ns = newest.window.end_ns
-            found.append(newest)
+            updates.append(newest)
         except NotMeasurable:
             pass  # no step has ended since
         except Exception as error:  # noqa: BLE001  our failure is a mark, not the training's end
             self._say_once(error)
         try:
             if is_last:
-                found.append(_ended(whole_run_update(_newest(Run.open(self._run))), self._ended))
+                updates.append(_ended(whole_run_update(_newest(Run.open(self._run))), self._ended))
         except NotMeasurable:
             pass  # there never was one
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001  our failure is a mark, as above
             self._say_once(error)
-        return found
+        return updates
 
     def _say_once(self, error: Exception) -> None:
         if not self._failed:
             self._failed = True
-            said = f"no updates: {type(error).__name__}: {error}"[:1000]
-            self._mark(Mark(time.monotonic_ns(), "sink_failed", said))
+            message = f"no updates: {type(error).__name__}: {error}"[:1000]
+            self._mark(Mark(time.monotonic_ns(), "sink_failed", message))
 
 
 def _newest(run: Run) -> Run:
-    """The run, or the last of several trainings in it: figures of all of them there are none."""
+    """The run, or the last of several trainings in it."""
     several = len(run.trainings)
     return run.training(several) if several > 1 else run
 

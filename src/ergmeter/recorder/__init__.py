@@ -1,4 +1,4 @@
-"""`erg record`: a command, its output passed on unchanged, and the measurement around it."""
+"""`erg record`: runs a command, passes its output on unchanged, and measures it."""
 
 from ergmeter.recorder.record import Recording, RecordRequest, record
 

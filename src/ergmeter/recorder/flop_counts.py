@@ -1,9 +1,9 @@
-"""Has the FLOPs of a recorded program's steps counted, beside it and after its end.
+"""Counts the FLOPs of a recorded program's steps, in a separate process, also after its end.
 
-The program leaves a request in the run directory and looks for the answer; who starts the counting
-process is the recorder, so that the program has no child that it does not know of, and so that one
-which was killed has its FLOPs all the same. One is counted at a time, and ranks of one training
-share their answer.
+The program leaves a request in the run directory and looks for the answer. The recorder starts the
+counting process, so that the program gets no child it does not know of, and a killed program still
+has its FLOPs counted. One request is counted at a time, and the ranks of one training share the
+answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ergmeter.errors import FormatError, NotMeasurable
 from ergmeter.flops.counted import remote
 from ergmeter.flops.counted.step_work import step_flops
 from ergmeter.runlog import format as fmt
-from ergmeter.runlog.headers import writer_header
+from ergmeter.runlog.format import writer_header
 from ergmeter.runlog.writer import amend_header
 
 if TYPE_CHECKING:
@@ -114,12 +114,12 @@ def _write(request: Path) -> None:
     if counts is None:
         return
     record = remote.record_of(request)
-    found: dict[str, Any] = {"flops": [], "no_flops": ""}
+    counted: dict[str, Any] = {"flops": [], "no_flops": ""}
     try:
         flops = step_flops(record, counts, remote.lengths_of(request))
-        found["flops"] = [asdict(one) for one in flops]
+        counted["flops"] = [asdict(work) for work in flops]
     except NotMeasurable as error:
-        found["no_flops"] = str(error)
-    seen = {"parameters": record.parameters, "dtype": record.dtype}
-    declared = {name: one for name, one in header["settings"].items() if one is not None}
-    amend_header(writer, **found, settings={**seen, **declared})
+        counted["no_flops"] = str(error)
+    model_facts = {"parameters": record.parameters, "dtype": record.dtype}
+    declared = {name: value for name, value in header["settings"].items() if value is not None}
+    amend_header(writer, **counted, settings={**model_facts, **declared})

@@ -1,8 +1,8 @@
-"""The hook that a recorded command's Pythons load, and why it was not heard.
+"""The hook that a recorded command's Pythons load, and the reason where none loaded it.
 
-A folder with a sitecustomize is put first on PYTHONPATH; each Python that starts says so in the run
-directory. The trap: silence. A Python that ignores its environment (-I, -E, -S) or has no ergmeter
-is measured from outside only, and a user who expected steps is told which it was, and the cure.
+A folder with a sitecustomize is put first on PYTHONPATH, and each Python that starts leaves a
+report in the run directory. A Python that ignores its environment (-I, -E, -S) or has no ergmeter
+is measured from outside only; the user gets the reason and what to do.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ _OLDEST = (3, 10)
 _TAKE_A_VALUE = "WXcm"  # what follows -c or -m is the program's own
 
 
-def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """What to set for a command, so that its Pythons load the hook."""
-    paths = [str(_BOOTSTRAP), *filter(None, [given.get("PYTHONPATH")])]
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables that make a command's Pythons load the hook."""
+    paths = [str(_BOOTSTRAP), *filter(None, [variables.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(paths)}
 
 
-def silence(run: Path, command: Sequence[str]) -> str:
+def why_no_steps(run: Path, command: Sequence[str]) -> str:
     """Why the hook saw no step in any process of the command."""
-    said = [_hook_report(path) for path in sorted((run / FOLDER).glob("*"))]
-    attached = {name for one in said for name in one.get("attached", [])}
+    reports = [_hook_report(path) for path in sorted((run / FOLDER).glob("*"))]
+    attached = {name for report in reports for name in report.get("attached", [])}
     failed = [name for name in attached if ": " in name]
     if failed:
         return f"the hook failed in it ({failed[0]})"
     if "torch" in attached:
         return "no optimizer of torch stepped in it"
-    if not said:
-        return _unheard(command)
-    if any("yes" in one.get("ergmeter", []) for one in said):
+    if not reports:
+        return _no_report_reason(command)
+    if any("yes" in report.get("ergmeter", []) for report in reports):
         return "its Python loaded no torch"
-    return _without(said[0])
+    return _without(reports[0])
 
 
-def _without(said: Mapping[str, list[str]]) -> str:
-    python, version = (said.get(name, [""])[0] for name in ("executable", "version"))
+def _without(report: Mapping[str, list[str]]) -> str:
+    python, version = (report.get(name, [""])[0] for name in ("executable", "version"))
     if version and tuple(map(int, version.split("."))) < _OLDEST:
         return f"the hook can't look into Python {version}, which is older than 3.10"
     return (
@@ -55,8 +55,8 @@ def _without(said: Mapping[str, list[str]]) -> str:
     )
 
 
-def _unheard(command: Sequence[str]) -> str:
-    """No Python has said that it was there."""
+def _no_report_reason(command: Sequence[str]) -> str:
+    """Why no Python reported that it loaded the hook."""
     if not Path(command[0]).name.startswith(("python", "pypy")):
         return "no Python that loads the hook was started by it (one with -I, -E or -S does not)"
     for word in command[1:]:
@@ -74,10 +74,10 @@ def _unheard(command: Sequence[str]) -> str:
 
 
 def _hook_report(path: Path) -> dict[str, list[str]]:
-    """What one Python said of itself: a name and a value on each line."""
-    found: dict[str, list[str]] = {}
+    """The report of one Python: a name and a value on each line."""
+    report: dict[str, list[str]] = {}
     for line in path.read_text(errors="replace").splitlines():
         name, tab, word = line.partition("\t")
         if tab:
-            found.setdefault(name, []).append(word)
-    return found
+            report.setdefault(name, []).append(word)
+    return report

@@ -1,24 +1,27 @@
-"""Reads what the relay saw go by, and turns it into records through the importers.
+"""Passes a command's output on (the relay) and turns it into records through the importers.
 
-The trap: a line of 100 MB, or NUL bytes, or half a line at the end. A line is cut at 64 KiB and the
-rest of it dropped; bytes that are no text are replaced; nothing here can stop the child's output.
-Where the relay had to leave something out, the halves on both sides of the gap are not one line.
+A line is cut at 64 KiB and the rest of it dropped; bytes that are no text are replaced. Nothing
+here can stop the child's output. Where the relay left something out, the halves on both sides of
+the gap are not joined.
 """
 
 from __future__ import annotations
 
-import inspect
+import errno
 import os
 import select
+import signal
+import struct
 import threading
 import time
 from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from ergmeter import registry
 from ergmeter.ports import Line
-from ergmeter.recorder.relay import FRAME, SIGNALS
 from ergmeter.records import Mark, Step
 from ergmeter.units import NS_PER_S
 
@@ -27,6 +30,260 @@ if TYPE_CHECKING:
 
     from ergmeter.meter import Meter
     from ergmeter.ports import Importer
+
+
+# The relay passes the child's output on, in a process of its own. If the recorder itself read the
+# child's pipe, killing the recorder would kill the child by SIGPIPE. The relay writes to the real
+# output and reports to the recorder, if there is one, what went by and when. It never waits for
+# the recorder.
+#
+# It is in the command's process group and ignores signals. A signal that reaches it was sent to
+# the whole group, and so to the command; it reports that, and the recorder does not send it
+# again. On a busy node the report may be late, so the recorder asks (`ASKED`), and the answer
+# comes after whatever was received before.
+#
+# Where the real output is a terminal the child gets a pseudo-terminal for output only. Its input,
+# session and process group stay the real ones, so Ctrl-C and Ctrl-Z need no help. With `--pty`
+# its standard output always is one: most programs write to a terminal line by line, and to a pipe
+# in blocks of 4 KiB.
+
+
+# Monotonic ns, channel, length. Of length 0: here the relay left out something that went by.
+FRAME = struct.Struct("<qBI")
+SIGNALS = 255  # the channel on which the relay says which signals were sent to the whole group
+FORWARDED = frozenset(
+    {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
+)
+# A real-time signal, which is taken after all others that wait. 0: this system has none (macOS).
+ASKED = int(getattr(signal, "SIGRTMIN", 0))
+_STOPPING = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT}
+_HANDLED = FORWARDED | ({ASKED} if ASKED else set())
+_CHUNK = 65536
+_WINDOW_SIZE = struct.pack("HHHH", 24, 80, 0, 0)  # rows, columns; where there is no terminal
+# What the relay keeps for a recorder that does not read. What comes after that is left out.
+_MAX_PENDING = 16 << 20
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One way out of the child: what the child writes to, what the relay reads, where it goes."""
+
+    child_fd: int
+    read_fd: int
+    real_fds: tuple[int, ...]  # the child's file descriptors that it stands for: 1, 2 or both
+    terminal: str | None = None  # the child's pseudo-terminal, where the real output is one
+
+
+def open_channels(*, pty: bool = False) -> list[Channel]:
+    """A channel for standard output and one for standard error; one for both if they are one.
+
+    `pty`: standard output is a pseudo-terminal, whatever the real one is.
+    """
+    together = _same_file(1, 2)
+    groups = [(1, 2)] if together else [(1,), (2,)]
+    channels = []
+    for group in groups:
+        if _is_closed(group[0]):
+            continue
+        is_terminal = os.isatty(group[0]) or (pty and 1 in group)
+        read_fd, child_fd = _terminal() if is_terminal else os.pipe()
+        name = os.ttyname(child_fd) if is_terminal else None
+        channels.append(Channel(child_fd, read_fd, group, name))
+    return channels
+
+
+def copy_window_size(channels: list[Channel]) -> None:
+    """Make the child's terminals as large as the real one."""
+    import fcntl  # noqa: PLC0415  POSIX only, like the relay
+    import termios  # noqa: PLC0415
+
+    for channel in channels:
+        if channel.terminal is None:
+            continue
+        with suppress(OSError):
+            # With --pty the real output may be a file, and the terminal another descriptor's.
+            terminal_fd = next((fd for fd in (channel.real_fds[0], 2, 0) if os.isatty(fd)), None)
+            size = _WINDOW_SIZE
+            if terminal_fd is not None:
+                size = fcntl.ioctl(terminal_fd, termios.TIOCGWINSZ, b"\0" * 8)
+            # Opened for this and no longer: a descriptor that we kept would keep the child from
+            # being told when the real terminal is gone, or the relay when the child is.
+            fd = os.open(channel.terminal, os.O_RDWR | os.O_NOCTTY)
+            try:
+                fcntl.ioctl(fd, termios.TIOCSWINSZ, size)
+            finally:
+                os.close(fd)
+
+
+def start_relay(channels: list[Channel]) -> tuple[int, int]:
+    """Fork the relay. Returns its pid and the descriptor on which it reports."""
+    report_read, report_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            _close_all_but(
+                report_write, *(fd for c in channels for fd in (c.read_fd, c.real_fds[0]))
+            )
+            _relay(channels, report_write)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(report_write)
+    return pid, report_read
+
+
+def _same_file(fd: int, other: int) -> bool:
+    try:
+        a, b = os.fstat(fd), os.fstat(other)
+    except OSError:
+        return False
+    return (a.st_dev, a.st_ino, a.st_rdev) == (b.st_dev, b.st_ino, b.st_rdev)
+
+
+def _is_closed(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return True
+    return False
+
+
+def _close_all_but(*keep_fds: int) -> None:
+    """Let go of what a pipe's other end may be waiting for: standard input, and whatever else."""
+    for name in os.listdir("/dev/fd"):  # noqa: PTH208  numbers, not paths
+        if int(name) not in keep_fds:
+            with suppress(OSError):
+                os.close(int(name))
+
+
+def _terminal() -> tuple[int, int]:
+    import pty  # noqa: PLC0415
+    import termios  # noqa: PLC0415
+
+    master, slave = pty.openpty()
+    # The real terminal turns \n into \r\n; if this one did too, the bytes would not be the child's.
+    attributes = termios.tcgetattr(slave)
+    attributes[1] &= ~termios.OPOST
+    termios.tcsetattr(slave, termios.TCSANOW, attributes)
+    return master, slave
+
+
+class _Report:
+    """The way to the recorder: never blocks a channel, and forgets when nobody listens."""
+
+    def __init__(self, fd: int, channels: int) -> None:
+        self._fd = fd
+        self._channels = channels
+        self._pending = bytearray()
+        self._lost: set[int] = set()
+        self._listened_to = True
+        self._changed = threading.Condition()
+        os.set_blocking(fd, False)
+
+    def send(self, t_ns: int, channel: int, data: bytes) -> None:
+        with self._changed:
+            if not self._listened_to:
+                return
+            if len(self._pending) + len(data) > _MAX_PENDING:
+                self._lost.add(channel)
+                return
+            if channel in self._lost:
+                self._lost.discard(channel)
+                self._pending += FRAME.pack(t_ns, channel, 0)
+            self._pending += FRAME.pack(t_ns, channel, len(data)) + data
+            self._push()
+            if self._pending:
+                self._changed.notify()
+
+    def done(self) -> None:
+        """A channel will send no more."""
+        with self._changed:
+            self._channels -= 1
+            self._changed.notify()
+
+    def pump(self) -> None:
+        """Send on what the recorder did not take at once, until all channels are done."""
+        poll = select.poll()
+        poll.register(self._fd, select.POLLOUT)
+        while True:
+            with self._changed:
+                while self._channels and not self._pending:
+                    self._changed.wait()
+                if not self._pending:
+                    return
+            poll.poll()
+            with self._changed:
+                self._push()
+
+    def _push(self) -> None:
+        try:
+            while self._pending:
+                del self._pending[: os.write(self._fd, self._pending)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._listened_to = False
+            self._pending.clear()
+
+
+def _relay(channels: list[Channel], report_fd: int) -> None:
+    # Not ignored but blocked, so that they can be waited for; what stops a job stops us as well.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _STOPPING)
+    report = _Report(report_fd, len(channels))
+    threading.Thread(target=_tell_signals, args=(report,), daemon=True).start()
+    # A thread each: a reader that does not take the one output does not hold up the other.
+    threads = [
+        threading.Thread(target=_pass_on, args=(number, channel, report))
+        for number, channel in enumerate(channels)
+    ]
+    for thread in threads:
+        thread.start()
+    report.pump()
+    for thread in threads:
+        thread.join()
+
+
+def _pass_on(number: int, channel: Channel, report: _Report) -> None:
+    real_fd = channel.real_fds[0]
+    while data := _read(channel.read_fd):
+        t_ns = time.monotonic_ns()
+        if not _write_all(real_fd, data):
+            break
+        report.send(t_ns, number, data)
+    # The child is done; or whoever reads the real output is, and the child is told as it would have
+    # been without us: by a write that fails.
+    os.close(channel.read_fd)
+    os.close(real_fd)
+    report.done()
+
+
+def _tell_signals(report: _Report) -> NoReturn:
+    while True:
+        number = signal.sigwait(_HANDLED)
+        report.send(time.monotonic_ns(), SIGNALS, bytes([number]))
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, _CHUNK)
+    except OSError as error:  # a pseudo-terminal nobody holds open any more
+        if error.errno == errno.EIO:
+            return b""
+        raise
+
+
+def _write_all(fd: int, data: bytes) -> bool:
+    try:
+        while data:
+            try:
+                data = data[os.write(fd, data) :]
+            except BlockingIOError:
+                time.sleep(0.005)  # somebody made our output non-blocking
+    except OSError:
+        return False
+    return True
+
 
 MAX_LINE_BYTES = 65536
 # How many lines before the first recognised one an importer gets to see.
@@ -130,7 +387,7 @@ def _whole_frames(buffer: bytearray) -> Iterator[tuple[int, int, bytes]]:
 
 
 class OutputReader:
-    """The thread that listens to the relay and tells the Meter what it recognised."""
+    """The thread that reads from the relay and passes recognised records to the Meter."""
 
     def __init__(self, output: RelayedOutput, meter: Meter, *, tokens_are: str | None) -> None:
         self._output = output
@@ -140,7 +397,7 @@ class OutputReader:
         self._thread = threading.Thread(target=self._run, name="ergmeter-output", daemon=True)
         self._listening = threading.Event()
         self.steps = 0
-        self.seen = 0
+        self.lines_read = 0
         self.recognised = False
         self.explained = False  # an importer has said itself why there are no steps
 
@@ -162,8 +419,8 @@ class OutputReader:
             if self._output.read_ns == before_ns or self._output.read_ns > until_ns:
                 break
         if self._output.gaps:
-            said = f"output came faster than it could be read; {self._output.gaps} gaps in it"
-            self._meter.mark("rows_dropped", said)
+            message = f"output came faster than it could be read; {self._output.gaps} gaps in it"
+            self._meter.mark("rows_dropped", message)
 
     def _run(self) -> None:
         try:
@@ -176,20 +433,23 @@ class OutputReader:
                 self.explained |= getattr(record, "name", "") == UNRECOGNISED
                 self._meter.record(record)
         except Exception as error:  # noqa: BLE001  an importer may be anybody's; the run goes on
-            said = f"reading the output stopped: {type(error).__name__}: {error}"
-            self._meter.mark("importer_failed", said)
+            message = f"reading the output stopped: {type(error).__name__}: {error}"
+            self._meter.mark("importer_failed", message)
             deque(self._lines, maxlen=0)
 
     def _recognised(self) -> tuple[Importer | None, list[Line]]:
         """The importer whose format turned up first, and the lines it has not seen yet."""
-        every = [self._importer(name) for name in sorted(registry.names("importers"))]
-        importers = [one for one in every if getattr(one, "is_live", True)]
+        from ergmeter.importers.logfile import make_importer  # noqa: PLC0415  on our thread
+
+        names = sorted(registry.names("importers"))
+        every = [make_importer(name, self._options) for name in names]
+        importers = [importer for importer in every if getattr(importer, "is_live", True)]
         self._listening.set()
         head: deque[Line] = deque(maxlen=_HEAD)
         for line in self._lines:
             if not line.text:
                 continue
-            self.seen += 1
+            self.lines_read += 1
             head.append(line)
             for importer in importers:
                 if importer.recognises([line.text]):
@@ -197,28 +457,21 @@ class OutputReader:
                     return importer, list(head)
         return None, []
 
-    def _importer(self, name: str) -> Importer:
-        """An importer, with those of the options that it takes."""
-        make = registry.load("importers", name)
-        takes = inspect.signature(make).parameters
-        importer: Importer = make(**{n: v for n, v in self._options.items() if n in takes})
-        return importer
-
 
 def unrecognised(reader: OutputReader, not_hooked: str) -> Mark | None:
-    """What to tell a user whose program neither printed nor did anything that we could see."""
+    """The message for a program without recognised output or hooked libraries."""
     if reader.steps or reader.explained:
         return None
     if reader.recognised:
-        said = "a printed step is timed from the line before it, and there were not two lines"
+        message = "a printed step is timed from the line before it, and there were not two lines"
         cure = "print one for every step, or use ergmeter.Meter in the loop"
     else:
-        lines = "1 line" if reader.seen == 1 else f"{reader.seen} lines"
-        what = f"{lines} of output, none" if reader.seen else "no output, so nothing"
-        said = (
+        lines = "1 line" if reader.lines_read == 1 else f"{reader.lines_read} lines"
+        what = f"{lines} of output, none" if reader.lines_read else "no output, so nothing"
+        message = (
             f"{what} that ergmeter recognises (Hugging Face Trainer, Megatron, torchtitan"
             " and NXDT logs, or lines such as step=3 loss=2.1 tokens=4096)"
         )
         cure = "print such a line, or use ergmeter.Meter in the loop"
     inside = f"; and {not_hooked}" if not_hooked else ""
-    return Mark(time.monotonic_ns(), UNRECOGNISED, f"no steps: {said}{inside}; {cure}")
+    return Mark(time.monotonic_ns(), UNRECOGNISED, f"no steps: {message}{inside}; {cure}")

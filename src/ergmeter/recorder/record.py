@@ -1,16 +1,18 @@
-"""Runs a command and measures it, so that the command can't tell.
+"""Runs a command and measures it, without changing what the command does.
 
-Its output, its exit code and the signals meant for it pass through unchanged. What can go wrong in
-measuring goes wrong beside it: a recorder that is killed leaves the command running to its end.
+Its output, its exit code and the signals meant for it pass through unchanged. A failure in
+measuring does not reach it: a killed recorder leaves the command running to its end.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,21 +25,23 @@ from ergmeter.errors import ErgmeterError, UsageError
 from ergmeter.meter import Around, Meter
 from ergmeter.meter.alert_watch import planned_alerts
 from ergmeter.meter.sink_feed import EVERY_S, planned
+from ergmeter.probes.process import PERIOD_S, high_water_bytes
 from ergmeter.recorder import hook
 from ergmeter.recorder.flop_counts import FlopCounts
-from ergmeter.recorder.output import OutputReader, RelayedOutput, unrecognised
-from ergmeter.recorder.peak import MemoryPeak
-from ergmeter.recorder.relay import (
+from ergmeter.recorder.output import (
     ASKED,
     FORWARDED,
     Channel,
+    OutputReader,
+    RelayedOutput,
     copy_window_size,
     open_channels,
     start_relay,
+    unrecognised,
 )
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.identity import new_run_path, run_header
-from ergmeter.runlog.process_group import told_size, told_task
+from ergmeter.runlog.process_group import launcher_rank, launcher_world_size
 from ergmeter.runlog.settings import Settings
 from ergmeter.runlog.writer import create_run
 from ergmeter.units import NS_PER_S
@@ -48,13 +52,75 @@ if TYPE_CHECKING:
 
     from ergmeter.records import Flops
 
-# -- cost ------------------------------------------------------------------------------------------
-# What recording costs: all the CPU time of the recorder and of its relay.
+
+# Peak memory of one process of the command. `ru_maxrss` begins before the command does: until it
+# executes the program, the child has the recorder's own memory, and Linux counts that. So the
+# number is used only where it exceeds the recorder's own peak by then. It is the largest of the
+# command and of the descendants that were waited for.
 #
-# Neither does anything but measure, so whatever they spend is our doing: starting Python, reading
-# the probes, reading the command's output, passing it on. The other way would be to count our
-# threads alone, as a Meter inside a program has to; it would leave out what a talkative command
-# costs.
+# A smaller command's peak is read from its high-water mark while it lives. The process probe
+# reads that every two seconds, which may be too late for a short command. So a thread reads it
+# whenever a fiftieth of the command's life has gone by, until the probe is as frequent.
+
+
+_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # getrusage(2) of each system
+_FIRST_S = 0.02
+_AGAIN_FRAC = 0.02
+
+
+class MemoryPeak:
+    """Asked by the process probe when it reads for the last time."""
+
+    def __init__(self) -> None:
+        self._ours_bytes = 0
+        self._mark_bytes = 0
+        self._bytes: int | None = None
+        self._ended = threading.Event()
+
+    def started(self, pid: int) -> None:
+        """The command has been started just now: note what we hold ourselves, and watch it."""
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT_BYTES
+        # Our own ru_maxrss has the same fault, of whoever started us; the mark has not.
+        mark = high_water_bytes("self")
+        self._ours_bytes = mark or own
+        if mark is not None:
+            threading.Thread(
+                target=self._watch, args=(pid,), name="ergmeter-peak", daemon=True
+            ).start()
+
+    def ended(self, usage: resource.struct_rusage) -> None:
+        """The command has ended, and this is what wait4 said of it."""
+        self._ended.set()
+        peak_bytes = usage.ru_maxrss * _UNIT_BYTES
+        self._bytes = peak_bytes if peak_bytes > self._ours_bytes else self._mark_bytes or None
+
+    def __call__(self) -> int | None:
+        """The peak, if the command has ended and it is known."""
+        return self._bytes
+
+    def _watch(self, pid: int) -> None:
+        began_s = time.monotonic()
+        wait_s = _FIRST_S
+        while not self._ended.wait(wait_s) and wait_s < PERIOD_S:
+            marks = [high_water_bytes(member) or 0 for member in _tree(pid)]
+            self._mark_bytes = max(self._mark_bytes, *marks)
+            wait_s = max(_FIRST_S, _AGAIN_FRAC * (time.monotonic() - began_s))
+
+
+def _tree(pid: int) -> list[int]:
+    """A process and its descendants, without a look at every process of the machine."""
+    pids = [pid]
+    for parent in pids:
+        try:
+            children = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+        except OSError:  # gone, or a kernel that has no such file
+            continue
+        pids += map(int, children.split())
+    return pids
+
+
+# Cost of recording: all CPU time of the recorder and of its relay. Counting our threads alone, as
+# a Meter inside a program has to, would leave out what a talkative command costs.
 
 
 class RecordingCost:
@@ -73,9 +139,6 @@ class RecordingCost:
                 times = self._relay.cpu_times()
                 self._relay_s = times.user + times.system
         return time.process_time() + self._relay_s
-
-
-# -- record ----------------------------------------------------------------------------------------
 
 
 _WAITED = FORWARDED | {signal.SIGCHLD, signal.SIGWINCH}
@@ -97,7 +160,7 @@ _LAUNCHER_MODULES = (  # what follows them is what they start
 
 @dataclass(frozen=True)
 class Recording:
-    """What came of a recorded command."""
+    """The result of a recorded command."""
 
     exit_code: int
     run: Path
@@ -145,7 +208,7 @@ def record(request: RecordRequest) -> Recording:
     relay_pid, report_fd = start_relay(channels)
     output = RelayedOutput(report_fd)
     peak = MemoryPeak()
-    around = Around(run, _alone(environment), RecordingCost(relay_pid))
+    around = Around(run, _own_environment(environment), RecordingCost(relay_pid))
     meter = _meter(request, name, around, peak)
     reader = OutputReader(output, meter, tokens_are=request.tokens_are)
     measured = _started(meter)
@@ -184,7 +247,7 @@ def record(request: RecordRequest) -> Recording:
 
 
 def _check(request: RecordRequest) -> None:
-    """Say what is wrong with a sink or an alert before anything is made."""
+    """Raises UsageError for a wrong sink or alert, before anything is made."""
     planned(request.sinks)
     planned_alerts(
         request.alerts,
@@ -226,7 +289,7 @@ def _meter(request: RecordRequest, name: str, around: Around, peak: MemoryPeak) 
 def _say_nothing_was_seen(
     request: RecordRequest, run: Path, meter: Meter, reader: OutputReader
 ) -> None:
-    why = hook.silence(run, request.command) if request.hook else ""
+    why = hook.why_no_steps(run, request.command) if request.hook else ""
     nothing = unrecognised(reader, why)
     if nothing is not None:
         meter.record(nothing)
@@ -255,7 +318,7 @@ def _of_this_task(out: Path | None) -> Path | None:
     One run of all of them is `erg record -- srun ...`; but a task that is refused its directory
     would take the whole training with it.
     """
-    size, task = told_size(), told_task()
+    size, task = launcher_world_size(), launcher_rank()
     if size < 2 or task is None:
         return out
     if task == 0:
@@ -267,7 +330,7 @@ def _of_this_task(out: Path | None) -> Path | None:
 
 
 def _started(meter: Meter) -> bool:
-    """Begin to measure. The command is run, whatever comes of this."""
+    """Begins to measure. The command is run even if this fails."""
     try:
         meter.start()
     except (OSError, ErgmeterError) as error:
@@ -277,7 +340,7 @@ def _started(meter: Meter) -> bool:
 
 
 def _has_steps(run: Path) -> bool:
-    """Whether somebody inside the command has joined the run, and tells the steps."""
+    """True if a Meter inside the command has joined the run and records steps."""
     return any(run.glob("*/steps-[0-9]*"))
 
 
@@ -347,7 +410,7 @@ def _with_peak(
     return {**options, "process": {**options.get("process", {}), "peak_bytes": peak}}
 
 
-def _alone(environment: dict[str, str]) -> dict[str, str]:
+def _own_environment(environment: dict[str, str]) -> dict[str, str]:
     """The command's environment for the probes. Where a launcher starts a recorder for each rank,
     each measures its own command and not its neighbours'."""
     return {name: value for name, value in environment.items() if name != "LOCAL_WORLD_SIZE"}
@@ -388,21 +451,21 @@ def _wait(
             _send(pid, number)
         elif number != signal.SIGCHLD:
             time.sleep(_GROUP_GRACE_S)
-            _hear_out(relay_pid, output)
-            ended = _reaped(pid)
+            _await_signal_reports(relay_pid, output)
+            ended = _reap(pid)
             if ended is not None:
                 return ended
             in_group = output.group_signals_ns.get(number, 0) > handled_ns.get(number, 0)
             if not from_terminal and not in_group:
                 _send(pid, number)
             handled_ns[number] = time.monotonic_ns()
-        ended = _reaped(pid)
+        ended = _reap(pid)
         if ended is not None:
             return ended
 
 
-def _hear_out(relay_pid: int, output: RelayedOutput) -> None:
-    """Until the relay has said which signals it has got: asked, it answers after them."""
+def _await_signal_reports(relay_pid: int, output: RelayedOutput) -> None:
+    """Waits until the relay has reported its signals: asked, it answers after them."""
     if not ASKED:
         return
     asked_ns = time.monotonic_ns()
@@ -425,9 +488,9 @@ def _next_signal() -> tuple[int, bool]:
     return signal.sigwait(_WAITED), False  # macOS
 
 
-def _reaped(pid: int) -> tuple[int, resource.struct_rusage] | None:
-    found, status, usage = os.wait4(pid, os.WNOHANG)
-    return (status, usage) if found == pid else None
+def _reap(pid: int) -> tuple[int, resource.struct_rusage] | None:
+    reaped, status, usage = os.wait4(pid, os.WNOHANG)
+    return (status, usage) if reaped == pid else None
 
 
 def _ended(code: int) -> str:

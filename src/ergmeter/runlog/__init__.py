@@ -1,5 +1,5 @@
-"""The run on disk: the waist that everything is written to and read from.
+"""The run on disk: everything is written to it and read from it.
 
-`docs/run-format.md` specifies it; `format` holds its constants, `writer` writes it, `reader` reads.
-Nothing is imported here: who writes a run need not load what reads one.
+`docs/run-format.md` specifies it. `format` has its constants and headers, `writer` writes it,
+`reader` reads it. Nothing is imported here, so that writing a run does not load the reader.
 """

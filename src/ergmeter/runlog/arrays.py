@@ -1,7 +1,7 @@
-"""Python values to Arrow arrays and Arrow columns to numpy, by their buffers.
+"""Converts Python values to Arrow arrays and Arrow columns to numpy, by their buffers.
 
-The trap: `pa.array` and `to_numpy` ask whether they were given a pandas object, and import pandas
-to find out: half a second and 80 MB inside a training, or before a report.
+`pa.array` and `to_numpy` import pandas to check for pandas objects. That costs half a second and
+80 MB inside a training, or before a report.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def numbers(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     absent = values.count(None)
     if not absent:
         return _array(kind, np.array(values, dtype=dtype), None, 0)
-    known = np.array([value is not None for value in values])
+    valid = np.array([value is not None for value in values])
     filled = np.array([0 if value is None else value for value in values], dtype=dtype)
-    return _array(kind, filled, known, absent)
+    return _array(kind, filled, valid, absent)
 
 
 def texts(values: Sequence[str | None], vocabulary: Sequence[str]) -> pa.Array:
@@ -57,9 +57,9 @@ def present(column: pa.ChunkedArray) -> tuple[Any, Any]:
     rows, values = [], []
     first = 0
     for chunk in (column.combine_chunks(),) if column.num_chunks > _FEW_CHUNKS else column.chunks:
-        data, known = _data_and_known(chunk)
-        own = np.arange(len(data)) if known is None else np.flatnonzero(known)
-        floats = np.asarray(data if known is None else data[own], dtype=np.float64)
+        data, valid = _data_and_valid(chunk)
+        own = np.arange(len(data)) if valid is None else np.flatnonzero(valid)
+        floats = np.asarray(data if valid is None else data[own], dtype=np.float64)
         absent = np.isnan(floats)
         if absent.any():
             own, floats = own[~absent], floats[~absent]
@@ -72,19 +72,19 @@ def present(column: pa.ChunkedArray) -> tuple[Any, Any]:
 
 
 def _chunk_as_numpy(chunk: pa.Array) -> Any:  # noqa: ANN401
-    values, known = _data_and_known(chunk)
-    return values if known is None else np.where(known, values, np.nan)
+    values, valid = _data_and_valid(chunk)
+    return values if valid is None else np.where(valid, values, np.nan)
 
 
-def _data_and_known(chunk: pa.Array) -> tuple[Any, Any]:
+def _data_and_valid(chunk: pa.Array) -> tuple[Any, Any]:
     """An array's numbers, and for each whether it is one; None where all are."""
     validity, data = chunk.buffers()
     start, end = chunk.offset, chunk.offset + len(chunk)
     values = np.frombuffer(data, dtype=_NUMPY[chunk.type], count=end)[start:]
     if not chunk.null_count:
         return values, None
-    known = np.unpackbits(np.frombuffer(validity, np.uint8), count=end, bitorder="little")[start:]
-    return values, known.view(bool)
+    valid = np.unpackbits(np.frombuffer(validity, np.uint8), count=end, bitorder="little")[start:]
+    return values, valid.view(bool)
 
 
 def _strings(values: Sequence[str]) -> pa.Array:
@@ -94,8 +94,8 @@ def _strings(values: Sequence[str]) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(values), buffers)
 
 
-def _array(kind: pa.DataType, values: Any, known: Any, absent: int) -> pa.Array:  # noqa: ANN401
-    validity = None if known is None else pa.py_buffer(np.packbits(known, bitorder="little"))
+def _array(kind: pa.DataType, values: Any, valid: Any, absent: int) -> pa.Array:  # noqa: ANN401
+    validity = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
     return pa.Array.from_buffers(
         kind, len(values), [validity, pa.py_buffer(values)], null_count=absent
     )

@@ -1,7 +1,7 @@
-"""Steps that were made and are not in the record: how many, with how many tokens, when and why.
+"""Steps that were made but not recorded: how many, with how many tokens, when and why.
 
-A writer marks them as `steps_dropped`. Its last such mark holds the sum of all so far, so that a
-mark which is lost itself takes no number with it.
+A writer marks them as `steps_dropped`. Its last such mark holds the sum of all so far, so a lost
+mark loses no count.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ class DroppedSteps:
 
 def dropped_steps(run: Run) -> list[DroppedSteps]:
     """What is missing in a run, one entry for each writer that dropped steps."""
-    found = []
+    dropped = []
     for writer in run.writers:
         details = [mark for mark in writer.marks if mark.name == NAME]
         if details:
             last = details[-1]
-            found.append(_parsed(Mark(last.t_ns + writer.offset_ns, NAME, last.detail)))
-    return found
+            dropped.append(_parsed(Mark(last.t_ns + writer.offset_ns, NAME, last.detail)))
+    return dropped
 
 
 def _parsed(mark: Mark) -> DroppedSteps:

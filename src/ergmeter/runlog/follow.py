@@ -1,9 +1,8 @@
-"""Reads what was added to a run since the last time, and nothing twice.
+"""Reads what was added to a run since the last look, each row once.
 
-The trap: a run of a day that is read from its start at every look. A live segment is read on from
-where the last look ended, in one open file; a segment that has become Parquet in the meantime is
-read from the row that is next. What is behind is caught up segment by segment, so that no more than
-one of each stream is held at a time.
+A live segment is read on from where the last look ended, in one open file. A segment that has
+become Parquet in the meantime is read from the next row. A backlog is read segment by segment, so
+that at most one segment of each stream is in memory.
 
 A look costs as much as there are new rows, and a listing of each writer's directory.
 """
@@ -77,15 +76,17 @@ class Follower:
         parts = []
         for writer in self._writers():
             self._find(writer)
-        for (writer, table, stream), one in self._streams.items():
-            rows = one.read()
+        for (writer, table, stream), followed in self._streams.items():
+            rows = followed.read()
             if rows is not None and rows.num_rows:
                 offset_ns = self.offsets_ns.get(writer, 0)
                 when = as_numpy(rows["end_ns" if table == "steps" else "t_ns"])
-                one.last_ns = max(one.last_ns, int(np.max(when)) + offset_ns)
+                followed.last_ns = max(followed.last_ns, int(np.max(when)) + offset_ns)
                 parts.append(StreamRows(writer, table, stream, rows))
-        self._newest_ns = max([self._newest_ns, *(one.last_ns for one in self._streams.values())])
-        behind = [one.last_ns for one in self._streams.values() if one.is_behind]
+        self._newest_ns = max(
+            [self._newest_ns, *(followed.last_ns for followed in self._streams.values())]
+        )
+        behind = [followed.last_ns for followed in self._streams.values() if followed.is_behind]
         until_ns = self._newest_ns - (0 if is_last else LATE_NS)
         return NewRows(tuple(parts), min([until_ns, *behind]), bool(behind))
 
@@ -95,9 +96,9 @@ class Follower:
         return self._newest_ns
 
     def close(self) -> None:
-        """Let go of the open files."""
-        for one in self._streams.values():
-            one.close()
+        """Closes the open files."""
+        for followed in self._streams.values():
+            followed.close()
 
     def _writers(self) -> list[str]:
         names = sorted(os.listdir(self._run))  # noqa: PTH208  a thousand ranks: no paths of all
@@ -106,10 +107,10 @@ class Follower:
     def _find(self, writer: str) -> None:
         directory = self._run / writer
         try:
-            found = segment_names(directory, ("steps", "samples"))
+            names = segment_names(directory, ("steps", "samples"))
         except (NotADirectoryError, FileNotFoundError):
             return
-        for (table, stream), numbers in found.items():
+        for (table, stream), numbers in names.items():
             key = (writer, table, stream)
             if key not in self._streams:
                 columns = self._columns if table == "samples" else None
@@ -207,7 +208,7 @@ class _Stream:
 def header_of(directory: Path) -> dict[str, Any] | None:
     """A writer's header as it is now; None while there is none that can be read."""
     try:
-        found = json.loads((directory / fmt.WRITER_FILE).read_bytes())
+        header = json.loads((directory / fmt.WRITER_FILE).read_bytes())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return header if isinstance(header, dict) else None

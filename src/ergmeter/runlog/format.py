@@ -1,4 +1,4 @@
-"""What a run looks like on disk: names, versions and Arrow schemas. The specification in code.
+"""The format of a run on disk: names, versions, Arrow schemas and headers.
 
     RUN/run.json                what ran; its format version
     RUN/<writer>/writer.json    who wrote here: host, process, clock pair, devices, settings
@@ -6,20 +6,29 @@
     RUN/<writer>/<table>[-<stream>]-00000.arrows    records, an Arrow IPC stream while written
     RUN/<writer>/<table>[-<stream>]-00000.parquet   the same, once the segment is full or closed
 
-The trap: SQLite was the other choice, but run directories live on NFS and Lustre, where its locks
-are not safe. Here each file has one writer and is only ever appended to, so nothing needs a lock.
+Each file has one writer and is only appended to, so nothing needs a lock. SQLite's locks are not
+safe on NFS and Lustre, where run directories are.
 """
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.records import COLUMN_KINDS
+from ergmeter.errors import FormatError
+from ergmeter.records import COLUMN_KINDS, Device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import pyarrow as pa
+
+    from ergmeter.records import Mark
+
 
 FORMAT = "ergmeter-run"
 VERSION = 1
@@ -64,3 +73,124 @@ def arrow_schema(table: str, columns: Iterable[str]) -> pa.Schema:
         [pa.field(name, types[kind]) for name, kind in kinds.items() if name in wanted],
         metadata={"format": FORMAT, "version": str(VERSION), "table": table},
     )
+
+
+def run_paths(parent: Path) -> list[Path]:
+    """The run directories directly under a directory, the newest last."""
+    if not parent.is_dir():
+        raise FormatError(
+            f"no directory {parent}; `erg record` and `erg demo` make runs under runs/"
+        )
+    headers = (path for path in parent.glob(f"*/{RUN_FILE}") if path.parent.name[0] != ".")
+    made = {}
+    for header in headers:
+        with suppress(OSError):
+            made[header.parent] = header.stat().st_mtime
+    return sorted(made, key=made.__getitem__)
+
+
+def newest_run(parent: Path) -> Path:
+    """The run that was made last."""
+    paths = run_paths(parent)
+    if not paths:
+        raise FormatError(f"no run in {parent}; `erg record -- COMMAND` makes one")
+    return paths[-1]
+
+
+# Headers. They may come from a later version or from another program, so the needed fields are
+# checked once, here. Errors name the path.
+
+
+_DEVICE_FIELDS = {field.name for field in fields(Device)}
+
+
+@dataclass(frozen=True)
+class WriterLog:
+    """One writer's directory: header and marks. `offset_ns` takes its clock to the run's."""
+
+    directory: Path
+    header: dict[str, Any]
+    marks: tuple[Mark, ...]
+    offset_ns: int = 0
+
+    @property
+    def closed(self) -> bool:
+        """True if the writer has closed its share."""
+        return any(mark.name == "closed" for mark in self.marks)
+
+    @property
+    def clock_of(self) -> str:
+        """The id of its monotonic clock, which all processes of a host share."""
+        return str(self.header.get("boot_id") or self.header.get("host"))
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices this writer sampled."""
+        # A later version may say more of a device than this one knows.
+        return tuple(
+            Device(**{name: value for name, value in device.items() if name in _DEVICE_FIELDS})
+            for device in self.header["devices"]
+        )
+
+
+def training_of(writer: WriterLog) -> str | None:
+    """The id of the writer's training, if it has one."""
+    training = writer.header.get("training")
+    return str(training["id"]) if isinstance(training, dict) and "id" in training else None
+
+
+def run_header(path: Path) -> dict[str, Any]:
+    """The header of a run directory. Raises FormatError if it is none."""
+    if path.name.endswith(PACKED) and path.is_file():
+        raise FormatError(f"{path} is packed; `erg runs unpack {path}` makes a run of it")
+    if not path.is_dir():
+        what = "is a file, not a run directory" if path.exists() else "does not exist"
+        raise FormatError(f"{path} {what}; `erg list` shows the runs there are")
+    if not (path / RUN_FILE).exists():
+        inside = sorted(p.parent.name for p in path.glob(f"*/{RUN_FILE}"))
+        names = ", ".join(inside[:3]) + (", ..." if len(inside) > 3 else "")
+        hint = f"; it holds {len(inside)} run{'s'[: len(inside) > 1]}: {names}" if inside else ""
+        raise FormatError(f"{path} is not a run: it has no {RUN_FILE}{hint}")
+    header = _json_object(path / RUN_FILE)
+    if header.get("format") != FORMAT:
+        raise FormatError(
+            f"{path / RUN_FILE}: not a run of ergmeter's (format {header.get('format')!r})"
+        )
+    version = header.get("version")
+    if not isinstance(version, int) or version > VERSION:
+        raise FormatError(
+            f"{path}: run format {version!r} is not one this ergmeter reads (up to {VERSION});"
+            " upgrade ergmeter to open it"
+        )
+    return header
+
+
+def writer_header(path: Path) -> dict[str, Any]:
+    """The header of a writer's directory, checked."""
+    header = _json_object(path)
+    try:
+        clock = header["clock"]
+        header["clock"] = {n: int(clock[n]) for n in ("monotonic_ns", "wall_ns")}
+        if clock.get("error_s") is not None:
+            header["clock"]["error_s"] = float(clock["error_s"])
+        for name in ("settings", "unavailable"):
+            header[name] = dict(header.get(name) or {})
+        header["devices"] = list(header.get("devices") or [])
+        for device in header["devices"]:
+            if not {"id", "kind", "name", "probe"} <= device.keys():
+                raise ValueError(f"a device without its name: {device}")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{path}: not a writer's header ({error})") from error
+    return header
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        parsed = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise FormatError(f"{path}: not JSON ({error})") from error
+    except OSError as error:
+        raise FormatError(f"{path}: can't be read ({error.strerror})") from error
+    if not isinstance(parsed, dict):
+        raise FormatError(f"{path}: holds a {type(parsed).__name__}, not an object")
+    return parsed

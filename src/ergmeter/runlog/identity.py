@@ -1,6 +1,6 @@
-"""Who is writing, where and when: the headers of a run and of a writer.
+"""Makes the headers of a run and of a writer: who is writing, where and when.
 
-The trap: a command line may hold a key. It is recorded with such values blanked.
+A command line may hold a key; such values are blanked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.runlog.liveness import boot_id, started_s
-from ergmeter.runlog.process_group import agreed, told_size
+from ergmeter.runlog.process_group import agreed_word, launcher_world_size
 from ergmeter.version import __version__
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ _JOB_VARIABLES = (
 
 
 def launched_group() -> str | None:
-    """What the ranks of one launch have in common and no other launch has; None if we are alone.
+    """An id that the ranks of one launch share and no other launch has; None for a single process.
 
     Only to find the run directory together: a process's rank is asked of its framework, later.
     """
-    if told_size() < 2:
-        return agreed("ergmeter/run")  # ranks that were spawned: no environment tells them
+    if launcher_world_size() < 2:
+        return agreed_word("ergmeter/run")  # ranks that were spawned: no environment tells them
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
     parts = [os.environ.get(name, "") for name in (*names, *_JOB_VARIABLES)]
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE", ""):
@@ -62,7 +62,7 @@ def new_run_path(name: str, parent: Path = Path("runs"), *, group: str | None = 
 
 
 def run_header(name: str, command: Sequence[str], *, group: str | None = None) -> dict[str, Any]:
-    """What ran. Written once, when the run is made."""
+    """The header of a run. Written once, when the run is made."""
     return {
         "group": group,
         "id": secrets.token_hex(8),
@@ -80,11 +80,11 @@ def job_of(declared: str | None, header: dict[str, Any]) -> str | None:
     the launch that torchrun restarts. None where nobody said."""
     if declared:
         return declared
-    told = header.get("job")
+    variables = header.get("job")
     for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "TORCHELASTIC_RUN_ID"):
-        said = told.get(name) if isinstance(told, dict) else None
-        if said and said != "none":  # torchrun's own word for a launch that was given no name
-            return str(said)
+        job_id = variables.get(name) if isinstance(variables, dict) else None
+        if job_id and job_id != "none":  # torchrun's own word for a launch that was given no name
+            return str(job_id)
     return None
 
 
@@ -107,19 +107,19 @@ def writer_header(source: str) -> dict[str, Any]:
 
 def redacted(command: Sequence[str]) -> list[str]:
     """A command line without the values that look like keys."""
-    kept: list[str] = []
+    words: list[str] = []
     hide_next = False
     for word in command:
         flag, equals, _ = word.partition("=")
         secret = bool(_SECRET.search(flag))
         if hide_next:
-            kept.append("***")
+            words.append("***")
         elif secret and equals:
-            kept.append(f"{flag}=***")
+            words.append(f"{flag}=***")
         else:
-            kept.append(word)
+            words.append(word)
         hide_next = secret and not equals and word.startswith("-") and not hide_next
-    return kept
+    return words
 
 
 def clock_pair() -> dict[str, int]:
@@ -155,7 +155,7 @@ def clock_error_s() -> float | None:
 
 
 def _versions() -> dict[str, str]:
-    """Versions of what is loaded already. Nothing is imported to ask it."""
+    """Versions of the libraries that are loaded already. Nothing is imported."""
     names = ("torch", "transformers", "lightning", "accelerate", "peft", "jax", "numpy", "pyarrow")
-    found = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
-    return {name: str(version) for name, version in found.items() if version is not None}
+    versions = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
+    return {name: str(version) for name, version in versions.items() if version is not None}

@@ -1,8 +1,8 @@
-"""Is the process that writes here still alive? A dead run must never be called "running".
+"""Checks whether the process that writes a run is still alive.
 
 A writer hands over at least once a second, so files that have not changed for a while mean that it
-is gone or stuck. On the writer's own host the process itself is looked up as well; its start time
-tells it from another process that was given the same number.
+is gone or stuck. On the writer's own host the process is looked up as well. Its start time
+distinguishes it from a later process with the same number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STALE_S = 20.0
 
 
 def boot_id() -> str | None:
-    """What tells this boot of this machine from any other; None where there is no such thing."""
+    """The id of this boot of this machine; None where the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -42,7 +42,7 @@ def _changed_s(path: Path) -> float:
 
 
 def is_alive(directory: Path, header: dict[str, Any]) -> bool:
-    """Whether the writer of this directory is still at it."""
+    """True if the writer of this directory is still running."""
     newest_s = max((_changed_s(path) for path in directory.iterdir()), default=0.0)
     if time.time() - newest_s > STALE_S:
         return False

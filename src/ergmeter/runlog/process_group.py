@@ -1,23 +1,28 @@
-"""What the processes of one group agree on, without waiting for each other.
+"""Rank, world size and parallel layout of this process, read from its framework.
 
-The trap: the environment. Lightning sets a rank late and `spawn` sets none; two groups that are
-spawned one after the other meet at the same address. So the group itself is asked, once there is
-one: its processes share a store, whoever comes first leaves a word in it, and the others find it.
-Nothing is imported to ask: a framework that is not loaded has no group.
+The environment is not enough: Lightning sets a rank late, `spawn` sets none, and two groups spawned
+one after the other use the same address. So the process group itself is asked, once there is one.
+Its processes agree on a word through their shared store, without waiting. Nothing is imported: a
+framework that is not loaded has no group.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import sys
-from typing import Any
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 from ergmeter.runlog.liveness import started_s
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
 
 def in_group() -> bool:
-    """Whether this process belongs to a group of its framework's."""
+    """True if this process belongs to a process group of its framework."""
     return own_rank() is not None
 
 
@@ -44,11 +49,11 @@ _SIZES = (
 )
 
 
-def told_size() -> int:
-    """How many processes a launcher says it has started together with this one."""
+def launcher_world_size() -> int:
+    """The number of processes that the launcher started together, by its environment."""
     here = {name: value for name, value in os.environ.items() if value != _INTERACTIVE}
-    said = [here[one[0]] for one in _SIZES if all(name in here for name in one)]
-    return max((int(size) for size in said if size.isdecimal()), default=1)
+    sizes = [here[names[0]] for names in _SIZES if all(name in here for name in names)]
+    return max((int(size) for size in sizes if size.isdecimal()), default=1)
 
 
 def launched_size() -> int:
@@ -61,11 +66,11 @@ def launched_size() -> int:
     return int(size) if size.isdecimal() and "LOCAL_RANK" in os.environ else 1
 
 
-def told_task() -> int | None:
-    """This process's number among those, where the launcher says it."""
+def launcher_rank() -> int | None:
+    """This process's number among those, by the launcher's environment."""
     names = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
-    said = (os.environ.get(name, "") for name in names)
-    return next((int(one) for one in said if one.isdecimal()), None)
+    values = (os.environ.get(name, "") for name in names)
+    return next((int(value) for value in values if value.isdecimal()), None)
 
 
 def own_rank() -> int | None:
@@ -81,8 +86,8 @@ def own_rank() -> int | None:
     return None
 
 
-def agreed(name: str) -> str | None:
-    """A word that all processes of this group are told and those of no other; None if alone."""
+def agreed_word(name: str) -> str | None:
+    """A word that only the processes of this group share; None if alone."""
     if world_size() < 2:
         return None
     own = secrets.token_hex(6)
@@ -91,12 +96,12 @@ def agreed(name: str) -> str | None:
         if distributed is not None:
             store = distributed.distributed_c10d._get_default_store()
             return bytes(store.compare_set(name, "", own)).decode()
-        return _left_in_jax(_jax_client(), name, own)
+        return _agreed_in_jax(_jax_client(), name, own)
     except (AttributeError, RuntimeError, ValueError, NotImplementedError):
-        return _met_at(name)  # a store that can't compare, or a group that is gone already
+        return _launch_address(name)  # a store that can't compare, or a group that is gone already
 
 
-def _left_in_jax(client: Any, name: str, own: str) -> str:  # noqa: ANN401  of its coordinator
+def _agreed_in_jax(client: Any, name: str, own: str) -> str:  # noqa: ANN401  of its coordinator
     try:
         client.key_value_set(name, own)
     except RuntimeError:  # somebody was here before
@@ -120,11 +125,167 @@ def _jax_client() -> Any:  # noqa: ANN401
     return getattr(sys.modules["jax._src.distributed"].global_state, "client", None)
 
 
-def _met_at(name: str) -> str:
-    """The next best: the address where a group met, or else whoever started its processes."""
+def _launch_address(name: str) -> str:
+    """A substitute: the group's address, or else the parent process."""
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
-    said = [os.environ.get(one, "") for one in names]
-    if any(said):
-        return "|".join([*said, name])
+    values = [os.environ.get(variable, "") for variable in names]
+    if any(values):
+        return "|".join([*values, name])
     parent = os.getppid()
     return f"{parent}|{started_s(parent)}|{name}"
+
+
+# The layout of the training, read from the framework that made it. Megatron-LM and device meshes
+# can number ranks in any order, so a command line does not tell. A position among only some of
+# the ranks is not enough: a mesh over each pair, with DDP over the pairs, makes all pairs look
+# alike. So a position counts where its sizes make up the world, or where meshes of its shape
+# cover it. Otherwise the layout is unknown, with the reason.
+
+
+# By what their functions are called; a world of 1 says nothing. NxD's cp has a name of its own, and
+# its sizes are `get_.._size` where Megatron-LM's are `get_.._world_size`.
+_MEGATRON = {
+    "tp": ("tensor_model_parallel",),
+    "cp": ("context_parallel", "context_model_parallel"),
+    "pp": ("pipeline_model_parallel",),
+    "dp": ("data_parallel",),
+}
+_SIZE_FUNCTIONS = ("world_size", "size")
+_STATES = (
+    "megatron.core.parallel_state",
+    "neuronx_distributed.parallel_layers.parallel_state",
+    "megatron.mpu",
+)
+_DEEPSPEED = {"tp": ("model_parallel",), "pp": ("pipe_parallel",), "dp": ("data_parallel",)}
+# What people call the dimensions of a mesh. A name with a word of data parallelism is that: the
+# replicas of a model are no part of it. "model" is last, as in "pipeline_model_parallel".
+_WORDS = {
+    "dp": {"dp", "ddp", "fsdp", "hsdp", "data", "batch", "replica", "replicas", "replicate"},
+    "pp": {"pp", "pipe", "pipeline"},
+    "cp": {"cp", "sp", "context", "sequence"},
+    "tp": {"tp", "tensor", "mp", "model"},
+}
+
+RankPosition = dict[str, tuple[int, int]]
+"""By dimension: this rank's number along it, and how long it is."""
+
+
+def framework_layout(model: object = None) -> dict[str, Any] | None:
+    """Where this rank stands (`at`), by whose word, or why it can't be known (`unknown`); None
+    where nobody loaded knows of more than data parallelism."""
+    for whose, ask in (
+        ("Megatron", _megatron),
+        ("DeepSpeed", _deepspeed),
+        ("Accelerate", _accelerate),
+        ("DeviceMesh", lambda: _of_mesh(_mesh_of(model))),
+    ):
+        try:
+            position = ask()
+        except (AttributeError, AssertionError, KeyError, RuntimeError, TypeError, ValueError):
+            continue  # not set up yet, or another version
+        if position:
+            return _in_world(position, whose)
+    return None
+
+
+def _in_world(position: RankPosition, whose: str) -> dict[str, Any]:
+    """The position if it is one among all ranks, as far as their number is known."""
+    world, placed = world_size(), prod(size for _, size in position.values())
+    if world < 2 or placed == world:
+        return {"at": {name: list(where) for name, where in position.items()}, "from": whose}
+    sizes = ", ".join(f"{name}={size}" for name, (_, size) in position.items())
+    return {"unknown": f"{whose} places {placed} of the {world} ranks ({sizes})", "from": whose}
+
+
+def _megatron() -> RankPosition:
+    for name in _STATES:
+        state = sys.modules.get(name)
+        if state is not None and state.model_parallel_is_initialized():
+            return _position_in(state, _MEGATRON)
+    return {}
+
+
+def _deepspeed() -> RankPosition:
+    """The position by the `mpu` that DeepSpeed was given."""
+    groups = sys.modules.get("deepspeed.utils.groups")
+    mpu = getattr(groups, "mpu", None)
+    return _position_in(mpu, _MEGATRON) or _position_in(mpu, _DEEPSPEED) if mpu is not None else {}
+
+
+def _position_in(state: Any, names: Mapping[str, tuple[str, ...]]) -> RankPosition:  # noqa: ANN401  a module or an object
+    position: RankPosition = {}
+    for dimension, called in names.items():
+        for name in called:
+            rank = getattr(state, f"get_{name}_rank", None)
+            sizes = (getattr(state, f"get_{name}_{size}", None) for size in _SIZE_FUNCTIONS)
+            size = next((function for function in sizes if function is not None), None)
+            if rank is not None and size is not None:
+                position[dimension] = (int(rank()), int(size()))
+    return _if_model_parallel(position)
+
+
+def _accelerate() -> RankPosition:
+    state = sys.modules.get("accelerate.state")
+    shared = state.AcceleratorState._shared_state if state is not None else {}
+    return _of_mesh(shared.get("device_mesh"))
+
+
+def _mesh_of(model: object) -> Any:  # noqa: ANN401  a DeviceMesh, or None
+    """The mesh that a model's parameters are spread over: the whole, with all its dimensions."""
+    if not hasattr(model, "parameters"):
+        return None
+    for parameter in model.parameters():
+        mesh = getattr(parameter, "device_mesh", None)
+        if mesh is not None:
+            root = getattr(mesh, "_get_root_mesh", lambda: None)()
+            return root if root is not None else mesh
+    return None
+
+
+def _of_mesh(mesh: Any) -> RankPosition:  # noqa: ANN401
+    """A mesh's dimensions by the names people give them; what is none of ours is data-parallel."""
+    names, at = getattr(mesh, "mesh_dim_names", None), mesh and mesh.get_coordinate()
+    if not names or at is None:
+        return {}
+    position: RankPosition = {}
+    for number, name in enumerate(names):
+        dimension = dimension_of(str(name))
+        index, size = position.get(dimension, (0, 1))
+        length = int(mesh.size(number))
+        position[dimension] = (index * length + int(at[number]), size * length)
+    world = world_size()
+    if _if_model_parallel(position) and world > 1 and "dp" not in position:
+        copies = _mesh_copies(mesh.mesh.flatten().tolist(), world)
+        if copies is not None:
+            position["dp"] = copies
+    return _if_model_parallel(position)
+
+
+def _mesh_copies(ranks: Sequence[int], world: int) -> tuple[int, int] | None:
+    """Which one of how many meshes of this shape this one is, where they cover all ranks; None
+    where they can't."""
+    first = min(ranks)
+    shape = [rank - first for rank in ranks]
+    left = set(range(world))
+    own, copies = -1, 0
+    for start in range(world):
+        if start not in left:
+            continue
+        covered = {start + step for step in shape}
+        if not covered <= left:
+            return None
+        left -= covered
+        own = copies if start == first else own
+        copies += 1
+    return None if own < 0 else (own, copies)
+
+
+def dimension_of(name: str) -> str:
+    """Which of ours the name of a mesh's dimension means, by its words; what is none is data."""
+    words = set(re.findall(r"[a-z]+", name.lower()))
+    return next((ours for ours, theirs in _WORDS.items() if words & theirs), "dp")
+
+
+def _if_model_parallel(position: RankPosition) -> RankPosition:
+    """The position, or nothing where all ranks are data-parallel."""
+    return position if any(n > 1 for name, (_, n) in position.items() if name != "dp") else {}

@@ -1,9 +1,9 @@
 """Opens a run: one that is finished, being written, cut off by `kill -9`, or damaged.
 
-Whatever can be read is read. A file that ends in half a message was cut off there, which is what a
-killed writer leaves; a file that is not what its name says is named in `damage`, and the rest of
-the run is used without it. Ranks are merged here: times of several hosts are put on one clock by
-each host's (monotonic, wall) pair, and a device that two writers sampled is one device.
+Whatever can be read is read. A file that ends in half a message was cut off there by a killed
+writer. A file that is not what its name says is listed in `damage`, and the rest of the run is
+used. Ranks are merged here. Times of several hosts are put on one clock by each host's (monotonic,
+wall) pair, and a device that two writers sampled is one device.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ import pyarrow as pa
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.records import COLUMN_KINDS, Device, Flops, Mark, Reported, Window
 from ergmeter.runlog import format as fmt
-from ergmeter.runlog.headers import WriterLog, run_header, training_of, writer_header
+from ergmeter.runlog.format import WriterLog, run_header, training_of, writer_header
 from ergmeter.runlog.liveness import is_alive
-from ergmeter.runlog.merge import (
+from ergmeter.runlog.segments import (
     FEW_STEPS,
+    Segment,
     Series,
     Splits,
+    columns_in,
     for_export,
     joined,
     joined_once,
     joined_steps,
+    segments,
     step_columns,
 )
-from ergmeter.runlog.segments import Segment, columns_in, segments
 from ergmeter.runlog.settings import WARMUP
 from ergmeter.units import NS_PER_S
 
@@ -91,8 +93,8 @@ class Run:
         Ranks of one training share its id. Two that one command ran, side by side or one after the
         other, have two, and are never taken for ranks of each other.
         """
-        found = (training_of(writer) for writer in self.writers)
-        return list(dict.fromkeys(one for one in found if one is not None))
+        trainings = (training_of(writer) for writer in self.writers)
+        return list(dict.fromkeys(training for training in trainings if training is not None))
 
     def training(self, number: int) -> Run:
         """One of the trainings by itself, counted from 1, with what was sampled for all of them."""
@@ -100,9 +102,9 @@ class Run:
             there = f"1 to {len(self.trainings)}" if self.trainings else "none told apart"
             raise UsageError(f"no training {number} in {self.path} (there are: {there})")
         chosen = self.trainings[number - 1]
-        kept = [w for w in self.writers if training_of(w) in (None, chosen)]
+        writers = [w for w in self.writers if training_of(w) in (None, chosen)]
         others = tuple(w for w in self.writers if training_of(w) not in (None, chosen))
-        return replace(self, writers=kept, beside=others)
+        return replace(self, writers=writers, beside=others)
 
     @property
     def name(self) -> str:
@@ -120,21 +122,23 @@ class Run:
 
         Two probes may read one device, each with facts of its own; the first is believed first.
         """
-        found: dict[str, Device] = {}
+        devices: dict[str, Device] = {}
         for device in (device for writer in self.writers for device in writer.devices):
-            before = found.get(device.id, device)
-            found[device.id] = replace(before, facts={**device.facts, **before.facts})
-        return found
+            before = devices.get(device.id, device)
+            devices[device.id] = replace(before, facts={**device.facts, **before.facts})
+        return devices
 
     @cached_property
     def settings(self) -> dict[str, Any]:
         """What the user declared; of a recorded command, who typed it before who wrote the code."""
         merged: dict[str, Any] = {}
         for writer in sorted(self.writers, key=lambda w: w.header.get("source") != "meter"):
-            given = {n: v for n, v in writer.header["settings"].items() if v is not None}
-            if any(name in given for name in WARMUP):  # one rule for the warm-up, whichever it is
+            declared = {n: v for n, v in writer.header["settings"].items() if v is not None}
+            if any(
+                name in declared for name in WARMUP
+            ):  # one rule for the warm-up, whichever it is
                 merged = {n: v for n, v in merged.items() if n not in WARMUP}
-            merged.update(given)
+            merged.update(declared)
         return merged
 
     @cached_property
@@ -143,20 +147,25 @@ class Run:
         for writer in sorted(self.writers, key=lambda w: w.header.get("source") != "meter"):
             stored = writer.header.get("flops")
             if isinstance(stored, list) and stored:
-                return tuple(Flops.from_json(one) for one in stored)
+                return tuple(Flops.from_json(flops) for flops in stored)
         return ()
 
     @cached_property
     def no_flops(self) -> str:
-        """Why there are no FLOPs, where somebody asked for them."""
-        said = [str(w.header["no_flops"]) for w in self.writers if w.header.get("no_flops")]
-        return said[0] if said else ""
+        """Why there are no FLOPs, where they were requested."""
+        reasons = [str(w.header["no_flops"]) for w in self.writers if w.header.get("no_flops")]
+        return reasons[0] if reasons else ""
 
     @cached_property
     def workload(self) -> dict[str, Any]:
         """What was trained and how, where the program said (`Meter.workload`)."""
-        said = (w.header.get("workload") for w in self.writers)
-        return {n: v for one in said if isinstance(one, dict) for n, v in one.items()}
+        workloads = (w.header.get("workload") for w in self.writers)
+        return {
+            n: v
+            for workload in workloads
+            if isinstance(workload, dict)
+            for n, v in workload.items()
+        }
 
     @cached_property
     def unavailable(self) -> dict[str, str]:
@@ -242,31 +251,34 @@ class Run:
         alone, other columns that stand in the same files, where these are not very large: opening
         them and telling devices apart costs most."""
         writer = self.writers[number]
-        found = list(self._segments(writer, "samples", column))
-        if not found:
+        segments = list(self._segments(writer, "samples", column))
+        if not segments:
             return {column: {}}
         names = {column}
-        kept = Splits(writer.directory)
-        if sum(segment.rows for segment in found) > _SMALL_ROWS:
+        splits_cache = Splits(writer.directory)
+        if sum(segment.rows for segment in segments) > _SMALL_ROWS:
             if self._splits.directory != writer.directory:  # of one writer at a time: they are many
-                self._splits = kept
-            kept = self._splits
+                self._splits = splits_cache
+            splits_cache = self._splits
         elif not alone:
-            names = {name for one in found for name in one.names} - {"t_ns", "device"}
+            names = {name for segment in segments for name in segment.names} - {"t_ns", "device"}
             # A column that another stream has as well is not whole here.
             names -= columns_in(
-                writer.directory, but=[one.path for one in found], damage=self.damage
+                writer.directory, but=[segment.path for segment in segments], damage=self.damage
             ) - {column}
         parts: dict[str, dict[str, list[Series]]] = {column: {}}
-        for segment in found:
+        for segment in segments:
             own = [name for name in segment.names if name in names]
-            splits = kept.by_file.setdefault(segment.path, [])
-            said = segment.columns_by_device(own, shift_ns=writer.offset_ns, splits=splits)
-            for name, device, t_ns, values in said:
+            splits = splits_cache.by_file.setdefault(segment.path, [])
+            columns = segment.columns_by_device(own, shift_ns=writer.offset_ns, splits=splits)
+            for name, device, t_ns, values in columns:
                 part = Series(t_ns, values)
                 parts.setdefault(name, {}).setdefault(device, []).append(part)
         return {
-            name: {device: joined_once(pieces, kept.times) for device, pieces in by_device.items()}
+            name: {
+                device: joined_once(pieces, splits_cache.times)
+                for device, pieces in by_device.items()
+            }
             for name, by_device in parts.items()
         }
 
@@ -275,7 +287,7 @@ class Run:
         return columns_in(self.writers[number].directory, damage=self.damage)
 
     def reported(self) -> list[Reported]:
-        """The figures that programs told about themselves, in order of time."""
+        """The figures that programs reported about themselves, in order of time."""
         return self._reported
 
     @cached_property
@@ -289,14 +301,14 @@ class Run:
         return self._reported_by(self.writers)
 
     def _reported_by(self, writers: list[WriterLog]) -> list[Reported]:
-        found: list[Reported] = []
+        records: list[Reported] = []
         for writer in writers:
             for segment in self._segments(writer, "reported"):
                 table = segment.table()
                 columns = (table[name].to_pylist() for name in ("t_ns", "name", "value", "unit"))
                 rows = zip(*columns, strict=True)
-                found += [Reported(t_ns + writer.offset_ns, *rest) for t_ns, *rest in rows]
-        return sorted(found, key=lambda reported: reported.t_ns)
+                records += [Reported(t_ns + writer.offset_ns, *rest) for t_ns, *rest in rows]
+        return sorted(records, key=lambda reported: reported.t_ns)
 
     def table(self, table: str) -> pa.Table:
         """A whole table over all writers, for export: with its writer and the wall clock."""
@@ -379,11 +391,11 @@ class Run:
             if not line:
                 continue
             try:
-                whole = json.loads(line)
-                marks.append(Mark(int(whole["t_ns"]), str(whole["name"]), str(whole["detail"])))
+                fields = json.loads(line)
+                marks.append(Mark(int(fields["t_ns"]), str(fields["name"]), str(fields["detail"])))
             except (ValueError, KeyError, TypeError):
-                said = f"{path}: line {number} is not a mark"
-                (self.torn if number == len(lines) else self.damage).append(said)
+                message = f"{path}: line {number} is not a mark"
+                (self.torn if number == len(lines) else self.damage).append(message)
         return tuple(marks)
 
     def _align_clocks(self) -> None:

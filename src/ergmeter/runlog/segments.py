@@ -1,15 +1,14 @@
-"""One file of a table, read as numpy columns, whichever of its two forms it is in.
+"""Reads the files of a table as numpy columns, from Arrow streams or Parquet, and merges them.
 
-The trap: a file cut off by a kill and a file that was never ours both make pyarrow raise. The
-difference is what came before: a stream that began as ours and ends half way was cut off, and every
-whole batch in it counts.
+pyarrow raises both for a file cut off by a kill and for a file that was never ours. A stream that
+began as ours and ends half way was cut off, and every complete batch in it counts.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -17,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ergmeter.errors import FormatError
-from ergmeter.records import PHASES
+from ergmeter.records import COLUMN_KINDS, PHASES
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.arrays import as_numpy, present
 
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ergmeter.records import FloatArray, TimeArray
+    from ergmeter.runlog.format import WriterLog
+
 
 Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
 
@@ -54,19 +55,19 @@ class Segment:
             return self
         first, last = (int(rows[0]), int(rows[-1])) if len(rows) else (0, -1)
         if last - first + 1 == len(rows):  # in order, as they nearly always are: nothing is copied
-            kept = self.table().slice(first, len(rows))
+            table = self.table().slice(first, len(rows))
         else:
-            kept = self.table().take(pa.array(rows))
-        return Segment(self.path, self.stream, len(rows), self.names, kept)
+            table = self.table().take(pa.array(rows))
+        return Segment(self.path, self.stream, len(rows), self.names, table)
 
     def not_numbers(self, column: str) -> Segment:
         """The rows in which a number was told that is none."""
-        told = self.table([column])[column]
-        rows = pc.and_(pc.is_valid(told), pc.invert(pc.is_finite(told)))
+        values = self.table([column])[column]
+        rows = pc.and_(pc.is_valid(values), pc.invert(pc.is_finite(values)))
         if not pc.any(rows).as_py():
             return replace(self, rows=0)  # nearly always: no other column is read
-        kept = self.table().filter(rows)
-        return replace(self, rows=kept.num_rows, _batches=kept)
+        table = self.table().filter(rows)
+        return replace(self, rows=table.num_rows, _batches=table)
 
     def table(self, names: list[str] | None = None) -> pa.Table:
         """These columns, or all, as an Arrow table."""
@@ -102,8 +103,10 @@ class Segment:
     def phases(self, name: str) -> TimeArray:
         """A column of phase names as indices into PHASES; -1 for one this version does not know."""
         codes, texts = _codes(self.table([name])[name])
-        known = np.array([PHASES.index(t) if t in PHASES else -1 for t in texts], dtype=np.int64)
-        return np.asarray(known[codes], dtype=np.int64)
+        phase_codes = np.array(
+            [PHASES.index(t) if t in PHASES else -1 for t in texts], dtype=np.int64
+        )
+        return np.asarray(phase_codes[codes], dtype=np.int64)
 
     def by_device(self, column: str) -> Iterator[tuple[str, TimeArray, FloatArray]]:
         """A column split by device, without the rows in which it is absent."""
@@ -121,7 +124,10 @@ class Segment:
         table = self.table([*columns] if splits else ["t_ns", "device", *columns])
         for column in columns:
             rows, values = present(table[column])
-            split = next((one for one in splits if np.array_equal(one.rows, rows)), None)
+            split = next(
+                (known_split for known_split in splits if np.array_equal(known_split.rows, rows)),
+                None,
+            )
             if split is None:
                 if "t_ns" not in table.column_names:
                     table = self.table(["t_ns", "device", *columns])
@@ -153,14 +159,14 @@ def _split(table: pa.Table, rows: TimeArray, shift_ns: int) -> DeviceRows:
     each = zip(devices, t_ns, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
     # A file has fewer rows than 32 bits count: half the memory, where they are kept.
     small = rows.astype(np.int32), order.astype(np.int32)
-    return DeviceRows(*small, [one for one in each if one[3] > one[2]])
+    return DeviceRows(*small, [rows for rows in each if rows[3] > rows[2]])
 
 
 # Which columns a file has: they stand at its head and stay. Runs of a thousand ranks have files by
 # the ten thousands, and most of them do not have the column that is asked for.
 _columns_of: dict[str, tuple[str, ...]] = {}
 _rows_of: dict[str, int] = {}  # of Parquet files, which do not change
-_seen: dict[tuple[str, ...], tuple[str, ...]] = {}  # the same names for all that have them
+_interned: dict[tuple[str, ...], tuple[str, ...]] = {}  # the same names for all that have them
 
 
 def segments(
@@ -223,27 +229,27 @@ def columns_in(directory: Path, *, damage: list[str], but: Collection[Path] = ()
 
 
 def _paths(directory: Path, table: str) -> list[tuple[Path, str]]:
-    found: dict[tuple[str, str], str] = {}
+    paths: dict[tuple[str, str], str] = {}
     # By their names alone: of a thousand ranks, making paths of all files takes seconds.
     for name in sorted(os.listdir(directory)):  # noqa: PTH208
         match = _NAME.fullmatch(name) if name.startswith(table) else None
         if match and match["table"] == table:
             key = (match["stream"] or "", match["number"])
             # Both are there if the writer was killed between making the one and removing the other.
-            if key not in found or match["ending"] == fmt.FULL:
-                found[key] = name
-    return [(directory / name, stream) for (stream, _), name in sorted(found.items())]
+            if key not in paths or match["ending"] == fmt.FULL:
+                paths[key] = name
+    return [(directory / name, stream) for (stream, _), name in sorted(paths.items())]
 
 
 def segment_names(directory: Path, tables: Collection[str]) -> dict[tuple[str, str], list[int]]:
     """The numbers of the segments there are, by table and stream, in either form."""
-    found: dict[tuple[str, str], set[int]] = {}
+    pairs: dict[tuple[str, str], set[int]] = {}
     for name in os.listdir(directory):  # noqa: PTH208
         match = _NAME.fullmatch(name)
         if match and match["table"] in tables:
             key = (match["table"], match["stream"] or "")
-            found.setdefault(key, set()).add(int(match["number"]))
-    return {key: sorted(numbers) for key, numbers in found.items()}
+            pairs.setdefault(key, set()).add(int(match["number"]))
+    return {key: sorted(numbers) for key, numbers in pairs.items()}
 
 
 def _parquet(path: Path, stream: str) -> Segment:
@@ -258,7 +264,7 @@ def _parquet(path: Path, stream: str) -> Segment:
 
 
 def _remember(path: Path, names: tuple[str, ...]) -> None:
-    _columns_of[str(path)] = _seen.setdefault(names, names)
+    _columns_of[str(path)] = _interned.setdefault(names, names)
 
 
 def _live(path: Path, stream: str, torn: list[str]) -> Segment:
@@ -307,11 +313,132 @@ def _codes(column: pa.ChunkedArray) -> tuple[Any, list[str]]:
     """A text column as indices and the texts they stand for."""
     if column.num_chunks == 0:
         return np.empty(0, dtype=np.int16), []
-    whole = column.unify_dictionaries().combine_chunks()
-    if isinstance(whole, pa.ChunkedArray):
-        whole = whole.chunk(0)
-    return as_numpy(pa.chunked_array([whole.indices])), whole.dictionary.to_pylist()
+    combined = column.unify_dictionaries().combine_chunks()
+    if isinstance(combined, pa.ChunkedArray):
+        combined = combined.chunk(0)
+    return as_numpy(pa.chunked_array([combined.indices])), combined.dictionary.to_pylist()
 
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+# Columns of many files as one: samples by device in order of time, steps one after the other. A
+# run of a day has columns of 100 MB, most with the same times. Equal times are stored once, and a
+# constant column is stored as one number.
+
+
+_Times: TypeAlias = "tuple[TimeArray, TimeArray | None]"
+
+_TIMES = ("t_ns", "start_ns", "end_ns", "host_start_ns", "host_end_ns")
+FEW_STEPS = 10_000
+
+
+@dataclass(frozen=True)
+class Series:
+    """One column of one device: what it said and when, in order of time, without the gaps."""
+
+    t_ns: TimeArray
+    values: FloatArray
+
+
+@dataclass
+class Splits:
+    """How the files of a writer were split by device, for the columns that are asked for next."""
+
+    directory: Path
+    by_file: dict[Path, list[DeviceRows]] = field(default_factory=dict)
+    times: dict[tuple[int, ...], _Times] = field(default_factory=dict)  # joined, by their pieces
+
+
+def step_columns(segment: Segment, offset_ns: int, writer: int) -> dict[str, Any]:
+    """The columns of a file of steps, on the run's clock."""
+    segment = segment.loaded()
+    columns: dict[str, Any] = {}
+    for name, kind in COLUMN_KINDS["steps"].items():
+        if kind == "time":
+            columns[name] = segment.integers(name) + offset_ns
+        elif kind == "text":
+            columns[name] = _constant_as_scalar(segment.phases(name))
+        elif name in segment.names:
+            columns[name] = _constant_as_scalar(
+                segment.floats(name) + (offset_ns if name in _TIMES else 0)
+            )
+    columns["writer"] = np.broadcast_to(np.int64(writer), segment.rows)
+    return columns
+
+
+def _constant_as_scalar(column: Any) -> Any:  # noqa: ANN401  whichever array type came in
+    """One number instead of many, where they are all the same."""
+    is_one_number = len(column) > 0 and bool((column == column[0]).all())
+    return np.broadcast_to(column[0], len(column)) if is_one_number else column
+
+
+def for_export(segment: Segment, writer: WriterLog, wall_zero_ns: int) -> pa.Table:
+    """A file's rows on the run's clock, with the wall clock and who wrote them."""
+    table = segment.table()
+    for number, name in enumerate(table.column_names):
+        column = table[name]
+        if pa.types.is_dictionary(column.type):
+            table = table.set_column(number, name, column.cast(pa.string()))
+        elif name in _TIMES and writer.offset_ns:
+            table = table.set_column(number, name, pc.add(column, writer.offset_ns))
+    when = pc.add(table["t_ns" if "t_ns" in table.column_names else "start_ns"], wall_zero_ns)
+    table = table.append_column("time", when.cast(pa.timestamp("ns", "UTC")))
+    return table.append_column("writer", pa.array([writer.header["writer"]] * len(table)))
+
+
+def joined_steps(
+    parts: list[dict[str, Any]], *, few: int = FEW_STEPS
+) -> dict[str, FloatArray | TimeArray]:
+    """Columns of steps one after the other. The parts are used up.
+
+    Column by column, so that no more than one of them is there twice.
+    """
+    rows = [len(part["start_ns"]) for part in parts]
+    names = [*COLUMN_KINDS["steps"], "writer"]
+    return {name: _joined([part.pop(name, None) for part in parts], rows, few) for name in names}
+
+
+def _joined(parts: list[Any], rows: list[int], few: int) -> Any:  # noqa: ANN401  of any array type
+    """Parts of so many rows one after the other, NaN where one is absent.
+
+    Half of the columns are never told, others always the same: one number, and not millions.
+    """
+    if not parts:
+        return np.empty(0)
+    filled = [
+        np.broadcast_to(np.nan, n) if p is None else p for p, n in zip(parts, rows, strict=True)
+    ]
+    if all(part.strides == (0,) for part in filled):
+        ones = np.array([part[0] for part in filled if len(part)])
+        is_one = len(ones) > 0 and sum(rows) > few and bool((ones == ones[0]).all())
+        if is_one or (len(ones) and np.isnan(ones).all()):
+            return np.broadcast_to(ones[0], sum(rows))
+    return np.concatenate(filled)
+
+
+def joined(pieces: list[Series]) -> Series:
+    """Pieces of one device's column as one, in order of time."""
+    return joined_once(pieces, {})
+
+
+def joined_once(pieces: list[Series], cached: dict[tuple[int, ...], _Times]) -> Series:
+    """The same, where columns that share the times of their pieces share them joined as well."""
+    key = tuple(id(piece.t_ns) for piece in pieces)
+    if key not in cached:
+        cached[key] = _times(pieces)
+    t_ns, order = cached[key]
+    values = (
+        pieces[0].values if len(pieces) == 1 else np.concatenate([piece.values for piece in pieces])
+    )
+    return Series(t_ns, values if order is None else values[order])
+
+
+def _times(pieces: list[Series]) -> _Times:
+    """The times of all pieces in order, and which order that is; None if they were in it."""
+    t_ns = pieces[0].t_ns if len(pieces) == 1 else np.concatenate([piece.t_ns for piece in pieces])
+    if not np.any(t_ns[1:] < t_ns[:-1]):
+        return t_ns, None
+    order = np.argsort(t_ns, kind="stable")
+    return t_ns[order], order

@@ -1,7 +1,7 @@
-"""What the user declares about a run, checked once, stored in the writer's header.
+"""The user's declarations about a run, checked once and stored in the writer's header.
 
-Nothing here has a value unless somebody gave it one: a grid intensity nobody stated is absent, and
-so is what would be computed from it.
+Nothing has a default value: an undeclared grid intensity is absent, and so is what would be
+computed from it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,109 @@ import difflib
 import math
 import re
 from dataclasses import asdict, dataclass, fields, replace
+from math import prod
 from typing import Any
 
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.records import DTYPES
-from ergmeter.runlog.parallel_ranks import ParallelLayout
+
+ORDER = ("tp", "cp", "ep", "dp", "pp")
+WORDS = {
+    "tp": "tensor-parallel",
+    "cp": "context-parallel",
+    "ep": "expert-parallel",
+    "dp": "data-parallel",
+    "pp": "pipeline-parallel",
+}
+_HOW = 'give sizes such as "tp=2,pp=4" (tp, cp, ep, dp, pp; order=tp-cp-ep-dp-pp)'
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelLayout:
+    """How a training is laid out over its ranks: sizes by dimension, and the order of ranks.
+
+        "tp=2,pp=4"                   sizes; data-parallel is what is left of the world
+        "tp=2,pp=4,order=tp-pp-dp"    which ranks are neighbours, the innermost first
+
+    Eight ranks that each count 4096 tokens are 32 768 tokens if data-parallel, and 4096 if tensor-
+    or pipeline-parallel. The counts do not tell, so the user or the framework declares the layout.
+
+    - tp (tensor) and pp (pipeline): ranks have the same tokens.
+    - cp (context): each rank has its part of every sequence, so tokens add up and samples do not.
+    - dp (data): sharded (FSDP, ZeRO) or not.
+    - ep (expert): experts are spread over ranks that are data-parallel in all else, so it changes
+      no count (as in Megatron-LM, DeepSpeed and torchtitan).
+
+    Without an order, ranks are numbered as in Megatron-LM, tp-cp-ep-dp-pp.
+    """
+
+    sizes: dict[str, int]
+    order: tuple[str, ...] = ORDER
+
+    @classmethod
+    def parsed(cls, text: object) -> ParallelLayout:
+        """A layout as it is written. Raises UsageError for what is none."""
+        if not isinstance(text, str) or not text.strip():
+            raise UsageError(f"layout {text!r} is none; {_HOW}")
+        sizes: dict[str, int] = {}
+        order: tuple[str, ...] = ORDER
+        for part in text.replace(" ", "").split(","):
+            name, _, value = part.partition("=")
+            if name == "order":
+                order = _order(value)
+            elif name not in WORDS or not value.isdecimal() or int(value) < 1 or name in sizes:
+                raise UsageError(f"layout {text!r}: {part!r} is no size; {_HOW}")
+            else:
+                sizes[name] = int(value)
+        absent = [name for name in sizes if name not in order and name != "ep" and sizes[name] > 1]
+        if absent:
+            raise UsageError(f"layout {text!r}: {absent[0]} is not in the order {'-'.join(order)}")
+        return cls(sizes, order)
+
+    def check(self, world: int) -> None:
+        """Refuse a layout that so many ranks can't have."""
+        together = prod(size for name, size in self.sizes.items() if name != "ep")
+        fits = world == together if "dp" in self.sizes else world % together == 0
+        if not fits:
+            must = "is not" if "dp" in self.sizes else "does not divide"
+            ranks = "the 1 rank" if world == 1 else f"the {world} ranks"
+            raise UsageError(f"layout {self}: {self._product()} {must} {ranks} of this training")
+        experts = self.sizes.get("ep", 1)
+        if (world // self.sizes.get("pp", 1)) % experts:
+            raise UsageError(
+                f"layout {self}: {experts} expert-parallel ranks do not divide the"
+                f" {world // self.sizes.get('pp', 1)} ranks of a pipeline stage"
+            )
+
+    def at(self, rank: int, world: int) -> dict[str, int]:
+        """Where a rank is along each dimension."""
+        self.check(world)
+        sizes = {name: self.sizes.get(name, 1) for name in ORDER if name != "ep"}
+        sizes["dp"] = world // prod(size for name, size in sizes.items() if name != "dp")
+        position = {}
+        for name in (*self.order, *(n for n in ORDER if n not in self.order)):
+            if name != "ep":
+                rank, position[name] = divmod(rank, sizes[name])
+        return position
+
+    def _product(self) -> str:
+        sizes = [size for name, size in self.sizes.items() if name != "ep"]
+        factors = " x ".join(str(size) for size in sizes)
+        return f"{factors} = {prod(sizes)}" if len(sizes) > 1 else factors or "1"
+
+    def __str__(self) -> str:
+        parts = [f"{name}={size}" for name, size in self.sizes.items()]
+        return ",".join(parts + ([f"order={'-'.join(self.order)}"] if self.order != ORDER else []))
+
+
+def _order(text: str) -> tuple[str, ...]:
+    names = tuple(text.split("-"))
+    unknown = [name for name in names if name not in WORDS]
+    if unknown or len(set(names)) < len(names):
+        raise UsageError(f"order {text!r} is none: give each of tp, cp, ep, dp and pp once, as in"
+                         " tp-cp-ep-dp-pp, neighbours first")  # fmt: skip
+    return names
+
 
 # The three ways to declare a warm-up, of which one holds.
 WARMUP = ("warmup", "warmup_steps", "warmup_s")
@@ -76,8 +174,8 @@ class Settings:
     @property
     def steps_range(self) -> tuple[int, int | None] | None:
         """The first step of a window STEP:STEP and the one after its last; None for other kinds."""
-        found = _STEPS.fullmatch(self.window or "")
-        return None if found is None else (int(found[1] or 0), int(found[2]) if found[2] else None)
+        match = _STEPS.fullmatch(self.window or "")
+        return None if match is None else (int(match[1] or 0), int(match[2]) if match[2] else None)
 
     def __post_init__(self) -> None:
         if sum(way is not None for way in self.warmups) > 1:
@@ -112,13 +210,13 @@ class Settings:
         `grid`, a country or region by name, is no field: its figure and source are, as the table
         has them now, so that a run means the same when it is read beside a later table.
         """
-        known = {*(field.name for field in fields(cls)), "grid"}
-        unknown = sorted(more.keys() - known)
+        names = {*(field.name for field in fields(cls)), "grid"}
+        unknown = sorted(more.keys() - names)
         if unknown:
-            near = difflib.get_close_matches(unknown[0], known, n=1)
+            near = difflib.get_close_matches(unknown[0], names, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise UsageError(
-                f"no setting {unknown[0]!r}; {hint}there are {', '.join(sorted(known))}"
+                f"no setting {unknown[0]!r}; {hint}there are {', '.join(sorted(names))}"
             )
         if more.get("device") is not None:
             _check_device(more["device"])
@@ -153,13 +251,13 @@ def _with_sources(more: dict[str, Any]) -> dict[str, Any]:
 def _check_window(window: object) -> None:
     if window is None or window in WINDOWS:
         return
-    found = _STEPS.fullmatch(window) if isinstance(window, str) else None
-    if found is None or window == ":":
+    match = _STEPS.fullmatch(window) if isinstance(window, str) else None
+    if match is None or window == ":":
         raise UsageError(
             "window is training, whole, unbroken or STEP:STEP (100:200, 100:, :200);"
             f" got {window!r}"
         )
-    if found[2] and int(found[1] or 0) >= int(found[2]):
+    if match[2] and int(match[1] or 0) >= int(match[2]):
         raise UsageError(f"window {window} holds no step: its end must be above its start")
 
 

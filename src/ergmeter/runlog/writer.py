@@ -1,11 +1,11 @@
 """Writes one process's share of a run, so that `kill -9` at any moment leaves it readable.
 
-Each batch is one `write` of one whole Arrow message, so a reader sees all of it or none, and a
-process that dies loses what it had not handed over yet and nothing else. A disk that is full makes
-the write fail half way: the file is cut back to the last whole message, the rows are dropped and
-counted, and the next batch is tried again. Training never sees any of it.
+Each batch is one `write` of one complete Arrow message, so a reader sees all of it or none. A
+process that dies loses only what was not handed over yet. On a full disk the file is cut back to
+the last complete message, the rows are dropped and counted, and the next batch is tried again.
+Training is not affected.
 
-Steps that are dropped are marked with their number, tokens and time (`dropped`): when it begins, at
+Dropped steps are marked with their number, tokens and time (`dropped`): when dropping begins, at
 each doubling (a full disk has room for few marks), when it is over, and at the end.
 """
 
@@ -49,9 +49,9 @@ def create_run(path: Path, header: dict[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     staging.mkdir()
-    whole = {"format": fmt.FORMAT, "version": fmt.VERSION, **header}
+    content = {"format": fmt.FORMAT, "version": fmt.VERSION, **header}
     try:
-        (staging / fmt.RUN_FILE).write_text(json.dumps(whole, indent=1) + "\n")
+        (staging / fmt.RUN_FILE).write_text(json.dumps(content, indent=1) + "\n")
         staging.rename(path)
     except OSError:
         shutil.rmtree(staging)
@@ -74,7 +74,7 @@ def create_or_join(path: Path, header: dict[str, Any]) -> Path:
 
 
 def _is_over(run: Path) -> bool:
-    """Whether somebody has written here, and nobody goes on."""
+    """True if the run has writers and none is alive."""
     writers = [path.parent for path in run.glob(f"*/{fmt.WRITER_FILE}")]
     return bool(writers) and not any(_goes_on(directory) for directory in writers)
 
@@ -90,10 +90,10 @@ def _goes_on(directory: Path) -> bool:
 
 def _group_of(path: Path) -> str | None:
     try:
-        found = json.loads((path / fmt.RUN_FILE).read_bytes())
+        header = json.loads((path / fmt.RUN_FILE).read_bytes())
     except (OSError, ValueError):
         return None
-    return found.get("group") if isinstance(found, dict) else None
+    return header.get("group") if isinstance(header, dict) else None
 
 
 class _Segment:
@@ -328,22 +328,22 @@ class Writer:
     ) -> _Segment:
         """The open segment, or a new one if a column or a text that it can't hold has turned up."""
         segment = self._segments.get((table, stream))
-        known = set(segment.schema.names) if segment else set()
+        names = set(segment.schema.names) if segment else set()
         texts = self._texts.setdefault((table, stream), {})
         grown = False
         for name, values in present.items():
             if COLUMN_KINDS[table][name] == "text":
-                seen = texts.setdefault(name, [])
-                fresh = sorted({v for v in values if v is not None} - set(seen))
-                seen.extend(fresh)
+                vocabulary = texts.setdefault(name, [])
+                fresh = sorted({v for v in values if v is not None} - set(vocabulary))
+                vocabulary.extend(fresh)
                 grown = grown or bool(fresh)
-        if segment and not grown and known >= present.keys():
+        if segment and not grown and names >= present.keys():
             return segment
         if segment:
             self._roll(table, stream)
         number = self._numbers.get((table, stream), -1) + 1
         path = self.directory / (fmt.segment_name(table, stream, number) + fmt.LIVE)
-        segment = _Segment(path, fmt.arrow_schema(table, known | present.keys()))
+        segment = _Segment(path, fmt.arrow_schema(table, names | present.keys()))
         self._numbers[table, stream] = number
         self._segments[table, stream] = segment
         return segment

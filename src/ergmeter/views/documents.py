@@ -9,7 +9,7 @@ from ergmeter.metrics.catalog import find
 from ergmeter.metrics.evidence.gpu_use import gpu_use
 from ergmeter.metrics.summarize import settings_of
 from ergmeter.records import Missing
-from ergmeter.runlog.headers import training_of
+from ergmeter.runlog.format import training_of
 from ergmeter.units import NO_UNIT, significant
 from ergmeter.views.labels import label_document
 

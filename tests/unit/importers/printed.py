@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ergmeter.importers.engine.counts import TokensAre
+from ergmeter.importers.engine.step_line import TokensAre
 from ergmeter.importers.keyvalue import KeyValueImporter
 from ergmeter.ports import Line
 from ergmeter.records import Record

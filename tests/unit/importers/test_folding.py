@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from ergmeter.importers import log, logfile
-from ergmeter.importers.engine import columns, folding
+from ergmeter.importers.engine import columns
+from ergmeter.importers.engine import columns as folding
 from ergmeter.importers.log import LogRun, read_log
 from ergmeter.records import FloatArray, Reading
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ergmeter.errors import UsageError
-from ergmeter.importers.engine.counts import TokensAre
+from ergmeter.importers.engine.step_line import TokensAre
 from ergmeter.importers.keyvalue import KeyValueImporter
 from tests.unit.importers.captured import marks, steps
 from tests.unit.importers.printed import S, live

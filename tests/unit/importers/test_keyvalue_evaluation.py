@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ergmeter.importers.engine.names import of_evaluation
+from ergmeter.importers.engine.pairs import of_evaluation
 from ergmeter.importers.keyvalue import KeyValueImporter
 from ergmeter.records import Record
 from tests.unit.importers.captured import marks, reported, steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ergmeter.importers.engine.dialect import Dialect
+from ergmeter.importers.engine.step_lines import Dialect
 from ergmeter.importers.keyvalue import KeyValueImporter, Layouts
 
 LEARNT = "2026-11-15 10:00:00,123 step: 7 loss: 2.31 tokens=4096 dt: 12ms mfu: 31.5% run_3"

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from ergmeter.errors import UsageError
-from ergmeter.load.address import Endpoint, address, elsewhere
+from ergmeter.load.client import Endpoint, address, why_remote
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_what_is_no_url_of_a_server_is_a_mistake_of_use(url: str, said: str) -> 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.3.2.1", "::1"])
 def test_a_loopback_address_is_this_machine(host: str) -> None:
-    assert elsewhere(host) == ""
+    assert why_remote(host) == ""
 
 
 def test_this_machines_own_address_is_this_machine() -> None:
@@ -60,13 +60,13 @@ def test_this_machines_own_address_is_this_machine() -> None:
         except OSError:
             pytest.skip("no route out: this machine has no address of its own")
         own = probe.getsockname()[0]
-    assert elsewhere(own) == ""
+    assert why_remote(own) == ""
 
 
 def test_another_machine_is_named_with_its_address() -> None:
     # 192.0.2.0/24 is set aside for documentation (RFC 5737): it is nobody's.
-    assert elsewhere("192.0.2.1") == "the server is not on this machine (192.0.2.1 is 192.0.2.1)"
+    assert why_remote("192.0.2.1") == "the server is not on this machine (192.0.2.1 is 192.0.2.1)"
 
 
 def test_a_name_without_an_address_is_not_this_machine() -> None:
-    assert "nowhere.invalid has no address" in elsewhere("nowhere.invalid")
+    assert "nowhere.invalid has no address" in why_remote("nowhere.invalid")

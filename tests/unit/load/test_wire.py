@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ergmeter.errors import FormatError
-from ergmeter.load.answer import Answer
-from ergmeter.load.wire import Events, Response
+from ergmeter.load.answer import Answer, Events, Response
 from tests.scripted_server import HEAD, chunked, event, plain, text_chunk
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ergmeter import Budget, Meter, Run, UsageError
-from ergmeter.meter import notices
+from ergmeter.meter import alert_watch
 from ergmeter.meter.alert_watch import Alarm, AlertPlan
 from ergmeter.metrics.alerts.judge import Alert, Judge
 from ergmeter.metrics.alerts.rules import all_parsed
@@ -204,10 +204,10 @@ def test_a_webhook_that_refuses_is_a_mark_without_its_key(tmp_path: Path, server
     assert "s3cret" not in (tmp_path / "run").rglob("marks.jsonl").__next__().read_text()
 
 
-def told_by(ways: notices.Ways, *texts: str) -> list[str]:
+def told_by(ways: alert_watch.NoticeChannels, *texts: str) -> list[str]:
     """What is marked when these alerts are told of."""
     kept: list[str] = []
-    telling = notices.Notices(ways, mark=lambda mark: kept.append(mark.detail))
+    telling = alert_watch.Notices(ways, mark=lambda mark: kept.append(mark.detail))
     for text in texts:
         telling.tell({"text": text})
     telling.end()
@@ -215,13 +215,13 @@ def told_by(ways: notices.Ways, *texts: str) -> list[str]:
 
 
 def test_of_an_address_that_is_none_the_mark_has_no_key() -> None:
-    ways = notices.Ways(console=False, webhook="http://127.0.0.1:9/hook/s3cret key")
+    ways = alert_watch.NoticeChannels(console=False, webhook="http://127.0.0.1:9/hook/s3cret key")
     assert told_by(ways, "x") == ["webhook at 127.0.0.1: InvalidURL"]
 
 
 def test_a_webhook_that_sends_on_elsewhere_is_a_mark_without_where(server: Server) -> None:
     server.code, server.location = 302, "file:///s3cret"
-    ways = notices.Ways(console=False, webhook=server.address)
+    ways = alert_watch.NoticeChannels(console=False, webhook=server.address)
     assert told_by(ways, "x") == ["webhook at 127.0.0.1: HTTPError: HTTP Error 302: Found"]
 
 
@@ -229,7 +229,7 @@ def test_a_webhook_that_sends_on_elsewhere_is_a_mark_without_where(server: Serve
 def test_a_webhook_that_has_moved_was_not_told(server: Server, code: int) -> None:
     """The one it is sent on to gets no alert: a GET has none in it."""
     server.code, server.location = code, server.address
-    ways = notices.Ways(console=False, webhook=server.address)
+    ways = alert_watch.NoticeChannels(console=False, webhook=server.address)
     (said,) = told_by(ways, "x")
     assert said.startswith(f"webhook at 127.0.0.1: HTTPError: HTTP Error {code}: ")
 
@@ -245,8 +245,8 @@ def test_what_fails_unforeseen_is_a_mark_and_the_next_one_is_told(
         told.append(words)
         return 0
 
-    monkeypatch.setattr(notices, "_ran", ran)
-    ways = notices.Ways(console=False, command=("notify", "{alert}"))
+    monkeypatch.setattr(alert_watch, "_run_command", ran)
+    ways = alert_watch.NoticeChannels(console=False, command=("notify", "{alert}"))
     assert told_by(ways, "first", "second") == ["command: ZeroDivisionError"]
     assert told == [["notify", "second"]]
 
@@ -256,7 +256,9 @@ def test_a_text_the_system_takes_for_none_is_a_mark_and_the_next_one_is_told(
 ) -> None:
     out = tmp_path / "told"
     script = f"import sys; open({str(out)!r}, 'a').write(sys.argv[1])"
-    ways = notices.Ways(console=False, command=(sys.executable, "-c", script, "{alert}"))
+    ways = alert_watch.NoticeChannels(
+        console=False, command=(sys.executable, "-c", script, "{alert}")
+    )
     (said,) = told_by(ways, "no text: \ud800", "fine")
     assert said.startswith(f"command {sys.executable}: ")
     assert out.read_text() == "fine"
@@ -265,8 +267,8 @@ def test_a_text_the_system_takes_for_none_is_a_mark_and_the_next_one_is_told(
 def test_a_webhook_that_hangs_holds_up_no_step_and_the_end_not_for_long(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notices, "WEBHOOK_S", 60.0)
-    monkeypatch.setattr(notices, "END_S", 0.2)
+    monkeypatch.setattr(alert_watch, "WEBHOOK_S", 60.0)
+    monkeypatch.setattr(alert_watch, "END_S", 0.2)
     server.hang.clear()
     _, last = trained(tmp_path / "run", steps=120, alert_webhook=server.address)
     assert last == 119

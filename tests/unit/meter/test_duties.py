@@ -12,8 +12,7 @@ import pytest
 
 from ergmeter import Meter
 from ergmeter.meter import handover
-from ergmeter.meter.device_claim import DeviceClaim
-from ergmeter.meter.run_plan import _Duty
+from ergmeter.meter.run_plan import DeviceClaim, _Duty
 from ergmeter.runlog.reader import Run
 from tests.unit.probes.tools import is_running, tool
 

@@ -23,7 +23,7 @@ from ergmeter.metrics.energy.counter_interpolation import span_shape
 from ergmeter.metrics.energy.energy_curve import counter_curve, power_curve
 from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.records import PHASES, Sample, Step
-from ergmeter.runlog.merge import Series
+from ergmeter.runlog.segments import Series
 from tests.runs import GPU, reading, run_of
 
 DATA = Path(__file__).parents[2] / "data" / "h200_bursts"

@@ -21,7 +21,7 @@ from ergmeter.metrics.breakdown.timeline import (
 )
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Device, Mark, Sample, Step
-from ergmeter.runlog.merge import Series
+from ergmeter.runlog.segments import Series
 from tests.runs import GPU, run_of
 
 S = 10**9

@@ -38,38 +38,38 @@ def python(
 def test_a_python_that_said_nothing_is_known_by_its_options(
     tmp_path: Path, command: list[str], said: str
 ) -> None:
-    assert said in hook.silence(tmp_path, command)
+    assert said in hook.why_no_steps(tmp_path, command)
 
 
 def test_a_python_without_ergmeter_is_named_with_the_cure(tmp_path: Path) -> None:
     announced(tmp_path, python(ergmeter="no", executable="/my envs/py"))
-    said = hook.silence(tmp_path, ["python"])
+    said = hook.why_no_steps(tmp_path, ["python"])
     assert "(cure: '/my envs/py' -m pip install ergmeter)" in said
 
 
 def test_a_python_that_is_too_old_is_not_told_to_install_anything(tmp_path: Path) -> None:
     announced(tmp_path, python(ergmeter="no", version="3.8.10"))
-    said = hook.silence(tmp_path, ["python"])
+    said = hook.why_no_steps(tmp_path, ["python"])
     assert "Python 3.8.10" in said
     assert "pip" not in said
 
 
 def test_of_several_pythons_one_that_has_torch_says_more(tmp_path: Path) -> None:
     announced(tmp_path, python(ergmeter="no"), python("torch"), python())
-    assert hook.silence(tmp_path, ["bash"]) == "no optimizer of torch stepped in it"
+    assert hook.why_no_steps(tmp_path, ["bash"]) == "no optimizer of torch stepped in it"
 
 
 def test_a_hook_that_failed_says_so(tmp_path: Path) -> None:
     announced(tmp_path, python("torch", "ergmeter.integrations.lightning: ValueError: no"))
     assert "the hook failed in it (ergmeter.integrations.lightning: ValueError: no)" in (
-        hook.silence(tmp_path, ["python"])
+        hook.why_no_steps(tmp_path, ["python"])
     )
 
 
 def test_half_a_word_is_left_out(tmp_path: Path) -> None:
     announced(tmp_path, python())
     (tmp_path / hook.FOLDER / "9").write_text("execut")
-    assert hook.silence(tmp_path, ["python"]) == "its Python loaded no torch"
+    assert hook.why_no_steps(tmp_path, ["python"]) == "its Python loaded no torch"
 
 
 def test_what_was_on_the_path_stays_on_it() -> None:

@@ -7,8 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, cast
 
-from ergmeter.recorder.output import OutputReader, RelayedOutput
-from ergmeter.recorder.relay import FRAME
+from ergmeter.recorder.output import FRAME, OutputReader, RelayedOutput
 
 if TYPE_CHECKING:
     from ergmeter.meter import Meter

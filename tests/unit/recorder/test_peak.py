@@ -11,7 +11,7 @@ import time
 import pytest
 
 from ergmeter.probes.process import high_water_bytes
-from ergmeter.recorder.peak import MemoryPeak
+from ergmeter.recorder.record import MemoryPeak
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the units of Linux")
 MIB = 1 << 20

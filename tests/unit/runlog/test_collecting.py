@@ -17,7 +17,7 @@ from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Mark
 from ergmeter.runlog.manage import collect as collecting
 from ergmeter.runlog.manage import labels as collection
-from ergmeter.runlog.manage.collect import RemoteDirectory, collect, place_of
+from ergmeter.runlog.manage.collect import RemoteDirectory, collect, remote_of
 from ergmeter.runlog.reader import Run
 from tests.runs import add_writer, even_steps, make_run
 
@@ -41,7 +41,7 @@ def copied(source: Path, target: Path) -> None:
 
 
 def said(outcomes: list[collecting.CollectOutcome]) -> dict[str, str]:
-    return {one.name: one.said for one in outcomes}
+    return {one.name: one.message for one in outcomes}
 
 
 def test_runs_are_brought_once_by_their_id_whatever_they_are_called(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_run_that_is_written_is_left_for_the_next_time(tmp_path: Path) -> None
     run = make_run(tmp_path / "a" / "going")
     add_writer(run, steps=even_steps(5), closed=False)
     (outcome,) = collect(str(tmp_path / "a"), tmp_path / "all")
-    assert "is being written" in outcome.said
+    assert "is being written" in outcome.message
     assert list((tmp_path / "all").iterdir()) == []
 
 
@@ -113,7 +113,7 @@ def test_files_that_were_put_into_a_copy_stay_when_it_is_brought_up_to_date(tmp_
     (copy / "notes.txt").write_text("changed in the copy")
     add_writer(run, steps=even_steps(3))
     (outcome,) = collect(str(tmp_path / "a"), into)
-    assert outcome.said == (
+    assert outcome.message == (
         "brought up to date; what had been put into the copy is still there: report.html and 1 more"
     )
     assert (copy / "plots" / "power.svg").read_text() == "<svg/>"
@@ -132,7 +132,7 @@ def test_links_and_hidden_files_of_a_run_are_named_as_left(tmp_path: Path) -> No
     (run / f".{collection.LABELS_FILE}.1234").write_text("ours, unfinished")
     aged(run)
     (outcome,) = collect(str(tmp_path / "a"), tmp_path / "all")
-    assert outcome.said == ("collected; links and hidden files were not copied: last and 1 more")
+    assert outcome.message == ("collected; links and hidden files were not copied: last and 1 more")
     assert (tmp_path / "all" / "one" / "checkpoint.pt").read_text() == "weights"
 
 
@@ -141,7 +141,7 @@ def test_a_run_of_which_another_rank_goes_on_is_left_for_the_next_time(tmp_path:
     add_writer(run, steps=even_steps(5), closed=False)
     add_writer(run, marks=[Mark(1, "ended", "failed")])
     (outcome,) = collect(str(tmp_path / "a"), tmp_path / "all")
-    assert "is being written" in outcome.said
+    assert "is being written" in outcome.message
 
 
 def test_a_copy_that_breaks_off_leaves_nothing(
@@ -155,7 +155,7 @@ def test_a_copy_that_breaks_off_leaves_nothing(
 
     monkeypatch.setattr(shutil, "copytree", half)
     (outcome,) = collect(str(tmp_path / "a"), tmp_path / "all")
-    assert "No space left" in outcome.said
+    assert "No space left" in outcome.message
     assert list((tmp_path / "all").iterdir()) == []
 
 
@@ -171,7 +171,7 @@ def test_a_copy_that_is_damaged_is_not_taken(
 
     monkeypatch.setattr(shutil, "copytree", damaged)
     (outcome,) = collect(str(tmp_path / "a"), tmp_path / "all")
-    assert "the copy is not whole" in outcome.said
+    assert "the copy is not whole" in outcome.message
     assert list((tmp_path / "all").iterdir()) == []
 
 
@@ -305,7 +305,7 @@ def test_what_was_written_while_it_was_fetched_is_not_taken_for_finished(
     (marks,) = run.rglob("marks.jsonl")
     os.utime(marks)  # its last mark came just now: its records may have been copied before
     (outcome,) = collect("user@far:runs", tmp_path / "all")
-    assert "is being written" in outcome.said
+    assert "is being written" in outcome.message
     assert list((tmp_path / "all").iterdir()) == []
 
 
@@ -333,7 +333,7 @@ def test_what_is_neither_a_directory_nor_a_machine_is_refused(tmp_path: Path) ->
     ],
 )
 def test_another_machine_is_known_by_its_colon(source: str, place: RemoteDirectory | None) -> None:
-    assert place_of(source) == place
+    assert remote_of(source) == place
 
 
 def test_a_file_that_has_no_place_any_more_is_named_and_not_lost(tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_a_file_that_has_no_place_any_more_is_named_and_not_lost(tmp_path: Path)
     assert (copy / "plots").read_text() == "a file by now"
     (aside,) = (path for path in into.iterdir() if path != copy)
     assert (aside / "plots" / "p.svg").read_text() == "<svg/>"
-    assert outcome.said == (
+    assert outcome.message == (
         "brought up to date; what had been put into the copy is still there: report.html; what has"
         f" no place in it any more is in the copy before: {aside / 'plots' / 'p.svg'}"
     )
@@ -377,7 +377,7 @@ def test_a_failure_while_files_are_kept_leaves_the_copy_as_it_was(
 
     monkeypatch.setattr(shutil, "copy2", full)
     (outcome,) = collect(str(tmp_path / "a"), into)
-    assert outcome.said.startswith("left out: ")
+    assert outcome.message.startswith("left out: ")
     assert Run.open(into / "one").count("steps") == 5
     assert (into / "one" / "report.html").read_text() == "a page"
     assert [path.name for path in into.iterdir()] == ["one"]

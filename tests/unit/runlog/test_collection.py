@@ -14,8 +14,8 @@ import pytest
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.records import Mark
+from ergmeter.runlog.format import run_paths
 from ergmeter.runlog.manage import labels
-from ergmeter.runlog.manage.directory import run_paths
 from ergmeter.runlog.manage.labels import Wish
 from ergmeter.runlog.reader import CUT_OFF, Run
 from tests.runs import add_writer, even_steps, make_run
@@ -98,7 +98,7 @@ def test_a_run_that_is_written_tagged_keep_linked_or_unreadable_stays(tmp_path: 
     (broken / "run.json").write_text("{")
     (runs / "link").symlink_to(run_made(tmp_path, "elsewhere", days_ago=9))
     wish = Wish(older_s=0.0)
-    why = {one.path.name: one.kept for one in labels.chosen(runs, wish)}
+    why = {one.path.name: one.reason for one in labels.chosen(runs, wish)}
     assert why["going"].startswith("it may be being written")
     assert why["kept"] == "it is tagged keep"
     assert why["broken"].startswith("it can't be read")
@@ -111,7 +111,7 @@ def test_a_run_that_is_written_tagged_keep_linked_or_unreadable_stays(tmp_path: 
 def test_what_is_tagged_keep_stays_even_when_it_is_asked_for_by_that_tag(tmp_path: Path) -> None:
     labels.tag(run_made(tmp_path, "kept", days_ago=9), add=["keep"])
     (found,) = labels.chosen(tmp_path, Wish(tags=("keep",)))
-    assert found.kept == "it is tagged keep"
+    assert found.reason == "it is tagged keep"
 
 
 def test_a_run_of_which_one_rank_ended_and_another_goes_on_is_being_written(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_writer_of_another_host_is_gone_after_an_hour_of_silence(
     assert Run.open(run).status == CUT_OFF
     assert labels.may_be_written(Run.open(run)) is may
     (found,) = labels.chosen(tmp_path, Wish(older_s=0.0))
-    assert found.kept.startswith("it may be being written") is may
+    assert found.reason.startswith("it may be being written") is may
 
 
 def test_a_run_is_as_old_as_its_last_record_and_a_label_is_none(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_run_is_as_old_as_its_last_record_and_a_label_is_none(tmp_path: Path) 
     labels.tag(run, add=["try"])
     (found,) = labels.chosen(tmp_path, Wish(tags=("try",)))
     assert found.age_s == pytest.approx(2 * 86400.0, rel=0.01)
-    assert found.kept == ""
+    assert found.reason == ""
 
 
 @pytest.mark.parametrize("name", ["checkpoint-500/model.bin", "notes.txt", ".git/config"])
@@ -155,7 +155,7 @@ def test_a_run_with_files_of_somebody_elses_stays(tmp_path: Path, name: str) -> 
     (run / name).write_text("x")
     aged(run, time.time() - 9 * 86400.0)
     (found,) = labels.chosen(tmp_path, Wish(older_s=0.0))
-    assert found.kept == f"it holds files that are no part of a run ({name})"
+    assert found.reason == f"it holds files that are no part of a run ({name})"
     with pytest.raises(UsageError, match="no part of a run"):
         labels.remove(run)
     assert (run / name).exists()
@@ -207,7 +207,7 @@ def test_a_run_that_could_be_removed_only_in_part_is_no_run_any_more(
 def test_a_run_that_was_tagged_keep_since_it_was_listed_stays(tmp_path: Path) -> None:
     run = run_made(tmp_path, "a", days_ago=9)
     (found,) = labels.chosen(tmp_path, Wish(older_s=0.0))
-    assert found.kept == ""
+    assert found.reason == ""
     labels.tag(run, add=["keep"])
     with pytest.raises(UsageError, match="stays: it is tagged keep"):
         labels.remove(run)
@@ -231,7 +231,7 @@ def test_a_run_of_which_a_directory_can_not_be_read_stays(
 
     monkeypatch.setattr(os, "scandir", scandir)
     (found,) = labels.chosen(tmp_path, Wish(older_s=86400.0))
-    assert found.kept == "it holds a directory that can't be read (profile)"
+    assert found.reason == "it holds a directory that can't be read (profile)"
     with pytest.raises(UsageError, match="can't be read"):
         labels.remove(run)
     assert run_paths(tmp_path) == [run]

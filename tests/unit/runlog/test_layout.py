@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ergmeter.errors import UsageError
-from ergmeter.runlog.parallel_ranks import ParallelLayout
-from ergmeter.runlog.settings import Settings
+from ergmeter.runlog.settings import ParallelLayout, Settings
 
 
 def groups(layout: str, world: int, dimension: str) -> list[list[int]]:

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from ergmeter.runlog.rank_layout import dimension_of, told_layout
+from ergmeter.runlog.process_group import dimension_of, framework_layout
 
 # Torch's own stand-in for a group: rank 5 of 8, and no other process.
 MESH = """
@@ -19,21 +19,21 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
 mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp_shard", "tp"))
-from ergmeter.runlog.rank_layout import told_layout
+from ergmeter.runlog.process_group import framework_layout
 """
 DTENSOR = """
 import torch
 from torch.distributed.tensor import Shard, distribute_tensor
 model = torch.nn.Linear(4, 4)
-assert told_layout(model) is None
+assert framework_layout(model) is None
 weight = distribute_tensor(model.weight.detach(), mesh["tp"], [Shard(0)])
 model.weight = torch.nn.Parameter(weight)
-print(json.dumps(told_layout(model)))
+print(json.dumps(framework_layout(model)))
 """
 ACCELERATE = """
 from accelerate.state import AcceleratorState
 AcceleratorState._shared_state["device_mesh"] = mesh
-print(json.dumps(told_layout()))
+print(json.dumps(framework_layout()))
 """
 
 
@@ -54,14 +54,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from ergmeter.runlog.rank_layout import told_layout
+from ergmeter.runlog.process_group import framework_layout
 dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
 for ranks in json.loads(sys.argv[1]):
     mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("tp", "cp")[: torch.tensor(ranks).dim()])
     model = torch.nn.Linear(4, 4)
     weight = distribute_tensor(model.weight.detach(), mesh, [Replicate()] * mesh.ndim)
     model.weight = torch.nn.Parameter(weight)
-    print(json.dumps(told_layout(model)))
+    print(json.dumps(framework_layout(model)))
 """
 
 
@@ -111,7 +111,7 @@ def test_neuronx_distributed_calls_its_sizes_otherwise(monkeypatch: pytest.Monke
         setattr(state, f"get_{name}_size", lambda size=size: size)
     state.model_parallel_is_initialized = lambda: True  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, state.__name__, state)
-    assert told_layout() == {
+    assert framework_layout() == {
         "at": {"tp": [1, 2], "cp": [1, 4], "pp": [0, 2], "dp": [2, 8]}, "from": "Megatron",
     }  # fmt: skip
 
@@ -124,8 +124,8 @@ def test_a_framework_that_places_some_of_the_ranks_is_not_believed(
         setattr(state, f"get_tensor_model_parallel_{name}", lambda value=value: value)
     state.model_parallel_is_initialized = lambda: True  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, state.__name__, state)
-    monkeypatch.setattr("ergmeter.runlog.rank_layout.world_size", lambda: 8)
-    found = told_layout()
+    monkeypatch.setattr("ergmeter.runlog.process_group.world_size", lambda: 8)
+    found = framework_layout()
     assert found is not None
     assert found["unknown"] == "Megatron places 2 of the 8 ranks (tp=2)"
     assert "at" not in found
@@ -144,8 +144,8 @@ def test_megatron_is_asked_by_the_names_its_functions_have(
         setattr(state, f"get_{name}_world_size", lambda size=size: size)
     state.model_parallel_is_initialized = lambda: True  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, state.__name__, state)
-    assert told_layout() == {
+    assert framework_layout() == {
         "at": {"tp": [1, 2], "cp": [0, 1], "pp": [3, 4], "dp": [2, 8]}, "from": "Megatron",
     }  # fmt: skip
     state.model_parallel_is_initialized = lambda: False  # type: ignore[attr-defined]
-    assert told_layout() is None
+    assert framework_layout() is None

@@ -35,7 +35,7 @@ def command(settings: Settings, runs: tuple[Path, ...], training: int | None, as
 
     from ergmeter.metrics.check.checks import fitness
     from ergmeter.metrics.summarize import evidence_of
-    from ergmeter.runlog.manage.directory import newest_run
+    from ergmeter.runlog.format import newest_run
     from ergmeter.runlog.reader import Run
     from ergmeter.views.run import check as view
 

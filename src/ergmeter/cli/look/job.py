@@ -33,7 +33,7 @@ def command(job: str | None, directory: Path, as_json: bool) -> int:
 
     from ergmeter.compare.jobs import JobRun, job_results, jobs
     from ergmeter.errors import FormatError, UsageError
-    from ergmeter.runlog.manage.directory import run_paths
+    from ergmeter.runlog.format import run_paths
     from ergmeter.runlog.reader import Run
     from ergmeter.views.run import job as view
 

@@ -35,7 +35,7 @@ def command(directory: Path, as_json: bool) -> int:
 
     from ergmeter.errors import ErgmeterError
     from ergmeter.metrics.summarize import summarize
-    from ergmeter.runlog.manage.directory import run_paths
+    from ergmeter.runlog.format import run_paths
     from ergmeter.runlog.manage.labels import labels_of
     from ergmeter.runlog.reader import Run
     from ergmeter.units import printable

@@ -95,8 +95,7 @@ def command(
 
 def _chosen(given: Path | None) -> Path:
     """The run, or the newest in a directory of runs."""
-    from ergmeter.runlog.format import RUN_FILE
-    from ergmeter.runlog.manage.directory import newest_run
+    from ergmeter.runlog.format import RUN_FILE, newest_run
 
     if given is None:
         return newest_run(Path("runs"))

@@ -15,7 +15,7 @@ from ergmeter.cli.options import load as options
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ergmeter.load.address import Endpoint
+    from ergmeter.load.client import Endpoint
     from ergmeter.load.level import LevelOutcome, LevelPlan
     from ergmeter.load.pacing import Closed, LevelLength, Open
     from ergmeter.load.preflight import Asking
@@ -149,7 +149,7 @@ def command(**given: Any) -> int:  # noqa: ANN401  click passes what it parsed
     max_error_frac = options.share("--max-error-rate", given["max_error_rate"])
     options.hide_headers()
     asking, prompts = asyncio.run(
-        preflight.prepared(asking, prompts, prompt_tokens=given["prompt_tokens"])
+        preflight.prepare(asking, prompts, prompt_tokens=given["prompt_tokens"])
     )
     done: list[tuple[LevelPlan, LevelOutcome]] = []
     with level.Interruption() as interruption:
@@ -177,8 +177,7 @@ def command(**given: Any) -> int:  # noqa: ANN401  click passes what it parsed
 
 def _what(given: dict[str, Any]) -> tuple[Asking, MadeUp | FromFile, str]:
     """Who is asked what; and why this machine's devices are not the server's, if they are not."""
-    from ergmeter.load.address import address, elsewhere
-    from ergmeter.load.client import RequestTarget
+    from ergmeter.load.client import RequestTarget, address, why_remote
     from ergmeter.load.preflight import Asking
     from ergmeter.load.prompts import MadeUp, read_prompts
 
@@ -192,7 +191,7 @@ def _what(given: dict[str, Any]) -> tuple[Asking, MadeUp | FromFile, str]:
         prompts: MadeUp | FromFile = read_prompts(given["prompts_file"], output_tokens=tokens)
     else:
         prompts = MadeUp(given["prompt_tokens"], tokens, given["seed"])
-    why = "--no-energy was given" if given["no_energy"] else elsewhere(where.host)
+    why = "--no-energy was given" if given["no_energy"] else why_remote(where.host)
     return asking, prompts, why
 
 

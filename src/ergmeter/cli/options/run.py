@@ -41,7 +41,7 @@ def with_run(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def wrapped(run: Path | None, training: int | None, **given: Any) -> int:  # noqa: ANN401
-        from ergmeter.runlog.manage.directory import newest_run
+        from ergmeter.runlog.format import newest_run
         from ergmeter.runlog.reader import Run
 
         opened = Run.open(run or newest_run(Path("runs")))

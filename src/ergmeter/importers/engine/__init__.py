@@ -1,1 +1,1 @@
-"""What importers share: lines, step lines, spans of time, tables."""
+"""Shared by the importers: lines, step lines, spans of time, tables."""

@@ -1,40 +1,194 @@
-"""The step lines of a log as columns: how are they gathered, and what did each line add?
+"""Gathers the step lines of a log as columns, a row for each line or for several lines.
 
-The trap: a running total, a count of one step and a count of a line all look alike in a column.
-Counts are kept as printed until the log's end, and only then turned into what was done since the
-row before, by the rules that the live importers use.
+A running total, a count of one step and a count of one line look alike in a column. Counts are
+stored as printed until the log's end. Then they become the work since the row before, by the rules
+of the live importers.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice, repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ergmeter.importers.engine.counts import COUNTS, HELD_LINES, decided, explained
-from ergmeter.importers.engine.folding import FOLD_ROWS, MOST_ROWS, Folded, Printed, parts_of
+from ergmeter.importers.engine.step_line import COUNTS, HELD_LINES, decide_mode, mode_note
 from ergmeter.importers.engine.step_lines import ParsedLine
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from ergmeter.importers.engine.folding import Key
     from ergmeter.records import FloatArray
 
-# -- tally -----------------------------------------------------------------------------------------
-# Which steps and losses did a run print, whatever the number of its lines?
-#
-# The trap: a loss that is `nan` and one that was not printed look alike in a column of means.
+
+# Folding. Each line is a row until there are `MOST_ROWS`; then two rows become one, then four,
+# and so on. The first row stays apart because it starts the clock. A row keeps sums, counts,
+# minimum, maximum and the last number and time, so totals and means stay exact. Only the end of
+# the warm-up becomes coarser.
+
+
+Part = Literal["last", "sum", "known", "low", "high", "inverse", "positive", "amount"]
+Key = tuple[str, Part]
+
+_PRINTED: tuple[Part, ...] = ("sum", "known", "low", "high", "inverse", "positive")
+MOST_ROWS = 1 << 18
+FOLD_ROWS = MOST_ROWS // 8  # at a time
+FOLDED_ROWS = MOST_ROWS // 4  # once there were more
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A printed figure, row by row: sums over the lines of a row that had it."""
+
+    total: FloatArray
+    lines: FloatArray  # lines
+    low: FloatArray  # NaN where no line had it
+    high: FloatArray
+    inverse: FloatArray  # the sum of 1 / value over those above 0
+    positive: FloatArray  # lines with a value above 0
+
+    @classmethod
+    def of(cls, values: FloatArray) -> Printed:
+        """A figure whose rows are single lines."""
+        is_known = np.isfinite(values)
+        is_positive = is_known & (values > 0)
+        values_printed = np.where(is_known, values, np.nan)
+        inverse = np.zeros(len(values))
+        np.divide(1.0, values, out=inverse, where=is_positive)
+        return cls(
+            np.where(is_known, values, 0.0),
+            is_known.astype(float),
+            values_printed,
+            values_printed,
+            inverse,
+            is_positive.astype(float),
+        )
+
+    def after(self, first: int) -> Printed:
+        """Without the rows before this one."""
+        return Printed(*(part[first:] for part in self.parts))
+
+    @property
+    def parts(self) -> tuple[FloatArray, ...]:
+        """Its columns, in the order in which it is made of them."""
+        return self.total, self.lines, self.low, self.high, self.inverse, self.positive
+
+    @property
+    def count(self) -> int:
+        """The lines that had it, as a finite number."""
+        return int(self.lines.sum())
+
+    @property
+    def mean(self) -> float:
+        """Over all lines that had it."""
+        return float(self.total[self.lines > 0].sum() / self.count)
+
+    @property
+    def count_positive(self) -> int:
+        """The lines that had it above 0."""
+        return int(self.positive.sum())
+
+    @property
+    def harmonic_mean(self) -> float:
+        """Over all lines that had it above 0."""
+        return float(self.count_positive / self.inverse[self.positive > 0].sum())
+
+    @property
+    def means(self) -> FloatArray:
+        """Of each row; NaN where no line had it."""
+        means = np.full(len(self.lines), np.nan)
+        np.divide(self.total, self.lines, out=means, where=self.lines > 0)
+        return means
+
+
+def parts_of(name: str, values: FloatArray) -> dict[Key, FloatArray]:
+    """The sums, counts and bounds of a column of single lines."""
+    parts = zip(_PRINTED, Printed.of(values).parts, strict=True)
+    return {(name, part): array for part, array in parts}
+
+
+class Folded:
+    """Rows that stand for ever more lines, so that their number stays bounded."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._width = 1  # lines of a row
+        self._parts: dict[Key, FloatArray] = {}
+
+    def append(self, more: dict[Key, FloatArray]) -> None:
+        """Further lines; but for the first and the last time, as many as a power of two."""
+        starts = self._starts(len(next(iter(more.values()))))
+        for key in dict.fromkeys((*self._parts, *more)):  # one by one: the rest needs no room twice
+            begin = self._parts.get(key, _empty_column(key, self.rows))
+            is_there = key in more
+            end = _MERGE[key[1]](more[key], starts) if is_there else _empty_column(key, len(starts))
+            self._parts[key] = np.concatenate((begin, end))
+        self.rows += len(starts)
+        self.shrink(FOLDED_ROWS)
+
+    def shrink(self, most: int) -> None:
+        """Make rows one of two until there are no more than so many, and the first."""
+        while self.rows > most + 1:
+            starts = np.append(0, np.arange(1, self.rows, 2))
+            for key, values in self._parts.items():
+                self._parts[key] = _MERGE[key[1]](values, starts)
+            self.rows, self._width = len(starts), 2 * self._width
+
+    def last(self, name: str) -> FloatArray:
+        """The last of each row."""
+        return self._of(name, "last")
+
+    def amount(self, name: str) -> FloatArray:
+        """The sum of each row."""
+        return self._of(name, "amount")
+
+    def printed(self, name: str) -> Printed:
+        """A figure."""
+        return Printed(*(self._of(name, part) for part in _PRINTED))
+
+    def _of(self, name: str, part: Part) -> FloatArray:
+        return self._parts.get((name, part), _empty_column((name, part), self.rows))
+
+    def _starts(self, lines: int) -> npt.NDArray[np.int64]:
+        """Where rows begin in these lines."""
+        if self.rows:
+            return np.arange(0, lines, self._width)
+        return np.append(0, np.arange(1, lines, self._width))
+
+
+def _last_of(array: FloatArray, starts: npt.NDArray[np.int64]) -> FloatArray:
+    ends: FloatArray = array[np.append(starts[1:], len(array)) - 1]
+    return ends
+
+
+_MERGE: dict[Part, Callable[[FloatArray, npt.NDArray[np.int64]], FloatArray]] = {
+    "last": _last_of,
+    "sum": np.add.reduceat,
+    "known": np.add.reduceat,
+    "low": np.fmin.reduceat,
+    "high": np.fmax.reduceat,
+    "inverse": np.add.reduceat,
+    "positive": np.add.reduceat,
+    "amount": np.add.reduceat,  # not known of a row if not of each of its lines
+}
+
+
+def _empty_column(key: Key, rows: int) -> FloatArray:
+    """The value of a column before its first line and after its last."""
+    return np.full(rows, np.nan if key[1] in ("last", "low", "high", "amount") else 0.0)
+
+
+# A run's steps and losses. A printed `nan` loss and a missing loss look alike in a column of
+# means, so both are counted here.
 
 
 @dataclass
 class Tally:
-    """What is known of the lines of a run whatever their number: its steps and losses."""
+    """Steps and losses of a run, whatever the number of its lines."""
 
     steps: int = 0  # numbers; beyond so many rows, those above all before
     first_step: int | None = None
@@ -71,9 +225,6 @@ def whole_number(value: float) -> int | None:
     return int(value) if value == value else None
 
 
-# -- columns ---------------------------------------------------------------------------------------
-
-
 _NAN = float("nan")
 # A pause is longer than this, and than so many times the usual time between rows, as in `spans`.
 _GAP_S, _GAP_PERIODS, _RECENT = 1.0, 5, 16
@@ -102,7 +253,7 @@ class LogColumns:
         self._columns = {name: array("d") for name in PLAIN}
         self._counts: dict[str, array[float]] = {}
         self._rates: dict[str, array[float]] = {}
-        self._said: set[str] = set()  # units that the last line gave
+        self._line_units: set[str] = set()  # units that the last line gave
         self._has_loss = bytearray()  # of each row: a loss was printed, if only `nan`
         self._modes: dict[str, str] = {}  # of counts
         self._before: dict[str, float] = {}  # the last values that were folded
@@ -110,29 +261,34 @@ class LogColumns:
     def __len__(self) -> int:
         return self._rows + (self._folded.rows if self._folded else 0)
 
-    def add(self, told: ParsedLine) -> None:
-        """A step line: a further row, or more about the last one."""
-        seen = told.seen
-        t_s = None if told.t_ns is None else told.t_ns / NS_PER_S
+    def add(self, parsed: ParsedLine) -> None:
+        """Adds a step line: a further row, or more about the last one."""
+        line = parsed.step_line
+        t_s = None if parsed.written_ns is None else parsed.written_ns / NS_PER_S
         values = (
-            seen.number, told.epoch, seen.loss, seen.learning_rate, seen.grad_norm, seen.own_s, t_s
+            line.number, parsed.epoch, line.loss, line.learning_rate, line.grad_norm, line.own_s,
+            t_s,
         )  # fmt: skip
-        if seen.number is not None and seen.number == self._row[_STEP]:
+        if line.number is not None and line.number == self._row[_STEP]:
             self._add_more(values)
         else:
             self._begin_row(values)
         if self.clock is None:
-            self.clock = told.clock
-        self.of_one_rank |= told.of_one_rank
-        if told.stamp_ns is not None:
-            self.first_stamp_ns = self.first_stamp_ns or told.stamp_ns
-            self.last_stamp_ns = told.stamp_ns
-        for name, count in told.counts.items():
+            self.clock = parsed.clock
+        self.of_one_rank |= parsed.of_one_rank
+        if parsed.stamp_ns is not None:
+            self.first_stamp_ns = self.first_stamp_ns or parsed.stamp_ns
+            self.last_stamp_ns = parsed.stamp_ns
+        for name, count in parsed.counts.items():
             self._put(self._counts, name, count)
-        for means, printed, value, _ in told.found:
+        for means, printed, value, _ in parsed.pairs:
             # Of two names for one thing, the first.
-            if means.kind == "rate" and means.unit not in self._said and "peak" not in printed:
-                self._said.add(means.unit)
+            if (
+                means.kind == "rate"
+                and means.unit not in self._line_units
+                and "peak" not in printed
+            ):
+                self._line_units.add(means.unit)
                 self._put(self._rates, means.unit, value)
 
     @property
@@ -142,7 +298,7 @@ class LogColumns:
         return row[_STEP], row[_EPOCH], row[_T]
 
     def paused(self, t_ns: int | None) -> bool:
-        """Whether more time went by than goes by between rows; so too where that is not known."""
+        """True if the time since the last row is longer than usual, or unknown."""
         if t_ns is None or self.clock is None:
             return True
         times = self._columns["t_s"]
@@ -178,16 +334,16 @@ class LogColumns:
     def plain(self) -> dict[str, FloatArray]:
         """The columns that need no reading."""
         if self._folded is None:
-            return {name: self._whole(column) for name, column in self._columns.items()}
+            return {name: self._full_column(column) for name, column in self._columns.items()}
         last = {name: self._folded.last(name) for name in _LAST}
         return last | {name: self._folded.printed(name).means for name in _MEAN}
 
     def printed(self) -> dict[str, Printed]:
-        """Figures, and what the program said of its own pace, by unit."""
+        """Printed figures, and the program's own rates by unit."""
         if self._folded is not None:
             return {name: self._folded.printed(name) for name in (*_MEAN, *self._rates)}
         named = {name: self._columns[name] for name in _MEAN} | self._rates
-        return {name: Printed.of(self._whole(column)) for name, column in named.items()}
+        return {name: Printed.of(self._full_column(column)) for name, column in named.items()}
 
     def has_loss(self) -> npt.NDArray[np.bool_]:
         """Of each row whether one of its lines printed a loss, `nan` or not."""
@@ -196,10 +352,10 @@ class LogColumns:
         return np.frombuffer(self._has_loss, dtype=bool)
 
     def rates(self) -> dict[str, FloatArray]:
-        """What the program said of its own pace, by unit."""
+        """The program's own printed rates, by unit."""
         if self._folded is not None:
             return {unit: self._folded.printed(unit).means for unit in self._rates}
-        return {unit: self._whole(column) for unit, column in self._rates.items()}
+        return {unit: self._full_column(column) for unit, column in self._rates.items()}
 
     def done(self, *fields: str) -> FloatArray:
         """What was done of the first of these fields of Step that was printed, since the row
@@ -207,16 +363,18 @@ class LogColumns:
         for field in fields:
             names = [name for name in self._counts if COUNTS[name][0] == field]
             if names:
-                found = [self._folded.amount(n) if self._folded else self._since(n) for n in names]
-                return max(found, key=lambda values: int(np.isfinite(values).sum()))
+                candidates = [
+                    self._folded.amount(n) if self._folded else self._since(n) for n in names
+                ]
+                return max(candidates, key=lambda values: int(np.isfinite(values).sum()))
         return np.full(len(self), _NAN)
 
     def _add_more(self, values: tuple[float | None, ...]) -> None:
         """Fill what the last row does not have yet."""
         row, loss = self._row, self._row[_LOSS]
-        for place, value in enumerate(values):
-            if value is not None and row[place] != row[place]:
-                row[place] = value
+        for column, value in enumerate(values):
+            if value is not None and row[column] != row[column]:
+                row[column] = value
         if self._has_loss[-1]:
             row[_LOSS] = loss  # a `nan` that was printed is a fact
         self._has_loss[-1] |= values[_LOSS] is not None
@@ -229,7 +387,7 @@ class LogColumns:
             self._most = FOLD_ROWS + _RECENT
         self._rows += 1
         self._row = [_NAN if value is None else value for value in values]
-        self._said.clear()
+        self._line_units.clear()
         self._has_loss.append(values[_LOSS] is not None)
 
     def _end_row(self) -> None:
@@ -238,7 +396,7 @@ class LogColumns:
                 column.append(value)
 
     def _tally(self, rows: int) -> None:
-        step, loss = (self._whole(self._columns[name])[:rows] for name in ("step", "loss"))
+        step, loss = (self._full_column(self._columns[name])[:rows] for name in ("step", "loss"))
         self.tally.take(step, loss, np.frombuffer(self._has_loss, dtype=bool)[:rows])
 
     def _fold(self, rows: int) -> None:
@@ -252,7 +410,7 @@ class LogColumns:
     def _fold_part(self, rows: int) -> None:
         if not rows:
             return
-        values = {name: self._whole(column) for name, column in self._columns.items()}
+        values = {name: self._full_column(column) for name, column in self._columns.items()}
         has_loss = np.frombuffer(self._has_loss, dtype=bool)
         more: dict[Key, FloatArray] = {(_LINES, "sum"): np.ones(rows)}
         more[_HAS_LOSS, "sum"] = has_loss[:rows].astype(float)
@@ -261,7 +419,7 @@ class LogColumns:
         for name in _MEAN:
             more |= parts_of(name, values[name][:rows])
         for unit, column in self._rates.items():
-            more |= parts_of(unit, self._whole(column)[:rows])
+            more |= parts_of(unit, self._full_column(column)[:rows])
         self._folded = self._folded or Folded()
         self._folded.append(more)
         self._drop(rows)
@@ -275,7 +433,10 @@ class LogColumns:
         self._rows -= rows
 
     def _since(self, name: str) -> FloatArray:
-        values, steps = self._whole(self._counts[name]), self._whole(self._columns["step"])
+        values, steps = (
+            self._full_column(self._counts[name]),
+            self._full_column(self._columns["step"]),
+        )
         mode = COUNTS[name][1] or self._modes.get(name) or self._decided(name, values, steps)
         self._modes[name] = mode
         if mode == "total":
@@ -289,11 +450,11 @@ class LogColumns:
         return values * np.where(covered > 0, covered, 1.0)
 
     def _decided(self, name: str, values: FloatArray, steps: FloatArray) -> str:
-        known = np.isfinite(values)
-        firsts = [int(value) for value in islice(values[known], HELD_LINES)]
-        numbers = [whole_number(step) for step in islice(steps[known], HELD_LINES)]
-        mode = decided(numbers, firsts, final=True) or "step"
-        self.notes.append(explained(name, mode, firsts))
+        is_printed = np.isfinite(values)
+        firsts = [int(value) for value in islice(values[is_printed], HELD_LINES)]
+        numbers = [whole_number(step) for step in islice(steps[is_printed], HELD_LINES)]
+        mode = decide_mode(numbers, firsts, final=True) or "step"
+        self.notes.append(mode_note(name, mode, firsts))
         return mode
 
     def _put(self, columns: dict[str, array[float]], name: str, value: float) -> None:
@@ -310,7 +471,7 @@ class LogColumns:
         elif column[-1] != column[-1]:
             column[-1] = value
 
-    def _whole(self, column: array[float]) -> FloatArray:
+    def _full_column(self, column: array[float]) -> FloatArray:
         """All rows, without a copy: a log may have many."""
         if not column:
             return np.broadcast_to(np.float64(_NAN), self._rows)
@@ -319,31 +480,31 @@ class LogColumns:
         return np.frombuffer(column, dtype=np.float64)
 
 
-def runs_of(told: Iterator[ParsedLine]) -> Iterator[LogColumns]:
+def runs_of(parsed_lines: Iterator[ParsedLine]) -> Iterator[LogColumns]:
     """The rows of each run in a log: a number, an epoch or a time that falls begins another."""
     columns = LogColumns()
-    for one in told:
-        if began := one.restarted or _began_again(columns, one):
+    for parsed in parsed_lines:
+        if began := parsed.restarted or _restart_reason(columns, parsed):
             columns.close()
             yield columns
             columns = LogColumns(began=began)
-        columns.add(one)
+        columns.add(parsed)
     columns.close()
     yield columns
 
 
-def _began_again(columns: LogColumns, told: ParsedLine) -> str:
+def _restart_reason(columns: LogColumns, parsed: ParsedLine) -> str:
     """Why a line is no next one. A number that falls may be of the next epoch: if the epoch stands,
     or the log has paused, it is not."""
     if not len(columns):
         return ""
-    number, epoch = told.seen.number, told.epoch
+    number, epoch = parsed.step_line.number, parsed.epoch
     last, before, last_s = columns.reached
     if epoch is not None and epoch < before:
         return f"the epoch went from {before:g} back to {epoch:g}"
     if number is not None and number < last:
         rose = before < (epoch or 0)
-        if epoch == before or (not rose and columns.paused(told.t_ns)):
+        if epoch == before or (not rose and columns.paused(parsed.written_ns)):
             return f"the step number went from {last:.0f} back to {number}"
-    went_back = told.t_ns is not None and told.t_ns / NS_PER_S < last_s
+    went_back = parsed.written_ns is not None and parsed.written_ns / NS_PER_S < last_s
     return "the time went back" if went_back else ""

@@ -1,21 +1,27 @@
-"""What does a line of Megatron's hold, or of one of its many relatives?
+"""Reads iteration lines of Megatron-LM, Megatron-DeepSpeed, GPT-NeoX and DeepSpeed's pipe engine.
 
     [2024-04-06 02:59:36] iteration 43/ 100 | consumed samples: 5504 | elapsed time per iteration
     (ms): 5444.9 | throughput per GPU (TFLOP/s/GPU): 239.8 | ... | lm loss: 1.825991E+00 | ...
 
-The trap: names with blanks, units and slashes in them. `throughput per GPU (TFLOP/s/GPU)` is no
-rate of tokens, and `load_balancing_loss` no loss of the model's. So a line is cut at its bars, and
-a field counts by its whole name. Megatron-DeepSpeed and GPT-NeoX add fields of their own; the pipe
-engine of DeepSpeed prints one of another make.
+Names hold blanks, units and slashes. `throughput per GPU (TFLOP/s/GPU)` is no token rate, and
+`load_balancing_loss` is not the model's loss. So a line is split at `|`, and a field is matched by
+its whole name.
 """
 
 from __future__ import annotations
 
 import re
 
-from ergmeter.importers.engine.dialect import MEGATRON, Dialect
-from ergmeter.importers.engine.names import NUMBER, Meaning, count, number, plain
-from ergmeter.importers.engine.pairs import MAX_CHARS, NamedNumber
+from ergmeter.importers.engine.pairs import (
+    MAX_CHARS,
+    NUMBER,
+    Meaning,
+    NamedNumber,
+    count,
+    number,
+    plain,
+)
+from ergmeter.importers.engine.step_lines import MEGATRON, Dialect
 
 _ITERATION = re.compile(r"\biteration\s{1,12}(\d{1,12})\s?/\s{0,12}\d{1,12}\s{0,4}$")
 _FIGURE = re.compile(rf"\s{{0,24}}({NUMBER})\s?(TFLOPS)?\s{{0,8}}$")
@@ -98,23 +104,23 @@ class Iterations(Dialect):
             self._seq_length = int(match[2])
         return []
 
-    def is_step(self, found: list[NamedNumber], text: str) -> bool:  # noqa: ARG002
+    def is_step(self, pairs: list[NamedNumber], text: str) -> bool:  # noqa: ARG002
         """Every line with an iteration's number is one."""
-        return any(pair.means.kind == "step" for pair in found)
+        return any(pair.means.kind == "step" for pair in pairs)
 
-    def is_evaluation(self, found: list[NamedNumber], text: str) -> bool:  # noqa: ARG002
+    def is_evaluation(self, pairs: list[NamedNumber], text: str) -> bool:  # noqa: ARG002
         """None: Megatron's ` validation loss at iteration ..` is not among what is wanted."""
         return False
 
-    def _with_tokens(self, found: list[NamedNumber]) -> list[NamedNumber]:
+    def _with_tokens(self, pairs: list[NamedNumber]) -> list[NamedNumber]:
         """With the tokens, where the arguments told how long a sample is."""
-        counts = {pair.means.name: pair.value for pair in found if pair.means.kind == "count"}
+        counts = {pair.means.name: pair.value for pair in pairs if pair.means.kind == "count"}
         samples = counts.get("consumed_samples")
         if self._seq_length is None or samples is None or "consumed_tokens" in counts:
-            return found
+            return pairs
         self.note(_SEQ_LENGTH.format(self._seq_length))
         return [
-            *found,
+            *pairs,
             NamedNumber(_TOKENS, "consumed samples x seq_length", samples * self._seq_length),
         ]
 
@@ -129,18 +135,18 @@ def is_iteration(text: str) -> bool:
 
 
 def _fields(text: str) -> list[NamedNumber]:
-    found = []
+    pairs = []
     for part in text.split("|"):
         name, colon, figure = part.rpartition(":")
         if match := _ITERATION.search(part):
-            found.append(NamedNumber(STEP, "iteration", float(match[1])))
+            pairs.append(NamedNumber(STEP, "iteration", float(match[1])))
             continue
         name = " ".join(name.split())
         means = _FIELDS.get(name.lower()) if colon else None
         value = _value(means, figure) if means else None
         if means is not None and value is not None:
-            found.append(NamedNumber(means, name, value))
-    return found if any(pair.means is STEP for pair in found) else []
+            pairs.append(NamedNumber(means, name, value))
+    return pairs if any(pair.means is STEP for pair in pairs) else []
 
 
 def _value(means: Meaning, figure: str) -> float | None:
@@ -151,22 +157,22 @@ def _value(means: Meaning, figure: str) -> float | None:
 
 
 def _pipe(match: re.Match[str]) -> list[NamedNumber]:
-    said = (
+    figures = (
         (Meaning("loss", "loss"), "loss", number(match[2])),
         (Meaning("own_time", "iter_time", unit="s"), "iter time (s)", number(match[3])),
         (_SAMPLES, "samples/sec", number(match[4] or "")),
     )
     step = NamedNumber(STEP, "steps", float(match[1]))
-    return [step, *(NamedNumber(means, name, v) for means, name, v in said if v is not None)]
+    return [step, *(NamedNumber(means, name, v) for means, name, v in figures if v is not None)]
 
 
 def _memory(text: str) -> list[NamedNumber]:
     """`[Rank 0] (after 10 iterations) memory (MB) | allocated: 1.5 | max allocated: 2.5 | ...`."""
-    found = []
+    pairs = []
     for part in text.split("|"):
         name, colon, figure = part.partition(":")
         value = number(figure.strip()) if colon else None
         if value is not None and name.strip().endswith(("allocated", "reserved")):
             printed = f"memory {' '.join(name.split())}"
-            found.append(NamedNumber(Meaning("rate", printed, unit="B"), printed, value * _MIB))
-    return found
+            pairs.append(NamedNumber(Meaning("rate", printed, unit="B"), printed, value * _MIB))
+    return pairs

@@ -1,13 +1,13 @@
-"""Which step was that log about? Only the progress bar beside it knows.
+"""Gives the logs of transformers' Trainer their step numbers, from the progress bar beside them.
 
-The Trainer redraws its bar right after each log, so the first bar after a log has its step. The
-trap: the bar goes to another stream and has no line end until it is drawn again, so the bar of the
-step before may be seen first, or the log's own before the log. One redraw is often one step, and
-19 for 20 makes 29 steps of 30. So a log keeps the bars seen around it, and takes the one that is in
-proportion to the epochs (`pace`). Where these are too rounded to tell neighbours apart, it takes
-the one that goes on at the usual stride. A log whose bar was missed gets the number that the epochs
-give it, where that is plainly one. And a bar may not be drawn again at all: then each log stands
-right behind its bar, at a multiple of the stride between logs, and the bar after it is one further.
+The Trainer redraws its bar right after each log, so the first bar after a log has its step. But the
+bar goes to another stream and has no line end until it is redrawn. So the bar of the step before
+may come first, or the log's own bar before the log.
+
+A log therefore keeps the bars around it and takes the one in proportion to the epochs
+(`EpochPace`). Where epochs are too coarse, it takes the bar at the usual stride. A log whose bar
+was missed gets the number that the epochs imply, if that is unique. A bar may also never be
+redrawn. Then each log comes right behind its bar, at a multiple of the stride between logs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise, product
 from typing import Generic, TypeVar
 
-# -- pace ------------------------------------------------------------------------------------------
-# How many steps make an epoch, and which step is this epoch's?
-#
-# Steps and epochs grow together, so an epoch tells its step. Two traps. Epochs are printed rounded,
-# to two decimals (transformers before 5.0) or four digits, so they tell a range of steps. And the
-# last step of an epoch may be a short one, of fewer micro-batches: each turn of an epoch may hold
-# up to one step more than the proportion says.
+# Steps of an epoch. Steps and epochs grow together, so an epoch implies a range of steps. Epochs
+# are printed rounded to two decimals (transformers before 5.0) or four digits. The last step of
+# an epoch may hold fewer micro-batches, so each epoch may hold up to one step more than the
+# proportion says.
 
 
 _TWO_DECIMALS = 0.005
@@ -103,13 +100,10 @@ def _bounds(n: int, epoch: Epoch) -> tuple[float, float]:
     return (n - math.floor(epoch.high)) / epoch.high, high
 
 
-# -- bars ------------------------------------------------------------------------------------------
-# Is this line a tqdm bar, and how far is it?
-#
-# The trap: many bars in one output. A bar with a description ("Map:", "Loading weights:") is not
-# the training; one that ends by moving the cursor up is drawn below another bar, as evaluation is.
-# A bar of epochs counts no steps, whatever loss it shows. And a bar may have no meter, where it is
-# narrow, or no total, where the loop does not know its end: `7/12 [00:01<00:02`, `7it [00:01`.
+# tqdm bars. A bar with a description ("Map:", "Loading weights:") is not the training's. One that
+# ends by moving the cursor up is drawn below another bar, as evaluation's is. A bar of epochs
+# counts no steps. A narrow bar has no meter and a loop without a known end no total: `7/12
+# [00:01<00:02`, `7it [00:01`.
 
 
 _BAR = re.compile(
@@ -153,7 +147,7 @@ def bar(text: str) -> Bar | None:
 
 
 def _elapsed_s(text: str, start: int) -> float | None:
-    """What stands before the "<" of `[02:59<58:44, ...`."""
+    """The elapsed time: what is before the "<" of `[02:59<58:44, ...`."""
     match = _ELAPSED.search(text, start)
     if match is None:
         return None
@@ -161,19 +155,16 @@ def _elapsed_s(text: str, start: int) -> float | None:
     return hours * 3600.0 + minutes * 60 + seconds
 
 
-# -- progress --------------------------------------------------------------------------------------
-
-
 T = TypeVar("T")
 _LONGEST_WAIT = 6  # logs; a bar that is later than this is not coming
 _ENOUGH = 3  # logs that settle the pace, if bars come in turn with them
 _APART = 3  # steps between a log and the bars around it, at most, if both are of one training
 _AROUND = 2  # bars after a log of which one should be its own
-_KEPT = 64  # bars after a log
+_MOST_AFTER = 64  # bars after a log
 # What speaks against a choice of bars for the first logs: another bar after a log than the one that
 # is its own if bars and logs come in turn, the last one before it, numbers that are no multiples of
 # one stride, a log whose own bar was missed.
-_PROGRESS_OTHER, _BEFORE, _UNEVEN, _MISSED = 1, 3, 4, 10
+_OTHER_BAR, _BEFORE, _UNEVEN, _MISSED = 1, 3, 4, 10
 
 
 _MISSES = 2  # in a row: the pace is wrong
@@ -190,9 +181,9 @@ class _Log(Generic[T]):
     n: int | None = None
 
     def choices(self) -> list[tuple[int | None, int]]:
-        """The bars that may be its own, each with what speaks against it."""
+        """The bars that may be its own, each with a cost."""
         costs: dict[int | None, int] = {None: _MISSED, self.before: _BEFORE}
-        costs |= dict.fromkeys(self.after[:_AROUND], _PROGRESS_OTHER)
+        costs |= dict.fromkeys(self.after[:_AROUND], _OTHER_BAR)
         if self.own is not None:
             costs[self.own] = 0
         return list(costs.items())
@@ -207,7 +198,7 @@ class BarSteps(Generic[T]):
         self._queue: deque[_Log[T]] = deque()
         self._pace: EpochPace | None = None  # once the first logs agree on one
         self._missed = 0  # logs in a row that no bar confirmed
-        self._drawn: int | None = None  # the last bar
+        self._last_bar: int | None = None  # the last bar
         self._fine = False  # epochs are printed to more than two decimals
 
     def log(self, item: T, epoch: float | None) -> Iterator[tuple[T, int | None]]:
@@ -220,7 +211,7 @@ class BarSteps(Generic[T]):
             yield from self.flush()
             self._pace = None
         self._fine |= round(epoch, 2) != epoch
-        self._queue.append(_Log(item, Epoch(epoch, fine=self._fine), self._drawn))
+        self._queue.append(_Log(item, Epoch(epoch, fine=self._fine), self._last_bar))
         if len(self._queue) > _LONGEST_WAIT:
             self._barless = self._total is None
             if self._pace is None:
@@ -230,16 +221,16 @@ class BarSteps(Generic[T]):
             yield from self.flush()
         yield from self._settled()
 
-    def draw(self, drawn: Bar) -> Iterator[tuple[T, int | None]]:
+    def draw(self, progress: Bar) -> Iterator[tuple[T, int | None]]:
         """A bar was drawn. Yields the logs whose number is now known."""
-        if not self._is_training(drawn) or drawn.n < 1:
+        if not self._is_training(progress) or progress.n < 1:
             return
-        self._drawn = drawn.n
+        self._last_bar = progress.n
         for log in self._queue:
-            if len(log.after) < _KEPT and drawn.n not in log.after:
-                log.after.append(drawn.n)
+            if len(log.after) < _MOST_AFTER and progress.n not in log.after:
+                log.after.append(progress.n)
         if self._pace is None:
-            self._hand_out(drawn.n)
+            self._hand_out(progress.n)
         yield from self._settled()
 
     def flush(self) -> Iterator[tuple[T, int | None]]:
@@ -259,20 +250,20 @@ class BarSteps(Generic[T]):
         """The steps of the training, by its bar."""
         return self._total
 
-    def is_own(self, drawn: Bar) -> bool:
+    def is_own(self, progress: Bar) -> bool:
         """Whether this was a bar of the training, once it was drawn."""
-        return not drawn.described and not drawn.nested and drawn.total == self._total
+        return not progress.described and not progress.nested and progress.total == self._total
 
-    def _is_training(self, drawn: Bar) -> bool:
+    def _is_training(self, progress: Bar) -> bool:
         """Whether this is the training's bar: undescribed, and the longest since one began."""
-        if drawn.described or drawn.nested or drawn.total is None:
+        if progress.described or progress.nested or progress.total is None:
             return False
-        if self._total is None or drawn.n == 0 or drawn.total > self._total:
-            if drawn.total != self._total:
+        if self._total is None or progress.n == 0 or progress.total > self._total:
+            if progress.total != self._total:
                 self._pace = None
-            self._total, self._drawn = drawn.total, None
+            self._total, self._last_bar = progress.total, None
             self._barless = False
-        return drawn.total == self._total
+        return progress.total == self._total
 
     def _hand_out(self, n: int) -> None:
         """Give the bar to the first log that has none, and compare what the logs have now."""
@@ -327,8 +318,8 @@ class BarSteps(Generic[T]):
         if log.n == log.before or log.n in log.after:
             return True
         exact = self._pace is not None and len(self._pace.steps(log.epoch, self._total)) == 1
-        seen = [n for n in (log.before, *log.after) if n is not None]
-        return exact and min(abs(n - log.n) for n in seen) <= _APART
+        around = [n for n in (log.before, *log.after) if n is not None]
+        return exact and min(abs(n - log.n) for n in around) <= _APART
 
     def _by_epochs(self, log: _Log[T], pace: EpochPace) -> int | None:
         likely = pace.steps(log.epoch, self._total)
@@ -337,7 +328,7 @@ class BarSteps(Generic[T]):
         return next((n for n in (*log.after, pace.next_multiple) if n in likely), None)
 
     def _compare(self, *, final: bool) -> None:
-        """Hold the first logs against one another. Two settle it if they leave no choice."""
+        """Compares the first logs with each other. Two are enough if they leave no choice."""
         logs = [log for log in self._queue if final or self._heard(log)]
         if len(logs) < 2:
             return
@@ -361,14 +352,14 @@ class BarSteps(Generic[T]):
         if not follow or not _even(before) or before[1] - before[0] < 2:
             return []
         pace = EpochPace.through([(n, log.epoch) for log, n in zip(logs, before, strict=True)])
-        return [(_PROGRESS_OTHER, tuple(before), pace)] if pace else []  # three of them settle it
+        return [(_OTHER_BAR, tuple(before), pace)] if pace else []  # three of them settle it
 
     def _heard(self, log: _Log[T]) -> bool:
         """Whether the bars around a log have been seen."""
         return log.own is not None and (len(log.after) >= _AROUND or log.own == self._total)
 
     def _readings(self, logs: Sequence[_Log[T]]) -> Iterator[_Reading]:
-        """The ways to give each of these logs a bar, at one pace; with what speaks against it."""
+        """The ways to give each of these logs a bar at one pace, each with its cost."""
         for choice in product(*(log.choices() for log in logs)):
             against = sum(cost for _, cost in choice)
             chosen = [(n, log.epoch) for (n, _), log in zip(choice, logs, strict=True) if n]

@@ -1,12 +1,12 @@
-"""Which span of time does a printed line speak of, and what was done in it?
+"""Turns step lines into Steps: the time each line covers, and the work done in it.
 
-A line marks the end of the steps it speaks of; they began when the line before it came. Two traps
-shaped this. Output comes in blocks: lines that arrive in one read share one time, and a span
-between them would be empty, so they become one span of several steps. And a running total says
-nothing on its own: the first one seen only opens the window, whatever came before it. Where the
-lines of a block say themselves how long their steps took, each is a Step of that length. A third:
-numbers that begin again with each epoch look like a restart. They are none if anything says that
-the training goes on (the epoch, a running total, an evaluation before them); else the pace tells.
+A line marks the end of its steps; they began when the line before it came. Three cases are special:
+
+- Lines that arrive in one read share one time. They become one span of several steps, or a Step
+  each where the lines print how long their steps took.
+- The first running total only opens the window: the work before it is unknown.
+- Numbers that begin again with each epoch are no restart if the epoch, a running total or an
+  evaluation shows that the training goes on. Otherwise the pace decides.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ from ergmeter.importers.engine.step_line import StepLine
 from ergmeter.records import Mark, Step
 from ergmeter.units import NS_PER_S
 
-# -- work ------------------------------------------------------------------------------------------
-# What was done between two lines, or in a block of them?
-#
-# The trap: adding up what only some lines say. A count that one line of a block lacks is not known
-# for the block; a running total is, if the line before the block and the last one of it have it.
+# Work between two lines, or in a block of them. A count that one line of a block lacks is unknown
+# for the block. A running total is known if the line before the block and the block's last line
+# have it.
 
 
 MAX_COUNT = 2**53  # more tokens than any run has; a bigger number is noise, and no column holds it
@@ -63,35 +61,35 @@ class Span:
     # came at one instant and say themselves how long their step took.
     parts: list[tuple[StepLine, int | None, list[StepLine]]] | None = field(default_factory=list)
 
-    def take(self, seen: StepLine, steps: int | None) -> None:
-        """A line, and the steps since the one before it."""
-        self.stamped = seen.stamped
-        has_own_time = bool(seen.own_s) and not seen.own_from_start and not seen.stamped
-        if self.parts is not None and has_own_time and seen.t_ns == self.t_ns:
-            self.parts.append((seen, steps, []))
+    def take(self, line: StepLine, steps: int | None) -> None:
+        """Takes a line, and the steps since the one before it."""
+        self.stamped = line.stamped
+        has_own_time = bool(line.own_s) and not line.own_from_start and not line.stamped
+        if self.parts is not None and has_own_time and line.t_ns == self.t_ns:
+            self.parts.append((line, steps, []))
         else:
             self.parts = None
-        self.t_ns = seen.t_ns
-        self.number = seen.number
+        self.t_ns = line.t_ns
+        self.number = line.number
         self.lines += 1
         self.steps = None if self.steps is None or steps is None else self.steps + steps
         self.last_steps = steps
         self.totals = {}
-        self._note(seen)
+        self._note(line)
 
-    def complete(self, seen: StepLine) -> None:
+    def complete(self, line: StepLine) -> None:
         """A further line about the step just seen: take what was not known yet."""
         if self.parts:
-            self.parts[-1][2].append(seen)
-        known = {f for f, lines in self.summed_lines.items() if lines >= self.lines}
-        known |= set(self.totals)
-        fresh = tuple(c for c in seen.counts if c.field not in known)
+            self.parts[-1][2].append(line)
+        counted = {f for f, lines in self.summed_lines.items() if lines >= self.lines}
+        counted |= set(self.totals)
+        fresh = tuple(c for c in line.counts if c.field not in counted)
         fresh_line = StepLine(
-            seen.t_ns,
+            line.t_ns,
             counts=fresh,
-            loss=seen.loss if seen.redrawn else _or(self.loss, seen.loss),
-            learning_rate=_or(self.learning_rate, seen.learning_rate),
-            grad_norm=_or(self.grad_norm, seen.grad_norm),
+            loss=line.loss if line.redrawn else _or(self.loss, line.loss),
+            learning_rate=_or(self.learning_rate, line.learning_rate),
+            grad_norm=_or(self.grad_norm, line.grad_norm),
         )
         self._note(fresh_line)
 
@@ -107,19 +105,19 @@ class Span:
         return bool(totals) and all(edge.totals.get(f) == v for f, v in totals.items())
 
     def own_ns(self) -> list[int]:
-        """How long each of its lines took by itself; empty where one does not say."""
+        """The printed time of each of its lines; empty if one has none."""
         return [
-            round((seen.own_s or 0) * NS_PER_S) * max(steps or 1, 1)
-            for seen, steps, _ in self.parts or ()
+            round((line.own_s or 0) * NS_PER_S) * max(steps or 1, 1)
+            for line, steps, _ in self.parts or ()
         ]
 
     def step_by_step(self, edge: Edge, end_ns: int) -> Iterator[Step]:
         """A Step for each of its lines, by their own times, the last of which ends then."""
         each_ns = self.own_ns()
         start_ns = end_ns - sum(each_ns)
-        for (seen, steps, more), own_ns in zip(self.parts or (), each_ns, strict=True):
-            span = Span(seen.t_ns, first=False)
-            span.take(seen, steps)
+        for (line, steps, more), own_ns in zip(self.parts or (), each_ns, strict=True):
+            span = Span(line.t_ns, first=False)
+            span.take(line, steps)
             for further in more:
                 span.complete(further)
             span.t_ns = start_ns + own_ns
@@ -143,20 +141,20 @@ class Span:
             samples=self._count("samples", edge),
         )
 
-    def _note(self, seen: StepLine) -> None:
-        for count in seen.counts:
+    def _note(self, line: StepLine) -> None:
+        for count in line.counts:
             if count.mode == "total":
                 self.totals[count.field] = count.value
                 continue
             steps = 1 if count.mode == "line" or self.last_steps is None else self.last_steps
             self.sums[count.field] = self.sums.get(count.field, 0) + count.value * steps
             self.summed_lines[count.field] = self.summed_lines.get(count.field, 0) + 1
-        self.loss = _or(seen.loss, self.loss)
-        self.learning_rate = _or(seen.learning_rate, self.learning_rate)
-        self.grad_norm = _or(seen.grad_norm, self.grad_norm)
+        self.loss = _or(line.loss, self.loss)
+        self.learning_rate = _or(line.learning_rate, self.learning_rate)
+        self.grad_norm = _or(line.grad_norm, self.grad_norm)
 
     def _count(self, name: str, edge: Edge) -> int | None:
-        """How much of this was done in the span, or None where some line of it did not say."""
+        """The span's sum of a count, or None if one of its lines lacks it."""
         if name not in self.sums and name not in self.totals:
             return None
         total, before = self.totals.get(name), edge.totals.get(name)
@@ -169,9 +167,6 @@ class Span:
 
 def _or(first: float | None, second: float | None) -> float | None:
     return second if first is None else first
-
-
-# -- spans -----------------------------------------------------------------------------------------
 
 
 # A second line about the same step (`step=5 loss=..`, then `step=5 tokens=..`) still belongs to the
@@ -228,7 +223,7 @@ _FASTER = (
 
 
 class StepSpans:
-    """Turns what lines say, in order, into Steps that follow one another and are never empty."""
+    """Turns step lines, in order, into consecutive Steps that are never empty."""
 
     def __init__(self) -> None:
         self._edge: Edge | None = None
@@ -240,34 +235,34 @@ class StepSpans:
         self._took_ns = 0  # by them
         self._block_lines = self._largest = 0  # lines that were held back, and came at one instant
         self._has_own_times = False  # lines of one instant are Steps of the times that they give
-        self._said: set[str] = set()
+        self._noted: set[str] = set()
         self._since_ns: int | None = None  # no step began before
         self._untimed = 0  # lines that came with the one before them, and are in no Step
-        self._told = False  # of them
+        self._no_steps_noted = False  # of them
 
     def began(self, t_ns: int) -> None:
-        """The program was started then: no step began before."""
+        """Sets when the program started: no step began before."""
         self._since_ns = t_ns
 
-    def push(self, seen: StepLine) -> Iterator[Step | Mark]:
+    def push(self, line: StepLine) -> Iterator[Step | Mark]:
         """Take the next line. Yields the span before it once that is known to be complete."""
-        if self._open is not None and seen.number is not None and seen.number == self._open.number:
-            self._open.complete(seen)
+        if self._open is not None and line.number is not None and line.number == self._open.number:
+            self._open.complete(line)
             return
-        if self._open is not None and seen.t_ns != self._open.t_ns:
+        if self._open is not None and line.t_ns != self._open.t_ns:
             yield from self._close()
         if self._edge is None:
-            self._begin(seen)
-        elif reason := self._restart(seen):
+            self._begin(line)
+        elif reason := self._restart(line):
             yield from self._close()
-            yield Mark(seen.t_ns, "restarted", reason)
-            self._begin(seen)
-        elif self._open is not None and self._open.fell and seen.t_ns == self._open.t_ns:
-            yield self._began_again_at_once(self._open, seen)
-        elif seen.number == 0 and seen.number_done and self._fell(seen):
-            yield from self._renumber(seen)
-        elif seen.number is None or seen.number != self._last_number:
-            self._add(seen)
+            yield Mark(line.t_ns, "restarted", reason)
+            self._begin(line)
+        elif self._open is not None and self._open.fell and line.t_ns == self._open.t_ns:
+            yield self._began_again_at_once(self._open, line)
+        elif line.number == 0 and line.number_done and self._fell(line):
+            yield from self._renumber(line)
+        elif line.number is None or line.number != self._last_number:
+            self._add(line)
 
     def tick(self, t_ns: int) -> Iterator[Step | Mark]:
         """Time went on: a span that has waited long enough is complete.
@@ -285,10 +280,10 @@ class StepSpans:
         yield from self._close()
         if self._made and self._comes_in_blocks():
             yield from self._say_blocks()
-        if not self._made and not self._told and self._untimed > 1:
-            self._told = True
-            said = (_TWO_BLOCKS if self._largest else _AT_ONCE).format(self._untimed + 1)
-            yield Mark(self._last_t_ns, "output_unrecognised", said)
+        if not self._made and not self._no_steps_noted and self._untimed > 1:
+            self._no_steps_noted = True
+            message = (_TWO_BLOCKS if self._largest else _AT_ONCE).format(self._untimed + 1)
+            yield Mark(self._last_t_ns, "output_unrecognised", message)
         self._edge = self._open = None
 
     def paused(self, t_ns: int) -> Iterator[Step | Mark]:
@@ -297,19 +292,19 @@ class StepSpans:
         if self._open is None and self._edge is not None and t_ns > self._edge.t_ns:
             self._edge.t_ns = t_ns
 
-    def resumes(self, seen: StepLine) -> bool:
+    def resumes(self, line: StepLine) -> bool:
         """Whether all of an evaluation, and no training, lies between the last line and this one.
 
         So it is where every step has its line. Else some steps between two lines may lie before
         the evaluation, and without their time the others would be too fast.
         """
-        between = seen.evaluated_ns is not None and (
-            self._last_t_ns < seen.evaluated_ns < seen.t_ns and self._edge is not None
+        between = line.evaluated_ns is not None and (
+            self._last_t_ns < line.evaluated_ns < line.t_ns and self._edge is not None
         )
         last, single = self._last_number, set(self._strides) <= {1}
-        if not between or last is None or seen.number is None or not single:
+        if not between or last is None or line.number is None or not single:
             return False
-        return seen.number == last + 1 or (bool(self._strides) and self._fell(seen))
+        return line.number == last + 1 or (bool(self._strides) and self._fell(line))
 
     def evaluated(self, t_ns: int) -> Iterator[Step | Mark]:
         """An evaluation took the time from the last line until now."""
@@ -346,118 +341,120 @@ class StepSpans:
         before = self._edge.totals if self._edge else {}
         return {**before, **self._open.totals} if self._open else before
 
-    def _restart(self, seen: StepLine) -> str | None:
-        reason = self._back(seen)
-        if self._fell(seen) and (reason or (self._late(seen.t_ns) and not self._goes_on(seen))):
-            return f"the step number went from {self._last_number} back to {seen.number}"
+    def _restart(self, line: StepLine) -> str | None:
+        reason = self._back(line)
+        if self._fell(line) and (reason or (self._late(line.t_ns) and not self._goes_on(line))):
+            return f"the step number went from {self._last_number} back to {line.number}"
         return reason
 
-    def _fell(self, seen: StepLine) -> bool:
+    def _fell(self, line: StepLine) -> bool:
         last = self._last_number
-        return last is not None and seen.number is not None and seen.number < last
+        return last is not None and line.number is not None and line.number < last
 
-    def _goes_on(self, seen: StepLine) -> bool:
-        """Whether something says that this is the training of the line before."""
+    def _goes_on(self, line: StepLine) -> bool:
+        """True if this line continues the training of the line before."""
         totals = self._totals
-        return seen.goes_on or any(
-            c.mode == "total" and c.value > totals.get(c.field, c.value) for c in seen.counts
+        return line.goes_on or any(
+            c.mode == "total" and c.value > totals.get(c.field, c.value) for c in line.counts
         )
 
     def _late(self, t_ns: int) -> bool:
-        """Whether more time went by than goes by between lines; so too where that is not known."""
+        """True if the time since the last line is longer than usual, or unknown."""
         if not self._periods_ns:
             return t_ns > self._last_t_ns
         usual_ns = median(self._periods_ns)
         return t_ns - self._last_t_ns > max(_GAP_NS, _GAP_PERIODS * usual_ns)
 
-    def _back(self, seen: StepLine) -> str | None:
-        if seen.t_ns < self._last_t_ns:
+    def _back(self, line: StepLine) -> str | None:
+        if line.t_ns < self._last_t_ns:
             return "the time went back"
-        totals = self._totals if seen.counts else {}
-        for count in seen.counts:
+        totals = self._totals if line.counts else {}
+        for count in line.counts:
             before = totals.get(count.field)
             if count.mode == "total" and before is not None and count.value < before:
                 return f"a running total went from {before} back to {count.value}"
         return None
 
-    def _begin(self, seen: StepLine) -> None:
+    def _begin(self, line: StepLine) -> None:
         """Open a window. A line that gives its own time is a span already."""
-        totals = {count.field: count.value for count in seen.counts if count.mode == "total"}
-        own_ns = round((seen.own_s or 0) * NS_PER_S)
-        known = seen.totals_from_zero or not totals
+        totals = {count.field: count.value for count in line.counts if count.mode == "total"}
+        own_ns = round((line.own_s or 0) * NS_PER_S)
+        complete = line.totals_from_zero or not totals
         # Its own time can't reach back over a span that is already accounted for.
-        free = self._edge is None or seen.t_ns - own_ns >= self._last_t_ns
-        free &= self._since_ns is None or seen.t_ns - own_ns >= self._since_ns
+        free = self._edge is None or line.t_ns - own_ns >= self._last_t_ns
+        free &= self._since_ns is None or line.t_ns - own_ns >= self._since_ns
         self._open = None
-        if own_ns <= 0 or not known or not free:
-            self._edge = Edge(seen.t_ns, seen.number, totals)
+        if own_ns <= 0 or not complete or not free:
+            self._edge = Edge(line.t_ns, line.number, totals)
             return
-        before = 0 if seen.own_from_start else None if seen.number is None else seen.number - 1
-        self._edge = Edge(seen.t_ns - own_ns, before, dict.fromkeys(totals, 0))
-        self._add(seen, first=True)
+        before = 0 if line.own_from_start else None if line.number is None else line.number - 1
+        self._edge = Edge(line.t_ns - own_ns, before, dict.fromkeys(totals, 0))
+        self._add(line, first=True)
 
-    def _add(self, seen: StepLine, *, first: bool = False) -> None:
+    def _add(self, line: StepLine, *, first: bool = False) -> None:
         edge = self._edge
         assert edge is not None
-        if self._open is None and seen.t_ns == edge.t_ns:
+        if self._open is None and line.t_ns == edge.t_ns:
             # It came in the same read as the line that opened the window: its work lies before.
-            edge.number = seen.number
-            edge.totals = {c.field: c.value for c in seen.counts if c.mode == "total"}
+            edge.number = line.number
+            edge.totals = {c.field: c.value for c in line.counts if c.mode == "total"}
             self._untimed += 1
             return
-        fell = self._fell(seen) and not self._goes_on(seen) and not seen.stamped
-        steps = self._steps(seen)
-        if seen.t_ns > self._last_t_ns:
-            self._periods_ns.append(seen.t_ns - self._last_t_ns)
-        span = self._open = self._open or Span(seen.t_ns, first, fell)
-        if span.first and not first and not self._stretch(span, seen, steps):
-            self._edge, self._open = Edge(seen.t_ns, seen.number, {}), None
-            self._add(seen)
+        fell = self._fell(line) and not self._goes_on(line) and not line.stamped
+        steps = self._steps(line)
+        if line.t_ns > self._last_t_ns:
+            self._periods_ns.append(line.t_ns - self._last_t_ns)
+        span = self._open = self._open or Span(line.t_ns, first, fell)
+        if span.first and not first and not self._stretch(span, line, steps):
+            self._edge, self._open = Edge(line.t_ns, line.number, {}), None
+            self._add(line)
             return
-        span.take(seen, steps)
+        span.take(line, steps)
 
-    def _steps(self, seen: StepLine) -> int | None:
+    def _steps(self, line: StepLine) -> int | None:
         """The steps since the last line; at the turn of an epoch, as many as between two others."""
         last = self._last_number
-        if seen.number is None or last is None:
+        if line.number is None or last is None:
             return None
-        steps = seen.steps_since(last)
+        steps = line.steps_since(last)
         if steps is not None:
-            if seen.number > last:
+            if line.number > last:
                 self._strides.append(steps)
             return steps
-        if seen.number_done:
-            return seen.number
+        if line.number_done:
+            return line.number
         return median_low(self._strides) if self._strides else 1
 
-    def _began_again_at_once(self, span: Span, seen: StepLine) -> Mark:
+    def _began_again_at_once(self, span: Span, line: StepLine) -> Mark:
         """Numbers that fell, and more in the same read: an older block, or another's.
 
         An epoch's end falls within a block, and hardly ever between two. So the block has no time.
         """
-        totals = {c.field: c.value for c in seen.counts if c.mode == "total"}
+        totals = {c.field: c.value for c in line.counts if c.mode == "total"}
         before = self._edge.number if self._edge else None
-        self._edge, self._open = Edge(seen.t_ns, seen.number, totals), None
+        self._edge, self._open = Edge(line.t_ns, line.number, totals), None
         self._untimed += span.lines + 1
-        said = f"the step number went from {before} back to {span.number}, in lines of one instant"
-        return Mark(seen.t_ns, "restarted", said)
+        message = (
+            f"the step number went from {before} back to {span.number}, in lines of one instant"
+        )
+        return Mark(line.t_ns, "restarted", message)
 
-    def _renumber(self, seen: StepLine) -> Iterator[Step | Mark]:
+    def _renumber(self, line: StepLine) -> Iterator[Step | Mark]:
         """A bar that begins again at 0: nothing was done since, and the next counts from here."""
-        if self._open is not None and self._open.t_ns != seen.t_ns:
+        if self._open is not None and self._open.t_ns != line.t_ns:
             yield from self._close()
         if self._open is not None:
             self._open.number = 0
         elif self._edge is not None:
             self._edge.number = 0
 
-    def _stretch(self, span: Span, seen: StepLine, steps: int | None) -> bool:
+    def _stretch(self, span: Span, line: StepLine, steps: int | None) -> bool:
         """Let a first span, whose start is known from its own time, take in a later line."""
         edge = self._edge
-        if edge is None or not seen.own_s or seen.own_s <= 0:
+        if edge is None or not line.own_s or line.own_s <= 0:
             return False
-        own_ns = round(seen.own_s * NS_PER_S)
-        if seen.own_from_start:
+        own_ns = round(line.own_s * NS_PER_S)
+        if line.own_from_start:
             edge.t_ns = span.t_ns - own_ns
         else:
             edge.t_ns -= own_ns * (steps or 1)
@@ -484,8 +481,8 @@ class StepSpans:
 
     def _leave_out(self, span: Span) -> Iterator[Mark]:
         self._untimed += span.lines
-        if self._made and not self._told:
-            self._told = True
+        if self._made and not self._no_steps_noted:
+            self._no_steps_noted = True
             yield Mark(span.t_ns, "rows_dropped", _FASTER.format(span.lines))
 
     def _lay_out(self, edge: Edge, span: Span) -> Generator[Step | Mark, None, bool]:
@@ -504,8 +501,8 @@ class StepSpans:
             end_ns = max(edge.t_ns + own_ns[0], edge.came_ns or 0) + total_ns - own_ns[0]
         if total_ns > span.t_ns - since_ns + slack_ns:
             came_s = (span.t_ns - since_ns) / NS_PER_S
-            said = _TOO_LONG.format(span.lines, total_ns / NS_PER_S, came_s)
-            yield from self._say(span.t_ns, "value_refused", said)
+            message = _TOO_LONG.format(span.lines, total_ns / NS_PER_S, came_s)
+            yield from self._say(span.t_ns, "value_refused", message)
             if span.first:  # nothing else says when they began
                 self._edge, self._open = Edge(span.t_ns, span.number, span.totals), None
                 self._untimed += span.lines - 1
@@ -548,13 +545,13 @@ class StepSpans:
 
     def _say_blocks(self) -> Iterator[Mark]:
         times = _OWN_TIMES if self._has_own_times else _BLOCK_MEANS
-        said = _IN_BLOCKS.format(self._block_lines + self._untimed, self._largest, times)
-        yield from self._say(self._last_t_ns, "output_buffered", said)
+        message = _IN_BLOCKS.format(self._block_lines + self._untimed, self._largest, times)
+        yield from self._say(self._last_t_ns, "output_buffered", message)
 
-    def _say(self, t_ns: int, name: str, said: str) -> Iterator[Mark]:
-        if name not in self._said:
-            self._said.add(name)
-            yield Mark(t_ns, name, said)
+    def _say(self, t_ns: int, name: str, message: str) -> Iterator[Mark]:
+        if name not in self._noted:
+            self._noted.add(name)
+            yield Mark(t_ns, name, message)
 
 
 def _are_held_back(span: Span, took_ns: int) -> bool:

@@ -1,35 +1,34 @@
-"""What does one line say about training? The common language of the importers.
+"""One step line as data, its counts, and what each count covers.
 
-The trap: a count without what it counts over. A number of tokens is kept with its mode, and turned
-into the tokens of a span only by `spans`, which knows the line before.
+A count is stored with its mode (step, line or total). Only `spans`, which has the line before,
+turns it into the tokens of a span.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from ergmeter.records import Mark
 
-# -- losses ----------------------------------------------------------------------------------------
-# Has the loss stopped being a number?
-#
-# The trap: a column of floats keeps no difference between a loss that was not printed and one that
-# was `nan`, and of the two the second is what a reader must hear of.
+# Losses that are not numbers. A column of floats does not distinguish a loss that was not printed
+# from one that was `nan`.
 
 
 class Losses:
-    """Watches the losses of steps, and says once that they are no numbers."""
+    """Watches the losses of steps and marks, once, that they are not finite."""
 
     def __init__(self) -> None:
         self._since = ""  # where it began
-        self._told = 0  # marks
+        self._marks = 0  # marks
 
     def is_news(self, loss: float | None) -> bool:
-        """Whether there is something to say about it."""
-        if loss is None or self._told > 1:
+        """True if this loss calls for a mark."""
+        if loss is None or self._marks > 1:
             return False
         return math.isfinite(loss) == bool(self._since)
 
@@ -37,15 +36,12 @@ class Losses:
         """Take the loss of the next line, and where in the training that is."""
         if not self.is_news(loss):
             return
-        self._told += 1
+        self._marks += 1
         if self._since:
-            said = f"loss is a number again from {where} on; it was none from {self._since} on"
+            message = f"loss is a number again from {where} on; it was none from {self._since} on"
         else:
-            said, self._since = f"loss is not a number ({loss}) from {where} on", where
-        yield Mark(t_ns, "value_refused", said)
-
-
-# -- seen ------------------------------------------------------------------------------------------
+            message, self._since = f"loss is not a number ({loss}) from {where} on", where
+        yield Mark(t_ns, "value_refused", message)
 
 
 Mode = Literal["step", "line", "total"]
@@ -62,7 +58,7 @@ class Count:
 
 @dataclass(slots=True)
 class StepLine:
-    """What one line says about training, and when it was seen."""
+    """The training figures of one line, and when it came."""
 
     t_ns: int
     number: int | None = None  # the step it ends
@@ -92,3 +88,152 @@ class StepLine:
         if self.epoch_steps is not None and self.epoch_steps >= last:
             return self.epoch_steps - last + self.number  # an epoch ended in between
         return None
+
+
+# Counts: `tokens=4096` may be of this step, of this line or a running total. A total read as
+# tokens per step makes throughput grow with the run. Many names are unambiguous; a bare `tokens=`
+# is not. Then the first values decide, and a Mark says what was decided and how to overrule it.
+
+
+TokensAre = Literal["step", "line", "total"]
+HELD_LINES = 5  # enough to see a total grow; a live view waits no longer than this
+_RESUMED_GROWTH = 256  # tokens in a step of a total that was resumed; lengths grow by less
+_SHORTEST_EPOCH = 3  # lines: what falls again sooner is no total that begins again
+
+_COMPUTED, _REAL, _LOSS, _SAMPLES = "tokens_computed", "tokens_real", "tokens_loss", "samples"
+
+# name -> (field of Step, what it counts over; None: the name does not say)
+COUNTS: dict[str, tuple[str, Mode | None]] = {
+    **dict.fromkeys(
+        (
+            "total_tokens", "tokens_total", "tokens_seen", "seen_tokens", "num_input_tokens_seen",
+            "num_tokens_seen", "total_tokens_seen", "consumed_tokens", "tokens_consumed",
+            "tokens_processed", "processed_tokens", "cumulative_tokens", "tokens_cumulative",
+            "total_ntokens", "n_tokens_seen", "ntokens_seen", "trained_tokens",
+        ),
+        (_COMPUTED, "total"),
+    ),
+    "num_tokens": (_REAL, "total"),  # TRL: the sum of the attention mask since the start
+    **dict.fromkeys(
+        ("tokens_per_step", "tokens/step", "batch_tokens", "tokens_per_batch", "step_tokens",
+         "tokens_in_step", "tokens_in_batch", "tokens_per_iteration", "tokens_per_iter"),
+        (_COMPUTED, "step"),
+    ),
+    **dict.fromkeys(
+        ("tokens", "ntokens", "n_tokens", "toks", "tok", "tokens_computed", "computed_tokens",
+         "padded_tokens", "tokens_padded", "padded"),
+        (_COMPUTED, None),
+    ),
+    **dict.fromkeys(
+        ("real_tokens", "tokens_real", "nonpad_tokens", "non_pad_tokens", "non_padding_tokens",
+         "tokens_nonpad"),
+        (_REAL, None),
+    ),
+    **dict.fromkeys(
+        ("loss_tokens", "tokens_loss", "target_tokens", "label_tokens"), (_LOSS, None)
+    ),
+    **dict.fromkeys(("batch_size", "global_batch_size", "samples_per_step"), (_SAMPLES, "step")),
+    **dict.fromkeys(
+        ("consumed_samples", "samples_seen", "consumed_train_samples", "total_samples",
+         "samples_processed"),
+        (_SAMPLES, "total"),
+    ),
+    **dict.fromkeys(("samples", "nsamples", "n_samples"), (_SAMPLES, None)),
+}  # fmt: skip
+
+
+def decide_mode(
+    numbers: Sequence[int | None], values: Sequence[int], *, final: bool
+) -> Mode | None:
+    """What a count without a telling name counts over, from its first values; None: not yet.
+
+    A total only grows, and by about what it started with: 2048, 4096, 6144. Batches that happen
+    to grow for a few lines, 100, 120, 140, grow by less. A total seen from its middle on grows by
+    less too, but by what its step number says, or by very little and evenly.
+    """
+    if any(later <= earlier for earlier, later in pairwise(values)):
+        return "step"
+    if not final and len(values) < 3:
+        return None
+    if len(values) < 2:
+        return "step"
+    growth = _growth_per_step(numbers, values)
+    even = len(values) >= 3 and max(growth) - min(growth) <= 1e-9 * max(growth)
+    by_line = (values[-1] - values[0]) / (len(values) - 1)
+    comparable = by_line >= values[0] / 2 or _from_zero(numbers[0], values[0], growth)
+    if even and comparable:
+        return "total"
+    if not final and len(values) < HELD_LINES:
+        return None
+    resumed = even and _RESUMED_GROWTH <= growth[0] <= values[0] / 1000
+    return "total" if comparable or resumed else "step"
+
+
+def _from_zero(number: int | None, value: int, growth: Sequence[float]) -> bool:
+    """Whether a total that grew like this from step 0 on would be about this by now."""
+    if number is None:
+        return False
+    expected = number * sum(growth) / len(growth)
+    return value / 2 <= expected <= value * 2
+
+
+class Total:
+    """A count that was decided to be a running total, with a check of that decision.
+
+    A fall while the step number rises disproves it, unless to about what one line adds: then it
+    began again.
+    """
+
+    def __init__(self) -> None:
+        self._value: int | None = None
+        self._number: int | None = None
+        self._added: deque[int] = deque(maxlen=16)
+        self._since_fall: int | None = None  # lines
+
+    def disproved(self, number: int | None, value: int) -> int | None:
+        """Take the next value. Returns the one before it, if a total can't go on like this."""
+        before, self._value = self._value, value
+        last, self._number = self._number, number
+        if before is None:
+            return None
+        if value >= before:
+            self._added.extend([value - before] if value > before else [])
+            self._since_fall = None if self._since_fall is None else self._since_fall + 1
+            return None
+        soon = self._since_fall is not None and self._since_fall < _SHORTEST_EPOCH
+        self._since_fall = 0
+        if number is None or last is None or number <= last:
+            return None
+        usual = sum(self._added) / len(self._added) if self._added else value
+        return before if soon or value > 2 * usual else None
+
+
+def _growth_per_step(numbers: Sequence[int | None], values: Sequence[int]) -> list[float]:
+    growth = []
+    for i in range(1, len(values)):
+        before, after = numbers[i - 1], numbers[i]
+        steps = after - before if before is not None and after is not None else 1
+        growth.append((values[i] - values[i - 1]) / max(1, steps))
+    return growth
+
+
+def mode_note(name: str, mode: Mode, values: Sequence[int]) -> str:
+    """The text of the decision, with what to do if it is wrong."""
+    listed = ", ".join(str(value) for value in values)
+    what = {
+        "step": "the count of one step (times the steps a line covers)",
+        "line": "the count since the line before",
+        "total": "a running total",
+    }[mode]
+    others = [other for other in ("step", "line", "total") if other != mode]
+    cure = f"; if it is not: --tokens-are {' or '.join(others)}" if "tok" in name else ""
+    return f"{name}= read as {what}, from its first values {listed}{cure}"
+
+
+def retracted_note(name: str, before: int, value: int) -> str:
+    """The text that a count was no total after all."""
+    return (
+        f"{name}= fell from {before} to {value} while the steps went on, so it is no running "
+        "total: read as the count of one step from here on; what was made of the lines before is "
+        "wrong; --tokens-are step reads them all so"
+    )

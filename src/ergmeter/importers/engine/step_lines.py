@@ -1,8 +1,7 @@
-"""Which lines of an output tell of a step, each step once?
+"""Finds the step lines of an output, each step once.
 
-What is common to a run that is made of a log and to a log read as a table: a line's figures by its
-dialect, other ranks left out, and bars that are drawn again. The trap was two ways through a log
-that did not agree on its steps.
+A line's figures are read by its dialect; lines of other ranks and redrawn bars are left out. Runs
+made of a log and logs read as a table both use this, so that they agree on the steps.
 """
 
 from __future__ import annotations
@@ -13,20 +12,181 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ergmeter.importers.engine.dialect import Dialect
-from ergmeter.importers.engine.pairs import NamedNumber
-from ergmeter.importers.engine.pending_step import iteration_of, seen_in
+from ergmeter.importers.engine.pairs import (
+    EVALUATION_STEP,
+    NamedNumber,
+    is_evaluation_line,
+    is_step_line,
+    pairs,
+    worth_reading,
+)
 from ergmeter.importers.engine.progress_bar import bar
-from ergmeter.importers.engine.step_line import StepLine
-from ergmeter.importers.engine.timestamps import FileClock, stamp_ns
+from ergmeter.importers.engine.step_line import COUNTS, Count, Mode, StepLine
+from ergmeter.importers.engine.timestamps import FileClock, epoch_ns, stamp_ns
 from ergmeter.ports import Line
 
-# -- ranks -----------------------------------------------------------------------------------------
-# Whose line is this, where the ranks of one training print into one output?
-#
-# A rank names itself (`[rank1]:`, torchrun's `[default1]:`, mpirun's `[1,3]<stdout>:`, `rank=1`),
-# or srun put its number before the line (`3: step=..`). The trap: a number before a line may as
-# well be an epoch's. It is a rank's if two of them speak of the same step; until then every line is
+# Signatures of programs that have their own importer. Importers do not import each other, and the
+# one for any loop must skip these lines.
+
+
+# Plain substrings that no other program prints in a step line.
+EFFICIENTLLM = "[EfficientLLM"
+MEGATRON = "elapsed time per iteration (ms):"
+NXDT = "reduced_train_loss"
+
+
+def of_another(text: str) -> bool:
+    """True if another importer is made for this line."""
+    if EFFICIENTLLM in text or MEGATRON in text or NXDT in text:
+        return True
+    return is_torchtitan(text)
+
+
+def is_torchtitan(text: str) -> bool:
+    """`step: 10  loss: 7.9  memory: 47.2GiB(59.7%)  tps: 5,123 ...`, in colours or not."""
+    return "memory:" in text and "GiB(" in text and ("tps:" in text or "wps:" in text)
+
+
+Kind = Literal["step", "evaluation", "other"]
+
+
+class Dialect:
+    """How a program prints its steps; this class reads a loop of any make.
+
+    A subclass overrides what its program prints differently: which figures a line holds. Numbers,
+    ranks, clocks and restarts are handled once, by `StepLines`, `reading` and `log`. An instance
+    serves one pass over an output.
+    """
+
+    # Its numbers count the whole training: one that falls is a restart, one that comes again is a
+    # bar drawn again or another rank's line, and no step.
+    whole_numbers: bool = False
+    # Its own rates are means over this many steps, so those of the first steps hold the compile.
+    rate_steps: int = 1
+    # Its counts are of the whole training, whichever rank prints them.
+    counts_all_ranks: bool = False
+    # Its step lines were counted, and how many steps lie between two is not known: stamps say when
+    # they were, and only the printed step times how long a step took.
+    sums_step_times: bool = False
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []  # what was assumed, to be told once each
+
+    def joined(self, lines: Iterable[Line]) -> Iterator[Line]:
+        """Yields the lines, with those that make one step together joined."""
+        return iter(lines)
+
+    def wanted(self, text: str) -> bool:
+        """A quick check that skips most lines."""
+        return worth_reading(text)
+
+    def pairs(self, text: str) -> list[NamedNumber]:
+        """The figures of a line."""
+        return pairs(text)
+
+    def is_step(self, pairs: list[NamedNumber], text: str) -> bool:
+        """Whether a line with these figures ends a step of training."""
+        return is_step_line(pairs, text) and not of_hf_trainer(pairs, text)
+
+    def is_evaluation(self, pairs: list[NamedNumber], text: str) -> bool:
+        """True if all its figures are of an evaluation."""
+        return is_evaluation_line(pairs, text)
+
+    def read(self, text: str) -> tuple[list[NamedNumber], Kind]:
+        """The figures of a line, and its kind."""
+        pairs = self.pairs(text)
+        if self.is_evaluation(pairs, text):
+            return pairs, "evaluation"
+        return pairs, "step" if self.is_step(pairs, text) else "other"
+
+    def note(self, message: str) -> None:
+        """Notes an assumption, once."""
+        if message not in self.notes:
+            self.notes.append(message)
+
+
+def of_hf_trainer(pairs: list[NamedNumber], text: str) -> bool:
+    """A dict with an epoch and no step is transformers' own; another importer reads it better."""
+    return "{'" in text and "'epoch'" in text and all(p.means.kind != "step" for p in pairs)
+
+
+STEP_FIGURES = ("loss", "learning_rate", "grad_norm")
+_LONGEST_STEP_S = 1e6  # eleven days; a longer "step time" is some other number
+
+
+def counts_of(named: dict[str, int], modes: dict[str, Mode]) -> tuple[Count, ...]:
+    """One count for each field. A total is exact over any span, so it goes first."""
+    best: dict[str, Count] = {}
+    for name, value in named.items():
+        field, mode = COUNTS[name][0], modes[name]
+        if field not in best or (mode == "total" and best[field].mode != "total"):
+            best[field] = Count(field, value, mode)
+    return tuple(best.values())
+
+
+def is_result(pair: NamedNumber) -> bool:
+    """True if a figure is an evaluation's result, not its progress."""
+    kind = pair.means.kind
+    return kind in ("loss", "count") or (
+        kind == "eval" and not EVALUATION_STEP.fullmatch(pair.means.name)
+    )
+
+
+def stamp_in(pairs: list[NamedNumber]) -> int | None:
+    """The time of a line under a name such as `timestamp`."""
+    stamps = (epoch_ns(pair.value) for pair in pairs if pair.means.kind == "timestamp")
+    return next((t_ns for t_ns in stamps if t_ns is not None), None)
+
+
+def step_line_of(pairs: list[NamedNumber]) -> tuple[StepLine, dict[str, int], float | None]:
+    """The step line of these pairs without its time, its counts by name, and its epoch."""
+    best: dict[str, NamedNumber] = {}
+    counts: dict[str, int] = {}
+    for pair in pairs:
+        means = pair.means
+        kind = means.kind
+        if kind == "count":
+            counts.setdefault(means.name, int(pair.value))
+        elif kind not in best or means.rank < best[kind].means.rank:
+            best[kind] = pair
+    step_line = StepLine(0)
+    for name in STEP_FIGURES:
+        if name in best:
+            setattr(step_line, name, best[name].value)
+    if "step" in best:
+        step_line.number = int(best["step"].value)
+    if "epoch_steps" in best:
+        step_line.epoch_steps = int(best["epoch_steps"].value)
+    if "own_time" in best:
+        _take_own_time(step_line, best["own_time"], pairs)
+    if "timestamp" in best:
+        step_line.stamp_ns = stamp_in(pairs)
+    return step_line, counts, best["epoch"].value if "epoch" in best else None
+
+
+def _take_own_time(step_line: StepLine, printed: NamedNumber, pairs: list[NamedNumber]) -> None:
+    own_s = printed.value * printed.means.scale
+    if printed.means.name.startswith("iter") and step_line.number:
+        step_line.iterations = _iterations(pairs, step_line.number)
+        own_s *= step_line.iterations
+    step_line.own_s = own_s if 0 < own_s < _LONGEST_STEP_S else None
+
+
+def iteration_of(pairs: list[NamedNumber]) -> int | None:
+    """The iteration on a line that counts steps beside it: litgpt's `iter 8 step 2`."""
+    counted = {p.means.name.startswith("iter"): p.value for p in pairs if p.means.kind == "step"}
+    return int(counted[True]) if len(counted) == 2 else None
+
+
+def _iterations(pairs: list[NamedNumber], step: int) -> int:
+    """How many iterations a step has, by a line that counts both."""
+    iteration = iteration_of(pairs)
+    return iteration // step if iteration and iteration % step == 0 else 1
+
+
+# Ranks. A rank names itself (`[rank1]:`, torchrun's `[default1]:`, mpirun's `[1,3]<stdout>:`,
+# `rank=1`), or srun puts its number before the line (`3: step=..`). A number before a line may
+# also be an epoch's. It is a rank's if two of them print the same step; until then every line is
 # read.
 
 
@@ -41,7 +201,7 @@ _RECENT = 8  # steps: ranks are hardly ever further apart
 
 
 def rank_of(text: str) -> int | None:
-    """The rank a line says it is of."""
+    """The rank named in a line."""
     if "ank" not in text and "ANK" not in text and not text.startswith("[") and "[d" not in text:
         return None  # what most lines are spared: the full look
     match = _NAMED.search(text)
@@ -58,18 +218,18 @@ class Ranks:
     """Keeps the lines of the first rank that prints a step."""
 
     def __init__(self) -> None:
-        self.kept: int | None = None
+        self.rank: int | None = None
         self._label: int | None = None
         self.labelled = False  # numbers before lines are ranks
         self._recent: deque[tuple[int, int | None]] = deque(maxlen=_RECENT)
 
     def is_another(self, text: str, number: int | None) -> bool:
-        """Whether this step line is of another rank than those that are kept."""
+        """True if this step line is of another rank than the one that is read."""
         rank = rank_of(text)
         if rank is None:
             return self._is_labelled(text, number)
-        self.kept = rank if self.kept is None else self.kept
-        return rank != self.kept
+        self.rank = rank if self.rank is None else self.rank
+        return rank != self.rank
 
     def _is_labelled(self, text: str, number: int | None) -> bool:
         label = label_of(text)
@@ -80,19 +240,15 @@ class Ranks:
             # Of two ranks that speak of one step, the first to speak of it is kept.
             firsts = [other for other, of in self._recent if of == number and other != label]
             self.labelled = bool(firsts)
-            self.kept = self._label = firsts[0] if firsts else self._label
+            self.rank = self._label = firsts[0] if firsts else self._label
         self._recent.append((label, number))
         return self.labelled and label != self._label
 
 
-# -- numbering -------------------------------------------------------------------------------------
-# Is this the next step, the same one again, or another run?
-#
-# For programs whose step numbers count the whole training. A bar is drawn many times for one step,
-# and ranks that do not name themselves print each step in turn, now and then out of order. The
-# trap: taking such a line for a restart, or a restart for such a line. A number below the last is
-# another run, unless it is the one just before, not the first of the run, and comes sooner than a
-# next step.
+# Numbering, for programs whose step numbers count the whole training. A bar is drawn many times
+# for one step. Ranks that do not name themselves print each step in turn, sometimes out of order.
+# A number below the last is another run, unless it is the number just before, is not the first of
+# the run, and comes sooner than a next step would.
 
 
 Verdict = Literal["next", "again", "restart"]
@@ -130,7 +286,7 @@ class Numbering:
             return False
         if number != self._before[0]:
             return False
-        times = [_t_ns(one) for one in (self._before[1], self._last[1], line)]
+        times = [_t_ns(each) for each in (self._before[1], self._last[1], line)]
         before_ns, last_ns, now_ns = times
         if before_ns is None or last_ns is None or now_ns is None:
             return True
@@ -141,34 +297,54 @@ def _t_ns(line: Line) -> int | None:
     return stamp_ns(line.text) if line.t_ns is None else line.t_ns
 
 
-# -- steplines -------------------------------------------------------------------------------------
-
-
 _NO_TIME = "can't be how long a step took"
 _NO_PACE = "can't be a pace"
 _REFUSED = "{}={:g}{} {}: it is left out, and so are others like it"
 
 _ITERATIONS = "a step's time is its line's iter time times {}, the iterations of a step by its line"
 
-Kind = Literal["step", "again", "another rank", "evaluation", "other"]
+LineKind = Literal["step", "again", "another rank", "evaluation", "other"]
 
 
 @dataclass(slots=True)
 class ParsedLine:
-    """What a line told, and of what."""
+    """A line's kind and figures; of a step line also its step and counts."""
 
-    kind: Kind
-    found: list[NamedNumber]
-    seen: StepLine = field(default_factory=lambda: StepLine(0))
+    kind: LineKind
+    pairs: list[NamedNumber]
+    step_line: StepLine = field(default_factory=lambda: StepLine(0))
     counts: dict[str, int] = field(default_factory=dict)  # by printed name
-    drawn: bool = False  # it is a progress bar
+    is_bar: bool = False  # it is a progress bar
     restarted: str = ""  # why this line begins another run
     epoch: float | None = None
-    t_ns: int | None = None  # when it was written, where that is known
+    written_ns: int | None = None  # when it was written, where that is known
     clock: str | None = None  # and by which clock
     stamp_ns: int | None = None  # its timestamp, where the clock is another
     of_one_rank: bool = False  # other ranks print too, and each counts its own
     refused: dict[str, str] = field(default_factory=dict)  # by why: what is said of a figure
+    text: str = ""
+
+    @property
+    def t_ns(self) -> int:
+        """When it was seen."""
+        return self.step_line.t_ns
+
+    @property
+    def number(self) -> int | None:
+        """The step it names."""
+        return self.step_line.number
+
+    @property
+    def says(self) -> frozenset[str]:
+        """Its names. Of a line with nothing but a number, its words: `step=5 begins`, `ends`."""
+        names = frozenset(p.means.name for p in self.pairs)
+        return names if len(names) > 1 else names | {self.text}
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """All its figures but the number: names and values."""
+        apart = ("step", "epoch", "timestamp")
+        return tuple(f"{p.means.name}={p.value}" for p in self.pairs if p.means.kind not in apart)
 
 
 class StepLines:
@@ -182,8 +358,8 @@ class StepLines:
 
     @property
     def rank(self) -> int | None:
-        """The rank whose lines are kept, where there are several."""
-        return self._ranks.kept
+        """The rank whose lines are read, where there are several."""
+        return self._ranks.rank
 
     @property
     def has_labels(self) -> bool:
@@ -191,56 +367,56 @@ class StepLines:
         return self._ranks.labelled
 
     def read(self, line: Line) -> ParsedLine:
-        """What this line tells."""
-        found, kind = self._dialect.read(line.text)
+        """Parses a line: its kind, figures and step."""
+        pairs, kind = self._dialect.read(line.text)
         if kind != "step":
-            return ParsedLine(kind, found)
-        seen, counts, epoch = seen_in(found)
-        if self._ranks.is_another(line.text, seen.number):
-            return ParsedLine("another rank", found)
-        if self._is_inside_a_step(found, seen.number):
-            return ParsedLine("again", found)
-        drawn = bar(line.text)
-        seen.elapsed_s = drawn.elapsed_s if drawn else None
-        if seen.iterations > 1:
-            self._dialect.note(_ITERATIONS.format(seen.iterations))
-        told = ParsedLine("step", found, seen, counts, drawn is not None, epoch=epoch)
-        _refuse(told)
-        if self._dialect.whole_numbers and seen.number is not None:
-            self._judge(told, seen.number, line)
-        return told
+            return ParsedLine(kind, pairs)
+        step_line, counts, epoch = step_line_of(pairs)
+        if self._ranks.is_another(line.text, step_line.number):
+            return ParsedLine("another rank", pairs)
+        if self._is_inside_a_step(pairs, step_line.number):
+            return ParsedLine("again", pairs)
+        progress = bar(line.text)
+        step_line.elapsed_s = progress.elapsed_s if progress else None
+        if step_line.iterations > 1:
+            self._dialect.note(_ITERATIONS.format(step_line.iterations))
+        parsed = ParsedLine("step", pairs, step_line, counts, progress is not None, epoch=epoch)
+        _refuse(parsed)
+        if self._dialect.whole_numbers and step_line.number is not None:
+            self._judge(parsed, step_line.number, line)
+        return parsed
 
-    def _is_inside_a_step(self, found: list[NamedNumber], step: int | None) -> bool:
+    def _is_inside_a_step(self, pairs: list[NamedNumber], step: int | None) -> bool:
         """Whether a line counts an iteration that ends no step: litgpt's `iter 3 step 1`."""
-        iteration = iteration_of(found)
+        iteration = iteration_of(pairs)
         if iteration is None or step is None:
             return False
         last, self._counted = self._counted, (step, iteration)
         return step == last[0] and iteration > last[1]
 
-    def _judge(self, told: ParsedLine, number: int, line: Line) -> None:
+    def _judge(self, parsed: ParsedLine, number: int, line: Line) -> None:
         last = self._numbering.last
         verdict = self._numbering.judge(number, line)
         if verdict == "again":
-            told.kind = "again"
+            parsed.kind = "again"
         elif verdict == "restart":
-            told.restarted = f"the step number went from {last} back to {number}"
+            parsed.restarted = f"the step number went from {last} back to {number}"
 
 
-def _refuse(told: ParsedLine) -> None:
-    """Leave out a step time or a rate that is none, as 0 or -1."""
-    where = "" if told.seen.number is None else f" of step {told.seen.number}"
+def _refuse(parsed: ParsedLine) -> None:
+    """Removes a step time or a rate that is impossible, such as 0 or -1."""
+    where = "" if parsed.step_line.number is None else f" of step {parsed.step_line.number}"
     is_refused = False
-    for pair in told.found:
+    for pair in parsed.pairs:
         why = ""
-        if pair.means.kind == "own_time" and told.seen.own_s is None:
+        if pair.means.kind == "own_time" and parsed.step_line.own_s is None:
             why = _NO_TIME
         elif pair.value <= 0 and _is_pace(pair):
             why, is_refused = _NO_PACE, True
         if why:
-            told.refused.setdefault(why, _REFUSED.format(pair.printed, pair.value, where, why))
+            parsed.refused.setdefault(why, _REFUSED.format(pair.printed, pair.value, where, why))
     if is_refused:
-        told.found = [p for p in told.found if not (_is_pace(p) and p.value <= 0)]
+        parsed.pairs = [p for p in parsed.pairs if not (_is_pace(p) and p.value <= 0)]
 
 
 def _is_pace(pair: NamedNumber) -> bool:
@@ -249,10 +425,10 @@ def _is_pace(pair: NamedNumber) -> bool:
     return "/s" in pair.means.unit or pair.means.name == "throughput"
 
 
-def one_rank(rank: int | None, dialect: Dialect) -> str:
-    """What is said where several ranks print."""
-    said = f"of the step lines of several ranks, only those of rank {rank} are read"
-    return said if dialect.counts_all_ranks else f"{said}: tokens are of one rank"
+def one_rank_note(rank: int | None, dialect: Dialect) -> str:
+    """The note for an output of several ranks."""
+    message = f"of the step lines of several ranks, only those of rank {rank} are read"
+    return message if dialect.counts_all_ranks else f"{message}: tokens are of one rank"
 
 
 def step_lines(dialect: Dialect, lines: Iterable[Line]) -> Iterator[ParsedLine]:
@@ -262,21 +438,21 @@ def step_lines(dialect: Dialect, lines: Iterable[Line]) -> Iterator[ParsedLine]:
     for line in dialect.joined(lines):
         if not dialect.wanted(line.text):
             continue
-        told = reader.read(line)
-        if told.kind == "another rank":
+        parsed = reader.read(line)
+        if parsed.kind == "another rank":
             of_one_rank = not dialect.counts_all_ranks
-            dialect.note(one_rank(reader.rank, dialect))
-        if told.kind != "step":
+            dialect.note(one_rank_note(reader.rank, dialect))
+        if parsed.kind != "step":
             continue
-        told.of_one_rank = of_one_rank
-        for why, said in told.refused.items():
+        parsed.of_one_rank = of_one_rank
+        for why, message in parsed.refused.items():
             if why not in refused:
                 refused.add(why)
-                dialect.note(said)
-        if told.restarted:
+                dialect.note(message)
+        if parsed.restarted:
             clock.begin_again()
         sums = dialect.sums_step_times
-        told.t_ns = clock.time(line.text, told.seen, sums_step_times=sums)
-        told.clock = clock.kind
-        told.stamp_ns = stamp_ns(line.text) if clock.leaves_stamps else None
-        yield told
+        parsed.written_ns = clock.time(line.text, parsed.step_line, sums_step_times=sums)
+        parsed.clock = clock.kind
+        parsed.stamp_ns = stamp_ns(line.text) if clock.leaves_stamps else None
+        yield parsed

@@ -1,10 +1,9 @@
-"""Are these the step lines of one program?
+"""Detects step lines of several programs, or of several ranks, in one output.
 
-Two programs, or the ranks of one, may print into one output. The trap: 5, 1005, 6, 1006 read as
-one sequence has a step of a thousand in every other line; 5, 5, 6, 6 has half the tokens. So the
-numbers are watched. Epochs that begin again at 1 must not be taken for a mixture: they fall as
-often as they begin again, while the numbers of a few programs fall far more often than that. And
-a program with two log handlers prints each line twice: that is one program.
+Read as one sequence, 5, 1005, 6, 1006 has a step of a thousand in every other line, and 5, 5, 6, 6
+has half the tokens. So the numbers are watched. Epochs that begin again at 1 are no mixture: they
+fall once for each restart, while mixed numbers fall far more often. A program with two log handlers
+prints each line twice and is still one program.
 """
 
 from __future__ import annotations
@@ -17,13 +16,10 @@ from typing import Protocol, TypeVar
 
 from ergmeter.units import NS_PER_S
 
-# -- runs ------------------------------------------------------------------------------------------
-# Did a sequence of step numbers stop for another one, and then go on?
-#
-# Two programs with buffered output print in blocks: 1 to 80, the other's 1 to 80, then 81 to 160.
-# So does a loop whose evaluation counts steps of its own. The trap: within a block the numbers only
-# rise and between two they fall to 1, as epochs do. What epochs never do is to go on where an
-# earlier run of numbers stopped, after another run.
+# Runs of step numbers. Two programs with buffered output print in blocks: 1 to 80, the other's 1
+# to 80, then 81 to 160. So does a loop whose evaluation counts its own steps. Within a block
+# numbers rise and between blocks they fall to 1, as with epochs. But epochs never go on where an
+# earlier run of numbers stopped.
 
 
 LEAP = 2  # times the usual stride: a number that is further off is no successor
@@ -54,13 +50,10 @@ class Runs:
             self._length = self._length + 1 if stride == self._stride and self._length else 0
             return False
         even, self._length = self._length >= _RUN, 1
-        found = even and number - self._stride in self._stopped
+        resumed = even and number - self._stride in self._stopped
         if even and stride < 0:
             self._stopped.append(last)
-        return found
-
-
-# -- streams ---------------------------------------------------------------------------------------
+        return resumed
 
 
 _WATCHED = 24  # numbers looked at together; two programs show within 7, sixteen ranks within 19
@@ -82,7 +75,7 @@ TWICE = (
 
 
 class Numbered(Protocol):
-    """What has to be known of a step line here."""
+    """The facts about a step line that are needed here."""
 
     @property
     def t_ns(self) -> int:
@@ -97,7 +90,7 @@ class Numbered(Protocol):
         """The epoch it names."""
 
     @property
-    def drawn(self) -> bool:
+    def is_bar(self) -> bool:
         """Whether it is a progress bar, which comes again and again."""
 
     @property
@@ -106,14 +99,14 @@ class Numbered(Protocol):
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """All that it says beside its number, names and values."""
+        """All its figures but the number: names and values."""
 
 
 T = TypeVar("T", bound=Numbered)
 
 
 class StepStreams:
-    """Hands step lines on in order, less those that are in doubt, until they are found mixed."""
+    """Judges step lines in order, until they are found to be of several programs."""
 
     def __init__(self) -> None:
         self.mixed = False
@@ -123,7 +116,7 @@ class StepStreams:
         self._doubled = False  # the last line has come twice
         self._watched: deque[tuple[float, int]] = deque(maxlen=_WATCHED)
         self._epoch = 0.0
-        self._said: set[frozenset[str]] = (
+        self._step_names: set[frozenset[str]] = (
             set()
         )  # what its lines said, where the last number has several
         self._lines = 0
@@ -138,12 +131,12 @@ class StepStreams:
         at = (self._epoch, line.number)
         again = bool(self._watched) and at == self._watched[-1]
         if again:
-            self._said = self._said or {_says(self._last)}
+            self._step_names = self._step_names or {_says(self._last)}
         else:
-            self._before, self._said = self._last, set()
+            self._before, self._step_names = self._last, set()
         self._last, self._doubled = line, False
-        if again and (line.drawn or line.says not in self._said):
-            self._said.add(line.says)
+        if again and (line.is_bar or line.says not in self._step_names):
+            self._step_names.add(line.says)
             return False  # more about the same step
         self._lines += 1
         fell = bool(self._watched) and at <= self._watched[-1]
@@ -151,7 +144,7 @@ class StepStreams:
         self._rose = 0 if fell else self._rose + 1
         self._suspect |= fell and self._lines <= _FIRST
         self._suspect &= self._rose < _CLEAN and self._lines < _DOUBTED
-        resumed = not line.drawn and self._runs.resumes(line.number)
+        resumed = not line.is_bar and self._runs.resumes(line.number)
         self.mixed = resumed or (fell and _excess(list(self._watched)) >= _EXCESS)
         return self.mixed
 
@@ -160,7 +153,7 @@ class StepStreams:
 
         Ranks may say the same too, where nothing they say changes; and a third is a rank's.
         """
-        if not self._watched or line.drawn or self._doubled:
+        if not self._watched or line.is_bar or self._doubled:
             return False
         epoch = self._epoch if line.epoch is None else line.epoch
         if (epoch, line.number) != self._watched[-1]:
@@ -193,7 +186,7 @@ class StepStreams:
 
 
 class Waiting(deque[T]):
-    """The lines that wait to be judged, and a leap among them that waits for its successor."""
+    """The lines that wait to be judged. A leap among them waits for the next line."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -239,9 +232,11 @@ class Waiting(deque[T]):
         (line, before), self._leap = self._leap, None
         if self._last is not None and before < number < self._last:
             leapt = self._last
-            kept = [held for held in self if held.number != leapt or held.t_ns < line.t_ns]
+            others = [
+                pending for pending in self if pending.number != leapt or pending.t_ns < line.t_ns
+            ]
             self.clear()
-            self.extend(kept)
+            self.extend(others)
             self._last = before
         elif self._last is not None:
             self._strides.append(self._last - before)
@@ -274,6 +269,6 @@ def _excess(numbers: list[tuple[float, int]]) -> int:
     ends: list[tuple[float, int]] = []  # negated, so that never rising is never falling
     for epoch, number in numbers:
         at = (-epoch, -number)
-        place = bisect_right(ends, at)
-        ends[place : place + 1] = [at]
+        position = bisect_right(ends, at)
+        ends[position : position + 1] = [at]
     return falls - (len(ends) - 1)

@@ -1,8 +1,8 @@
-"""What is the clock of a log file: its stamps, its step times, or its progress bar?
+"""The clock of a log file: its timestamps, its step times, or its progress bar.
 
-The trap: two of them in one figure. They do not count from the same zero, nor the same things: a
-sum of step times has no evaluations in it, a bar's own time is in whole seconds. Whichever the
-first step line has is kept for all, and a mark says which it is.
+The three never mix. They count from different zeros; summed step times leave out evaluations, and a
+bar's time is in whole seconds. The clock of the first step line is used for all, and a mark says
+which it is.
 """
 
 from __future__ import annotations
@@ -13,18 +13,15 @@ from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from typing import Literal
 
-from ergmeter.importers.engine.names import plain
+from ergmeter.importers.engine.pairs import plain
 from ergmeter.importers.engine.step_line import StepLine
 from ergmeter.records import Mark
 from ergmeter.units import NS_PER_S
 
-# -- stamps ----------------------------------------------------------------------------------------
-# When was this line of a log written, by its own account?
-#
-# The trap: a file's date or the reader's clock in place of the missing time. A line without a
-# timestamp has none here. Values count from 1970, so they are wall-clock, not monotonic time;
-# within one log only differences are used. A stamp without a zone is read as UTC, one without a
-# year as of 2000, and one without a date as of that year's first day.
+# Timestamps of lines. A line without one has no time: a file's date or the reader's clock never
+# stands in. Values count from 1970, so they are wall-clock time; only differences within one log
+# are used. A stamp without a zone is read as UTC, one without a year as of 2000, one without a
+# date as of 2000-01-01.
 
 
 _REACH = 200  # a log's stamp stands near the start of its line
@@ -112,17 +109,14 @@ def _epoch_s(day: str, clock: str, zone: str) -> int | None:
     if zone != "Z":
         offset = timedelta(hours=int(zone[1:3]), minutes=int(zone[-2:]))
         offset = -offset if zone[0] == "-" else offset
-    whole = moment - datetime(1970, 1, 1, tzinfo=timezone.utc) - offset
-    return whole.days * S_PER_DAY + whole.seconds
-
-
-# -- times -----------------------------------------------------------------------------------------
+    since_epoch = moment - datetime(1970, 1, 1, tzinfo=timezone.utc) - offset
+    return since_epoch.days * S_PER_DAY + since_epoch.seconds
 
 
 Clock = Literal["stamps", "step times", "bar"]
 _EARLIEST_S, _LATEST_S = 946_684_800, 4_102_444_800  # 2000 and 2100: outside, it is no date
 _DAY_NS = S_PER_DAY * NS_PER_S
-_TOLD: dict[Clock, str] = {
+_CLOCK_NOTES: dict[Clock, str] = {
     "stamps": "times are the log's own timestamps",
     "step times": "the log has no timestamps: times are its step times added up, each taken "
     "times the steps its line covers",
@@ -149,7 +143,7 @@ class BarClock:
         self._last_ns = 0
 
     def time(self, elapsed_s: float) -> int:
-        """When a bar was drawn that says this of itself."""
+        """The time of a bar with this elapsed time."""
         elapsed_ns = round(elapsed_s * NS_PER_S)
         if self._before_ns + elapsed_ns < self._last_ns:
             self._before_ns = self._last_ns
@@ -170,38 +164,38 @@ class FileClock:
         self.is_untold = True  # where the times come from
         self.leaves_stamps = False  # there are some, and step times are the clock
 
-    def time(self, text: str, seen: StepLine, *, sums_step_times: bool = False) -> int | None:
-        """When this line was written, or None if it does not say."""
+    def time(self, text: str, step_line: StepLine, *, sums_step_times: bool = False) -> int | None:
+        """When this line was written, or None if that is unknown."""
         if sums_step_times and self.kind is None:
             self.leaves_stamps = stamp_ns(text) is not None
         if sums_step_times:
             text = ""
-        stamp = seen.stamp_ns
+        stamp = step_line.stamp_ns
         if stamp is None and self.kind in (None, "stamps"):
             stamp = stamp_ns(text)
         if self.kind is None:
-            self.kind = _kind(stamp, seen)
+            self.kind = _kind(stamp, step_line)
         if self.kind == "stamps":
             return None if stamp is None else self._stamped(stamp)
         if self.kind == "bar":
-            return self._by_bar(seen)
-        return self._sum(seen) if self.kind == "step times" else None
+            return self._by_bar(step_line)
+        return self._sum(step_line) if self.kind == "step times" else None
 
     def begin_again(self) -> None:
         """Another run begins: its step numbers say nothing about how far the last one was."""
         self._number = None
 
-    def told(self, t_ns: int | None) -> Iterator[Mark]:
-        """Say once, with the first time there is, where the times come from."""
+    def assumed(self, t_ns: int | None) -> Iterator[Mark]:
+        """Yields a mark, once, with the source of the times."""
         if t_ns is not None and self.is_untold:
-            yield from self.told_again(t_ns)
+            yield from self.assumed_again(t_ns)
 
-    def told_again(self, t_ns: int) -> Iterator[Mark]:
-        """Say it of a further run."""
+    def assumed_again(self, t_ns: int) -> Iterator[Mark]:
+        """Yields that mark for a further run."""
         if self.kind is not None:
             self.is_untold = False
-            told = _TOLD[self.kind] if self.is_dated else _DATELESS
-            yield Mark(t_ns, "assumed", _NOT_BY_STAMPS if self.leaves_stamps else told)
+            note = _CLOCK_NOTES[self.kind] if self.is_dated else _DATELESS
+            yield Mark(t_ns, "assumed", _NOT_BY_STAMPS if self.leaves_stamps else note)
 
     def _stamped(self, stamp_ns: int) -> int:
         """The stamp; of a log that has only times of day, midnight begins another day."""
@@ -214,21 +208,23 @@ class FileClock:
             self._last_ns = stamp_ns
         return stamp_ns
 
-    def _by_bar(self, seen: StepLine) -> int | None:
-        return None if seen.elapsed_s is None else self._bars.time(seen.elapsed_s)
+    def _by_bar(self, step_line: StepLine) -> int | None:
+        return None if step_line.elapsed_s is None else self._bars.time(step_line.elapsed_s)
 
-    def _sum(self, seen: StepLine) -> int | None:
-        if seen.own_s is None:
+    def _sum(self, step_line: StepLine) -> int | None:
+        if step_line.own_s is None:
             return None
-        last, self._number = self._number, seen.number
-        steps = None if last is None else 0 if seen.number == last else seen.steps_since(last)
-        self._ns += round(seen.own_s * NS_PER_S) * (1 if steps is None else steps)
+        last, self._number = self._number, step_line.number
+        steps = (
+            None if last is None else 0 if step_line.number == last else step_line.steps_since(last)
+        )
+        self._ns += round(step_line.own_s * NS_PER_S) * (1 if steps is None else steps)
         return self._ns
 
 
-def _kind(stamp: int | None, seen: StepLine) -> Clock | None:
+def _kind(stamp: int | None, step_line: StepLine) -> Clock | None:
     if stamp is not None:
         return "stamps"
-    if seen.own_s:
+    if step_line.own_s:
         return "step times"
-    return "bar" if seen.elapsed_s is not None else None
+    return "bar" if step_line.elapsed_s is not None else None

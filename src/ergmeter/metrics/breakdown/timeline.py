@@ -18,7 +18,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.energy.device_energy import curve_of
 from ergmeter.metrics.energy.energy_curve import merged
 from ergmeter.records import PHASES
-from ergmeter.runlog.merge import Series
+from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:

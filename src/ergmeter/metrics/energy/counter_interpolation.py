@@ -19,7 +19,7 @@ import numpy as np
 
 from ergmeter.metrics.energy.energy_curve import REFRESH_S, EnergyCurve, merged
 from ergmeter.records import PHASES
-from ergmeter.runlog.merge import Series
+from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import numpy as np
 
 from ergmeter.errors import UsageError
 from ergmeter.metrics.evidence.token_ranks import told_at, world_of
-from ergmeter.runlog.parallel_ranks import ParallelLayout
+from ergmeter.runlog.settings import ParallelLayout
 from ergmeter.units import NS_PER_S, duration
 
 if TYPE_CHECKING:

@@ -42,8 +42,8 @@ from ergmeter.metrics.evidence.window import (
     without_named,
 )
 from ergmeter.records import PHASES, STEP_LOSS, Device, Window
-from ergmeter.runlog.merge import Series
 from ergmeter.runlog.reader import CUT_OFF, RUNNING
+from ergmeter.runlog.segments import Series
 from ergmeter.units import duration
 
 if TYPE_CHECKING:

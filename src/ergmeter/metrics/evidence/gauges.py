@@ -17,7 +17,7 @@ from ergmeter.units import NS_PER_S, duration
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.records import Device, TimeArray
-    from ergmeter.runlog.merge import Series
+    from ergmeter.runlog.segments import Series
 
 ACCELERATORS = ("nvml", "amd", "neuron", "apple")  # the probes of some
 _PROBES = {

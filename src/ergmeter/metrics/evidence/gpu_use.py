@@ -15,7 +15,7 @@ from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
     from ergmeter.records import Device
-    from ergmeter.runlog.headers import WriterLog
+    from ergmeter.runlog.format import WriterLog
     from ergmeter.runlog.reader import Run
 
 ALL, NONE = "all", "none"  # of `--devices`

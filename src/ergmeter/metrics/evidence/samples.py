@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ergmeter.runlog.merge import Series, joined
+from ergmeter.runlog.segments import Series, joined
 
 if TYPE_CHECKING:
     from ergmeter.runlog.reader import Run

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 import numpy as np
 
 from ergmeter.metrics.evidence.step_spool import LazyColumns, Spool
-from ergmeter.runlog.merge import joined_steps
+from ergmeter.runlog.segments import joined_steps
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.runlog.parallel_ranks import WORDS, ParallelLayout
+from ergmeter.runlog.settings import WORDS, ParallelLayout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

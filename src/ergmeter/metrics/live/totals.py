@@ -27,7 +27,7 @@ from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.metrics.evidence.window import TRAINING, TrainingWindow
 from ergmeter.metrics.summarize import settings_of
 from ergmeter.records import Missing, Window
-from ergmeter.runlog.merge import Series
+from ergmeter.runlog.segments import Series
 from ergmeter.runlog.settings import Settings
 from ergmeter.units import NS_PER_S
 

@@ -25,8 +25,7 @@ from ergmeter.units import significant
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ergmeter.importers.log import LogRun, ParsedLog
-    from ergmeter.importers.steady import Steady
+    from ergmeter.importers.log import LogRun, ParsedLog, Steady
     from ergmeter.neuron.job.job import NeuronJob
     from ergmeter.neuron.job.pace import Throughput
     from ergmeter.records import FloatArray

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from ergmeter.importers.engine.folding import Printed
+    from ergmeter.importers.engine.columns import Printed
     from ergmeter.importers.log import LogRun, ParsedLog
     from ergmeter.neuron.job.pace import Throughput
 

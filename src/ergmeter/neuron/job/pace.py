@@ -17,7 +17,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.breakdown.timeline import BoundedSeries, bounded
 from ergmeter.neuron.job.log_figures import rate_unit
 from ergmeter.records import Reading
-from ergmeter.runlog.merge import Series
+from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:

@@ -78,27 +78,29 @@ def _is_there(name):
 
 
 def _announce(is_there):
-    said = (
+    report = (
         ("executable", sys.executable),
         ("version", "%d.%d.%d" % sys.version_info[:3]),
         ("ergmeter", "yes" if is_there else "no"),
     )
-    _say(said)
+    _say(report)
 
 
-def _say(said):
+def _say(report):
     """In the run directory, for the recorder. It never fails: there may be no recorder any more."""
     path = os.path.join(os.environ.get("ERGMETER_RUN", ""), ".hook", str(os.getpid()))
     try:
         with open(path, "a") as file:
-            file.write("".join("%s\t%s\n" % (name, " ".join(word.split())) for name, word in said))
+            file.write(
+                "".join("%s\t%s\n" % (name, " ".join(word.split())) for name, word in report)
+            )
     except Exception:
         pass
 
 
 def _begin():
     here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [one for one in sys.path if os.path.abspath(one) != here]
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
     run = os.environ.get("ERGMETER_RUN")
     if not run or not os.path.isdir(os.path.join(run, ".hook")):
         return  # or the recorder has ended, and this came after it

@@ -1,1 +1,1 @@
-"""Runs as files: labels, copies, packs, anonymised copies, collecting from elsewhere."""
+"""Operations on runs as files: labels, packs, anonymised copies, collecting from other machines."""

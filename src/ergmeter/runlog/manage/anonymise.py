@@ -1,12 +1,12 @@
-"""A copy of a run that says nothing of who made it and where, with every figure as it was.
+"""Copies a run without names, hosts, paths and serial numbers; every measured value is unchanged.
 
-Two traps shaped it. A name hides in more places than its own field: a writer's id has the host in
-it, a device's id is a serial number, an error message has a path. So what is secret is gathered
-first, from all headers, and then replaced wherever a text is, each by the same word every time.
-And a file may keep what it no longer shows: tables are written anew, never patched, and the copy is
-read back and searched before anybody sees it.
-A third: a host may be called `gpu` and a user `train`, and those are words of ours, too. Phases,
-kinds, probes, our keys and the names of chips are never touched, and rows are counted by phase.
+A name occurs in more places than its own field: a writer's id holds the host, a device's id is a
+serial number, an error message holds a path. So secrets are gathered first, from all headers, and
+replaced in every text, each by the same word every time. Tables are written anew, never patched,
+and the copy is searched for secrets before it appears.
+
+A host may be called `gpu` and a user `train`. Phases, kinds, probes, our keys and chip names are
+never replaced, and rows are counted by phase.
 
 Only what ergmeter wrote as a run is copied: no command line, no labels, no report or log beside it.
 """
@@ -32,15 +32,12 @@ from ergmeter.runlog.reader import Run
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# -- private words ---------------------------------------------------------------------------------
-# What in a text tells who and where: names that are known, addresses, paths; and what stands for
-# each.
-#
-# The trap: a path has no end of its own. There are spaces, commas and apostrophes in what people
-# call their projects, and what is cut off at the first of them is half a name. So a value of a
-# header that begins with a path goes as a whole; in a sentence a path in quotes goes to the closing
-# one, and any other to the last word of its clause that has a slash or an ending in it. That may
-# take some words of a message with it, and those nobody misses.
+
+# Private words: names, addresses and paths, and their replacements. A path has no clear end, as
+# project names hold spaces, commas and apostrophes. A header value that begins with a path is
+# replaced as a whole. In a sentence a quoted path ends at the closing quote, and any other at the
+# last word of its clause with a slash or a file ending. That may remove some words of a message
+# too.
 
 
 UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
@@ -96,36 +93,38 @@ _EVERYBODY = {"root", "user", "localhost", "local", "none", ""}
 
 @dataclass
 class SecretWords:
-    """Secrets, and what stands for each."""
+    """Secrets, and the replacement of each."""
 
-    known: dict[str, str] = field(default_factory=dict)
+    replacements: dict[str, str] = field(default_factory=dict)
 
     def add(self, secret: str, kind: str) -> None:
-        """Take up one, unless it is everybody's."""
-        if secret.lower() not in _EVERYBODY | {one.lower() for one in self.known}:
-            number = sum(word.startswith(f"{kind}-") for word in self.known.values()) + 1
-            self.known[secret] = f"{kind}-{number}"
+        """Adds a secret, unless it is a common word."""
+        if secret.lower() not in _EVERYBODY | {word.lower() for word in self.replacements}:
+            number = sum(word.startswith(f"{kind}-") for word in self.replacements.values()) + 1
+            self.replacements[secret] = f"{kind}-{number}"
 
     def uuid(self, secret: str) -> str:
-        """What stands for this UUID."""
-        number = sum(word.startswith("00000000-") for word in self.known.values()) + 1
-        return self.known.setdefault(secret, f"00000000-0000-0000-0000-{number:012d}")
+        """The replacement of this UUID."""
+        number = sum(word.startswith("00000000-") for word in self.replacements.values()) + 1
+        return self.replacements.setdefault(secret, f"00000000-0000-0000-0000-{number:012d}")
 
     def pattern(self) -> re.Pattern[str] | None:
-        """Any of them. None where there is none."""
-        longest = sorted(self.known, key=len, reverse=True)
-        either = "|".join(f"({re.escape(one)})" for one in longest)
+        """A pattern that matches any secret; None if there is none."""
+        longest = sorted(self.replacements, key=len, reverse=True)
+        either = "|".join(f"({re.escape(secret)})" for secret in longest)
         # Whole words: a host may be called `vm`, and a probe is `nvml`.
-        whole = rf"(?<![A-Za-z0-9])(?:{either})(?![A-Za-z0-9])"
-        return re.compile(whole, re.IGNORECASE) if longest else None
+        whole_word = rf"(?<![A-Za-z0-9])(?:{either})(?![A-Za-z0-9])"
+        return re.compile(whole_word, re.IGNORECASE) if longest else None
 
     def clean(self, text: str) -> str:
-        """A sentence without them, nor other paths, addresses or ids."""
-        text = UUID.sub(lambda found: self.uuid(found[0]), text)
+        """A sentence without secrets, paths, addresses and ids."""
+        text = UUID.sub(lambda match: self.uuid(match[0]), text)
         pattern = self.pattern()
-        words = [self.known[one] for one in sorted(self.known, key=len, reverse=True)]
+        words = [
+            self.replacements[secret] for secret in sorted(self.replacements, key=len, reverse=True)
+        ]
         if pattern:
-            text = pattern.sub(lambda found: words[(found.lastindex or 1) - 1], text)
+            text = pattern.sub(lambda match: words[(match.lastindex or 1) - 1], text)
         return without_paths(_ADDRESS.sub("address", text))
 
     def clean_value(self, text: str) -> str:
@@ -135,11 +134,11 @@ class SecretWords:
 
 def without_paths(text: str) -> str:
     """A sentence with `path` for each path in it."""
-    kept, at = [], 0
-    while found := _PATH.search(text, at):
-        kept += [text[at : found.start()], "path"]
-        at = _end(text, found.start(), found.end())
-    return "".join((*kept, text[at:]))
+    pieces, at = [], 0
+    while match := _PATH.search(text, at):
+        pieces += [text[at : match.start()], "path"]
+        at = _end(text, match.start(), match.end())
+    return "".join((*pieces, text[at:]))
 
 
 def _end(text: str, start: int, least: int) -> int:
@@ -160,15 +159,12 @@ def strings_in(value: Any) -> Iterator[str]:  # noqa: ANN401  whatever JSON hold
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for name, one in value.items():
+        for name, inner in value.items():
             yield str(name)
-            yield from strings_in(one)
+            yield from strings_in(inner)
     elif isinstance(value, list):
-        for one in value:
-            yield from strings_in(one)
-
-
-# -- anonymise -------------------------------------------------------------------------------------
+        for inner in value:
+            yield from strings_in(inner)
 
 
 # What of a header is not passed on, as it holds free words or is of no use to another.
@@ -179,7 +175,7 @@ _DROPPED = {
     "facts": ("pci_bus_id", "serial", "disk_path", "disks", "network_interfaces", "kernel", "host"),
 }
 _KEY = re.compile(r"[a-z_]+")
-_SAID = ("unavailable",)  # fields of a header that hold reasons
+_REASON_FIELDS = ("unavailable",)  # fields of a header that hold reasons
 _OUR_MARKS = ("opened", "closed", "ended")
 # A shorter word stands by chance among the numbers of a table; its texts are searched for it.
 _LEAST_IN_BYTES = 6
@@ -194,7 +190,7 @@ def anonymise(run: Path, into: Path, *, name: str | None = None) -> Path:
     if into.exists():
         raise UsageError(f"{into} exists; choose another directory")
     into.parent.mkdir(parents=True, exist_ok=True)
-    words = _gathered(opened)
+    words = _gather_secrets(opened)
     staging = into.with_name(f".{into.name}.{secrets.token_hex(4)}")
     try:
         staging.mkdir()
@@ -203,7 +199,7 @@ def anonymise(run: Path, into: Path, *, name: str | None = None) -> Path:
             target = staging / words.clean(writer.directory.name)
             target.mkdir()
             _write_writer(writer.directory, target, words)
-        left = leaks(staging, words.known, ours=_vocabulary(opened))
+        left = leaks(staging, words.replacements, ours=_vocabulary(opened))
         if left:
             raise FormatError(f"{run} can't be made anonymous: {left[0]}")
         if _rows(opened) != _rows(Run.open(staging)):
@@ -214,33 +210,33 @@ def anonymise(run: Path, into: Path, *, name: str | None = None) -> Path:
     return into
 
 
-def leaks(run: Path, known: dict[str, str], *, ours: frozenset[str] = frozenset()) -> list[str]:
-    """Where one of these words still stands: in the bytes of a file or the texts of a table.
+def leaks(run: Path, secrets: dict[str, str], *, ours: frozenset[str] = frozenset()) -> list[str]:
+    """The files in which one of these words still occurs, in bytes or in a table's texts.
 
     One that is a word of `ours`, too, may stand there as that.
     """
-    said = "\n".join(ours)
-    told = {n for n in known if not _is_in(said, [n])}
-    found = []
+    vocabulary = "\n".join(ours)
+    leakable = {n for n in secrets if not _is_in(vocabulary, [n])}
+    problems = []
     for path in sorted(p for p in run.rglob("*") if p.is_file()):
-        words, texts = sorted(told), [str(path.relative_to(run))]
-        whole = path.read_bytes().decode(errors="replace")
+        words, texts = sorted(leakable), [str(path.relative_to(run))]
+        content = path.read_bytes().decode(errors="replace")
         if path.suffix in (fmt.LIVE, fmt.FULL):
             texts += _texts_in(_table(path))
-            match = _is_in(whole, [n for n in words if len(n) >= _LEAST_IN_BYTES])
+            match = _is_in(content, [n for n in words if len(n) >= _LEAST_IN_BYTES])
         else:
-            texts += _said_in(path, whole)
-            match = _is_in(whole, words)
+            texts += _strings_of(path, content)
+            match = _is_in(content, words)
         match = match or _is_in("\n".join(texts), words)
         if match:
-            found.append(f"{path.name} still holds {match!r}")
-    return found
+            problems.append(f"{path.name} still holds {match!r}")
+    return problems
 
 
-def _said_in(path: Path, whole: str) -> list[str]:
+def _strings_of(path: Path, content: str) -> list[str]:
     """The texts of a JSON file, in which an ö is written as a number."""
-    lines = whole.splitlines() if path.name == fmt.MARKS_FILE else [whole]
-    return [one for line in lines for one in strings_in(json.loads(line))]
+    lines = content.splitlines() if path.name == fmt.MARKS_FILE else [content]
+    return [text for line in lines for text in strings_in(json.loads(line))]
 
 
 def _is_in(text: str, words: list[str]) -> str:
@@ -250,25 +246,25 @@ def _is_in(text: str, words: list[str]) -> str:
 
 
 def _vocabulary(run: Run) -> frozenset[str]:
-    """The words of ours in a run, which stay as they are."""
-    found = {*_OUR_MARKS, *_keys(run.header), *_rows(run)}
+    """Ergmeter's own words in a run, which are never replaced."""
+    words = {*_OUR_MARKS, *_keys(run.header), *_rows(run)}
     for writer in run.writers:
-        found |= {*_keys(writer.header), str(writer.header.get("source"))}
-        found |= {path.name for path in writer.directory.iterdir()}  # have a probe's name in them
+        words |= {*_keys(writer.header), str(writer.header.get("source"))}
+        words |= {path.name for path in writer.directory.iterdir()}  # have a probe's name in them
         for device in writer.devices:
-            found |= {device.kind, device.probe, *([device.name] if _is_chip(device.kind) else [])}
-    return frozenset(found)
+            words |= {device.kind, device.probe, *([device.name] if _is_chip(device.kind) else [])}
+    return frozenset(words)
 
 
 def _keys(value: Any) -> set[str]:  # noqa: ANN401  whatever JSON holds
     if isinstance(value, dict):
         own = {str(n) for n in value if _KEY.fullmatch(str(n))}
-        return own.union(*(_keys(one) for one in value.values()))
-    return set().union(*(_keys(one) for one in value)) if isinstance(value, list) else set()
+        return own.union(*(_keys(inner) for inner in value.values()))
+    return set().union(*(_keys(inner) for inner in value)) if isinstance(value, list) else set()
 
 
 def _is_chip(kind: str) -> bool:
-    """Whether such a device's name is its maker's, by which its peak is known."""
+    """True if such a device's name is its maker's, by which its peak is looked up."""
     return kind in ("gpu", "cpu")
 
 
@@ -278,12 +274,12 @@ def _rows(run: Run) -> dict[str, int]:
     for path in (p for w in run.writers for p in sorted(w.directory.glob("steps*"))):
         table = _table(path)
         if "phase" in table.column_names:
-            for one in table["phase"].value_counts().to_pylist():
-                counts[str(one["values"])] = counts.get(str(one["values"]), 0) + one["counts"]
+            for row in table["phase"].value_counts().to_pylist():
+                counts[str(row["values"])] = counts.get(str(row["values"]), 0) + row["counts"]
     return counts
 
 
-def _gathered(run: Run) -> SecretWords:
+def _gather_secrets(run: Run) -> SecretWords:
     words = SecretWords()
     texts = list(strings_in(run.header))
     for writer in run.writers:
@@ -296,14 +292,14 @@ def _gathered(run: Run) -> SecretWords:
             for key in ("serial", "pci_bus_id"):
                 words.add(str((device.get("facts") or {}).get(key) or ""), "id")
     for text in texts:
-        for one in UUID.findall(text):
-            words.uuid(one)
-        for one in HOME.findall(text):
-            words.add(one, "user")
-    ours = {one.lower() for one in _vocabulary(run)}
-    for one in (one for text in texts for one in SCRATCH.findall(text)):
-        if one.lower() not in ours:
-            words.add(one, "user")
+        for secret in UUID.findall(text):
+            words.uuid(secret)
+        for secret in HOME.findall(text):
+            words.add(secret, "user")
+    ours = {word.lower() for word in _vocabulary(run)}
+    for secret in (path for text in texts for path in SCRATCH.findall(text)):
+        if secret.lower() not in ours:
+            words.add(secret, "user")
     for key in ("id", "group"):
         words.add(str(run.header.get(key) or ""), "run")
     words.add(str(run.header.get("directory") or ""), "path")
@@ -313,17 +309,17 @@ def _gathered(run: Run) -> SecretWords:
 def _add_host(words: SecretWords, host: str) -> None:
     """A host by its whole name, its own and its domain's."""
     first, _, domain = host.partition(".")
-    for one in (host, first, domain):
-        words.add(one, "host")
+    for name in (host, first, domain):
+        words.add(name, "host")
 
 
 def _write_run(run: Path, target: Path, words: SecretWords, name: str | None) -> None:
     header = json.loads((run / fmt.RUN_FILE).read_bytes())
-    kept = {n: v for n, v in header.items() if n not in _DROPPED["run.json"]}
-    whole = {**_clean(kept, words), "id": secrets.token_hex(8), "anonymised": True}
+    cleaned = {n: v for n, v in header.items() if n not in _DROPPED["run.json"]}
+    new_header = {**_clean(cleaned, words), "id": secrets.token_hex(8), "anonymised": True}
     if name is not None:
-        whole["name"] = name
-    _put(target / fmt.RUN_FILE, json.dumps(whole, indent=1) + "\n", run / fmt.RUN_FILE)
+        new_header["name"] = name
+    _put(target / fmt.RUN_FILE, json.dumps(new_header, indent=1) + "\n", run / fmt.RUN_FILE)
 
 
 def _write_writer(source: Path, target: Path, words: SecretWords) -> None:
@@ -341,19 +337,21 @@ def _write_writer(source: Path, target: Path, words: SecretWords) -> None:
 
 
 def _writer(header: dict[str, Any], words: SecretWords) -> dict[str, Any]:
-    kept = {n: v for n, v in header.items() if n not in _DROPPED["writer.json"]}
-    settings = kept.get("settings") or {}
-    kept["settings"] = {n: v for n, v in settings.items() if n not in _DROPPED["settings"]}
-    for device in kept.get("devices") or ():
+    cleaned = {n: v for n, v in header.items() if n not in _DROPPED["writer.json"]}
+    settings = cleaned.get("settings") or {}
+    cleaned["settings"] = {n: v for n, v in settings.items() if n not in _DROPPED["settings"]}
+    for device in cleaned.get("devices") or ():
         facts = device.get("facts") or {}
         device["facts"] = {n: v for n, v in facts.items() if n not in _DROPPED["facts"]}
-    clean: dict[str, Any] = _clean(kept, words)
-    for device, before in zip(clean.get("devices") or (), kept.get("devices") or (), strict=True):
+    clean: dict[str, Any] = _clean(cleaned, words)
+    for device, before in zip(
+        clean.get("devices") or (), cleaned.get("devices") or (), strict=True
+    ):
         device.update(kind=before["kind"], probe=before["probe"])  # words of ours
         if _is_chip(before["kind"]):
-            device["name"] = UUID.sub(lambda found: words.uuid(found[0]), before["name"])
-    if "source" in kept:
-        clean["source"] = kept["source"]
+            device["name"] = UUID.sub(lambda match: words.uuid(match[0]), before["name"])
+    if "source" in cleaned:
+        clean["source"] = cleaned["source"]
     return clean
 
 
@@ -362,13 +360,13 @@ def _clean(value: Any, words: SecretWords, *, is_said: bool = False) -> Any:  # 
     if isinstance(value, str):
         return words.clean(value) if is_said else words.clean_value(value)
     if isinstance(value, list):
-        return [_clean(one, words, is_said=is_said) for one in value]
+        return [_clean(item, words, is_said=is_said) for item in value]
     if isinstance(value, dict):
         return {
             n if _KEY.fullmatch(str(n)) else words.clean_value(str(n)): _clean(
-                one, words, is_said=is_said or n in _SAID
+                item, words, is_said=is_said or n in _REASON_FIELDS
             )
-            for n, one in value.items()
+            for n, item in value.items()
         }
     return value
 
@@ -430,12 +428,12 @@ def _renamed(chunk: pa.DictionaryArray, words: SecretWords) -> pa.DictionaryArra
 
 
 def _texts_in(table: pa.Table) -> list[str]:
-    found = [str(table.schema.metadata or {})]
+    texts = [str(table.schema.metadata or {})]
     for name in table.column_names:
         column = table[name]
         if pa.types.is_dictionary(column.type):
-            found += [str(t) for chunk in column.chunks for t in chunk.dictionary.to_pylist()]
-    return found
+            texts += [str(t) for chunk in column.chunks for t in chunk.dictionary.to_pylist()]
+    return texts
 
 
 def _put(path: Path, text: str, like: Path) -> None:
@@ -444,6 +442,6 @@ def _put(path: Path, text: str, like: Path) -> None:
 
 
 def _aged(path: Path, like: Path) -> None:
-    """As old as the original: by that a run that was cut off is known."""
+    """Copies the file times, by which a run that was cut off is recognised."""
     changed_s = like.stat().st_mtime
     os.utime(path, (changed_s, changed_s))

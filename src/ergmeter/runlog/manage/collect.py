@@ -1,9 +1,8 @@
-"""Brings runs together from other directories and machines, each once.
+"""Collects runs from other directories and machines, each once.
 
-The trap: half a copy that looks like a finished run. A run is copied beside its place and renamed
-when it is whole and can be read; one that is still being written is left for the next time, since a
-writer may end between the copy of its records and that of its last mark. What a machine has sent
-before is known by the run's own id and not by its name.
+A run is copied to a temporary name and renamed once it is complete and readable. A run that is
+still being written is left for the next time: its writer may end between the copy of its records
+and that of its last mark. Runs collected before are recognised by their id, not by their name.
 """
 
 from __future__ import annotations
@@ -24,21 +23,20 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
 from ergmeter.runlog import format as fmt
-from ergmeter.runlog.manage.directory import run_paths
+from ergmeter.runlog.format import run_paths
 from ergmeter.runlog.manage.labels import add_labels, changed_s, foreign, labels_of, may_be_written
 from ergmeter.runlog.reader import CUT_OFF, Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# -- fetching --------------------------------------------------------------------------------------
-# The directory of another machine, brought here: its plain files, with their times.
-#
-# The trap: `scp -r` follows links, and so brings whatever they lead to, outside the directory too.
-# So it is rsync where that is installed, and else `tar` there, whose links are read over here.
+
+# Fetching from another machine: plain files, with their times. `scp -r` would follow links out of
+# the directory. So rsync is used where installed, else `tar` on the other machine, whose links
+# are skipped here.
 
 
-_PLACE = re.compile(r"((?:[\w.-]+@)?(?:\[[\w:.%-]+\]|[\w.-]+)):(.+)")
+_REMOTE = re.compile(r"((?:[\w.-]+@)?(?:\[[\w:.%-]+\]|[\w.-]+)):(.+)")
 _HOME = re.compile(r"(~[\w.-]*)(?:/(.*))?")
 # What GNU tar says of a file that grew: its run is being written, and is judged by its times.
 _GREW = "file changed as we read it"
@@ -55,47 +53,47 @@ class RemoteDirectory:
         return f"{self.host}:{self.path}"
 
 
-def place_of(source: str) -> RemoteDirectory | None:
-    """What [USER@]HOST:PATH names; None for what is not like that."""
-    match = _PLACE.fullmatch(source)
+def remote_of(source: str) -> RemoteDirectory | None:
+    """The remote directory of [USER@]HOST:PATH; None for any other text."""
+    match = _REMOTE.fullmatch(source)
     if match and source.startswith("-"):
         raise UsageError(f"{source!r} is no machine")
     return RemoteDirectory(match[1], match[2]) if match else None
 
 
-def fetch(place: RemoteDirectory, into: Path) -> None:
-    """Bring what is in it into a directory, without links and hidden files. FormatError."""
+def fetch(remote: RemoteDirectory, into: Path) -> None:
+    """Copies its content into a directory, without links and hidden files. Raises FormatError."""
     if shutil.which("rsync"):
-        inside = str(place).rstrip("/") + "/"
+        inside = str(remote).rstrip("/") + "/"
         words = ["rsync", "-a", "--no-links", "--exclude=.*", "--", inside, f"{into}/"]
         done = subprocess.run(words, stdin=None, stderr=subprocess.PIPE, text=True, check=False)
         failure = _failure(done.returncode, done.stderr.splitlines())
         tool = "rsync"
     elif shutil.which("ssh"):
-        failure = _tarred(place, into)
+        failure = _fetch_by_tar(remote, into)
         tool = "tar over ssh"
     else:
         raise UsageError("neither rsync nor ssh is installed here; mount the directory instead")
     if failure:
-        raise FormatError(f"{tool} could not fetch {place}: {failure}")
+        raise FormatError(f"{tool} could not fetch {remote}: {failure}")
 
 
 def _failure(code: int, lines: list[str], broken: str = "") -> str:
-    """Why it failed, from what says it best; "" where it did not."""
+    """Why a command failed, by its most telling line; "" if it did not."""
     if code and lines:
         return lines[-1].strip()
     return broken or (f"exit code {code}" if code else "")
 
 
-def _tarred(place: RemoteDirectory, into: Path) -> str:
-    """What went wrong, if anything did."""
-    far = f"env LC_ALL=C tar -C {_quoted(place.path)} -cf - ."
-    host = place.host.replace("[", "").replace("]", "")  # which ssh takes without
+def _fetch_by_tar(remote: RemoteDirectory, into: Path) -> str:
+    """Fetches by `tar`. Returns the error, "" if there was none."""
+    far = f"env LC_ALL=C tar -C {_quoted(remote.path)} -cf - ."
+    host = remote.host.replace("[", "").replace("]", "")  # which ssh takes without
     broken = ""
-    with tempfile.TemporaryFile("w+") as told:  # a pipe that nobody reads may fill up
+    with tempfile.TemporaryFile("w+") as stderr:  # a pipe that nobody reads may fill up
         words = ["ssh", "--", host, far]
         with subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=told
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr
         ) as process:
             assert process.stdout is not None
             try:
@@ -103,9 +101,9 @@ def _tarred(place: RemoteDirectory, into: Path) -> str:
                 process.stdout.read()  # what pads the end; a writer without a reader fails
             except (tarfile.TarError, EOFError) as error:
                 broken = f"what came is no archive, or was cut off ({error})"
-        told.seek(0)
-        lines = told.read().splitlines()
-    has_grown = process.returncode == 1 and lines and all(one.endswith(_GREW) for one in lines)
+        stderr.seek(0)
+        lines = stderr.read().splitlines()
+    has_grown = process.returncode == 1 and lines and all(line.endswith(_GREW) for line in lines)
     return broken if has_grown else _failure(process.returncode, lines, broken)
 
 
@@ -142,9 +140,6 @@ def _copied_again(entry: tarfile.TarInfo, into: Path, target: Path) -> None:
     shutil.copy2(into.joinpath(*parts), target)
 
 
-# -- collecting ------------------------------------------------------------------------------------
-
-
 # What was written this short a time before it was fetched may have been written in between, too:
 # twenty hand-overs, and some seconds that clocks differ by.
 _NEAR_S = 30.0
@@ -153,28 +148,28 @@ _UNNAMED = "run"  # what came from HOST:. or HOST:~
 
 @dataclass(frozen=True, slots=True)
 class CollectOutcome:
-    """What became of one run: collected, known already, refused, and why."""
+    """The outcome of one run: collected, already there or refused, and why."""
 
     name: str
-    said: str
+    message: str
     path: Path | None = None  # where it is now, if it came
 
 
 def collect(source: str, into: Path) -> list[CollectOutcome]:
-    """Bring the runs of a directory, here or elsewhere, into another. What became of each."""
-    place = None if Path(source).exists() else place_of(source)
-    if place is None:
+    """Copies the runs of a local or remote directory into another. Returns the outcome of each."""
+    remote = None if Path(source).exists() else remote_of(source)
+    if remote is None:
         if not Path(source).is_dir():
             raise UsageError(f"{source} is no directory here, nor HOST:PATH on another machine")
         into.mkdir(parents=True, exist_ok=True)
         return _all_of(Path(source).resolve(), into)  # `.` has no name
     into.mkdir(parents=True, exist_ok=True)
     staging = into / f".collecting-{secrets.token_hex(4)}"
-    fetched = staging / _visible(PurePosixPath(place.path).name)  # where it is a run, its name
+    fetched = staging / _visible(PurePosixPath(remote.path).name)  # where it is a run, its name
     fetched.mkdir(parents=True)
     began_s = time.time()
     try:
-        fetch(place, fetched)
+        fetch(remote, fetched)
         return _all_of(fetched, into, fetched_s=began_s)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -182,59 +177,59 @@ def collect(source: str, into: Path) -> list[CollectOutcome]:
 
 def _all_of(source: Path, into: Path, *, fetched_s: float | None = None) -> list[CollectOutcome]:
     paths = [source] if (source / fmt.RUN_FILE).exists() else run_paths(source)
-    known = _collected_ids(into)
-    return [_collect_run(path, into, known, fetched_s) for path in paths]
+    collected = _collected_ids(into)
+    return [_collect_run(path, into, collected, fetched_s) for path in paths]
 
 
 def _collected_ids(into: Path) -> dict[str, Path]:
-    """By id the runs that are here already."""
-    found = {}
+    """The runs that are here already, by id."""
+    paths = {}
     for path in run_paths(into):
         header = _header(path)
         if header.get("id"):
-            found[str(header["id"])] = path
-    return found
+            paths[str(header["id"])] = path
+    return paths
 
 
 def _header(run: Path) -> dict[str, Any]:
     try:
-        found = json.loads((run / fmt.RUN_FILE).read_bytes())
+        header = json.loads((run / fmt.RUN_FILE).read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return header if isinstance(header, dict) else {}
 
 
 def _collect_run(
-    run: Path, into: Path, known: dict[str, Path], fetched_s: float | None
+    run: Path, into: Path, collected: dict[str, Path], fetched_s: float | None
 ) -> CollectOutcome:
     identity = str(_header(run).get("id") or "")
-    before = known.get(identity)
+    before = collected.get(identity)
     try:
         is_near = fetched_s is not None and changed_s(run) > fetched_s - _NEAR_S
         if may_be_written(Run.open(run)) or is_near:
             return CollectOutcome(run.name, "is being written; collect it when it has ended")
         if before is not None and not _has_more(run, before):
             return CollectOutcome(run.name, f"is here already, as {before.name}")
-        path, kept, aside = _brought(run, into, before)
+        path, replaced, aside = _bring(run, into, before)
     except (ErgmeterError, OSError, shutil.Error) as error:
         return CollectOutcome(run.name, f"left out: {error}")
     if identity:
-        known[identity] = path
-    said = "collected" if before is None else "brought up to date"
-    said += _several("; what had been put into the copy is still there", kept)
-    said += _several("; what has no place in it any more is in the copy before", aside)
-    said += _several("; links and hidden files were not copied", list(_left(run)))
-    return CollectOutcome(run.name, said, path)
+        collected[identity] = path
+    message = "collected" if before is None else "brought up to date"
+    message += _and_others("; what had been put into the copy is still there", replaced)
+    message += _and_others("; what has no place in it any more is in the copy before", aside)
+    message += _and_others("; links and hidden files were not copied", list(_left(run)))
+    return CollectOutcome(run.name, message, path)
 
 
-def _several(said: str, paths: list[Path]) -> str:
+def _and_others(message: str, paths: list[Path]) -> str:
     """With the first of some files, and how many more there are; "" where there is none."""
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    return f"{said}: {paths[0]}{more}" if paths else ""
+    return f"{message}: {paths[0]}{more}" if paths else ""
 
 
 def _left(run: Path) -> Iterator[Path]:
-    """What somebody put into a run and `_unwanted` leaves there."""
+    """Files that were added to a run and that `_unwanted` leaves there."""
     for path in foreign(run):
         is_hidden = any(part.startswith(".") for part in path.parts)
         if is_hidden or any((run / some).is_symlink() for some in (path, *path.parents)):
@@ -251,7 +246,7 @@ def _rows(run: Path) -> int:
     return opened.count("steps") + opened.count("samples")
 
 
-def _brought(run: Path, into: Path, before: Path | None) -> tuple[Path, list[Path], list[Path]]:
+def _bring(run: Path, into: Path, before: Path | None) -> tuple[Path, list[Path], list[Path]]:
     """Where it is now, what of the copy before was kept, and what could not be and where it is."""
     staging = into / f".{run.name}.{secrets.token_hex(4)}"
     try:
@@ -263,22 +258,22 @@ def _brought(run: Path, into: Path, before: Path | None) -> tuple[Path, list[Pat
         if damage and not Run.open(run).verified():
             raise FormatError(f"the copy is not whole ({damage[0]})")
         if before is not None:
-            return _replaced(before, staging)
-        target = _free(into / _visible(run.name))
+            return _replace(before, staging)
+        target = _free_path(into / _visible(run.name))
         staging.rename(target)
         return target, [], []
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _replaced(before: Path, by: Path) -> tuple[Path, list[Path], list[Path]]:
+def _replace(before: Path, by: Path) -> tuple[Path, list[Path], list[Path]]:
     """A newer copy in the place of one, with what people said of that and put into it: neither is
     anywhere else. Of a file that the run has too, the run's stays.
 
     They are copied before anything is renamed, so that a failure leaves the copy as it was. Where
     the run has a file by now and people had a directory, the copy before is kept, and named."""
     add_labels(by, labels_of(before))
-    kept, left = [], []
+    stayed, left = [], []
     for path in foreign(before):
         if os.path.lexists(by / path):
             continue
@@ -288,14 +283,14 @@ def _replaced(before: Path, by: Path) -> tuple[Path, list[Path], list[Path]]:
             left.append(path)
             continue
         shutil.copy2(before / path, by / path, follow_symlinks=False)
-        kept.append(path)
+        stayed.append(path)
     aside = before.with_name(f".{before.name}.old-{secrets.token_hex(4)}")
     before.rename(aside)
     by.rename(before)
     if left:
-        return before, kept, [aside / path for path in left]
+        return before, stayed, [aside / path for path in left]
     shutil.rmtree(aside)
-    return before, kept, []
+    return before, stayed, []
 
 
 def _unwanted(folder: str, names: list[str]) -> list[str]:
@@ -307,11 +302,11 @@ def _visible(name: str) -> str:
     return name.lstrip(".~") or _UNNAMED
 
 
-def _free(path: Path) -> Path:
+def _free_path(path: Path) -> Path:
     """This path, or one like it where another run has that name."""
     number = 1
-    found = path
-    while found.exists():
+    free = path
+    while free.exists():
         number += 1
-        found = path.with_name(f"{path.name}-{number}")
-    return found
+        free = path.with_name(f"{path.name}-{number}")
+    return free

@@ -1,14 +1,13 @@
-"""The runs of a directory as a collection: tags and notes on them, and which may go.
+"""The runs of a directory: their tags and notes, and which may be removed.
 
-The trap: a tidy-up that takes a run while it is written, or one that somebody needs. A run that may
-be going is never removed, nor one that is tagged `keep`, nor one that can't be read and so not be
-judged, nor what is not ours: a program may keep its checkpoints there. A run goes by a rename
-first, so that no half of it is ever taken for a run.
+Never removed: a run that may be running, one tagged `keep`, one that can't be read, and files that
+are not ours, such as a program's checkpoints. A run is renamed before it is deleted, so that no
+half of it is taken for a run.
 
-`Run.status` says what a run looks like. Here it is asked whether anybody may still write: one rank
-has failed and said so while another goes on, and a file system may hide what was written.
+`Run.status` describes a run. This module also asks whether a process may still write to it: one
+rank may have failed while another goes on, and a file system may hide recent writes.
 
-Labels stand in `labels.json` beside `run.json`, which is written once and stays as it was.
+Labels are in `labels.json` beside `run.json`, which is written once and never changed.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
 from ergmeter.runlog import format as fmt
-from ergmeter.runlog.headers import WriterLog
+from ergmeter.runlog.format import WriterLog, run_paths
 from ergmeter.runlog.liveness import boot_id, is_alive, started_s
-from ergmeter.runlog.manage.directory import run_paths
 from ergmeter.runlog.reader import Run
 
 if TYPE_CHECKING:
@@ -53,19 +51,19 @@ _SIZES_BYTES = {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12} | {
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What people say of a run."""
+    """The tags and notes of a run."""
 
     tags: tuple[str, ...] = ()
     notes: tuple[tuple[str, str], ...] = ()  # when, and what
 
 
 def labels_of(run: Path) -> Labels:
-    """The tags and notes of a run; none where nobody gave it any."""
+    """Reads the tags and notes of a run; empty if it has none."""
     path = run / LABELS_FILE
     try:
-        found: Any = json.loads(path.read_bytes())
-        tags = tuple(str(tag) for tag in found.get("tags", ()))
-        return Labels(tags, tuple((str(n["at"]), str(n["text"])) for n in found.get("notes", ())))
+        stored: Any = json.loads(path.read_bytes())
+        tags = tuple(str(tag) for tag in stored.get("tags", ()))
+        return Labels(tags, tuple((str(n["at"]), str(n["text"])) for n in stored.get("notes", ())))
     except FileNotFoundError:
         return Labels()
     except OSError as error:
@@ -77,13 +75,13 @@ def labels_of(run: Path) -> Labels:
 def tag(run: Path, *, add: Iterable[str] = (), remove: Iterable[str] = ()) -> Labels:
     """Add tags and take some away. UsageError for one that is none."""
     add = tuple(add)
-    for one in add:
-        if not _TAG.fullmatch(one):
-            raise UsageError(f"{one!r} is no tag: letters, digits and . : + = @ - _, up to 40")
+    for tag_text in add:
+        if not _TAG.fullmatch(tag_text):
+            raise UsageError(f"{tag_text!r} is no tag: letters, digits and . : + = @ - _, up to 40")
     before = labels_of(run)
     gone = set(remove)
-    tags = dict.fromkeys([one for one in (*before.tags, *add) if one not in gone])
-    return _written(run, Labels(tuple(tags), before.notes))
+    tags = dict.fromkeys([tag_text for tag_text in (*before.tags, *add) if tag_text not in gone])
+    return _write_labels(run, Labels(tuple(tags), before.notes))
 
 
 def annotate(run: Path, text: str) -> Labels:
@@ -92,7 +90,7 @@ def annotate(run: Path, text: str) -> Labels:
         raise UsageError("a note has some words; got nothing")
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     before = labels_of(run)
-    return _written(run, Labels(before.tags, (*before.notes, (now, text.strip()))))
+    return _write_labels(run, Labels(before.tags, (*before.notes, (now, text.strip()))))
 
 
 def add_labels(run: Path, more: Labels) -> Labels:
@@ -101,34 +99,37 @@ def add_labels(run: Path, more: Labels) -> Labels:
     if not (more.tags or more.notes):
         return own
     tags = dict.fromkeys((*more.tags, *own.tags))
-    return _written(run, Labels(tuple(tags), tuple(sorted({*more.notes, *own.notes}))))
+    return _write_labels(run, Labels(tuple(tags), tuple(sorted({*more.notes, *own.notes}))))
 
 
-def _written(run: Path, labels: Labels) -> Labels:
-    whole = {"tags": labels.tags, "notes": [{"at": at, "text": said} for at, said in labels.notes]}
+def _write_labels(run: Path, labels: Labels) -> Labels:
+    content = {
+        "tags": labels.tags,
+        "notes": [{"at": at, "text": text} for at, text in labels.notes],
+    }
     staging = run / f".{LABELS_FILE}.{secrets.token_hex(4)}"
-    staging.write_text(json.dumps(whole, indent=1) + "\n")
+    staging.write_text(json.dumps(content, indent=1) + "\n")
     staging.replace(run / LABELS_FILE)
     return labels
 
 
-# -- which may go ---------------------------------------------------------------------------------
+# Which runs may be removed.
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A run of the collection, and whether it may go: `kept` says why not."""
+    """A run of the collection; `reason` says why it may not be removed, if so."""
 
     path: Path
     size_bytes: int
     age_s: float
     tags: tuple[str, ...]
-    kept: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Which runs are to go: those of which all that is given here holds."""
+    """Which runs to remove: those that match all conditions."""
 
     older_s: float | None = None
     larger_bytes: float | None = None
@@ -136,7 +137,7 @@ class Wish:
     newest: int = 0  # so many of the newest stay in any case
 
     def is_meant(self, run: Listed) -> bool:
-        """Whether it is one of those."""
+        """True if a run matches."""
         return (
             (self.older_s is None or run.age_s > self.older_s)
             and (self.larger_bytes is None or run.size_bytes > self.larger_bytes)
@@ -145,27 +146,27 @@ class Wish:
 
 
 def chosen(parent: Path, wish: Wish) -> list[Listed]:
-    """The runs that are meant, each with why it is kept, if it is. The oldest first."""
+    """The runs that match, oldest first, each with the reason if it may not be removed."""
     if wish.older_s is None and wish.larger_bytes is None and not wish.tags:
         raise UsageError("which runs? give --older-than, --larger-than or --tag")
     paths = run_paths(parent)
     may_go = paths[: max(0, len(paths) - wish.newest)]
     listed = (_listed(path) for path in may_go)
-    return [one for one in listed if wish.is_meant(one)]
+    return [run for run in listed if wish.is_meant(run)]
 
 
 def _listed(path: Path) -> Listed:
     tags: tuple[str, ...] = ()
     try:
         tags = labels_of(path).tags
-        kept = _why_kept(path)
+        reason = _why_not_removable(path)
     except ErgmeterError as error:
-        kept = f"it can't be read ({error})"
-    return Listed(path, size_bytes(path), time.time() - changed_s(path), tags, kept)
+        reason = f"it can't be read ({error})"
+    return Listed(path, size_bytes(path), time.time() - changed_s(path), tags, reason)
 
 
-def _why_kept(path: Path) -> str:
-    """Why a run must stay whatever is wished; "" where it need not."""
+def _why_not_removable(path: Path) -> str:
+    """Why a run may not be removed; "" if it may."""
     if path.is_symlink():
         return "it is a link"
     if may_be_written(Run.open(path)) or time.time() - changed_s(path) < _QUIET_S:
@@ -181,7 +182,7 @@ def _why_kept(path: Path) -> str:
 
 
 def may_be_written(run: Run) -> bool:
-    """Whether somebody who never said that he was done may still be at it."""
+    """True if a writer that has not closed its share may still be running."""
     return any(not writer.closed and _may_live(writer) for writer in run.writers)
 
 
@@ -212,7 +213,7 @@ def changed_s(run: Path) -> float:
 
 
 def foreign(run: Path) -> Iterator[Path]:
-    """What lies in a run's directory and was not put there by ergmeter, relative to it."""
+    """Files in a run's directory that ergmeter did not write, relative to it."""
     for path in _inside(run):
         inside = path.relative_to(run)
         if path.is_symlink() or not _is_ours(run, inside.parts):
@@ -245,7 +246,7 @@ def _inside(run: Path) -> Iterator[Path]:
 
 
 def size_bytes(run: Path) -> int:
-    """What a run takes on disk; links are not followed."""
+    """A run's size on disk; links are not followed."""
     total = 0
     for path in _inside(run):
         try:
@@ -259,9 +260,9 @@ def remove(run: Path) -> None:
     """Take a run away. Asked once more whether it may go: it may have been resumed, or tagged.
 
     FormatError where it stays all the same, and where only a part of it went."""
-    kept = _why_kept(run)
-    if kept:
-        raise UsageError(f"stays: {kept}")
+    reason = _why_not_removable(run)
+    if reason:
+        raise UsageError(f"stays: {reason}")
     doomed = run.with_name(f".{run.name}.removed-{secrets.token_hex(4)}")
     try:
         run.rename(doomed)

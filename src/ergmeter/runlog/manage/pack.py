@@ -1,10 +1,8 @@
-"""A run as one file, to be sent or put away, and a run again.
+"""Packs a run into one file, and unpacks it.
 
-The trap: an archive is a program for writing files. What is unpacked may come from anybody: only
-plain files are taken, only under the run's own name, only up to a size; and a run appears whole, or
-not at all, so that half an archive is never taken for half a run. Another: a zip tells the time by
-the clock on its maker's wall, and a run that was cut off is known by its times. Ours tell it in UTC
-as well, and nothing that is unpacked is of a time to come.
+An archive may come from anybody. Only plain files are unpacked, only under the run's own name, only
+up to a size. A run appears whole or not at all. A zip stores local time, and a run that was cut off
+is recognised by its times, so ours store UTC as well. No unpacked file gets a time in the future.
 """
 
 from __future__ import annotations
@@ -70,7 +68,7 @@ def pack(run: Path, into: Path) -> Path:
 
 
 def unpack(archive: Path, into: Path) -> Path:
-    """Make a run of such a file, under a directory. The run's path."""
+    """Unpacks a file under a directory. Returns the run's path."""
     if not archive.is_file():
         raise UsageError(f"no file {archive}")
     staging = into / f".unpacking-{secrets.token_hex(4)}"
@@ -93,8 +91,8 @@ def _files(run: Path) -> list[Path]:
     """Its files, run.json first, without those that are unfinished."""
     every = (Path(folder) / name for folder, _, names in os.walk(run) for name in names)
     plain = [path for path in every if path.is_file() and not path.is_symlink()]
-    found = [p for p in plain if not any(part[0] == "." for part in p.relative_to(run).parts)]
-    return sorted(found, key=lambda path: (path.name != fmt.RUN_FILE, path))
+    files = [p for p in plain if not any(part[0] == "." for part in p.relative_to(run).parts)]
+    return sorted(files, key=lambda path: (path.name != fmt.RUN_FILE, path))
 
 
 def _tarred(run: Path, into: Path) -> None:
@@ -154,7 +152,7 @@ def _extracted(archive: Path, into: Path) -> str:
 
 
 def _copied(source: IO[bytes], target: IO[bytes], size: int, what: str) -> None:
-    """So many bytes and no more: what an archive says of itself may be a lie."""
+    """Copies at most so many bytes: the sizes in an archive may be false."""
     left = size
     while chunk := source.read(min(_CHUNK_BYTES, left + 1)):
         left -= len(chunk)

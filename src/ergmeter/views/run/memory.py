@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ergmeter.records import Device, FloatArray
-    from ergmeter.runlog.merge import Series
     from ergmeter.runlog.reader import Run
+    from ergmeter.runlog.segments import Series
 
 CELLS = 44, 8  # bars: at most, and at least
 _BARS = "▁▂▃▄▅▆▇█"

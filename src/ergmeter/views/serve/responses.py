@@ -35,8 +35,8 @@ from ergmeter.metrics.live.eta import remaining
 from ergmeter.metrics.summarize import evidence_of, readings_of, summary_of
 from ergmeter.records import COLUMN_KINDS, Missing, Reading
 from ergmeter.runlog.manage.labels import Labels, labels_of
-from ergmeter.runlog.merge import Series
 from ergmeter.runlog.reader import Run
+from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S, duration, significant
 from ergmeter.views import compare, compare_documents, documents
 from ergmeter.views.bench import report as bench_report
