@@ -23,13 +23,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ergmeter.compare.comparison import CompareOptions, compare
-from ergmeter.compare.run_curves import courses
-from ergmeter.compare.sources import found_in
+from ergmeter.compare.run_curves import compared_curves
+from ergmeter.compare.sources import read_entries
 from ergmeter.flops.live import described
-from ergmeter.metrics.breakdown.time_breakdown import time_breakdown
 from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.summarize import evidence_of, summarize
+from ergmeter.metrics.time_breakdown import time_breakdown
 from ergmeter.probes.recording import recorded_device, recorded_samples, recorded_steps
 from ergmeter.records import Flops, Reading, Summary
 from ergmeter.runlog.manage.pack import unpack
@@ -363,8 +363,8 @@ def make(docs: Path, runs: Path | None = None) -> None:
                 (folder / files[chart.id]).write_bytes(plot(chart, name, form="svg"))
             if name == "train-1b":
                 (folder / "badge.svg").write_text(badge(BADGE, summary.readings[BADGE]), "utf-8")
-    backends = compare(found_in([LEDGER]), CompareOptions(("backend",)))
-    page = compare_page(backends, courses(backends.groups))
+    backends = compare(read_entries([LEDGER]), CompareOptions(("backend",)))
+    page = compare_page(backends, compared_curves(backends.groups))
     (folder / "backends.html").write_text(page, "utf-8")
     (docs / "gallery.md").write_text(written_page(figures), "utf-8")
 

@@ -1,8 +1,8 @@
-"""What can be measured on this machine, by which probe, and what would make the rest work.
+"""Reports what each probe can measure on this machine, and what is needed for the rest.
 
-The trap: an energy source that exists and never moves. A virtual machine may list one that reads
-0 J under load, so everything is read twice and a counter that stood still is reported as such.
-A probe may leave out a counter that is costly on most readings; both of these ask for everything.
+A virtual machine may have an energy counter that never moves, so every probe is read twice and a
+counter that stood still is reported. Both reads include counters that are too costly for every
+sample (`read_last`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Twice the refresh period of the slowest sensors.
 APART_S = 0.5
-# What needs a recording or a program to read from is not this machine's to have.
+# These need a recording, or a program to read from.
 _NOT_EXAMINED = ("replay", "allocator")
 _READS = {
     "power_w": "power",
@@ -47,7 +47,7 @@ _EXCLUSIVE = {"exclusive_process", "exclusive_thread", "prohibited"}
 
 @dataclass
 class ProbeFinding:
-    """One probe: whether it works here, what it reads, and what to do about what it does not."""
+    """One probe: whether it works here, what it reads, and warnings."""
 
     probe: str
     works: bool
@@ -74,7 +74,7 @@ def examine(names: list[str] | None = None) -> list[ProbeFinding]:
 
 
 def document(findings: list[ProbeFinding]) -> dict[str, Any]:
-    """The findings for a program."""
+    """The findings as a JSON document."""
     return {
         "probes": {
             finding.probe: {
@@ -120,31 +120,31 @@ def _finding(probe: Probe, first: list[Sample], second: list[Sample]) -> ProbeFi
 
 
 def _values(samples: list[Sample], device: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for sample in samples:
         if sample.device == device:
             pairs = ((name, getattr(sample, name)) for name in COLUMN_KINDS["samples"])
-            found.update({name: value for name, value in pairs if value is not None})
-    return found
+            values.update({name: value for name, value in pairs if value is not None})
+    return values
 
 
 def _warnings(device: Device, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     label = f"{device.name} [{device.id}]"
-    said = [f"{label}: {reason}" for reason in device.facts.get("absent") or ()]
+    warnings = [f"{label}: {reason}" for reason in device.facts.get("absent") or ()]
     if device.facts.get("compute_mode") in _EXCLUSIVE:
-        said.append(
+        warnings.append(
             f"{label} is in compute mode {device.facts['compute_mode']}: a second program that uses"
             " it fails; `nvidia-smi -c DEFAULT` (root) shares it. Measuring is not affected"
         )
     if device.kind in _WITH_ENERGY:
         if "energy_j" not in after and "power_w" in after:
-            said.append(f"{label} has no energy counter: energy is integrated from power")
+            warnings.append(f"{label} has no energy counter: energy is integrated from power")
         elif "energy_j" not in after:
-            said.append(f"{label} gives neither energy nor power")
+            warnings.append(f"{label} gives neither energy nor power")
         elif before.get("energy_j") == after["energy_j"]:
-            said.append(f"{label}: its energy counter stood still for {APART_S} s: not usable")
+            warnings.append(f"{label}: its energy counter stood still for {APART_S} s: not usable")
         if device.facts.get("power_field") == "draw":
-            said.append(
+            warnings.append(
                 f"{label} has no instant power field: the one it has may be a one-second average"
             )
-    return said
+    return warnings

@@ -1,8 +1,8 @@
-"""What can go wrong, as a tree. Each message says what happened, the value seen and what to do.
+"""The exceptions that ergmeter raises. A message has what happened, the value and what to do.
 
     ErgmeterError
       UsageError       the caller asked for something that makes no sense       exit 2
-      NotMeasurable    the data cannot support the number; the text is why      shown as "- (why)"
+      NotMeasurable    the data do not support the number; the text is why     shown as "- (why)"
       FormatError      a file is not what it claims to be (path, line or offset) exit 1
       PluginError      a named plugin is missing or does not load (what to install) exit 1
 

@@ -18,7 +18,7 @@ from ergmeter.records import Device, Mark, Record, Result, Sample, Summary, Wind
 
 @dataclass(frozen=True, slots=True)
 class ProbeRequest:
-    """What a probe is asked to watch. A probe takes what concerns it and ignores the rest."""
+    """What a probe is to read. A probe ignores what does not concern it."""
 
     pid: int  # the measured process; its children count too
     path: str  # a path on the file system whose free space matters
@@ -28,9 +28,9 @@ class ProbeRequest:
 
 @runtime_checkable
 class Probe(Protocol):
-    """Reads one kind of device. Constructed with a ProbeRequest; raises NotMeasurable, with the
-    reason and the cure, where it can't work on this machine.
+    """Reads one kind of device.
 
+    Constructed with a ProbeRequest. Raises NotMeasurable if it can't work on this machine.
     `read` is called on the sampler's thread, every `period_s`. It returns samples, and a Mark for
     a device that was lost. An exception ends this probe and no other. A probe that leaves out what
     is costly on some readings also has `read_last`, called in its place for the very last one.
@@ -41,18 +41,18 @@ class Probe(Protocol):
 
     @property
     def devices(self) -> Sequence[Device]:
-        """What it reads: known once it is constructed."""
+        """The devices it reads, known once it is constructed."""
 
     def read(self) -> Sequence[Sample | Mark]:
         """Take a reading of every device, now."""
 
     def close(self) -> None:
-        """Let go of the library or file. Called once."""
+        """Release the library or file. Called once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a program's output: when it was seen (None in a log file), and its text."""
+    """A line of a program's output: its text, and when it was read (None in a log file)."""
 
     text: str
     t_ns: int | None = None
@@ -65,7 +65,7 @@ class Importer(Protocol):
     name: str
 
     def recognises(self, head: Sequence[str]) -> bool:
-        """Say whether these first lines are in the format this importer reads."""
+        """True if these first lines are in the format this importer reads."""
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come. May hold a few lines back to see what they mean."""
@@ -73,7 +73,7 @@ class Importer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SinkRequest:
-    """What a sink is opened with: whose figures they are, and its own options by name."""
+    """What a sink is opened with: the run, and its own options by name."""
 
     run: str  # the run directory
     name: str  # what the run is called
@@ -82,7 +82,7 @@ class SinkRequest:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What a run came to lately, for every sink: all metrics over one window.
+    """All metrics over one window of a run, for every sink.
 
     `step` is the number of optimizer steps done by the end of the window, those before a resume
     included: the axis. What is `Missing` in the summary is not sent, and never sent as 0.
@@ -99,18 +99,17 @@ class Update:
 
     @property
     def length_s(self) -> float:
-        """The time that rates are over."""
+        """The time that rates are computed over."""
         return self.window.duration_s if self.window_s is None else self.window_s
 
 
 @runtime_checkable
 class Sink(Protocol):
-    """Takes figures to where people look at them. Constructed with a SinkRequest.
+    """Sends metrics to another system. Constructed with a SinkRequest.
 
-    Everything is called on a thread of the sink's own, the construction and its imports included,
-    so it may block, and it may raise: an update that was refused is offered again later. Only
-    UsageError (options that make no sense) and PluginError (what is missing, and what to install)
-    end it for good.
+    All calls, construction and imports included, run on the sink's own thread, so a sink may block.
+    It may also raise: a refused update is offered again later. Only UsageError (invalid options)
+    and PluginError (missing requirements) end it for good.
     """
 
     name: str
@@ -119,4 +118,4 @@ class Sink(Protocol):
         """Deliver one update."""
 
     def close(self) -> None:
-        """Deliver what was held back and let go. Called once, after the final update."""
+        """Deliver what is buffered and close. Called once, after the final update."""

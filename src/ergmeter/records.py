@@ -1,8 +1,7 @@
-"""The nouns: what is written to a run, and what a metric says about it.
+"""The core types: records that are written to a run, and results of metrics.
 
-The trap that shaped this module: a number without its unit, window or origin. A field therefore
-names its unit, an absent value is None (never 0), and a result is a `Reading` that says how it was
-obtained or a `Missing` that says why not.
+A field names its unit. An absent value is None, never 0. A result is a `Reading` with its basis and
+interval, or a `Missing` with the reason.
 
 Records (`Sample`, `Step`, `Reported`, `Mark`) are written one at a time and read back as columns:
 a metric takes numpy arrays and never loops over samples.
@@ -28,17 +27,17 @@ Phase = Literal["train", "eval", "checkpoint", "data", "prefill", "decode", "idl
 PHASES: tuple[str, ...] = get_args(Phase)
 
 Basis = Literal["measured", "derived", "reported", "assumed"]
-# From the strongest to the weakest: a figure is as good as its weakest input.
+# From the strongest to the weakest: a metric has the basis of its weakest input.
 BASES: tuple[Basis, ...] = ("measured", "derived", "reported", "assumed")
 
 Direction = Literal["higher", "lower", "neither"]
 
-# What products are computed in, by the names people use.
+# Data types of matrix products.
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
 
 
 def dtype_named(name: str | None) -> str | None:
-    """A type by its short name, or by the one torch has for it. UsageError for any other."""
+    """The short name of a data type, from that name or torch's. UsageError for any other."""
     if name is None:
         return None
     longer = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
@@ -50,12 +49,12 @@ def dtype_named(name: str | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One device at one instant. A field is None where the device did not say.
+    """One device at one instant. A field is None where the device does not report it.
 
     Names that end in a plain unit are gauges, except the counters, which only ever grow:
     energy_j, cpu_s, and the four traffic fields. The activity fields, from graphics_frac to
     nvlink_received_bytes_per_s, are means over the activity_s seconds that end at t_ns; where
-    activity_s is None, over the time since the device said it before.
+    activity_s is None, over the time since the previous reading.
     """
 
     t_ns: int
@@ -68,16 +67,14 @@ class Sample:
     process_bytes: int | None = None  # of a GPU's memory in use, the measured program's share
     allocated_bytes: int | None = None  # what a framework's allocator holds in tensors
     allocated_peak_bytes: int | None = None  # its own high-water mark
-    reserved_bytes: int | None = None  # what it has taken from the device: its high-water mark
-    split_bytes: int | None = None  # free parts of blocks in use, so of no use to others: the same
-    busy_frac: float | None = (
-        None  # share of time with any work at all: NVML's "GPU util", CPU load
-    )
+    reserved_bytes: int | None = None  # reserved from the device: its high-water mark
+    split_bytes: int | None = None  # free parts of blocks in use: its high-water mark
+    busy_frac: float | None = None  # share of time with any work: NVML's "GPU util", CPU load
     activity_s: float | None = None  # what the fields from here on are the mean of
     graphics_frac: float | None = None  # of the time: any kernel
     sm_frac: float | None = None  # of the multiprocessors: with a warp
     occupancy_frac: float | None = None  # of the warps there is room for
-    tensor_frac: float | None = None  # of the time: tensor pipes of any type
+    tensor_frac: float | None = None  # of the time: tensor cores of any type
     tensor_half_frac: float | None = None  # HMMA: 16 bits and fewer, and TF32
     tensor_int_frac: float | None = None  # IMMA
     tensor_double_frac: float | None = None  # DFMA
@@ -96,6 +93,12 @@ class Sample:
     disk_free_bytes: int | None = None
     net_received_bytes: int | None = None
     net_sent_bytes: int | None = None
+
+
+# Reasons in `Sample.throttled`, as NVML's clocks-event bits.
+THROTTLE_POWER_CAP = 0x4
+THROTTLE_HEAT = 0x20 | 0x40  # software and hardware thermal slowdown
+THROTTLE_BRAKE = 0x8 | 0x80  # hardware slowdown and power brake: half the clock or less
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,7 @@ STEP_LOSS = "loss"  # the name of a Reported that is a step's loss, where no Ste
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A figure some program printed about itself. We pass it on; we did not measure it."""
+    """A value that a program printed about itself; not measured by ergmeter."""
 
     t_ns: int
     name: str
@@ -152,7 +155,7 @@ class Mark:
 
 Record: TypeAlias = "Sample | Step | Reported | Mark"
 
-# What the columns of the tables hold. A "count" is an integer that may be absent.
+# Column types of the tables. A "count" is an integer that may be absent.
 COLUMN_KINDS: dict[str, dict[str, Literal["time", "text", "count", "float"]]] = {
     "samples": {
         "t_ns": "time",
@@ -214,7 +217,7 @@ COLUMN_KINDS: dict[str, dict[str, Literal["time", "text", "count", "float"]]] = 
     "marks": {"t_ns": "time", "name": "text", "detail": "text"},
 }
 
-# What hardware counters say of a span of time: see `Sample`.
+# Fields of hardware counters, which are means over a span of time: see `Sample`.
 ACTIVITY = (
     "graphics_frac",
     "sm_frac",
@@ -244,13 +247,13 @@ class Window:
 
     @property
     def duration_s(self) -> float:
-        """Its length."""
+        """The length of the window."""
         return (self.end_ns - self.start_ns) / NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
 class WorkPart:
-    """Part of what the hardware computes in a step, by name."""
+    """A named part of the FLOPs that the hardware computes in a step."""
 
     name: str  # model, recomputation, padding, other models, generation
     flops: float | None  # of a step; of padding, of a position without a token. None: not counted
@@ -267,7 +270,7 @@ class Flops:
     hardware_per_step: float | None = None  # recomputation included; MFU never uses it, HFU does
     hardware_per_padding: float | None = None  # of a position that holds no token, on top of that
     tokens_per_step: int | None = None  # of that step: steps differ in size
-    bytes_per_step: float | None = None  # that inference has to move at the least
+    bytes_per_step: float | None = None  # the least that inference must move
     assumptions: tuple[str, ...] = ()
     samples_per_step: int | None = None  # of that step
     # Work beside the trained model's: other models, generation. None: it was not looked for.
@@ -277,7 +280,7 @@ class Flops:
 
     @property
     def hardware(self) -> tuple[WorkPart, ...]:
-        """All that is computed, by part; what is not known to be there is left out."""
+        """All computed FLOPs by part; parts that are not known to exist are left out."""
         parts = [WorkPart("model", self.model_per_step, "; ".join(self.not_counted))]
         if self.hardware_per_step is not None:
             parts.append(WorkPart("recomputation", self.hardware_per_step - self.model_per_step))
@@ -287,27 +290,26 @@ class Flops:
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> Flops:
-        """As a run's header has it; fields of later versions are left out."""
-        known = {name: stored[name] for name in cls.__slots__ if name in stored}
+        """Flops from a run's header; fields of later versions are ignored."""
+        fields = {name: stored[name] for name in cls.__slots__ if name in stored}
         for name in ("assumptions", "not_counted"):
-            known[name] = tuple(known.get(name) or ())
-        others = known.get("other_work")
+            fields[name] = tuple(fields.get(name) or ())
+        others = fields.get("other_work")
         if others is not None:
-            known["other_work"] = tuple(WorkPart(**one) for one in others)
-        return cls(**known)
+            fields["other_work"] = tuple(WorkPart(**part) for part in others)
+        return cls(**fields)
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a device is, as its driver says: the identity that merges ranks and names a row."""
+    """A device as its driver describes it. Its id merges ranks and names a row."""
 
     id: str  # unique on earth where the maker allows it: a GPU's UUID
     kind: Literal["gpu", "cpu", "dram", "module", "allocator", "process", "node", "self"]
     name: str
     probe: str
-    facts: dict[str, Any] = field(
-        default_factory=dict
-    )  # driver, power limit, which power field, ...
+    # Driver, power limit, which power field, ...
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +330,7 @@ class Reading:
 
     @property
     def mark(self) -> str:
-        """What stands right behind the value wherever it is printed."""
+        """The text printed right after the value."""
         return " (impossible)" if self.impossible else ""
 
 
@@ -367,5 +369,5 @@ def is_above(reading: Reading, upper_bound: float) -> bool:
 
 
 def weakest(*bases: Basis) -> Basis:
-    """The basis of a figure made from figures of these bases."""
+    """The basis of a metric that is computed from inputs of these bases."""
     return BASES[max(BASES.index(basis) for basis in bases)]

@@ -1,6 +1,6 @@
-"""Finds plugins by entry point. Ours are declared in pyproject.toml like anybody's.
+"""Finds plugins by entry point. The built-in ones are declared in pyproject.toml like any other.
 
-Nothing is imported until it is asked for, so a heavy import stands at the top of its leaf module.
+A plugin is imported only when it is loaded, so its module may have heavy imports at the top.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ def names(kind: Kind) -> list[str]:
 
 
 def load(kind: Kind, name: str) -> Any:  # noqa: ANN401  each kind has its own protocol, in ports
-    """Import one plugin. Raises PluginError with what is there, or with what its import said."""
-    found = _entry_points(kind)
-    if name not in found:
-        known = ", ".join(sorted(found)) or "none; is ergmeter installed (pip install -e .)?"
-        raise PluginError(f"no plugin {name!r} among the {kind} (there is: {known})")
+    """Import one plugin. PluginError lists the available ones, or has the import's error."""
+    points = _entry_points(kind)
+    if name not in points:
+        available = ", ".join(sorted(points)) or "none; is ergmeter installed (pip install -e .)?"
+        raise PluginError(f"no plugin {name!r} among the {kind} (there is: {available})")
     try:
-        return found[name].load()
+        return points[name].load()
     except ImportError as error:
-        extra = _extra(found[name])
+        extra = _extra(points[name])
         cure = f"; pip install 'ergmeter[{extra}]'" if extra else ""
         raise PluginError(f"the {kind} plugin {name!r} does not load: {error}{cure}") from error
 
 
 def _extra(entry: EntryPoint) -> str | None:
-    """The extra that brings what one of our own plugins needs: it has the plugin's name."""
+    """The extra with the requirements of a built-in plugin: it has the plugin's name."""
     if entry.dist is None or entry.dist.name != "ergmeter":
         return None
     return entry.name if entry.name in entry.dist.metadata.get_all("Provides-Extra", []) else None

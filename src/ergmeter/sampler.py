@@ -1,15 +1,15 @@
-"""Reads the probes, each on its own schedule, on one thread of its own.
+"""Reads the probes, each at its own period, on one background thread.
 
-Two traps shaped it. A loop that sleeps for its interval drifts by the cost of each reading, so the
-ticks here are multiples of the period since the start; a tick that was missed is skipped and
-counted, never made up for. And a driver can hang in a call that nothing can interrupt: whoever
-drains the sampler also watches it, and starts a new thread without the probe that is stuck.
+Ticks are multiples of the period since the start: a loop that sleeps for its interval would drift
+by the cost of each reading. A missed tick is skipped and counted. A driver can hang in a call that
+can't be interrupted, so the thread that drains the sampler also watches it. It starts a new
+reading thread without the stuck probe.
 
-A probe that fails or hangs is let go of as well: it may own a tool that would run on for ever. That
-may hang in its turn, so nothing waits for it but the end, and that not for long.
+A probe that fails or hangs is closed as well, because it may own a subprocess. Closing may hang
+too, so only `stop` waits for it, and only briefly.
 
-Nothing here writes to disk. What was read waits, bounded, until it is drained: a stuck disk does
-not stop the readings, and a stuck driver does not stop the hand-over.
+Nothing here writes to disk. Samples wait in a bounded queue until they are drained: a stuck disk
+does not stop the readings, and a stuck driver does not stop the hand-over.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     from ergmeter.ports import Probe, ProbeRequest
 
 DEFAULT_PROBES = ("nvml", "amd", "neuron", "apple", "grace", "rapl", "process", "node")
-# NVML's slowest call seen takes 16 ms, a busy disk a second or two. What takes longer is not slow.
+# NVML's slowest call took 16 ms, a busy disk a second or two. What takes longer hangs.
 HANG_S = 5.0
-# Per probe: an hour and a half of 10 Hz over two samples a reading, if nobody drains.
+# Per probe, if nothing drains them: an hour and a half at 10 Hz with two samples a reading.
 MAX_WAITING = 100_000
-# An energy counter shows what was drawn up to its last refresh, up to 100 ms ago.
+# An energy counter refreshes every 100 ms or less often.
 SETTLE_S = 0.25
 _SHORT_S = 0.1
-# How long the end waits for a failed probe to let go: a tool that heeds no signal has a second.
-_LET_GO_S = 2.0
+# How long `stop` waits for a failed probe to close; a tool that ignores signals takes a second.
+_CLOSE_WAIT_S = 2.0
 
 
 @dataclass
 class Opened:
-    """The probes that work here, and for the others the reason why not."""
+    """The probes that work here, and the reasons why the others do not."""
 
     probes: list[Probe] = field(default_factory=list)
     unavailable: dict[str, str] = field(default_factory=dict)
@@ -58,7 +58,7 @@ def open_probes(
     """Construct the probes. One that can't work, or hangs, is left out with its reason."""
     opened = Opened()
     for name in names:
-        result = _opened_in_time(request, name, wait_s=wait_s)
+        result = _open_in_time(request, name, wait_s=wait_s)
         if isinstance(result, str):
             opened.unavailable[name] = result
         else:
@@ -67,29 +67,29 @@ def open_probes(
     return opened
 
 
-def _opened_in_time(request: ProbeRequest, name: str, *, wait_s: float) -> Probe | str:
-    """A probe, or why there is none. One that comes when nobody waits any more is let go of."""
-    found: list[Probe | str] = []
-    one_at_a_time = threading.Lock()
+def _open_in_time(request: ProbeRequest, name: str, *, wait_s: float) -> Probe | str:
+    """A probe, or the reason why there is none. A probe that opens too late is closed."""
+    results: list[Probe | str] = []
+    lock = threading.Lock()
     is_over = False
 
     def construct() -> None:
-        result = _constructed(request, name)
-        with one_at_a_time:
-            found.append(result)
+        result = _construct(request, name)
+        with lock:
+            results.append(result)
             is_late = is_over
         if is_late and not isinstance(result, str):
-            _let_go(result)
+            _close(result)
 
     thread = threading.Thread(target=construct, name=f"ergmeter-open-{name}", daemon=True)
     thread.start()
     thread.join(wait_s)
-    with one_at_a_time:
+    with lock:
         is_over = True
-        return found[0] if found else f"the driver did not answer within {wait_s:g} s"
+        return results[0] if results else f"the driver did not answer within {wait_s:g} s"
 
 
-def _constructed(request: ProbeRequest, name: str) -> Probe | str:
+def _construct(request: ProbeRequest, name: str) -> Probe | str:
     try:
         probe: Probe = registry.load("probes", name)(request)
     except ErgmeterError as error:
@@ -99,13 +99,13 @@ def _constructed(request: ProbeRequest, name: str) -> Probe | str:
     return probe
 
 
-def _let_go(probe: Probe) -> None:
-    with contextlib.suppress(Exception):  # a plugin may raise anything; nobody reads it any more
+def _close(probe: Probe) -> None:
+    with contextlib.suppress(Exception):  # a plugin may raise anything; it is not read any more
         probe.close()
 
 
 class _Entry:
-    """A probe, when it is due next, and what it has read."""
+    """A probe, its next tick, and its samples that wait to be drained."""
 
     def __init__(self, probe: Probe, now_ns: int) -> None:
         self.probe = probe
@@ -113,11 +113,11 @@ class _Entry:
         self.due_ns = now_ns
         self.missed = 0
         self.waiting: deque[Sample] = deque()
-        self.dropped = 0  # so far; counted by the thread that reads
-        self.told = 0  # of those, marked; counted by the thread that drains
+        self.dropped = 0  # so far; counted by the reading thread
+        self.marked = 0  # of those, how many have a mark; counted by the draining thread
 
     def advance(self, now_ns: int) -> None:
-        """Move on to the next tick that lies ahead."""
+        """Move to the next tick in the future."""
         ticks = (now_ns - self.due_ns) // self.period_ns + 1
         self.missed += max(0, ticks - 1)
         self.due_ns += max(1, ticks) * self.period_ns
@@ -131,9 +131,9 @@ class _Entry:
 
 
 class Sampler:
-    """Owns the probes and the thread that reads them. `drain` and `watch` are the way out.
+    """Owns the probes and the thread that reads them. Call `drain` and `watch` regularly.
 
-    `on_failed` hears the name of a probe that is read no more.
+    `on_failed` is called with the name of a probe that is no longer read.
     """
 
     def __init__(
@@ -144,19 +144,19 @@ class Sampler:
         self._all = list(self._entries)
         self._marks: deque[Mark] = deque()
         self._stopping = threading.Event()
-        self._wake = threading.Event()  # something has come up: a new probe, or the end
+        self._wake = threading.Event()  # a new probe, or the end
         self._first = threading.Event()
         self._generation = 0
         self._reading: tuple[_Entry, int] | None = None
         self._thread: threading.Thread | None = None
         self._cpu_s: dict[int, float] = {}
         self._on_failed = on_failed
-        self._leaving: list[threading.Thread] = []  # that let go of probes that have failed
+        self._closing: list[threading.Thread] = []  # threads that close failed probes
 
     def add(self, probe: Probe) -> None:
-        """Read this one too, from now on. After the end it is only let go of."""
+        """Read this probe too, from now on. After `stop` it is only closed."""
         if self._stopping.is_set():
-            _let_go(probe)
+            _close(probe)
             return
         entry = _Entry(probe, time.monotonic_ns())
         self._all = [*self._all, entry]
@@ -166,13 +166,13 @@ class Sampler:
             self._spawn()
 
     def start(self) -> None:
-        """Begin, and wait for the first round, so that the first step has readings before it."""
+        """Start reading and wait for the first round, so that readings precede the first step."""
         if self._entries:
             self._spawn()
             self._first.wait(HANG_S)
 
     def stop(self) -> None:
-        """Read until the counters have caught up, then let the probes go."""
+        """Read until the counters have refreshed, then close the probes."""
         if self._thread is None:
             return
         self._stopping.set()
@@ -180,14 +180,14 @@ class Sampler:
         self._thread.join(SETTLE_S + HANG_S)
         if self._thread.is_alive():
             self.watch(hang_s=0)
-            self._generation += 1  # should it come back, it ends
+            self._generation += 1  # ends the stuck thread if it returns
         for entry in self._entries:
-            _let_go(entry.probe)
-        for leaving in self._leaving:
-            leaving.join(_LET_GO_S)
+            _close(entry.probe)
+        for thread in self._closing:
+            thread.join(_CLOSE_WAIT_S)
 
     def drain(self) -> tuple[Mapping[str, list[Sample]], list[Mark]]:
-        """Take what was read since the last time, by probe, and the marks."""
+        """The samples since the last call, by probe, and the marks."""
         samples = {}
         for entry in self._all:
             taken: list[Sample] = []
@@ -195,16 +195,16 @@ class Sampler:
                 taken += (entry.waiting.popleft() for _ in range(len(entry.waiting)))
             if taken:
                 samples[entry.probe.name] = taken
-            dropped = entry.dropped - entry.told
+            dropped = entry.dropped - entry.marked
             if dropped:
-                entry.told += dropped
-                said = f"{entry.probe.name}: {dropped} samples, the disk took them too slowly"
-                self._marks.append(Mark(time.monotonic_ns(), "samples_dropped", said))
+                entry.marked += dropped
+                detail = f"{entry.probe.name}: {dropped} samples, the disk took them too slowly"
+                self._marks.append(Mark(time.monotonic_ns(), "samples_dropped", detail))
         marks = [self._marks.popleft() for _ in range(len(self._marks))]
         return samples, marks
 
     def watch(self, *, hang_s: float = HANG_S) -> None:
-        """Drop a probe that has not come back for so long; the others go on, on a new thread."""
+        """Drop a probe that has not returned for `hang_s`; read the others on a new thread."""
         reading = self._reading
         if reading is None:
             return
@@ -217,12 +217,12 @@ class Sampler:
 
     @property
     def cpu_s(self) -> float:
-        """What reading has cost so far, in CPU seconds of its threads."""
+        """CPU seconds of the reading threads so far."""
         return sum(self._cpu_s.values())
 
     @property
     def missed(self) -> dict[str, int]:
-        """Ticks that came too late to be kept, by probe."""
+        """Skipped ticks by probe."""
         return {entry.probe.name: entry.missed for entry in self._all if entry.missed}
 
     def _spawn(self) -> None:
@@ -253,7 +253,7 @@ class Sampler:
         self._first.set()
 
     def _last_round_ns(self) -> int:
-        """When to read for the last time: once the energy counters have had time to refresh."""
+        """The time of the last read: after the energy counters have refreshed."""
         with_counters = {"gpu", "cpu", "dram"}
         kinds = {device.kind for entry in self._entries for device in entry.probe.devices}
         settle_s = SETTLE_S if kinds & with_counters else 0.0
@@ -269,7 +269,7 @@ class Sampler:
             self._wake.clear()
 
     def _read(self, entry: _Entry, generation: int, *, is_last: bool) -> bool:
-        """Read one probe. False if this thread was replaced while the probe was stuck."""
+        """Read one probe. Returns False if this thread was replaced while the probe was stuck."""
         self._reading = (entry, time.monotonic_ns())
         try:
             read = getattr(entry.probe, "read_last", entry.probe.read)
@@ -278,14 +278,14 @@ class Sampler:
         except Exception as error:  # noqa: BLE001  one probe's failure is a mark, not the run's end
             records, failure = [], f"{type(error).__name__}: {error}"
         if all(entry is not other for other in self._entries):
-            # It hung and was given up. Only now: closing a driver under a call of it may crash.
-            _let_go(entry.probe)
+            # It hung and was dropped. Closed only now: closing a driver during a call may crash.
+            _close(entry.probe)
             return generation == self._generation
         if generation != self._generation:
             return False
         if failure:
             self._fail(entry, failure)
-            self._leave(entry.probe)
+            self._close_aside(entry.probe)
             return True
         self._reading = None
         entry.keep([record for record in records if isinstance(record, Sample)])
@@ -296,19 +296,19 @@ class Sampler:
     def _fail(self, entry: _Entry, why: str) -> None:
         self._reading = None
         self._entries = [other for other in self._entries if other is not entry]
-        said = f"{entry.probe.name}: {why}"
-        self._marks.append(Mark(time.monotonic_ns(), "probe_failed", said))
+        detail = f"{entry.probe.name}: {why}"
+        self._marks.append(Mark(time.monotonic_ns(), "probe_failed", detail))
         if self._on_failed is not None:
             self._on_failed(entry.probe.name)
 
-    def _leave(self, probe: Probe) -> None:
-        """Let go of a probe, on a thread of its own."""
-        leaving = threading.Thread(
-            target=_let_go, args=(probe,), name=f"ergmeter-close-{probe.name}", daemon=True
+    def _close_aside(self, probe: Probe) -> None:
+        """Close a probe on a thread of its own."""
+        thread = threading.Thread(
+            target=_close, args=(probe,), name=f"ergmeter-close-{probe.name}", daemon=True
         )
         try:
-            leaving.start()
-        except RuntimeError:  # the interpreter is ending and starts none
-            _let_go(probe)
+            thread.start()
+        except RuntimeError:  # the interpreter is shutting down
+            _close(probe)
         else:
-            self._leaving.append(leaving)
+            self._closing.append(thread)

@@ -1,7 +1,6 @@
-"""Scale factors on the way in, formatting on the way out. Inside, everything is a base unit.
+"""Scale factors for input and formatting for output. Inside, everything is in base units.
 
-The trap: "MB" meaning MiB. Here MB and GB are decimal, MiB and GiB binary, and a number is
-printed under the name of the unit it really has.
+MB and GB are decimal, MiB and GiB binary.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ J_PER_UJ = 1e-6  # RAPL reports microjoules
 HZ_PER_MHZ = 1e6
 J_PER_WH = 3600.0
 J_PER_KWH = 3.6e6
-NO_UNIT = "1"  # of a loss, a ratio: a bare number
+NO_UNIT = "1"  # a loss or a ratio
 
 _SI = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")]
 
 
 def significant(value: float, digits: int = 4) -> str:
-    """Print a number to so many significant digits, without an exponent where one can avoid it.
+    """A number with so many significant digits, without an exponent if possible.
 
     >>> significant(0.0123456), significant(1234567.0), significant(17.0)
     ('0.01235', '1234567', '17')
@@ -44,7 +43,7 @@ def significant(value: float, digits: int = 4) -> str:
 
 
 def ratio_text(value: float, *, decimals: int = 3) -> str:
-    """Print a ratio: with more decimals where it takes them to tell it from 1 or from 0.
+    """A ratio, with more decimals where they are needed to differ from 1 or 0.
 
     >>> ratio_text(1.31), ratio_text(1.00004), ratio_text(0.0001234)
     ('1.310', '1.00004', '0.000123')
@@ -58,7 +57,7 @@ def ratio_text(value: float, *, decimals: int = 3) -> str:
 
 
 def number_of(count: int, noun: str) -> str:
-    """A number of things, in words.
+    """A count and its noun, plural if needed.
 
     >>> number_of(1, "device"), number_of(12_000, "step")
     ('1 device', '12000 steps')
@@ -67,7 +66,7 @@ def number_of(count: int, noun: str) -> str:
 
 
 def tallied(names: Iterable[str]) -> str:
-    """Each of some names once, with how many there are.
+    """Each name once, with its count.
 
     >>> tallied(["H200", "H200", "A100"])
     '2 x H200, 1 x A100'
@@ -76,23 +75,23 @@ def tallied(names: Iterable[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """A text of somebody's on one line, without characters that a terminal would obey."""
+    """A text on one line, without control characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def scaled(value: float, unit: str, *, beside: float | None = None) -> str:
-    """Print a value with an SI prefix, its own or that of the value that it stands beside.
+    """A value with an SI prefix: its own, or that of the value `beside` it.
 
     >>> scaled(1.5e9, "B"), scaled(1.5e9, "B", beside=7e6)
     ('1.5 GB', '1500 MB')
     """
     size = abs(value if beside is None else beside)
-    factor, prefix = next((one for one in _SI if size >= one[0]), (1.0, ""))
+    factor, prefix = next((pair for pair in _SI if size >= pair[0]), (1.0, ""))
     return f"{significant(value / factor)} {prefix}{unit}".rstrip()
 
 
 def duration(seconds: float) -> str:
-    """Print a duration in the unit a person would say it in: 16.3 ms, 4.21 s, 2 h 03 min."""
+    """A duration in its usual unit: 16.3 ms, 4.21 s, 2 h 03 min."""
     if not math.isfinite(seconds):
         return str(seconds)
     if seconds < 0:

@@ -15,7 +15,7 @@ from ergmeter import records, registry
 from ergmeter.cli import reference as commands
 from ergmeter.cli.main import main
 from ergmeter.metrics.catalog import Metric, catalogue
-from ergmeter.metrics.check.checks import CHECKS
+from ergmeter.metrics.checks import CHECKS
 from ergmeter.ports import Importer, Probe
 from ergmeter.records import BASES, COLUMN_KINDS, Reported, Sample, Step
 from ergmeter.views.calculate import reference

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ergmeter.hardware.calibration import store
+from ergmeter.hardware.calibration import save_calibration
 
 pytestmark = pytest.mark.device
 
@@ -141,7 +141,7 @@ def test_a_training_on_it_is_held_against_it(
     from ergmeter.workloads.demo import demo
 
     monkeypatch.setenv("ERGMETER_CALIBRATION", str(tmp_path / "kept"))
-    store(found)
+    save_calibration(found)
     outcome = demo.run(5, device=torch.device("cuda"), out=tmp_path / "run", tell=lambda _: None)
     readings = summarize(Run.open(outcome.run)).readings
     of_achievable, mfu = (

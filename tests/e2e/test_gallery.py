@@ -15,7 +15,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from ergmeter.compare.comparison import CompareOptions, compare
-from ergmeter.compare.sources import found_in
+from ergmeter.compare.sources import read_entries
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Reading
 from ergmeter.runlog.reader import Run
@@ -88,7 +88,7 @@ def test_the_page_is_what_the_script_writes_now(made: Path) -> None:
 
 
 def test_its_runs_tell_what_is_tuned(made: Path) -> None:
-    found = found_in([made / "runs" / "train-1b", made / "runs" / "lora-1b"])
+    found = read_entries([made / "runs" / "train-1b", made / "runs" / "lora-1b"])
     (pair,) = compare(found, CompareOptions()).pairs
     assert "what is tuned differs (full / lora)" in pair.fairness.refusals
 

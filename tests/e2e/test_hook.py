@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from ergmeter.metrics.breakdown.timeline import loss_series
 from ergmeter.metrics.summarize import evidence_of, summarize
+from ergmeter.metrics.timeline import loss_series
 from ergmeter.records import PHASES, Missing, Reading
 from ergmeter.runlog.reader import Run
 from ergmeter.units import NS_PER_S

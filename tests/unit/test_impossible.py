@@ -21,7 +21,7 @@ from ergmeter.compare.entry import Entry, SourceEntries
 from ergmeter.compare.ledgers import read_ledger
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.definitions.compute import BANDWIDTH, HFU, MFU, MFU_BF16
-from ergmeter.metrics.live.frame import Watching
+from ergmeter.metrics.live.frame import RunWatcher
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Device, Flops, Missing, Reading, Reported, is_above
 from ergmeter.runlog.reader import Run
@@ -218,7 +218,7 @@ def test_model_card_and_badge(run: Run, erg: Erg) -> None:
 
 
 def test_the_live_views(run: Run) -> None:
-    with closing(Watching(run.path)) as watching:
+    with closing(RunWatcher(run.path)) as watching:
         frame = watching.look(totals=True)
     mfu = frame.so_far[MFU]
     assert isinstance(mfu, Reading)
@@ -280,7 +280,7 @@ def test_one_impossible_repeat_takes_the_mean_with_it() -> None:
 def test_a_ledger_row_is_marked_when_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "energy_results.csv"
     path.write_text("tok_per_s,tokens_processed,wall_s,window_s,mfu\n100,1000,10,10,9.85\n")
-    (found,) = read_ledger(path, given="x").entries
+    (found,) = read_ledger(path, argument="x").entries
     mfu = found.figures[MFU]
     assert isinstance(mfu, Reading)
     assert mfu.impossible == WHY

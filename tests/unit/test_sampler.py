@@ -148,7 +148,7 @@ def test_a_probe_that_fails_is_closed_and_whoever_asked_hears_of_it() -> None:
 def test_closing_a_failed_probe_may_hang_or_raise_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_LET_GO_S", 0.1)
+    monkeypatch.setattr(module, "_CLOSE_WAIT_S", 0.1)
 
     class Clings(Clockwork):
         def close(self) -> None:

@@ -1,8 +1,7 @@
-"""Is A better than B? Groups of repeated runs against a baseline: figures, verdicts, front.
+"""Compares groups of repeated runs with a baseline: metrics, verdicts and the Pareto front.
 
-The trap: comparing what differs in more than what is asked. Fairness comes first (`grouping`); a
-pair that is not comparable has refusals and no verdicts, unless somebody wants them anyway, and
-then the refusals stand beside them.
+Fairness comes first (`grouping`). A pair that is not comparable has refusals and no verdicts,
+unless the user asks for them anyway; the refusals are then shown beside them.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ from ergmeter.compare.grouping import (
     WHOLE_RUN_FROM,
     Fairness,
     Group,
+    default_group_by,
     fairness,
-    grouped,
-    mixed,
-    question,
+    group_entries,
+    mixed_facts,
 )
-from ergmeter.compare.pareto import Front, front
 from ergmeter.compare.time_to_loss import ENERGY, SMOOTHING, TIME, to_target
 from ergmeter.compare.verdicts import (
     DEVICE_MEMORY,
@@ -36,7 +34,7 @@ from ergmeter.compare.verdicts import (
     WHOLE_RATE,
     Measure,
     Verdict,
-    absent,
+    absent_verdict,
     measure,
     verdict,
 )
@@ -45,22 +43,74 @@ from ergmeter.records import Reading
 from ergmeter.stats.ratio import UNBOUNDED, Contrast, Mean, contrast, mean
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ergmeter.compare.entry import Entry, SourceEntries
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """The Pareto front over some metrics: groups on it, and groups beaten with their betters.
+
+    A group is beaten only by one that is shown to be better in some metric and worse in none, so
+    that noise moves no group off the front. Single runs are compared by their values (`remark`).
+    """
+
+    axes: tuple[str, ...]
+    on: tuple[str, ...]
+    beaten: dict[str, tuple[str, ...]]
+    remark: str = ""
+
+
+def front(
+    names: Sequence[str],
+    axes: Sequence[Measure],
+    compared: Callable[[str, str, Measure], Contrast],
+) -> Front | None:
+    """The Pareto front; None without two groups and two metrics that all groups have."""
+    if len(names) < 2 or len(axes) < 2:
+        return None
+    single = False
+    beaten: dict[str, tuple[str, ...]] = {}
+    for candidate in names:
+        better = []
+        for rival in names:
+            if rival == candidate:
+                continue
+            contrasts = [(axis, compared(rival, candidate, axis)) for axis in axes]
+            single = single or any(min(result.repeats) == 1 for _, result in contrasts)
+            signs = [_sign(axis, contrast) for axis, contrast in contrasts]
+            if max(signs) > 0 and min(signs) >= 0:
+                better.append(rival)
+        if better:
+            beaten[candidate] = tuple(better)
+    remark = "by plain values: some have a single run" if single else ""
+    on = tuple(name for name in names if name not in beaten)
+    return Front(tuple(axis.key for axis in axes), on, beaten, remark)
+
+
+def _sign(axis: Measure, contrast: Contrast) -> int:
+    """1 if shown to be better, -1 if worse, 0 if not shown."""
+    if min(contrast.repeats) > 1 and not contrast.is_shown:
+        return 0
+    if contrast.value == contrast.neutral:
+        return 0
+    is_more = contrast.value > contrast.neutral
+    return 1 if is_more == (axis.direction == "higher") else -1
+
 
 DEFAULT = (
     *(RATE, WHOLE_RATE, JOULES, WHOLE_JOULES, DEVICE_MEMORY, HOST_MEMORY, MFU, WHOLE_MFU),
     *(LOSS, EVAL_LOSS),
 )
-# What a front is over; of memory, that of the devices where all groups have it.
+# Metrics of the front; device memory if all groups have it, else host memory.
 _FRONT = ((RATE,), (JOULES,), (DEVICE_MEMORY, HOST_MEMORY))
 _SENSOR = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class CompareOptions:
-    """How to compare."""
+    """Options of a comparison."""
 
     group_by: tuple[str, ...] = ()
     baseline: str | None = None
@@ -73,7 +123,7 @@ class CompareOptions:
 
 @dataclass(frozen=True, slots=True)
 class GroupPair:
-    """One group against the baseline."""
+    """One group compared with the baseline."""
 
     baseline: str
     other: str
@@ -84,7 +134,7 @@ class GroupPair:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All of it."""
+    """The groups, their verdicts against the baseline, the front and notes."""
 
     group_by: tuple[str, ...]
     groups: tuple[Group, ...]
@@ -97,52 +147,56 @@ class Comparison:
 
     @property
     def is_comparable(self) -> bool:
-        """Whether there are pairs, and every one may be compared."""
+        """True if there are pairs and all of them are comparable."""
         return bool(self.pairs) and all(pair.is_comparable for pair in self.pairs)
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """What is to be known of single runs before their verdicts are, each once."""
+        """The cautions of all runs, each once."""
         entries = (entry for group in self.groups for entry in group.entries)
         return tuple(dict.fromkeys(line for entry in entries for line in entry.cautions))
 
     @property
     def to_compare(self) -> tuple[Group, ...]:
-        """The baseline, and the groups that may be compared with it."""
+        """The baseline and the groups that are comparable with it."""
         refused = {pair.other for pair in self.pairs if not pair.is_comparable}
         return tuple(group for group in self.groups if group.name not in refused)
 
 
 def figures_needed(options: CompareOptions) -> tuple[str, ...]:
-    """The keys of all that a comparison may show. UsageError for a figure there is not."""
+    """The keys of all metrics a comparison may show. UsageError for an unknown metric."""
     return tuple(dict.fromkeys((*DEFAULT, *(measure(name).key for name in options.metrics))))
 
 
-def compare(found: SourceEntries, options: CompareOptions) -> Comparison:
-    """Compare what was found. Raises UsageError for groups or figures there are not."""
-    entries = _with_target(found.entries, options.target_loss)
+def compare(source: SourceEntries, options: CompareOptions) -> Comparison:
+    """Compare the runs of a source. UsageError for unknown groups or metrics."""
+    entries = _with_target(source.entries, options.target_loss)
     if not entries:
-        why = f": {found.left_out[0]}" if found.left_out else ""
+        why = f": {source.left_out[0]}" if source.left_out else ""
         raise UsageError(f"nothing to compare{why}")
-    by = options.group_by or question(entries)
-    groups, silent = grouped(entries, by)
+    by = options.group_by or default_group_by(entries)
+    groups, silent = group_entries(entries, by)
     if not groups:
         raise UsageError(f"no run says its {' and '.join(by)}")
     groups = _baseline_first(groups, options.baseline)
     wanted = _measures(entries, options)
     named = {measure(name) for name in options.metrics}
-    measures = tuple(one for one in wanted if one in named or _somebody_has(entries, one))
+    measures = tuple(
+        candidate for candidate in wanted if candidate in named or _any_has(entries, candidate)
+    )
     pairs = tuple(_pair(groups[0], other, measures, by, options) for other in groups[1:])
-    whole = Comparison(by, groups, measures, pairs, None, (*found.left_out, *silent), (), options)
-    absent_ = _absent(entries, [one for one in wanted if one not in measures])
-    return replace(whole, front=_front(whole), notes=(*absent_, *_notes(whole)))
+    comparison = Comparison(
+        by, groups, measures, pairs, None, (*source.left_out, *silent), (), options
+    )
+    absent_ = _absent(entries, [candidate for candidate in wanted if candidate not in measures])
+    return replace(comparison, front=_front(comparison), notes=(*absent_, *_notes(comparison)))
 
 
 def contrast_of(ours: Group, theirs: Group, measured: Measure, *, confidence: float) -> Contrast:
-    """Two groups in one figure: paired where seeds match one to one.
+    """Ours over theirs in one metric; paired if seeds match one to one.
 
-    A figure that rests on an assumption widens the interval to where it may lie: the least of ours
-    over the most of theirs, and the other way round.
+    Assumed values widen the interval: from our lowest over their highest to our highest over their
+    lowest.
     """
     a, b = (_having(group, measured.key) for group in (ours, theirs))
     for group, own in ((ours, a), (theirs, b)):
@@ -176,7 +230,7 @@ def contrast_of(ours: Group, theirs: Group, measured: Measure, *, confidence: fl
 
 
 def mean_of(group: Group, measured: Measure, *, confidence: float) -> Mean:
-    """What a group's runs come to in one figure. NotMeasurable where there is none."""
+    """The mean of a group's runs in one metric. NotMeasurable if there is none."""
     if measured.key in (TIME, ENERGY):
         _need_all(measured, group)
     wrong = impossible_entry(group, measured.key)
@@ -188,9 +242,11 @@ def mean_of(group: Group, measured: Measure, *, confidence: float) -> Mean:
 
 
 def impossible_entry(group: Group, key: str) -> Entry | None:
-    """The first run whose reading is impossible: the group then has no mean and no verdict."""
-    found = ((entry, entry.figures.get(key)) for entry in group.entries)
-    return next((e for e, one in found if isinstance(one, Reading) and one.impossible), None)
+    """The first run with an impossible reading; the group then has no mean and no verdict."""
+    readings = ((entry, entry.figures.get(key)) for entry in group.entries)
+    return next(
+        (e for e, reading in readings if isinstance(reading, Reading) and reading.impossible), None
+    )
 
 
 def _having(group: Group, key: str) -> list[Entry]:
@@ -198,15 +254,15 @@ def _having(group: Group, key: str) -> list[Entry]:
 
 
 def _end(entry: Entry, key: str, end: str) -> float:
-    found = entry.figures[key]
-    assert isinstance(found, Reading)
-    bounds = {"low": found.low, "high": found.high}
+    reading = entry.figures[key]
+    assert isinstance(reading, Reading)
+    bounds = {"low": reading.low, "high": reading.high}
     bound = bounds.get(end) if key in entry.assumed else None
-    return found.value if bound is None else bound
+    return reading.value if bound is None else bound
 
 
 def _paired(a: list[Entry], b: list[Entry]) -> tuple[list[Entry], list[Entry]] | None:
-    """The two in the order of their seeds, where each seed stands once on both sides."""
+    """Both sides in the order of their seeds, if each seed occurs once on both; else None."""
     ours = {entry.facts.get("seed"): entry for entry in a}
     theirs = {entry.facts.get("seed"): entry for entry in b}
     is_one_to_one = len(ours) == len(a) and len(theirs) == len(b) and ours.keys() == theirs.keys()
@@ -219,8 +275,8 @@ def _paired(a: list[Entry], b: list[Entry]) -> tuple[list[Entry], list[Entry]] |
 def _with_target(entries: Sequence[Entry], loss: float | None) -> tuple[Entry, ...]:
     if loss is None:
         return tuple(entries)
-    found = ((one, to_target(one.run, loss, training=one.training)) for one in entries)
-    return tuple(replace(one, figures={**one.figures, **target}) for one, target in found)
+    targets = ((entry, to_target(entry.run, loss, training=entry.training)) for entry in entries)
+    return tuple(replace(entry, figures={**entry.figures, **target}) for entry, target in targets)
 
 
 def _baseline_first(groups: tuple[Group, ...], name: str | None) -> tuple[Group, ...]:
@@ -248,16 +304,18 @@ def _measures(entries: Sequence[Entry], options: CompareOptions) -> tuple[Measur
     return tuple(dict.fromkeys(chosen))
 
 
-def _somebody_has(entries: Sequence[Entry], measured: Measure) -> bool:
+def _any_has(entries: Sequence[Entry], measured: Measure) -> bool:
     return any(isinstance(entry.figures.get(measured.key), Reading) for entry in entries)
 
 
 def _absent(entries: Sequence[Entry], measures: Sequence[Measure]) -> list[str]:
-    """What no run has, by reason."""
+    """A note for each reason, with the metrics that no run has."""
     by_reason: dict[str, list[str]] = {}
-    for one in measures:
-        if OF_WHOLE_RUN not in one.key:  # the one over the training window says why
-            by_reason.setdefault(entries[0].why_not(one.key), []).append(one.noun)
+    for measured in measures:
+        if (
+            OF_WHOLE_RUN not in measured.key
+        ):  # the metric of the training window has the same reason
+            by_reason.setdefault(entries[0].why_not(measured.key), []).append(measured.noun)
     return [f"no {', '.join(nouns)}: {reason}" for reason, nouns in by_reason.items()]
 
 
@@ -271,7 +329,7 @@ def _pair(
     fair = fairness(baseline, other, by)
     if fair.refusals and not options.anyway:
         return GroupPair(baseline.name, other.name, fair, (), is_comparable=False)
-    verdicts = tuple(_verdict(baseline, other, one, fair, options) for one in measures)
+    verdicts = tuple(_verdict(baseline, other, measured, fair, options) for measured in measures)
     return GroupPair(baseline.name, other.name, fair, verdicts, is_comparable=True)
 
 
@@ -279,21 +337,23 @@ def _verdict(
     baseline: Group, other: Group, measured: Measure, fair: Fairness, options: CompareOptions
 ) -> Verdict:
     if measured.is_quality and fair.of_losses and not options.anyway:
-        return absent(measured, f"not comparable: {'; '.join(fair.of_losses)}")
-    starts = [group.said(WHOLE_RUN_FROM) for group in (baseline, other)]
+        return absent_verdict(measured, f"not comparable: {'; '.join(fair.of_losses)}")
+    starts = [group.values(WHOLE_RUN_FROM) for group in (baseline, other)]
     if OF_WHOLE_RUN in measured.key and len(set.union(*starts)) > 1 and not options.anyway:
-        return absent(measured, "not comparable: one whole run is since the command, one the Meter")
+        return absent_verdict(
+            measured, "not comparable: one whole run is since the command, one the Meter"
+        )
     try:
         if measured.key in (TIME, ENERGY):
             _need_all(measured, baseline, other)
-        found = contrast_of(other, baseline, measured, confidence=options.confidence)
+        result = contrast_of(other, baseline, measured, confidence=options.confidence)
     except NotMeasurable as error:
-        return absent(measured, str(error))
-    return verdict(other.name, measured, found, effect=options.effect, repeats=found.repeats)
+        return absent_verdict(measured, str(error))
+    return verdict(other.name, measured, result, effect=options.effect, repeats=result.repeats)
 
 
 def _need_all(measured: Measure, *groups: Group) -> None:
-    """A mean over the runs that got there says nothing of those that did not."""
+    """NotMeasurable if only some runs reached the target: their mean would be biased."""
     for group in groups:
         own = _having(group, measured.key)
         if own and len(own) < len(group.entries):
@@ -304,31 +364,31 @@ def _need_all(measured: Measure, *groups: Group) -> None:
             )
 
 
-def _front(whole: Comparison) -> Front | None:
-    groups = {group.name: group for group in whole.to_compare}
-    axes, _ = front_axes(whole)
+def _front(comparison: Comparison) -> Front | None:
+    groups = {group.name: group for group in comparison.to_compare}
+    axes, _ = front_axes(comparison)
     try:
         return front(
             list(groups),
             axes,
-            lambda one, other, axis: contrast_of(
-                groups[one], groups[other], axis, confidence=whole.options.confidence
+            lambda name, other, axis: contrast_of(
+                groups[name], groups[other], axis, confidence=comparison.options.confidence
             ),
         )
     except NotMeasurable:
         return None
 
 
-def front_axes(whole: Comparison) -> tuple[list[Measure], dict[tuple[str, str], list[str]]]:
-    """The figures that a front is over, which all groups have; of the others, who lacks them.
+def front_axes(comparison: Comparison) -> tuple[list[Measure], dict[tuple[str, str], list[str]]]:
+    """The metrics of the front, which all groups have; and the groups that lack the others.
 
-    Those by figure and reason. A figure of which no ratio can be taken, a rate of 0, is lacking.
+    The latter by metric and reason. A metric without a ratio (a rate of 0) counts as lacking.
     """
     axes: list[Measure] = []
     lacking: dict[tuple[str, str], list[str]] = {}
     for keys in _FRONT:
-        without = [_without(whole, measure(key)) for key in keys]
-        full = [key for key, found in zip(keys, without, strict=True) if not found]
+        without = [_without(comparison, measure(key)) for key in keys]
+        full = [key for key, lacks in zip(keys, without, strict=True) if not lacks]
         if full:
             axes.append(measure(full[0]))
         else:
@@ -336,44 +396,45 @@ def front_axes(whole: Comparison) -> tuple[list[Measure], dict[tuple[str, str], 
     return axes, lacking
 
 
-def _without(whole: Comparison, measured: Measure) -> dict[tuple[str, str], list[str]]:
-    found: dict[tuple[str, str], list[str]] = {}
-    for group in whole.to_compare:
+def _without(comparison: Comparison, measured: Measure) -> dict[tuple[str, str], list[str]]:
+    lacking: dict[tuple[str, str], list[str]] = {}
+    for group in comparison.to_compare:
         try:
-            mean_of(group, measured, confidence=whole.options.confidence)
+            mean_of(group, measured, confidence=comparison.options.confidence)
         except NotMeasurable as error:
-            found.setdefault((measured.key, str(error)), []).append(group.name)
-    return found
+            lacking.setdefault((measured.key, str(error)), []).append(group.name)
+    return lacking
 
 
-def _notes(whole: Comparison) -> tuple[str, ...]:
-    found = list(dict.fromkeys(r for g in whole.groups for e in g.entries for r in e.remarks))
-    for one in whole.measures:
-        for group in whole.groups:
-            own = _having(group, one.key)
+def _notes(comparison: Comparison) -> tuple[str, ...]:
+    notes = list(dict.fromkeys(r for g in comparison.groups for e in g.entries for r in e.remarks))
+    for measured in comparison.measures:
+        for group in comparison.groups:
+            own = _having(group, measured.key)
             if own and len(own) < len(group.entries):
-                found.append(
-                    f"{one.noun}: {len(own)} of {len(group.entries)} runs of {group.name} have it"
+                notes.append(
+                    f"{measured.noun}: {len(own)} of {len(group.entries)} runs of"
+                    f" {group.name} have it"
                 )
-    if len(whole.groups) == 1:
-        found.append("one group: nothing to compare it with")
-        found += mixed(whole.groups[0], whole.group_by)
-    if whole.options.target_loss is not None:
-        found.append(f"target loss {whole.options.target_loss:g}: {SMOOTHING}")
-    sensor = max((_width(e) for g in whole.groups for e in g.entries), default=0.0)
+    if len(comparison.groups) == 1:
+        notes.append("one group: nothing to compare it with")
+        notes += mixed_facts(comparison.groups[0], comparison.group_by)
+    if comparison.options.target_loss is not None:
+        notes.append(f"target loss {comparison.options.target_loss:g}: {SMOOTHING}")
+    sensor = max((_width(e) for g in comparison.groups for e in g.entries), default=0.0)
     if sensor > _SENSOR:
-        found.append(
+        notes.append(
             f"each energy is itself known to {sensor * 100:.0f} % or so (its sensor), which repeats"
             " do not show; of one device it is alike on both sides"
         )
-    return tuple(found)
+    return tuple(notes)
 
 
 def _width(entry: Entry) -> float:
-    """Half of what a measured energy leaves open, as a share of it."""
-    found = entry.figures.get(JOULES)
-    if not isinstance(found, Reading) or JOULES in entry.assumed or not found.value:
+    """Half the interval of a measured energy, relative to its value."""
+    reading = entry.figures.get(JOULES)
+    if not isinstance(reading, Reading) or JOULES in entry.assumed or not reading.value:
         return 0.0
-    if found.low is None or found.high is None:
+    if reading.low is None or reading.high is None:
         return 0.0
-    return (found.high - found.low) / 2 / abs(found.value)
+    return (reading.high - reading.low) / 2 / abs(reading.value)

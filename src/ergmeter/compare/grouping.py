@@ -1,9 +1,10 @@
-"""Which runs are repeats of one another, and may the groups be compared?
+"""Groups runs into repeats, and checks whether two groups are comparable.
 
-The trap of the original: a table in which one backend ran 2 048 tokens and the other 1 024, and a
-speed-up in bold. What sets the work (model, data, length, batch, what is tuned, device) has to be
-alike, or there is no verdict; what belongs to the question (precision, optimizer, kernels,
-versions) may differ, and stands beside the verdict as what could explain it.
+Facts that set the work (model, data, sequence length, batch, tuning, device) must be equal, or
+there is no verdict: a speed-up between 2048 and 1024 tokens a sequence means nothing. Facts that
+belong to the question (precision, optimizer, kernels, versions) may differ. They are listed beside
+the verdict as possible explanations. Differences in `--group-by` columns never make groups
+incomparable.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from ergmeter.compare.entry import Entry
 
-GIVEN = "source"  # the pseudo column: what was named on the command line
+SOURCE = "source"  # the pseudo column of the path on the command line
 _WORK = {
     "model": "model",
     "dataset": "data set",
@@ -69,9 +70,9 @@ _AROUND = {
     "unsloth": "unsloth",
     "git_commit": "commit",
 }
-WHOLE_RUN_FROM = "whole_run_from"  # what a whole run begins with: the command, or the Meter
-# What sets the work of any training: where neither side tells it, that is named too. The rest need
-# not be: training every weight has no LoRA rank.
+WHOLE_RUN_FROM = "whole_run_from"  # where a whole run begins: at the command, or at the Meter
+# Facts that every training has: listed as unknown if neither side has them. Others may be absent
+# on both sides: training every weight has no LoRA rank.
 _ALWAYS = ("model", "dataset", "seq_len", "batch", "tuning", "device")
 _BATCH = ("batch_size", "grad_accum", "world_size")
 _PART_OF = {
@@ -91,7 +92,7 @@ _PART_OF = {
     "seq_len": ("seq_len", "flops_per_token"),
 }
 _WARMER_C = 10.0
-# As `erg check` has them.
+# As in `erg check`.
 MIN_WINDOW_S = 5.0
 MIN_STEPS = 10
 
@@ -103,33 +104,33 @@ class Group:
     name: str
     entries: tuple[Entry, ...]
 
-    def said(self, column: str) -> set[str]:
-        """What its runs say of a column."""
-        found = (_of(entry, column) for entry in self.entries)
-        return {value for value in found if value is not None}
+    def values(self, column: str) -> set[str]:
+        """The distinct values of a column."""
+        values = (_of(entry, column) for entry in self.entries)
+        return {value for value in values if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Fairness:
-    """What speaks against comparing two groups, for whom it holds, and what could explain it."""
+    """Reasons against comparing two groups, and facts that could explain a difference."""
 
     refusals: tuple[str, ...] = ()
-    of_losses: tuple[str, ...] = ()  # just of what was learned, not of what it cost
+    of_losses: tuple[str, ...] = ()  # against comparing losses only
     explanations: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
 
 
-def grouped(
+def group_entries(
     entries: Sequence[Entry], by: Sequence[str]
 ) -> tuple[tuple[Group, ...], tuple[str, ...]]:
-    """The groups in the order of their first runs, and who says nothing of the columns."""
-    known = {name for entry in entries for name in entry.facts} | {GIVEN}
-    unknown = [name for name in by if name not in known]
+    """The groups in the order of their first runs, and notes on runs without these columns."""
+    columns = {name for entry in entries for name in entry.facts} | {SOURCE}
+    unknown = [name for name in by if name not in columns]
     if unknown:
-        there = ", ".join(sorted(known - {"run", "notes", "started"}))
+        there = ", ".join(sorted(columns - {"run", "notes", "started"}))
         raise UsageError(f"no run says its {unknown[0]!r}; there are {there}")
-    found: dict[tuple[str, ...], list[Entry]] = {}
+    members: dict[tuple[str, ...], list[Entry]] = {}
     silent = []
     for entry in entries:
         key = [_of(entry, column) for column in by]
@@ -137,69 +138,71 @@ def grouped(
         if lacking:
             silent.append(f"{entry.source}: it does not say its {' and '.join(lacking)}")
         else:
-            found.setdefault(tuple(str(value) for value in key), []).append(entry)
-    is_given = tuple(by) == (GIVEN,)
-    names = short_paths([key[0] for key in found]) if is_given else map(", ".join, found)
-    groups = (Group(n, tuple(own)) for n, own in zip(names, found.values(), strict=True))
+            members.setdefault(tuple(str(value) for value in key), []).append(entry)
+    is_given = tuple(by) == (SOURCE,)
+    names = short_paths([key[0] for key in members]) if is_given else map(", ".join, members)
+    groups = (Group(n, tuple(own)) for n, own in zip(names, members.values(), strict=True))
     return tuple(groups), tuple(silent)
 
 
 def short_paths(paths: Sequence[str]) -> list[str]:
-    """Paths without the folders that all of them share."""
+    """Paths without their common leading folders."""
     parts = [Path(path).parts for path in paths]
     shared = 0
-    while all(len(one) > shared + 1 for one in parts) and len({one[shared] for one in parts}) == 1:
+    while (
+        all(len(path) > shared + 1 for path in parts) and len({path[shared] for path in parts}) == 1
+    ):
         shared += 1
-    return [str(Path(*one[shared:])) for one in parts]
+    return [str(Path(*path[shared:])) for path in parts]
 
 
-def question(entries: Sequence[Entry]) -> tuple[str, ...]:
-    """What to group by where nobody says: the backend if there are several, else the sources."""
+def default_group_by(entries: Sequence[Entry]) -> tuple[str, ...]:
+    """The default columns to group by: the backend if there are several, else the source."""
     if len({entry.facts.get("backend") for entry in entries} - {None}) > 1:
         return ("backend",)
-    if len({entry.given for entry in entries}) > 1:
-        return (GIVEN,)
-    return ("backend",) if any("backend" in entry.facts for entry in entries) else (GIVEN,)
+    if len({entry.argument for entry in entries}) > 1:
+        return (SOURCE,)
+    return ("backend",) if any("backend" in entry.facts for entry in entries) else (SOURCE,)
 
 
-def mixed(group: Group, by: Sequence[str]) -> tuple[str, ...]:
-    """In what the runs of a group differ that would have to be alike."""
+def mixed_facts(group: Group, by: Sequence[str]) -> tuple[str, ...]:
+    """Facts that differ within a group though they must be equal, and runs that are too short."""
     exempt = _exempt(by)
     titles = {name: title for name, title in (_WORK | _WAYS).items() if name not in exempt}
-    found = []
+    notes = []
     for column, title in titles.items():
-        values = sorted(group.said(column))
+        values = sorted(group.values(column))
         if len(values) > 1:
-            found.append(f"{group.name} mixes runs of different {title} ({_listed(values)})")
-    return (*found, *_too_short(group))
+            notes.append(f"{group.name} mixes runs of different {title} ({_listed(values)})")
+    return (*notes, *_too_short(group))
 
 
 def fairness(baseline: Group, other: Group, by: Sequence[str]) -> Fairness:
-    """Whether two groups may be compared."""
+    """Compares the facts of two groups."""
     exempt = _exempt(by)
     refusals, unknown = [], []
     for column, title in _WORK.items():
         if column in exempt:
             continue
-        sides = baseline.said(column), other.said(column)
+        sides = baseline.values(column), other.values(column)
         if all(sides) and sides[0] != sides[1]:
             refusals.append(f"{title} differs ({_both(*sides)})")
         elif not all(sides) and (any(sides) or _is_wanting(column, baseline, other)):
             unknown.append(title)
     ways = ((name, title) for name, title in _WAYS.items() if name not in exempt)
     unknown += [
-        title for name, title in ways if bool(baseline.said(name)) != bool(other.said(name))
+        title for name, title in ways if bool(baseline.values(name)) != bool(other.values(name))
     ]
-    if not (baseline.said("steps") and other.said("steps")):
+    if not (baseline.values("steps") and other.values("steps")):
         unknown.append("number of steps")
     explained = [
         f"{title} ({_both(*sides)})"
         for column, title in (_WAYS | _AROUND).items()
         if column not in exempt
-        if all(sides := (baseline.said(column), other.said(column))) and sides[0] != sides[1]
+        if all(sides := (baseline.values(column), other.values(column))) and sides[0] != sides[1]
     ]
     return Fairness(
-        (*refusals, *mixed(baseline, by), *mixed(other, by)),
+        (*refusals, *mixed_facts(baseline, by), *mixed_facts(other, by)),
         _of_losses(baseline, other),
         tuple(explained),
         tuple(_remarks(baseline, other)),
@@ -207,33 +210,33 @@ def fairness(baseline: Group, other: Group, by: Sequence[str]) -> Fairness:
     )
 
 
-def differing(groups: Sequence[Group]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Everything in which groups differ: what it is, and what each of them says of it."""
-    found = []
+def differing_facts(groups: Sequence[Group]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """All facts in which groups differ: the title, and the values of each group."""
+    rows = []
     for column, title in (_WORK | _WAYS | _AROUND).items():
-        said = [sorted(group.said(column)) for group in groups]
-        if any(one != said[0] for one in said):
-            found.append((title, tuple(_listed(one) if one else "not said" for one in said)))
-    return tuple(found)
+        values = [sorted(group.values(column)) for group in groups]
+        if any(own != values[0] for own in values):
+            rows.append((title, tuple(_listed(own) if own else "not said" for own in values)))
+    return tuple(rows)
 
 
 def _of(entry: Entry, column: str) -> str | None:
-    if column == GIVEN:
-        return entry.given
+    if column == SOURCE:
+        return entry.argument
     if column == "batch":
         numbers = [entry.number(name) for name in _BATCH]
         size, accum, world = numbers
         return None if size is None else f"{size * (accum or 1) * (world or 1):g}"
-    said = entry.facts.get(column)
-    if column == "bits" and said is None and "tuning" in entry.facts:
-        return "none"  # who says what is tuned says its bits where there are few
-    # QLoRA is LoRA on weights of few bits, and the bits are compared by themselves.
-    return "lora" if column == "tuning" and said == "qlora" else said
+    value = entry.facts.get(column)
+    if column == "bits" and value is None and "tuning" in entry.facts:
+        return "none"  # a run that states its tuning also states bits, if quantised
+    # QLoRA is LoRA on quantised weights; bits are a column of their own.
+    return "lora" if column == "tuning" and value == "qlora" else value
 
 
 def _is_wanting(column: str, baseline: Group, other: Group) -> bool:
-    """Whether a column that neither side tells leaves open what was done."""
-    has_checksums = bool(baseline.said("data_sha256") and other.said("data_sha256"))
+    """True if a column that both sides lack leaves the work unknown."""
+    has_checksums = bool(baseline.values("data_sha256") and other.values("data_sha256"))
     return column in _ALWAYS and not (column == "dataset" and has_checksums)
 
 
@@ -254,18 +257,18 @@ def _too_short(group: Group) -> Iterable[str]:
 
 
 def _of_losses(baseline: Group, other: Group) -> tuple[str, ...]:
-    """Losses are of as much learning: the same steps of the same batch."""
-    sides = baseline.said("steps"), other.said("steps")
+    """Losses are comparable only after the same number of steps."""
+    sides = baseline.values("steps"), other.values("steps")
     if all(sides) and (sides[0] != sides[1] or len(sides[0]) > 1):
         return (f"number of steps differs ({_both(*sides)})",)
     return ()
 
 
 def _remarks(baseline: Group, other: Group) -> Iterable[str]:
-    seeds = baseline.said("seed"), other.said("seed")
+    seeds = baseline.values("seed"), other.values("seed")
     if all(seeds) and seeds[0] != seeds[1]:
         yield f"seeds differ ({_both(*seeds)}), so runs are not paired"
-    begun = [sorted(group.said("started")) for group in (baseline, other)]
+    begun = [sorted(group.values("started")) for group in (baseline, other)]
     if all(begun) and max(map(len, begun)) > 1:
         first, second = sorted((times[0], times[-1]) for times in begun)
         if first[1] < second[0]:
@@ -281,8 +284,8 @@ def _remarks(baseline: Group, other: Group) -> Iterable[str]:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def _both(ours: set[str], theirs: set[str]) -> str:
@@ -290,7 +293,7 @@ def _both(ours: set[str], theirs: set[str]) -> str:
 
 
 def _listed(values: Sequence[str]) -> str:
-    """At most a few, none of them long: a checksum is told by its beginning."""
+    """Up to four values; long ones such as checksums are cut."""
     short = [value if len(value) <= 40 else f"{value[:12]}.." for value in values[:4]]
     more = [f"{len(values) - 4} more"] if len(values) > 4 else []
     return ", ".join([*short, *more]) or "none"

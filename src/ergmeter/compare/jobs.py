@@ -1,12 +1,11 @@
-"""A job that stops and resumes is one job: what came of all its runs together.
+"""Metrics of a job: all runs of one training that was stopped and resumed.
 
 Goodput is the time in steps whose work was kept, over the time from the first run's start to the
-last one's end. What a job loses: the steps after the last checkpoint, which are made again; loading
-and compiling at each start; evaluation, checkpoints and waits between steps; the time in which it
-waited to be started again.
+last one's end. A job loses the steps after the last checkpoint, which are repeated; loading and
+compiling at each start; evaluation, checkpoints and waits between steps; and the time between runs.
 
-The trap: adding up the runs. Their steps overlap, since a resumed run makes again what came after
-the checkpoint, and what lies between them is in none of them.
+Runs can't simply be added up: a resumed run repeats the steps after the checkpoint, and the time
+between runs is part of none of them.
 """
 
 from __future__ import annotations
@@ -41,20 +40,20 @@ _ALL = Settings(warmup_steps=0)
 
 
 class WholeRunEvidence(Evidence):
-    """A run from its start to its end, what lies before its first step included."""
+    """A run from its start to its end, including the time before its first step."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run, settings_of(run, _ALL), heed_marks=False)
 
     @cached_property
     def span(self) -> TrainingWindow:
-        """All of it."""
+        """The whole run."""
         return TrainingWindow.single(WATCHED, self.watched.start_ns, self.watched.end_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """One run of a job. Times are the wall clock's."""
+    """One run of a job. Times are wall-clock times."""
 
     run: Run
     evidence: WholeRunEvidence
@@ -67,18 +66,18 @@ class JobRun:
         evidence = WholeRunEvidence(run)
         zero_ns = run.wall_zero_ns
         start_ns = end_ns = run.start_ns
-        with suppress(NotMeasurable):  # it was cut off before it said anything
+        with suppress(NotMeasurable):  # it was cut off before its first record
             start_ns, end_ns = evidence.watched.start_ns, evidence.watched.end_ns
         return cls(run, evidence, (zero_ns + start_ns) / NS_PER_S, (zero_ns + end_ns) / NS_PER_S)
 
     @property
     def has_steps(self) -> bool:
-        """Whether it came to its first step; one that failed before that is time and no more."""
+        """True if it reached its first step; otherwise only its time counts."""
         return len(self.run.trainings) > 1 or self.evidence.has_work
 
     @property
     def rank(self) -> Steps:
-        """The training steps of the rank that made the most."""
+        """The training steps of the rank with the most."""
         try:
             return self.evidence.work.longest
         except NotMeasurable as error:
@@ -89,9 +88,9 @@ class JobRun:
         return int(self._numbers()[0])
 
     def kept(self, before: int | None) -> tuple[int, int, float]:
-        """Steps it made, those among them that no later run made again, and the time of these.
+        """The steps it made, those that no later run repeated, and the seconds of the latter.
 
-        `before`: the number at which a later run went on; None for the last.
+        `before`: the step at which a later run resumed; None for the last run.
         """
         if not self.has_steps:
             return 0, 0, 0.0
@@ -107,26 +106,26 @@ class JobRun:
 
 
 def job_id(run: Run) -> str | None:
-    """Which job a run is a part of. Other programs in the same allocation are other jobs."""
-    found = job_of(run.settings.get("job"), run.header)
-    if found is None or run.settings.get("job"):
-        return found
-    return f"{found}/{run.header.get('name') or run.path.name}"
+    """The job of a run, or None. Other programs in the same allocation are other jobs."""
+    job = job_of(run.settings.get("job"), run.header)
+    if job is None or run.settings.get("job"):
+        return job
+    return f"{job}/{run.header.get('name') or run.path.name}"
 
 
 def jobs(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """Runs by their job, each in the order they began; runs of no job are left out."""
-    found: dict[str, list[Run]] = {}
+    """Runs by job, in the order of their start; runs without a job are left out."""
+    by_job: dict[str, list[Run]] = {}
     for run in runs:
         name = job_id(run)
         if name is not None:
-            found.setdefault(name, []).append(run)
+            by_job.setdefault(name, []).append(run)
     return {name: sorted(parts, key=lambda run: run.wall_zero_ns + run.start_ns)
-            for name, parts in found.items()}  # fmt: skip
+            for name, parts in by_job.items()}  # fmt: skip
 
 
 def job_results(parts: Sequence[JobRun]) -> dict[str, Result]:
-    """What all runs of a job came to, by key; what can't be known with its reason."""
+    """The metrics of a job by key."""
     return {
         key: _result(compute, parts)
         for key, compute in {
@@ -157,34 +156,34 @@ def wall_s(parts: Sequence[JobRun]) -> Reading:
 def down_s(parts: Sequence[JobRun]) -> Reading:
     """The time between the runs."""
     up_s = reached_s = 0.0
-    for part in sorted(parts, key=lambda one: one.start_s):
+    for part in sorted(parts, key=lambda run: run.start_s):
         up_s += max(0.0, part.end_s - max(part.start_s, reached_s))
         reached_s = max(reached_s, part.end_s)
     return Reading(_wall_s(parts) - up_s, "s", "measured", note=f"between {_runs(parts)}")
 
 
 def goodput_frac(parts: Sequence[JobRun]) -> Reading:
-    """Share of the time that went into steps whose work was kept."""
+    """Share of the wall time in steps whose work was kept."""
     kept_s = sum(time_s for _, _, time_s in _kept_steps(parts))
     note = (
         f"{duration(kept_s)} in steps that no later run made again, of {duration(_wall_s(parts))}"
         f" from the first start to the last end, {_runs(parts)}{_without_steps(parts)}"
     )
-    found = Reading(kept_s / _wall_s(parts), "frac", "measured", note=note)
-    why = "above 100 %: steps of the runs overlap in time" if is_above(found, 1.0) else ""
-    return replace(found, impossible=why)
+    reading = Reading(kept_s / _wall_s(parts), "frac", "measured", note=note)
+    why = "above 100 %: steps of the runs overlap in time" if is_above(reading, 1.0) else ""
+    return replace(reading, impossible=why)
 
 
 def steps(parts: Sequence[JobRun]) -> Reading:
     """Steps whose work was kept."""
-    value = sum(kept for _, kept, _ in _kept_steps(parts))
+    value = sum(count for _, count, _ in _kept_steps(parts))
     return Reading(float(value), "steps", "measured", note=f"made and kept, {_runs(parts)}")
 
 
 def lost_steps(parts: Sequence[JobRun]) -> Reading:
-    """Steps that a later run made again."""
-    lost = [made - kept for made, kept, _ in _kept_steps(parts)]
-    each = ", ".join(f"{one} of run {number}" for number, one in enumerate(lost, 1) if one)
+    """Steps that a later run repeated."""
+    lost = [made - count for made, count, _ in _kept_steps(parts)]
+    each = ", ".join(f"{count} of run {number}" for number, count in enumerate(lost, 1) if count)
     return Reading(float(sum(lost)), "steps", "measured", note=each or "none was made twice")
 
 
@@ -212,27 +211,27 @@ def _tokens(part: JobRun, before: int | None) -> float:
             if before is None:
                 return values.sum()
             each = (values.of(lane)[lane["index"] < before] for lane in rows.lanes)
-            return sum(float(one.sum()) for one in each)
+            return sum(float(values.sum()) for values in each)
     raise NotMeasurable("its steps have no token count")
 
 
 def energy_j(parts: Sequence[JobRun]) -> Reading:
-    """What all runs drew, from each one's start to its end: also for what was lost."""
-    found = []
+    """The energy of all runs from start to end, lost steps included."""
+    readings = []
     for part in parts:
         try:
-            found.append(run_j(part.evidence))
+            readings.append(run_j(part.evidence))
         except NotMeasurable as error:
             raise NotMeasurable(f"{part.run.path.name}: {error}") from error
     low, high = (
-        sum(getattr(one, edge) for one in found)
-        if all(getattr(one, edge) is not None for one in found)
+        sum(getattr(reading, edge) for reading in readings)
+        if all(getattr(reading, edge) is not None for reading in readings)
         else None
         for edge in ("low", "high")
     )
     note = f"{_runs(parts)} from start to end, lost steps included, the time between them not"
-    basis = weakest(*(one.basis for one in found))
-    return Reading(sum(one.value for one in found), "J", basis, low, high, note)
+    basis = weakest(*(reading.basis for reading in readings))
+    return Reading(sum(reading.value for reading in readings), "J", basis, low, high, note)
 
 
 def _kept_steps(parts: Sequence[JobRun]) -> list[tuple[int, int, float]]:
@@ -240,18 +239,18 @@ def _kept_steps(parts: Sequence[JobRun]) -> list[tuple[int, int, float]]:
 
 
 def _resumed(parts: Sequence[JobRun]) -> list[int | None]:
-    """For each run the number at which one of the later ones went on furthest back."""
+    """For each run the lowest step at which a later run resumed; None if there is none."""
     if not any(part.has_steps for part in parts):
-        parts[0].first_step()  # says why not
+        parts[0].first_step()  # raises the reason
     firsts = [part.first_step() if part.has_steps else None for part in parts]
-    known = [first for first in firsts if first is not None]
-    if len(known) > 1 and not any(known):
+    first_steps = [first for first in firsts if first is not None]
+    if len(first_steps) > 1 and not any(first_steps):
         raise NotMeasurable(
-            f"all {len(known)} runs count their steps from 0, so where each resumed is not known:"
-            " call meter.continue_from(step), or use an integration"
+            f"all {len(first_steps)} runs count their steps from 0, so where each resumed is not"
+            " known: call meter.continue_from(step), or use an integration"
         )
     later = (firsts[number + 1 :] for number in range(len(firsts)))
-    return [min((one for one in ones if one is not None), default=None) for ones in later]
+    return [min((first for first in ones if first is not None), default=None) for ones in later]
 
 
 def _wall_s(parts: Sequence[JobRun]) -> float:

@@ -1,7 +1,12 @@
 """Reads energy ledgers, ours and the original SFT-Play's: one row a run, with or without `steps`.
 
-The trap: one broken row that takes the table with it, or that is read under the wrong names. A row
-is as long as the header or it is named, by its line, and left out; the others are read.
+A row that does not fit the header is left out and reported with its line; the others are read.
+
+The original divides the tokens of the whole run by the time after the warm-up, and the energy after
+the warm-up by the tokens of the whole run. A run of 120 s with 60 s of warm-up then reads twice as
+fast and uses half the energy. Here its rate is all tokens over all of the time. The energy of the
+warm-up is unknown, so J/token is a range: from none to peak power throughout. Its value assumes the
+mean power of the rest. 0 J means a sensor that did not work. Its MB are MiB.
 """
 
 from __future__ import annotations
@@ -25,19 +30,6 @@ if TYPE_CHECKING:
 
     from ergmeter.records import Result
 
-# -- sft play --------------------------------------------------------------------------------------
-# What a row of the original SFT-Play can honestly be taken for.
-#
-# Its trap: tokens of the whole run over the time after the warm-up, and energy after the warm-up
-# over tokens of the whole run. A run of 120 s with 60 s of warm-up reads twice as fast and half as
-# thirsty as it was; one that is shorter than its warm-up reads 1e14 tokens/s.
-#
-# Nothing is recomputed silently. The rate given here is all tokens over all of the time, one span
-# for both. What the warm-up drew nobody measured: J/token is a range, from nothing to its peak
-# power throughout, and its value assumes the mean of the rest. 0 J is a sensor that did not work.
-# Its MB were MiB.
-
-
 REMARK = (
     "the original's figures: all tokens over the time after warm-up; taken here as tokens over"
     " wall time"
@@ -47,10 +39,9 @@ _NEAR = 1e-6
 
 
 def is_original(row: Mapping[str, float]) -> bool:
-    """Whether the rate is all tokens over the time after the warm-up, as the original had it.
+    """True if the rate is all tokens over the time after the warm-up, as in the original.
 
-    Its file says nothing of where it comes from, but its floats are not rounded: the identity holds
-    to the last digits, and to none where tokens and time are of one window.
+    Its files do not name their origin, but its floats are not rounded, so the identity is exact.
     """
     tokens, rate = row.get("tokens_processed"), row.get("tok_per_s")
     wall_s, warmup_s = row.get("wall_s"), row.get("warmup_s")
@@ -61,33 +52,33 @@ def is_original(row: Mapping[str, float]) -> bool:
 
 
 def original_readings(row: Mapping[str, float]) -> dict[str, Result]:
-    """The figures of a row of the original, by key of the catalogue."""
+    """The metrics of a row of the original, by key of the catalogue."""
     wall_s, tokens = row["wall_s"], row["tokens_processed"]
-    found: dict[str, Result] = {}
+    readings: dict[str, Result] = {}
     if wall_s > 0:
-        found["time.run_s"] = Reading(wall_s, "s", "reported")
-        found["time.window_s"] = Reading(wall_s, "s", "reported", note="all of the run")
+        readings["time.run_s"] = Reading(wall_s, "s", "reported")
+        readings["time.window_s"] = Reading(wall_s, "s", "reported", note="all of the run")
     if tokens > 0 and wall_s > 0:
         note = f"tokens over wall time; the row says {row['tok_per_s']:g}"
-        found["throughput.tokens_per_s"] = Reading(
+        readings["throughput.tokens_per_s"] = Reading(
             tokens / wall_s, "tokens/s", "derived", note=note
         )
     elif tokens > 0:
-        found["throughput.tokens_per_s"] = Missing("the row has no wall time above 0 s")
+        readings["throughput.tokens_per_s"] = Missing("the row has no wall time above 0 s")
     else:
         why = "the row counts 0 tokens, as the original did for cpt, seq2seq and loader workers"
-        found["throughput.tokens_per_s"] = Missing(why)
-    found["energy.joules_per_token"] = _joules_per_token(row)
+        readings["throughput.tokens_per_s"] = Missing(why)
+    readings["energy.joules_per_token"] = _joules_per_token(row)
     for column, key in (
         ("vram_peak_MB", "memory.device_peak_bytes"),
         ("vram_avg_MB", "memory.device_mean_bytes"),
     ):
         if row.get(column):
-            found[key] = Reading(row[column] * 2**20, "B", "reported", note="its MB were MiB")
+            readings[key] = Reading(row[column] * 2**20, "B", "reported", note="its MB were MiB")
     for column, key in (("avg_power_W", "energy.mean_w"), ("peak_power_W", "energy.peak_w")):
         if row.get(column):
-            found[key] = Reading(row[column], "W", "reported", note="after the warm-up")
-    return found
+            readings[key] = Reading(row[column], "W", "reported", note="after the warm-up")
+    return readings
 
 
 def _joules_per_token(row: Mapping[str, float]) -> Result:
@@ -111,10 +102,7 @@ def _joules_per_token(row: Mapping[str, float]) -> Result:
     )
 
 
-# -- ledgers ---------------------------------------------------------------------------------------
-
-
-# Columns that only our ledgers have: with them, a row's figures are of one window.
+# Columns that only our ledgers have: with them, a row's metrics are all of one window.
 _OURS = ("window_s", "status")
 _FURTHER = {
     "window_s": ("time.window_s", "s", 1.0),
@@ -125,7 +113,7 @@ _FURTHER = {
 }
 _ADAPTER = re.compile(r"lora_r=(\d+)_alpha=(\d+)")
 _NEEDED = ("tok_per_s", "tokens_processed", "wall_s")
-_HEADER_BYTES = 2**16  # in which a first line ends, or it is none of a ledger
+_HEADER_BYTES = 2**16  # the longest first line of a ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,18 +125,18 @@ class _Row:
 
 @cache
 def _columns() -> dict[str, tuple[str, str, float]]:
-    """Key, unit and scale of each measured column, from the catalogue's names for SFT-Play."""
-    found = {
+    """Key, unit and scale of each measured column, from the catalogue's SFT-Play aliases."""
+    columns = {
         alias.name: (metric.key, metric.unit, alias.scale)
         for metric in catalogue().values()
         for alias in metric.aliases
         if alias.system == LEDGER_SYSTEM
     }
-    return {**found, **_FURTHER}
+    return {**columns, **_FURTHER}
 
 
 def is_ledger(path: Path) -> bool:
-    """Whether a file begins as a ledger does. No more of it is read, and nothing of a pipe."""
+    """True if a file begins like a ledger. Reads only its beginning, and nothing of a pipe."""
     try:
         if not path.is_file():
             return False
@@ -159,8 +147,8 @@ def is_ledger(path: Path) -> bool:
         return False
 
 
-def read_ledger(path: Path, *, given: str) -> SourceEntries:
-    """The rows of a ledger. Raises FormatError if it is none."""
+def read_ledger(path: Path, *, argument: str) -> SourceEntries:
+    """The rows of a ledger. FormatError if the file is no ledger."""
     text = _decoded(path.read_bytes(), path)
     header = _header(text)
     lacking = [name for name in _NEEDED if name not in header]
@@ -172,19 +160,19 @@ def read_ledger(path: Path, *, given: str) -> SourceEntries:
     if twice:
         raise FormatError(f"{path}: a column stands twice in the first line: {', '.join(twice)}")
     entries, left_out = [], []
-    seen: dict[tuple[str, ...], int] = {}
+    lines: dict[tuple[str, ...], int] = {}
     for row in _rows(text):
         source = f"{path} line {row.lines[0]}"
         problem = row.problem or _misfit(row, header)
-        if not problem and tuple(row.cells) in seen:
-            problem = f"the same row as line {seen[tuple(row.cells)]}"
+        if not problem and tuple(row.cells) in lines:
+            problem = f"the same row as line {lines[tuple(row.cells)]}"
         if problem:
             left_out.append(f"{source}: {problem}")
             continue
-        seen[tuple(row.cells)] = row.lines[0]
+        lines[tuple(row.cells)] = row.lines[0]
         cells = dict(zip(header, row.cells, strict=True))
         try:
-            entries.append(_entry(cells, source=source, given=given, at=path))
+            entries.append(_entry(cells, source=source, argument=argument, at=path))
         except FormatError as error:
             left_out.append(f"{source}: {error}")
     return SourceEntries(tuple(entries), tuple(left_out))
@@ -208,13 +196,13 @@ def _rows(text: str) -> Iterator[_Row]:
     header = next(rows)
     for row in rows:
         says_something = row.problem or any(cell.strip() for cell in row.cells)
-        # A header once more is what joining two files leaves.
+        # Concatenated files repeat the header.
         if says_something and row.cells != header.cells:
             yield row
 
 
 def _parsed(text: str) -> Iterator[_Row]:
-    """Rows as CSV has them; a quote that nobody closes costs its own line and not all the rest."""
+    """The rows of a CSV; an unclosed quote costs its own line, not all the rest."""
     lines = text.splitlines(keepends=True)
     at, width = 0, None
     while at < len(lines):
@@ -240,32 +228,32 @@ def _misfit(row: _Row, header: list[str]) -> str:
     return f"{len(row.cells)} cells where the first line has {len(header)}{hint}"
 
 
-def _entry(cells: Mapping[str, str], *, source: str, given: str, at: Path) -> Entry:
+def _entry(cells: Mapping[str, str], *, source: str, argument: str, at: Path) -> Entry:
     numbers = _numbers(cells)
     facts = facts_of({n: v for n, v in cells.items() if n not in _columns() or n == "warmup_s"})
     adapter = _ADAPTER.match(facts.get("notes", ""))
-    if adapter:  # which is where the original put it
+    if adapter:  # the original wrote the LoRA settings into its notes
         facts = {"lora_r": adapter[1], "lora_alpha": adapter[2]} | facts
-    facts = {"window": UNBROKEN} | facts  # what a row without the field is over
+    facts = {"window": UNBROKEN} | facts  # the default of a row without the field
     why = why_left_out(facts.get("status"))
     if why:
         raise FormatError(why)
     run = _run(facts.get("run"), at)
     if any(name in cells for name in _OURS) or not is_original(numbers):
-        return Entry(source, given, facts, _figures(numbers, facts), run)
-    return Entry(source, given, facts, original_readings(numbers), run, (REMARK,), ASSUMED)
+        return Entry(source, argument, facts, _figures(numbers, facts), run)
+    return Entry(source, argument, facts, original_readings(numbers), run, (REMARK,), ASSUMED)
 
 
-def _run(said: str | None, ledger: Path) -> Path | None:
-    """The run's directory, as seen from here or from where the ledger lies."""
-    if said is None:
+def _run(name: str | None, ledger: Path) -> Path | None:
+    """The run's directory, relative to the working directory or to the ledger."""
+    if name is None:
         return None
-    near = [Path(said), ledger.parent / said]
+    near = [Path(name), ledger.parent / name]
     return next((path for path in near if path.is_dir()), None)
 
 
 def _numbers(cells: Mapping[str, str]) -> dict[str, float]:
-    found = {}
+    numbers = {}
     for name in (*_columns(), "energy_low_J", "energy_high_J", "steps"):
         text = fact(cells.get(name))
         if text is None:
@@ -276,31 +264,31 @@ def _numbers(cells: Mapping[str, str]) -> dict[str, float]:
             raise FormatError(f"{name} is no number: {cells[name][:40]!r}") from None
         if not math.isfinite(number):
             raise FormatError(f"{name} is no finite number: {cells[name]!r}")
-        found[name] = number
-    return found
+        numbers[name] = number
+    return numbers
 
 
 def _figures(numbers: Mapping[str, float], facts: Mapping[str, str]) -> dict[str, Result]:
-    found: dict[str, Result] = {}
+    readings: dict[str, Result] = {}
     notes = _notes(facts.get("notes", ""))
     why = "the ledger's cell is empty" + (f" (notes of its row: {notes})" if notes else "")
     for name, (key, unit, scale) in _columns().items():
         if name in numbers:
             value = Reading(numbers[name] / scale, unit, "reported")
-            found[key] = checked(key, value) if key in catalogue() else value
+            readings[key] = checked(key, value) if key in catalogue() else value
         else:
-            found[key] = Missing(why)
+            readings[key] = Missing(why)
     wall_s, steps = numbers.get("wall_s"), numbers.get("steps")
     window_s = numbers.get("window_s")
     if steps and wall_s and window_s and "window_steps" not in numbers:
         about = steps * min(1.0, window_s / wall_s)
         note = "its steps, by the window's share of the time"
-        found["steps.count"] = Reading(about, "steps", "derived", note=note)
-    return found | _bounded(numbers)
+        readings["steps.count"] = Reading(about, "steps", "derived", note=note)
+    return readings | _bounded(numbers)
 
 
 def _bounded(numbers: Mapping[str, float]) -> dict[str, Result]:
-    """J/token with what its sensor leaves open, where the row says it of the energy."""
+    """J/token with its interval, if the row has one of the energy."""
     energy, value = numbers.get("energy_J"), numbers.get("J_per_token")
     low, high = numbers.get("energy_low_J"), numbers.get("energy_high_J")
     if not energy or value is None or low is None or high is None:
@@ -310,6 +298,6 @@ def _bounded(numbers: Mapping[str, float]) -> dict[str, Result]:
 
 
 def _notes(notes: str) -> str:
-    """What the notes say besides the LoRA details."""
+    """The notes without the LoRA settings."""
     parts = (part.strip() for part in notes.split(";"))
     return "; ".join(part for part in parts if part and not part.startswith("lora_"))

@@ -1,9 +1,12 @@
-"""How did the runs of a comparison go, each over its steps, its tokens, its time?
+"""Curves of the compared runs over steps, tokens or time.
 
-The trap: a curve that stands for a run and is of something else. Of many devices the sum of what
-they drew, and none where one of them said nothing; of memory that of the fullest device, which is
-what `erg compare` has; of tokens those of all ranks. A run that has no curve has the reason, and
-no line at 0.
+Power is the sum of all devices, and absent where one of them was not read. Memory is that of the
+fullest device, as in `erg compare`. Tokens are those of all ranks. A run without a curve has the
+reason, not a line at 0.
+
+All three axes count from the start of the run's first step, warm-up included. Counting from the end
+of the warm-up would shift the losses of runs with different warm-ups. Time between steps, such as
+an evaluation, counts as time and as no step.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ergmeter.errors import ErgmeterError, NotMeasurable
-from ergmeter.metrics.breakdown import timeline
+from ergmeter.metrics import timeline
 from ergmeter.metrics.definitions.tokens import WHICH_TOKENS, need_all_rows, steps_in, tokens
 from ergmeter.metrics.energy.device_energy import boundary
 from ergmeter.metrics.evidence.gauges import highest_of, readings, sampled, why_absent
@@ -36,22 +39,12 @@ if TYPE_CHECKING:
     from ergmeter.records import Basis, Device, FloatArray
     from ergmeter.runlog.settings import Settings
 
-# -- progress --------------------------------------------------------------------------------------
-# How far was a run at an instant: after how many steps, how many tokens, how much time?
-#
-# The trap: two runs laid side by side by the clock on the wall, or each from where its own warm-up
-# ended. A loss after a million tokens is after all of them, so all three count from the start of
-# the run's first step, be it warm-up or not. (The other way, from the counted window on, would
-# shift losses of runs whose warm-ups differ.) What lies between steps, an evaluation say, takes
-# time and is no step.
-
-
 Axis = Literal["step", "tokens", "time"]
 AXES: tuple[Axis, ...] = ("step", "tokens", "time")
 
 
 class RunProgress:
-    """A run from the start of its first step to the end of its last."""
+    """Steps, tokens and time of a run since the start of its first step."""
 
     def __init__(self, evidence: Evidence) -> None:
         """Raises NotMeasurable for a run without steps."""
@@ -60,9 +53,9 @@ class RunProgress:
         self.end_ns = evidence.work.highest("end_ns")
 
     def at(self, axis: Axis, t_s: FloatArray) -> FloatArray:
-        """Where the run was at these instants, which are seconds since its first step began.
+        """The position on an axis at these times, in seconds since the first step began.
 
-        Within a step it is on its way. Raises NotMeasurable where the run can't tell.
+        Interpolated within a step. NotMeasurable if the run lacks the counts.
         """
         if axis == "time":
             return t_s
@@ -80,37 +73,34 @@ class RunProgress:
         return made
 
     def seconds(self, t_ns: FloatArray) -> FloatArray:
-        """Instants of the run's clock, since the first step began."""
+        """Seconds since the first step began, from the run's clock."""
         return (t_ns - self.zero_ns) / NS_PER_S
 
     def _made(self, lane: Steps, amounts: FloatArray, t_s: FloatArray) -> FloatArray:
-        """What the rows of a rank had amounted to at these instants."""
+        """The cumulated amounts of a rank's rows at these times."""
         edges_ns = np.stack([lane["start_ns"], lane["end_ns"]], axis=1).ravel()
-        # Printed lines may begin before the one before them ended; what is made stays made.
+        # Printed lines may overlap; the cumulated amount never falls.
         edges_s = np.maximum.accumulate(self.seconds(edges_ns))
         so_far = np.repeat(np.insert(np.cumsum(amounts), 0, 0.0), 2)[1:-1]
         return np.interp(t_s, edges_s, so_far)
-
-
-# -- courses ---------------------------------------------------------------------------------------
 
 
 Curve = Literal["tokens_per_s", "step_s", "loss", "power_w", "device_bytes", "host_bytes"]
 CURVES: tuple[Curve, ...] = (
     *("tokens_per_s", "step_s", "loss", "power_w", "device_bytes", "host_bytes"),
 )
-# What can be told apart: groups by their colour, repeats by their dashes; and lines in all.
+# How many a chart can distinguish: groups by colour, repeats by dashes; and lines in all.
 GROUPS, REPEATS, LINES = 8, 6, 12
-_POINTS = 2400  # of a curve, all runs together, whatever their length
-_MOST = 600  # of one run
+_POINTS = 2400  # points of a curve over all runs
+_MOST = 600  # points of one run
 NO_DIRECTORY = "a ledger's row has no steps and no samples: name the run's directory"
 
 
 @dataclass(frozen=True)
-class Course:
-    """A curve of a run in a bounded number of points, of which none beyond was left out.
+class RunCurve:
+    """A curve of a run in a bounded number of points, extremes included.
 
-    `x` says where each of them lies, on the axes that the run can tell. A NaN is a break.
+    `x`: the position of each point on the axes that the run has. A NaN is a break.
     """
 
     x: Mapping[Axis, FloatArray]
@@ -121,7 +111,7 @@ class Course:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether some readings were left out."""
+        """True if some readings were left out."""
         return self.readings > int(np.isfinite(self.values).sum())
 
     @property
@@ -140,69 +130,74 @@ class Course:
         return float(self.values[np.isfinite(self.values)][-1])
 
     def end(self, axis: Axis) -> float | None:
-        """How far it reaches on an axis; None where the run can't tell."""
+        """The last position on an axis; None if the run does not have it."""
         return float(self.x[axis].max()) if axis in self.x else None
 
 
 @dataclass(frozen=True)
-class Traced:
-    """A run of a comparison: whose it is, its curves, and on which axes it can't be laid."""
+class RunCurves:
+    """A run of a comparison: its group, its curves, and the axes it lacks."""
 
-    group: int  # its place among those of the comparison
+    group: int  # its index among the groups of the comparison
     repeat: int
     source: str
-    curves: Mapping[Curve, Course | Missing]
+    curves: Mapping[Curve, RunCurve | Missing]
     lacking: Mapping[Axis, str]
 
 
 @dataclass(frozen=True)
-class Courses:
-    """The runs that are traced, and how many more there are: with a directory, and without one."""
+class ComparedCurves:
+    """The runs with curves, and how many were left out: with a directory, and without one."""
 
-    runs: tuple[Traced, ...]
+    runs: tuple[RunCurves, ...]
     left_out: int
     without: int
 
     @property
     def curves(self) -> tuple[Curve, ...]:
-        """What to show: what somebody has, step time only where tokens/s are not known of all, and
-        of memory one, as that of a device and of its host are no two of a kind."""
+        """The curves to show: those that some run has.
+
+        Step time only if some run has no tokens/s; host memory only without device memory.
+        """
         had = {
-            curve: [isinstance(run.curves[curve], Course) for run in self.runs] for curve in CURVES
+            curve: [isinstance(run.curves[curve], RunCurve) for run in self.runs]
+            for curve in CURVES
         }
-        shown = [curve for curve in CURVES if any(had[curve])]
-        if all(had["tokens_per_s"]) and "step_s" in shown:
-            shown.remove("step_s")
-        if "device_bytes" in shown and "host_bytes" in shown:
-            shown.remove("host_bytes")
-        return tuple(shown)
+        chosen = [curve for curve in CURVES if any(had[curve])]
+        if all(had["tokens_per_s"]) and "step_s" in chosen:
+            chosen.remove("step_s")
+        if "device_bytes" in chosen and "host_bytes" in chosen:
+            chosen.remove("host_bytes")
+        return tuple(chosen)
 
 
-def courses(groups: Sequence[Group], settings: Settings | None = None) -> Courses:
+def compared_curves(groups: Sequence[Group], settings: Settings | None = None) -> ComparedCurves:
     """The curves of some runs of each group."""
-    known = [[entry for entry in group.entries if entry.run is not None] for group in groups]
-    chosen = _chosen(known)
+    with_directory = [
+        [entry for entry in group.entries if entry.run is not None] for group in groups
+    ]
+    chosen = _chosen(with_directory)
     points = min(_MOST, _POINTS // max(1, len(chosen)))
     runs = tuple(
-        _traced(known[group][repeat], group, repeat, settings, points=points)
+        _run_curves(with_directory[group][repeat], group, repeat, settings, points=points)
         for group, repeat in chosen
     )
-    with_one = sum(map(len, known))
+    with_one = sum(map(len, with_directory))
     everyone = sum(len(group.entries) for group in groups)
-    return Courses(runs, with_one - len(runs), everyone - with_one)
+    return ComparedCurves(runs, with_one - len(runs), everyone - with_one)
 
 
-def _chosen(known: list[list[Entry]]) -> list[tuple[int, int]]:
-    """Which runs: the first of each of the first groups, then the second ones, so many in all."""
-    places = [(group, own) for group, own in enumerate(known) if own][:GROUPS]
+def _chosen(by_group: list[list[Entry]]) -> list[tuple[int, int]]:
+    """Group and repeat of the runs to show: first runs of all groups, then second ones."""
+    places = [(group, own) for group, own in enumerate(by_group) if own][:GROUPS]
     each = [[(group, repeat) for repeat in range(len(own))][:REPEATS] for group, own in places]
-    in_turn = [one for one in chain.from_iterable(zip_longest(*each)) if one is not None]
+    in_turn = [pair for pair in chain.from_iterable(zip_longest(*each)) if pair is not None]
     return sorted(in_turn[:LINES])
 
 
-def _traced(
+def _run_curves(
     entry: Entry, group: int, repeat: int, settings: Settings | None, *, points: int
-) -> Traced:
+) -> RunCurves:
     assert entry.run is not None
     try:
         run = Run.open(entry.run)
@@ -211,7 +206,7 @@ def _traced(
         progress = RunProgress(evidence)
     except ErgmeterError as error:
         nothing = dict.fromkeys(CURVES, Missing(str(error)))
-        return Traced(group, repeat, entry.source, nothing, {})
+        return RunCurves(group, repeat, entry.source, nothing, {})
     lacking: dict[Axis, str] = {}
     for axis in AXES:
         try:
@@ -219,28 +214,30 @@ def _traced(
         except NotMeasurable as error:
             lacking[axis] = str(error)
     axes = tuple(axis for axis in AXES if axis not in lacking)
-    curves = {curve: _course(evidence, progress, curve, axes, points=points) for curve in CURVES}
-    return Traced(group, repeat, entry.source, curves, lacking)
+    curves = {curve: _run_curve(evidence, progress, curve, axes, points=points) for curve in CURVES}
+    return RunCurves(group, repeat, entry.source, curves, lacking)
 
 
-def _course(
+def _run_curve(
     evidence: Evidence, progress: RunProgress, curve: Curve, axes: Sequence[Axis], *, points: int
-) -> Course | Missing:
+) -> RunCurve | Missing:
     try:
         series, basis, note = _SERIES[curve](evidence, progress)
-        line = timeline.bounded(_inside(series, progress), zero_ns=progress.zero_ns, points=points)
+        line = timeline.bounded_series(
+            _inside(series, progress), zero_ns=progress.zero_ns, points=points
+        )
     except NotMeasurable as error:
         return Missing(str(error))
     t_s, values = line.t_s, line.values
-    if curve in _OF_STEPS:  # between two steps nothing was missed: no breaks
-        whole = np.isfinite(values)
-        t_s, values = t_s[whole], values[whole]
+    if curve in _OF_STEPS:  # no breaks between steps
+        is_reading = np.isfinite(values)
+        t_s, values = t_s[is_reading], values[is_reading]
     x = {axis: progress.at(axis, t_s) for axis in axes}
-    return Course(x, values, line.readings, basis, note)
+    return RunCurve(x, values, line.readings, basis, note)
 
 
 def _inside(series: Series, progress: RunProgress) -> Series:
-    """What lies between the start of the first step and the end of the last."""
+    """The readings from the start of the first step to the end of the last."""
     first = int(np.searchsorted(series.t_ns, progress.zero_ns))
     last = int(np.searchsorted(series.t_ns, progress.end_ns, side="right"))
     part = Series(series.t_ns[first:last], series.values[first:last])
@@ -251,12 +248,14 @@ def _inside(series: Series, progress: RunProgress) -> Series:
     return part
 
 
-_Told = tuple[Series, "Basis", str]
+_CurveSeries = tuple[Series, "Basis", str]
 
 
-def _tokens_per_s(evidence: Evidence, progress: RunProgress) -> _Told:
-    """Of each step, at its end: the tokens of all ranks since the end of the step before, over that
-    time without evaluation, checkpoints and pauses."""
+def _tokens_per_s(evidence: Evidence, progress: RunProgress) -> _CurveSeries:
+    """Tokens of all ranks since the end of the previous step, over that time.
+
+    Evaluation, checkpoints and pauses are not part of that time.
+    """
     _, label, basis = tokens(evidence, evidence.work)
     lane = evidence.work.longest
     lasted_s = evidence.all_periods_s(lane)
@@ -270,33 +269,33 @@ def _tokens_per_s(evidence: Evidence, progress: RunProgress) -> _Told:
     )
 
 
-def _step_s(evidence: Evidence, _progress: RunProgress) -> _Told:
+def _step_s(evidence: Evidence, _progress: RunProgress) -> _CurveSeries:
     way = "from one printed line" if evidence.from_output else "from each step's end"
     return timeline.step_series(evidence), evidence.steps_basis, f"{way} to the next"
 
 
-def _loss(evidence: Evidence, _progress: RunProgress) -> _Told:
+def _loss(evidence: Evidence, _progress: RunProgress) -> _CurveSeries:
     series, is_printed = timeline.loss_series(evidence)
     return series, "reported", "as printed: no step tells it" if is_printed else ""
 
 
-def _power_w(evidence: Evidence, _progress: RunProgress) -> _Told:
-    """What the devices drew together whose energy is the run's."""
+def _power_w(evidence: Evidence, _progress: RunProgress) -> _CurveSeries:
+    """The total power of the devices whose energy is the run's."""
     devices = boundary(evidence)
-    told = [_power_of(evidence, device) for device in devices]
-    is_rate = any(by_counter for _, by_counter in told)
+    powers = [_power_of(evidence, device) for device in devices]
+    is_rate = any(by_counter for _, by_counter in powers)
     notes = ["by how a counter grew: the mean since the reading before"] if is_rate else []
-    if len(told) == 1:
-        return told[0][0], "derived" if is_rate else "measured", "".join(notes)
-    notes.insert(0, f"sum of {len(told)} devices, when the one that is read most often was read")
-    return _sum([series for series, _ in told]), "derived", "; ".join(notes)
+    if len(powers) == 1:
+        return powers[0][0], "derived" if is_rate else "measured", "".join(notes)
+    notes.insert(0, f"sum of {len(powers)} devices, when the one that is read most often was read")
+    return _sum([series for series, _ in powers]), "derived", "; ".join(notes)
 
 
 def _power_of(evidence: Evidence, device: Device) -> tuple[Series, bool]:
-    """Its power, and whether that is by its counter."""
-    said = evidence.series("power_w").get(device.id)
-    if said is not None and np.isfinite(said.values).any():
-        return said, False
+    """A device's power, and whether it is derived from its energy counter."""
+    power = evidence.series("power_w").get(device.id)
+    if power is not None and np.isfinite(power.values).any():
+        return power, False
     counter = evidence.series("energy_j").get(device.id)
     if counter is None or len(counter.t_ns) < 2:
         why = (
@@ -313,13 +312,15 @@ def _power_of(evidence: Evidence, device: Device) -> tuple[Series, bool]:
 
 
 def _sum(parts: list[Series]) -> Series:
-    """All together at the times of the one that has the most, others straight between their
-    readings; nothing where one of them was not read for a while."""
-    t_ns = max(parts, key=lambda one: len(one.t_ns)).t_ns
+    """The sum at the times of the series with the most readings, others interpolated.
+
+    NaN where one of them has a gap.
+    """
+    t_ns = max(parts, key=lambda part: len(part.t_ns)).t_ns
     total = np.zeros(len(t_ns))
     for part in parts:
-        told = np.isfinite(part.values)
-        own_ns, values = part.t_ns[told], part.values[told]
+        is_reading = np.isfinite(part.values)
+        own_ns, values = part.t_ns[is_reading], part.values[is_reading]
         after = np.searchsorted(own_ns, t_ns).clip(1, len(own_ns) - 1)
         apart_ns = own_ns[after] - own_ns[after - 1]
         is_known = (t_ns >= own_ns[0]) & (t_ns <= own_ns[-1])
@@ -328,15 +329,15 @@ def _sum(parts: list[Series]) -> Series:
     return Series(t_ns, total)
 
 
-def _memory(evidence: Evidence, _progress: RunProgress, *, kind: str, note: str) -> _Told:
-    """Of the fullest device of a kind."""
+def _memory(evidence: Evidence, _progress: RunProgress, *, kind: str, note: str) -> _CurveSeries:
+    """Memory of the fullest device of a kind."""
     devices = sampled(evidence, kind)
-    fullest = max(devices, key=lambda one: highest_of(evidence, "memory_bytes", one))
+    fullest = max(devices, key=lambda device: highest_of(evidence, "memory_bytes", device))
     of = f"of {fullest.id}, the fullest of {len(devices)}; " if len(devices) > 1 else ""
     return readings(evidence, "memory_bytes", fullest), "measured", f"{of}{note}"
 
 
-_SERIES: dict[Curve, Callable[[Evidence, RunProgress], _Told]] = {
+_SERIES: dict[Curve, Callable[[Evidence, RunProgress], _CurveSeries]] = {
     "tokens_per_s": _tokens_per_s,
     "step_s": _step_s,
     "loss": _loss,

@@ -1,10 +1,8 @@
-"""Finds what is to be compared: runs, folders of runs, ledgers.
+"""Reads the entries of a comparison from runs, folders of runs and ledgers.
 
-The trap: one run counted twice, once in its directory and once as its ledger's row, which makes
-two repeats that agree to the last digit. Where both are named the directory is used: it says more.
-
-And two trainings of one command taken for repeats, as they are in one run: named by its path, each
-of them is a source of its own, RUN:1 and RUN:2, and may be named so.
+A run that is named twice, by its directory and by a ledger's row, counts once; the directory is
+used, as it has more data. Several trainings in one run are not repeats: each is a source of its
+own, RUN:1 and RUN:2.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from ergmeter.compare.entry import EVAL_LOSS, Entry, SourceEntries, facts_of, wh
 from ergmeter.compare.ledgers import is_ledger, read_ledger
 from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable
 from ergmeter.metrics.catalog import catalogue
-from ergmeter.metrics.check.checks import fitness
+from ergmeter.metrics.checks import fitness
 from ergmeter.metrics.definitions.compute import flops_per_token
 from ergmeter.metrics.definitions.tokens import steps_made
 from ergmeter.metrics.definitions.training import divergence
@@ -40,52 +38,56 @@ if TYPE_CHECKING:
 
 _TRAINING = re.compile(r"(?P<run>.+):(?P<number>[1-9]\d*)")
 _FINISHED = (FINISHED, "exit code 0")
-_NEEDED = ("training.loss", "time.window_s", "steps.count")  # to tell whether it may be compared
+_NEEDED = ("training.loss", "time.window_s", "steps.count")  # for divergence and fairness
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What is to be found out of each run."""
+    """The settings and metrics that are read from each run."""
 
     settings: Settings | None
     keys: tuple[str, ...]
 
 
-def found_in(
+def read_entries(
     paths: Iterable[Path],
     settings: Settings | None = None,
     *,
     keys: Iterable[str] | None = None,
-    tell: Callable[[int, int], None] = lambda _done, _of: None,
+    on_progress: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> SourceEntries:
-    """Everything under these paths, each run once. Of runs just the metrics of these keys, if they
-    are given: of hundreds of runs that is most of the work. `tell` hears how many of how many have
-    been read."""
+    """All entries under these paths, each run once.
+
+    `keys`: the metrics to compute; with hundreds of runs fewer metrics save most of the time.
+    `tell`: called with the number of parts read and their total.
+    """
     wanted = _Wanted(settings, tuple(catalogue() if keys is None else {*keys, *_NEEDED}))
     entries: list[Entry] = []
     left_out: list[str] = []
     parts = [part for path in paths for part in _parts(path, wanted)]
     for number, part in enumerate(parts):
-        tell(number, len(parts))
-        one = part()
-        entries += one.entries
-        left_out += one.left_out
-    kept: dict[object, Entry] = {}
-    # Directories last, so that they take the place of their ledger's row.
+        on_progress(number, len(parts))
+        result = part()
+        entries += result.entries
+        left_out += result.left_out
+    unique: dict[object, Entry] = {}
+    # Directories last, so that they replace their ledger's row.
     for entry in sorted(entries, key=_is_directory):
-        known = _identity(entry)
-        if known in kept:
-            left_out.append(f"{kept[known].source}: {entry.source} is the same run, named twice")
-        kept[known] = entry
+        identity = _identity(entry)
+        if identity in unique:
+            left_out.append(
+                f"{unique[identity].source}: {entry.source} is the same run, named twice"
+            )
+        unique[identity] = entry
     order = {id(entry): number for number, entry in enumerate(entries)}
-    ordered = sorted(kept.values(), key=lambda e: order[id(e)])
+    ordered = sorted(unique.values(), key=lambda e: order[id(e)])
     return SourceEntries(tuple(_of_one_window(ordered, wanted)), tuple(left_out))
 
 
 def _of_one_window(entries: list[Entry], wanted: _Wanted) -> list[Entry]:
-    """Rows over another kind of window than the runs, computed anew from their own runs.
+    """Entries over one kind of window: rows of another kind are recomputed from their runs.
 
-    Where one of them can't be, all stay as they are: a comparison across kinds is then refused.
+    If one can't be recomputed all stay unchanged, and the comparison is refused.
     """
     kinds = {entry.facts["window"] for entry in entries if "window" in entry.facts}
     asked = (wanted.settings.window if wanted.settings else None) or TRAINING
@@ -96,10 +98,17 @@ def _of_one_window(entries: list[Entry], wanted: _Wanted) -> list[Entry]:
         if _is_directory(entry) or entry.facts.get("window", asked) == asked:
             anew.append(entry)
             continue
-        found = _run(entry.run, given=entry.given, wanted=wanted) if entry.run else SourceEntries()
-        if len(found.entries) != 1:
+        result = (
+            _run(entry.run, argument=entry.argument, wanted=wanted)
+            if entry.run
+            else SourceEntries()
+        )
+        if len(result.entries) != 1:
             return entries
-        anew += [replace(one, facts={**entry.facts, **one.facts}) for one in found.entries]
+        anew += [
+            replace(recomputed, facts={**entry.facts, **recomputed.facts})
+            for recomputed in result.entries
+        ]
     return anew
 
 
@@ -108,36 +117,36 @@ def _is_directory(entry: Entry) -> bool:
 
 
 def _identity(entry: Entry) -> object:
-    if entry.run is None:  # two rows that agree to the last digit are copies of one
+    if entry.run is None:  # rows that agree in every digit are copies
         values = {key: entry.value(key) for key in entry.figures}
         return frozenset(entry.facts.items()), frozenset(values.items())
     return entry.run.resolve(), entry.training
 
 
 def _parts(path: Path, wanted: _Wanted) -> list[Callable[[], SourceEntries]]:
-    """What there is under a path, each to be read when it is asked for."""
+    """Readers for all runs or ledgers under a path."""
     if path.is_file():
-        return [partial(read_ledger, path, given=str(path))]
+        return [partial(read_ledger, path, argument=str(path))]
     path, training = _split(path)
     if not path.is_dir():
         raise FormatError(f"no run, folder or ledger at {path}")
     if training is not None or (path / fmt.RUN_FILE).is_file():
-        return [partial(_run, path, given=None, wanted=wanted, only=training)]
+        return [partial(_run, path, argument=None, wanted=wanted, only=training)]
     runs = [
         header.parent
         for header in sorted(path.rglob(fmt.RUN_FILE))
         if not any(part.startswith(".") for part in header.relative_to(path).parts)
     ]
     if runs:
-        return [partial(_run, run, given=str(path), wanted=wanted) for run in runs]
+        return [partial(_run, run, argument=str(path), wanted=wanted) for run in runs]
     ledgers = [file for file in sorted(path.glob("*.csv")) if is_ledger(file)]
     if not ledgers:
         raise FormatError(f"no run and no energy ledger in {path}")
-    return [partial(read_ledger, ledger, given=str(path)) for ledger in ledgers]
+    return [partial(read_ledger, ledger, argument=str(path)) for ledger in ledgers]
 
 
 def _split(path: Path) -> tuple[Path, int | None]:
-    """RUN:2 as the run and the number of a training in it. A directory of that name is itself."""
+    """RUN:2 as the run and the number of a training; an existing path stays as it is."""
     named = _TRAINING.fullmatch(str(path))
     if named is None or path.exists():
         return path, None
@@ -152,27 +161,29 @@ def _joined(parts: list[SourceEntries]) -> SourceEntries:
 
 
 def _run(
-    path: Path, *, given: str | None, wanted: _Wanted, only: int | None = None
+    path: Path, *, argument: str | None, wanted: _Wanted, only: int | None = None
 ) -> SourceEntries:
-    """A run's entry; of several trainings in it, one each, or `only` that one. `given`: the folder
-    it was found in."""
+    """The entry of a run, or one for each of its trainings, or `only` that one.
+
+    `argument`: the folder on the command line.
+    """
     try:
         run = Run.open(path)
     except ErgmeterError as error:
         return _left_out(path, error)
     if only is not None:
-        run.training(only)  # a number that there is not is misuse
+        run.training(only)  # UsageError for a number out of range
     try:
         several = len(run.trainings)
         if several < 2:
-            return _entry(run, str(path), given or str(path), wanted)
+            return _entry(run, str(path), argument or str(path), wanted)
         named = {f"{path}:{n}": run.training(n) for n in range(1, several + 1)}
-        each = ", ".join(f"{name} ({one.name})" for name, one in named.items())
+        each = ", ".join(f"{name} ({training.name})" for name, training in named.items())
         note = f"{several} trainings in this run, each to be named by itself: {each}"
         return _joined(
             [
-                _entry(one, name, given or name, wanted, remarks=(note,), training=number)
-                for number, (name, one) in enumerate(named.items(), start=1)
+                _entry(part, name, argument or name, wanted, remarks=(note,), training=number)
+                for number, (name, part) in enumerate(named.items(), start=1)
                 if only in (None, number)
             ]
         )
@@ -181,21 +192,21 @@ def _run(
 
 
 def _left_out(path: Path, error: ErgmeterError) -> SourceEntries:
-    said = str(error)
-    return SourceEntries(left_out=(said if str(path) in said else f"{path}: {said}",))
+    message = str(error)
+    return SourceEntries(left_out=(message if str(path) in message else f"{path}: {message}",))
 
 
 def _entry(
     run: Run,
     source: str,
-    given: str,
+    argument: str,
     wanted: _Wanted,
     *,
     remarks: Sequence[str] = (),
     training: int | None = None,
 ) -> SourceEntries:
-    said = run.workload.get("status")
-    status = str(said) if said and run.status in _FINISHED else run.status
+    stated = run.workload.get("status")
+    status = str(stated) if stated and run.status in _FINISHED else run.status
     why = why_left_out(status)
     if why:
         return SourceEntries(left_out=(f"{source}: {why}",))
@@ -209,7 +220,7 @@ def _entry(
     damage = (f"damaged, left out: {line}" for line in run.damage)
     entry = Entry(
         source,
-        given,
+        argument,
         _facts(evidence),
         figures,
         run.path,
@@ -221,7 +232,7 @@ def _entry(
 
 
 def _facts(evidence: Evidence) -> dict[str, str]:
-    """What the workload said, and what the run itself knows where it did not."""
+    """Facts of the workload, and of the run where the workload has none."""
     run, declared = evidence.run, evidence.settings
     own = {
         **board_facts(run),
@@ -245,7 +256,7 @@ def _steps(evidence: Evidence) -> float | None:
 
 
 def _flops(evidence: Evidence) -> str | None:
-    """Of a token, with the way they were counted: two ways differ where the work does not."""
+    """FLOPs of a token with their convention: two conventions differ for the same work."""
     if not evidence.flops:
         return None
     try:
@@ -256,21 +267,25 @@ def _flops(evidence: Evidence) -> str | None:
 
 
 def _unfit(evidence: Evidence, source: str) -> list[str]:
-    """What `erg check` has against the run; a short window is refused by itself."""
-    found = fitness(evidence).findings
-    serious = [one.seen for one in found if one.weight == "serious" and one.check != "window"]
+    """The serious findings of `erg check` as a caution, except a short window."""
+    findings = fitness(evidence).findings
+    serious = [
+        finding.seen
+        for finding in findings
+        if finding.weight == "serious" and finding.check != "window"
+    ]
     if not serious:
         return []
     more = f", and {len(serious) - 1} more" if len(serious) > 1 else ""
     return [f"{source}: not fit to be compared: {serious[0]}{more} (`erg check`)"]
 
 
-def _eval_loss(run: Run, known: Result | None) -> Result:
-    if isinstance(known, Reading):
-        return known
-    told = [one for one in run.reported() if one.name == "eval_loss"]
-    if told:
-        return Reading(told[-1].value, "1", "reported", note="the last that the program told")
+def _eval_loss(run: Run, reading: Result | None) -> Result:
+    if isinstance(reading, Reading):
+        return reading
+    values = [reported for reported in run.reported() if reported.name == "eval_loss"]
+    if values:
+        return Reading(values[-1].value, "1", "reported", note="the last that the program told")
     try:
         return Reading(float(run.workload["eval_loss"]), "1", "reported")
     except (KeyError, TypeError, ValueError):

@@ -1,9 +1,8 @@
-"""How long, and how many joules, until the loss came down to a target?
+"""Time and energy until the training loss reaches a target.
 
-The trap: a single lucky batch. The loss of one step jumps; the target counts as reached where the
-mean of the last five recorded losses is at or below it, and that is when it was told, not when the
-first of them was. Time runs from the start of the first training step, so compiling and warm-up
-are in it, and so are evaluations on the way: they are what it takes to get there.
+The loss of a single step is noisy, so the target is reached when the mean of the last five recorded
+losses is at or below it. Time starts with the first training step: compiling, warm-up and
+evaluations on the way are included.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _TRAIN = PHASES.index("train")
 
 
 class _Until(Evidence):
-    """A run from the start of its first step until an instant."""
+    """A run from the start of its first step until the target."""
 
     def __init__(self, run: Run, until: Window) -> None:
         super().__init__(run, settings_of(run, _ALL), heed_marks=False)
@@ -50,25 +49,24 @@ class _Until(Evidence):
 
 
 def to_target(path: Path | None, loss: float, *, training: int | None = None) -> dict[str, Result]:
-    """Time and energy of a run, or of one of its trainings, until its loss came to a target; or why
-    they are not known."""
+    """Time and energy of a run, or of one of its trainings, until its loss reached a target."""
     if path is None:
         why = "a ledger's row has no losses by step: name the run's directory"
         return {TIME: Missing(why), ENERGY: Missing(why)}
     try:
         run = Run.open(path)
         run = run if training is None else run.training(training)
-        window, told = _reached(run, loss)
+        window, losses = _reached(run, loss)
     except ErgmeterError as error:
         return {TIME: Missing(str(error)), ENERGY: Missing(str(error))}
-    note = f"from the first step until the {SMOOTHING} was {loss:g} or less, after {told} of them"
-    found: dict[str, Result] = {TIME: Reading(window.duration_s, "s", "measured", note=note)}
+    note = f"from the first step until the {SMOOTHING} was {loss:g} or less, after {losses} of them"
+    results: dict[str, Result] = {TIME: Reading(window.duration_s, "s", "measured", note=note)}
     try:
-        drawn = run_j(_Until(run, window))
-        found[ENERGY] = Reading(drawn.value, "J", drawn.basis, drawn.low, drawn.high, note)
+        energy = run_j(_Until(run, window))
+        results[ENERGY] = Reading(energy.value, "J", energy.basis, energy.low, energy.high, note)
     except NotMeasurable as error:
-        found[ENERGY] = Missing(str(error))
-    return found
+        results[ENERGY] = Missing(str(error))
+    return results
 
 
 def _reached(run: Run, loss: float) -> tuple[Window, int]:
@@ -78,11 +76,11 @@ def _reached(run: Run, loss: float) -> tuple[Window, int]:
             f" {run.path}:1"
         )
     rows = _training(run)
-    told = ~np.isnan(rows["loss"])
-    if int(told.sum()) < SMOOTHED:
-        count = int(told.sum())
+    has_loss = ~np.isnan(rows["loss"])
+    if int(has_loss.sum()) < SMOOTHED:
+        count = int(has_loss.sum())
         raise NotMeasurable(f"{count} of the steps have a loss: a target needs {SMOOTHED} of them")
-    ends, losses = rows["end_ns"][told], rows["loss"][told]
+    ends, losses = rows["end_ns"][has_loss], rows["loss"][has_loss]
     smooth = _trailing(losses)
     below = np.flatnonzero(smooth <= loss)
     if not len(below):
@@ -94,7 +92,7 @@ def _reached(run: Run, loss: float) -> tuple[Window, int]:
 
 
 def _training(run: Run) -> Steps:
-    """The training steps of the rank that told the most losses."""
+    """The training steps of the rank with the most losses."""
     for stream in ("", OUTPUT):
         rows = Steps(run.steps(stream))
         rows = rows.where(rows["phase"] == _TRAIN)

@@ -1,8 +1,7 @@
-"""What a comparison came to, in words that say no more than was shown.
+"""Verdicts of a comparison as sentences that claim no more than the interval shows.
 
-The trap: "1.31x" without a word on how sure it is, and a speed-up formula that is upside down
-(SFT-Play's guide divides bnb by unsloth and calls it unsloth's). The direction is the catalogue's,
-the sentence names who is better, and what was not shown is told with what would show it.
+Which direction is better comes from the catalogue, and the sentence names the better group. A
+difference that was not shown comes with the number of repeats that would show it.
 """
 
 from __future__ import annotations
@@ -56,13 +55,13 @@ _NOUNS = {
     LOSS: "training loss",
 }
 
-_MUCH = 2.0  # from here on a factor says more than a percentage
+_MUCH = 2.0  # larger ratios are printed as a factor instead of a percentage
 _LITTLE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A figure that is compared."""
+    """A metric that is compared."""
 
     key: str
     title: str
@@ -72,18 +71,18 @@ class Measure:
 
     @property
     def noun(self) -> str:
-        """What the sentence calls it."""
+        """Its name in a sentence."""
         return _NOUNS.get(self.key, self.title)
 
     @property
     def is_quality(self) -> bool:
-        """Whether it is what was learned, and not what it cost."""
+        """True for a loss, which is compared by its difference."""
         return self.scale == "difference"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is said of one figure of one group against the baseline."""
+    """The verdict on one metric of one group against the baseline."""
 
     measure: Measure
     state: State
@@ -93,7 +92,7 @@ class Verdict:
 
 
 def measure(name: str) -> Measure:
-    """A figure by its key or by another name of it."""
+    """A metric by its key or an alias. UsageError for an unknown one."""
     key = _NAMES.get(name.lower(), name)
     if key in _EXTRA and key not in catalogue():
         title, unit, direction = _EXTRA[key]
@@ -106,52 +105,54 @@ def measure(name: str) -> Measure:
 
 
 def verdict(
-    name: str, measured: Measure, found: Contrast, *, effect: float, repeats: Sequence[int]
+    name: str, measured: Measure, result: Contrast, *, effect: float, repeats: Sequence[int]
 ) -> Verdict:
-    """What a contrast of a group with the baseline says. `effect`: the share worth showing."""
-    if found.low is None or found.high is None:
-        size = _size(measured, found) if found.value != found.neutral else f"same {measured.noun}"
-        return Verdict(measured, "no interval", f"{name} {size}; {found.why}", found)
-    if found.is_shown:
-        words = f"{name} {_size(measured, found)}"
-        return Verdict(measured, _state(measured, found), words, found)
-    if found.is_exact:
-        return Verdict(measured, "not shown", f"the same {measured.noun} in every run", found)
+    """The verdict of a contrast with the baseline. `effect`: the smallest one of interest."""
+    if result.low is None or result.high is None:
+        size = (
+            _size(measured, result) if result.value != result.neutral else f"same {measured.noun}"
+        )
+        return Verdict(measured, "no interval", f"{name} {size}; {result.why}", result)
+    if result.is_shown:
+        words = f"{name} {_size(measured, result)}"
+        return Verdict(measured, _state(measured, result), words, result)
+    if result.is_exact:
+        return Verdict(measured, "not shown", f"the same {measured.noun} in every run", result)
     write = _plains if measured.is_quality else _span
-    span = write(found.low, found.high)
+    span = write(result.low, result.high)
     words = f"no difference in {measured.noun} shown ({span})"
-    further, wanted = _further(measured, found, effect, min(repeats))
-    return Verdict(measured, "not shown", f"{words}; {further}", found, wanted)
+    further, wanted = _further(measured, result, effect, min(repeats))
+    return Verdict(measured, "not shown", f"{words}; {further}", result, wanted)
 
 
-def absent(measured: Measure, why: str) -> Verdict:
-    """Nothing to compare."""
+def absent_verdict(measured: Measure, why: str) -> Verdict:
+    """The verdict if there is nothing to compare."""
     return Verdict(measured, "absent", f"{measured.noun}: {why}")
 
 
-def _state(measured: Measure, found: Contrast) -> State:
+def _state(measured: Measure, result: Contrast) -> State:
     if measured.direction == "neither":
         return "differs"
-    is_more = found.value > found.neutral
+    is_more = result.value > result.neutral
     return "better" if is_more == (measured.direction == "higher") else "worse"
 
 
-def _size(measured: Measure, found: Contrast) -> str:
-    """How much more or less, with the interval; what is named is always more than nothing."""
-    is_more = found.value > found.neutral
+def _size(measured: Measure, result: Contrast) -> str:
+    """The size of the difference with its interval, as a positive amount."""
+    is_more = result.value > result.neutral
     if measured.scale == "difference":
         way = "higher" if is_more else "lower"
-        turned = found if is_more else found.inverse
+        turned = result if is_more else result.inverse
         return f"{measured.noun} {_plain(turned.value)} {way}{_interval(turned, _plains)}"
-    if measured.direction != "lower" or found.value > _MUCH:
-        turned = found if is_more else found.inverse
-        said = _factor(measured, is_more=is_more, times=f"{_times(turned.value)}x")
-        return said + _interval(turned, _span)
+    if measured.direction != "lower" or result.value > _MUCH:
+        turned = result if is_more else result.inverse
+        text = _factor(measured, is_more=is_more, times=f"{_times(turned.value)}x")
+        return text + _interval(turned, _span)
     share = replace(
-        found,
-        value=abs(found.value - 1.0),
-        low=_share(found.low if is_more else found.high),
-        high=_share(found.high if is_more else found.low),
+        result,
+        value=abs(result.value - 1.0),
+        low=_share(result.low if is_more else result.high),
+        high=_share(result.high if is_more else result.low),
     )
     way = "more" if is_more else "less"
     return f"{_percent(share.value)} % {way} {measured.noun}{_interval(share, _percents, ' %')}"
@@ -169,16 +170,16 @@ def _factor(measured: Measure, *, is_more: bool, times: str) -> str:
     return f"{measured.noun} {times} {'higher' if is_more else 'lower'}"
 
 
-def _interval(found: Contrast, write: Callable[[float, float], str], unit: str = "") -> str:
-    if found.low is None or found.high is None:
+def _interval(result: Contrast, write: Callable[[float, float], str], unit: str = "") -> str:
+    if result.low is None or result.high is None:
         return ""
-    if found.is_exact:
+    if result.is_exact:
         return ", the same in every repeat"
-    return f", {found.confidence * 100:g} % interval {write(found.low, found.high)}{unit}"
+    return f", {result.confidence * 100:g} % interval {write(result.low, result.high)}{unit}"
 
 
 def _span(low: float, high: float) -> str:
-    """Two ratios, with as many digits as the one nearer to 1 needs to be told from it."""
+    """Two ratios, with enough digits to differ from 1."""
     decimals = 3 if min(abs(low - 1.0), abs(high - 1.0)) < _LITTLE else 2
     return f"{ratio_text(low, decimals=decimals)} to {ratio_text(high, decimals=decimals)}"
 
@@ -207,19 +208,19 @@ def _plain(value: float) -> str:
 
 
 def _further(
-    measured: Measure, found: Contrast, effect: float, repeats: int
+    measured: Measure, result: Contrast, effect: float, repeats: int
 ) -> tuple[str, Needed | None]:
-    """What would show a difference of the size that is worth showing."""
-    if found.why or found.noise is None or found.freedom is None:
-        return found.why, None
+    """What it takes to show a difference of the size of interest."""
+    if result.why or result.noise is None or result.freedom is None:
+        return result.why, None
     size = effect if measured.is_quality else relative(effect)
     what = f"{effect:g}" if measured.is_quality else f"{effect * 100:g} %"
-    is_paired = found.method == PAIRED
-    confidence = found.confidence
-    if shows(size, found.noise, repeats, is_paired=is_paired, confidence=confidence):
+    is_paired = result.method == PAIRED
+    confidence = result.confidence
+    if shows(size, result.noise, repeats, is_paired=is_paired, confidence=confidence):
         return f"one of {what} would have shown", None
     wanted = needed(
-        size, found.noise, freedom=found.freedom, is_paired=is_paired, confidence=confidence
+        size, result.noise, dof=result.freedom, is_paired=is_paired, confidence=confidence
     )
     if wanted.repeats is None:
         return f"more than 1000 repeats would be needed to show {what}", wanted

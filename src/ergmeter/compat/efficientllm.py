@@ -34,7 +34,7 @@ from ergmeter.records import Missing, Step
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ergmeter.metrics.live.totals import Amount, Running, Totals
+    from ergmeter.metrics.live.totals import Amount, RunningTotals, Totals
 
 # -- efficientllm figures --------------------------------------------------------------------------
 # EfficientLLM's figures from a run's totals, and the forms in which people look at them.
@@ -216,7 +216,7 @@ class MetricsCollector(Guarded):
         self.latency_history: deque[float] = deque(maxlen=max(1, history_size))
         self._meter: Meter | None = None
         self._is_own = False
-        self._running: Running | None = None
+        self._running: RunningTotals | None = None
         self._start_ns: int | None = None
         self._last: Step | None = None  # held back: the loss of an iteration is logged after it
         self._index = 0
@@ -251,7 +251,7 @@ class MetricsCollector(Guarded):
     @guarded
     def reset(self) -> None:
         """Figures are of what comes after this. The run on disk goes on, with a mark in it."""
-        from ergmeter.metrics.live.totals import Running  # noqa: PLC0415  loads numpy and pyarrow
+        from ergmeter.metrics.live.totals import RunningTotals  # noqa: PLC0415  loads numpy and pyarrow
 
         self.latency_history.clear()
         self._generated = self._generating_s = 0.0
@@ -263,7 +263,7 @@ class MetricsCollector(Guarded):
         if self._running is not None:
             self._meter.mark("figures_reset")
         self._known = None
-        self._running = Running(handover._writer.id, since_ns=since_ns)
+        self._running = RunningTotals(handover._writer.id, since_ns=since_ns)
 
     @property
     def run_path(self) -> Path | None:

@@ -1,12 +1,11 @@
-"""What did this very device reach when `erg calibrate` last tried it, and where is that kept?
+"""The rates that `erg calibrate` measured on a device, and the files they are stored in.
 
-The trap: a figure of another day. A card behind a lower power limit, with another driver or in
-company reaches another rate, and nobody sees it in the number. So a calibration belongs to one
-device by its identity, holds its date and conditions, and a run takes into its own header what was
-found when it was recorded: calibrating again later changes no run that is over.
+A rate depends on the power limit, the driver and other processes on the GPU. So a calibration
+belongs to one device id and has its date and conditions. A run copies it into its own header when
+it is recorded: calibrating again later changes no finished run.
 
-One JSON file a device, in a folder: where ERGMETER_CALIBRATION says, or else in the user's data
-folder. It is replaced whole, so that a reader finds the old or the new one and never half of it.
+There is one JSON file a device, in the folder that ERGMETER_CALIBRATION names or else in the user's
+data folder. A file is replaced atomically.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ FOLDER_VARIABLE = "ERGMETER_CALIBRATION"
 FORMAT = "ergmeter-calibration"
 VERSION = 1
 STEADY_FRAC = 0.02
-# Whose facts take one in: an accelerator, and the node, which stands for its CPU.
+# Kinds of devices that may have a calibration: an accelerator, and the node for its CPU.
 _KINDS = ("gpu", "node")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CalibratedRate:
-    """A rate that was held for a window: work of the window over its time, and how it came about.
+    """A rate sustained over a window: its work over its time, and the conditions.
 
-    `median`, `low` and `high` are of the blocks that the window was timed in, the latter two their
-    5th and 95th percentile. What the device did meanwhile is absent where nothing could be asked.
+    `median`, `low` and `high` are of the timed blocks of the window; the latter two are the 5th and
+    95th percentile. Clock, power and temperature are None where they could not be read.
     """
 
     value: float
@@ -64,13 +63,13 @@ class CalibratedRate:
 
     @property
     def is_steady(self) -> bool:
-        """Whether it was the same at the end of its window as at the beginning."""
+        """True if the rate did not drift within its window."""
         return abs(self.drift_frac) <= STEADY_FRAC
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Idle:
-    """What the device draws when it does nothing, with a context open on it."""
+    """Power of the idle device with a context open on it."""
 
     power_w: float  # mean of the power sensor
     low_w: float
@@ -82,18 +81,18 @@ class Idle:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refresh:
-    """How often a sensor has something new to say."""
+    """The refresh period of a sensor."""
 
     period_s: float
     low_s: float
     high_s: float
     changes: int
-    resolution_s: float  # between two looks: it is known no better
+    resolution_s: float  # time between two reads: the precision of the period
 
 
 @dataclasses.dataclass(slots=True)
 class Calibration:
-    """All of it for one device. Filled as it is measured: an interrupt keeps what there is."""
+    """All measurements of one device. Filled step by step: an interrupt keeps what is done."""
 
     device: str  # its id
     kind: str
@@ -113,16 +112,16 @@ class Calibration:
     quick: bool = False
     interrupted: bool = False
 
-    def as_json(self, *, whole: bool = True) -> dict[str, Any]:
-        """For a file; without what only a reader of that file would miss, for a run's header."""
+    def as_json(self, *, with_sweep: bool = True) -> dict[str, Any]:
+        """The JSON document of a file; without the sweep, that of a run's header."""
         document = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
-        if not whole:
+        if not with_sweep:
             del document["sweep"]
         return document
 
     @property
     def said(self) -> str:
-        """Date and conditions in words, for a note."""
+        """Date and conditions as text, for a note."""
         conditions = self.conditions
         limit = conditions.get("power_limit_w")
         parts = [f"calibrated {self.measured[:10]}", f"torch {conditions.get('torch', '?')}"]
@@ -138,7 +137,7 @@ class Calibration:
 
 
 def read_document(document: object, where: str) -> Calibration:
-    """A calibration from JSON. FormatError names where it is from."""
+    """A calibration from JSON. FormatError names `where` it is from."""
     cure = "remove it, or run `erg calibrate` again"
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise FormatError(f"{where} is no calibration: {cure}")
@@ -154,7 +153,7 @@ def read_document(document: object, where: str) -> Calibration:
             ("bandwidth", CalibratedRate),
             ("refresh", Refresh),
         ):
-            fields[table] = {name: kind(**one) for name, one in fields.get(table, {}).items()}
+            fields[table] = {name: kind(**row) for name, row in fields.get(table, {}).items()}
         if fields.get("idle") is not None:
             fields["idle"] = Idle(**fields["idle"])
         return Calibration(**fields)
@@ -165,7 +164,7 @@ def read_document(document: object, where: str) -> Calibration:
 
 
 def default_folder() -> Path | None:
-    """Where calibrations are kept; None for a user without a home."""
+    """The folder of calibrations; None for a user without a home."""
     named = os.environ.get(FOLDER_VARIABLE)
     if named:
         return Path(named)
@@ -177,17 +176,17 @@ def default_folder() -> Path | None:
     return root / "ergmeter" / "calibration"
 
 
-def file_of(device: str, folder: Path) -> Path:
+def calibration_path(device: str, folder: Path) -> Path:
     """The file of a device."""
     return folder / (re.sub(r"[^A-Za-z0-9._-]", "_", device) + ".json")
 
 
-def stored(device: str, *, folder: Path | None = None) -> Calibration | None:
-    """What is kept for a device, if anything. FormatError or OSError if it can't be read."""
+def load_calibration(device: str, *, folder: Path | None = None) -> Calibration | None:
+    """The stored calibration of a device, or None. FormatError or OSError if it can't be read."""
     folder = folder or default_folder()
     if folder is None:
         return None
-    path = file_of(device, folder)
+    path = calibration_path(device, folder)
     try:
         document = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -196,19 +195,19 @@ def stored(device: str, *, folder: Path | None = None) -> Calibration | None:
         raise FormatError(
             f"{path} is not JSON ({error}): remove it, or run `erg calibrate` again"
         ) from error
-    found = read_document(document, str(path))
-    return found if found.device == device else None
+    calibration = read_document(document, str(path))
+    return calibration if calibration.device == device else None
 
 
-def store(calibration: Calibration, *, folder: Path | None = None) -> Path:
-    """Keep it, in place of an earlier one of the same device."""
+def save_calibration(calibration: Calibration, *, folder: Path | None = None) -> Path:
+    """Write a calibration and return its path. It replaces an earlier one of the same device."""
     folder = folder or default_folder()
     if folder is None:
         raise UsageError(
             f"this user has no home directory to keep the calibration in: pass --out FOLDER, or set"
             f" {FOLDER_VARIABLE}"
         )
-    path = file_of(calibration.device, folder)
+    path = calibration_path(calibration.device, folder)
     folder.mkdir(parents=True, exist_ok=True)
     staging = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -221,14 +220,14 @@ def store(calibration: Calibration, *, folder: Path | None = None) -> Path:
 
 
 def attach(devices: Iterable[Device]) -> None:
-    """Put what is kept for each device among its facts, so that a run has it in its header."""
+    """Add the stored calibration of each device to its facts, for the run's header."""
     for device in devices:
         if device.kind not in _KINDS or "calibration" in device.facts:
             continue
         try:
-            found = stored(device.id)
+            calibration = load_calibration(device.id)
         except (OSError, FormatError) as error:
             device.facts["no_calibration"] = str(error)
             continue
-        if found is not None:
-            device.facts["calibration"] = found.as_json(whole=False)
+        if calibration is not None:
+            device.facts["calibration"] = calibration.as_json(with_sweep=False)

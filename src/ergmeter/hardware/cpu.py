@@ -1,8 +1,8 @@
-"""A CPU's peak, worked out from its parts: cores x lanes x FMA units x 2 x clock.
+"""A CPU's peak, derived from its parts: cores x lanes x FMA units x 2 x clock.
 
-The trap: a clock that no one chose. A CPU runs all its cores under vector load below the clock
-on its box, and Linux tells neither that clock nor the number of FMA units. The peak is therefore
-an assumption, its inputs are in its source and note, and where one is unknown there is no peak.
+Under vector load on all cores a CPU runs below its nominal clock, and Linux reports neither that
+clock nor the number of FMA units. The peak is therefore an assumption: its inputs are in its source
+and note. If one is unknown there is no peak.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.hardware.spec import DeviceSpec
+from ergmeter.hardware.table import DeviceSpec
 
-# What the vector units of a core do in a cycle. /proc/cpuinfo names the instruction set, not the
-# number of units: two is right for the Xeons sold for training and for Zen, and some have one.
+# FMA units of a core. /proc/cpuinfo names the instruction set, not the number of units: two is
+# right for the Xeons sold for training and for Zen; some CPUs have one.
 _FMA_UNITS = 2
 _AMX_FLOP_PER_CYCLE = {"amx_bf16": ("bf16", 1024), "amx_int8": ("int8", 2048)}
 # Zen 2 to 4 (families 23 and 25) run a 512-bit instruction as two of 256 bits.
@@ -38,7 +38,7 @@ def cpu_peak(
     matrix_flop_per_cycle: Mapping[str, int] | None = None,
     name: str = "CPU",
 ) -> DeviceSpec:
-    """The peak of a CPU of these parts; by type also that of its matrix unit, where it has one."""
+    """The peak of a CPU with these parts, by type; with a matrix unit also that unit's."""
     if min(cores, clock_hz, fp32_lanes, fma_units) <= 0:
         raise UsageError("a CPU's peak needs cores, a clock, lanes and FMA units above 0")
     per_cycle = {"fp32": fp32_lanes * fma_units * 2, **(matrix_flop_per_cycle or {})}
@@ -63,16 +63,15 @@ def cpu_peak(
 
 
 def _matrix(flop_per_cycle: Mapping[str, int]) -> str:
-    """What a core's matrix unit adds, in words."""
+    """The FLOPs of a core's matrix unit as text."""
     each = ", ".join(f"{dtype} {flop} FLOP" for dtype, flop in flop_per_cycle.items())
     return f", its matrix unit {each} a cycle and core" if each else ""
 
 
 def cpu_peak_of(cpuinfo: str, *, clock_hz: float | None = None) -> DeviceSpec:
-    """The peak of the CPU that this text of /proc/cpuinfo describes, or NotMeasurable.
+    """The peak of the CPU in this text of /proc/cpuinfo, or NotMeasurable.
 
-    `clock_hz`: the highest clock, as cpufreq gives it. Without it: the highest in the text, which
-    is the clock of that moment.
+    `clock_hz`: the highest clock by cpufreq. Without it, the highest current clock in the text.
     """
     blocks = [
         dict(re.findall(r"^([^:\n]*?)\s*:\s*(.*)$", block, re.MULTILINE))

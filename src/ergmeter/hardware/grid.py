@@ -1,14 +1,12 @@
-"""How much carbon is in a kilowatt-hour here? By country or region, from a table with its sources.
+"""Carbon intensity of electricity by country or region, from a table with sources.
 
-The trap: an answer for a place nobody named. CodeCarbon without a network is in Canada, and a world
-average stands in for whoever forgot to say: Canada is a third of the world, and Poland twenty times
-Norway. So a name is matched whole, but for case and spaces; an unknown one, or one that two places
-share (Congo, Georgia), is answered with the nearest; there is no default. The world's average has
-to be asked for.
+There is no default region: Poland's intensity is twenty times Norway's. A name matches as a whole,
+ignoring case and spaces. An unknown name, or one that two places share (Congo, Georgia), is an
+error that lists the closest ones. The world's average has its own name.
 
-All of it is location-based: the yearly average of what was generated there. What a contract says of
-the electricity is market-based, and for whoever holds the contract to give. The two sources draw
-their line at different places, so each row says which it is of; they are not to be compared.
+All values are location-based: yearly averages of the generation there. Market-based values come
+from a contract, so the user passes them. The two sources count different emissions (`scope`), so
+their values are not comparable with each other.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
-from ergmeter.hardware.rows import folded
+from ergmeter.hardware.table import fold_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +31,7 @@ _LEAST_LETTERS = 3  # of a part of a name; two letters are in most of them
 
 @dataclass(frozen=True, slots=True)
 class GridSource:
-    """Who publishes a figure, in which unit, and what it counts."""
+    """A publisher of intensities: its unit and what it counts."""
 
     title: str
     url: str
@@ -65,7 +63,7 @@ SOURCES = {
 
 @dataclass(frozen=True, slots=True)
 class GridIntensity:
-    """One row: a place, the figure as it was published, the year it is of."""
+    """One row: a place, the published value and its year."""
 
     code: str
     also: tuple[str, ...]
@@ -81,12 +79,12 @@ class GridIntensity:
 
     @property
     def said(self) -> str:
-        """Whose figure it is, for the note of whatever is computed from it."""
+        """The source as text, for the notes of metrics computed from it."""
         return f"{self.name}, location-based, {self.source.title}, {self.year}: {self.source.scope}"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Everything it can be called."""
+        """Its code, its other codes and its name."""
         return (self.code, *self.also, self.name)
 
 
@@ -108,20 +106,20 @@ def grids() -> tuple[GridIntensity, ...]:
 
 
 def grid_named(name: object) -> GridIntensity:
-    """The row of a country or region, by code or name. UsageError with the nearest ones."""
+    """The row of a country or region, by code or name. UsageError lists the closest ones."""
     if not isinstance(name, str):
         raise UsageError(f"grid must be a name, as `erg grid` lists them; got {name!r}")
-    found = _by_name().get(folded(name))
-    if found is None:
+    row = _by_name().get(fold_name(name))
+    if row is None:
         raise UsageError(
             f"no grid is named {name!r}; {_question(name)}`erg grid` lists them, and a figure of"
             " your own is --grid-g-per-kwh with --grid-source"
         )
-    return found
+    return row
 
 
 def with_grid(declared: Mapping[str, Any]) -> dict[str, Any]:
-    """What was declared, a `grid` by name turned into grid_g_per_kwh and grid_source."""
+    """The declared settings, with `grid` replaced by grid_g_per_kwh and grid_source."""
     rest = {key: value for key, value in declared.items() if key != "grid"}
     name = declared.get("grid")
     if name is None:
@@ -138,17 +136,19 @@ def with_grid(declared: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _by_name() -> dict[str, GridIntensity]:
-    return {folded(name): row for row in grids() for name in row.names}
+    return {fold_name(name): row for row in grids() for name in row.names}
 
 
 def _question(name: str) -> str:
-    """Rows to ask about, nearest first. Nothing is ever computed from them."""
-    part = folded(name)
+    """The closest rows as a question for the error message; empty if there is none."""
+    part = fold_name(name)
     names = _by_name()
-    holding = [one for one in names if len(part) >= _LEAST_LETTERS and part in one]
+    holding = [
+        candidate for candidate in names if len(part) >= _LEAST_LETTERS and part in candidate
+    ]
     near = sorted(holding, key=len) or difflib.get_close_matches(
         part, names, n=_MOST_SUGGESTED, cutoff=0.7
     )
-    rows = dict.fromkeys(names[one] for one in near)
-    said = [f"{row.code} ({row.name})" for row in rows][:_MOST_SUGGESTED]
-    return f"did you mean {' or '.join(said)}? " if said else ""
+    rows = dict.fromkeys(names[candidate] for candidate in near)
+    suggestions = [f"{row.code} ({row.name})" for row in rows][:_MOST_SUGGESTED]
+    return f"did you mean {' or '.join(suggestions)}? " if suggestions else ""

@@ -1,6 +1,11 @@
-"""From a name to its row, or to the reason why there is none.
+"""The table of devices and their peaks: reading rows from TOML, and looking up a name.
 
-The trap: an answer for every name. A near name is a question to the user; its peak is never used.
+A peak has a data type and a unit: "the peak" of an H100 is 67, 494.5, 989.5 or 1979 TFLOP/s. A type
+without a number means one of two things. Either the device has no units for it (`lacks`), or its
+rate is unknown. A similar name is only suggested; its peak is never used.
+
+Rows are checked field by field. A misspelt type would silently drop its peak, and a name in two
+rows would make the result depend on their order, so both are errors.
 """
 
 from __future__ import annotations
@@ -8,49 +13,242 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import math
 import os
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
-from ergmeter.hardware.rows import folded, read_rows
+from ergmeter.records import DTYPES
+
+if TYPE_CHECKING:
+    from ergmeter.records import Basis
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-if TYPE_CHECKING:
-    from ergmeter.hardware.spec import DeviceSpec
-
 USER_FILE_VARIABLE = "ERGMETER_HARDWARE"
+BUILT_IN = "built in"
+
+# No accelerator of the last fifteen years is outside these bounds: a peak outside has a wrong unit.
+LEAST_PEAK_FLOPS_PER_S = 1e9
+MOST_PEAK_FLOPS_PER_S = 1e17
+
+
+class NoUnits(NotMeasurable):
+    """The device has no units for this data type, so there is no peak."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """One device as its maker describes it. Unpublished values are None or absent."""
+
+    key: str
+    name: str
+    vendor: str
+    driver_names: tuple[str, ...]
+    aliases: tuple[str, ...]
+    peak_flops_per_s: Mapping[str, float]  # by type, dense; operations per second for int8
+    bandwidth_bytes_per_s: float | None
+    memory_bytes: int | None
+    tdp_w: float | None
+    source: str
+    checked: str  # the day the row was entered or last revised
+    confirmed: str = ""  # what its peak was compared with that day
+    note: str = ""
+    lacks: tuple[str, ...] = ()  # types without units; other absent types are unknown
+    # As the driver reports it: less than nominal where ECC check bits are stored in it.
+    driver_memory_bytes: int | None = None
+    driver_memory_source: str = ""
+    origin: str = BUILT_IN  # or the user's file, or "derived"
+    basis: Basis = "reported"
+
+    def peak(self, dtype: str) -> float:
+        """The peak of a data type in FLOP/s; NotMeasurable if the row has none."""
+        if dtype not in DTYPES:
+            raise UsageError(f"no type {dtype!r}; the table has {', '.join(DTYPES)}")
+        peak = self.peak_flops_per_s.get(dtype)
+        has = ", ".join(self.peak_flops_per_s) or "none at all"
+        if dtype in self.lacks:
+            raise NoUnits(
+                f"no {dtype} peak: {self.name} has no {dtype} units; pass the type it computes in"
+                f" (its table row has {has})"
+            )
+        if peak is None:
+            raise NotMeasurable(
+                f"{self.name} has no {dtype} rate in the hardware table; it has {has}"
+            )
+        return peak
+
+    @property
+    def short_source(self) -> str:
+        """The source and the day it was checked, without its URL (`erg peaks` has that)."""
+        name = re.sub(r",?\s*https?://[^\s;]+", "", self.source)
+        return f"{name}, checked {self.checked}" if self.checked else name
+
+    @property
+    def memory_there(self) -> tuple[int, str] | None:
+        """The memory a program sees, in bytes, with a short source; None if unknown."""
+        if self.driver_memory_bytes is not None:
+            return self.driver_memory_bytes, f"by {self.driver_memory_source.partition(' (')[0]}"
+        if self.memory_bytes is not None:
+            return self.memory_bytes, "nominal; a driver can report some 6 % less"
+        return None
+
+
+def parse_peak(text: str) -> float:
+    """A peak as people write it, in FLOP/s: 989.5e12, 989.5T, "989.5 TFLOP/s", 2.25 PFLOPS."""
+    match = re.fullmatch(
+        r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([gtp]?)(?:(?:flop|op)s?(?:/s)?)?",
+        text.strip(),
+        re.IGNORECASE,
+    )
+    if match is None:
+        raise UsageError(f"{text!r} is no peak; write it as 989.5e12, 989.5T or '989.5 TFLOP/s'")
+    value = float(match[1]) * {"": 1.0, "g": 1e9, "t": 1e12, "p": 1e15}[match[2].lower()]
+    if not LEAST_PEAK_FLOPS_PER_S <= value <= MOST_PEAK_FLOPS_PER_S:
+        raise UsageError(
+            f"a peak of {value:g} FLOP/s ({text!r}) is no device's; is the unit missing, as in"
+            " 989.5T? It is the peak of one device, not of all"
+        )
+    return value
+
+
+_FLOP_PER_TFLOP = 1e12
+_BYTES_PER_GB = 1e9
+_BYTES_PER_GIB = 2**30
+_BYTES_PER_MIB = 2**20
+
+
+def fold_name(name: str) -> str:
+    """A name as it is compared: case folded, runs of spaces as one."""
+    return " ".join(name.split()).casefold()
+
+
+def read_rows(document: dict[str, Any], path: str) -> tuple[dict[str, DeviceSpec], dict[str, str]]:
+    """Rows by key, and each folded name with its row's key. FormatError if a row is invalid."""
+    rows: dict[str, DeviceSpec] = {}
+    names: dict[str, str] = {}
+    for key, fields in document.items():
+        if not isinstance(fields, dict):
+            raise FormatError(f"{path}: {key} = {fields!r} stands outside a row; rows are [tables]")
+        row = rows[key] = _row(key, fields, f"{path}: [{key}]")
+        for name in {fold_name(name) for name in (key, row.name, *row.driver_names, *row.aliases)}:
+            if names.setdefault(name, key) != key:
+                raise FormatError(f"{path}: [{key}] and [{names[name]}] both claim {name!r}")
+    return rows, names
+
+
+# The fields of a row with their types, and the required ones.
+_FIELDS: dict[str, type] = {
+    "name": str, "vendor": str, "driver_names": list, "aliases": list, "peak_tflop_per_s": dict,
+    "bandwidth_gb_per_s": float, "memory_gib": float, "tdp_w": float, "source": str,
+    "checked": str, "confirmed": str, "note": str, "lacks": list,
+    "driver_memory_mib": float, "driver_memory_source": str,
+}  # fmt: skip
+_SPOKEN: dict[type, str] = {str: "a text", list: "a list of texts", dict: "a table of numbers"}
+_REQUIRED = ("name", "peak_tflop_per_s", "source")
+
+
+def _row(key: str, fields: dict[str, Any], where: str) -> DeviceSpec:
+    for field, value in fields.items():
+        if field not in _FIELDS:
+            raise FormatError(f"{where} has no field {field!r}; it may have {', '.join(_FIELDS)}")
+        _check(value, _FIELDS[field], f"{where} {field}")
+    for field in _REQUIRED:
+        if field not in fields:
+            raise FormatError(f"{where} {field} is missing; a row needs {', '.join(_REQUIRED)}")
+    peaks = _peaks(fields["peak_tflop_per_s"], f"{where} peak_tflop_per_s")
+    memory = _scaled(fields.get("memory_gib"), _BYTES_PER_GIB)
+    there = _scaled(fields.get("driver_memory_mib"), _BYTES_PER_MIB)
+    return DeviceSpec(
+        key=key,
+        name=fields["name"],
+        vendor=fields.get("vendor", "other"),
+        driver_names=tuple(fields.get("driver_names", ())),
+        aliases=tuple(fields.get("aliases", ())),
+        peak_flops_per_s=peaks,
+        bandwidth_bytes_per_s=_scaled(fields.get("bandwidth_gb_per_s"), _BYTES_PER_GB),
+        memory_bytes=None if memory is None else round(memory),
+        tdp_w=_scaled(fields.get("tdp_w"), 1.0),
+        source=fields["source"],
+        checked=fields.get("checked", ""),
+        confirmed=fields.get("confirmed", ""),
+        note=fields.get("note", ""),
+        lacks=_lacks(fields.get("lacks", ()), peaks, f"{where} lacks"),
+        driver_memory_bytes=None if there is None else round(there),
+        driver_memory_source=fields.get("driver_memory_source", fields["source"]),
+    )
+
+
+def _check(value: object, kind: type, where: str) -> None:
+    if kind is float:
+        _positive(value, where)
+    elif not isinstance(value, kind):
+        raise FormatError(f"{where} is {value!r}; {_SPOKEN[kind]} is needed")
+    elif kind is str and not value:
+        raise FormatError(f"{where} is empty; a text is needed")
+    elif isinstance(value, list) and not all(isinstance(item, str) and item for item in value):
+        raise FormatError(f"{where} is {value!r}; a list of texts is needed")
+
+
+def _positive(value: object, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise FormatError(f"{where} is {value!r}; a number is needed")
+    if not math.isfinite(value) or value <= 0:
+        raise FormatError(f"{where} is {value!r}; a number above 0 is needed")
+    return float(value)
+
+
+def _peaks(table: dict[str, Any], where: str) -> dict[str, float]:
+    peaks = {}
+    for dtype, value in table.items():
+        if dtype not in DTYPES:
+            raise FormatError(f"{where} has no type {dtype!r}; it may have {', '.join(DTYPES)}")
+        peak = _positive(value, f"{where}.{dtype}") * _FLOP_PER_TFLOP
+        if not LEAST_PEAK_FLOPS_PER_S <= peak <= MOST_PEAK_FLOPS_PER_S:
+            raise FormatError(f"{where}.{dtype} is {value!r}; that many TFLOP/s is no device's")
+        peaks[dtype] = peak
+    return peaks
+
+
+def _lacks(names: Sequence[str], peaks: Mapping[str, float], where: str) -> tuple[str, ...]:
+    for dtype in names:
+        if dtype not in DTYPES:
+            raise FormatError(f"{where} has no type {dtype!r}; it may have {', '.join(DTYPES)}")
+        if dtype in peaks:
+            raise FormatError(f"{where} names {dtype!r}, which has a peak in the same row")
+    return tuple(names)
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
 
 
 def lookup(name: str, *, extra: Path | None = None) -> DeviceSpec:
-    """The row of that name, or NotMeasurable with what to do. `extra`: instead of the user's file.
+    """The row of that name; NotMeasurable if there is none or several.
 
-    The user's rows come first, then the built-in ones. Driver names and aliases are unique over a
-    file, so their order can't matter; they are one index.
+    `extra`: a file to read instead of the user's. The user's rows come before the built-in ones.
     """
-    found = candidates(name, extra=extra)
-    if len(found) > 1:
-        keys = ", ".join(spec.key for spec in found)
+    rows = candidates(name, extra=extra)
+    if len(rows) > 1:
+        keys = ", ".join(spec.key for spec in rows)
         raise NotMeasurable(
             f"{name!r} is the name of several devices, and their figures differ; name one of"
             f" them: {keys}"
         )
-    return found[0]
+    return rows[0]
 
 
 def candidates(name: str, *, extra: Path | None = None) -> tuple[DeviceSpec, ...]:
-    """The rows that a name may mean: one, or those that share it; NotMeasurable if there is none.
-
-    What all of them agree on can be said of the name.
-    """
-    wanted = folded(name)
+    """The rows of a name: one, or all that share it; NotMeasurable if there is none."""
+    wanted = fold_name(name)
     users, built_in = _user_table(extra), _built_in()
     rows = {**built_in.rows, **users.rows}
     if wanted in users.names:
@@ -66,17 +264,17 @@ def candidates(name: str, *, extra: Path | None = None) -> tuple[DeviceSpec, ...
 
 
 def devices(*, extra: Path | None = None) -> list[DeviceSpec]:
-    """Every row: the built-in ones in the order of the file, a user's row in place of its like."""
+    """Every row in the order of the file; a user's row replaces a built-in one of its key."""
     return list({**_built_in().rows, **_user_table(extra).rows}.values())
 
 
 def built_in_devices() -> list[DeviceSpec]:
-    """The rows that come with ergmeter, whatever the user has added."""
+    """The built-in rows, without the user's."""
     return list(_built_in().rows.values())
 
 
 def ambiguous_names() -> dict[str, tuple[str, ...]]:
-    """Names that several rows could claim, with the keys of those rows."""
+    """Names shared by several rows, with the keys of those rows."""
     return dict(_built_in().ambiguous)
 
 
@@ -109,16 +307,13 @@ _LEAST_LETTERS = 2  # of a part of a name; "a" is in most of them
 
 
 def _like(wanted: str, rows: dict[str, DeviceSpec]) -> list[str]:
-    """Keys of rows to ask about, nearest first: names with this text in them, else similar ones.
-
-    Nothing is ever computed from them.
-    """
+    """Keys of rows to suggest, closest first: names that contain this text, else similar names."""
     spelled = {
-        key: [folded(n) for n in (key, row.name, *row.driver_names, *row.aliases)]
+        key: [fold_name(n) for n in (key, row.name, *row.driver_names, *row.aliases)]
         for key, row in rows.items()
     }
     part = _letters(wanted)
-    # A row is as near as its shortest name with the text in it: "4090" is the RTX 4090, then the D.
+    # Ranked by the shortest name that contains the text: "4090" is the RTX 4090, then the 4090 D.
     around = {
         key: min((len(n) for n in map(_letters, names) if part in n), default=None)
         for key, names in spelled.items()
@@ -133,7 +328,7 @@ def _like(wanted: str, rows: dict[str, DeviceSpec]) -> list[str]:
 
 
 def _letters(name: str) -> str:
-    """A name without what people leave out or put in: "rtx4090", "RTX-4090", "RTX 4090"."""
+    """Letters and digits only, so that "rtx4090", "RTX-4090" and "RTX 4090" are equal."""
     return re.sub(r"[^a-z0-9]+", "", name.casefold())
 
 
@@ -148,7 +343,7 @@ def _question(keys: list[str]) -> str:
 def _built_in() -> _Table:
     text = resources.files("ergmeter.hardware").joinpath("hardware.toml").read_text("utf-8")
     document = tomllib.loads(text)
-    ambiguous = {folded(name): tuple(keys) for name, keys in document.pop("ambiguous").items()}
+    ambiguous = {fold_name(name): tuple(keys) for name, keys in document.pop("ambiguous").items()}
     rows, names = read_rows(document, "hardware.toml")
     return _Table(rows, names, ambiguous)
 
@@ -167,9 +362,9 @@ def _user_table(extra: Path | None) -> _Table:
     for key, row in rows.items():
         own = {name for name, of in names.items() if of == key}
         replaced = sorted({of for name, of in _built_in().names.items() if name in own})
-        said = f"row of {path}"
+        origin = f"row of {path}"
         if replaced:
-            said += f", in place of the built-in {', '.join(replaced)}"
-        note = f"{row.note}; {said}" if row.note else said
+            origin += f", in place of the built-in {', '.join(replaced)}"
+        note = f"{row.note}; {origin}" if row.note else origin
         rows[key] = dataclasses.replace(row, note=note, origin=str(path))
     return _Table(rows, names, {})

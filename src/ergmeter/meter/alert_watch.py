@@ -32,15 +32,21 @@ from urllib.parse import urlsplit
 
 from ergmeter.errors import UsageError
 from ergmeter.meter.run_plan import DeviceClaim, print_notice
-from ergmeter.metrics.alerts.rules import NAN, AlertRule, all_parsed, check_prices, classes_parsed
+from ergmeter.metrics.live.alert_rules import (
+    NAN,
+    AlertRule,
+    check_prices,
+    parse_rules,
+    parse_stop_classes,
+)
 from ergmeter.records import Mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from ergmeter.metrics.alerts.judge import Alert, AlertRows, Judge
-    from ergmeter.metrics.live.follow import Following
+    from ergmeter.metrics.live.alert_judge import Alert, AlertRows, Judge
+    from ergmeter.metrics.live.follow import RunFollower
     from ergmeter.runlog.settings import Settings
 
 
@@ -268,7 +274,7 @@ def planned_alerts(
     settings: Settings,
 ) -> AlertPlan:
     """Parses the user's alerts. Raises UsageError before anything starts."""
-    rules, stops = all_parsed(alerts), classes_parsed(stop_on)
+    rules, stops = parse_rules(alerts), parse_stop_classes(stop_on)
     check_prices(rules, settings)
     for word in stops:
         if not any(rule.kind == word for rule in rules):
@@ -307,7 +313,7 @@ class Alarm:
         self._rank = rank
         self._on_stop = on_stop
         self._notices = Notices(plan.ways, mark=mark)
-        self._followed: tuple[Following, Judge] | None = None
+        self._followed: tuple[RunFollower, Judge] | None = None
         self._lost: dict[str, set[str]] = {}  # by rule, the writers whose loss is none now
         self._claims: dict[str, DeviceClaim] = {}  # by rule, to tell of a loss for this node
         weakref.finalize(self, _release, self._claims)  # held so long, they are no leak
@@ -368,11 +374,11 @@ class Alarm:
             first_ns, last_ns = self._spans.get(writer, (start_ns, end_ns))
             self._spans[writer] = (min(first_ns, start_ns), max(last_ns, end_ns))
 
-    def _begun(self) -> tuple[Following, Judge]:
-        from ergmeter.metrics.alerts.judge import Judge  # noqa: PLC0415  numpy and pyarrow
-        from ergmeter.metrics.live.follow import Following  # noqa: PLC0415
+    def _begun(self) -> tuple[RunFollower, Judge]:
+        from ergmeter.metrics.live.alert_judge import Judge  # noqa: PLC0415  numpy and pyarrow
+        from ergmeter.metrics.live.follow import RunFollower  # noqa: PLC0415
 
-        following = Following(self._run, only=self._only)
+        following = RunFollower(self._run, only=self._only)
         following.learn()
         judge = Judge(
             self._plan.rules,

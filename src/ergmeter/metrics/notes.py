@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.alerts.marks import noted_alerts
 from ergmeter.metrics.catalog import IMPOSSIBLE, catalogue
-from ergmeter.metrics.check.checks import fitness
-from ergmeter.metrics.check.flop_count import flop_count_contradictions
+from ergmeter.metrics.checks import fitness
 from ergmeter.metrics.definitions.throughput import samples
 from ergmeter.metrics.definitions.tokens import tokens
 from ergmeter.metrics.definitions.training import divergence
 from ergmeter.metrics.evidence.clocks import in_words
 from ergmeter.metrics.evidence.gpu_use import named
 from ergmeter.metrics.evidence.token_ranks import disagreement
+from ergmeter.metrics.explain.flop_count import flop_count_contradictions
+from ergmeter.metrics.live.alert_rules import noted_alerts
 from ergmeter.records import Reading
 from ergmeter.runlog.dropped import dropped_steps
 from ergmeter.runlog.reader import CUT_OFF

@@ -1,8 +1,8 @@
-"""How sure a figure is, and when a run has settled. Pure functions of arrays.
+"""Confidence intervals of ratios and slopes, and the end of a run's warm-up.
 
-Intervals come from blocks of consecutive steps, because steps are not independent: a checkpoint, a
-slow reader or a warming chip colours many in a row, and treating each as a fresh draw would promise
-a precision the run does not have (batch means: Law & Kelton, Simulation Modeling and Analysis).
+Intervals come from blocks of consecutive steps, because steps are not independent. A checkpoint, a
+slow data loader or a warming chip affects many in a row. Intervals from single steps would be too
+narrow (batch means: Law & Kelton, Simulation Modeling and Analysis).
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ergmeter.stats.student_t import factor
+
 if TYPE_CHECKING:
     from ergmeter.records import FloatArray, TimeArray
 
 MIN_BLOCKS = 5
 MAX_BLOCKS = 20
-# Student's t, two-sided 95 %, by degrees of freedom 3 to 19 (any statistics table).
-_T95: tuple[float, ...] = (
-    *(3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201),
-    *(2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093),
-)
 
 
-def t95(freedom: int) -> float:
-    """The factor on a standard error with so many degrees of freedom."""
-    return _T95[freedom - 3]
+def t95(dof: int) -> float:
+    """The factor on a standard error for a 95 % interval, by degrees of freedom.
+
+    Rounded to three decimals, as statistics tables print it: recorded intervals stay the same.
+    """
+    return round(factor(0.95, dof), 3)
 
 
 def blocks_of(steps: int) -> int:
-    """Into how many blocks to cut so many steps; 0 if there are too few for an interval."""
+    """The number of blocks for so many steps; 0 if there are too few for an interval."""
     return min(MAX_BLOCKS, steps // 2) if steps >= 2 * MIN_BLOCKS else 0
 
 
@@ -49,13 +49,13 @@ def ratio_interval(numerators: FloatArray, denominators: FloatArray) -> tuple[fl
 
 
 def cuts_of(rows: int) -> TimeArray | None:
-    """Before which rows to cut so many of them into blocks; None if they are too few."""
+    """The first row of each block but the first; None if there are too few rows."""
     blocks = blocks_of(rows)
     return np.linspace(0, rows, blocks + 1).astype(np.int64)[1:-1] if blocks else None
 
 
 def interval_of(top: FloatArray, bottom: FloatArray) -> tuple[float, float]:
-    """The same, of the blocks' sums."""
+    """The 95 % interval of the ratio, from the sums of each block."""
     blocks = len(top)
     ratio = float(top.sum() / bottom.sum())
     residuals = top - ratio * bottom
@@ -65,19 +65,19 @@ def interval_of(top: FloatArray, bottom: FloatArray) -> tuple[float, float]:
 
 
 def settled_after(durations: FloatArray) -> int | None:
-    """How many leading steps to leave out so that the rest is steady; None if none settles.
+    """The number of leading steps to leave out as warm-up; None if step times never settle.
 
     The marginal standard error rule (MSER; White 1997): drop the prefix that makes the standard
-    error of the mean of what is left smallest, looking at the first half only; a minimum at its
-    very end says that the run never settled.
+    error of the remaining mean smallest, looking at the first half only. A minimum at its very
+    end means that the run never settled.
     """
     n = len(durations)
     if n < 2 * MIN_BLOCKS:
         return None
     half = n // 2
-    # Around the mean of the second half, which every tail has in it: then at least half of a
-    # tail's squares is its spread, and the difference below loses nothing. Around the mean of all,
-    # a first step of minutes would leave more rounding in it than the rest has spread.
+    # Centred on the mean of the second half, which is part of every tail: at least half of a tail's
+    # squares is then its spread, and the difference below loses no digits. Centred on the overall
+    # mean, a first step of minutes would leave rounding errors larger than the spread.
     steady = float(durations[half:].mean())
     centred = durations - steady
     tail_sum = np.cumsum(centred[::-1])[::-1]
@@ -119,8 +119,8 @@ def percentile(values: FloatArray, q: float) -> float:
 
 
 def mean_rate(rates: FloatArray) -> float:
-    """Work over time of rates that were each taken over as much work: their harmonic mean.
+    """The harmonic mean of rates: the overall rate if each was taken over the same amount of work.
 
-    The arithmetic mean weighs a slow stretch as little as a fast one, though it lasted longer.
+    The arithmetic mean would give a slow stretch too little weight: it lasted longer.
     """
     return float(len(rates) / np.sum(1 / rates))

@@ -1,10 +1,10 @@
-"""How many repeats would show a difference of a given size, and how often would so many show it?
+"""Statistical power: how often so many repeats show a difference, and how many are needed.
 
-The trap: "no difference shown" taken for "no difference". Three repeats that scatter by 2 % show a
-difference of 3 % in one case of five. So whatever was not shown is told with what it would take.
+"No difference shown" is not "no difference": three repeats that scatter by 2 % show a difference
+of 3 % in one case of five. The number of repeats needed is therefore reported with the verdict.
 
-The scatter is itself known from few repeats: from two of each side the true one may be three times
-the estimate. What is needed is therefore given with the range that follows from it.
+The scatter is itself estimated from few repeats. With two on each side the true scatter may be
+three times the estimate, so the number needed has a range.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from functools import lru_cache
 import numpy as np
 
 from ergmeter.errors import UsageError
-from ergmeter.stats.student_t import exceeded, factor, spread_bounds
+from ergmeter.stats.student_t import factor, spread_bounds, tail_probability
 
-POWER = 0.8  # the usual: four of five repetitions of the whole experiment would show it
+POWER = 0.8  # the usual value: four of five repetitions of the experiment show the effect
 _MOST = 1000
 _SHARES = 12
 
@@ -37,39 +37,39 @@ class Needed:
 def power(
     effect: float, noise: float, repeats: int, *, is_paired: bool = False, confidence: float = 0.95
 ) -> float:
-    """How often so many repeats on each side show an effect.
+    """The probability that so many repeats on each side show an effect.
 
-    Effect and noise are on one axis: logarithms of ratios (`relative`), or a loss's own. Of pairs
-    the noise is that of a pair's difference; else of one repeat, as large on both sides.
+    Effect and noise are both logarithms of ratios (`relative`), or both differences of losses.
+    With pairs, noise is the deviation of a pair's difference; otherwise that of one repeat.
     """
     if repeats < 2:
         return 0.0
     if noise == 0.0:
         return 1.0 if effect else 0.0
     if is_paired:
-        shift, freedom = abs(effect) / noise * math.sqrt(repeats), repeats - 1.0
-        return exceeded(shift, freedom, critical=factor(confidence, freedom))
-    shift, freedom = abs(effect) / noise * math.sqrt(repeats / 2.0), 2.0 * (repeats - 1.0)
+        shift, dof = abs(effect) / noise * math.sqrt(repeats), repeats - 1.0
+        return tail_probability(shift, dof, critical=factor(confidence, dof))
+    shift, dof = abs(effect) / noise * math.sqrt(repeats / 2.0), 2.0 * (repeats - 1.0)
     return sum(
-        weight * exceeded(shift, freedom, critical=factor(confidence, welch))
-        for welch, weight in _welch_freedom(repeats)
+        weight * tail_probability(shift, dof, critical=factor(confidence, welch))
+        for welch, weight in _welch_dof(repeats)
     )
 
 
 @lru_cache(maxsize=256)
-def _welch_freedom(repeats: int) -> tuple[tuple[float, float], ...]:
-    """What Welch's degrees of freedom come to and how often, where both sides scatter alike.
+def _welch_dof(repeats: int) -> tuple[tuple[float, float], ...]:
+    """The distribution of Welch's degrees of freedom, if both sides scatter alike.
 
-    The share that one side has of both variances is drawn from a beta distribution, and does not
-    hang on their sum: so the power is that of a pooled test, averaged over critical values.
+    One side's share of the total variance follows a beta distribution, independent of the total.
+    So the power is that of a pooled test, averaged over critical values.
     """
-    # share = sin(angle)^2 takes the poles out of the density; up to a half, the rest is its mirror.
+    # share = sin(angle)^2 removes the poles of the density; the second half mirrors the first.
     angle = (np.arange(_SHARES) + 0.5) / _SHARES * math.pi / 4.0
     share = np.sin(angle) ** 2
     log_weight = (repeats - 2.0) * np.log(np.sin(2.0 * angle))
     weight = np.exp(log_weight - log_weight.max())
-    freedom = (repeats - 1) / (share**2 + (1.0 - share) ** 2)
-    return tuple(zip(freedom.tolist(), (weight / weight.sum()).tolist(), strict=True))
+    dof = (repeats - 1) / (share**2 + (1.0 - share) ** 2)
+    return tuple(zip(dof.tolist(), (weight / weight.sum()).tolist(), strict=True))
 
 
 def relative(share: float) -> float:
@@ -83,16 +83,16 @@ def needed(
     effect: float,
     noise: float,
     *,
-    freedom: float,
+    dof: float,
     is_paired: bool = False,
     confidence: float = 0.95,
     at_power: float = POWER,
 ) -> Needed:
-    """The repeats that show an effect in this share of cases, with what that hangs on.
+    """The repeats that show an effect in this share of cases, with a range.
 
-    `freedom` says from how much the noise is known: its 80 % range gives the fewest and the most.
+    `dof`: degrees of freedom of the noise estimate; its 80 % range gives the fewest and most.
     """
-    narrow, wide = spread_bounds(freedom, confidence=0.8)
+    narrow, wide = spread_bounds(dof, confidence=0.8)
     likely, fewest, most = (
         _fewest(effect, noise * part, is_paired=is_paired, confidence=confidence, at_power=at_power)
         for part in (1.0, narrow, wide)
@@ -109,7 +109,7 @@ def shows(
     confidence: float,
     at_power: float = POWER,
 ) -> bool:
-    """Whether so many repeats show an effect in this share of cases."""
+    """True if so many repeats show an effect in this share of cases."""
     if repeats < 2 or effect == 0.0:
         return False
     if noise == 0.0:
@@ -119,10 +119,9 @@ def shows(
 
 @lru_cache(maxsize=4096)
 def _shown_from(repeats: int, is_paired: bool, confidence: float, at_power: float) -> float:
-    """The least effect that they show so often, in units of the noise.
+    """The smallest effect that so many repeats show, in units of the noise.
 
-    The power hangs on effect over noise alone, so that this is asked once for whole tables of
-    comparisons.
+    Power depends on effect over noise alone, so one cached result serves a table of comparisons.
     """
     low, high = 0.0, 1.0
     while power(high, 1.0, repeats, is_paired=is_paired, confidence=confidence) < at_power:

@@ -1,13 +1,12 @@
-"""By what factor do two groups of repeated runs differ, and how sure is that?
+"""The ratio of two groups of repeated runs, with its confidence interval.
 
-Repeats of a run scatter by factors, so means, intervals and ratios are taken of logarithms and
-taken back: an interval never reaches below 0, and A to B is the inverse of B to A.
+Repeats scatter by factors, so means, intervals and ratios are computed on logarithms. An interval
+then never reaches below 0, and A over B is the inverse of B over A.
 
-The trap: an interval that promises too much from three to five repeats. A percentile bootstrap
-claims a difference in 13 to 19 % of cases where there is none; a normal quantile in 9 to 12 %.
-Student's t holds: of pairs with one seed (n - 1 degrees of freedom), or Welch's for two groups
-whose scatter need not be alike (Welch 1947; degrees of freedom after Satterthwaite 1946). One run
-of each has no interval, whatever it looks like.
+With three to five repeats a percentile bootstrap claims a difference in 13 to 19 % of cases where
+there is none, a normal quantile in 9 to 12 %. Student's t keeps its 5 %: the paired interval for
+runs with one seed (n - 1 degrees of freedom), or Welch's for groups of different scatter (Welch
+1947; degrees of freedom after Satterthwaite 1946). One run on each side has no interval.
 
 A loss is compared by its difference: it is a logarithm already, and exp(difference) is the ratio of
 perplexities.
@@ -33,9 +32,9 @@ Scale: TypeAlias = Literal["ratio", "difference"]
 
 PAIRED = "paired t-interval"
 WELCH = "Welch's t-interval"
-# Below this the scatter is rounding of the figures, and not of the runs.
+# Relative scatter below this is floating-point rounding.
 _SAME = 1e-12
-# Of a factor and of its inverse, so that both are numbers above 0: e^700 is about 1e304.
+# A ratio and its inverse must both be finite: e^700 is about 1e304.
 _MOST_LOG = 700.0
 UNBOUNDED = (
     "no interval: at this confidence and with so few repeats it reaches beyond a factor of 1e304"
@@ -44,7 +43,7 @@ UNBOUNDED = (
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """A over B, or A minus B, with its interval; `why` says why there is none, or it is wide."""
+    """A over B, or A minus B, with its interval; `why`: why there is none, or a wide one."""
 
     value: float
     low: float | None
@@ -53,32 +52,31 @@ class Contrast:
     confidence: float
     method: str
     repeats: tuple[int, int]
-    noise: float | None = (
-        None  # standard deviation of one repeat (of a pair's), on the scale's axis
-    )
+    # Standard deviation of one repeat, or of a pair's difference, on the scale's axis.
+    noise: float | None = None
     freedom: float | None = None
     why: str = ""
 
     @property
     def neutral(self) -> float:
-        """The value of no difference."""
+        """The value that means no difference: 1 for a ratio, 0 for a difference."""
         return 1.0 if self.scale == "ratio" else 0.0
 
     @property
     def is_shown(self) -> bool:
-        """Whether the interval leaves out that there is no difference."""
+        """True if the interval excludes no difference."""
         if self.low is None or self.high is None:
             return False
         return self.low > self.neutral or self.high < self.neutral
 
     @property
     def is_exact(self) -> bool:
-        """Whether no repeat differed from another, as a program's memory may not."""
+        """True if all repeats are equal, as peak memory may be."""
         return self.low is not None and self.low == self.high
 
     @property
     def inverse(self) -> Contrast:
-        """B to A."""
+        """B over A, or B minus A."""
         low, high = (None if end is None else self._turned(end) for end in (self.high, self.low))
         repeats = (self.repeats[1], self.repeats[0])
         return replace(self, value=self._turned(self.value), low=low, high=high, repeats=repeats)
@@ -95,9 +93,9 @@ def contrast(
     is_paired: bool = False,
     confidence: float = 0.95,
 ) -> Contrast:
-    """Ours to theirs. If paired, the two are in the order of their pairs.
+    """Ours over theirs. If paired, both are in the order of the pairs.
 
-    Raises NotMeasurable where there is nothing to take a ratio of.
+    Raises NotMeasurable without values, or if a ratio's value is not above 0.
     """
     a, b = _axis(ours, scale), _axis(theirs, scale)
     middle = float(a.mean() - b.mean())
@@ -109,8 +107,8 @@ def contrast(
     why = _why_no_interval(repeats)
     if why:
         return Contrast(back(middle), None, None, scale, confidence, method, repeats, why=why)
-    error, freedom, noise = _paired(a - b) if is_paired else _welch(a, b)
-    margin = factor(confidence, freedom) * error
+    error, dof, noise = _paired(a - b) if is_paired else _welch(a, b)
+    margin = factor(confidence, dof) * error
     low, high = _ends(middle, margin, scale)
     return Contrast(
         back(middle),
@@ -121,14 +119,14 @@ def contrast(
         method,
         repeats,
         noise,
-        freedom,
+        dof,
         why=UNBOUNDED if low is None else "",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """What repeats come to: the mean that a contrast is made of, and its interval."""
+    """The mean of repeats and its interval."""
 
     value: float
     low: float | None
@@ -138,20 +136,20 @@ class Mean:
 
 
 def mean(values: Sequence[float], *, scale: Scale = "ratio", confidence: float = 0.95) -> Mean:
-    """The mean of repeats: geometric of amounts, plain of losses."""
-    found = _axis(values, scale)
+    """The mean of repeats: geometric for amounts, arithmetic for losses."""
+    axis = _axis(values, scale)
     back = math.exp if scale == "ratio" else float
-    middle = float(found.mean())
-    if len(found) < 2:
+    middle = float(axis.mean())
+    if len(axis) < 2:
         return Mean(back(middle), None, None, None, 1)
-    noise = _std(found)
-    margin = factor(confidence, len(found) - 1.0) * noise / math.sqrt(len(found))
+    noise = _std(axis)
+    margin = factor(confidence, len(axis) - 1.0) * noise / math.sqrt(len(axis))
     low, high = _ends(middle, margin, scale)
-    return Mean(back(middle), low, high, noise, len(found))
+    return Mean(back(middle), low, high, noise, len(axis))
 
 
 def _ends(middle: float, margin: float, scale: Scale) -> tuple[float, float] | tuple[None, None]:
-    """The ends of an interval; none where a ratio is so open that its ends are no numbers."""
+    """The ends of an interval; None if those of a ratio would overflow."""
     if scale == "difference":
         return middle - margin, middle + margin
     if abs(middle) + margin > _MOST_LOG:
@@ -160,16 +158,16 @@ def _ends(middle: float, margin: float, scale: Scale) -> tuple[float, float] | t
 
 
 def _axis(values: Sequence[float], scale: Scale) -> FloatArray:
-    found = np.asarray(values, dtype=np.float64)
-    if not len(found):
+    axis = np.asarray(values, dtype=np.float64)
+    if not len(axis):
         raise NotMeasurable("no run says it")
-    if not np.isfinite(found).all():
+    if not np.isfinite(axis).all():
         raise NotMeasurable("a value is not a finite number")
     if scale == "difference":
-        return found
-    if (found <= 0).any():
-        raise NotMeasurable(f"no ratio of a value that is not above 0 ({found.min():g})")
-    return np.log(found)
+        return axis
+    if (axis <= 0).any():
+        raise NotMeasurable(f"no ratio of a value that is not above 0 ({axis.min():g})")
+    return np.log(axis)
 
 
 def _why_no_interval(repeats: tuple[int, int]) -> str:
@@ -180,8 +178,8 @@ def _why_no_interval(repeats: tuple[int, int]) -> str:
 
 
 def _std(values: FloatArray) -> float:
-    found = float(np.std(values, ddof=1))
-    return 0.0 if found < _SAME * (1.0 + float(np.abs(values).max())) else found
+    deviation = float(np.std(values, ddof=1))
+    return 0.0 if deviation < _SAME * (1.0 + float(np.abs(values).max())) else deviation
 
 
 def _paired(differences: FloatArray) -> tuple[float, float, float]:

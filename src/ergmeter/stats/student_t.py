@@ -1,10 +1,9 @@
-"""Student's t, exactly, for any degrees of freedom: its distribution, its quantile, its power.
+"""Student's t for any degrees of freedom: its distribution, its quantile, its power.
 
-The trap: a table of 95 % values for whole degrees of freedom. Welch's are fractions, others want
-99 %, and at 2 degrees of freedom a normal quantile in its place would halve an interval (1.96
-against 4.30). So the distribution is computed: the incomplete beta function by its continued
-fraction (Abramowitz & Stegun 26.7.1 and 26.5.8, evaluated by Lentz's method), the quantile by
-bisection on it.
+Tables of 95 % values do not suffice: Welch's degrees of freedom are fractions, and users choose the
+confidence. A normal quantile would halve an interval at 2 degrees of freedom (1.96 against 4.30).
+The distribution is computed by the continued fraction of the incomplete beta function (Abramowitz &
+Stegun 26.7.1 and 26.5.8, evaluated by Lentz's method), and the quantile by bisection.
 """
 
 from __future__ import annotations
@@ -57,43 +56,43 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
     return 1.0 - front * _fraction(b, a, 1.0 - x) / b
 
 
-def cdf(t: float, freedom: float) -> float:
+def cdf(t: float, dof: float) -> float:
     """The probability of a value up to t."""
-    tail = 0.5 * _incomplete_beta(freedom / 2.0, 0.5, freedom / (freedom + t * t))
+    tail = 0.5 * _incomplete_beta(dof / 2.0, 0.5, dof / (dof + t * t))
     return tail if t < 0 else 1.0 - tail
 
 
 @lru_cache(maxsize=1024)
-def quantile(probability: float, freedom: float) -> float:
+def quantile(probability: float, dof: float) -> float:
     """The value that this share of the distribution lies below."""
-    if not 0.0 < probability < 1.0 or not freedom > 0.0:
+    if not 0.0 < probability < 1.0 or not dof > 0.0:
         raise UsageError(
             "a quantile wants a probability between 0 and 1 and degrees of freedom above 0;"
-            f" got {probability} and {freedom}"
+            f" got {probability} and {dof}"
         )
     if probability < 0.5:
-        return -quantile(1.0 - probability, freedom)
+        return -quantile(1.0 - probability, dof)
     low, high = 0.0, 1.0
-    while cdf(high, freedom) < probability:
+    while cdf(high, dof) < probability:
         low, high = high, 2.0 * high
     while high - low > 1e-13 * high:
         middle = (low + high) / 2.0
-        low, high = (middle, high) if cdf(middle, freedom) < probability else (low, middle)
+        low, high = (middle, high) if cdf(middle, dof) < probability else (low, middle)
     return (low + high) / 2.0
 
 
-def factor(confidence: float, freedom: float) -> float:
-    """What a standard error is multiplied by for a two-sided interval of this confidence."""
+def factor(confidence: float, dof: float) -> float:
+    """The factor on a standard error for a two-sided interval of this confidence."""
     if not 0.0 < confidence < 1.0:
         raise UsageError(f"a confidence lies between 0 and 1, such as 0.95; got {confidence:g}")
-    return quantile(0.5 + confidence / 2.0, freedom)
+    return quantile(0.5 + confidence / 2.0, dof)
 
 
-def _spreads(freedom: float) -> tuple[FloatArray, FloatArray]:
-    """Estimated over true standard deviation on a grid, and how much probability lies at each."""
-    edges = np.linspace(0.0, 1.0 + 12.0 / math.sqrt(freedom), _POINTS)
+def _spreads(dof: float) -> tuple[FloatArray, FloatArray]:
+    """A grid of estimated over true standard deviation, and the probability of each point."""
+    edges = np.linspace(0.0, 1.0 + 12.0 / math.sqrt(dof), _POINTS)
     s = (edges[1:] + edges[:-1]) / 2.0
-    log_density = (freedom - 1.0) * np.log(s) - freedom * s * s / 2.0
+    log_density = (dof - 1.0) * np.log(s) - dof * s * s / 2.0
     weight = np.exp(log_density - log_density.max())
     return s, weight / weight.sum()
 
@@ -101,21 +100,19 @@ def _spreads(freedom: float) -> tuple[FloatArray, FloatArray]:
 _normal = np.vectorize(lambda z: 0.5 * math.erfc(-z / math.sqrt(2.0)), otypes=[np.float64])
 
 
-def exceeded(shift: float, freedom: float, *, critical: float) -> float:
-    """How often |t| comes out beyond a critical value, if the truth lies `shift` standard errors
-    from nought: both tails of the noncentral t distribution.
+def tail_probability(shift: float, dof: float, *, critical: float) -> float:
+    """The probability that |t| exceeds a critical value: both tails of the noncentral t.
 
-    Integrated over what the estimated standard deviation may come to, which is all that sets t
-    apart from the normal distribution.
+    `shift`: the true effect in standard errors. Integrated over the estimated standard deviation.
     """
-    s, weight = _spreads(freedom)
+    s, weight = _spreads(dof)
     edge = critical * s
     return float(weight @ (_normal(shift - edge) + _normal(-shift - edge)))
 
 
-def spread_bounds(freedom: float, *, confidence: float) -> tuple[float, float]:
-    """Between which multiples of an estimated standard deviation the true one lies."""
-    s, weight = _spreads(freedom)
+def spread_bounds(dof: float, *, confidence: float) -> tuple[float, float]:
+    """The interval of the true standard deviation, as multiples of the estimated one."""
+    s, weight = _spreads(dof)
     below = np.cumsum(weight) - weight / 2.0
     tail = (1.0 - confidence) / 2.0
     small, large = np.interp([tail, 1.0 - tail], below, s)

@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-    from ergmeter.compare.comparison import Comparison, GroupPair
+    from ergmeter.compare.comparison import Comparison, Front, GroupPair
     from ergmeter.compare.entry import Entry
     from ergmeter.compare.grouping import Group
-    from ergmeter.compare.pareto import Front
     from ergmeter.compare.verdicts import Measure
     from ergmeter.stats.ratio import Contrast, Mean
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.compare.comparison import mean_of
-from ergmeter.compare.grouping import differing
+from ergmeter.compare.grouping import differing_facts
 from ergmeter.errors import NotMeasurable
 from ergmeter.records import Missing
 from ergmeter.views import documents
@@ -125,7 +125,7 @@ def _contrasts(found: Comparison) -> _Rows:
 
 def _differing(found: Comparison) -> _Rows:
     heads = ["differs in configuration", *(group.name for group in found.groups)]
-    return heads, [[what, *said] for what, said in differing(found.groups)]
+    return heads, [[what, *said] for what, said in differing_facts(found.groups)]
 
 
 def _runs(found: Comparison) -> _Rows:

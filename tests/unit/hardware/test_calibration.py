@@ -16,10 +16,10 @@ from ergmeter.hardware.calibration import (
     Idle,
     Refresh,
     attach,
+    calibration_path,
     default_folder,
-    file_of,
-    store,
-    stored,
+    load_calibration,
+    save_calibration,
 )
 from ergmeter.ports import ProbeRequest
 from ergmeter.records import Device
@@ -56,27 +56,27 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_what_is_kept_is_found_again_by_the_devices_identity(folder: Path) -> None:
-    path = store(calibration("GPU-1"))
+    path = save_calibration(calibration("GPU-1"))
     assert path.parent == folder
-    assert stored("GPU-1") == calibration("GPU-1")
-    assert stored("GPU-2") is None
+    assert load_calibration("GPU-1") == calibration("GPU-1")
+    assert load_calibration("GPU-2") is None
 
 
 def test_a_later_one_takes_the_place_of_an_earlier_and_leaves_nothing_beside_it(
     folder: Path,
 ) -> None:
-    store(calibration())
+    save_calibration(calibration())
     later = calibration()
     later.measured = "2026-11-16T12:00:00+00:00"
-    store(later)
-    assert stored("GPU-1") == later
+    save_calibration(later)
+    assert load_calibration("GPU-1") == later
     assert [path.name for path in folder.iterdir()] == ["GPU-1.json"]
 
 
 def test_names_that_share_a_file_are_not_taken_for_each_other() -> None:
-    store(calibration("node:a"))
-    assert file_of("node:a", Path()) == file_of("node_a", Path())
-    assert stored("node_a") is None
+    save_calibration(calibration("node:a"))
+    assert calibration_path("node:a", Path()) == calibration_path("node_a", Path())
+    assert load_calibration("node_a") is None
 
 
 def test_the_folder_is_the_variables_or_the_users_data_folder(
@@ -104,9 +104,9 @@ def test_a_file_that_can_not_be_read_is_named_with_the_cure(
     folder: Path, text: str, said: str
 ) -> None:
     folder.mkdir()
-    file_of("GPU-1", folder).write_text(text)
+    calibration_path("GPU-1", folder).write_text(text)
     with pytest.raises(FormatError, match=said) as raised:
-        stored("GPU-1")
+        load_calibration("GPU-1")
     assert "erg calibrate" in str(raised.value)
     assert "GPU-1.json" in str(raised.value)
 
@@ -114,8 +114,8 @@ def test_a_file_that_can_not_be_read_is_named_with_the_cure(
 def test_a_device_gets_its_own_among_its_facts_and_a_broken_one_only_its_reason(
     folder: Path,
 ) -> None:
-    store(calibration("GPU-1"))
-    file_of("GPU-2", folder).write_text("{")
+    save_calibration(calibration("GPU-1"))
+    calibration_path("GPU-2", folder).write_text("{")
     gpus = [Device(f"GPU-{n}", "gpu", "NVIDIA H200", "nvml", {}) for n in (1, 2, 3)]
     attach(gpus)
     assert gpus[0].facts["calibration"]["matmul"]["bf16"]["value"] == 700e12
@@ -128,7 +128,7 @@ def test_a_run_takes_what_is_kept_when_its_probes_open(tmp_path: Path) -> None:
     request = ProbeRequest(1, str(tmp_path))
     node = open_probes(request, ["node"]).probes[0].devices[0]
     assert "calibration" not in node.facts
-    store(calibration(node.id, "node"))
+    save_calibration(calibration(node.id, "node"))
     node = open_probes(request, ["node"]).probes[0].devices[0]
     assert node.facts["calibration"]["measured"] == "2026-11-15T12:00:00+00:00"
     json.dumps(node.facts["calibration"], allow_nan=False)
@@ -140,7 +140,7 @@ def test_half_a_calibration_does_not_take_the_place_of_a_whole_one() -> None:
     assert "kept in" in stored_line(half, None)
     assert "kept in" in stored_line(calibration(), None)
     assert "that of 2026-11-15 is whole, and stays" in stored_line(half, None)
-    found = stored("GPU-1")
+    found = load_calibration("GPU-1")
     assert found is not None
     assert not found.interrupted
 

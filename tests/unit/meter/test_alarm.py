@@ -19,9 +19,9 @@ import pytest
 from ergmeter import Budget, Meter, Run, UsageError
 from ergmeter.meter import alert_watch
 from ergmeter.meter.alert_watch import Alarm, AlertPlan
-from ergmeter.metrics.alerts.judge import Alert, Judge
-from ergmeter.metrics.alerts.rules import all_parsed
-from ergmeter.metrics.live.follow import Following
+from ergmeter.metrics.live.alert_judge import Alert, Judge
+from ergmeter.metrics.live.alert_rules import parse_rules
+from ergmeter.metrics.live.follow import RunFollower
 from ergmeter.records import Mark, Reading, Step
 from ergmeter.runlog.settings import Settings
 from tests.runs import add_writer, make_run
@@ -61,9 +61,9 @@ def test_the_report_tells_of_it(tmp_path: Path) -> None:
 
 def test_what_was_told_live_is_what_the_judge_says_of_the_run_afterwards(tmp_path: Path) -> None:
     trained(tmp_path / "run", steps=120)
-    following = Following(tmp_path / "run")
+    following = RunFollower(tmp_path / "run")
     following.learn()
-    judge = Judge(all_parsed(["loss nan"]), devices=following.devices)
+    judge = Judge(parse_rules(["loss nan"]), devices=following.devices)
     found = judge.feed(following.look(is_last=True)[1])
     following.close()
     told = [(m.t_ns, m.detail) for m in Run.open(tmp_path / "run").marks if m.name == "alert"]
@@ -283,7 +283,7 @@ def test_a_webhook_that_hangs_holds_up_no_step_and_the_end_not_for_long(
 def test_a_rank_that_is_not_the_first_tells_of_what_only_it_knows(
     tmp_path: Path, rule: str, is_told: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (parsed,) = all_parsed([rule])
+    (parsed,) = parse_rules([rule])
     kept: list[Mark] = []
     alarm = Alarm(
         AlertPlan((parsed,)), tmp_path, settings=Settings(), mark=kept.append,
@@ -299,7 +299,7 @@ def test_of_a_loss_that_several_ranks_lose_the_first_is_told_and_each_is_marked(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Until all are back: then the next one is news again."""
-    (rule,) = all_parsed(["loss nan"])
+    (rule,) = parse_rules(["loss nan"])
     kept: list[Mark] = []
     alarm = Alarm(AlertPlan((rule,)), tmp_path, settings=Settings(), mark=kept.append)
     story = [("a", False), ("b", False), ("a", True), ("c", False), ("b", True), ("c", True)]
@@ -365,7 +365,7 @@ def test_the_loss_of_a_second_training_is_news_and_that_of_a_second_rank_is_not(
         ]
         add_writer(run, steps=steps)
     alarm = Alarm(
-        AlertPlan(all_parsed(["loss nan"])), run, settings=Settings(), mark=lambda _: None
+        AlertPlan(parse_rules(["loss nan"])), run, settings=Settings(), mark=lambda _: None
     )
     alarm.start()
     alarm.stop(lambda: None)
@@ -395,7 +395,7 @@ def test_a_relative_rule_without_a_median_is_told_of_at_the_end_and_not_before(
     run = make_run(tmp_path / "run")
     steps = [Step(n * 10**9, (n + 1) * 10**9, tokens_computed=10, index=n) for n in range(45)]
     add_writer(run, steps=steps)
-    alarm = Alarm(AlertPlan(all_parsed([rule])), run, settings=Settings(), mark=told.append)
+    alarm = Alarm(AlertPlan(parse_rules([rule])), run, settings=Settings(), mark=told.append)
     alarm._look()
     assert alarm._steps > 5
     assert capfd.readouterr().err == ""
@@ -421,7 +421,7 @@ def test_of_ranks_with_an_alarm_each_one_tells_until_its_loss_is_back(
     held: list[Alarm] = []
     for rank, count in enumerate((first_steps, 20)):
         alarm = Alarm(
-            AlertPlan(all_parsed(["loss nan"])),
+            AlertPlan(parse_rules(["loss nan"])),
             run,
             settings=Settings(),
             mark=lambda _: None,

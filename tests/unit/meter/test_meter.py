@@ -18,7 +18,7 @@ import pytest
 from ergmeter import Budget, Flops, Meter, Reading, Run, UsageError
 from ergmeter.meter import Around
 from ergmeter.metrics.evidence.evidence import Evidence
-from ergmeter.metrics.live.eta import remaining
+from ergmeter.metrics.live.recent_window import remaining
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import PHASES
 from ergmeter.runlog.format import RUN_VARIABLE

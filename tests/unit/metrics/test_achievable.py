@@ -45,7 +45,11 @@ def calibrated(name: str, value: float = 800e12, **changes: Any) -> Device:
     )
     for field, changed in changes.items():
         setattr(whole, field, changed)
-    facts = {"calibration": whole.as_json(whole=False), "power_limit_w": 700.0, "driver": "580.159"}
+    facts = {
+        "calibration": whole.as_json(with_sweep=False),
+        "power_limit_w": 700.0,
+        "driver": "580.159",
+    }
     return Device(name, "gpu", "NVIDIA H200", "nvml", facts)
 
 

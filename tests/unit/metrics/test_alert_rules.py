@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from ergmeter.errors import UsageError
-from ergmeter.metrics.alerts.rules import (
+from ergmeter.metrics.live.alert_rules import (
     DEFAULT,
     EXAMPLES,
     AlertRule,
-    all_parsed,
     check_prices,
-    classes_parsed,
-    parsed,
+    parse_rule,
+    parse_rules,
+    parse_stop_classes,
 )
 from ergmeter.runlog.settings import Settings
 
@@ -33,24 +33,24 @@ from ergmeter.runlog.settings import Settings
     ],
 )
 def test_a_rule_comes_to_base_units(text: str, rule: tuple[str, str, float, bool]) -> None:
-    found = parsed(text)
+    found = parse_rule(text)
     assert (found.subject, found.kind) == rule[:2]
     assert found.limit == pytest.approx(rule[2])
     assert found.is_relative is rule[3]
 
 
 def test_memory_grows_over_as_many_steps_as_are_given() -> None:
-    assert parsed("memory +10%").over_steps == 100
-    assert parsed("memory +10% over 40 steps").over_steps == 40
+    assert parse_rule("memory +10%").over_steps == 100
+    assert parse_rule("memory +10% over 40 steps").over_steps == 40
 
 
 def test_every_example_that_a_message_names_can_be_read() -> None:
-    assert [rule.text for rule in all_parsed(EXAMPLES)] == list(EXAMPLES)
-    assert len(all_parsed(DEFAULT)) == len(DEFAULT)
+    assert [rule.text for rule in parse_rules(EXAMPLES)] == list(EXAMPLES)
+    assert len(parse_rules(DEFAULT)) == len(DEFAULT)
 
 
 def test_a_rule_that_is_given_twice_is_one() -> None:
-    assert all_parsed(["loss nan", "loss   nan"]) == (AlertRule("loss nan", "loss", "nan"),)
+    assert parse_rules(["loss nan", "loss   nan"]) == (AlertRule("loss nan", "loss", "nan"),)
 
 
 @pytest.mark.parametrize(
@@ -74,28 +74,28 @@ def test_a_rule_that_is_given_twice_is_one() -> None:
 )
 def test_what_is_no_rule_is_refused_in_one_line(text: str, said: str) -> None:
     with pytest.raises(UsageError) as refused:
-        parsed(text)
+        parse_rule(text)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_a_text_in_place_of_a_list_is_refused() -> None:
     with pytest.raises(UsageError, match=r"give alerts=\['loss nan'\]"):
-        all_parsed("loss nan")
+        parse_rules("loss nan")
 
 
 def test_what_to_stop_on_is_a_list_of_kinds() -> None:
-    assert classes_parsed("budget, nan") == ("budget", "nan")
+    assert parse_stop_classes("budget, nan") == ("budget", "nan")
     with pytest.raises(UsageError, match="did you mean 'budget'"):
-        classes_parsed("budgets")
+        parse_stop_classes("budgets")
 
 
 def test_a_budget_of_money_needs_a_price() -> None:
-    rules = all_parsed(["cost > 5"])
+    rules = parse_rules(["cost > 5"])
     with pytest.raises(UsageError, match="--price-per-gpu-hour or --price-per-kwh"):
         check_prices(rules, Settings())
     check_prices(rules, Settings(price_per_kwh=0.3))
 
 
 def test_a_loss_that_is_none_may_be_spelled_in_any_case() -> None:
-    assert parsed("loss Nan") == parsed("Loss NaN") == parsed("loss nan")
+    assert parse_rule("loss Nan") == parse_rule("Loss NaN") == parse_rule("loss nan")

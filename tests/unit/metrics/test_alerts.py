@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ergmeter.metrics.alerts.judge import MAX_ONSETS, Alert, AlertRows, Judge
-from ergmeter.metrics.alerts.rules import all_parsed
-from ergmeter.metrics.live.follow import Following
+from ergmeter.metrics.live.alert_judge import MAX_ONSETS, Alert, AlertRows, Judge
+from ergmeter.metrics.live.alert_rules import parse_rules
+from ergmeter.metrics.live.follow import RunFollower
 from ergmeter.records import Device, Sample, Step
 from ergmeter.runlog.settings import Settings
 from tests.runs import GPU, add_writer, even_steps, make_run
@@ -44,9 +44,9 @@ def alerts(
     """What a judge says of a run that is over."""
     run = make_run(path)
     add_writer(run, steps=steps, samples=samples, devices=list(devices))
-    with closing(Following(run)) as following:
+    with closing(RunFollower(run)) as following:
         following.learn()
-        judge = Judge(all_parsed(rules), devices=following.devices, settings=declared, start_ns=0)
+        judge = Judge(parse_rules(rules), devices=following.devices, settings=declared, start_ns=0)
         _, ready, is_behind = following.look(is_last=True)
         assert not is_behind
         return judge.feed(ready), judge
@@ -99,7 +99,7 @@ def test_evaluation_and_checkpoints_are_not_slow_steps_but_waiting_for_data_is(
 def test_a_limit_of_ones_own_needs_no_median(tmp_path: Path) -> None:
     found, _ = alerts(tmp_path / "run", "step_s > 0.5 s", steps=paced(*[1.0] * 30))
     assert times_s(found) == [20.0]
-    assert found[0].said == "1 s"
+    assert found[0].detail == "1 s"
 
 
 def test_a_loss_that_is_none_is_told_once_until_it_is_one_again(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_loss_that_is_none_is_told_once_until_it_is_one_again(tmp_path: Path) 
     found, _ = alerts(tmp_path / "run", "loss nan", steps=steps)
     assert times_s(found) == [2.0, 7.0]
     assert times_s(found, over=True) == [5.0]
-    assert found[0].said == "loss nan at step 1"
+    assert found[0].detail == "loss nan at step 1"
     assert found[0].as_json()["value"] is None
 
 
@@ -137,7 +137,7 @@ def test_a_clock_that_heat_or_a_brake_holds_down_for_two_seconds_is_an_alert(
     found, _ = alerts(tmp_path / "run", "throttled", samples=samples)
     assert times_s(found) == [12.0]
     assert times_s(found, over=True) == [23.0]
-    assert why in found[0].said
+    assert why in found[0].detail
     assert found[0].about == GPU.id
 
 
@@ -167,7 +167,7 @@ def test_memory_that_rises_five_stretches_in_a_row_by_so_much_is_an_alert(tmp_pa
     assert times_s(found) == [120.0]
     assert found[0].value == pytest.approx(2.0e9)
     assert found[0].threshold == pytest.approx(1.01e9 * 1.1)
-    assert "without a fall" in found[0].said
+    assert "without a fall" in found[0].detail
 
 
 def test_memory_that_goes_up_and_down_or_is_loaded_before_the_first_step_is_none(
@@ -209,13 +209,13 @@ def test_what_was_used_is_told_in_the_unit_of_the_rule(
     tmp_path: Path, rule: str, said: str
 ) -> None:
     found, _ = alerts(tmp_path / "run", rule, samples=drawn(360.0, 80, counter=True))
-    assert found[0].said.startswith(said)
+    assert found[0].detail.startswith(said)
 
 
 def test_a_budget_of_energy_without_a_device_that_could_tell_is_known_from_the_start(
     tmp_path: Path,
 ) -> None:
-    rules, rows = all_parsed(["energy > 5 Wh", "loss nan"]), AlertRows(0)
+    rules, rows = parse_rules(["energy > 5 Wh", "loss nan"]), AlertRows(0)
     host = Device("process:1", "process", "python", "process")
     blind = Judge(rules, devices={host.id: host})
     blind.feed(rows)
@@ -268,13 +268,13 @@ def test_a_budget_of_money_is_rent_or_a_bill_whichever_is_used_up_first(tmp_path
         tmp_path / "a", "cost > 0.03", samples=drawn(360.0, 80, counter=True), declared=rent
     )
     assert times_s(found) == [pytest.approx(30.0)]
-    assert found[0].said == "0.03 EUR of rent"
+    assert found[0].detail == "0.03 EUR of rent"
     bill = Settings(price_per_kwh=10.0, pue=1.5, currency="EUR")  # 0.0015 a second
     found, _ = alerts(
         tmp_path / "b", "cost > 0.03", samples=drawn(360.0, 80, counter=True), declared=bill
     )
     assert times_s(found) == [pytest.approx(20.0, abs=0.11)]
-    assert found[0].said.endswith("EUR of bill for energy")
+    assert found[0].detail.endswith("EUR of bill for energy")
 
 
 def test_a_budget_of_time_begins_with_the_run(tmp_path: Path) -> None:
@@ -334,10 +334,10 @@ def test_batches_make_no_difference(
     whole, _ = alerts(path / "whole", *ALL, steps=steps, samples=samples)
     assert {one.rule.text for one in whole} == set(ALL)
 
-    with closing(Following(path / "whole")) as following:
+    with closing(RunFollower(path / "whole")) as following:
         following.learn()
         rows, _, _ = following.look(is_last=True)
-    judge = Judge(all_parsed(ALL), devices=following.devices, start_ns=0)
+    judge = Judge(parse_rules(ALL), devices=following.devices, start_ns=0)
     found: list[Alert] = []
     edges = [0, *(cut * S for cut in sorted(cuts)), 300 * S]
     for since_ns, until_ns in itertools.pairwise(edges):
@@ -394,7 +394,7 @@ def test_one_reading_is_no_energy_yet(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cuts", [(), (12,), (13,), (11, 12, 13)])
 def test_why_a_clock_was_held_down_is_the_same_in_any_batches(cuts: tuple[int, ...]) -> None:
     """Heat from 10 s to 13 s, read every second, and free from then on."""
-    judge = Judge(all_parsed(["throttled"]), devices={GPU.id: GPU})
+    judge = Judge(parse_rules(["throttled"]), devices={GPU.id: GPU})
     t_ns = np.arange(20) * S
     bits = np.where((t_ns >= 10 * S) & (t_ns < 13 * S), 0x20, 4).astype(float)
     found: list[Alert] = []
@@ -402,19 +402,19 @@ def test_why_a_clock_was_held_down_is_the_same_in_any_batches(cuts: tuple[int, .
         part = (t_ns[first:last], bits[first:last])
         found += judge.feed(AlertRows(int(part[0][-1]), {}, {"throttled": {GPU.id: part}}))
     assert times_s(found) == [12.0]
-    assert found[0].said.endswith("is held down by heat")
+    assert found[0].detail.endswith("is held down by heat")
     assert found[0].value == 0x20
 
 
 def test_the_reason_for_a_hold_is_not_lost_where_a_batch_begins_with_its_end() -> None:
     """Read every 2.5 s: one reading of heat, then a free one, which is the first of a batch."""
-    judge = Judge(all_parsed(["throttled"]), devices={GPU.id: GPU})
+    judge = Judge(parse_rules(["throttled"]), devices={GPU.id: GPU})
     found: list[Alert] = []
     for t_s, bits in ((0.0, 4.0), (2.5, 0x20), (5.0, 4.0)):
         part = (np.array([round(t_s * S)]), np.array([float(bits)]))
         found += judge.feed(AlertRows(round(t_s * S), {}, {"throttled": {GPU.id: part}}))
     assert times_s(found) == [4.5]
-    assert found[0].said.endswith("is held down by heat")
+    assert found[0].detail.endswith("is held down by heat")
 
 
 def judged_memory(path: Path, *writers: list[Step]) -> list[Alert]:
@@ -422,9 +422,9 @@ def judged_memory(path: Path, *writers: list[Step]) -> list[Alert]:
     samples = grown(1e9 * (1 + 0.01 * i) for i in range(400))
     for number, steps in enumerate(writers):
         add_writer(run, steps=steps, samples=() if number else samples, devices=[PROCESS])
-    with closing(Following(run)) as following:
+    with closing(RunFollower(run)) as following:
         following.learn()
-        judge = Judge(all_parsed(["memory +10%"]), devices=following.devices)
+        judge = Judge(parse_rules(["memory +10%"]), devices=following.devices)
         return judge.feed(following.look(is_last=True)[1])
 
 

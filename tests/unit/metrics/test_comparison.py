@@ -343,8 +343,8 @@ def test_who_does_not_say_the_column_is_left_out() -> None:
 
 
 def test_without_backends_the_sources_are_the_groups() -> None:
-    a = [replace(one, given="runs/a") for one in group("x", SLOW)]
-    b = [replace(one, given="runs/b") for one in group("x", FAST)]
+    a = [replace(one, argument="runs/a") for one in group("x", SLOW)]
+    b = [replace(one, argument="runs/b") for one in group("x", FAST)]
     found = compared(a, b)
     assert found.group_by == ("source",)
     assert [one.name for one in found.groups] == ["a", "b"]  # without the folder they share

@@ -13,14 +13,14 @@ from ergmeter.compare.grouping import Group
 from ergmeter.compare.run_curves import (
     AXES,
     Axis,
-    Course,
-    Courses,
+    ComparedCurves,
     Curve,
+    RunCurve,
+    RunCurves,
     RunProgress,
-    Traced,
-    courses,
+    compared_curves,
 )
-from ergmeter.compare.sources import found_in
+from ergmeter.compare.sources import read_entries
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Device, Mark, Missing, Sample, Step
@@ -40,14 +40,14 @@ def entry(path: Path) -> Entry:
     return Entry(str(path), str(path), {}, {}, path)
 
 
-def traced(run: Run, settings: Settings | None = None) -> Traced:
-    (found,) = courses([Group("g", (entry(run.path),))], settings).runs
+def traced(run: Run, settings: Settings | None = None) -> RunCurves:
+    (found,) = compared_curves([Group("g", (entry(run.path),))], settings).runs
     return found
 
 
-def course(run: Run, curve: Curve, settings: Settings | None = None) -> Course:
+def course(run: Run, curve: Curve, settings: Settings | None = None) -> RunCurve:
     found = traced(run, settings).curves[curve]
-    assert isinstance(found, Course), found
+    assert isinstance(found, RunCurve), found
     return found
 
 
@@ -242,20 +242,20 @@ def test_of_several_trainings_each_has_its_own_curve(tmp_path: Path) -> None:
     for number, seconds in ((1, 1.0), (2, 2.0)):
         steps = even_steps(20, seconds=seconds, tokens_real=100)
         add_writer(path, steps=steps, header={"training": {"id": f"t{number}"}})
-    found = found_in([path]).entries
-    curves = [one.curves["tokens_per_s"] for one in courses([Group("g", found)]).runs]
-    rates = [one.highest for one in curves if isinstance(one, Course)]
+    found = read_entries([path]).entries
+    curves = [one.curves["tokens_per_s"] for one in compared_curves([Group("g", found)]).runs]
+    rates = [one.highest for one in curves if isinstance(one, RunCurve)]
     assert rates == [one.value("throughput.tokens_per_s") for one in found]
     assert sorted(rates) == [50.0, 100.0]
 
 
-def chosen(*sizes: int) -> tuple[list[tuple[int, int]], Courses]:
+def chosen(*sizes: int) -> tuple[list[tuple[int, int]], ComparedCurves]:
     """Which of so many runs in groups are traced. None of them is there, which costs nothing."""
     groups = [
         Group(f"g{n}", tuple(entry(Path(f"/none/{n}/{run}")) for run in range(size)))
         for n, size in enumerate(sizes)
     ]
-    found = courses(groups)
+    found = compared_curves(groups)
     return [(one.group, one.repeat) for one in found.runs], found
 
 
@@ -275,7 +275,7 @@ def test_of_many_runs_the_first_of_each_group_are_taken_in_turn() -> None:
 def test_a_row_of_a_ledger_has_no_course(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", steps=even_steps(10))
     row = Entry("energy.csv line 2", "energy.csv", {}, {})
-    found = courses([Group("g", (row, entry(run.path)))])
+    found = compared_curves([Group("g", (row, entry(run.path)))])
     assert [one.source for one in found.runs] == [str(run.path)]
     assert (found.left_out, found.without) == (0, 1)
 
@@ -284,9 +284,9 @@ def test_step_time_stands_in_where_tokens_are_not_known_of_all(tmp_path: Path) -
     known = run_of(tmp_path / "known", steps=even_steps(10, tokens_real=5))
     silent = run_of(tmp_path / "silent", steps=even_steps(10))
     both = [Group(run.path.name, (entry(run.path),)) for run in (known, silent)]
-    assert courses(both[:1]).curves == ("tokens_per_s",)
-    assert courses(both).curves == ("tokens_per_s", "step_s")
-    assert courses(both[1:]).curves == ("step_s",)
+    assert compared_curves(both[:1]).curves == ("tokens_per_s",)
+    assert compared_curves(both).curves == ("tokens_per_s", "step_s")
+    assert compared_curves(both[1:]).curves == ("step_s",)
 
 
 def test_the_memory_of_a_host_is_not_drawn_beside_that_of_a_device(tmp_path: Path) -> None:
@@ -298,8 +298,8 @@ def test_the_memory_of_a_host_is_not_drawn_beside_that_of_a_device(tmp_path: Pat
         tmp_path / "gpu", steps=even_steps(10), samples=[*here, *there], devices=[host, GPU]
     )
     both = [Group(run.path.name, (entry(run.path),)) for run in (cpu, gpu)]
-    assert "host_bytes" in courses(both[:1]).curves
-    assert courses(both).curves[-1] == "device_bytes"
+    assert "host_bytes" in compared_curves(both[:1]).curves
+    assert compared_curves(both).curves[-1] == "device_bytes"
 
 
 def test_rows_that_were_lost_leave_no_place_on_an_axis(tmp_path: Path) -> None:

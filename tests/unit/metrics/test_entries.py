@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ergmeter.compare.entry import EVAL_LOSS, fact, why_left_out
-from ergmeter.compare.sources import found_in
+from ergmeter.compare.sources import read_entries
 from ergmeter.compare.time_to_loss import ENERGY, TIME, to_target
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.records import Mark, Missing, Reading, Reported, Sample, Step
@@ -72,7 +72,7 @@ def written(path: Path, *, ended: str | None = None, **facts: object) -> Path:
 
 
 def test_a_run_directory_says_what_it_was_and_what_it_came_to(tmp_path: Path) -> None:
-    (entry,) = found_in([written(tmp_path / "a")]).entries
+    (entry,) = read_entries([written(tmp_path / "a")]).entries
     assert entry.facts["backend"] == "torch"
     assert entry.facts["seq_len"] == "512"
     assert entry.facts["device"] == "Test GPU"
@@ -84,13 +84,13 @@ def test_a_run_directory_says_what_it_was_and_what_it_came_to(tmp_path: Path) ->
 def test_a_folder_gives_its_runs_and_says_which_failed(tmp_path: Path) -> None:
     written(tmp_path / "runs" / "a")
     written(tmp_path / "runs" / "b", ended="exit code 1")
-    found = found_in([tmp_path / "runs"])
+    found = read_entries([tmp_path / "runs"])
     assert [Path(entry.source).name for entry in found.entries] == ["a"]
     assert found.left_out == (f"{tmp_path / 'runs' / 'b'}: it did not finish (exit code 1)",)
 
 
 def test_a_run_that_says_it_failed_is_left_out_though_its_files_are_whole(tmp_path: Path) -> None:
-    found = found_in([written(tmp_path / "a", status="failed")])
+    found = read_entries([written(tmp_path / "a", status="failed")])
     assert not found.entries
     assert "failed" in found.left_out[0]
 
@@ -102,7 +102,7 @@ def test_a_run_named_twice_counts_once(tmp_path: Path) -> None:
         "model,backend,wall_s,warmup_s,tokens_processed,tok_per_s,window_s,run\n"
         "m,torch,21,0,2000,100,20,a\n"
     )
-    found = found_in([ledger, run])
+    found = read_entries([ledger, run])
     (entry,) = found.entries
     assert entry.source == str(run)
     assert "named twice" in found.left_out[0]
@@ -115,16 +115,16 @@ def test_a_ledger_and_its_copy_are_no_repeats(tmp_path: Path) -> None:
     )
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text(text)
-    found = found_in([tmp_path / "a.csv", tmp_path / "b.csv"])
+    found = read_entries([tmp_path / "a.csv", tmp_path / "b.csv"])
     assert [entry.facts["seed"] for entry in found.entries] == ["1", "2"]
     assert len(found.left_out) == 2
 
 
 def test_nothing_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="no run, folder or ledger"):
-        found_in([tmp_path / "absent"])
+        read_entries([tmp_path / "absent"])
     with pytest.raises(FormatError, match="no run and no energy ledger"):
-        found_in([tmp_path])
+        read_entries([tmp_path])
 
 
 def test_the_target_is_reached_where_the_mean_of_five_is(tmp_path: Path) -> None:
@@ -162,8 +162,8 @@ def two_trainings(path: Path) -> Path:
 
 def test_two_trainings_in_a_run_are_two_sources_and_no_repeats(tmp_path: Path) -> None:
     run = two_trainings(tmp_path / "both")
-    found = found_in([run])
-    assert [entry.given for entry in found.entries] == [f"{run}:1", f"{run}:2"]
+    found = read_entries([run])
+    assert [entry.argument for entry in found.entries] == [f"{run}:1", f"{run}:2"]
     rates = [entry.value("throughput.tokens_per_s") for entry in found.entries]
     names = [entry.facts["name"] for entry in found.entries]
     assert dict(zip(names, rates, strict=True)) == {"test, ModelA": 100.0, "test, ModelB": 20.0}
@@ -174,22 +174,22 @@ def test_two_trainings_in_a_run_are_two_sources_and_no_repeats(tmp_path: Path) -
 
 def test_one_of_several_trainings_can_be_named(tmp_path: Path) -> None:
     run = two_trainings(tmp_path / "both")
-    (second,) = found_in([tmp_path / "both:2"]).entries
-    assert second.source == second.given == f"{run}:2"
+    (second,) = read_entries([tmp_path / "both:2"]).entries
+    assert second.source == second.argument == f"{run}:2"
     assert second.value("steps.count") == Run.open(run).training(2).count("steps")
     assert second.training == 2  # which the curves and the target ask for
-    again = found_in([run, tmp_path / "both:2"])
+    again = read_entries([run, tmp_path / "both:2"])
     assert len(again.entries) == 2
     assert "the same run, named twice" in again.left_out[0]
     with pytest.raises(UsageError, match=r"no training 3 .*1 to 2"):
-        found_in([tmp_path / "both:3"])
+        read_entries([tmp_path / "both:3"])
 
 
 def test_the_only_training_of_a_run_is_that_run_by_either_name(tmp_path: Path) -> None:
     run = make_run(tmp_path / "one")
     steps = even_steps(10, tokens_computed=100)
     add_writer(run, steps=steps, header={"training": {"id": "A", "world": 1}})
-    found = found_in([run, tmp_path / "one:1"])
+    found = read_entries([run, tmp_path / "one:1"])
     assert len(found.entries) == 1
     assert "the same run, named twice" in found.left_out[0]
 
@@ -197,13 +197,13 @@ def test_the_only_training_of_a_run_is_that_run_by_either_name(tmp_path: Path) -
 def test_a_named_training_of_a_damaged_run_is_left_out_and_the_others_stay(tmp_path: Path) -> None:
     two_trainings(tmp_path / "both")
     (tmp_path / "both" / "run.json").write_text("{")
-    found = found_in([written(tmp_path / "whole"), tmp_path / "both:2"])
+    found = read_entries([written(tmp_path / "whole"), tmp_path / "both:2"])
     assert len(found.entries) == 1
     assert "run.json" in found.left_out[0]
 
 
 def test_a_folder_whose_name_ends_in_a_number_is_that_folder(tmp_path: Path) -> None:
-    (entry,) = found_in([written(tmp_path / "lr:2")]).entries
+    (entry,) = read_entries([written(tmp_path / "lr:2")]).entries
     assert entry.value("throughput.tokens_per_s") == pytest.approx(100)
 
 
@@ -211,8 +211,8 @@ def test_just_the_figures_that_are_asked_for_are_made_and_they_are_the_same(tmp_
     run = written(tmp_path / "a")
     told: list[tuple[int, int]] = []
     keys = ("energy.joules_per_token",)
-    (some,) = found_in([run], keys=keys, tell=lambda *said: told.append(said)).entries
-    (whole,) = found_in([run]).entries
+    (some,) = read_entries([run], keys=keys, on_progress=lambda *said: told.append(said)).entries
+    (whole,) = read_entries([run]).entries
     assert told == [(0, 1)]
     wanted = {*keys, EVAL_LOSS, "training.loss", "time.window_s", "steps.count"}
     assert set(some.figures) == wanted

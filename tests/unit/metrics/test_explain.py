@@ -8,8 +8,8 @@ import pytest
 
 from ergmeter.importers.importing import ImportRequest, import_log
 from ergmeter.metrics.catalog import catalogue
-from ergmeter.metrics.explain.device import rungs
-from ergmeter.metrics.explain.flops import peak_said
+from ergmeter.metrics.explain.device import device_activity
+from ergmeter.metrics.explain.flops import peak_text
 from ergmeter.metrics.explain.waterfall import Explanation, explain
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Flops, Missing, Reading
@@ -64,7 +64,7 @@ def lora(tmp_path: Path) -> tuple[Flops, ...]:
     ],
 )
 def test_what_100_percent_is_comes_whole_out_of_the_note(note: str, of: str) -> None:
-    assert peak_said(note) == of
+    assert peak_text(note) == of
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -193,7 +193,7 @@ def test_the_clock_of_a_peak_is_the_one_that_the_maker_states(
     tmp_path: Path, device: str, mhz: int
 ) -> None:
     run = replayed(tmp_path / "run", "tiny_20ms")
-    seen = rungs(evidence_of(run, Settings(device=device, dtype="bf16")), None)
+    seen = device_activity(evidence_of(run, Settings(device=device, dtype="bf16")), None)
     assert seen.peak_clock_hz == pytest.approx(mhz * 1e6, rel=1e-3)
 
 

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergmeter.metrics.explain.device import Rungs
-from ergmeter.metrics.explain.time import TimeSplit, time_split
-from ergmeter.metrics.explain.waits import wait_blocks
+from ergmeter.metrics.explain.device import DeviceActivity
+from ergmeter.metrics.explain.time import TimeSplit, time_split, wait_blocks
 from ergmeter.metrics.explain.waterfall import Explanation, explain, levels
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Device, Flops, Mark, Reading, Sample, Step
@@ -410,6 +409,8 @@ def test_waits_and_what_is_left_are_the_whole_window(
         "measured",
         steps=1.0,
     )
-    blocks, level = wait_blocks(split, Rungs(busy_frac=busy, busy_key="activity.graphics_frac"))
+    blocks, level = wait_blocks(
+        split, DeviceActivity(busy_frac=busy, busy_key="activity.graphics_frac")
+    )
     assert sum(one.share_frac for one in blocks) + level == pytest.approx(1.0, abs=1e-9)
     assert all(one.share_frac >= 0 for one in blocks)

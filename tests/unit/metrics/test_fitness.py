@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from ergmeter.metrics.check.checks import CHECKS, Fitness, fitness
-from ergmeter.metrics.check.finding import CheckFinding
+from ergmeter.metrics.checks import CHECKS, CheckFinding, Fitness, fitness
 from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Mark, Sample, Step

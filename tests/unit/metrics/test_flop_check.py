@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.check.checks import fitness
-from ergmeter.metrics.check.flop_count import (
+from ergmeter.metrics.checks import check_flop_count, fitness
+from ergmeter.metrics.evidence.evidence import Evidence
+from ergmeter.metrics.explain.flop_count import (
     EXPLAINED,
     TensorCoreRatio,
-    check_flop_count,
     tensor_core_ratio,
 )
-from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.summarize import evidence_of, summary_of
 from ergmeter.probes.replay import recorded_device, recorded_samples, recorded_steps

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ergmeter.compare.comparison import CompareOptions, Comparison, compare
-from ergmeter.compare.sources import found_in
+from ergmeter.compare.sources import read_entries
 
 DATA = Path(__file__).parents[2] / "data" / "h200_backends"
 T_975 = {2: 4.303, 3: 3.182}  # by degrees of freedom
@@ -47,7 +47,7 @@ def by_hand(
 
 
 def compared(series: str) -> Comparison:
-    return compare(found_in([DATA / f"{series}.csv"]), CompareOptions(group_by=("backend",)))
+    return compare(read_entries([DATA / f"{series}.csv"]), CompareOptions(group_by=("backend",)))
 
 
 @pytest.mark.parametrize("series", ["first", "again"])

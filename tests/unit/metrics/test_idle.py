@@ -25,7 +25,7 @@ def calibrated(**changes: Any) -> Device:
     )  # fmt: skip
     for field, changed in changes.items():
         setattr(whole, field, changed)
-    facts = {**FACTS, "calibration": whole.as_json(whole=False)}
+    facts = {**FACTS, "calibration": whole.as_json(with_sweep=False)}
     return Device("GPU-0", "gpu", "NVIDIA H200", "nvml", facts)
 
 

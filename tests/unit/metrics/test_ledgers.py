@@ -43,7 +43,7 @@ def reading(entry: object, key: str) -> Reading:
 
 
 def test_our_row_is_taken_as_it_stands(tmp_path: Path) -> None:
-    (entry,) = read_ledger(ledger(tmp_path, OURS, OUR_ROW), given="x").entries
+    (entry,) = read_ledger(ledger(tmp_path, OURS, OUR_ROW), argument="x").entries
     assert entry.value("throughput.tokens_per_s") == 2000
     assert entry.value("memory.device_peak_bytes") == 10_000_000_000  # MB are what they say
     assert entry.value("training.loss") == 1.5
@@ -57,7 +57,7 @@ def test_our_row_is_taken_as_it_stands(tmp_path: Path) -> None:
 
 
 def test_a_row_of_the_original_gives_the_true_rate_and_a_range_of_energy(tmp_path: Path) -> None:
-    (entry,) = read_ledger(ledger(tmp_path, DOCUMENTED, ORIGINAL), given="x").entries
+    (entry,) = read_ledger(ledger(tmp_path, DOCUMENTED, ORIGINAL), argument="x").entries
     assert entry.value("throughput.tokens_per_s") == 2000
     joules = reading(entry, "energy.joules_per_token")
     assert joules.value == pytest.approx(0.1)
@@ -72,7 +72,7 @@ def test_the_original_without_steps(tmp_path: Path) -> None:
     names, cells = DOCUMENTED.split(","), ORIGINAL.split(",")
     at = names.index("steps")
     rows = [",".join(x[:at] + x[at + 1 :]) for x in (names, cells)]
-    (entry,) = read_ledger(ledger(tmp_path, *rows), given="x").entries
+    (entry,) = read_ledger(ledger(tmp_path, *rows), argument="x").entries
     assert entry.value("throughput.tokens_per_s") == 2000
     assert "steps" not in entry.facts
 
@@ -89,7 +89,7 @@ def test_the_originals_noughts_are_no_figures(
 ) -> None:
     cells = dict(zip(DOCUMENTED.split(","), ORIGINAL.split(","), strict=True)) | changed
     (entry,) = read_ledger(
-        ledger(tmp_path, DOCUMENTED, ",".join(cells.values())), given="x"
+        ledger(tmp_path, DOCUMENTED, ",".join(cells.values())), argument="x"
     ).entries
     found = entry.figures["energy.joules_per_token"]
     assert isinstance(found, Missing)
@@ -100,7 +100,7 @@ def test_the_originals_noughts_are_no_figures(
 def test_documented_columns_of_one_window_are_not_taken_for_the_originals(tmp_path: Path) -> None:
     """Our own table without further columns: 120 000 tokens in a window of 60 s of 121 s."""
     row = ",".join(OUR_ROW.split(",")[:22]).replace(",120,60,", ",121,60,")
-    (entry,) = read_ledger(ledger(tmp_path, DOCUMENTED, row), given="x").entries
+    (entry,) = read_ledger(ledger(tmp_path, DOCUMENTED, row), argument="x").entries
     assert entry.value("throughput.tokens_per_s") == 2000
     assert entry.value("energy.joules_per_token") == 0.1
     assert not entry.remarks
@@ -119,7 +119,7 @@ def test_broken_rows_are_named_by_line_and_the_others_read(tmp_path: Path) -> No
         OUR_ROW,
         OURS,
     ]
-    found = read_ledger(ledger(tmp_path, *lines), given="x")
+    found = read_ledger(ledger(tmp_path, *lines), argument="x")
     assert [entry.facts["seed"] for entry in found.entries] == ["42", "46"]
     said = [line.partition("energy_results.csv ")[2] for line in found.left_out]
     assert [line.split(":")[0] for line in said] == [f"line {n}" for n in (3, 4, 6, 8, 9)]
@@ -134,10 +134,10 @@ def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
     path = ledger(tmp_path, "a,b", "1,2")
     assert not is_ledger(path)
     with pytest.raises(FormatError, match="no energy ledger: its first line has no column"):
-        read_ledger(path, given="x")
+        read_ledger(path, argument="x")
     (tmp_path / "empty.csv").touch()
     with pytest.raises(FormatError, match="empty"):
-        read_ledger(tmp_path / "empty.csv", given="x")
+        read_ledger(tmp_path / "empty.csv", argument="x")
 
 
 def test_of_a_long_table_just_the_first_line_is_looked_at(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from ergmeter.compare.sources import found_in
-from ergmeter.metrics.alerts.judge import Alert, Judge
-from ergmeter.metrics.alerts.rules import all_parsed
-from ergmeter.metrics.breakdown.timeline import loss_line
-from ergmeter.metrics.live.follow import Following
-from ergmeter.metrics.live.frame import LiveFrame, Watching
+from ergmeter.compare.sources import read_entries
+from ergmeter.metrics.live.alert_judge import Alert, Judge
+from ergmeter.metrics.live.alert_rules import parse_rules
+from ergmeter.metrics.live.follow import RunFollower
+from ergmeter.metrics.live.frame import LiveFrame, RunWatcher
 from ergmeter.metrics.summarize import evidence_of, summarize
+from ergmeter.metrics.timeline import loss_line
 from ergmeter.records import Mark, Step
 from ergmeter.runlog.reader import Run
 from ergmeter.views.run import card as terminal
@@ -48,20 +48,20 @@ def looped(path: Path, losses: list[float], *, told: list[Step] | None = None) -
 
 
 def judged(run: Path) -> tuple[list[Alert], Judge]:
-    with closing(Following(run)) as following:
+    with closing(RunFollower(run)) as following:
         following.learn()
-        judge = Judge(all_parsed(["loss nan", "grad_norm nan"]), start_ns=0)
+        judge = Judge(parse_rules(["loss nan", "grad_norm nan"]), start_ns=0)
         return judge.feed(following.look(is_last=True)[1]), judge
 
 
 def frame_of(run: Path) -> LiveFrame:
-    with closing(Watching(run, rules=["loss nan"])) as watching:
+    with closing(RunWatcher(run, rules=["loss nan"])) as watching:
         return watching.look(totals=False)
 
 
 def test_a_printed_loss_that_is_none_is_an_alert_where_the_steps_tell_none(tmp_path: Path) -> None:
     found, judge = judged(looped(tmp_path / "run", lost_at(14, again_at=17)))
-    said = [(one.t_ns // S, one.said, one.is_over) for one in found]
+    said = [(one.t_ns // S, one.detail, one.is_over) for one in found]
     assert said == [
         (15, "loss nan at step 14, as printed", False),
         (18, "loss 2.3 at step 17, as printed", True),
@@ -138,7 +138,7 @@ def test_a_loss_that_came_back_is_a_number_and_says_what_was_none(tmp_path: Path
 def test_a_run_that_diverged_is_not_compared(tmp_path: Path) -> None:
     looped(tmp_path / "runs" / "bad", lost_at(14))
     looped(tmp_path / "runs" / "good", [2.0] * 20)
-    found = found_in([tmp_path / "runs"])
+    found = read_entries([tmp_path / "runs"])
     assert [entry.source for entry in found.entries] == [str(tmp_path / "runs" / "good")]
     assert found.left_out == (f"{tmp_path / 'runs' / 'bad'}: it diverged: {LOST}, as printed",)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.stats.ratio import PAIRED, WELCH, contrast, mean
-from ergmeter.stats.student_t import cdf, exceeded, factor, quantile, spread_bounds
+from ergmeter.stats.student_t import cdf, factor, quantile, spread_bounds, tail_probability
 
 AMOUNTS = st.lists(st.floats(0.01, 1e6), min_size=2, max_size=6)
 
@@ -56,7 +56,7 @@ def test_a_confidence_outside_0_and_1_is_refused() -> None:
 
 def test_with_no_shift_the_tails_are_what_the_interval_leaves_out() -> None:
     for freedom in (1, 2, 4, 8, 40):
-        assert exceeded(0.0, freedom, critical=factor(0.95, freedom)) == pytest.approx(
+        assert tail_probability(0.0, freedom, critical=factor(0.95, freedom)) == pytest.approx(
             0.05, abs=2e-4
         )
 

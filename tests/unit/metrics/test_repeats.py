@@ -34,24 +34,24 @@ def test_claimed_power_is_what_simulated_experiments_have(
 
 def test_a_published_sample_size() -> None:
     """Tables after Cohen 1988: d = 0.8, two-sided 5 %, power 0.80 takes 26 of each."""
-    found = needed(0.8, 1.0, freedom=50)
+    found = needed(0.8, 1.0, dof=50)
     assert found.repeats == 26
     # And d = 0.5 takes 64.
-    assert needed(0.5, 1.0, freedom=50).repeats == 64
+    assert needed(0.5, 1.0, dof=50).repeats == 64
 
 
 def test_what_is_needed_suffices_and_one_less_does_not() -> None:
     for noise in (0.005, 0.012, 0.03):
         for is_paired in (False, True):
-            found = needed(relative(0.02), noise, freedom=4, is_paired=is_paired)
+            found = needed(relative(0.02), noise, dof=4, is_paired=is_paired)
             assert found.repeats is not None
             assert power(relative(0.02), noise, found.repeats, is_paired=is_paired) >= 0.8
             assert power(relative(0.02), noise, found.repeats - 1, is_paired=is_paired) < 0.8
 
 
 def test_a_scatter_that_is_known_from_few_gives_a_range() -> None:
-    few = needed(relative(0.02), 0.02, freedom=2)
-    many = needed(relative(0.02), 0.02, freedom=100)
+    few = needed(relative(0.02), 0.02, dof=2)
+    many = needed(relative(0.02), 0.02, dof=100)
     assert few.repeats == many.repeats
     assert few.fewest is not None
     assert few.most is not None
@@ -62,7 +62,7 @@ def test_a_scatter_that_is_known_from_few_gives_a_range() -> None:
 
 
 def test_what_a_thousand_repeats_would_not_show_is_said() -> None:
-    assert needed(relative(0.0001), 0.05, freedom=4).repeats is None
+    assert needed(relative(0.0001), 0.05, dof=4).repeats is None
 
 
 def test_ends() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.metrics.breakdown.roofline import roofline
+from ergmeter.metrics.roofline import roofline
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Reading
 from ergmeter.runlog.reader import Run

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.live.totals import Running, Totals
+from ergmeter.metrics.live.totals import RunningTotals, Totals
 from ergmeter.records import Device, Missing, Sample, Step
 from ergmeter.runlog.identity import writer_header
 from ergmeter.runlog.reader import Run
@@ -101,7 +101,7 @@ def test_they_are_those_of_the_whole_run_wherever_it_is_cut(
     cuts: list[int], counter_every_s: float, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     growing = Growing(tmp_path_factory.mktemp("growing") / "run", GPU)
-    running = Running(growing.writer.id)
+    running = RunningTotals(growing.writer.id)
     samples = curves(120, counter_every_s=counter_every_s)
     first = 0
     for cut in [*sorted(cuts), len(STEPS)]:
@@ -118,7 +118,7 @@ def test_they_are_those_of_the_whole_run_wherever_it_is_cut(
 
 def test_they_are_not_worse_for_being_asked_for_after_every_step(tmp_path: Path) -> None:
     growing = Growing(tmp_path / "run", GPU)
-    running = Running(growing.writer.id)
+    running = RunningTotals(growing.writer.id)
     samples = curves(120, counter_every_s=4.0)
     at = 0
     for step in STEPS:
@@ -136,13 +136,13 @@ def test_a_rank_has_its_own_steps_and_its_own_device(tmp_path: Path) -> None:
     run = second.add(
         [Step(20 * S, 80 * S, tokens_computed=5), Step(80 * S, 110 * S, tokens_computed=6)]
     )
-    totals = Running(second.writer.id).totals(run, gpus={OTHER.id})
+    totals = RunningTotals(second.writer.id).totals(run, gpus={OTHER.id})
     assert totals.steps == 2
     assert totals.tokens == 11
     assert totals.window_s == 90
     assert totals.energy_j == pytest.approx(50.0 * 90)
     assert isinstance(totals.samples, Missing)
-    both = Running(first.writer.id).totals(run)
+    both = RunningTotals(first.writer.id).totals(run)
     assert number(both.energy_j) > 50.0 * both.window_s * 4  # without a word on whose, all devices
 
 
@@ -150,7 +150,7 @@ def test_what_comes_before_since_is_not_in_them(tmp_path: Path) -> None:
     growing = Growing(tmp_path / "run", GPU)
     run = growing.add(STEPS, curves(120, counter_every_s=1.0))
     since_ns = STEPS[49].end_ns
-    totals = Running(growing.writer.id, since_ns=since_ns).totals(run)
+    totals = RunningTotals(growing.writer.id, since_ns=since_ns).totals(run)
     assert totals.steps == 150
     assert totals.start_ns == since_ns
     assert totals.tokens == sum(step.tokens_computed or 0 for step in STEPS[50:])
@@ -158,7 +158,7 @@ def test_what_comes_before_since_is_not_in_them(tmp_path: Path) -> None:
 
 def test_a_probe_that_dies_costs_its_figures_and_no_others(tmp_path: Path) -> None:
     growing = Growing(tmp_path / "run", GPU)
-    running = Running(growing.writer.id)
+    running = RunningTotals(growing.writer.id)
     alive = [one for one in curves(50, counter_every_s=1.0) if one.t_ns < 50 * S]
     halves = STEPS[:100], STEPS[100:]
     running.totals(growing.add(halves[0], alive))
@@ -172,4 +172,6 @@ def test_a_probe_that_dies_costs_its_figures_and_no_others(tmp_path: Path) -> No
 def test_without_a_step_there_are_none(tmp_path: Path) -> None:
     growing = Growing(tmp_path / "run", GPU)
     with pytest.raises(NotMeasurable):
-        Running(growing.writer.id).totals(growing.add(samples=curves(25, counter_every_s=1.0)))
+        RunningTotals(growing.writer.id).totals(
+            growing.add(samples=curves(25, counter_every_s=1.0))
+        )

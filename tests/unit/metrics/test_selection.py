@@ -27,12 +27,12 @@ SPREADS: dict[str, Callable[[Any, int], Any]] = {
 def test_values_are_those_of_the_whole_in_order(
     spread: str, sample: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming_quantile, "HELD", 100)
+    monkeypatch.setattr(streaming_quantile, "IN_MEMORY", 100)
     monkeypatch.setattr(streaming_quantile, "_SAMPLE", sample)
     values = SPREADS[spread](np.random.default_rng(1), 20_000)
     blocks = np.array_split(values, 37)
     places = [0, 1, 999, 10_000, 19_000, 19_999, 10_000]
-    found = streaming_quantile.at(lambda: blocks, places, len(values))
+    found = streaming_quantile.values_at(lambda: blocks, places, len(values))
     assert found.tolist() == np.sort(values)[places].tolist()
     for q in (0, 50, 95, 99.9, 100):
         assert streaming_quantile.percentile(lambda: blocks, q) == np.percentile(values, q)
@@ -41,7 +41,7 @@ def test_values_are_those_of_the_whole_in_order(
 def test_few_of_the_values_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 400 000 values, 1 % or so around each place; all of them only where a sample misleads."""
     kept = []
-    monkeypatch.setattr(streaming_quantile, "HELD", 1_000)
+    monkeypatch.setattr(streaming_quantile, "IN_MEMORY", 1_000)
     monkeypatch.setattr(streaming_quantile, "_SAMPLE", 40_000)
     unique = np.unique
 

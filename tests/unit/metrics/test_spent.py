@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.breakdown.time_breakdown import TimeBreakdown, time_breakdown
 from ergmeter.metrics.summarize import evidence_of
+from ergmeter.metrics.time_breakdown import TimeBreakdown, time_breakdown
 from ergmeter.records import Mark, Sample, Step
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings

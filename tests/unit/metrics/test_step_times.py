@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.breakdown.step_times import distribution
-from ergmeter.metrics.live.eta import remaining
+from ergmeter.metrics.live.recent_window import remaining
 from ergmeter.metrics.summarize import evidence_of
+from ergmeter.metrics.time_breakdown import step_time_distribution
 from ergmeter.records import Step
 from tests.runs import even_steps, reading, run_of
 
@@ -26,7 +26,7 @@ def steps_of(times_s: list[float]) -> list[Step]:
 
 def test_bars_hold_every_step_and_what_is_beyond_them_is_named(tmp_path: Path) -> None:
     times_s = [1.0] * 50 + [1.5] * 49 + [40.0]
-    found = distribution(evidence_of(run_of(tmp_path / "run", steps=steps_of(times_s))))
+    found = step_time_distribution(evidence_of(run_of(tmp_path / "run", steps=steps_of(times_s))))
     assert found.counts.sum() + found.beyond == 100
     assert found.beyond == 1
     assert found.counts[0] == 50
@@ -40,14 +40,14 @@ def test_bars_hold_every_step_and_what_is_beyond_them_is_named(tmp_path: Path) -
 
 
 def test_steps_of_one_length_have_a_bar(tmp_path: Path) -> None:
-    found = distribution(evidence_of(run_of(tmp_path / "run", steps=even_steps(10))))
+    found = step_time_distribution(evidence_of(run_of(tmp_path / "run", steps=even_steps(10))))
     assert found.counts.sum() == 10
     assert found.stalled == 0
 
 
 def test_two_steps_are_no_distribution(tmp_path: Path) -> None:
     with pytest.raises(NotMeasurable, match="2 counted steps: too few"):
-        distribution(evidence_of(run_of(tmp_path / "run", steps=even_steps(2))))
+        step_time_distribution(evidence_of(run_of(tmp_path / "run", steps=even_steps(2))))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.metrics.check.checks import fitness
+from ergmeter.metrics.checks import fitness
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Step
 from ergmeter.runlog.reader import Run

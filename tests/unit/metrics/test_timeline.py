@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergmeter.metrics.breakdown.timeline import (
-    bounded,
+from ergmeter.metrics.summarize import evidence_of
+from ergmeter.metrics.timeline import (
+    bounded_series,
     energy_line,
     line_of,
     phase_spans,
     rate,
     step_line,
 )
-from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Device, Mark, Sample, Step
 from ergmeter.runlog.segments import Series
 from tests.runs import GPU, run_of
@@ -35,7 +35,7 @@ def series(values: object, *, every_ns: int = 10**8) -> Series:
 def test_a_spike_of_one_reading_among_ten_million_is_drawn_at_its_time() -> None:
     values = np.full(10_000_000, 300.0)
     values[6_543_210], values[1_234_567] = 701.5, 12.25
-    line = bounded(series(values, every_ns=1_000_000), zero_ns=0, points=1000)
+    line = bounded_series(series(values, every_ns=1_000_000), zero_ns=0, points=1000)
     assert line.highest == pytest.approx((701.5, 6543.210))
     assert line.lowest == pytest.approx((12.25, 1234.567))
     assert len(line.t_s) <= 1000
@@ -47,7 +47,7 @@ def test_a_spike_of_one_reading_among_ten_million_is_drawn_at_its_time() -> None
 def test_what_is_drawn_are_readings_with_the_first_the_last_and_the_extremes(
     values: list[float], points: int
 ) -> None:
-    line = bounded(series(values), zero_ns=0, points=points)
+    line = bounded_series(series(values), zero_ns=0, points=points)
     assert set(line.values) <= set(values)
     assert (line.values.min(), line.values.max()) == (min(values), max(values))
     assert (line.values[0], line.values[-1]) == (values[0], values[-1])
@@ -56,7 +56,7 @@ def test_what_is_drawn_are_readings_with_the_first_the_last_and_the_extremes(
 
 
 def test_few_readings_are_all_drawn_as_they_are() -> None:
-    line = bounded(series([1.0, 5.0, 2.0]), zero_ns=-(10**9))
+    line = bounded_series(series([1.0, 5.0, 2.0]), zero_ns=-(10**9))
     assert line.t_s.tolist() == [1.0, 1.1, 1.2]
     assert line.values.tolist() == [1.0, 5.0, 2.0]
     assert not line.is_bounded
@@ -64,7 +64,7 @@ def test_few_readings_are_all_drawn_as_they_are() -> None:
 
 def test_a_while_without_readings_is_a_break_and_not_a_line() -> None:
     t_ns = np.array([0, 1, 2, 3, 33, 34], dtype=np.int64) * 10**8
-    line = bounded(Series(t_ns, np.array([5.0, 5, 5, 5, 9, 9])), zero_ns=0)
+    line = bounded_series(Series(t_ns, np.array([5.0, 5, 5, 5, 9, 9])), zero_ns=0)
     assert np.isnan(line.values).tolist() == [False] * 4 + [True] + [False] * 2
     assert line.t_s[4] == pytest.approx(1.8)  # between 0.3 and 3.3 s
     assert line.lowest[0] == 5.0
@@ -73,7 +73,7 @@ def test_a_while_without_readings_is_a_break_and_not_a_line() -> None:
 def test_a_break_is_kept_where_the_column_is_long() -> None:
     t_ns = np.arange(20_000, dtype=np.int64) * 10**7
     t_ns[10_000:] += 5 * 10**9
-    line = bounded(Series(t_ns, np.ones(20_000)), zero_ns=0, points=100)
+    line = bounded_series(Series(t_ns, np.ones(20_000)), zero_ns=0, points=100)
     (place,) = np.flatnonzero(np.isnan(line.values))
     assert line.t_s[place - 1] == pytest.approx(99.99)
     assert line.t_s[place + 1] == pytest.approx(105.0)
@@ -82,7 +82,7 @@ def test_a_break_is_kept_where_the_column_is_long() -> None:
 def test_points_stay_bounded_where_a_column_is_full_of_gaps() -> None:
     t_ns = np.arange(50_000, dtype=np.int64) * 10**7
     t_ns += np.arange(50_000, dtype=np.int64) // 50 * 5 * 10**9
-    line = bounded(Series(t_ns, np.sin(np.arange(50_000.0))), zero_ns=0, points=400)
+    line = bounded_series(Series(t_ns, np.sin(np.arange(50_000.0))), zero_ns=0, points=400)
     assert len(line.t_s) <= 400
     assert np.isnan(line.values).sum() == 50
     assert (np.diff(line.t_s) > 0).all()
@@ -176,7 +176,7 @@ def test_the_line_of_step_times_has_the_one_slow_step(tmp_path: Path) -> None:
 def test_gaps_that_are_too_many_to_be_drawn_are_counted() -> None:
     """Bursts of 20 readings a millisecond apart, 2 s between them: 199 gaps, of which 125 break."""
     t_ns = np.concatenate([np.arange(20) * 10**6 + burst * 2 * 10**9 for burst in range(200)])
-    line = bounded(Series(t_ns, np.ones(len(t_ns))), zero_ns=0)
+    line = bounded_series(Series(t_ns, np.ones(len(t_ns))), zero_ns=0)
     assert int(np.isnan(line.values).sum()) == 125
     assert line.unbroken == 199 - 125
-    assert bounded(Series(t_ns[:400], np.ones(400)), zero_ns=0).unbroken == 0
+    assert bounded_series(Series(t_ns[:400], np.ones(400)), zero_ns=0).unbroken == 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ergmeter.metrics.check.checks import fitness
+from ergmeter.metrics.checks import fitness
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Device, Flops, Mark, Missing, Sample, Step
 from ergmeter.runlog.reader import Run

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.metrics.live.eta import remaining
-from ergmeter.metrics.live.frame import SO_FAR, Watching
+from ergmeter.metrics.live.frame import SO_FAR, RunWatcher
+from ergmeter.metrics.live.recent_window import remaining
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Mark, Missing, Reading, Sample, Step
 from ergmeter.runlog.identity import writer_header
@@ -47,8 +47,8 @@ def run_of(path: Path, **contents: Any) -> Path:
 
 
 @contextmanager
-def watched(run: Path, **options: Any) -> Iterator[Watching]:
-    with closing(Watching(run, **options)) as watching:
+def watched(run: Path, **options: Any) -> Iterator[RunWatcher]:
+    with closing(RunWatcher(run, **options)) as watching:
         yield watching
 
 
@@ -77,7 +77,7 @@ def test_lately_is_of_the_last_half_minute(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", steps=[*quick, *slow], samples=samples(140))
     with watched(run) as watching:
         frame = watching.look(totals=True)
-    assert value(frame.lately["throughput.tokens_per_s"]) == pytest.approx(50.0)
+    assert value(frame.recent["throughput.tokens_per_s"]) == pytest.approx(50.0)
     assert value(frame.so_far["throughput.tokens_per_s"]) == pytest.approx(12_000 / 140)
 
 
@@ -91,7 +91,7 @@ def test_a_run_of_a_few_seconds_has_no_empty_time_before_it(tmp_path: Path) -> N
     run = run_of(tmp_path / "run", steps=steps, header={"clock": clock})
     with watched(run) as watching:
         frame = watching.look(totals=False)
-    assert value(frame.lately["throughput.tokens_per_s"]) == pytest.approx(100.0)
+    assert value(frame.recent["throughput.tokens_per_s"]) == pytest.approx(100.0)
 
 
 def test_the_time_to_go_is_what_is_left_at_the_pace_of_lately(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_what_is_added_is_taken_in_and_a_run_that_is_gone_is_told(tmp_path: Path
         ]
         writer.write("steps", rows)
         if not first:
-            watching = Watching(run)
+            watching = RunWatcher(run)
         frame = watching.look(totals=False)
         assert frame.is_going
         assert frame.step == first + 10
@@ -211,7 +211,7 @@ def test_lately_begins_with_a_step_and_not_within_one(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", steps=steps)
     with watched(run) as watching:
         frame = watching.look(totals=False)
-    assert value(frame.lately["throughput.tokens_per_s"]) == pytest.approx(100.0)
+    assert value(frame.recent["throughput.tokens_per_s"]) == pytest.approx(100.0)
 
 
 def ranks_run(path: Path, *, first: int = 0, late_s: float = 0.0) -> Path:
@@ -232,7 +232,7 @@ def ranks_run(path: Path, *, first: int = 0, late_s: float = 0.0) -> Path:
 def test_a_rank_that_ends_its_steps_a_little_later_is_not_counted_once_more(tmp_path: Path) -> None:
     with watched(ranks_run(tmp_path / "run", late_s=0.01), now_ns=at(101)) as watching:
         frame = watching.look(totals=False)
-    assert value(frame.lately["throughput.tokens_per_s"]) == pytest.approx(200.0, rel=0.01)
+    assert value(frame.recent["throughput.tokens_per_s"]) == pytest.approx(200.0, rel=0.01)
 
 
 def test_a_budget_of_tokens_is_one_ranks_and_so_is_its_pace(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_a_run_whose_steps_stopped_has_no_pace_and_no_time_to_go(tmp_path: Path)
     assert frame.quiet_s == pytest.approx(351.9)  # the last reading is that of 401.9 s
     assert frame.eta_s is None
     assert frame.no_eta == "last step 5 min 52 s ago"
-    assert frame.lately["throughput.tokens_per_s"] == Missing("the last step ended 5 min 52 s ago")
+    assert frame.recent["throughput.tokens_per_s"] == Missing("the last step ended 5 min 52 s ago")
     assert "stalled > 10 min" in frame.rules
 
 
@@ -410,7 +410,7 @@ def test_of_several_trainings_one_is_watched_and_none_of_the_other(tmp_path: Pat
     with watched(run) as watching:  # the newest
         assert watching.look(totals=False).run.name == models[1]
     with pytest.raises(UsageError, match="no training 3"):
-        Watching(run, training=3)
+        RunWatcher(run, training=3)
 
 
 def test_a_training_that_begins_is_watched_from_then_on(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ergmeter.compare.comparison import CompareOptions, compare
-from ergmeter.compare.sources import found_in
+from ergmeter.compare.sources import read_entries
 from ergmeter.errors import UsageError
 from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.warmup import slow_start
@@ -253,7 +253,7 @@ def test_the_parts_of_a_whole_run_are_of_all_of_it(tmp_path: Path) -> None:
     split = time_split(evidence_of(run, Settings(window="whole")))
     assert split.whole_s == pytest.approx(25)
     assert split.parts_s == pytest.approx({"eval": 1.0, "around": 9.0})
-    assert split.ordinary_frac == pytest.approx(15 / 25)
+    assert 1 - sum(split.parts_s.values()) / split.whole_s == pytest.approx(15 / 25)
 
 
 # -- cuts -----------------------------------------------------------------------------------------
@@ -552,7 +552,7 @@ ROW: dict[str, object] = {
 
 
 def windows(*paths: Path, **settings: Any) -> list[str | None]:
-    found = found_in(paths, Settings(**settings), keys=["throughput.tokens_per_s"])
+    found = read_entries(paths, Settings(**settings), keys=["throughput.tokens_per_s"])
     return [entry.facts.get("window") for entry in found.entries]
 
 
@@ -567,7 +567,7 @@ def test_an_entry_says_what_it_is_over(tmp_path: Path) -> None:
 def test_a_ledgers_row_is_computed_anew_where_its_run_is_there(tmp_path: Path) -> None:
     one, other = evaluated(tmp_path / "one"), evaluated(tmp_path / "other")
     rows = ledger(tmp_path / "ledger.csv", {**ROW, "run": other})
-    found = found_in([one, rows], keys=["throughput.tokens_per_s"])
+    found = read_entries([one, rows], keys=["throughput.tokens_per_s"])
     assert [entry.facts["window"] for entry in found.entries] == ["training"] * 2
     assert [entry.value("throughput.tokens_per_s") for entry in found.entries] == pytest.approx(
         [10_000] * 2
@@ -578,14 +578,14 @@ def test_different_kinds_of_window_are_not_compared(tmp_path: Path) -> None:
     """The row's run is gone: 10,000 and 6,897 tokens/s are the same run over two windows."""
     one = evaluated(tmp_path / "one")
     rows = ledger(tmp_path / "ledger.csv", {**ROW, "run": tmp_path / "gone"})
-    found = compare(found_in([one, rows]), CompareOptions(group_by=("source",)))
+    found = compare(read_entries([one, rows]), CompareOptions(group_by=("source",)))
     assert any(
         "kind of window differs (training / unbroken)" in line
         for line in found.pairs[0].fairness.refusals
     )
     assert not found.is_comparable
     # By the window of the row they can be compared, and agree.
-    same = found_in([one, rows], Settings(window="unbroken"))
+    same = read_entries([one, rows], Settings(window="unbroken"))
     again = compare(same, CompareOptions(group_by=("source",)))
     assert not any("window" in line for line in again.pairs[0].fairness.refusals)
     rates = [entry.value("throughput.tokens_per_s") for entry in same.entries]
@@ -595,7 +595,7 @@ def test_different_kinds_of_window_are_not_compared(tmp_path: Path) -> None:
 def test_whole_runs_with_different_starts_are_not_compared(tmp_path: Path) -> None:
     by_meter = run_of(tmp_path / "meter", steps=with_pauses("eval")).path
     by_command = run_of(tmp_path / "command", steps=with_pauses("eval"), header=RECORDER).path
-    found = compare(found_in([by_meter, by_command]), CompareOptions(group_by=("source",)))
+    found = compare(read_entries([by_meter, by_command]), CompareOptions(group_by=("source",)))
     (pair,) = found.pairs
     said = {one.measure.key: one.words for one in pair.verdicts}
     assert "one whole run is since the command" in said["throughput.whole_run_tokens_per_s"]

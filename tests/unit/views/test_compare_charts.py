@@ -11,7 +11,7 @@ import pytest
 
 from ergmeter.compare.comparison import CompareOptions, Comparison, compare
 from ergmeter.compare.entry import Entry, SourceEntries
-from ergmeter.compare.grouping import differing
+from ergmeter.compare.grouping import differing_facts
 from ergmeter.records import Missing, Reading, Result
 from ergmeter.views.charts.chart import Chart
 from ergmeter.views.charts.compare_charts import compare_charts
@@ -253,7 +253,7 @@ def test_what_differs_is_told_of_every_group_and_what_is_not_said_is_said() -> N
         run("a", 0, 1.0, None, optimizer="AdamW", seq_len="1024"),
         run("b", 0, 1.0, None, optimizer="SGD", seq_len="1024", kernels="own"),
     )
-    assert differing(found.groups) == (
+    assert differing_facts(found.groups) == (
         ("optimizer", ("AdamW", "SGD")),
         ("kernels", ("not said", "own")),
     )

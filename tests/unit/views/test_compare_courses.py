@@ -11,7 +11,15 @@ import pytest
 
 from ergmeter.compare.entry import Entry
 from ergmeter.compare.grouping import Group
-from ergmeter.compare.run_curves import AXES, CURVES, Axis, Course, Courses, Curve, Traced
+from ergmeter.compare.run_curves import (
+    AXES,
+    CURVES,
+    Axis,
+    ComparedCurves,
+    Curve,
+    RunCurve,
+    RunCurves,
+)
 from ergmeter.records import Missing
 from ergmeter.views.charts.chart import Chart
 from ergmeter.views.charts.compare_curves import CourseCharts, course_charts
@@ -21,18 +29,18 @@ from ergmeter.views.plots import converter, lite
 pytest.importorskip("vl_convert")
 
 
-def course(*values: float, axes: tuple[Axis, ...] = AXES, note: str = "real tokens") -> Course:
+def course(*values: float, axes: tuple[Axis, ...] = AXES, note: str = "real tokens") -> RunCurve:
     places = np.arange(1.0, len(values) + 1)
     each = {"step": 1.0, "tokens": 512.0, "time": 0.5}
     x = {axis: places * each[axis] for axis in axes}
-    return Course(x, np.array(values), len(values), "measured", note)
+    return RunCurve(x, np.array(values), len(values), "measured", note)
 
 
 def traced(
-    group: int, repeat: int, *, lacking: dict[Axis, str] | None = None, **curves: Course
-) -> Traced:
+    group: int, repeat: int, *, lacking: dict[Axis, str] | None = None, **curves: RunCurve
+) -> RunCurves:
     whole = {curve: curves.get(curve, Missing(f"no {curve}")) for curve in CURVES}
-    return Traced(group, repeat, f"/runs/{group}/{repeat}", whole, lacking or {})
+    return RunCurves(group, repeat, f"/runs/{group}/{repeat}", whole, lacking or {})
 
 
 def groups(*sizes: int) -> list[Group]:
@@ -49,9 +57,9 @@ def groups(*sizes: int) -> list[Group]:
 
 
 def made(
-    *runs: Traced, sizes: tuple[int, ...], left_out: int = 0, x: Axis | None = None
+    *runs: RunCurves, sizes: tuple[int, ...], left_out: int = 0, x: Axis | None = None
 ) -> CourseCharts:
-    return course_charts(Courses(runs, left_out, 0), groups(*sizes), x=x)
+    return course_charts(ComparedCurves(runs, left_out, 0), groups(*sizes), x=x)
 
 
 def chart(found: CourseCharts, curve: Curve) -> Chart:
@@ -140,7 +148,7 @@ def test_what_is_left_out_is_counted_with_the_rule() -> None:
         "1 of 4 runs are drawn: the first of each group in turn, at most 8 groups, 6 runs of a"
         " group and 12 lines."
     )
-    nobody = course_charts(Courses((), 0, 3), groups(0))
+    nobody = course_charts(ComparedCurves((), 0, 3), groups(0))
     assert (nobody.charts, nobody.axes) == ((), ())
     assert nobody.said == (
         "3 runs are not drawn: a ledger's row has no steps and no samples: name the run's"
@@ -162,7 +170,7 @@ def test_a_long_name_is_not_in_every_point() -> None:
     name = "x" * 300
     group = Group(name, (Entry("/runs/0", "", {}, {}, Path("/runs/0")),))
     run = traced(0, 0, loss=course(*np.linspace(3.0, 2.0, 200)))
-    found = course_charts(Courses((run,), 0, 0), [group])
+    found = course_charts(ComparedCurves((run,), 0, 0), [group])
     assert json.dumps(found.charts[0].spec).count(name) == 1
 
 

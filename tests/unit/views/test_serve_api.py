@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from ergmeter.metrics.breakdown import timeline
+from ergmeter.metrics import timeline
 from ergmeter.records import Device, Mark, Sample
 from ergmeter.runlog.identity import writer_header
 from ergmeter.runlog.manage.labels import annotate, tag

@@ -15,8 +15,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from ergmeter.cli.look.watch import _as_lines, _Looks, new_alerts
-from ergmeter.metrics.alerts.marks import NotedAlert
-from ergmeter.metrics.live.frame import LiveFrame, Watching
+from ergmeter.metrics.live.alert_rules import NotedAlert
+from ergmeter.metrics.live.frame import LiveFrame, RunWatcher
 from ergmeter.records import Device, Sample, Step
 from ergmeter.views.run import watch
 from tests.runs import add_writer, even_steps, make_run
@@ -51,7 +51,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def frame_of(run: Path) -> LiveFrame:
-    with closing(Watching(run)) as watching:
+    with closing(RunWatcher(run)) as watching:
         return watching.look(totals=True)
 
 
@@ -226,7 +226,7 @@ def test_a_run_that_took_the_place_of_another_is_told(
         def frame(self) -> LiveFrame:
             return next(looks)
 
-    with closing(Watching(run)) as watching:
+    with closing(RunWatcher(run)) as watching:
         _as_lines(Console(), Looks(watching), 0.0)
     lines = capsys.readouterr().out.splitlines()
     at = lines.index(told)

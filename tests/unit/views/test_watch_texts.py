@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ergmeter.metrics.live.frame import Watching
+from ergmeter.metrics.live.frame import RunWatcher
 from ergmeter.records import Device, Mark, Sample
 from ergmeter.views.run import watch
 from tests.runs import add_writer, even_steps, make_run
@@ -28,7 +28,7 @@ def test_no_text_of_a_run_steers_the_terminal(tmp_path: Path) -> None:
         devices=[gpu],
         marks=[Mark(5 * S, "alert", f"loss: {EVIL}"), Mark(20 * S, "ended", EVIL)],
     )
-    with closing(Watching(run)) as watching:
+    with closing(RunWatcher(run)) as watching:
         frame = watching.look(totals=True)
     frame = replace(frame, unjudged={"memory": EVIL})
     assert frame.alerts

@@ -17,7 +17,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.hardware.calibration import FOLDER_VARIABLE, CalibratedRate, store
+from ergmeter.hardware.calibration import FOLDER_VARIABLE, CalibratedRate, save_calibration
 from ergmeter.ports import ProbeRequest
 from ergmeter.probes.amd import amd
 from ergmeter.records import Device
@@ -312,7 +312,7 @@ def test_a_gpu_of_amd_has_the_identity_that_a_run_will_know_it_by(
     kept = calibrate._blank(first, calibrate.QUICK)
     assert kept.conditions["power_limit_w"] == pytest.approx(750)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "kept"))
-    store(kept)
+    save_calibration(kept)
     request = ProbeRequest(os.getpid(), "/", {"HIP_VISIBLE_DEVICES": "0"})
     (probe,) = open_probes(request, ["amd"]).probes
     assert probe.devices[0].facts["calibration"]["device"] == amd_uuid(1)

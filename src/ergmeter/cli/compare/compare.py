@@ -95,7 +95,7 @@ def command(
     is named are groups of their own, unless --group-by says otherwise; RUN:2 names the second.
     """
     from ergmeter.compare.comparison import CompareOptions, compare, figures_needed
-    from ergmeter.compare.sources import found_in
+    from ergmeter.compare.sources import read_entries
 
     columns = tuple(part.strip() for part in (group_by or "").split(",") if part.strip())
     options = CompareOptions(
@@ -106,13 +106,13 @@ def command(
         raise UsageError(f"--x {axis} is of the page: give --html FILE too")
     check_page(page)
     with reading("runs") as tell:
-        entries = found_in(sources, settings, keys=figures_needed(options), tell=tell)
+        entries = read_entries(sources, settings, keys=figures_needed(options), tell=tell)
     found = compare(entries, options)
     if page is not None:
-        from ergmeter.compare.run_curves import courses
+        from ergmeter.compare.run_curves import compared_curves
         from ergmeter.views.html.compare_page import compare_page
 
-        write_page(page, compare_page(found, courses(found.groups, settings), x=axis))
+        write_page(page, compare_page(found, compared_curves(found.groups, settings), x=axis))
     _show(found, form)
     return 0 if found.is_comparable else 1
 

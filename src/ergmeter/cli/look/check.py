@@ -33,7 +33,7 @@ def command(settings: Settings, runs: tuple[Path, ...], training: int | None, as
     """
     from rich.console import Console
 
-    from ergmeter.metrics.check.checks import fitness
+    from ergmeter.metrics.checks import fitness
     from ergmeter.metrics.summarize import evidence_of
     from ergmeter.runlog.format import newest_run
     from ergmeter.runlog.reader import Run

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from ergmeter.metrics.alerts.marks import NotedAlert
-    from ergmeter.metrics.live.frame import LiveFrame, Watching
+    from ergmeter.metrics.live.alert_rules import NotedAlert
+    from ergmeter.metrics.live.frame import LiveFrame, RunWatcher
 
 _LINES_EVERY_S = 10.0
 _FRAMES_EVERY_S = 2.0
@@ -64,14 +64,14 @@ def command(
     from rich.console import Console
 
     from ergmeter.errors import FormatError
-    from ergmeter.metrics.alerts.rules import all_parsed
-    from ergmeter.metrics.live.frame import Watching
+    from ergmeter.metrics.live.alert_rules import parse_rules
+    from ergmeter.metrics.live.frame import RunWatcher
     from ergmeter.views.run import watch
 
-    all_parsed(alerts)  # or what is wrong with one of them
+    parse_rules(alerts)  # or what is wrong with one of them
     path = _chosen(run)
     console = Console()
-    watching = Watching(path, rules=alerts, rank=rank, training=training, total_steps=steps)
+    watching = RunWatcher(path, rules=alerts, rank=rank, training=training, total_steps=steps)
     try:
         if once:
             frame = watching.look(totals=True)
@@ -106,7 +106,7 @@ def _chosen(given: Path | None) -> Path:
 class _Looks:
     """Looks at a run, at its whole only so often as a share of the time allows."""
 
-    def __init__(self, watching: Watching) -> None:
+    def __init__(self, watching: RunWatcher) -> None:
         self._watching = watching
         self._due_s = 0.0
 
@@ -169,7 +169,7 @@ def _as_lines(_console: Console, looks: _Looks, every_s: float) -> LiveFrame | N
 def new_alerts(frame: LiveFrame, printed: list[NotedAlert]) -> list[int]:
     """Which of its alerts have no line yet: one that comes late may be in the midst of the others,
     and one that was seen here first is told by the run a little later."""
-    from ergmeter.metrics.alerts.marks import is_same
+    from ergmeter.metrics.live.alert_rules import is_same
 
     def has_line(alert: NotedAlert) -> bool:
         seen = (p for p in printed if not p.was_told or not alert.was_told)

@@ -104,10 +104,10 @@ def _progress(what: str, *, quiet: bool) -> Iterator[Callable[[CalibrationProgre
 def stored_line(found: Calibration, out: Path | None) -> str:
     """Keep it, and say where; half a calibration does not take the place of a whole one."""
     from ergmeter.errors import FormatError
-    from ergmeter.hardware.calibration import store, stored
+    from ergmeter.hardware.calibration import load_calibration, save_calibration
 
     try:
-        before = stored(found.device, folder=out)
+        before = load_calibration(found.device, folder=out)
     except FormatError:
         before = None
     if found.interrupted and before is not None and not before.interrupted:
@@ -116,7 +116,7 @@ def stored_line(found: Calibration, out: Path | None) -> str:
         )
     if not found.matmul and not found.bandwidth:
         return "not kept: it was interrupted before there was a rate"
-    return f"kept in {store(found, folder=out)}"
+    return f"kept in {save_calibration(found, folder=out)}"
 
 
 def _show(found: Calibration, where: str) -> None:

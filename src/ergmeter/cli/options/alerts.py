@@ -74,7 +74,7 @@ def _rule(budget: str) -> str:
     """A budget as a rule, by its unit. What is neither energy, time nor money by its looks is
     refused: as money it would never be used up, and nobody would be told."""
     from ergmeter.errors import UsageError
-    from ergmeter.metrics.alerts.rules import JOULES, SECONDS
+    from ergmeter.metrics.live.alert_rules import JOULES, SECONDS
 
     match = _AMOUNT.fullmatch(budget.strip())
     if match is None or (match["sign"] and match["unit"]):

@@ -83,7 +83,7 @@ class Timed:
         return interval_of(sums, self._lasted_s)
 
     def _cut(self, cuts: TimeArray, count: int) -> None:
-        ends = streaming_quantile.at(self._ends, [*(cuts - 1).tolist(), count - 1], count)
+        ends = streaming_quantile.values_at(self._ends, [*(cuts - 1).tolist(), count - 1], count)
         passed = self._window.elapsed_ns(np.append(self._window.start_ns, ends))
         # The window of requests goes on after the last row, until failed ones have settled.
         passed[-1] = max(passed[-1], self._window.elapsed_ns(np.array([self._window.end_ns]))[0])

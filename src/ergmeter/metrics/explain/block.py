@@ -1,4 +1,4 @@
-"""A block of the waterfall: a share of the peak, what says so, and how that is known."""
+"""A block of the waterfall: a share of the peak with its evidence and basis."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ergmeter.records import Basis
 
-WAITS = "waits"  # several parts of the time that the evidence does not tell apart
-KERNELS = "kernels"  # all that happens between a step's start and its end, in one
+MERGED_WAITS = "waits"  # several waits that the evidence does not separate
+KERNELS = "kernels"  # everything within steps, not separated
 IDLE = "idle_in_steps"
 ACHIEVED = "achieved"
-_MERGED = (WAITS, KERNELS)
+_MERGED = (MERGED_WAITS, KERNELS)
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One piece of evidence: a metric's key, or a name of its own, and its value in words."""
+    """One piece of evidence: a metric's key or another name, and its value as text."""
 
     key: str
     said: str
@@ -25,7 +25,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class LossBlock:
-    """A share of the peak that went somewhere. Below 0 where something gave more than the peak."""
+    """A lost share of the peak. Negative for a gain, such as a clock above the peak's."""
 
     key: str
     title: str
@@ -38,12 +38,12 @@ class LossBlock:
 
     @property
     def is_merged(self) -> bool:
-        """Whether it is several causes that the evidence does not tell apart."""
+        """True if it has several causes that the evidence does not separate."""
         return self.key in _MERGED
 
 
 def percent(share: float) -> str:
-    """A share in percent, for a sentence."""
+    """A share as text in percent."""
     value = 100 * share
     if abs(value) < 0.05:
         return f"{value:.2g} %"

@@ -1,12 +1,12 @@
-"""Of the time that was left for steps, what did the device do with it?
+"""Device activity during training: kernels, clock, SMs active, tensor cores active, matmul ceiling.
 
-The rungs, each a share of the peak: time with any kernel on it, the same at the clock it ran at,
-multiprocessors with a warp, tensor pipes at work. What is lost is what lies between two rungs.
+A datasheet's peak is at one clock (1830 MHz on an H200, whose clock goes up to 1980), and tensor
+core activity is per cycle. If the clock of the peak is unknown there is no clock block; its share
+stays in the other blocks.
 
-The trap: a clock that is held against the wrong one. A datasheet's peak is at the clock of its own
-small print (1830 MHz on an H200, whose clock goes up to 1980), and a tensor pipe's activity is per
-cycle. Where the clock of the peak is not known, nothing is put down to it: it then stays in
-the block that it can't be told from.
+The matmul ceiling is the best rate in the calibration of the run's header. It is scaled to the
+run's clock if both are known: a calibration runs at the power limit, with a lower clock than most
+runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,13 @@ from ergmeter.metrics.evidence.gauges import (
 )
 from ergmeter.metrics.explain.block import Fact, percent
 from ergmeter.metrics.explain.time import held_until_s
-from ergmeter.records import Reading, weakest
+from ergmeter.records import (
+    THROTTLE_BRAKE,
+    THROTTLE_HEAT,
+    THROTTLE_POWER_CAP,
+    Reading,
+    weakest,
+)
 from ergmeter.units import HZ_PER_MHZ, NS_PER_S
 
 if TYPE_CHECKING:
@@ -40,10 +46,7 @@ if TYPE_CHECKING:
     from ergmeter.metrics.explain.time import Spans, TimeSplit
     from ergmeter.records import Basis, Device, FloatArray
 
-# -- explain device --------------------------------------------------------------------------------
-
-
-# Multiprocessors x dense 16-bit FLOPs that each has per cycle. Sources, all checked 2026-11-16:
+# SMs x dense 16-bit FLOPs of each per cycle. Sources, all checked 2026-11-16:
 # * NVIDIA's developer forum, citing the white papers of A100 and H100
 #   (forums.developer.nvidia.com/t/244727, 2023-03-03): 256 FMA a cycle in each of the 4 tensor
 #   cores of an A100's multiprocessor, 2048 FLOP; 108 of them reach 312 TFLOP/s at 1410 MHz, the
@@ -65,17 +68,14 @@ _FLOPS_PER_CYCLE = {
     "h100-pcie": 114 * 4096,
     "h200-sxm": 132 * 4096,
 }
-_NOT_BY_TENSOR_PIPES = ("fp32", "fp64")
-_POWER_CAP = 0x4  # NVML's clocks-event reasons, by bit
-_HEAT = 0x20 | 0x40
-_BRAKE = 0x8 | 0x80  # a hardware slowdown, the power brake: the supply's doing, not the heat's
+_NOT_ON_TENSOR_CORES = ("fp32", "fp64")
 _LINKS = ("nvlink_sent_bytes_per_s", "pcie_received_bytes_per_s")
-_LONG_S = 5.0  # the driver's own utilisation lags by up to a second
+_LONG_S = 5.0  # the driver's utilisation lags by up to a second
 
 
 @dataclass(frozen=True)
-class Rungs:
-    """Shares of the window, mean over devices; None where nobody counted. `absent` says why."""
+class DeviceActivity:
+    """Activity as shares of the window, mean over devices; None if not counted (see `absent`)."""
 
     busy_frac: float | None = None
     busy_key: str = ""
@@ -83,48 +83,50 @@ class Rungs:
     tensor_frac: float | None = None
     dram_frac: float | None = None
     clock_hz: float | None = None
-    clock_high_hz: float | None = None  # the highest that was seen
+    clock_high_hz: float | None = None  # the highest reading
     peak_clock_hz: float | None = None
     capped_frac: float | None = None  # of the readings
     heat_frac: float | None = None
     brake_frac: float | None = None
-    cores: float | None = None  # that the program kept busy
+    cores: float | None = None  # CPU cores busy
     link_bytes_per_s: dict[str, float] = field(default_factory=dict)  # by column, of each device
     basis: Basis = "measured"
     absent: dict[str, str] = field(default_factory=dict)
 
-    def said(self, key: str, share_frac: float, of: str) -> Fact:
-        """One of the shares as evidence; where it is not the whole metric, what is left out."""
+    def fact(self, key: str, share_frac: float, of: str) -> Fact:
+        """A share as evidence; the text says if evaluation and checkpoints are left out."""
         besides = "" if self.basis == "measured" else ", in training"
         return Fact(key, f"{percent(share_frac)} of {of}{besides}")
 
-    def without_peak(self, why: str) -> Rungs:
-        """The same where nobody knows which clock is the peak's."""
+    def without_peak(self, why: str) -> DeviceActivity:
+        """A copy without the peak's clock."""
         absent = {**self.absent, "peak_clock_hz": why}
         return replace(self, peak_clock_hz=None, absent=absent)
 
     @property
     def clock_ratio(self) -> float | None:
-        """The clock over that of the peak."""
+        """The mean clock over the peak's clock."""
         if self.clock_hz is None or self.peak_clock_hz is None:
             return None
         return self.clock_hz / self.peak_clock_hz
 
 
-def rungs(evidence: Evidence, split: TimeSplit | None) -> Rungs:
-    """What the devices' own readings say of the window, evaluation and checkpoints left out."""
+def device_activity(evidence: Evidence, split: TimeSplit | None) -> DeviceActivity:
+    """Activity of the devices in the window, without evaluation and checkpoints."""
     absent: dict[str, str] = {}
     try:
         devices = sampled(evidence, "gpu")
     except NotMeasurable as error:
-        return Rungs(absent={"device": str(error)})
-    aside = {one: split.spans[one] for one in ("eval", "checkpoint")} if split else {}
+        return DeviceActivity(absent={"device": str(error)})
+    aside = {phase: split.spans[phase] for phase in ("eval", "checkpoint")} if split else {}
     if not any(len(starts) for starts, _ in aside.values()):
         aside = {}
 
     def over(column: str) -> float | None:
         try:
-            share = sum(_share(evidence, column, one, aside) for one in devices) / len(devices)
+            share = sum(_share(evidence, column, device, aside) for device in devices) / len(
+                devices
+            )
             return _possible(f"activity.{column}", share)
         except NotMeasurable as error:
             absent[column] = str(error)
@@ -135,9 +137,10 @@ def rungs(evidence: Evidence, split: TimeSplit | None) -> Rungs:
         busy, key = _by_the_driver(evidence, devices, absent, is_whole=not aside)
     clock, highest = clock_hz(evidence, devices, split, absent)
     capped, heat, brake = (
-        _throttled(evidence, devices, mask, absent) for mask in (_POWER_CAP, _HEAT, _BRAKE)
+        _throttled(evidence, devices, mask, absent)
+        for mask in (THROTTLE_POWER_CAP, THROTTLE_HEAT, THROTTLE_BRAKE)
     )
-    return Rungs(
+    return DeviceActivity(
         busy,
         key,
         over("sm_frac"),
@@ -157,14 +160,14 @@ def rungs(evidence: Evidence, split: TimeSplit | None) -> Rungs:
 
 
 def _share(evidence: Evidence, column: str, device: Device, aside: dict[str, Spans]) -> float:
-    """Mean activity x the part of the window that is not set aside.
+    """Activity of training as a share of the window.
 
-    A reading is the mean of seconds, of which a checkpoint may hold a part. No kernel runs in that,
-    so what was done is of the rest, and of that as much as is not evaluation's.
+    A reading is a mean over seconds that may include part of a checkpoint or evaluation. No kernel
+    runs during a checkpoint, so the activity belongs to the rest; evaluation gets its share of it.
     """
-    whole, _, _ = mean_activity(evidence, column, device, most=1.0)
+    activity, _, _ = mean_activity(evidence, column, device, most=1.0)
     if not aside:
-        return whole
+        return activity
     window, series = evidence.span, readings(evidence, column, device)
     begins_ns, ends_ns = begins_ns_of(evidence, device, series.t_ns), series.t_ns
 
@@ -180,7 +183,7 @@ def _share(evidence: Evidence, column: str, device: Device, aside: dict[str, Spa
 
 
 def _possible(key: str, share: float) -> float:
-    """The share. Raises NotMeasurable if it is above what there can be."""
+    """The share. NotMeasurable if it is above the metric's bound."""
     metric = catalogue()[key]
     return metric.usable(metric.checked(Reading(share, "frac", "measured"))).value
 
@@ -188,10 +191,10 @@ def _possible(key: str, share: float) -> float:
 def _by_the_driver(
     evidence: Evidence, devices: list[Device], absent: dict[str, str], *, is_whole: bool
 ) -> tuple[float | None, str]:
-    """NVML's utilisation, where there are no counters and the window is long enough for it."""
+    """NVML's utilisation in place of counters, if the window is long enough."""
     key = "utilization.busy_frac"
     try:
-        share = sum(mean(evidence, "busy_frac", one) for one in devices) / len(devices)
+        share = sum(mean(evidence, "busy_frac", device) for device in devices) / len(devices)
         if evidence.span.duration_s < _LONG_S:
             raise NotMeasurable(
                 "the driver's utilisation lags by up to a second, too much for a window below"
@@ -211,7 +214,7 @@ def _by_the_driver(
 def clock_hz(
     evidence: Evidence, devices: list[Device], split: TimeSplit | None, absent: dict[str, str]
 ) -> tuple[float | None, float | None]:
-    """Mean clock of the readings that lie in a step, and the highest of all."""
+    """The mean clock of readings within steps, and the highest of all."""
     means, highest = [], 0.0
     try:
         for device in devices:
@@ -221,8 +224,8 @@ def clock_hz(
             highest = max(highest, float(series.values.max()))
             if split is not None and not evidence.from_output:
                 lane = evidence.counted.longest
-                place = np.searchsorted(lane.columns["start_ns"], t_ns, side="right") - 1
-                working = (place >= 0) & (t_ns <= lane.columns["end_ns"][np.maximum(place, 0)])
+                row = np.searchsorted(lane.columns["start_ns"], t_ns, side="right") - 1
+                working = (row >= 0) & (t_ns <= lane.columns["end_ns"][np.maximum(row, 0)])
                 values = values[working] if working.any() else values
             means.append(float(values.mean()))
     except NotMeasurable as error:
@@ -234,17 +237,17 @@ def clock_hz(
 def _throttled(
     evidence: Evidence, devices: list[Device], mask: int, absent: dict[str, str]
 ) -> float | None:
-    """Share of the readings in which the clock was held down for one of these reasons."""
-    found = []
+    """Share of readings throttled for one of these reasons."""
+    shares = []
     try:
         for device in devices:
             series = readings(evidence, "throttled", device)
             bits = series.values[inside(evidence, series.t_ns)].astype(np.int64)
-            found.append(float(((bits & mask) != 0).mean()))
+            shares.append(float(((bits & mask) != 0).mean()))
     except NotMeasurable as error:
         absent["throttled"] = str(error)
         return None
-    return sum(found) / len(found)
+    return sum(shares) / len(shares)
 
 
 def _cores(evidence: Evidence) -> float | None:
@@ -255,15 +258,15 @@ def _cores(evidence: Evidence) -> float | None:
 
 
 def _links(evidence: Evidence, devices: list[Device]) -> dict[str, float]:
-    """What each device sent and got over its links, where counters say so."""
-    found = {}
+    """NVLink and PCIe traffic of a device by column, if counters have it."""
+    rates = {}
     for column in _LINKS:
         try:
-            each = [mean_activity(evidence, column, one, most=math.inf)[0] for one in devices]
+            each = [mean_activity(evidence, column, device, most=math.inf)[0] for device in devices]
         except NotMeasurable:
             continue
-        found[column] = sum(each) / len(each)
-    return found
+        rates[column] = sum(each) / len(each)
+    return rates
 
 
 def peak_clock_hz(
@@ -274,7 +277,7 @@ def peak_clock_hz(
         absent["peak_clock_hz"] = "the peak was declared, and its clock was not"
         return None
     dtype = evidence.settings.dtype
-    if dtype in _NOT_BY_TENSOR_PIPES:
+    if dtype in _NOT_ON_TENSOR_CORES:
         absent["peak_clock_hz"] = f"the peak of {dtype} is at another clock than that of 16 bits"
         return None
     names = {evidence.settings.device or device.name for device in devices}
@@ -290,55 +293,52 @@ def peak_clock_hz(
     return peak / per_cycle
 
 
-# -- explain ceiling -------------------------------------------------------------------------------
-# How much of the peak would the same products need at the best rate this device was seen to hold?
-#
-# From the calibration in the run's own header, put on the run's clock where both clocks are known:
-# a calibration is a steady load at the power limit, whose clock is below most runs'.
-
-
-# Measured by ergmeter's authors on one such device, 2026-11-15: a hint, and no input of a figure.
+# Measured by ergmeter's authors on one such device, 2026-11-15: a hint, not used in any metric.
 _ELSEWHERE = {"NVIDIA H200": "another H200 held about 80 % of its bf16 peak in products of 8192^3"}
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What the products that were computed need at best, as a share of the peak."""
+    """The share of the peak that the computed matmuls need at the calibrated rate."""
 
     needed_frac: float
     basis: Basis
     fact: Fact
 
 
-def ceiling(evidence: Evidence, seen: Rungs, hardware_frac: float) -> Ceiling | None:
-    """None without a calibration of this device in this type."""
+def ceiling(evidence: Evidence, activity: DeviceActivity, hardware_frac: float) -> Ceiling | None:
+    """The matmul ceiling; None without a calibration of this device and data type."""
     try:
-        held = achievable_of_peak_frac(evidence)
+        calibrated = achievable_of_peak_frac(evidence)
         clock_hz = _clock_hz(evidence)
     except NotMeasurable:
         return None
-    rate, said = held.value, f"products held {percent(held.value)} of the peak"
-    if clock_hz is not None and seen.peak_clock_hz is not None and seen.clock_hz is not None:
-        rate *= seen.peak_clock_hz / clock_hz
-        said += f" at {clock_hz / HZ_PER_MHZ:.0f} MHz, {percent(rate)} of what that clock allows"
-    return Ceiling(hardware_frac / rate, weakest("derived", held.basis), Fact(OF_PEAK, said))
+    rate, text = calibrated.value, f"products held {percent(calibrated.value)} of the peak"
+    if (
+        clock_hz is not None
+        and activity.peak_clock_hz is not None
+        and activity.clock_hz is not None
+    ):
+        rate *= activity.peak_clock_hz / clock_hz
+        text += f" at {clock_hz / HZ_PER_MHZ:.0f} MHz, {percent(rate)} of what that clock allows"
+    return Ceiling(hardware_frac / rate, weakest("derived", calibrated.basis), Fact(OF_PEAK, text))
 
 
 def why_no_ceiling(evidence: Evidence) -> str:
-    """Why there is none; empty if there is. What another device held is told and not used."""
+    """The reason why there is no ceiling, with a hint from other devices; or empty."""
     try:
         achievable_of_peak_frac(evidence)
     except NotMeasurable as error:
         names = {device.name for device in evidence.devices("gpu")}
-        held = [f"; {said}" for name, said in _ELSEWHERE.items() if name in names]
-        return f"{error}{''.join(held)}"
+        hints = [f"; {hint}" for name, hint in _ELSEWHERE.items() if name in names]
+        return f"{error}{''.join(hints)}"
     return ""
 
 
 def _clock_hz(evidence: Evidence) -> float | None:
-    """The mean clock while products were calibrated; None where one of the devices had none."""
+    """The mean clock of the calibrations; None if one of the devices has none."""
     dtype = evidence.settings.dtype or "fp32"
     devices = evidence.devices("gpu")
     clocks = [calibration_of(device).matmul[dtype].clock_hz for device in devices]
-    known = [clock for clock in clocks if clock is not None]
-    return sum(known) / len(known) if known and len(known) == len(clocks) else None
+    clocks_hz = [clock for clock in clocks if clock is not None]
+    return sum(clocks_hz) / len(clocks_hz) if clocks_hz and len(clocks_hz) == len(clocks) else None

@@ -1,9 +1,8 @@
-"""What was achieved, and what of the arithmetic was done twice, for padding, or not at all.
+"""The achieved MFU, and FLOPs spent on recomputation and padding.
 
-The trap: taking frozen weights for a loss. Under LoRA the backward pass computes no gradients of
-the weights that are frozen, so a token needs about 4 FLOPs a weight where it would need 6; at the
-same tokens/s MFU is a third lower, and nothing has become slower. That is a remark here and no
-block: work that was not done has taken no time.
+Frozen weights are a remark and no block. Under LoRA the backward pass computes no gradients of
+frozen weights, so a token needs about 4 FLOPs a weight instead of 6. At the same tokens/s MFU is a
+third lower, but no time is lost.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.records import Flops
 
-# The convention that is by its definition two thirds of what training every weight needs, with
-# causal attention as `exact` counts it; it is counted only for runs with adapters.
+# This convention is two thirds of the FLOPs of training every weight, with causal attention as in
+# `exact`. It is counted only for runs with adapters.
 _OF_ADAPTERS, _ITS_PART = "automodel-lora", 2 / 3
 _EXACT = "exact"
 _NO_RECOMPUTATION = "no recomputation"
@@ -40,7 +39,7 @@ NO_PADDING = "padding is not counted apart from tokens: pass tokens_real= to met
 
 @dataclass(frozen=True)
 class Achieved:
-    """MFU, with what was computed beyond it, as shares of the peak. None: nobody said."""
+    """MFU, recomputation and padding as shares of the peak. None: unknown."""
 
     mfu: Reading
     recomputed_frac: float | None
@@ -48,17 +47,17 @@ class Achieved:
     is_recomputation_assumed: bool
     why_no_padding: str = ""
     padded_frac: float = 0.0  # of the positions that are computed
-    is_printed: bool = False  # the program's own word
+    is_printed: bool = False  # printed by the program
 
     @property
     def hardware_frac(self) -> float:
-        """All of the FLOPs that are known of."""
+        """All known FLOPs as a share of the peak."""
         return self.mfu.value + (self.recomputed_frac or 0.0) + (self.padding_frac or 0.0)
 
 
 @dataclass(frozen=True)
-class Frozen:
-    """FLOPs of a token as they are, and if every weight were trained."""
+class FrozenWeights:
+    """FLOPs of a token with frozen weights, and if every weight were trained."""
 
     flops_per_token: float
     trained_flops_per_token: float
@@ -66,53 +65,54 @@ class Frozen:
 
     @property
     def ratio(self) -> float:
-        """What is left of them."""
+        """FLOPs with frozen weights over those with all weights trained."""
         return self.flops_per_token / self.trained_flops_per_token
 
 
 def achieved(evidence: Evidence) -> Achieved:
-    """MFU and what lies between it and the hardware's FLOPs. NotMeasurable says what is wanting."""
+    """MFU, recomputation and padding. NotMeasurable says what is missing."""
     try:
-        found = run_results(evidence)[MFU]
+        mfu = run_results(evidence)[MFU]
     except NotMeasurable as error:
-        found = Missing(str(error))
+        mfu = Missing(str(error))
     else:
         need_possible(evidence, MFU, HFU)
-    if isinstance(found, Missing):
-        return Achieved(_printed(evidence, found.reason), None, None, False, is_printed=True)
+    if isinstance(mfu, Missing):
+        return Achieved(_printed(evidence, mfu.reason), None, None, False, is_printed=True)
     chosen = evidence.flops[0]
-    is_assumed = any(one.startswith(_NO_RECOMPUTATION) for one in chosen.assumptions)
+    is_assumed = any(assumption.startswith(_NO_RECOMPUTATION) for assumption in chosen.assumptions)
     again = None
     if chosen.hardware_per_step is not None:
-        again = found.value * (chosen.hardware_per_step / chosen.model_per_step - 1)
-    padding, why = _padding(evidence, chosen, found.value)
+        again = mfu.value * (chosen.hardware_per_step / chosen.model_per_step - 1)
+    padding, why = _padding(evidence, chosen, mfu.value)
     padded = 1 - 1 / positions_per_token(evidence)
-    return Achieved(found, again, padding, is_assumed, why, padded)
+    return Achieved(mfu, again, padding, is_assumed, why, padded)
 
 
-def peak_said(note: str) -> str:
-    """What an MFU is a share of, out of its note: the figure and, in brackets, who says so."""
+def peak_text(note: str) -> str:
+    """The peak that an MFU is a share of, from its note: the value with its source in brackets."""
     _, has, rest = note.partition("; of ")
     depth = 0
-    for place, letter in enumerate(rest if has else ""):
+    for index, letter in enumerate(rest if has else ""):
         depth += {"(": 1, ")": -1}.get(letter, 0)
         if (letter == ")" and not depth) or (letter == ";" and not depth):
-            return rest[: place + (letter == ")")]
+            return rest[: index + (letter == ")")]
     return rest if has else ""
 
 
 def _printed(evidence: Evidence, why: str) -> Reading:
-    """What the program printed as its MFU, mean over the lines of the window."""
+    """The MFU that the program printed, mean over the lines of the window."""
     span = evidence.span
-    told = [
-        one.value
-        for one in evidence.run.reported()
-        if (one.name, one.unit) == ("mfu", "frac") and span.contains(np.array([one.t_ns]))[0]
+    values = [
+        reported.value
+        for reported in evidence.run.reported()
+        if (reported.name, reported.unit) == ("mfu", "frac")
+        and span.contains(np.array([reported.t_ns]))[0]
     ]
-    if not told or not sum(told) > 0:
+    if not values or not sum(values) > 0:
         raise NotMeasurable(why)
-    note = f"as printed, mean of {len(told)} lines; of the peak that the program took"
-    mean = Reading(sum(told) / len(told), "frac", "reported", min(told), max(told), note)
+    note = f"as printed, mean of {len(values)} lines; of the peak that the program took"
+    mean = Reading(sum(values) / len(values), "frac", "reported", min(values), max(values), note)
     metric = catalogue()[MFU]
     return metric.usable(metric.checked(mean))
 
@@ -134,10 +134,12 @@ def _is_padding_known(evidence: Evidence) -> bool:
     return True
 
 
-def frozen(evidence: Evidence) -> Frozen | None:
-    """Of a run with adapters: what training every weight would need. None where it is no such run,
-    or where nobody counted the other."""
-    by_name = {one.convention: one for one in evidence.flops}
+def frozen_weights(evidence: Evidence) -> FrozenWeights | None:
+    """FLOPs of a run with adapters if every weight were trained.
+
+    None if the run has no adapters or one of the counts is absent.
+    """
+    by_name = {flops.convention: flops for flops in evidence.flops}
     if _OF_ADAPTERS not in by_name or _EXACT not in by_name:
         return None
     results = run_results(evidence)
@@ -147,4 +149,4 @@ def frozen(evidence: Evidence) -> Frozen | None:
     own = flops_per_token(by_name[_EXACT])
     trained = flops_per_token(by_name[_OF_ADAPTERS]) / _ITS_PART
     chosen = flops_per_token(evidence.flops[0])
-    return Frozen(own, trained, mfu.value * trained / chosen) if own < trained else None
+    return FrozenWeights(own, trained, mfu.value * trained / chosen) if own < trained else None

@@ -1,7 +1,10 @@
-"""The blocks of time in which the device had kernels: clock, empty multiprocessors, other kernels.
+"""Blocks of the time with a kernel: clock, empty SMs, non-matmul kernels, communication.
 
-The ladder goes down from the time with a kernel to the FLOPs that are known of. A rung that is
-below the one after it contradicts it, and is left out: what lay on both of its sides is one block.
+A ladder of rungs goes down from the time with a kernel to the known FLOPs. A rung below a later one
+contradicts it and is left out; the blocks on both sides of it become one.
+
+NVLink and PCIe traffic alone makes no block: it costs no time beside a computation. Only exposed
+communication in profiled steps does.
 """
 
 from __future__ import annotations
@@ -19,16 +22,9 @@ from ergmeter.units import HZ_PER_MHZ, scaled
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.explain.device import Rungs
+    from ergmeter.metrics.explain.device import DeviceActivity
     from ergmeter.metrics.explain.flops import Achieved
     from ergmeter.records import Basis
-
-# -- explain beside --------------------------------------------------------------------------------
-# What a profiler saw of communication and copies that nothing was computed beside.
-#
-# The trap: NVLink and PCIe traffic as a cost. Bytes that move beside a computation cost no time, so
-# traffic alone makes no block; the time that collectives stood alone, in profiled steps, does.
-
 
 _PARTS = {
     "communication": ("communication_alone_s", "communication, not hidden"),
@@ -41,42 +37,39 @@ _KEYS = {
 
 
 @dataclass(frozen=True)
-class Beside:
-    """The blocks, and their sum."""
+class ExposedCommunication:
+    """Blocks of communication and copies that no computation overlaps."""
 
     blocks: tuple[LossBlock, ...]
 
     @property
     def share_frac(self) -> float:
-        """All of them."""
-        return sum(one.share_frac for one in self.blocks)
+        """The sum of the blocks."""
+        return sum(block.share_frac for block in self.blocks)
 
 
-def beside(evidence: Evidence, level: float) -> Beside | None:
-    """Of the profiled steps' time with a kernel, the share that communicated alone x `level`."""
+def exposed_communication(evidence: Evidence, level: float) -> ExposedCommunication | None:
+    """Exposed communication and copies: their share of profiled time with a kernel x `level`."""
     try:
-        found = profiles(evidence)
+        profiled = profiles(evidence)
     except NotMeasurable:
         return None
-    at_work_s = sum(float(one["window_s"]) - float(one["idle_s"]) for one in found)
+    at_work_s = sum(float(profile["window_s"]) - float(profile["idle_s"]) for profile in profiled)
     if at_work_s <= 0:
         return None
     blocks = []
     for key, (column, title) in _PARTS.items():
-        share = sum(float(one[column]) for one in found) / at_work_s
+        share = sum(float(profile[column]) for profile in profiled) / at_work_s
         if share > 0:
             fact = Fact(_KEYS[key], f"{percent(share)} of profiled time with a kernel")
             why = "as in the profiled steps, of which the others are taken to be like"
             blocks.append(LossBlock(key, title, share * level, "derived", (fact,), why))
-    return Beside(tuple(blocks)) if blocks else None
-
-
-# -- explain kernels -------------------------------------------------------------------------------
+    return ExposedCommunication(tuple(blocks)) if blocks else None
 
 
 TOP, CLOCK, SM, TENSOR, CEILING, HARDWARE = "top", "clock", "sm", "tensor", "ceiling", "hardware"
 
-# By the rung below and, where it matters, the one above: what lies between them.
+# Key, title and reason of the block between two rungs, by the lower and (optional) upper rung.
 _BETWEEN = {
     (SM, ""): (
         "empty_sms",
@@ -109,7 +102,7 @@ _BETWEEN = {
         "parts of tiles, masked attention, products computed again that nobody told of",
     ),
 }
-_ONE = (
+_ONE_BLOCK = (
     KERNELS,
     "kernels, not told apart",
     "other kernels, slow products, small kernels: hardware counters would tell",
@@ -126,7 +119,7 @@ _UNSEEN = (
 
 @dataclass(frozen=True)
 class Rung:
-    """A level of the ladder, and what says so."""
+    """A level of the ladder with its evidence."""
 
     key: str
     share_frac: float
@@ -135,13 +128,15 @@ class Rung:
 
 
 def kernel_blocks(
-    evidence: Evidence, seen: Rungs, got: Achieved | None, level: float
+    evidence: Evidence, activity: DeviceActivity, got: Achieved | None, level: float
 ) -> tuple[tuple[LossBlock, ...], LossBlock]:
-    """What lies between `level`, the time with a kernel, and what was achieved; and that."""
-    ladder = _ladder(evidence, seen, got, level)
-    found = [_between(upper, lower, seen) for upper, lower in _pairs(ladder)]
-    split = _beside(tuple(found), beside(evidence, level * (seen.clock_ratio or 1.0)))
-    again, reached = _beyond(got, ladder[-1], seen)
+    """The blocks between `level`, the time with a kernel, and MFU; and the block of MFU."""
+    ladder = _ladder(evidence, activity, got, level)
+    blocks = [_between(upper, lower, activity) for upper, lower in _pairs(ladder)]
+    split = _split_exposed(
+        tuple(blocks), exposed_communication(evidence, level * (activity.clock_ratio or 1.0))
+    )
+    again, reached = _beyond(got, ladder[-1], activity)
     return (*split, *again), reached
 
 
@@ -151,124 +146,130 @@ def _pairs(ladder: list[Rung]) -> list[tuple[Rung, Rung]]:
     ]
 
 
-def _ladder(evidence: Evidence, seen: Rungs, got: Achieved | None, level: float) -> list[Rung]:
-    ratio = seen.clock_ratio
+def _ladder(
+    evidence: Evidence, activity: DeviceActivity, got: Achieved | None, level: float
+) -> list[Rung]:
+    ratio = activity.clock_ratio
     scale = 1.0 if ratio is None else ratio
-    basis = seen.basis if seen.busy_frac is not None else evidence.steps_basis
+    basis = activity.basis if activity.busy_frac is not None else evidence.steps_basis
     rungs = [Rung(TOP, level, basis)]
-    # Without anything to hold against the peak a clock above its own says nothing.
-    if ratio is not None and (ratio < 1 or got is not None or seen.tensor_frac is not None):
-        rungs.append(Rung(CLOCK, level * scale, weakest("derived", seen.basis), _clock_facts(seen)))
-    for key, share in ((SM, seen.sm_frac), (TENSOR, seen.tensor_frac)):
+    # Without FLOPs or tensor core activity a clock above the peak's has no meaning.
+    if ratio is not None and (ratio < 1 or got is not None or activity.tensor_frac is not None):
+        rungs.append(
+            Rung(CLOCK, level * scale, weakest("derived", activity.basis), _clock_facts(activity))
+        )
+    for key, share in ((SM, activity.sm_frac), (TENSOR, activity.tensor_frac)):
         if share is not None and share <= level:
             of = "multiprocessors" if key == SM else "cycles"
-            fact = seen.said(f"activity.{key}_frac", share, of)
-            rungs.append(Rung(key, share * scale, seen.basis, (fact,)))
+            fact = activity.fact(f"activity.{key}_frac", share, of)
+            rungs.append(Rung(key, share * scale, activity.basis, (fact,)))
     if got is None:
         return _falling(rungs)
     last = Rung(HARDWARE, got.hardware_frac, got.mfu.basis, _counted(got))
-    most = min(one.share_frac for one in rungs if one.key != TENSOR)
-    best = ceiling(evidence, seen, got.hardware_frac)
+    most = min(rung.share_frac for rung in rungs if rung.key != TENSOR)
+    best = ceiling(evidence, activity, got.hardware_frac)
     if best is not None and best.needed_frac <= most:
         rungs.append(Rung(CEILING, best.needed_frac, best.basis, (best.fact,)))
     return _falling([*rungs, last])
 
 
 def _falling(rungs: list[Rung]) -> list[Rung]:
-    """Without rungs that are below a later one. The clock may lift all of them above the top."""
-    kept = [rungs[-1]]
-    for one in reversed(rungs[:-1]):
-        if one.key == TOP or one.share_frac >= kept[0].share_frac:
-            kept.insert(0, one)
-    return kept
+    """Rungs without those below a later one. A high clock may lift rungs above the top."""
+    falling = [rungs[-1]]
+    for rung in reversed(rungs[:-1]):
+        if rung.key == TOP or rung.share_frac >= falling[0].share_frac:
+            falling.insert(0, rung)
+    return falling
 
 
-def _between(upper: Rung, lower: Rung, seen: Rungs) -> LossBlock:
+def _between(upper: Rung, lower: Rung, activity: DeviceActivity) -> LossBlock:
     lost = upper.share_frac - lower.share_frac
     basis = weakest("derived", upper.basis, lower.basis)
     facts = tuple(dict.fromkeys((*upper.facts, *lower.facts)))
     if lower.key == CLOCK:
-        return _clock(lost, basis, seen)
-    one = _UNSEEN if seen.busy_frac is None else _ONE
-    key, title, why = _BETWEEN.get((lower.key, upper.key)) or _BETWEEN.get((lower.key, "")) or one
+        return _clock(lost, basis, activity)
+    default = _UNSEEN if activity.busy_frac is None else _ONE_BLOCK
+    key, title, why = (
+        _BETWEEN.get((lower.key, upper.key)) or _BETWEEN.get((lower.key, "")) or default
+    )
     if upper.key == CLOCK:
         facts = lower.facts
-    if lower.key == TENSOR and seen.dram_frac is not None:
-        facts = (*facts, seen.said("activity.dram_frac", seen.dram_frac, "bandwidth"))
+    if lower.key == TENSOR and activity.dram_frac is not None:
+        facts = (*facts, activity.fact("activity.dram_frac", activity.dram_frac, "bandwidth"))
     if lower.key == TENSOR:
-        facts = (*facts, *_link_facts(seen))
-    if seen.clock_ratio is None and lower.key == HARDWARE and upper.key != CEILING:
+        facts = (*facts, *_link_facts(activity))
+    if activity.clock_ratio is None and lower.key == HARDWARE and upper.key != CEILING:
         why += "; and a clock below the peak's, if it was"
     return LossBlock(key, title, lost, basis, facts, why)
 
 
-def _link_facts(seen: Rungs) -> tuple[Fact, ...]:
-    """Traffic, which says that something moved and not that anybody waited for it."""
+def _link_facts(activity: DeviceActivity) -> tuple[Fact, ...]:
+    """Link traffic as evidence; it does not show that anything waited for it."""
     return tuple(
         Fact(f"activity.{column}", f"{scaled(rate, 'B/s')} a device")
-        for column, rate in seen.link_bytes_per_s.items()
+        for column, rate in activity.link_bytes_per_s.items()
         if rate > 0
     )
 
 
-def _clock_facts(seen: Rungs) -> tuple[Fact, ...]:
-    if seen.clock_hz is None or seen.peak_clock_hz is None:
+def _clock_facts(activity: DeviceActivity) -> tuple[Fact, ...]:
+    if activity.clock_hz is None or activity.peak_clock_hz is None:
         return ()
-    said = f"{seen.clock_hz / HZ_PER_MHZ:.0f} MHz, the peak is at"
-    facts = [Fact("utilization.clock_hz", f"{said} {seen.peak_clock_hz / HZ_PER_MHZ:.0f}")]
-    if seen.clock_high_hz is not None and seen.clock_high_hz > _HIGHER * seen.clock_hz:
-        highest = f"{seen.clock_high_hz / HZ_PER_MHZ:.0f} MHz was seen at most"
+    text = f"{activity.clock_hz / HZ_PER_MHZ:.0f} MHz, the peak is at"
+    facts = [Fact("utilization.clock_hz", f"{text} {activity.peak_clock_hz / HZ_PER_MHZ:.0f}")]
+    if activity.clock_high_hz is not None and activity.clock_high_hz > _HIGHER * activity.clock_hz:
+        highest = f"{activity.clock_high_hz / HZ_PER_MHZ:.0f} MHz was seen at most"
         facts.append(Fact("utilization.clock_hz", highest))
-    if seen.capped_frac:
-        said = f"at the power limit in {100 * seen.capped_frac:.0f} % of readings"
-        facts.append(Fact("utilization.throttled_frac", said))
-    if seen.heat_frac:
-        said = f"throttled by heat in {100 * seen.heat_frac:.0f} % of readings"
-        facts.append(Fact("utilization.throttled_frac", said))
-    if seen.brake_frac:
-        said = f"slowed down or braked by the hardware in {100 * seen.brake_frac:.0f} % of readings"
-        facts.append(Fact("utilization.throttled_frac", said))
+    if activity.capped_frac:
+        text = f"at the power limit in {100 * activity.capped_frac:.0f} % of readings"
+        facts.append(Fact("utilization.throttled_frac", text))
+    if activity.heat_frac:
+        text = f"throttled by heat in {100 * activity.heat_frac:.0f} % of readings"
+        facts.append(Fact("utilization.throttled_frac", text))
+    if activity.brake_frac:
+        share = f"{100 * activity.brake_frac:.0f} %"
+        text = f"slowed down or braked by the hardware in {share} of readings"
+        facts.append(Fact("utilization.throttled_frac", text))
     return tuple(facts)
 
 
-def _holder(seen: Rungs) -> str:
-    """What held the clock down. Heat and brakes before the limit, at which any GPU at work is."""
-    heat, brake = seen.heat_frac or 0.0, seen.brake_frac or 0.0
+def _holder(activity: DeviceActivity) -> str:
+    """Why the clock was low. Heat and brakes come before the power limit, which is common."""
+    heat, brake = activity.heat_frac or 0.0, activity.brake_frac or 0.0
     if heat or brake:
         return "by heat" if heat >= brake else "by a hardware slowdown or power brake"
-    return "by the power limit" if seen.capped_frac else "nothing says what held it down"
+    return "by the power limit" if activity.capped_frac else "nothing says what held it down"
 
 
-def _clock(lost: float, basis: Basis, seen: Rungs) -> LossBlock:
+def _clock(lost: float, basis: Basis, activity: DeviceActivity) -> LossBlock:
     if lost < 0:
         title = "clock above the peak's: gain"
         why = "the peak is given for a clock that the device exceeded"
     else:
         title = "clock below the peak's"
-        why = _holder(seen)
-    return LossBlock("clock", title, lost, basis, _clock_facts(seen), why)
+        why = _holder(activity)
+    return LossBlock("clock", title, lost, basis, _clock_facts(activity), why)
 
 
-def _beside(found: tuple[LossBlock, ...], known: Beside | None) -> tuple[LossBlock, ...]:
-    """With communication and copies in blocks of their own, out of what does not multiply."""
-    if known is None:
-        return found
-    whose = ("empty_sms", "not_multiplying") if _has(found, "not_multiplying") else (KERNELS,)
-    theirs = [one for one in found if one.key in whose]
-    left = sum(one.share_frac for one in theirs) - known.share_frac
+def _split_exposed(
+    blocks: tuple[LossBlock, ...], exposed: ExposedCommunication | None
+) -> tuple[LossBlock, ...]:
+    """The blocks with exposed communication and copies split off non-matmul kernels."""
+    if exposed is None:
+        return blocks
+    is_split = any(block.key == "not_multiplying" for block in blocks)
+    whose = ("empty_sms", "not_multiplying") if is_split else (KERNELS,)
+    theirs = [block for block in blocks if block.key in whose]
+    left = sum(block.share_frac for block in theirs) - exposed.share_frac
     if not theirs or left < 0:
-        return found
+        return blocks
     last = theirs[-1]
-    facts = tuple(dict.fromkeys(fact for one in theirs for fact in one.facts))
+    facts = tuple(dict.fromkeys(fact for block in theirs for fact in block.facts))
     title = last.title if len(theirs) == 1 else "other kernels"
     rest = LossBlock(last.key, title, left, weakest(*(t.basis for t in theirs)), facts, last.why)
-    place = found.index(theirs[0])
-    others = [one for one in found if one not in theirs]
-    return (*others[:place], *known.blocks, rest, *others[place:])
-
-
-def _has(found: tuple[LossBlock, ...], key: str) -> bool:
-    return any(one.key == key for one in found)
+    first = blocks.index(theirs[0])
+    others = [block for block in blocks if block not in theirs]
+    return (*others[:first], *exposed.blocks, rest, *others[first:])
 
 
 def _counted(got: Achieved) -> tuple[Fact, ...]:
@@ -284,12 +285,12 @@ _ENDS = {
 
 
 def _beyond(
-    got: Achieved | None, last: Rung, seen: Rungs
+    got: Achieved | None, last: Rung, activity: DeviceActivity
 ) -> tuple[tuple[LossBlock, ...], LossBlock]:
-    """What was computed twice or on padding, and what was achieved."""
+    """The blocks of recomputation and padding, and the block of MFU."""
     if got is None:
         title, key = _ENDS[last.key]
-        if last.key in (TOP, CLOCK) and seen.busy_frac is None:
+        if last.key in (TOP, CLOCK) and activity.busy_frac is None:
             title, key = "time inside ordinary steps", "time.in_step_s"
         facts = last.facts or (Fact(key, percent(last.share_frac)),)
         why = "as far as it can be followed without FLOPs"

@@ -1,14 +1,14 @@
-"""Of the window's time, how much was no ordinary step: checkpoints, waits, stalls, gaps?
+"""Splits the window's time into steps, checkpoints, waits, stalls and gaps, and their blocks.
 
-The trap: counting a second twice. A wait for data may be what made a step slow, and a stall may lie
-inside a step or before it. So each step's period, from the end of the step before to its own, is
-first freed of the spans that somebody named (of checkpoints and evaluation, what the window still
-holds; waits for data); what is left is a stall as far as
-it goes beyond the median of the rest; and what is then outside of all steps is a gap. The parts and
-the ordinary steps add up to the window.
+Each second counts once. A step's period runs from the end of the previous step to its own end.
+Named spans (checkpoints, evaluation, waits for data) are taken out of it first. The rest is a stall
+as far as it exceeds the median, and time outside of steps is a gap. The parts and the ordinary
+steps add up to the window.
 
-By the clock of the host, unless steps were timed by the device: a device may work on meanwhile, and
-`explain_device` says whether it did.
+Times are those of the host, unless steps were timed on the device. A host that waits while its
+device works through a queue loses no time. So if counters give the device's idle time, waits cost
+at most that. Gaps are reduced first, as queued kernels bridge them; several waits that still exceed
+it become one block.
 """
 
 from __future__ import annotations
@@ -20,58 +20,55 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.energy.energy_curve import merged
-from ergmeter.records import PHASES
-from ergmeter.units import NS_PER_S, number_of
+from ergmeter.metrics.explain.block import IDLE, MERGED_WAITS, Fact, LossBlock, percent
+from ergmeter.records import PHASES, weakest
+from ergmeter.units import NS_PER_S, duration, number_of
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.evidence.steps import Steps
+    from ergmeter.metrics.explain.device import DeviceActivity
     from ergmeter.records import Basis, FloatArray, TimeArray
 
 Spans: TypeAlias = "tuple[TimeArray, TimeArray]"
 
 NAMED = ("checkpoint", "eval", "data")  # an instant in several belongs to the first
-WAITS = ("slow_start", "data", "stalls", "gaps")  # in which a device may have worked on
+WAITS = ("slow_start", "data", "stalls", "gaps")  # the device may be busy meanwhile
 
 _FEW_STEPS = 10
-_STALL = 2.0  # times the median
-_SLOW_START = 1.2  # times the median, from the first step on
+STALL = 2.0  # times the median
+_SLOW_START = 1.2  # times the median: steps above it at the start are slow
 _SLOW_START_FRAC = 0.01  # of the time of all steps
 
 
 @dataclass(frozen=True)
 class TimeSplit:
-    """Seconds of the window by part; `ordinary` is what is left for steps as they usually are."""
+    """Seconds of the window by part."""
 
     whole_s: float
     parts_s: dict[str, float]
-    counts: dict[str, int]  # spans, or steps, that a part is made of
+    counts: dict[str, int]  # spans or steps of a part
     longest_s: dict[str, float]
-    spans: dict[str, Spans]  # of the named ones, as far as they are in the window
+    spans: dict[str, Spans]  # named spans, clipped to the window
     edges_ns: TimeArray  # of the periods
-    left_s: FloatArray  # of each period, without what was named
-    extra_s: dict[str, FloatArray]  # of each period: a stall's part, a slow beginning's
-    absent: dict[str, str]  # what could not be looked for, and why
+    left_s: FloatArray  # of each period, without named spans
+    extra_s: dict[str, FloatArray]  # of each period: stall, slow start
+    absent: dict[str, str]  # parts that could not be determined, with the reason
     basis: Basis
-    steps: float  # a printed line may be of several
+    steps: float  # a printed line may stand for several
 
     @property
     def step_s(self) -> float:
-        """A usual step, without what was named."""
+        """The median step without named spans."""
         return float(np.median(self.left_s)) * len(self.left_s) / self.steps
 
     def frac(self, part: str) -> float:
-        """A part of the window."""
+        """The share of a part."""
         return self.parts_s.get(part, 0.0) / self.whole_s
-
-    @property
-    def ordinary_frac(self) -> float:
-        """What is left for steps."""
-        return 1.0 - sum(self.parts_s.values()) / self.whole_s
 
 
 def time_split(evidence: Evidence) -> TimeSplit:
-    """The window of a training by what its time went into. NotMeasurable for one without steps."""
+    """The time of a training window by part. NotMeasurable without training steps."""
     if not evidence.trains:
         raise NotMeasurable("no training steps, so there is no step time to split")
     lane = evidence.counted.longest
@@ -82,7 +79,7 @@ def time_split(evidence: Evidence) -> TimeSplit:
     is_by_device = not evidence.from_output and not np.isnan(lane["host_end_ns"]).all()
     spans = {phase: _spans(evidence, phase) for phase in NAMED}
     steps = window.clipped(lane.columns["start_ns"], lane.columns["end_ns"])
-    inside = {phase: window.clipped(*one) for phase, one in spans.items()}
+    inside = {phase: window.clipped(*pair) for phase, pair in spans.items()}
     named_s = _named(inside, edges_ns, steps if is_by_device else None)
     left_s = period_s - sum(named_s.values())
     extra_s, absent = _extra(lane, left_s, from_output=evidence.from_output)
@@ -93,7 +90,7 @@ def time_split(evidence: Evidence) -> TimeSplit:
     counts = {name: int((each > 0).sum()) for name, each in (named_s | extra_s).items()}
     longest = {n: float(each.max(initial=0.0)) for n, each in (named_s | extra_s).items()}
     whole_s = float(period_s.sum())
-    if evidence.is_whole_run:  # which begins before the first step, and ends after the last
+    if evidence.is_whole_run:  # it begins before the first step and ends after the last
         whole_s = window.duration_s
         ends_ns = np.array([window.start_ns, edges_ns[0], edges_ns[-1], window.end_ns])
         named = {phase: _ends(each) for phase, each in _named(inside, ends_ns, None).items()}
@@ -129,19 +126,19 @@ def _spans(evidence: Evidence, phase: str) -> Spans:
 
 
 def _ends(each: FloatArray) -> FloatArray:
-    """Of three periods the first and the last."""
+    """The first and the last of three periods."""
     return np.asarray(each[[0, 2]])
 
 
 def covered_s(spans: list[Spans], edges_ns: TimeArray) -> FloatArray:
-    """Of each period the time that any of these spans holds."""
+    """The seconds of each period that any of these spans covers."""
     return np.asarray(np.diff(held_until_s(spans, edges_ns)), dtype=np.float64)
 
 
 def held_until_s(spans: list[Spans], t_ns: TimeArray) -> FloatArray:
-    """The time that any of these spans holds, up to each instant."""
-    starts = np.concatenate([one[0] for one in spans]) if spans else np.array([], dtype=np.int64)
-    ends = np.concatenate([one[1] for one in spans]) if spans else np.array([], dtype=np.int64)
+    """The seconds that any of these spans covers, up to each time."""
+    starts = np.concatenate([pair[0] for pair in spans]) if spans else np.array([], dtype=np.int64)
+    ends = np.concatenate([pair[1] for pair in spans]) if spans else np.array([], dtype=np.int64)
     if not len(starts):
         return np.zeros(len(t_ns))
     starts, ends = merged(starts, ends)
@@ -153,23 +150,25 @@ def held_until_s(spans: list[Spans], t_ns: TimeArray) -> FloatArray:
 def _named(
     spans: dict[str, Spans], edges_ns: TimeArray, steps: Spans | None
 ) -> dict[str, FloatArray]:
-    """What each of the named spans has of each period. `steps`: within which no wait for data
-    counts, as the device had work."""
-    found = {}
+    """The seconds of each named phase in each period.
+
+    `steps`: spans in which a wait for data does not count, as the device was busy.
+    """
+    named_s = {}
     before: list[Spans] = []
     for phase in NAMED:
         if phase == "data" and steps is not None:
             before = [*before, steps]
         upto = [*before, spans[phase]]
-        found[phase] = covered_s(upto, edges_ns) - covered_s(before, edges_ns)
+        named_s[phase] = covered_s(upto, edges_ns) - covered_s(before, edges_ns)
         before = upto
-    return found
+    return named_s
 
 
 def _extra(
     lane: Steps, left_s: FloatArray, *, from_output: bool
 ) -> tuple[dict[str, FloatArray], dict[str, str]]:
-    """What steps took beyond the usual: at the beginning, and by stalls."""
+    """Seconds beyond the median by period, for the slow start and stalls; or reasons why not."""
     steps = lane["steps"]
     if np.isnan(steps).any() or (steps > 1).any():
         why = f"{'printed lines' if from_output else 'rows'} stand for several steps each"
@@ -180,26 +179,154 @@ def _extra(
     usual_s = float(np.median(left_s))
     beyond_s = left_s - usual_s
     slow = slow_rows(left_s)
-    place = np.arange(len(left_s))
-    late = (place >= slow) & (left_s > _STALL * usual_s)
+    row = np.arange(len(left_s))
+    late = (row >= slow) & (left_s > STALL * usual_s)
     return {
-        "slow_start": np.where(place < slow, beyond_s, 0.0),
+        "slow_start": np.where(row < slow, beyond_s, 0.0),
         "stalls": np.where(late, beyond_s, 0.0),
     }, {}
 
 
 def slow_rows(left_s: FloatArray) -> int:
-    """How many rows at the beginning are slow; 0 where that makes next to nothing of the time."""
+    """The number of slow rows at the start; 0 if they cost almost no time."""
     usual_s = float(np.median(left_s))
-    slow = int(np.argmax(left_s <= _SLOW_START * usual_s))  # half of them are, and more
+    slow = int(np.argmax(left_s <= _SLOW_START * usual_s))  # at least half of them are
     beyond_s = float((left_s[:slow] - usual_s).sum())
     return slow if beyond_s > _SLOW_START_FRAC * float(left_s.sum()) else 0
 
 
 def _gaps_s(outside_s: FloatArray, extra_s: dict[str, FloatArray]) -> float:
-    """The time outside of steps and of all that is named; of a stall's, what is usual."""
+    """The seconds outside of steps and named spans; the median gap for a period with a stall."""
     is_extra = np.zeros(len(outside_s), dtype=bool)
     for each in extra_s.values():
         is_extra |= each > 0
     usual_s = float(np.median(outside_s[~is_extra])) if (~is_extra).any() else 0.0
     return float(np.where(is_extra, np.minimum(outside_s, usual_s), outside_s).sum())
+
+
+# -- blocks of the waterfall
+
+TITLES = {
+    "checkpoint": "checkpoints",
+    "eval": "evaluation",
+    "around": "before the first step and after the last",
+    "slow_start": "a slow beginning",
+    "data": "waiting for data",
+    "stalls": "stalls",
+    "gaps": "between steps",
+}
+_HOW = {
+    "checkpoint": "no training step runs meanwhile",
+    "eval": "no training step runs meanwhile",
+    "around": "starting, loading and ending the program",
+    "slow_start": "the first steps took longer than the median; --warmup-steps leaves them out",
+    "data": "spans that somebody named as waiting for data",
+    "stalls": "time beyond the median step, of steps of twice the median or more",
+    "gaps": "no step was open, and nothing says what for",
+}
+_ASIDE = ("checkpoint", "eval", "around")
+_LAUNCH_IDLE_FRAC = 0.2  # of the time in steps: more idle time than this is launch-bound
+_FEW_ACTIVE = 0.5  # of the SMs, while a kernel runs
+_SHORT_STEP_S = 0.1
+
+
+def wait_blocks(
+    split: TimeSplit | None, activity: DeviceActivity
+) -> tuple[tuple[LossBlock, ...], float]:
+    """The blocks of waits, and the rest of the window: time with a kernel, or else in steps."""
+    if split is None:
+        if activity.busy_frac is None:
+            return (), 1.0
+        return (_idle(activity, 1.0 - activity.busy_frac, None),), activity.busy_frac
+    aside = tuple(_part(split, name) for name in _ASIDE if name in split.parts_s)
+    waits = {name: split.frac(name) for name in WAITS if name in split.parts_s}
+    left = 1.0 - sum(block.share_frac for block in aside)
+    if activity.busy_frac is None:
+        parts = tuple(_part(split, name) for name in waits)
+        return (*aside, *parts), left - sum(block.share_frac for block in parts)
+    busy = min(activity.busy_frac, left)  # clocks and counters agree to a few digits
+    idle = left - busy
+    own = _within(split, waits, idle, activity)
+    rest = idle - sum(block.share_frac for block in own)
+    inside = (_idle(activity, rest, split),) if rest > 0 else ()
+    return (*aside, *own, *inside), busy
+
+
+def _within(
+    split: TimeSplit, waits: dict[str, float], idle: float, activity: DeviceActivity
+) -> tuple[LossBlock, ...]:
+    """The blocks of waits, limited to the device's idle time."""
+    if "gaps" in waits and sum(waits.values()) > idle:
+        others = sum(share for name, share in waits.items() if name != "gaps")
+        waits = {**waits, "gaps": max(0.0, idle - others)}
+        waits = {name: share for name, share in waits.items() if share > 0}
+        idle = max(idle, sum(waits.values())) if others <= idle else idle  # to the last digit
+    fact = activity.fact(activity.busy_key, activity.busy_frac or 0.0, "the time with a kernel")
+    if sum(waits.values()) <= idle:
+        return tuple(_part(split, name, share, fact) for name, share in waits.items())
+    if len(waits) == 1:
+        (name,) = waits
+        return (_part(split, name, idle, fact),)
+    facts = tuple(_fact(split, name) for name in waits)
+    title = " and ".join(TITLES[name] for name in waits)
+    why = "the device worked on in part of these, and in which is not known"
+    return (
+        LossBlock(MERGED_WAITS, title, idle, weakest("derived", split.basis), (*facts, fact), why),
+    )
+
+
+def _fact(split: TimeSplit, name: str) -> Fact:
+    seconds, count = split.parts_s[name], split.counts[name]
+    took = f"{duration(seconds)} of {duration(split.whole_s)}"
+    if name == "around":
+        return Fact("time.before_first_step_s", took)
+    if name == "gaps":
+        each = duration(seconds / max(1, count))
+        return Fact("time.outside_steps_frac", f"{took}, {each} a step")
+    longest = f", up to {duration(split.longest_s[name])}" if count > 1 else ""
+    if name in ("checkpoint", "eval", "data"):
+        times = f"{count} time{'s' if count != 1 else ''}"
+        return Fact(f"time.{name}_s", f"{took}, {times}{longest}")
+    usual = duration(float(np.median(split.left_s)))
+    of = f"{count} of {len(split.left_s)} steps"
+    return Fact("time.step_median_s", f"{took} beyond {usual} a step, {of}{longest}")
+
+
+def _part(split: TimeSplit, name: str, share: float | None = None, *more: Fact) -> LossBlock:
+    full = split.frac(name)
+    facts: tuple[Fact, ...] = (_fact(split, name),)
+    why = _HOW[name]
+    basis = split.basis
+    if share is not None and share < full:
+        facts = (*facts, *more)
+        why += f"; the device worked on in part of it, {percent(full)} by the host's clock"
+        basis = weakest("derived", basis)
+    return LossBlock(name, TITLES[name], full if share is None else share, basis, facts, why)
+
+
+def _idle(activity: DeviceActivity, share: float, split: TimeSplit | None) -> LossBlock:
+    """The block of device idle time within steps."""
+    facts = [activity.fact(activity.busy_key, activity.busy_frac or 0.0, "the time with a kernel")]
+    if activity.sm_frac is not None:
+        facts.append(activity.fact("activity.sm_frac", activity.sm_frac, "multiprocessors"))
+    basis = activity.basis if split is None else weakest("derived", activity.basis, split.basis)
+    title, why = "idle inside steps", "the device had no kernel while a step was open"
+    if split is None:
+        title, why = "idle", "the device had no kernel"
+    elif is_launch_bound(activity, split, share):
+        facts.append(Fact("time.step_median_s", f"{duration(split.step_s)} a step"))
+        if activity.cores is not None:
+            facts.append(Fact("utilization.process_cores", f"{activity.cores:.2f} cores at work"))
+        title = "launch-bound: device idle"
+        why = "kernels end before the host has launched the next: the host sets the pace"
+    return LossBlock(IDLE, title, share, basis, tuple(facts), why)
+
+
+def is_launch_bound(activity: DeviceActivity, split: TimeSplit, idle_frac: float) -> bool:
+    """True if the host launches kernels too slowly to keep the device busy."""
+    if activity.busy_frac is None or idle_frac < _LAUNCH_IDLE_FRAC * (
+        idle_frac + activity.busy_frac
+    ):
+        return False
+    few = activity.sm_frac is not None and activity.sm_frac < _FEW_ACTIVE * activity.busy_frac
+    return few or split.step_s < _SHORT_STEP_S

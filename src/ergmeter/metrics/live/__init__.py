@@ -1,1 +1,1 @@
-"""Metrics of a run that is still being written."""
+"""A run that is still being written: recent metrics, time left, running totals and alerts."""

@@ -1,9 +1,8 @@
-"""A run while it is written: its new rows as columns, on one clock, in order.
+"""Follows a run while it is written: its new rows as columns, on one clock, in order.
 
-The trap: rows come in the order of their hand-over. Steps are written every half second, samples
-every second, ranks whenever they like; whoever judges rows as they come judges a step before the
-readings that belong to it. So there are two views of what is new: all of it, to be shown; and what
-lies far enough back that nothing before it is still to come, to be judged.
+Steps are written every half second, samples every second, and ranks write independently. Rows
+judged as they arrive would put a step before its readings. So `look` returns two sets: all new
+rows, for display; and rows old enough that no earlier row is still to come, for alerts.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ergmeter.metrics.alerts.judge import AlertRows
+from ergmeter.metrics.live.alert_judge import AlertRows
 from ergmeter.records import Device
 from ergmeter.runlog.arrays import as_numpy
 from ergmeter.runlog.follow import Follower, header_of
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from ergmeter.runlog.follow import StreamRows
 
-# What is judged or shown of the samples.
+# Columns of samples and steps that are judged or shown.
 SAMPLED = (
     *("power_w", "energy_j", "memory_bytes", "process_bytes", "allocated_bytes"),
     *("temperature_c", "throttled", "busy_frac"),
@@ -41,12 +40,12 @@ STEPPED = (
     "grad_norm",
     "rank",
 )
-_TOLD = ("loss", "grad_norm")
-_OUTPUT = "output"  # the stream of steps that were seen in a program's output
+_MAY_BE_NAN = ("loss", "grad_norm")
+_OUTPUT = "output"  # the stream of steps from a program's output
 
 
-class Following:
-    """Follows a run, all of it or one writer's share."""
+class RunFollower:
+    """Follows a run, or one writer of it."""
 
     def __init__(self, run: Path, *, only: str | None = None) -> None:
         self.run = run
@@ -55,14 +54,13 @@ class Following:
         self._only = only
         self._follower = Follower(run, only=only, columns=SAMPLED)
         self._read_by: dict[str, str] = {}  # device: the writer whose readings count
-        self._has_told = False  # a Meter tells the steps: printed ones are the same again
+        self._has_meter_steps = False  # printed steps are then duplicates
         self._waiting = AlertRows(0)
 
     def look(self, *, is_last: bool = False) -> tuple[AlertRows, AlertRows, bool]:
-        """What is new; what may be judged now; and whether there is more already."""
+        """All new rows; rows that can be judged now; and whether there is more to read."""
         look = self._follower.look(is_last=is_last)
         self._learn({part.writer for part in look.parts})
-        # A part of a writer whose clock was not known yet when it was read lies where it says.
         new = self._rows(look.parts, look.until_ns)
         self._waiting = _joined(self._waiting, new)
         ready, self._waiting = _split(self._waiting, look.until_ns)
@@ -70,7 +68,7 @@ class Following:
 
     @property
     def start_ns(self) -> int | None:
-        """When the first writer began, on the run's clock."""
+        """The start of the first writer, on the run's clock."""
         offsets = self._follower.offsets_ns
         began = [_clock(h)[0] + offsets.get(w, 0) for w, h in self.headers.items()]
         return min(began, default=None)
@@ -81,13 +79,13 @@ class Following:
         return self._follower.newest_ns
 
     def close(self) -> None:
-        """Let go of the run's files."""
+        """Close the run's files."""
         self._follower.close()
 
     def learn(self) -> None:
-        """Read the writers' headers: who is there, and what they sample."""
-        found = (p.parent.name for p in self.run.glob("*/writer.json"))
-        for writer in sorted(w for w in found if not w.startswith(".")):
+        """Read the headers and devices of all writers."""
+        names = (p.parent.name for p in self.run.glob("*/writer.json"))
+        for writer in sorted(w for w in names if not w.startswith(".")):
             if self._only in (None, writer):
                 self._take_header(writer)
         self._align()
@@ -104,13 +102,13 @@ class Following:
         if header is None or "clock" not in header:
             return
         self.headers[writer] = header
-        for one in header.get("devices") or ():
-            if one["id"] not in self.devices:
+        for entry in header.get("devices") or ():
+            if entry["id"] not in self.devices:
                 names = ("id", "kind", "name", "probe", "facts")
-                self.devices[one["id"]] = Device(**{n: one[n] for n in names if n in one})
+                self.devices[entry["id"]] = Device(**{n: entry[n] for n in names if n in entry})
 
     def _align(self) -> None:
-        """All writers on the clock of the one that began first, as `Run.open` puts them."""
+        """Put all writers on the clock of the first one, as `Run.open` does."""
         order = sorted(self.headers, key=lambda writer: _clock(self.headers[writer])[1])
         zero_ns: dict[str, int] = {}
         for writer in order:
@@ -122,32 +120,30 @@ class Following:
             self._follower.offsets_ns[writer] = offset_ns
 
     def _rows(self, parts: Iterable[StreamRows], until_ns: int) -> AlertRows:
-        found = AlertRows(until_ns)
+        rows = AlertRows(until_ns)
         parts = list(parts)
-        self._has_told |= any(p.table == "steps" and p.stream != _OUTPUT for p in parts)
+        self._has_meter_steps |= any(p.table == "steps" and p.stream != _OUTPUT for p in parts)
         for part in parts:
             names = tuple(part.rows.column_names)
             segment = Segment(Path(), part.stream, part.rows.num_rows, names, part.rows)
             shift_ns = self._follower.offsets_ns.get(part.writer, 0)
             if part.table == "samples":
-                self._add_samples(found, segment, part.writer, shift_ns)
+                self._add_samples(rows, segment, part.writer, shift_ns)
                 continue
             columns = {part.writer: _steps(segment, shift_ns)}
             is_printed = part.stream == _OUTPUT
-            steps = {} if is_printed and self._has_told else columns
-            found = _joined(
-                found, AlertRows(until_ns, steps, printed=columns if is_printed else {})
-            )
-        return found
+            steps = {} if is_printed and self._has_meter_steps else columns
+            rows = _joined(rows, AlertRows(until_ns, steps, printed=columns if is_printed else {}))
+        return rows
 
-    def _add_samples(self, found: AlertRows, segment: Segment, writer: str, shift_ns: int) -> None:
+    def _add_samples(self, rows: AlertRows, segment: Segment, writer: str, shift_ns: int) -> None:
         columns = [name for name in segment.names if name in SAMPLED]
-        said = segment.columns_by_device(columns, shift_ns=shift_ns)
-        for column, device, t_ns, values in said:
+        columns_read = segment.columns_by_device(columns, shift_ns=shift_ns)
+        for column, device, t_ns, values in columns_read:
             if device not in self.devices:
-                self._take_header(writer)  # which is replaced when a device is added
+                self._take_header(writer)  # it is rewritten when a device is added
             if self._read_by.setdefault(device, writer) == writer:
-                by_device = found.samples.setdefault(column, {})
+                by_device = rows.samples.setdefault(column, {})
                 by_device[device] = _in_order(by_device.get(device), (t_ns, values))
 
 
@@ -161,7 +157,7 @@ def _steps(segment: Segment, shift_ns: int) -> dict[str, Any]:
     columns["start_ns"] = segment.integers("start_ns") + shift_ns
     columns["end_ns"] = segment.integers("end_ns") + shift_ns
     columns["phase"] = segment.phases("phase")
-    for name in _TOLD:  # as numbers NaN and nothing are the same
+    for name in _MAY_BE_NAN:  # a recorded NaN is not an absent value
         columns[f"{name}_told"] = _present(segment, name)
     order = np.argsort(columns["end_ns"], kind="stable")
     return {name: column[order] for name, column in columns.items()}
@@ -211,7 +207,7 @@ def _joined_steps(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[s
 
 
 def _split(rows: AlertRows, until_ns: int) -> tuple[AlertRows, AlertRows]:
-    """What lies before an instant, and the rest."""
+    """The rows up to a time, and the rest."""
     early, late = AlertRows(until_ns), AlertRows(until_ns)
     early.steps, late.steps = _split_steps(rows.steps, until_ns)
     early.printed, late.printed = _split_steps(rows.printed, until_ns)

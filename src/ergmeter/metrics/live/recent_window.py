@@ -1,20 +1,24 @@
-"""What a run that is being written came to lately: the same metrics, over the newest steps alone.
+"""Metrics over the newest steps of a running run, and the time it still needs.
 
-The trap: a moving average. It has no window, two of them in one picture contradict each other, and
-the last one becomes the run's result. Here an update is over the steps that ended since the update
-before it, so that updates add up to the run, and every figure in it is of that one window.
+An update is over the steps that ended since the previous update, so updates add up to the run and
+all metrics in one share a window. A moving average has no such window. Ranks write at slightly
+different times, so an update ends where the slowest rank is.
 
-Ranks hand over at slightly different times. An update ends where the slowest of them has got to:
-half a second of one rank's tokens is not missing from it.
+The time left uses the rate of the counted steps: a mean since the start would include compiling.
+Without a total step or token count progress is unknown. All views use `goal`, `real_tokens` and
+`steps_done`, so that they agree.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import LEDGER_SYSTEM, catalogue
+from ergmeter.metrics.definitions.compute import flops_per_token
 from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.window import UNBROKEN
 from ergmeter.metrics.summarize import readings_of, settings_of, summary_of
@@ -24,19 +28,102 @@ from ergmeter.runlog.settings import Settings
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ergmeter.metrics.evidence.steps import Steps
+    from ergmeter.records import FloatArray
     from ergmeter.runlog.reader import Run
 
-_ALL = Settings(warmup_steps=0)  # lately is lately: the warm-up is shown too
+_NO_BUDGET = "no total step or token count: pass Meter(budget=Budget(steps=N)) or Budget(tokens=N)"
+
+
+@dataclass(frozen=True, slots=True)
+class Remaining:
+    """Progress of one rank towards its budget, and the time left."""
+
+    unit: str
+    done: float
+    total: float
+    left_s: float | None  # at the rate of the counted steps; None without a rate
+
+    @property
+    def done_frac(self) -> float:
+        """The share that is done; above 1 if the budget is exceeded."""
+        return self.done / self.total
+
+
+def remaining(evidence: Evidence) -> Remaining:
+    """Progress of a run. NotMeasurable without a total step or token count."""
+    unit, total = _budget(evidence)
+    lane = evidence.work.longest
+    done = float(steps_done(lane)) if unit == "steps" else _amount(evidence, lane, unit)
+    try:
+        counted = evidence.counted.longest
+        # The outer window: evaluation and checkpoints are still to come as well.
+        span_s = evidence.window.outer.duration_s
+        rate = _amount(evidence, counted, unit) / span_s if span_s > 0 else 0.0
+    except NotMeasurable:
+        rate = 0.0
+    left_s = max(0.0, total - done) / rate if rate > 0 else None
+    return Remaining(unit, done, total, left_s)
+
+
+def goal(headers: Iterable[Mapping[str, Any]]) -> tuple[str, float] | None:
+    """Unit and amount of a run's budget, from the headers of its writers; None without one."""
+    for header in headers:
+        budget = header.get("budget")
+        budget = budget if isinstance(budget, dict) else {}
+        for unit in ("steps", "tokens", "FLOPs"):
+            total = budget.get(unit)
+            if isinstance(total, int | float) and total > 0:
+                return unit, float(total)
+        total = header.get("total_steps")
+        if isinstance(total, int | float) and total > 0:
+            return "steps", float(total)
+    return None
+
+
+def real_tokens(steps: Mapping[str, Any] | Steps) -> FloatArray:
+    """Tokens of each step, without padding if that is known."""
+    real = steps["tokens_real"]
+    return np.where(np.isnan(real), steps["tokens_computed"], real)
+
+
+def steps_done(steps: Mapping[str, Any] | Steps, *, before: int = 0) -> int:
+    """The index of the last step plus one, also in a resumed training.
+
+    For steps without an index, their number plus `before`.
+    """
+    last = float(steps["index"][-1])
+    many = float(np.nan_to_num(steps["steps"], nan=1.0).sum())
+    return before + round(many) if np.isnan(last) else int(last) + 1
+
+
+def _budget(evidence: Evidence) -> tuple[str, float]:
+    target = goal(writer.header for writer in evidence.run.writers)
+    if target is None:
+        raise NotMeasurable(_NO_BUDGET)
+    return target
+
+
+def _amount(evidence: Evidence, lane: Steps, unit: str) -> float:
+    if unit == "steps":
+        return float(np.nan_to_num(lane["steps"], nan=1.0).sum())
+    if unit == "tokens":
+        return float(np.nansum(real_tokens(lane)))
+    if not evidence.flops:
+        raise NotMeasurable("the budget is in FLOPs, and the FLOPs of a step are unknown")
+    return float(np.nansum(lane["tokens_computed"])) * flops_per_token(evidence.flops[0])
+
+
+_ALL = Settings(warmup_steps=0)  # the warm-up is shown too
 _FOREVER_NS = 2**62
 
 
 def recent(run: Run, *, since_ns: int = 0, keys: Sequence[str] = ()) -> Update:
-    """All metrics, or just these, over the steps that ended after this instant of the run's clock.
+    """All metrics, or those of `keys`, over the steps that ended after `since_ns`.
 
-    NotMeasurable if there is none yet. The next update begins where this one's window ends.
+    NotMeasurable if there is none yet. The next update begins at the end of this one's window.
     """
     newest = evidence_since(run, since_ns).counted
     end_ns = _reached_ns(run, newest)
@@ -55,7 +142,7 @@ def whole_run_update(run: Run) -> Update:
 
 
 def evidence_since(run: Run, since_ns: int) -> Evidence:
-    """The newest part of a run, for who wants a few metrics of it and not all."""
+    """The evidence of the newest part of a run, for computing a few metrics."""
     part = run.part(Window(since_ns, _FOREVER_NS))
     return Evidence(part, settings_of(part, _ALL), heed_marks=False)
 
@@ -79,7 +166,7 @@ def _ledger_keys() -> list[str]:
 
 
 def _reached_ns(run: Run, rows: Steps) -> int:
-    """Up to when every rank that is still at work has handed over its steps."""
+    """The time up to which every running rank has written its steps."""
     ends: dict[int, int] = {}
     for lane in rows.lanes:
         for writer in np.unique(lane["writer"]).tolist():
@@ -89,7 +176,7 @@ def _reached_ns(run: Run, rows: Steps) -> int:
 
 
 def _steps_done(evidence: Evidence) -> int:
-    """The number of the last step and one more; where steps have no numbers, how many there are."""
+    """The index of the last step plus one; for steps without an index, their number."""
     lanes = evidence.work.lanes if evidence.trains else ()
     last = [float(np.nanmax(lane["index"])) for lane in lanes if not np.isnan(lane["index"]).all()]
     if last:

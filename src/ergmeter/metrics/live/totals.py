@@ -1,13 +1,11 @@
-"""The totals of a run so far, one writer's, at a price that does not grow with the run.
+"""Running totals of one writer of a run, at a cost that does not grow with the run.
 
-Who prints a mean over the whole run every few steps, for days, can't read the whole run each time;
-and a mean over the last thousand readings, which is the usual way out, is another figure under the
-same name. What adds up is kept as sums: joules, seconds, steps, tokens, byte-seconds.
+A mean over the whole run that is printed every few steps can't reread the run each time. So
+joules, seconds, steps, tokens and byte-seconds are kept as sums.
 
-The trap is the newest edge. What a device drew up to this moment is known better a few seconds
-later, when the counter has been read again; a sum over windows that each end on such a guess keeps
-every one of the guesses. So only what lies some seconds back is added for good, and the rest is
-looked at again the next time.
+Energy up to the present is known better a few seconds later, when the counter has been read again.
+So only stretches that ended some seconds ago are added for good; the newest one is recomputed at
+each call.
 """
 
 from __future__ import annotations
@@ -39,8 +37,8 @@ if TYPE_CHECKING:
 
 Amount: TypeAlias = "float | Missing"
 
-# How far back an edge must lie to be final. NVML's counters are read every few seconds at the
-# slowest (4 s on an H200), and a reading on each side says what the counter stood at in between.
+# An edge is final after so long. NVML's counters are read every 4 s at the slowest (H200), and a
+# reading on each side of the edge is needed.
 SETTLED_S = 10.0
 _SETTLED_NS = round(SETTLED_S * NS_PER_S)
 _FOREVER_NS = 2**62
@@ -50,7 +48,7 @@ _COLUMNS = ("power_w", "energy_j", "memory_bytes", "busy_frac")
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What adds up, from the start of the first step to the end of the last."""
+    """Sums from the start of the first step to the end of the last."""
 
     start_ns: int
     end_ns: int
@@ -64,11 +62,11 @@ class Totals:
 
     @property
     def window_s(self) -> float:
-        """From the first step's start to the last one's end."""
+        """Seconds from the first step's start to the last one's end."""
         return (self.end_ns - self.start_ns) / NS_PER_S
 
     def __add__(self, later: Totals) -> Totals:
-        """Both, where the later begins at the end of this one."""
+        """The sum of two adjacent totals."""
         return Totals(
             self.start_ns,
             later.end_ns,
@@ -81,19 +79,19 @@ class Totals:
         )
 
 
-class Running:
-    """Adds up one writer's share of a run while it is written."""
+class RunningTotals:
+    """Adds up one writer's part of a run while it is written."""
 
     def __init__(self, writer: str, *, since_ns: int = 0) -> None:
-        """`writer` is its id; `since_ns`: only what comes after, on the clock of the run."""
+        """`writer`: its id; `since_ns`: where to begin, on the run's clock."""
         self._writer = writer
         self._since_ns = since_ns
         self._settled: Totals | None = None
 
     def totals(self, run: Run, *, gpus: Collection[str] = ()) -> Totals:
-        """Everything up to the newest step. NotMeasurable where there is none yet.
+        """The totals up to the newest step. NotMeasurable if there is none yet.
 
-        `gpus`: the ids of this writer's own; left out, all that the run is known to use.
+        `gpus`: the ids of this writer's GPUs; if empty, all of the run.
         """
         newest = self._stretch(run, _FOREVER_NS, gpus)
         try:
@@ -120,7 +118,7 @@ class Running:
 
 
 class _Stretch(Evidence):
-    """The steps of one writer that ended in a window, and the samples some seconds around it."""
+    """The steps of one writer that ended in a window, with samples some seconds around it."""
 
     def __init__(
         self, run: Run, writer: int, since_ns: int, until_ns: int, gpus: Collection[str]
@@ -142,9 +140,9 @@ class _Stretch(Evidence):
 
     @cached_property
     def counted(self) -> Steps:
-        """All of them, but for the last few of a run that no sample has reached yet.
+        """All steps except the last few that no sample covers yet.
 
-        A probe that is dead reaches no step any more: then they count, and its figures are absent.
+        If sampling has stopped they count, and metrics of devices are absent.
         """
         rows = self.work
         sampled_ns = self._sampled_until_ns if self._until_ns == _FOREVER_NS else None
@@ -155,13 +153,12 @@ class _Stretch(Evidence):
 
     @cached_property
     def window(self) -> TrainingWindow:
-        """From where the last stretch ended, so that stretches add up. Nothing is cut."""
+        """From the end of the previous stretch, so that stretches add up. Nothing is cut."""
         start_ns = self._since_ns or int(self.counted["start_ns"].min())
         return TrainingWindow.single(TRAINING, start_ns, int(self.counted["end_ns"].max()))
 
     def series(self, column: str) -> Mapping[str, Series]:
-        """All columns that totals need in one pass: opening a file that is being written costs as
-        much as reading it."""
+        """A column by device. All columns are read in one pass: opening a file is costly."""
         if column not in _COLUMNS:
             return super().series(column)
         if not self._read:
@@ -169,14 +166,14 @@ class _Stretch(Evidence):
         return self._read[column]
 
     def devices(self, *kinds: str) -> list[Device]:
-        """Of the GPUs, this writer's own where they are known."""
-        found = super().devices(*kinds)
-        own = [one for one in found if one.kind != "gpu" or one.id in self._gpus]
-        return own if any(one.kind == "gpu" for one in own) else found
+        """The devices of these kinds; of GPUs only this writer's, if known."""
+        all_devices = super().devices(*kinds)
+        own = [device for device in all_devices if device.kind != "gpu" or device.id in self._gpus]
+        return own if any(device.kind == "gpu" for device in own) else all_devices
 
 
 def _several(run: Run) -> dict[str, dict[str, Series]]:
-    """The columns by device, as `Run.series` gives one of them."""
+    """All columns by device, each as `Run.series` returns it."""
     parts: dict[str, dict[str, list[Series]]] = {column: {} for column in _COLUMNS}
     for writer in run.writers:
         for segment in run._segments(writer, "samples"):
@@ -234,10 +231,10 @@ def _amount(compute: Callable[[], float]) -> Amount:
 
 
 def _sum(earlier: Amount, later: Amount) -> Amount:
-    """What was missing once is missing from the sum."""
-    for one in (earlier, later):
-        if isinstance(one, Missing):
-            return one
+    """The sum; Missing if one of the two is."""
+    for amount in (earlier, later):
+        if isinstance(amount, Missing):
+            return amount
     assert isinstance(earlier, float)
     assert isinstance(later, float)
     return earlier + later

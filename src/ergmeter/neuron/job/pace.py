@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.breakdown.timeline import BoundedSeries, bounded
+from ergmeter.metrics.timeline import BoundedSeries, bounded_series
 from ergmeter.neuron.job.log_figures import rate_unit
 from ergmeter.records import Reading
 from ergmeter.runlog.segments import Series
@@ -56,7 +56,7 @@ def pace_line(log: ParsedLog, job: NeuronJob, *, points: int) -> PaceLine:
     is_numbered = bool(np.isfinite(run.step).all() and (np.diff(run.step) > 0).all())
     places = run.step if is_numbered else np.arange(len(run), dtype=np.float64)
     places_ns = (places * NS_PER_S).astype(np.int64)
-    line = bounded(Series(places_ns, rates), zero_ns=0, points=points)
+    line = bounded_series(Series(places_ns, rates), zero_ns=0, points=points)
     counted_from = float(places[min(first, len(run) - 1)])
     return PaceLine(line, "step" if is_numbered else "row", counted_from, how)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.compare.grouping import short_paths
-from ergmeter.compare.run_curves import AXES, CURVES, GROUPS, LINES, NO_DIRECTORY, REPEATS, Course
+from ergmeter.compare.run_curves import AXES, CURVES, GROUPS, LINES, NO_DIRECTORY, REPEATS, RunCurve
 from ergmeter.records import Missing
 from ergmeter.units import duration
 from ergmeter.views.charts.chart import Chart, Scale, Table, framed, scale_for
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ergmeter.compare.grouping import Group
-    from ergmeter.compare.run_curves import Axis, Courses, Curve
+    from ergmeter.compare.run_curves import Axis, ComparedCurves, Curve
 
 # -- compare lines ---------------------------------------------------------------------------------
 # Lines of several runs in one chart, over steps, tokens or time.
@@ -53,12 +53,12 @@ class CurveLine:
     """A run's course, what it is called, its colour (1 to 8) and its dashes (0 to 5)."""
 
     label: str
-    course: Course
+    course: RunCurve
     colour: int
     dash: int
 
 
-def x_axes(lines: Mapping[int, Course]) -> dict[str, dict[str, Any]]:
+def x_axes(lines: Mapping[int, RunCurve]) -> dict[str, dict[str, Any]]:
     """The axes that some line has, from 0 to where the longest ends."""
     found: dict[str, dict[str, Any]] = {}
     for axis in AXES:
@@ -120,7 +120,7 @@ def _place_words(axis: Axis) -> dict[str, Any]:
     return {"field": axis, "title": _UNITS[axis], "type": "quantitative", "format": ",.6~r"}
 
 
-def _rows(number: int, one: Course, scale: Scale) -> list[dict[str, Any]]:
+def _rows(number: int, one: RunCurve, scale: Scale) -> list[dict[str, Any]]:
     xs = {axis: values.tolist() for axis, values in one.x.items()}
     return [
         {
@@ -180,7 +180,7 @@ class CourseCharts:
 
 
 def course_charts(
-    found: Courses, groups: Sequence[Group], *, x: Axis | None = None
+    found: ComparedCurves, groups: Sequence[Group], *, x: Axis | None = None
 ) -> CourseCharts:
     """What is drawn of the runs. `x`: the axis to be shown first, where a chart has it."""
     labels = _labels(found, groups)
@@ -193,7 +193,7 @@ def course_charts(
     return CourseCharts(charts, choices, x if x in there else OWN, tuple(said))
 
 
-def _labels(found: Courses, groups: Sequence[Group]) -> list[str]:
+def _labels(found: ComparedCurves, groups: Sequence[Group]) -> list[str]:
     """A run by its group; where that has several, also by what of its path tells it apart."""
     labels = []
     for run in found.runs:
@@ -205,7 +205,7 @@ def _labels(found: Courses, groups: Sequence[Group]) -> list[str]:
     return labels
 
 
-def _left_out(found: Courses) -> list[str]:
+def _left_out(found: ComparedCurves) -> list[str]:
     said = []
     if found.left_out:
         total = len(found.runs) + found.left_out
@@ -219,7 +219,7 @@ def _left_out(found: Courses) -> list[str]:
     return said
 
 
-def _lacking(found: Courses, labels: list[str]) -> list[str]:
+def _lacking(found: ComparedCurves, labels: list[str]) -> list[str]:
     """Who has no place on an axis."""
     told: dict[tuple[str, str], list[str]] = {}
     for run, label in zip(found.runs, labels, strict=True):
@@ -228,7 +228,7 @@ def _lacking(found: Courses, labels: list[str]) -> list[str]:
     return [f"Not over {axis}: {some(names)} ({why})." for (axis, why), names in told.items()]
 
 
-def _absent(found: Courses) -> list[str]:
+def _absent(found: ComparedCurves) -> list[str]:
     """The curves that no run has, each reason once."""
     told: dict[str, list[str]] = {}
     shown = {*found.curves}
@@ -243,7 +243,7 @@ def _absent(found: Courses) -> list[str]:
     return [f"Not shown: {', '.join(titles)}. Why: {why}" for why, titles in told.items()]
 
 
-def _reasons(found: Courses, curve: Curve, labels: list[str]) -> dict[str, list[str]]:
+def _reasons(found: ComparedCurves, curve: Curve, labels: list[str]) -> dict[str, list[str]]:
     """Why runs lack a curve, and which they are."""
     told: dict[str, list[str]] = {}
     for run, label in zip(found.runs, labels, strict=True):
@@ -253,11 +253,11 @@ def _reasons(found: Courses, curve: Curve, labels: list[str]) -> dict[str, list[
     return told
 
 
-def _chart(found: Courses, curve: Curve, labels: list[str], x: Axis | None) -> Chart:
-    lines: dict[int, Course] = {}
+def _chart(found: ComparedCurves, curve: Curve, labels: list[str], x: Axis | None) -> Chart:
+    lines: dict[int, RunCurve] = {}
     for number, run in enumerate(found.runs):
         one = run.curves[curve]
-        if isinstance(one, Course):
+        if isinstance(one, RunCurve):
             lines[number] = one
     title, unit = _COMPARE_COURSES_TITLES[curve]
     most = max(one.highest for one in lines.values())
@@ -285,13 +285,13 @@ def _chart(found: Courses, curve: Curve, labels: list[str], x: Axis | None) -> C
     )
 
 
-def _looks(found: Courses) -> list[tuple[int, int]]:
+def _looks(found: ComparedCurves) -> list[tuple[int, int]]:
     """Of each run the colour of its group and the dashes of its repeat, by number."""
     groups = list(dict.fromkeys(run.group for run in found.runs))
     return [(groups.index(run.group) + 1, run.repeat) for run in found.runs]
 
 
-def _own_axis(curve: Curve, lines: Mapping[int, Course], axes: Mapping[str, Any]) -> Axis:
+def _own_axis(curve: Curve, lines: Mapping[int, RunCurve], axes: Mapping[str, Any]) -> Axis:
     """Losses by what was learned from, which all have to tell; the rest by the clock, where what
     happens at once stands at one place."""
     if curve != "loss":
@@ -301,7 +301,9 @@ def _own_axis(curve: Curve, lines: Mapping[int, Course], axes: Mapping[str, Any]
     return "step" if "step" in axes else "time"
 
 
-def _note(found: Courses, curve: Curve, lines: Mapping[int, Course], labels: list[str]) -> str:
+def _note(
+    found: ComparedCurves, curve: Curve, lines: Mapping[int, RunCurve], labels: list[str]
+) -> str:
     said = [_NOTES[curve]]
     if any(one.is_bounded for one in lines.values()):
         said.append("lowest and highest of each moment are drawn")
@@ -313,7 +315,7 @@ def _note(found: Courses, curve: Curve, lines: Mapping[int, Course], labels: lis
     return "; ".join(said)
 
 
-def _table(lines: Mapping[int, Course], labels: list[str], scale: Scale) -> Table:
+def _table(lines: Mapping[int, RunCurve], labels: list[str], scale: Scale) -> Table:
     ends = ("steps", "tokens", "lasted")
     head = ("run", "basis", "readings", "lowest", "highest", "last", *ends, "to know")
     rows = tuple(
@@ -330,7 +332,7 @@ def _table(lines: Mapping[int, Course], labels: list[str], scale: Scale) -> Tabl
     return Table(head, rows)
 
 
-def _end(one: Course, axis: Axis) -> str:
+def _end(one: RunCurve, axis: Axis) -> str:
     """How far a line goes."""
     end = one.end(axis)
     if end is None:

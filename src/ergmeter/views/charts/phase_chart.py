@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.breakdown import timeline
+from ergmeter.metrics import timeline
 from ergmeter.units import significant
 from ergmeter.views.charts.chart import Chart, Table, framed
 from ergmeter.views.charts.palette import SERIES

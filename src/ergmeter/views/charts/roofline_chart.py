@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.metrics.breakdown.roofline import roofline
+from ergmeter.metrics.roofline import roofline
 from ergmeter.units import scaled, significant
 from ergmeter.views.charts.chart import Chart, Table, framed
 
 if TYPE_CHECKING:
-    from ergmeter.metrics.breakdown.roofline import Roofline
     from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.metrics.roofline import Roofline
 
 _TERA = 1e12
 _REACH = 100.0  # times the ridge, to either side

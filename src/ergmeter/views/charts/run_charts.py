@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.breakdown.time_breakdown import time_breakdown
 from ergmeter.metrics.catalog import catalogue, refusal
+from ergmeter.metrics.time_breakdown import time_breakdown
 from ergmeter.records import Missing, Reading
 from ergmeter.units import duration, scaled, significant
 from ergmeter.views.charts.chart import Chart, Table, chart_of, framed, scale_for
@@ -20,9 +20,9 @@ from ergmeter.views.run.card import in_short, interval, value
 from ergmeter.views.run.explain import WATERFALL
 
 if TYPE_CHECKING:
-    from ergmeter.metrics.breakdown.time_breakdown import TimeBreakdown
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.explain.waterfall import Explanation
+    from ergmeter.metrics.time_breakdown import TimeBreakdown
     from ergmeter.records import Summary
     from ergmeter.runlog.reader import Run
 

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.metrics.breakdown.step_times import distribution
+from ergmeter.metrics.time_breakdown import step_time_distribution
 from ergmeter.units import duration, significant
 from ergmeter.views.charts.chart import Chart, Scale, Table, framed, scale_for
 
 if TYPE_CHECKING:
-    from ergmeter.metrics.breakdown.step_times import Distribution
     from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.metrics.time_breakdown import StepTimeDistribution
 
 _LINES = {"median": "c2", "95th percentile": "c4"}
 
 
 def step_time_chart(evidence: Evidence) -> Chart:
     """The distribution of the counted steps. Raises NotMeasurable where they are too few."""
-    found = distribution(evidence)
+    found = step_time_distribution(evidence)
     scale = scale_for("s", float(found.edges_s[-1]))
     said = f"median {duration(found.median_s)}, 95th percentile {duration(found.p95_s)}"
     if found.beyond:
@@ -43,7 +43,7 @@ def step_time_chart(evidence: Evidence) -> Chart:
     )
 
 
-def _bars(found: Distribution, scale: Scale) -> dict[str, Any]:
+def _bars(found: StepTimeDistribution, scale: Scale) -> dict[str, Any]:
     edges = [float(f"{edge / scale.factor:.6g}") for edge in found.edges_s.tolist()]
     rows = [
         {"t": low, "e": high, "n": count}
@@ -79,7 +79,7 @@ def _bars(found: Distribution, scale: Scale) -> dict[str, Any]:
     }
 
 
-def _lines(found: Distribution, scale: Scale) -> dict[str, Any]:
+def _lines(found: StepTimeDistribution, scale: Scale) -> dict[str, Any]:
     at_s = dict(zip(_LINES, (found.median_s, found.p95_s), strict=True))
     rows = [
         {"v": float(f"{one_s / scale.factor:.6g}"), "s": name}
@@ -99,7 +99,7 @@ def _lines(found: Distribution, scale: Scale) -> dict[str, Any]:
     }
 
 
-def _outliers(found: Distribution) -> Table:
+def _outliers(found: StepTimeDistribution) -> Table:
     rows = tuple(
         (
             "-" if one.index is None else str(one.index),

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.breakdown import timeline
+from ergmeter.metrics import timeline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ergmeter.metrics.breakdown.timeline import BoundedSeries
     from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.metrics.timeline import BoundedSeries
     from ergmeter.records import Mark
     from ergmeter.views.charts.chart import Scale
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.breakdown import timeline
+from ergmeter.metrics import timeline
 from ergmeter.metrics.energy.device_energy import boundary
 from ergmeter.metrics.evidence.gauges import sampled, why_absent
 from ergmeter.units import duration
@@ -24,8 +24,8 @@ from ergmeter.views.charts.time_axis import ground, line_layers
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from ergmeter.metrics.breakdown.timeline import BoundedSeries
     from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.metrics.timeline import BoundedSeries
     from ergmeter.records import Device
 
 _LINES = 8  # that can be told apart

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ergmeter.compare.grouping import differing
+from ergmeter.compare.grouping import differing_facts
 from ergmeter.version import __version__
 from ergmeter.views.analyze.text import counted
 from ergmeter.views.charts.chart import Table
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ergmeter.compare.comparison import Comparison, GroupPair
-    from ergmeter.compare.run_curves import Axis, Courses
+    from ergmeter.compare.run_curves import Axis, ComparedCurves
     from ergmeter.views.charts.compare_curves import CourseCharts
 
 _LINKS = {
@@ -48,7 +48,7 @@ _MOST_NAMES = 8
 _MOST_PAIRS = 20
 
 
-def compare_page(found: Comparison, traced: Courses, *, x: Axis | None = None) -> str:
+def compare_page(found: Comparison, traced: ComparedCurves, *, x: Axis | None = None) -> str:
     """The whole page. `x`: what the curves of the runs are drawn over at first."""
     charts = compare_charts(found)
     over = course_charts(traced, found.groups, x=x)
@@ -149,7 +149,7 @@ def _courses(over: CourseCharts) -> Iterable[str]:
 
 
 def _differences(found: Comparison) -> str:
-    rows = differing(found.groups)
+    rows = differing_facts(found.groups)
     if not rows:
         unknown = dict.fromkeys(one for pair in found.pairs for one in pair.fairness.unknown)
         untold = f" Not told by both sides: {text(', '.join(unknown))}." if unknown else ""

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.breakdown import timeline
+from ergmeter.metrics import timeline
 from ergmeter.metrics.catalog import catalogue
-from ergmeter.metrics.check.checks import fitness
+from ergmeter.metrics.checks import fitness
 from ergmeter.metrics.explain.waterfall import explain
-from ergmeter.metrics.live.eta import remaining
+from ergmeter.metrics.live.recent_window import remaining
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import IMPORTED, RUNNING
 from ergmeter.units import duration, tallied

@@ -9,12 +9,12 @@ from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
 
-from ergmeter.metrics.check.checks import CHECKS, DECISIVE
+from ergmeter.metrics.checks import CHECKS, DECISIVE
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ergmeter.metrics.check.checks import Fitness
+    from ergmeter.metrics.checks import Fitness
     from ergmeter.runlog.reader import Run
 
 _SIGNS = {"serious": ("!!", "red"), "minor": ("! ", "yellow")}

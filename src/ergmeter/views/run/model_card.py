@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ergmeter.hardware.grid import grids
-from ergmeter.metrics.alerts.marks import noted_alerts
 from ergmeter.metrics.catalog import catalogue
-from ergmeter.metrics.explain.flops import peak_said
+from ergmeter.metrics.explain.flops import peak_text
+from ergmeter.metrics.live.alert_rules import noted_alerts
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import FINISHED, IMPORTED
 from ergmeter.units import printable, tallied
@@ -224,7 +224,7 @@ def _paragraph(of: Sources) -> str:
         found = of.summary.readings[key]
         if isinstance(found, Reading):
             span = f" ({interval(found)})" if interval(found) else ""
-            peak = peak_said(found.note) if key == "utilization.mfu_frac" else ""
+            peak = peak_text(found.note) if key == "utilization.mfu_frac" else ""
             of_peak = f" of {peak}" if peak else ""
             said.append(f"{_NAMED[key].format(value(found))}{span}{of_peak}, {found.basis}")
     hardware = f" on {_hardware(of)}" if _hardware(of) else ""

@@ -75,7 +75,7 @@ def line(frame: LiveFrame) -> str:
     """The same in one line, for a file or a pipe."""
     parts = [_progress(frame)]
     for title, key, _, _ in _ROWS:
-        found = frame.lately.get(key)
+        found = frame.recent.get(key)
         if isinstance(found, Reading):
             parts.append(value(found) if title == "tokens/s" else f"{title} {value(found)}")
         elif title == "loss" and frame.loss is not None:
@@ -177,7 +177,7 @@ def _age(frame: LiveFrame) -> list[Text]:
 def _now(frame: LiveFrame, title: str, key: str) -> str:
     if title == "loss":
         return "-" if frame.loss is None else significant(frame.loss)
-    return _value(frame.lately.get(key)) if key else ""
+    return _value(frame.recent.get(key)) if key else ""
 
 
 def _value(found: Result | None) -> str:
@@ -200,7 +200,7 @@ def _missing(frame: LiveFrame, columns: int) -> list[Text]:
     """Why a figure is not there, each reason once and in one line."""
     said: dict[str, list[str]] = {}
     for title, now, _, so_far in _ROWS:
-        for found in (frame.so_far.get(so_far), frame.lately.get(now)):
+        for found in (frame.so_far.get(so_far), frame.recent.get(now)):
             if isinstance(found, Missing) and title not in said.setdefault(found.reason, []):
                 said[found.reason].append(title)
     return [

@@ -23,15 +23,15 @@ from ergmeter.bench.results.schema import ARGUMENTS
 from ergmeter.compare import comparison
 from ergmeter.compare.entry import EVAL_LOSS
 from ergmeter.compare.ledgers import read_ledger
-from ergmeter.compare.run_curves import courses
-from ergmeter.compare.sources import found_in
+from ergmeter.compare.run_curves import compared_curves
+from ergmeter.compare.sources import read_entries
 from ergmeter.compare.verdicts import DEVICE_MEMORY, HOST_MEMORY, JOULES, LOSS, RATE
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
-from ergmeter.metrics.breakdown import timeline
+from ergmeter.metrics import timeline
 from ergmeter.metrics.catalog import catalogue
-from ergmeter.metrics.check.checks import fitness
+from ergmeter.metrics.checks import fitness
 from ergmeter.metrics.evidence.gpu_use import gpu_use
-from ergmeter.metrics.live.eta import remaining
+from ergmeter.metrics.live.recent_window import remaining
 from ergmeter.metrics.summarize import evidence_of, readings_of, summary_of
 from ergmeter.records import COLUMN_KINDS, Missing, Reading
 from ergmeter.runlog.manage.labels import Labels, labels_of
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ergmeter.compare.entry import Entry
-    from ergmeter.metrics.breakdown.timeline import BoundedSeries
     from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.metrics.timeline import BoundedSeries
     from ergmeter.records import Device, Result
 
 # -- matrix ----------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def series(path: str, root: str, columns: Sequence[str], span: _Span, most: int)
 def compared(paths: Sequence[str], root: str, group_by: Sequence[str], anyway: bool) -> bytes:
     """What `erg compare` says of these runs."""
     options = comparison.CompareOptions(group_by=tuple(group_by), anyway=anyway)
-    entries = found_in([Path(one) for one in paths], keys=comparison.figures_needed(options))
+    entries = read_entries([Path(one) for one in paths], keys=comparison.figures_needed(options))
     found = comparison.compare(entries, options)
     heads = {one.key: compare.head(one) for one in found.measures}
     cells = [
@@ -326,7 +326,7 @@ def compared(paths: Sequence[str], root: str, group_by: Sequence[str], anyway: b
         "front": front,
         "signs": compare.SIGNS,
     }
-    over = course_charts(courses(found.groups), found.groups)
+    over = course_charts(compared_curves(found.groups), found.groups)
     drawn_ = {
         "config": palette.config(),
         "charts": [asdict(one) for one in compare_charts(found)],
@@ -446,7 +446,7 @@ def _sampled(
     ends_ns = [zero_ns + one * NS_PER_S for one in span]
     first, last = np.searchsorted(found.t_ns, ends_ns[0]), np.searchsorted(found.t_ns, ends_ns[1])
     part = Series(found.t_ns[first:last], found.values[first:last])
-    return timeline.bounded(part, zero_ns=zero_ns, points=points)
+    return timeline.bounded_series(part, zero_ns=zero_ns, points=points)
 
 
 def _packed_json(whole: dict[str, Any], root: str) -> bytes:

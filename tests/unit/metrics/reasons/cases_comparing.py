@@ -10,7 +10,7 @@ from pathlib import Path
 from ergmeter.compare.entry import EVAL_LOSS
 from ergmeter.compare.jobs import JobRun, job_results
 from ergmeter.compare.ledgers import read_ledger
-from ergmeter.compare.sources import found_in
+from ergmeter.compare.sources import read_entries
 from ergmeter.compare.time_to_loss import TIME, to_target
 from ergmeter.metrics.summarize import _result
 from ergmeter.records import Missing, Result, Step
@@ -37,7 +37,7 @@ def of_row(fact: str, key: str, expected: str, header: str, row: str, **changed:
     def texts(folder: Path) -> list[str]:
         cells = dict(zip(header.split(","), row.split(","), strict=True)) | changed
         path = ledger(folder, header, ",".join(cells.values()))
-        (entry,) = read_ledger(path, given="x").entries
+        (entry,) = read_ledger(path, argument="x").entries
         return reason_of(entry.figures[key])
 
     return Case(fact, texts, expected)
@@ -65,7 +65,7 @@ def target(fact: str, expected: str, made: Callable[[Path], Path | None], loss: 
 
 
 def no_eval_loss(folder: Path) -> list[str]:
-    (entry,) = found_in([run_of(folder / "run", steps=STEPS).path]).entries
+    (entry,) = read_entries([run_of(folder / "run", steps=STEPS).path]).entries
     return reason_of(entry.figures[EVAL_LOSS])
 
 

@@ -19,7 +19,7 @@ from ergmeter.metrics.definitions.compute import (
     MFU,
     MFU_BF16,
 )
-from ergmeter.metrics.live.eta import remaining
+from ergmeter.metrics.live.recent_window import remaining
 from ergmeter.records import Device, Flops
 from ergmeter.runlog.reader import Run
 from tests.runs import even_steps, run_of

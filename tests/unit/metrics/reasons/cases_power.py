@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ergmeter.metrics.breakdown.time_breakdown import time_breakdown
 from ergmeter.metrics.summarize import evidence_of, summarize
+from ergmeter.metrics.time_breakdown import time_breakdown
 from ergmeter.records import Device, Reading, Sample, Step
 from tests.runs import GPU, even_steps, run_of
 from tests.unit.metrics.reasons.case import Case, absent

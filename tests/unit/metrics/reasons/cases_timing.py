@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ergmeter.metrics.breakdown.step_times import distribution
-from ergmeter.metrics.breakdown.timeline import loss_series, step_series
-from ergmeter.metrics.live.frame import Watching
+from ergmeter.metrics.live.frame import RunWatcher
 from ergmeter.metrics.summarize import summarize
+from ergmeter.metrics.time_breakdown import step_time_distribution
+from ergmeter.metrics.timeline import loss_series, step_series
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import Run
 from tests.runs import add_writer, even_steps, make_run, run_of
@@ -32,8 +32,8 @@ def two_ranks(path: Path, *, steps: int) -> Run:
 
 def quiet(folder: Path) -> list[str]:
     run = test_watching.run_of(folder / "run", steps=STEPS, closed=False)
-    with closing(Watching(run, now_ns=test_watching.at(320))) as watching:
-        found = watching.look(totals=False).lately["throughput.tokens_per_s"]
+    with closing(RunWatcher(run, now_ns=test_watching.at(320))) as watching:
+        found = watching.look(totals=False).recent["throughput.tokens_per_s"]
     assert isinstance(found, Missing)
     return [found.reason]
 
@@ -86,13 +86,13 @@ CASES = [
     # -- charts --
     refused(
         "requests, of which no distribution of steps is drawn",
-        distribution,
+        step_time_distribution,
         "an inference run has requests and no steps: see its latencies",
         steps=THREE,
     ),
     refused(
         "two steps, of which no distribution is drawn",
-        distribution,
+        step_time_distribution,
         "2 counted steps: too few for a distribution",
         steps=STEPS[:2],
     ),

@@ -9,7 +9,7 @@ from typing import Any
 
 from ergmeter.compare.run_curves import RunProgress
 from ergmeter.metrics.definitions.tokens import steps_made
-from ergmeter.metrics.live.totals import Running
+from ergmeter.metrics.live.totals import RunningTotals
 from ergmeter.records import Flops, Mark, Missing, Reported, Step
 from ergmeter.runlog.dropped import DroppedSteps
 from tests.runs import even_steps, run_of
@@ -31,14 +31,14 @@ EVALUATION = [Step(n * S, (n + 1) * S, phase="eval") for n in range(3)]
 
 def tokens_so_far(folder: Path) -> list[str]:
     growing = Growing(folder / "run")
-    found = Running(growing.writer.id).totals(growing.add(BARE)).tokens
+    found = RunningTotals(growing.writer.id).totals(growing.add(BARE)).tokens
     assert isinstance(found, Missing)
     return [found.reason]
 
 
 def other_writer(folder: Path) -> list[str]:
     run = run_of(folder / "run", steps=BARE)
-    return raised(lambda: Running("0123").totals(run))
+    return raised(lambda: RunningTotals("0123").totals(run))
 
 
 IMAGES = Flops(1e9, "counted", "counted", samples_per_step=8)

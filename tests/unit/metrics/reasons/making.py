@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.check.checks import fitness
+from ergmeter.metrics.checks import fitness
 from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.summarize import evidence_of, summarize

@@ -18,7 +18,7 @@ import ergmeter
 
 SOURCE = Path(ergmeter.__file__).parent
 FOLDERS = (SOURCE / "metrics", SOURCE / "compare", SOURCE / "stats")
-CAUTIONS = ("metrics/notes.py", "metrics/check")
+CAUTIONS = ("metrics/notes.py", "metrics/checks.py", "metrics/explain/flop_count.py")
 FEWEST_WORDS = 4  # fewer are parts of a sentence: "of warm-up", "on rank"
 
 _CALLS = ("Missing", "NotApplicable", "NotMeasurable", "SingleStep")

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.check.finding import CheckFinding
 from ergmeter.metrics.definitions.compute import ALL_WORK, run_results
 from ergmeter.metrics.evidence.gauges import begins_ns_of, mean_activity, readings, sampled
 from ergmeter.metrics.explain.device import clock_hz, peak_clock_hz
@@ -99,12 +98,12 @@ def tensor_core_ratio(evidence: Evidence) -> TensorCoreRatio:
 
 def _counted(evidence: Evidence) -> Reading:
     """All counted FLOPs as a share of the peak. NotMeasurable if absent or impossible."""
-    found = run_results(evidence)[ALL_WORK]
-    if isinstance(found, Missing):
-        raise NotMeasurable(found.reason)
-    if found.impossible:
-        raise NotMeasurable(f"the counted FLOPs are impossible: {found.impossible}")
-    return found
+    reading = run_results(evidence)[ALL_WORK]
+    if isinstance(reading, Missing):
+        raise NotMeasurable(reading.reason)
+    if reading.impossible:
+        raise NotMeasurable(f"the counted FLOPs are impossible: {reading.impossible}")
+    return reading
 
 
 def _need_coverage(evidence: Evidence, device: Device) -> None:
@@ -122,8 +121,11 @@ def _need_coverage(evidence: Evidence, device: Device) -> None:
         )
 
 
-def check_flop_count(evidence: Evidence) -> list[CheckFinding]:
-    """A finding where the counted FLOPs and the tensor cores contradict each other."""
+def flop_count_contradiction(evidence: Evidence) -> tuple[str, str] | None:
+    """How the tensor cores contradict the counted FLOPs, and the effect on MFU; None if they agree.
+
+    NotMeasurable where the two can't be compared.
+    """
     ratio = tensor_core_ratio(evidence)
     interval = f"({ratio.low:.2f} to {ratio.high:.2f})"
     shares = (
@@ -135,8 +137,10 @@ def check_flop_count(evidence: Evidence) -> list[CheckFinding]:
         effect = _what_is_uncounted(evidence)
     elif ratio.is_overcounted:
         effect = "MFU is too high: check the model, its tokens, the peak and the number of devices"
-    seen = f"the tensor cores did {ratio.value:.2f} times {interval} the counted FLOPs: {shares}"
-    return [CheckFinding("flop_count", "serious", seen, effect)] if effect else []
+    observation = (
+        f"the tensor cores did {ratio.value:.2f} times {interval} the counted FLOPs: {shares}"
+    )
+    return (observation, effect) if effect else None
 
 
 def _what_is_uncounted(evidence: Evidence) -> str:
@@ -154,8 +158,9 @@ def _what_is_uncounted(evidence: Evidence) -> str:
 
 
 def flop_count_contradictions(evidence: Evidence) -> list[str]:
-    """The same as sentences; none where the two can't be compared."""
+    """The contradiction as a sentence; none where the two agree or can't be compared."""
     try:
-        return [f"{one.seen}; {one.effect}" for one in check_flop_count(evidence)]
+        contradiction = flop_count_contradiction(evidence)
     except NotMeasurable:
         return []
+    return ["; ".join(contradiction)] if contradiction else []

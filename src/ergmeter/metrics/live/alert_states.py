@@ -1,7 +1,7 @@
-"""Rules about steps and readings, each with what it must remember between two batches of rows.
+"""States of alert rules on steps and readings, kept between batches of rows.
 
-The trap: a limit that is crossed back and forth is a hundred alerts. Each state below sets in only
-after a while (two stretches, some seconds, five rises) and ends only well on the other side.
+Each state has hysteresis: it begins only after a while (two stretches, some seconds, five rises)
+and ends only well beyond the limit. A value that oscillates around the limit raises one alert.
 """
 
 from __future__ import annotations
@@ -10,43 +10,41 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ergmeter.records import PHASES
+from ergmeter.records import PHASES, THROTTLE_BRAKE, THROTTLE_HEAT
 from ergmeter.units import NS_PER_S, duration, scaled, significant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ergmeter.metrics.alerts.judge import AlertRows
-    from ergmeter.metrics.alerts.rules import AlertRule
+    from ergmeter.metrics.live.alert_judge import AlertRows
+    from ergmeter.metrics.live.alert_rules import AlertRule
     from ergmeter.records import Device
 
-# When, value, threshold, in words, about whom, and whether it is over.
-Told: TypeAlias = "tuple[int, float, float, str, str, bool]"
+# Time, value, threshold, text, device or writer, and whether it is over.
+AlertEvent: TypeAlias = "tuple[int, float, float, str, str, bool]"
 
-# A rate is that of at least so long: single steps differ, and a rank that waits is not slow.
+# A rate is over at least so long: single steps vary, and a waiting rank is not slow.
 STRETCH_NS = 10 * NS_PER_S
-ENOUGH = 5  # stretches, before there is a median to speak of
-IN_A_ROW = 2  # slow ones, before it is an alert
-_KEPT = 4096  # rates that the median is of; beyond, every other one of the past and of what comes
-_BACK = 0.5  # of the way back to the median, where it is over
+ENOUGH = 5  # stretches before the median is used
+IN_A_ROW = 2  # slow stretches before it is an alert
+_MAX_RATES = 4096  # rates for the median; beyond, every other one is dropped
+_BACK = 0.5  # of the way back to the median, where it ends
 _BACK_ABSOLUTE = 0.05
 
 _TRAIN = PHASES.index("train")
 _AWAY = (PHASES.index("eval"), PHASES.index("checkpoint"))
 
-# NVML's reasons: software and hardware thermal slowdown; hardware slowdown and power brake. The
-# power cap is none of them: a GPU at work is at its cap.
-HEAT, BRAKE = 0x20 | 0x40, 0x8 | 0x80
-HELD_NS = 2 * NS_PER_S
+# The power cap is no reason for an alert: a busy GPU is at its cap.
+THROTTLED_NS = 2 * NS_PER_S
 FREE_NS = 10 * NS_PER_S
 
 RISES = 5
-_GONE_NS = 60 * NS_PER_S  # after which another writer's steps are counted instead of a silent one's
-_EDGES = 1000  # that wait for a device which has nothing to say
+_GONE_NS = 60 * NS_PER_S  # after so long without steps another writer's are counted
+_EDGES = 1000  # stretches that wait for a device without readings
 
 
 class _Lane:
-    """The steps of one writer that make no whole stretch yet, and the rates before."""
+    """The steps of one writer in an incomplete stretch, and the rates of earlier ones."""
 
     def __init__(self) -> None:
         self.start_ns: int | None = None
@@ -61,31 +59,31 @@ class _Lane:
         if self.seen % self.stride == 0:
             self.rates.append(rate)
         self.seen += 1
-        if len(self.rates) > _KEPT:
+        if len(self.rates) > _MAX_RATES:
             self.rates, self.stride = self.rates[::2], self.stride * 2
 
     def away_ns(self, start_ns: int, end_ns: int) -> int:
-        """How much of a stretch was evaluation or a checkpoint."""
+        """Evaluation and checkpoints within a stretch, in ns."""
         inside, reached_ns = 0, start_ns
         for a, b in sorted(self.away):  # a checkpoint within an evaluation counts once
             inside += max(0, min(b, end_ns) - max(a, reached_ns))
             reached_ns = max(reached_ns, b)
-        self.away = [one for one in self.away if one[1] > end_ns]
+        self.away = [span for span in self.away if span[1] > end_ns]
         return inside
 
 
 class Speed:
-    """Tokens, samples or steps per second, or the time of a step, over stretches of the run."""
+    """A rule on tokens, samples or steps per second, or on the step time, over stretches."""
 
     def __init__(self, rule: AlertRule) -> None:
         self.rule = rule
         self._lanes: dict[str, _Lane] = {}
-        self.is_told = False  # what it is about; the rest is a matter of time
+        self.is_told = False  # steps have the value; the rest takes time
         self._is_judged = False
 
     @property
     def lacks(self) -> str:
-        """What is needed to judge it: steps that tell it, for as long as it takes."""
+        """What is missing to judge it."""
         if self._is_judged:
             return ""
         if not self.is_told:
@@ -95,11 +93,14 @@ class Speed:
         stretch = duration(STRETCH_NS / NS_PER_S)
         if not self.rule.is_relative:
             return f"no stretch of {stretch} was seen whole"
-        seen = max(lane.seen for lane in self._lanes.values())
-        return f"the run's median takes {ENOUGH} stretches of {stretch}, and one more; {seen} seen"
+        stretches = max(lane.seen for lane in self._lanes.values())
+        return (
+            f"the run's median takes {ENOUGH} stretches of {stretch}, and one more;"
+            f" {stretches} seen"
+        )
 
-    def feed(self, rows: AlertRows) -> Iterator[Told]:
-        """The stretches that ended, held against the rule."""
+    def feed(self, rows: AlertRows) -> Iterator[AlertEvent]:
+        """Judge the stretches that have ended."""
         for writer, steps in rows.steps.items():
             lane = self._lanes.setdefault(writer, _Lane())
             self._add(lane, steps)
@@ -112,14 +113,14 @@ class Speed:
         )
         train = steps["phase"] == _TRAIN
         amounts = self._amounts(steps)[train]
-        known = ~np.isnan(amounts)
-        if not known.any():
+        is_counted = ~np.isnan(amounts)
+        if not is_counted.any():
             return
         self.is_told = True
         if lane.start_ns is None:
-            lane.start_ns = int(steps["start_ns"][train][known][0])
-        lane.ends = np.concatenate([lane.ends, steps["end_ns"][train][known]])
-        lane.amounts = np.concatenate([lane.amounts, amounts[known]])
+            lane.start_ns = int(steps["start_ns"][train][is_counted][0])
+        lane.ends = np.concatenate([lane.ends, steps["end_ns"][train][is_counted]])
+        lane.amounts = np.concatenate([lane.amounts, amounts[is_counted]])
 
     def _amounts(self, steps: dict[str, Any]) -> Any:  # noqa: ANN401  an array
         if self.rule.subject == "tokens_per_s":
@@ -127,7 +128,7 @@ class Speed:
             return np.where(np.isnan(real), steps["tokens_computed"], real)
         return steps["samples" if self.rule.subject == "samples_per_s" else "steps"]
 
-    def _stretches(self, lane: _Lane, about: str) -> Iterator[Told]:
+    def _stretches(self, lane: _Lane, about: str) -> Iterator[AlertEvent]:
         first = 0
         totals = np.concatenate([[0.0], np.cumsum(lane.amounts)])
         while lane.start_ns is not None:
@@ -144,25 +145,25 @@ class Speed:
             first, lane.start_ns = last + 1, end_ns
         lane.ends, lane.amounts = lane.ends[first:], lane.amounts[first:]
 
-    def _judged(self, lane: _Lane, value: float, t_ns: int, about: str) -> Iterator[Told]:
+    def _judged(self, lane: _Lane, value: float, t_ns: int, about: str) -> Iterator[AlertEvent]:
         lane.keep(value)
         rule, usual = self.rule, float(np.median(lane.rates))
         if rule.is_relative and lane.seen <= ENOUGH:
             return
         self._is_judged = True
         limit = usual * (1 + rule.limit) if rule.is_relative else rule.limit
-        way = 1 if rule.subject == "step_s" else -1  # the bad one
+        way = 1 if rule.subject == "step_s" else -1  # the sign of worse
         room = abs(limit - usual) * _BACK if rule.is_relative else limit * _BACK_ABSOLUTE
         lane.slow = lane.slow + 1 if way * (value - limit) > 0 else 0
-        said = self._said(value, usual)
+        text = self._text(value, usual)
         if not lane.is_raised and lane.slow >= IN_A_ROW:
             lane.is_raised = True
-            yield t_ns, value, limit, said, about, False
+            yield t_ns, value, limit, text, about, False
         elif lane.is_raised and way * (value - limit) < -room:
             lane.is_raised = False
-            yield t_ns, value, limit, said, about, True
+            yield t_ns, value, limit, text, about, True
 
-    def _said(self, value: float, usual: float) -> str:
+    def _text(self, value: float, usual: float) -> str:
         rule = self.rule
         if not rule.is_relative:
             return rule.limit_said(value)
@@ -175,39 +176,41 @@ class Speed:
 
 
 class NotANumber:
-    """A loss or a gradient norm that was told and is none; by the steps, else as it was printed.
+    """A rule on a NaN or infinite loss or gradient norm, from steps or else from printed lines.
 
-    Lines count up to the first step that tells it: by time, so that batches make no difference.
+    Lines count up to the first step with a value, by time, so that batching makes no difference.
     """
 
     def __init__(self, rule: AlertRule) -> None:
         self.rule = rule
         self.lacks = f"no step tells its {rule.subject.replace('_', ' ')}, and no line prints it"
         self._raised: dict[str, bool] = {}
-        self._by_steps_ns: int | None = None  # the end of the first step that tells it
+        self._by_steps_ns: int | None = None  # the end of the first step with a value
 
-    def feed(self, rows: AlertRows) -> Iterator[Told]:
-        """Where a number turned into none, and back."""
-        told = {w: self._told(s) for w, s in rows.steps.items() if w not in rows.printed}
-        first = [int(steps["end_ns"][0]) for steps in told.values() if len(steps["end_ns"])]
+    def feed(self, rows: AlertRows) -> Iterator[AlertEvent]:
+        """The steps at which values became NaN or finite again."""
+        by_writer = {w: self._with_value(s) for w, s in rows.steps.items() if w not in rows.printed}
+        first = [int(steps["end_ns"][0]) for steps in by_writer.values() if len(steps["end_ns"])]
         if self._by_steps_ns is None and first:
             self._by_steps_ns = min(first)
-        for writer, steps in told.items():
+        for writer, steps in by_writer.items():
             yield from self._turns(writer, steps)
         for writer, lines in rows.printed.items():
-            told_lines = self._told(lines)
+            told_lines = self._with_value(lines)
             if self._by_steps_ns is not None:
                 early = told_lines["end_ns"] < self._by_steps_ns
                 told_lines = {name: column[early] for name, column in told_lines.items()}
             yield from self._turns(writer, told_lines, how=", as printed")
 
-    def _told(self, steps: dict[str, Any]) -> dict[str, Any]:
-        """Of the training steps that tell it: the value, the end and the number."""
-        told = steps[f"{self.rule.subject}_told"] & (steps["phase"] == _TRAIN)
-        return {name: steps[name][told] for name in (self.rule.subject, "end_ns", "index")}
+    def _with_value(self, steps: dict[str, Any]) -> dict[str, Any]:
+        """Value, end and index of the training steps that have a value."""
+        has_value = steps[f"{self.rule.subject}_told"] & (steps["phase"] == _TRAIN)
+        return {name: steps[name][has_value] for name in (self.rule.subject, "end_ns", "index")}
 
-    def _turns(self, writer: str, told: dict[str, Any], *, how: str = "") -> Iterator[Told]:
-        values, ends, numbers = told[self.rule.subject], told["end_ns"], told["index"]
+    def _turns(
+        self, writer: str, columns: dict[str, Any], *, how: str = ""
+    ) -> Iterator[AlertEvent]:
+        values, ends, numbers = columns[self.rule.subject], columns["end_ns"], columns["index"]
         if not len(values):
             return
         self.lacks = ""
@@ -221,7 +224,7 @@ class NotANumber:
 
 
 class Silence:
-    """No step and no phase has ended for so long, of those that had begun to."""
+    """A rule on the time without the end of a step or phase, after the first one."""
 
     def __init__(self, rule: AlertRule) -> None:
         self.rule = rule
@@ -229,89 +232,93 @@ class Silence:
         self._last_ns: int | None = None
         self._is_raised = False
 
-    def feed(self, rows: AlertRows) -> Iterator[Told]:
-        """Where it became quiet, and where it went on."""
+    def feed(self, rows: AlertRows) -> Iterator[AlertEvent]:
+        """The times at which steps stopped and resumed."""
         ends = [steps["end_ns"] for steps in rows.steps.values()]
         limit_ns = round(self.rule.limit * NS_PER_S)
-        found = np.sort(np.concatenate(ends)) if ends else np.empty(0, np.int64)
-        if self._is_steady(found, limit_ns):
-            self._last_ns, found = max(int(found[-1]), self._last_ns or 0), found[:0]
+        ends_ns = np.sort(np.concatenate(ends)) if ends else np.empty(0, np.int64)
+        if self._is_steady(ends_ns, limit_ns):
+            self._last_ns, ends_ns = max(int(ends_ns[-1]), self._last_ns or 0), ends_ns[:0]
             self.lacks = ""
-        for end_ns in found.tolist():
+        for end_ns in ends_ns.tolist():
             yield from self._quiet_until(end_ns, limit_ns)
             if self._is_raised:
                 self._is_raised = False
                 quiet_s = (end_ns - (self._last_ns or end_ns)) / NS_PER_S
-                said = f"a step after {duration(quiet_s)}"
-                yield end_ns, quiet_s, self.rule.limit, said, "", True
+                text = f"a step after {duration(quiet_s)}"
+                yield end_ns, quiet_s, self.rule.limit, text, "", True
             self._last_ns = max(end_ns, self._last_ns or 0)
             self.lacks = ""
         yield from self._quiet_until(rows.until_ns, limit_ns)
 
     def _is_steady(self, ends: Any, limit_ns: int) -> bool:  # noqa: ANN401  an array
-        """Whether nothing happened, as nearly always: then nobody goes through the steps."""
+        """True if no gap exceeds the limit, the usual case: steps need not be looped over."""
         if self._is_raised or not len(ends):
             return False
         before_ns = ends[0] if self._last_ns is None else self._last_ns
         return bool(np.diff(ends, prepend=before_ns).max() <= limit_ns)
 
-    def _quiet_until(self, t_ns: int, limit_ns: int) -> Iterator[Told]:
+    def _quiet_until(self, t_ns: int, limit_ns: int) -> Iterator[AlertEvent]:
         if self._last_ns is None or self._is_raised or t_ns - self._last_ns <= limit_ns:
             return
         self._is_raised = True
-        said = f"no step for {duration(self.rule.limit)}"
-        yield self._last_ns + limit_ns, self.rule.limit, self.rule.limit, said, "", False
+        text = f"no step for {duration(self.rule.limit)}"
+        yield self._last_ns + limit_ns, self.rule.limit, self.rule.limit, text, "", False
 
 
 class ThrottledState:
-    """A device whose clock is held down by heat or by a brake, for some seconds."""
+    """A rule on a device that is throttled by heat or a brake for some seconds."""
 
     lacks = "no device tells why its clock is held down"
 
     def __init__(self, rule: AlertRule, devices: Mapping[str, Device]) -> None:
         self.rule = rule
         self._devices = devices
-        self._since: dict[str, tuple[bool, int, int]] = {}  # held, since when, for which reasons
+        self._since: dict[
+            str, tuple[bool, int, int]
+        ] = {}  # throttled, since when, for which reasons
         self._raised: set[str] = set()
 
-    def feed(self, rows: AlertRows) -> Iterator[Told]:
-        """Readings of the reasons, device by device."""
+    def feed(self, rows: AlertRows) -> Iterator[AlertEvent]:
+        """Judge the throttle reasons of each device."""
         for device, (t_ns, values) in rows.samples.get("throttled", {}).items():
             self.lacks = ""
             bits = values.astype(np.int64)
-            held = (bits & (HEAT | BRAKE)) != 0
-            was, since_ns, why = self._since.get(device, (bool(held[0]), int(t_ns[0]), 0))
+            is_throttled = (bits & (THROTTLE_HEAT | THROTTLE_BRAKE)) != 0
+            was, since_ns, why = self._since.get(device, (bool(is_throttled[0]), int(t_ns[0]), 0))
             # Up to each change, and up to the last reading.
-            changes = np.flatnonzero(np.concatenate([[was], held[:-1]]) != held).tolist()
+            changes = np.flatnonzero(
+                np.concatenate([[was], is_throttled[:-1]]) != is_throttled
+            ).tolist()
             first = 0
             for at in changes:
-                why |= _reasons(bits[first:at], t_ns[first:at], since_ns + HELD_NS)
+                why |= _reasons(bits[first:at], t_ns[first:at], since_ns + THROTTLED_NS)
                 yield from self._lasted(device, was, since_ns, int(t_ns[at]), why)
-                was, since_ns, why, first = bool(held[at]), int(t_ns[at]), 0, at
-            why |= _reasons(bits[first:], t_ns[first:], since_ns + HELD_NS)
+                was, since_ns, why, first = bool(is_throttled[at]), int(t_ns[at]), 0, at
+            why |= _reasons(bits[first:], t_ns[first:], since_ns + THROTTLED_NS)
             yield from self._lasted(device, was, since_ns, int(t_ns[-1]), why)
             self._since[device] = (was, since_ns, why)
 
     def _lasted(
-        self, device: str, held: bool, since_ns: int, until_ns: int, bits: int
-    ) -> Iterator[Told]:
-        if held and device not in self._raised and until_ns - since_ns >= HELD_NS:
+        self, device: str, is_throttled: bool, since_ns: int, until_ns: int, bits: int
+    ) -> Iterator[AlertEvent]:
+        if is_throttled and device not in self._raised and until_ns - since_ns >= THROTTLED_NS:
             self._raised.add(device)
-            why = "heat" if bits & HEAT else "a hardware slowdown or power brake"
-            said = f"{_name(self._devices, device)} is held down by {why}"
-            yield since_ns + HELD_NS, float(bits), 0.0, said, device, False
-        if not held and device in self._raised and until_ns - since_ns >= FREE_NS:
+            why = "heat" if bits & THROTTLE_HEAT else "a hardware slowdown or power brake"
+            text = f"{_name(self._devices, device)} is held down by {why}"
+            yield since_ns + THROTTLED_NS, float(bits), 0.0, text, device, False
+        if not is_throttled and device in self._raised and until_ns - since_ns >= FREE_NS:
             self._raised.discard(device)
-            said = f"{_name(self._devices, device)} runs free again"
-            yield since_ns + FREE_NS, 0.0, 0.0, said, device, True
+            text = f"{_name(self._devices, device)} runs free again"
+            yield since_ns + FREE_NS, 0.0, 0.0, text, device, True
 
 
 def _reasons(bits: Any, t_ns: Any, until_ns: int) -> int:  # noqa: ANN401  arrays
-    """Those of all readings up to an instant: of the last one of a batch, batches would matter."""
+    """The reasons of all readings up to a time, so that batching makes no difference."""
     return int(np.bitwise_or.reduce(bits[t_ns <= until_ns], initial=0))
 
 
-# Of each kind of device the column that is its memory, the first that it tells.
+# Memory columns by kind of device; the first one with readings is used.
 _MEMORY = {
     "process": ("memory_bytes",),
     "gpu": ("process_bytes", "memory_bytes"),
@@ -320,10 +327,10 @@ _MEMORY = {
 
 
 class Growth:
-    """Memory that rises and rises: the least of each stretch of steps, five times in a row.
+    """A rule on memory growth: the minimum of each stretch rises five times in a row.
 
-    The least, as memory goes up and down within a step; and from the first step on, as a model that
-    is loaded fills it too.
+    The minimum, as memory varies within a step; from the first step on, as loading a model also
+    fills memory.
     """
 
     lacks = "no step and no memory was seen together"
@@ -332,8 +339,8 @@ class Growth:
         self.rule = rule
         self._devices = devices
         self._steps_each = max(1, rule.over_steps // RISES)
-        self._lane = ""  # whose steps are counted
-        self._lane_ns = 0  # the end of its last one
+        self._lane = ""  # the writer whose steps are counted
+        self._lane_ns = 0  # the end of its last step
         self._steps = 0.0
         self._edges: list[int] = []
         self._column: dict[str, str] = {}
@@ -342,14 +349,14 @@ class Growth:
         self._streaks: dict[str, list[float]] = {}
         self._raised: set[str] = set()
 
-    def feed(self, rows: AlertRows) -> Iterator[Told]:
-        """More samples, and stretches that their steps have ended."""
+    def feed(self, rows: AlertRows) -> Iterator[AlertEvent]:
+        """Add samples and judge the stretches that have ended."""
         self._count(rows)
         for kind, columns in _MEMORY.items():
             for column in columns:
                 for device, (t_ns, values) in rows.samples.get(column, {}).items():
-                    known = self._devices.get(device)
-                    if known is not None and known.kind == kind:
+                    device_info = self._devices.get(device)
+                    if device_info is not None and device_info.kind == kind:
                         self._take(device, column, t_ns, values)
         for device in tuple(self._pending):
             yield from self._stretches(device)
@@ -370,9 +377,9 @@ class Growth:
             before, counted = self._steps, np.nan_to_num(steps["steps"][train], nan=1.0)
             totals = before + np.cumsum(counted)
             self._steps = float(totals[-1])
-            whole = np.floor(totals / self._steps_each)
+            stretch = np.floor(totals / self._steps_each)
             was = np.floor(np.concatenate([[before], totals[:-1]]) / self._steps_each)
-            edges = steps["end_ns"][train][whole > was].tolist()
+            edges = steps["end_ns"][train][stretch > was].tolist()
             if not before:  # the first stretch begins with the end of the first step
                 edges = [int(steps["end_ns"][train][0]), *edges]
             self._edges += edges
@@ -386,7 +393,7 @@ class Growth:
             np.concatenate([before[1], values]),
         )
 
-    def _stretches(self, device: str) -> Iterator[Told]:
+    def _stretches(self, device: str) -> Iterator[AlertEvent]:
         t_ns, values = self._pending[device]
         first = 0
         for edge in self._edges:
@@ -400,19 +407,19 @@ class Growth:
                 yield from self._rose(device, float(values[first:last].min()), edge)
             if began_ns is None or last > first:
                 first, self._done_ns[device] = last, edge
-        if not self._steps:  # what was loaded until now is not growth
+        if not self._steps:  # memory before the first step is not growth
             first = max(0, len(t_ns) - 1)
         self._pending[device] = (t_ns[first:], values[first:])
 
-    def _rose(self, device: str, least: float, t_ns: int) -> Iterator[Told]:
+    def _rose(self, device: str, least: float, t_ns: int) -> Iterator[AlertEvent]:
         self.lacks = ""
         streak = self._streaks.setdefault(device, [])
         if streak and least <= streak[-1]:
             was, streak = streak[0], [least]
             if device in self._raised:
                 self._raised.discard(device)
-                said = f"{_name(self._devices, device)} grows no more ({scaled(least, 'B')})"
-                yield t_ns, least, was * (1 + self.rule.limit), said, device, True
+                text = f"{_name(self._devices, device)} grows no more ({scaled(least, 'B')})"
+                yield t_ns, least, was * (1 + self.rule.limit), text, device, True
         else:
             streak = (
                 [*streak[:1], *streak[-RISES:], least] if len(streak) > RISES else [*streak, least]
@@ -422,13 +429,13 @@ class Growth:
         if device not in self._raised and len(streak) > RISES and least >= limit:
             self._raised.add(device)
             grown = significant((least / streak[0] - 1) * 100, 3)
-            said = (
+            text = (
                 f"{_name(self._devices, device)} grew by {grown} % without a fall,"
                 f" {scaled(streak[0], 'B')} to {scaled(least, 'B')}"
             )
-            yield t_ns, least, limit, said, device, False
+            yield t_ns, least, limit, text, device, False
 
 
 def _name(devices: Mapping[str, Device], device: str) -> str:
-    known = devices.get(device)
-    return device if known is None or known.kind == "gpu" else known.name
+    device_info = devices.get(device)
+    return device if device_info is None or device_info.kind == "gpu" else device_info.name

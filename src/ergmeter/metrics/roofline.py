@@ -1,10 +1,9 @@
-"""Is a run bound by arithmetic or by memory? Where it stands under the roof of its device.
+"""The roofline of a run: is it bound by arithmetic or by memory bandwidth?
 
-Work per byte (FLOP/B) times the bandwidth, or the peak, whichever is lower, is what a device can
-reach (Williams, Waterman, Patterson 2009). The trap: bytes that somebody reckoned. Here they are
-those that the hardware counted (dram_frac of the peak bandwidth); without such a counter, without
-the FLOPs of a step or without a peak there is no roofline, and the reason says which is missing.
-The work is the model's, so a run that computes things twice stands a little too low and left.
+A device reaches at most the lower of its peak and arithmetic intensity (FLOP/B) times bandwidth
+(Williams, Waterman, Patterson 2009). Bytes are measured by hardware counters (dram_frac of the peak
+bandwidth), not estimated. Without that counter, the FLOPs of a step or a peak there is no roofline.
+FLOPs are the model's, so recomputation makes a run appear too low and too far left.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _NO_BYTES = "no counter of the bytes that device memory moved"
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """One device, as the mean of those of the run."""
+    """The mean device of a run under its roofline."""
 
     peak: Peak
     bandwidth_bytes_per_s: float
@@ -39,33 +38,33 @@ class Roofline:
 
     @property
     def flops_per_byte(self) -> float:
-        """Arithmetic intensity, as it was."""
+        """Arithmetic intensity of the run."""
         return self.flops_per_s / self.bytes_per_s
 
     @property
     def ridge_flops_per_byte(self) -> float:
-        """From where on the peak is the roof."""
+        """The intensity from which on the peak is the limit."""
         return self.peak.flops_per_s / self.bandwidth_bytes_per_s
 
     @property
     def roof_flops_per_s(self) -> float:
-        """What could be reached at the intensity it had."""
+        """The attainable FLOP/s at the run's intensity."""
         return min(self.peak.flops_per_s, self.flops_per_byte * self.bandwidth_bytes_per_s)
 
     @property
     def roof_frac(self) -> float:
-        """How much of that was reached."""
+        """Achieved over attainable FLOP/s."""
         return self.flops_per_s / self.roof_flops_per_s
 
     @property
     def bound_by(self) -> str:
-        """Which part of the roof is above it."""
+        """The limit at the run's intensity: arithmetic or memory."""
         is_right = self.flops_per_byte >= self.ridge_flops_per_byte
         return "arithmetic" if is_right else "memory"
 
 
 def roofline(evidence: Evidence) -> Roofline:
-    """Where a run stands. Raises NotMeasurable with what is missing."""
+    """The roofline of a run. NotMeasurable says what is missing."""
     moved = _moved(evidence)
     work = run_results(evidence)[FLOPS_PER_S]
     if isinstance(work, Missing):
@@ -88,7 +87,7 @@ def _moved(evidence: Evidence) -> Reading:
     if not evidence.devices("gpu"):
         why = evidence.why_no_device("accelerator", *ACCELERATORS)
         raise NotMeasurable(f"{_NO_BYTES}: {why}")
-    metric = next(one for one in ACTIVITY if one.key == "activity.dram_frac")
+    metric = next(candidate for candidate in ACTIVITY if candidate.key == "activity.dram_frac")
     try:
         return metric.usable(metric.reading(evidence))
     except NotMeasurable as error:

@@ -1,20 +1,18 @@
-"""Where the time of a whole run went, and where its joules went.
+"""Time and energy of a whole run by part, and the distribution of its step times.
 
-The trap: shares of different wholes, which add up to 93 % or to 112 %. Here each instant of the
-run's life belongs to exactly one part, so that the parts add up to it to the nanosecond; what no
-span accounts for has a part of its own, `unknown`, and is not spread over the others. Joules are
-those of the same instants, as far as readings reach; the rest is said.
+Each instant of the run belongs to exactly one part, so the parts add up to its duration to the
+nanosecond. Time outside of all spans is a part of its own, `unknown`. Joules are those of the same
+instants, as far as readings reach.
 
-A step of more than twice the median is a stall by what it has beyond the median, both without the
-spans in it that somebody named; which end of the step that is, its times do not say: it is taken
-from its end. The first step's is warm-up. The other
-way, to call the whole step a stall, would count work as waste. A gap that no span accounts for is a
-stall too, by what it has beyond the median gap, where a usual step and the gap behind it take more
-than twice the usual period: `erg check` and `erg explain` go by periods as well.
+A step of more than twice the median has a stall: its time beyond the median, at its end. In the
+first step that is warm-up. Named spans within a step do not count. A gap between steps has a stall
+too, if a median step and the gap take more than twice the median period: the gap's time beyond the
+median gap. `erg check` and `erg explain` use periods as well.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -24,9 +22,10 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.energy.device_energy import boundary, curve_of
 from ergmeter.metrics.energy.energy_curve import merged
 from ergmeter.metrics.evidence.device_cache import cached_per_device
-from ergmeter.metrics.explain.time import held_until_s
+from ergmeter.metrics.explain.time import STALL, held_until_s
+from ergmeter.metrics.timeline import seconds
 from ergmeter.records import PHASES, weakest
-from ergmeter.units import NS_PER_S
+from ergmeter.units import NS_PER_S, number_of
 
 if TYPE_CHECKING:
     from ergmeter.metrics.energy.energy_curve import EnergyCurve
@@ -36,9 +35,8 @@ if TYPE_CHECKING:
 
 _Pieces: TypeAlias = "tuple[TimeArray, TimeArray]"
 
-STALL = 2.0  # times the median step, as `erg check` has it
 
-# In the order in which they are shown.
+# In display order.
 PARTS = {
     "startup": "start-up",
     "warmup": "warm-up, compiling",
@@ -53,14 +51,14 @@ PARTS = {
     "unknown": "not known",
     "end": "after the last span",
 }
-# An instant in several spans belongs to the first of these, as `energy.train_j` and its like do.
+# An instant in several spans belongs to the first of these, as in `energy.train_j`.
 _ORDER = ("checkpoint", "eval", "data", "prefill", "decode", "train", "idle")
 _BY_DEVICE = ("checkpoint", "eval", "prefill", "decode", "train", "data", "idle")
 
 
 @dataclass(frozen=True, slots=True)
 class TimePart:
-    """One part of the run's life. `joules` is None where they are not known."""
+    """One part of a run. `joules` is None if unknown."""
 
     name: str
     title: str
@@ -72,31 +70,31 @@ class TimePart:
 
 @dataclass(frozen=True, slots=True)
 class TimeBreakdown:
-    """All parts, and the whole that they add up to."""
+    """All parts of a run and their totals."""
 
     parts: tuple[TimePart, ...]
     whole_s: float
     whole_j: float | None
     why_no_joules: str
     joules_basis: Basis | None
-    unread_s: float  # of the run's life, in which no energy was read
+    unread_s: float  # without energy readings
     note: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Owned:
-    """The life of the run in pieces that touch, and the part each belongs to."""
+    """The run in adjacent pieces, and the part that owns each."""
 
     edges_ns: TimeArray  # one more than pieces
-    owners: TimeArray  # of each piece, a place in PARTS
+    owners: TimeArray  # of each piece, an index in PARTS
 
-    def ns_of(self, place: int) -> int:
-        return int(np.diff(self.edges_ns)[self.owners == place].sum())
+    def ns_of(self, part: int) -> int:
+        return int(np.diff(self.edges_ns)[self.owners == part].sum())
 
 
 @cached_per_device
 def time_breakdown(evidence: Evidence) -> TimeBreakdown:
-    """The parts of a run. Raises NotMeasurable where no span was told."""
+    """The parts of a run. NotMeasurable if it has no spans."""
     owned = _owned(evidence)
     names = list(PARTS)
     found_s = {name: owned.ns_of(names.index(name)) / NS_PER_S for name in names}
@@ -130,25 +128,25 @@ def _note(evidence: Evidence) -> str:
 @cached_per_device
 def _owned(evidence: Evidence) -> _Owned:
     lane = evidence.all_steps.longest
-    evidence.work  # noqa: B018  or the reason why there are no steps
-    whole = evidence.watched
+    evidence.work  # noqa: B018  raises the reason if there are no steps
+    life = evidence.watched
     layers = _layers(evidence, lane)
     edges_ns = np.unique(
         np.concatenate(
-            [[whole.start_ns, whole.end_ns], *(edge for _, pair in layers for edge in pair)]
+            [[life.start_ns, life.end_ns], *(edge for _, pair in layers for edge in pair)]
         ).astype(np.int64)
     )
-    edges_ns = edges_ns[(edges_ns >= whole.start_ns) & (edges_ns <= whole.end_ns)]
+    edges_ns = edges_ns[(edges_ns >= life.start_ns) & (edges_ns <= life.end_ns)]
     names = list(PARTS)
     owners = np.full(len(edges_ns) - 1, names.index("unknown"))
-    for name, (starts, ends) in reversed(layers):  # the first of them has the last word
+    for name, (starts, ends) in reversed(layers):  # the first layer overrides the others
         owners[_covered(edges_ns, starts, ends)] = names.index(name)
     first_ns, last_ns = lane.lowest("start_ns"), lane.highest("end_ns")
     usual_ns, gap_ns = _usual_ns(evidence, lane), _usual_gap_ns(evidence, lane)
     is_long = usual_ns + np.diff(edges_ns) > STALL * (usual_ns + gap_ns)
     long = np.flatnonzero(is_long & (owners == names.index("unknown")))
     owners[long] = names.index("stall")
-    if gap_ns:  # of which so much is no stall
+    if gap_ns:  # the median gap is no stall
         edges_ns = np.insert(edges_ns, long + 1, edges_ns[long] + gap_ns)
         owners = np.insert(owners, long, names.index("unknown"))
     owners[edges_ns[1:] <= first_ns] = names.index("startup")
@@ -157,7 +155,7 @@ def _owned(evidence: Evidence) -> _Owned:
 
 
 def _layers(evidence: Evidence, lane: Steps) -> list[tuple[str, _Pieces]]:
-    """What covers what: the spans of each phase, and within the training what is no plain step."""
+    """Spans by part, from the top layer down; warm-up and stalls are above training steps."""
     layers: list[tuple[str, _Pieces]] = []
     for phase in _order(lane):
         own = lane.where(lane["phase"] == PHASES.index(phase))
@@ -169,24 +167,24 @@ def _layers(evidence: Evidence, lane: Steps) -> list[tuple[str, _Pieces]]:
 
 
 def _beyond_plain(evidence: Evidence, train: Steps) -> list[tuple[str, _Pieces]]:
-    """The warm-up, and the ends of steps that took more than twice the median."""
+    """Spans of the warm-up, and of stalls at the ends of steps."""
     starts, ends = train["start_ns"].astype(np.int64), train["end_ns"].astype(np.int64)
     early = (starts + ends) / 2 < _counted_ns(evidence, train)
-    found = [("warmup", (starts[early], ends[early]))]
+    layers = [("warmup", (starts[early], ends[early]))]
     usual_ns = _usual_ns(evidence, train)
     spans = _named(evidence)
     slow = ~early & (_own_ns(train, spans) > STALL * usual_ns)
     if not slow.any():
-        return found
+        return layers
     from_ns = _after_ns(starts, usual_ns, spans)
     is_first = np.arange(len(starts)) == 0
     for name, mask in (("warmup", slow & is_first), ("stall", slow & ~is_first)):
-        found.append((name, (from_ns[mask], ends[mask])))
-    return found
+        layers.append((name, (from_ns[mask], ends[mask])))
+    return layers
 
 
 def _usual_ns(evidence: Evidence, lane: Steps) -> float:
-    """The median training step that is counted; infinite where there is none to go by."""
+    """The median counted training step in ns; infinite if there is none."""
     train = lane.where(lane["phase"] == PHASES.index("train"))
     if not len(train) or not evidence.trains:
         return float("inf")
@@ -196,7 +194,7 @@ def _usual_ns(evidence: Evidence, lane: Steps) -> float:
 
 
 def _usual_gap_ns(evidence: Evidence, lane: Steps) -> int:
-    """The median time between counted training steps that no span accounts for."""
+    """The median unaccounted time between counted training steps, in ns."""
     is_train = lane["phase"] == PHASES.index("train")
     train = lane.where(is_train)
     if len(train):
@@ -212,32 +210,32 @@ def _usual_gap_ns(evidence: Evidence, lane: Steps) -> int:
 
 
 def _named(evidence: Evidence) -> list[_Pieces]:
-    """The spans that come before a training step where they lie in it."""
+    """The spans of phases that take precedence over a training step."""
     lane = evidence.all_steps.longest
     order = _order(lane)
-    found = []
+    spans_by_phase = []
     for phase in order[: order.index("train")]:
         own = lane.where(lane["phase"] == PHASES.index(phase))
-        found.append((own["start_ns"].astype(np.int64), own["end_ns"].astype(np.int64)))
-    return found
+        spans_by_phase.append((own["start_ns"].astype(np.int64), own["end_ns"].astype(np.int64)))
+    return spans_by_phase
 
 
 def _own_ns(train: Steps, spans: list[_Pieces]) -> FloatArray:
-    """How long each step took without what was named in it."""
+    """The duration of each step in ns, without the named spans in it."""
     starts, ends = train["start_ns"].astype(np.int64), train["end_ns"].astype(np.int64)
     named_s = held_until_s(spans, ends) - held_until_s(spans, starts)
     return np.asarray(ends - starts - np.rint(named_s * NS_PER_S), dtype=np.float64)
 
 
 def _after_ns(starts: TimeArray, usual_ns: float, spans: list[_Pieces]) -> TimeArray:
-    """When each step had worked for as long as is usual, what was named in it left out."""
-    begins, ends = merged(*(np.concatenate([one[edge] for one in spans]) for edge in (0, 1)))
+    """The time at which each step had run for a median step, without named spans."""
+    begins, ends = merged(*(np.concatenate([span[edge] for span in spans]) for edge in (0, 1)))
     if not len(begins):
         return starts + round(usual_ns)
     held_ns = np.append(0, np.cumsum(ends - begins))
     before = np.searchsorted(begins, starts, side="right")
     open_ns = np.where(before > 0, np.maximum(0, ends[np.maximum(before - 1, 0)] - starts), 0)
-    # By a clock that stands still in what is named.
+    # On a clock that stops during named spans.
     until = starts - held_ns[before] + open_ns + round(usual_ns)
     passed = np.searchsorted(begins - held_ns[:-1], until, side="left")
     return np.asarray(until + held_ns[passed], dtype=np.int64)
@@ -255,7 +253,7 @@ def _counted_ns(evidence: Evidence, train: Steps) -> int:
 
 
 def _covered(edges_ns: TimeArray, starts: TimeArray, ends: TimeArray) -> TimeArray:
-    """The places of the pieces that lie in one of these spans."""
+    """Indices of the pieces that lie in one of these spans."""
     starts, ends = merged(starts, ends)
     begun = np.searchsorted(starts, edges_ns[:-1], side="right")
     over = np.searchsorted(ends, edges_ns[:-1], side="right")
@@ -265,16 +263,16 @@ def _covered(edges_ns: TimeArray, starts: TimeArray, ends: TimeArray) -> TimeArr
 def _joules(
     evidence: Evidence, owned: _Owned
 ) -> tuple[dict[str, float] | None, Basis | None, str, float]:
-    """By part; how it is known; or why it is not; and the time in which nothing was read."""
+    """Joules by part and their basis, or the reason why not; and the seconds without readings."""
     try:
         if evidence.from_output:
             raise NotMeasurable("printed lines do not say when a phase began: a Meter does")
         each = [_of_device(evidence, device, owned) for device in boundary(evidence)]
     except NotMeasurable as error:
         return None, None, str(error), 0.0
-    by_piece = np.sum([one[0] for one in each], axis=0)
-    found = {name: float(by_piece[owned.owners == place].sum()) for place, name in enumerate(PARTS)}
-    return found, weakest(*(one[1] for one in each)), "", max(one[2] for one in each)
+    by_piece = np.sum([device[0] for device in each], axis=0)
+    joules = {name: float(by_piece[owned.owners == part].sum()) for part, name in enumerate(PARTS)}
+    return joules, weakest(*(device[1] for device in each)), "", max(device[2] for device in each)
 
 
 def _of_device(
@@ -289,5 +287,86 @@ def _of_device(
 
 
 def _reach(curve: EnergyCurve) -> tuple[int, int]:
-    """From when to when the device was read."""
+    """The first and last time the device was read."""
     return int(curve.t_ns[0]), max(int(curve.t_ns[-1]), curve.seen_until_ns)
+
+
+BARS = 40
+# The histogram reaches to three times the median: with one step of 40 s in it, all others would be
+# in the first bar. Longer steps are counted in `beyond` and listed as outliers.
+_REACH = 3.0
+_MAX_OUTLIERS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Outlier:
+    """A step of more than twice the median."""
+
+    index: int | None  # by its program's own count
+    at_s: float  # since the run began
+    took_s: float
+    times: float  # multiple of the median
+
+
+@dataclass(frozen=True)
+class StepTimeDistribution:
+    """A histogram of the counted step times."""
+
+    edges_s: FloatArray
+    counts: TimeArray
+    median_s: float
+    p95_s: float
+    beyond: int  # steps that are longer than the last edge
+    outliers: tuple[Outlier, ...]  # the longest first, up to a limit
+    stalled: int  # steps of more than twice the median
+    note: str
+
+
+def step_time_distribution(evidence: Evidence) -> StepTimeDistribution:
+    """Step times of the rank with the most counted steps. NotMeasurable if there are too few."""
+    lane = evidence.counted.longest
+    if not evidence.trains:
+        raise NotMeasurable("an inference run has requests and no steps: see its latencies")
+    if len(lane) < 3:
+        raise NotMeasurable(f"{number_of(len(lane), 'counted step')}: too few for a distribution")
+    times_s = evidence.periods_s(lane)
+    times_s = times_s / np.maximum(np.nan_to_num(lane["steps"], nan=1.0), 1.0)
+    median_s = float(np.median(times_s))
+    reach_s = _REACH * median_s
+    inside = times_s[times_s <= reach_s]
+    counts, edges_s = np.histogram(inside, bins=_bars(len(inside)), range=_range(inside))
+    slow = np.flatnonzero(times_s > STALL * median_s)
+    slow = slow[np.argsort(-times_s[slow], kind="stable")]
+    return StepTimeDistribution(
+        edges_s,
+        counts,
+        median_s,
+        float(np.percentile(times_s, 95)),
+        len(times_s) - len(inside),
+        tuple(_outlier(evidence, int(row), times_s, median_s) for row in slow[:_MAX_OUTLIERS]),
+        len(slow),
+        evidence.window_note,
+    )
+
+
+def _bars(steps: int) -> int:
+    """The number of bars: twice the square root of the number of steps."""
+    return min(BARS, 2 * math.isqrt(max(1, steps)))
+
+
+def _range(times_s: FloatArray) -> tuple[float, float]:
+    low, high = float(times_s.min()), float(times_s.max())
+    # A bar needs some width even if all steps take the same time.
+    return (low, high) if high > low else (low * 0.99, low * 1.01 or 1e-9)
+
+
+def _outlier(evidence: Evidence, row: int, times_s: FloatArray, median_s: float) -> Outlier:
+    lane = evidence.counted.longest
+    index = float(lane["index"][row])
+    took_s = float(times_s[row])
+    return Outlier(
+        None if np.isnan(index) else int(index),
+        seconds(evidence, int(lane["start_ns"][row])),
+        took_s,
+        took_s / median_s,
+    )

@@ -1,9 +1,8 @@
-"""What a device said over time, in no more points than a chart can show.
+"""Readings over time in a bounded number of points, for charts.
 
-The trap: a mean over each pixel. A spike of one reading in ten million, which is what one looks
-for, is gone. So a long column is cut into equal spans of time, and of each the lowest and the
-highest reading stay, at the times they were taken: every point that is drawn is a reading, and none
-beyond the drawn ones was left out. Where nothing was read for a while there is a break, not a line.
+A long series is cut into equal spans of time, and the lowest and highest reading of each are kept.
+Every point is a reading, and no spike is lost, as it would be in a mean over each pixel. A gap in
+the readings is a break in the line.
 """
 
 from __future__ import annotations
@@ -27,42 +26,42 @@ if TYPE_CHECKING:
     from ergmeter.records import Device, FloatArray, TimeArray, Window
 
 POINTS = 1000
-# As `erg check` has it: not read for so long and for so many of its intervals is a gap.
+# As in `erg check`: a gap is longer than both limits.
 _GAP_S = 1.0
 _GAP_INTERVALS = 10
 
 
 @dataclass(frozen=True)
 class BoundedSeries:
-    """Readings over time, bounded. A NaN is a break: nothing was read there."""
+    """Readings over time in a bounded number of points. A NaN is a break."""
 
     t_s: FloatArray  # since the run began
     values: FloatArray
-    readings: int  # that there were; more than are kept, where it was bounded
-    unbroken: int = 0  # gaps in which nothing was read that have no break, as there are too many
-    is_printed: bool = False  # seen in the output, beside steps that do not tell it
+    readings: int  # before bounding
+    unbroken: int = 0  # gaps without a break, as there are too many
+    is_printed: bool = False  # read from the output: steps do not have it
 
     @property
     def is_bounded(self) -> bool:
-        """Whether some were left out, none of them beyond those that stayed."""
+        """True if some readings were left out."""
         return self.readings > int(np.isfinite(self.values).sum())
 
     @property
     def lowest(self) -> tuple[float, float]:
-        """The lowest reading and when it was."""
-        place = int(np.nanargmin(self.values))
-        return float(self.values[place]), float(self.t_s[place])
+        """The lowest reading and its time in seconds."""
+        index = int(np.nanargmin(self.values))
+        return float(self.values[index]), float(self.t_s[index])
 
     @property
     def highest(self) -> tuple[float, float]:
-        """The highest reading and when it was."""
-        place = int(np.nanargmax(self.values))
-        return float(self.values[place]), float(self.t_s[place])
+        """The highest reading and its time in seconds."""
+        index = int(np.nanargmax(self.values))
+        return float(self.values[index]), float(self.t_s[index])
 
 
 @dataclass(frozen=True)
 class PhaseSpans:
-    """Where a phase was on. Spans closer than a point are one; `counts` has how many that are."""
+    """The spans of a phase. Spans closer than a point are merged; `counts`: how many in each."""
 
     phase: str
     start_s: FloatArray
@@ -70,8 +69,8 @@ class PhaseSpans:
     counts: TimeArray
 
 
-def bounded(series: Series, *, zero_ns: int, points: int = POINTS) -> BoundedSeries:
-    """A column in at most `points` points: each span's lowest and highest reading, and breaks."""
+def bounded_series(series: Series, *, zero_ns: int, points: int = POINTS) -> BoundedSeries:
+    """A series in at most `points` points: the lowest and highest of each span, and breaks."""
     t_ns, values = series.t_ns, series.values
     finite = np.isfinite(values)
     if not finite.all():
@@ -82,52 +81,52 @@ def bounded(series: Series, *, zero_ns: int, points: int = POINTS) -> BoundedSer
     gaps = len(breaks)
     if total > points:
         breaks = _thinned(breaks, points // 8)
-        kept = _extremes(t_ns, values, points - 3 * len(breaks))
-        # A break stands between the readings around it, and those stay too.
-        kept = np.union1d(kept, np.concatenate([breaks, breaks + 1]))
+        indices = _extremes(t_ns, values, points - 3 * len(breaks))
+        # The readings around a break are kept too.
+        indices = np.union1d(indices, np.concatenate([breaks, breaks + 1]))
     else:
-        kept = np.arange(total)
-    t_s, shown = (t_ns[kept] - zero_ns) / NS_PER_S, values[kept].astype(np.float64)
+        indices = np.arange(total)
+    t_s, points_y = (t_ns[indices] - zero_ns) / NS_PER_S, values[indices].astype(np.float64)
     if len(breaks):
-        places = np.searchsorted(kept, breaks) + 1
+        places = np.searchsorted(indices, breaks) + 1
         middle_s = ((t_ns[breaks] + t_ns[breaks + 1]) / 2 - zero_ns) / NS_PER_S
-        t_s, shown = np.insert(t_s, places, middle_s), np.insert(shown, places, np.nan)
-    return BoundedSeries(t_s, shown, total, gaps - len(breaks))
+        t_s, points_y = np.insert(t_s, places, middle_s), np.insert(points_y, places, np.nan)
+    return BoundedSeries(t_s, points_y, total, gaps - len(breaks))
 
 
 def longest_ns(t_ns: TimeArray) -> float:
-    """The longest time between two readings that is no gap."""
+    """The longest time between two readings that is not a gap."""
     if len(t_ns) < 3:
         return float("inf")
     return max(_GAP_S * NS_PER_S, _GAP_INTERVALS * float(np.median(np.diff(t_ns))))
 
 
 def _thinned(breaks: TimeArray, most: int) -> TimeArray:
-    """So many at most, evenly chosen: a device that is read once an hour is all breaks."""
+    """Up to `most` breaks, evenly chosen: a device read once an hour is all breaks."""
     if len(breaks) <= most:
         return breaks
     return breaks[np.linspace(0, len(breaks) - 1, most).astype(np.int64)]
 
 
 def _extremes(t_ns: TimeArray, values: FloatArray, points: int) -> TimeArray:
-    """The places of the first, the last, and each span's lowest and highest reading."""
+    """Indices of the first, the last, and each span's lowest and highest reading."""
     edges_ns = np.linspace(int(t_ns[0]), int(t_ns[-1]) + 1, max(1, points // 2 - 1) + 1)
     edges = np.searchsorted(t_ns, edges_ns)
     edges[0], edges[-1] = 0, len(t_ns)
-    kept = [0, len(t_ns) - 1]
+    indices = [0, len(t_ns) - 1]
     for start, end in pairwise(edges.tolist()):
         if end > start:
             part = values[start:end]
-            kept += [start + int(part.argmin()), start + int(part.argmax())]
-    return np.unique(np.array(kept, dtype=np.int64))
+            indices += [start + int(part.argmin()), start + int(part.argmax())]
+    return np.unique(np.array(indices, dtype=np.int64))
 
 
 def rate(counter: Series) -> Series:
-    """What a counter grew by, per second, at the end of each interval. A reset says nothing."""
+    """A counter's growth per second at the end of each interval; resets are left out."""
     between_s = np.diff(counter.t_ns) / NS_PER_S
     grown = np.diff(counter.values)
-    told = (between_s > 0) & (grown >= 0)
-    return Series(counter.t_ns[1:][told], grown[told] / between_s[told])
+    is_growth = (between_s > 0) & (grown >= 0)
+    return Series(counter.t_ns[1:][is_growth], grown[is_growth] / between_s[is_growth])
 
 
 def line_of(
@@ -139,20 +138,25 @@ def line_of(
     is_counter: bool,
     since: str = "",
 ) -> BoundedSeries | None:
-    """One device's column over the whole run; None if it never said it. `since`: a column that the
-    device says from its first reading on, where this one is of the time between two readings."""
-    said = evidence.series(column).get(device.id)
-    found = rate(said) if said is not None and is_counter else said
-    if said is None or found is None or not np.isfinite(found.values).any():
+    """One device's column over the whole run; None if it has no readings.
+
+    `since`: for a column that is a mean since the previous reading, one that starts with the
+    device's first reading.
+    """
+    column_series = evidence.series(column).get(device.id)
+    series = rate(column_series) if column_series is not None and is_counter else column_series
+    if column_series is None or series is None or not np.isfinite(series.values).any():
         return None
-    begin = said if is_counter else evidence.series(since).get(device.id) if since else None
-    line = bounded(found, zero_ns=zero_ns(evidence), points=points - (begin is not None))
+    begin = (
+        column_series if is_counter else evidence.series(since).get(device.id) if since else None
+    )
+    line = bounded_series(series, zero_ns=zero_ns(evidence), points=points - (begin is not None))
     if begin is None:
         return line
-    # What holds for the interval that ends with it begins at the reading before; of the first one
-    # that is known where the device was read just once before.
+    # A value over an interval starts at the previous reading. For the first value that is known
+    # only if the device was read exactly once before.
     first_s = (int(begin.t_ns[0]) - zero_ns(evidence)) / NS_PER_S
-    is_known = is_counter or int((begin.t_ns < found.t_ns[0]).sum()) == 1
+    is_known = is_counter or int((begin.t_ns < series.t_ns[0]).sum()) == 1
     if not is_known:
         return line
     t_s, values = np.append(first_s, line.t_s), np.append(line.values[0], line.values)
@@ -160,43 +164,43 @@ def line_of(
 
 
 def power_line(evidence: Evidence, device: Device, *, points: int = POINTS) -> BoundedSeries | None:
-    """What a device drew; where it has just a counter, by how that grew."""
-    found = line_of(evidence, device, "power_w", points=points, is_counter=False)
-    return found or line_of(evidence, device, "energy_j", points=points, is_counter=True)
+    """A device's power; from its energy counter if it has no power readings."""
+    line = line_of(evidence, device, "power_w", points=points, is_counter=False)
+    return line or line_of(evidence, device, "energy_j", points=points, is_counter=True)
 
 
 def energy_line(evidence: Evidence, device: Device, *, points: int = POINTS) -> BoundedSeries:
-    """Joules of a device since its first reading. Raises NotMeasurable where there are none."""
+    """Joules of a device since its first reading. NotMeasurable if there are none."""
     curve, _ = curve_of(evidence, device)
     inside = curve.t_ns >= zero_ns(evidence)
     series = Series(curve.t_ns[inside], curve.joules[inside] - curve.joules[inside][:1])
-    return bounded(series, zero_ns=zero_ns(evidence), points=points)
+    return bounded_series(series, zero_ns=zero_ns(evidence), points=points)
 
 
 def zero_ns(evidence: Evidence) -> int:
-    """Where the time axis begins: with the run."""
+    """The zero of the time axis: the start of the run."""
     return watched(evidence).start_ns
 
 
 def watched(evidence: Evidence) -> Window:
-    """The life of the run, with its samples: what a time axis shows."""
+    """The window of the time axis: the whole run with its samples."""
     return evidence.watched
 
 
 def seconds(evidence: Evidence, t_ns: int) -> float:
-    """An instant on the time axis."""
+    """A time in seconds on the time axis."""
     return (t_ns - zero_ns(evidence)) / NS_PER_S
 
 
 def phase_spans(evidence: Evidence, *, points: int = POINTS) -> list[PhaseSpans]:
-    """Where each phase was on, of the rank that told the most; empty if nothing was told."""
+    """The spans of each phase, of the rank with the most; empty if there are none."""
     lane = evidence.all_steps.longest
     if not len(lane):
         return []
-    whole = watched(evidence)
-    width_ns = (whole.end_ns - whole.start_ns) // points
+    life = watched(evidence)
+    width_ns = (life.end_ns - life.start_ns) // points
     return [
-        _spans_of(lane, number, whole.start_ns, width_ns)
+        _spans_of(lane, number, life.start_ns, width_ns)
         for number in range(len(PHASES))
         if (lane["phase"] == number).any()
     ]
@@ -205,7 +209,7 @@ def phase_spans(evidence: Evidence, *, points: int = POINTS) -> list[PhaseSpans]
 def _spans_of(lane: Steps, number: int, start_ns: int, width_ns: int) -> PhaseSpans:
     own = lane["phase"] == number
     starts, ends = lane["start_ns"][own].astype(np.int64), lane["end_ns"][own].astype(np.int64)
-    # Few enough are shown one by one, also where they touch.
+    # A small number of spans is not merged, even where they touch.
     if len(starts) <= POINTS // 4:
         begin, end = starts, ends
     else:
@@ -223,14 +227,14 @@ def _spans_of(lane: Steps, number: int, start_ns: int, width_ns: int) -> PhaseSp
 
 
 def step_line(evidence: Evidence, *, points: int = POINTS) -> BoundedSeries:
-    """The time of each step, at its end; of the rank that told the most. With the warm-up."""
-    line = bounded(step_series(evidence), zero_ns=zero_ns(evidence), points=points)
-    whole = np.isfinite(line.values)  # between two steps nothing was missed: no breaks
-    return replace(line, t_s=line.t_s[whole], values=line.values[whole])
+    """Step times of the rank with the most steps, warm-up included, each at its end."""
+    line = bounded_series(step_series(evidence), zero_ns=zero_ns(evidence), points=points)
+    is_reading = np.isfinite(line.values)  # no breaks between steps
+    return replace(line, t_s=line.t_s[is_reading], values=line.values[is_reading])
 
 
 def step_series(evidence: Evidence) -> Series:
-    """The same with nothing left out."""
+    """All step times, each at its end."""
     lane = evidence.work.longest
     if not evidence.trains:
         raise NotMeasurable("an inference run has requests and no steps: see its latencies")
@@ -239,21 +243,25 @@ def step_series(evidence: Evidence) -> Series:
 
 
 def loss_line(evidence: Evidence, *, points: int = POINTS) -> BoundedSeries:
-    """The loss of the steps, of the rank that told the most; where no step told one, as printed.
-    Raises NotMeasurable if nobody did."""
+    """Losses of the rank with the most steps, or as printed if no step has one.
+
+    NotMeasurable if there is none.
+    """
     series, is_printed = loss_series(evidence)
-    line = bounded(series, zero_ns=zero_ns(evidence), points=points)
-    whole = np.isfinite(line.values)
-    return replace(line, t_s=line.t_s[whole], values=line.values[whole], is_printed=is_printed)
+    line = bounded_series(series, zero_ns=zero_ns(evidence), points=points)
+    is_reading = np.isfinite(line.values)
+    return replace(
+        line, t_s=line.t_s[is_reading], values=line.values[is_reading], is_printed=is_printed
+    )
 
 
 def loss_series(evidence: Evidence) -> tuple[Series, bool]:
-    """The same with nothing left out, and whether it is as printed."""
+    """All losses, and whether they are as printed."""
     lane, is_printed = evidence.work.longest, False
     if not np.isfinite(lane["loss"]).any() and not evidence.from_output:
         lane, is_printed = evidence.printed, True
-    told = np.isfinite(lane["loss"])
-    t_ns, losses = lane["end_ns"][told].astype(np.int64), lane["loss"][told]
+    has_loss = np.isfinite(lane["loss"])
+    t_ns, losses = lane["end_ns"][has_loss].astype(np.int64), lane["loss"][has_loss]
     if is_printed or evidence.from_output:
         beside = evidence.losses_beside_steps
         t_ns = np.append(t_ns, beside.t_ns)

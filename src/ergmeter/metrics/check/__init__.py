@@ -1,1 +1,0 @@
-"""Checks that say whether a measurement can be compared with another."""

@@ -1,0 +1,568 @@
+"""Checks whether a run is fit to be compared with others (`erg check`).
+
+Each finding has an observation with numbers and its effect on the results. A check that could not
+be made is listed with its reason. If a decisive one could not be made, the verdict is "not known".
+
+Named pauses are no stalls: stalls, gaps and the slow start are those of `erg explain`. Findings of
+single devices are cached, as readings may be freed from memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.definitions.stragglers import STRAGGLING_FRAC, pace_of_ranks
+from ergmeter.metrics.definitions.throughput import pace
+from ergmeter.metrics.energy.device_energy import counter_and_integral
+from ergmeter.metrics.evidence.device_cache import asked_of
+from ergmeter.metrics.evidence.gauges import inside, mean, readings, sampled
+from ergmeter.metrics.evidence.missing_ranks import is_declared, why_not_all
+from ergmeter.metrics.explain.block import percent
+from ergmeter.metrics.explain.flop_count import flop_count_contradiction
+from ergmeter.metrics.explain.time import NAMED, TITLES, slow_rows, time_split
+from ergmeter.records import PHASES, THROTTLE_BRAKE, THROTTLE_HEAT, THROTTLE_POWER_CAP
+from ergmeter.runlog.dropped import dropped_steps
+from ergmeter.runlog.reader import CUT_OFF
+from ergmeter.units import HZ_PER_MHZ, NS_PER_S, duration, number_of
+
+if TYPE_CHECKING:
+    from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.metrics.evidence.steps import Steps
+    from ergmeter.records import Device
+
+Weight = Literal["serious", "minor"]
+# Serious: a repeat would give other results. Minor: conditions that results depend on, or waste.
+
+
+@dataclass(frozen=True, slots=True)
+class CheckFinding:
+    """Something that makes a run less comparable."""
+
+    check: str
+    weight: Weight
+    seen: str
+    effect: str
+
+
+Check: TypeAlias = "Callable[[Evidence], list[CheckFinding]]"
+
+
+# -- checks of devices
+
+_LEAST_FRAC = 0.01  # of the readings
+_CAPPED_FRAC = 0.05
+_CLOCK_FRAC = 0.05  # between the 5th and the 95th percentile
+_WARMING_C = 5.0
+_GAP_S = 1.0
+_GAP_INTERVALS = 10
+_LOW_LOAD_FRAC = 0.5
+_DISAGREE_FRAC = 0.05
+_GROWTH_FRAC = 0.01  # from one quarter of the window to the next, of the memory at first
+
+
+@asked_of("gpu")
+def _gaps(evidence: Evidence, device: Device) -> list[CheckFinding]:
+    t_ns = readings(evidence, "power_w", device).t_ns
+    within = t_ns[inside(evidence, t_ns)]
+    edges = np.concatenate(([evidence.span.start_ns], within, [evidence.span.end_ns]))
+    between_s = np.diff(evidence.span.elapsed_ns(edges)) / NS_PER_S  # a cut is no gap
+    longest_s, usual_s = float(between_s.max()), float(np.median(between_s))
+    if longest_s <= max(_GAP_S, _GAP_INTERVALS * usual_s):
+        return []
+    observation = f"{_named(evidence, device)} was not read for {duration(longest_s)}"
+    share = longest_s / evidence.span.duration_s
+    effect = f"its power is unknown for {percent(share)} of the window, its energy at best a total"
+    return [CheckFinding("gaps", "serious", observation, effect)]
+
+
+@asked_of("gpu")
+def _throttling(evidence: Evidence, device: Device) -> list[CheckFinding]:
+    findings = []
+    series = readings(evidence, "throttled", device)
+    bits = series.values[inside(evidence, series.t_ns)].astype(np.int64)
+    for what, mask, otherwise in (
+        ("heat", THROTTLE_HEAT, "the same chip when cooled"),
+        ("a hardware slowdown", THROTTLE_BRAKE, "the same chip with enough power and cooling"),
+    ):
+        share = float(((bits & mask) != 0).mean())
+        if share > _LEAST_FRAC:
+            often = f"in {100 * share:.0f} % of the readings"
+            observation = f"{_named(evidence, device)}: throttled by {what} {often}"
+            effect = f"it is slower than {otherwise}{_clocks(evidence, device)}"
+            findings.append(CheckFinding("throttling", "serious", observation, effect))
+    capped = float(((bits & THROTTLE_POWER_CAP) != 0).mean())
+    if capped > _CAPPED_FRAC:
+        limit_w = device.facts.get("power_limit_w")
+        which = f"limit of {limit_w:.0f} W" if limit_w else "limit"
+        often = f"in {100 * capped:.0f} % of the readings"
+        observation = f"{_named(evidence, device)}: at its power {which} {often}"
+        effect = f"the limit sets the speed: compare at the same limit{_clocks(evidence, device)}"
+        findings.append(CheckFinding("throttling", "minor", observation, effect))
+    return findings
+
+
+def _clocks(evidence: Evidence, device: Device) -> str:
+    try:
+        series = readings(evidence, "clock_hz", device)
+    except NotMeasurable:
+        return ""
+    usual = float(np.median(series.values[inside(evidence, series.t_ns)]))
+    return f"; clock {usual / HZ_PER_MHZ:.0f} MHz (median)"
+
+
+@asked_of("gpu")
+def _clock(evidence: Evidence, device: Device) -> list[CheckFinding]:
+    series = readings(evidence, "clock_hz", device)
+    low, high = np.percentile(series.values[inside(evidence, series.t_ns)], (5, 95))
+    moved = float((high - low) / high) if high else 0.0
+    if moved <= _CLOCK_FRAC:
+        return []
+    mhz = f"{low / HZ_PER_MHZ:.0f} and {high / HZ_PER_MHZ:.0f} MHz"
+    observation = f"{_named(evidence, device)}: the clock moved between {mhz}"
+    return [
+        CheckFinding(
+            "clock", "minor", observation, f"the speed varies with it, by up to {100 * moved:.0f} %"
+        )
+    ]
+
+
+@asked_of("gpu")
+def _temperature(evidence: Evidence, device: Device) -> list[CheckFinding]:
+    series = readings(evidence, "temperature_c", device)
+    values = series.values[inside(evidence, series.t_ns)]
+    first, most = float(values[0]), float(values.max())
+    if most - first < _WARMING_C:
+        return []
+    observation = (
+        f"{_named(evidence, device)}: warmed from {first:.0f} to {most:.0f} °C in the window"
+    )
+    effect = "a warm chip draws more and clocks lower: leave the warming out with --warmup-s"
+    return [CheckFinding("temperature", "minor", observation, effect)]
+
+
+@asked_of("gpu")
+def _load(evidence: Evidence, device: Device) -> list[CheckFinding]:
+    busy = mean(evidence, "busy_frac", device)
+    if busy >= _LOW_LOAD_FRAC:
+        return []
+    observation = f"{_named(evidence, device)}: busy {100 * busy:.0f} % of the time"
+    effect = "the rest of the program sets the speed: the run says little about the device"
+    return [CheckFinding("load", "minor", observation, effect)]
+
+
+@asked_of("gpu")
+def _counter(evidence: Evidence, device: Device) -> list[CheckFinding]:
+    """A device's energy counter against the integral of its instant power."""
+    counter_j, integral_j = counter_and_integral(evidence, device)
+    apart = integral_j / counter_j - 1
+    if abs(apart) <= _DISAGREE_FRAC:
+        return []
+    than = f"{100 * abs(apart):.0f} % {'more' if apart > 0 else 'less'} than its counter says"
+    observation = f"{_named(evidence, device)}: integrated power is {than}"
+    effect = "a sensor is off, or power was read too seldom; energy is the counter's"
+    return [CheckFinding("counter", "serious", observation, effect)]
+
+
+@asked_of("gpu", "process")
+def _growth(evidence: Evidence, device: Device) -> list[CheckFinding]:
+    """Memory that grows from each quarter of the window to the next."""
+    series = readings(evidence, "memory_bytes", device)
+    values = series.values[inside(evidence, series.t_ns)]
+    if len(values) < 8:
+        return []
+    quarters = np.array([np.median(part) for part in np.array_split(values, 4)])
+    if not (np.diff(quarters) > _GROWTH_FRAC * quarters[0]).all():
+        return []
+    grown = (quarters[3] - quarters[0]) / 1e9
+    observation = f"{_named(evidence, device)}: memory only grows, by {grown:.2g} GB in the window"
+    return [CheckFinding("memory", "minor", observation, "a longer run may run out of memory")]
+
+
+def _memory(evidence: Evidence) -> list[CheckFinding]:
+    """Growth between training steps. Importing, compiling and start-up always add memory."""
+    if not evidence.has_work or not evidence.trains:
+        raise NotMeasurable("no training steps were seen, and memory always grows at start-up")
+    return _each(evidence, [*evidence.devices("gpu"), *evidence.devices("process")], _growth)
+
+
+def _named(evidence: Evidence, device: Device) -> str:
+    """A device's name, with its id if several devices have that name."""
+    alike = [other for other in evidence.devices(device.kind) if other.name == device.name]
+    return device.name if len(alike) < 2 else f"{device.name} [{device.id}]"
+
+
+def _of_device(evidence: Evidence, device: Device, reason: str) -> str:
+    """A reason with the device's name, unless it has it already."""
+    return reason if device.name in reason else f"{_named(evidence, device)}: {reason}"
+
+
+def _of_gpus(check: Callable[[Evidence, Device], list[CheckFinding]]) -> Check:
+    def checked(evidence: Evidence) -> list[CheckFinding]:
+        return _each(evidence, sampled(evidence, "gpu"), check)
+
+    return checked
+
+
+def _each(
+    evidence: Evidence,
+    devices: list[Device],
+    check: Callable[[Evidence, Device], list[CheckFinding]],
+) -> list[CheckFinding]:
+    """The findings of all devices. NotMeasurable only if no device could be checked."""
+    findings: list[CheckFinding] = []
+    reasons: list[str] = []
+    for device in devices:
+        try:
+            findings += check(evidence, device)
+        except NotMeasurable as error:
+            reasons.append(_of_device(evidence, device, str(error)))
+    if reasons and len(reasons) == len(devices):
+        raise NotMeasurable(reasons[0])
+    name = check.__name__.strip("_").replace("growth", "memory")
+    unseen = "a problem of this device would not show"
+    return findings + [
+        CheckFinding(name, "minor", f"not checked: {why}", unseen) for why in reasons
+    ]
+
+
+# -- checks of the record and of the window
+
+_SHORT_S = 5.0
+_FEW_STEPS = 10
+_NOISY_FRAC = 0.05  # half the interval, over the rate
+_WAITS_FRAC = 0.02  # of the window
+_LEFT = "metrics that need it are absent, or cover only what is left"
+_MERGED = "totals and rates are exact; a step's time is the mean over its row"
+_LOST = (
+    "rows_dropped",
+    "samples_dropped",
+    "handover_failed",
+    "probe_failed",
+    "device_lost",
+)
+
+
+def _record(evidence: Evidence) -> list[CheckFinding]:
+    findings = []
+    if evidence.run.status == CUT_OFF:
+        effect = "the window ends with the last records that were written"
+        findings.append(CheckFinding("record", "serious", "the run was cut off", effect))
+    lost = [f"{dropped}" for dropped in dropped_steps(evidence.run)]
+    others = [mark for mark in evidence.run.marks if mark.name in _LOST]
+    lost += [f"{mark.name.replace('_', ' ')}: {mark.detail}" for mark in others[:1]]
+    for loss in lost:
+        observation = f"part of the record is missing: {loss}"
+        findings.append(CheckFinding("record", "serious", observation, _LEFT))
+    merged = [mark for mark in evidence.run.marks if mark.name == "steps_merged"]
+    findings += [CheckFinding("record", "minor", mark.detail, _MERGED) for mark in merged]
+    findings += [
+        CheckFinding("record", "serious", problem, _LEFT) for problem in evidence.run.verified()
+    ]
+    if not findings and not evidence.has_work:
+        effect = "only the whole run can be compared: its time, energy and memory"
+        findings.append(CheckFinding("record", "minor", evidence.no_work, effect))
+    return findings
+
+
+def _ranks(evidence: Evidence) -> list[CheckFinding]:
+    """Ranks without steps, whose tokens are unknown."""
+    why = why_not_all(evidence)
+    effect = (
+        "tokens are those declared, not counted on every rank"
+        if is_declared(evidence)
+        else "tokens are of the other ranks only: metrics per device or per joule are absent"
+    )
+    return [CheckFinding("ranks", "serious", why, effect)] if why else []
+
+
+def _company(evidence: Evidence) -> list[CheckFinding]:
+    own = {device.id for device in sampled(evidence, "gpu")}
+    marks = [mark for mark in evidence.run.marks if mark.detail.partition(" ")[0] in own]
+    if not any(mark.name == "device_used" for mark in marks):
+        raise NotMeasurable("the processes on the GPU could not be identified")
+    return [
+        CheckFinding(
+            "company",
+            "serious",
+            f"another program computed on a GPU of this run: {mark.detail}",
+            "time, memory and energy are not this run's alone",
+        )
+        for mark in marks
+        if mark.name == "device_shared"
+    ]
+
+
+def _window(evidence: Evidence) -> list[CheckFinding]:
+    lasted_s, rows = evidence.window.duration_s, evidence.counted
+    if evidence.trains:
+        lane = max(rows.lanes, key=len)
+        steps, what = len(lane), _name_of_rows(evidence, lane)
+    else:  # a request is up to two rows
+        phases = (
+            np.bincount(lane["phase"].astype(int), minlength=len(PHASES)) for lane in rows.lanes
+        )
+        steps, what = int(np.max(sum(phases))), "request"
+    if lasted_s >= _SHORT_S and steps >= _FEW_STEPS:
+        return []
+    made = number_of(steps, what)
+    if steps >= _FEW_STEPS:
+        observation = f"the window is {duration(lasted_s)} long, with {made}"
+        enough = f"measure {_SHORT_S:g} s or more"
+    elif lasted_s >= _SHORT_S:
+        observation = f"{made} in {duration(lasted_s)}"
+        enough = f"measure {number_of(_FEW_STEPS, what)} or more"
+    else:
+        observation = f"the window is {duration(lasted_s)} long, with {made}"
+        enough = f"measure {_SHORT_S:g} s and {number_of(_FEW_STEPS, what)} or more"
+    return [
+        CheckFinding(
+            "window", "serious", observation, f"too little to separate speed from chance: {enough}"
+        )
+    ]
+
+
+def _warm_up(evidence: Evidence) -> list[CheckFinding]:
+    """Steps at the beginning that are slower than the rest."""
+    _only_equal_rows(evidence)
+    if evidence.is_whole_run:
+        raise NotMeasurable("a whole run includes its warm-up")
+    lane, split = evidence.counted.longest, time_split(evidence)
+    if len(lane) < _FEW_STEPS:
+        raise NotMeasurable(
+            f"{number_of(len(lane), _name_of_rows(evidence, lane))}: too few to tell a slow"
+            " beginning from the rest"
+        )
+    rows = slow_rows(split.left_s)
+    if not rows:
+        return []
+    usual_s = float(np.median(split.left_s))
+    early_s = split.left_s[:rows]
+    share = float((early_s - usual_s).sum()) / split.whole_s
+    slow = int(np.nan_to_num(lane["steps"][:rows], nan=1.0).sum())  # a printed line may be of ten
+    which = "the first counted step is" if slow == 1 else f"the first {slow} counted steps are"
+    observation = f"{which} up to {early_s.max() / usual_s:.1f} times as slow as the median"
+    they, them = ("it costs", "it") if slow == 1 else ("they cost", "them")
+    option = _without_first(evidence, lane, rows, slow)
+    effect = f"{they} {percent(share)} of the time: {option} leaves {them} out"
+    return [CheckFinding("warm_up", "serious", observation, effect)]
+
+
+def _without_first(evidence: Evidence, lane: Steps, rows: int, steps: int) -> str:
+    """The command-line option that leaves out the first rows of the window."""
+    if evidence.settings.steps_range is None:  # the option counts from the run's beginning
+        return f"--warmup-steps {int(evidence.warmup()[0]) + steps}"
+    first, last = evidence.settings.steps_range
+    number = lane["index"][rows]
+    start = first + steps if np.isnan(number) else int(number)
+    return f"--window {start}:{'' if last is None else last}"
+
+
+def _noise(evidence: Evidence) -> list[CheckFinding]:
+    rate = pace(evidence)
+    if rate.low is None or rate.high is None:
+        if evidence.is_whole_run:
+            raise NotMeasurable("a whole run has no interval: its start and its pauses are in it")
+        rows = evidence.counted
+        made = number_of(len(rows), _name_of_rows(evidence, rows))
+        raise NotMeasurable(f"{made}: too few for an interval, which needs {_FEW_STEPS}")
+    half = (rate.high - rate.low) / 2 / rate.value
+    if half <= _NOISY_FRAC:
+        return []
+    effect = f"differences below {100 * half:.0f} % may be chance: measure longer"
+    return [
+        CheckFinding(
+            "noise", "serious", f"steps per second are known to ± {100 * half:.0f} %", effect
+        )
+    ]
+
+
+def _stalls(evidence: Evidence) -> list[CheckFinding]:
+    """Steps much longer than the median, without named spans and the slow start."""
+    _only_equal_rows(evidence)
+    split = time_split(evidence)
+    if "stalls" in split.absent:
+        raise NotMeasurable(split.absent["stalls"])
+    if split.frac("stalls") <= _WAITS_FRAC:
+        return []
+    observation = (
+        f"{split.counts['stalls']} of {len(split.left_s)} steps took twice the median or more,"
+        f" up to {duration(split.longest_s['stalls'])} beyond it"
+    )
+    took = f"{percent(split.frac('stalls'))} of the time"
+    effect = (
+        f"{took}: look for what stops the steps: data loading, checkpoints or logging that is not"
+        " a phase of its own"
+    )
+    return [CheckFinding("stalls", "minor", observation, effect)]
+
+
+def _pauses(evidence: Evidence) -> list[CheckFinding]:
+    """Checkpoints, evaluation and waits for data in the window."""
+    _only_training(evidence)
+    split = time_split(evidence)
+    effect = "it is part of the window: compare runs that spend as much on it"
+    findings = []
+    for part in NAMED:
+        if split.frac(part) <= _WAITS_FRAC:
+            continue
+        times = number_of(split.counts[part], "time")
+        took = f"{percent(split.frac(part))} of the window ({duration(split.parts_s[part])}"
+        findings.append(
+            CheckFinding("pauses", "minor", f"{TITLES[part]} took {took}, {times})", effect)
+        )
+    return findings
+
+
+def _stragglers(evidence: Evidence) -> list[CheckFinding]:
+    """A rank that the others wait for."""
+    if len(evidence.counted.lanes) < 2:
+        return []
+    worst = pace_of_ranks(evidence).straggler()
+    if worst.by_frac <= STRAGGLING_FRAC:
+        return []
+    effect = (
+        f"{percent(worst.by_frac)} of each step: look at its data loading, its host and its GPU"
+    )
+    return [CheckFinding("stragglers", "minor", worst.said, effect)]
+
+
+def _only_training(evidence: Evidence) -> None:
+    if not evidence.has_work:
+        raise NotMeasurable(evidence.no_work)
+    if not evidence.trains:
+        raise NotMeasurable("requests differ in length, so none is slow by itself")
+
+
+def _only_equal_rows(evidence: Evidence) -> None:
+    """NotMeasurable if rows stand for different numbers of steps."""
+    _only_training(evidence)
+    for lane in evidence.counted.lanes:
+        steps = lane["steps"]
+        rows = f"{_name_of_rows(evidence, lane)}s"
+        if np.isnan(steps).any():
+            raise NotMeasurable(f"{rows} do not say how many steps they stand for")
+        if steps.min() < steps.max():
+            raise NotMeasurable(f"{rows} stand for different numbers of steps")
+
+
+def _name_of_rows(evidence: Evidence, lane: Steps) -> str:
+    """What a row is: a step, or a line or row of several steps."""
+    if (lane["steps"] == 1).all():
+        return "step"
+    return "printed line" if evidence.from_output else "row"
+
+
+def check_flop_count(evidence: Evidence) -> list[CheckFinding]:
+    """A finding if the counted FLOPs and the tensor cores contradict each other."""
+    contradiction = flop_count_contradiction(evidence)
+    return [CheckFinding("flop_count", "serious", *contradiction)] if contradiction else []
+
+
+# -- the verdict
+
+Verdict = Literal["fit", "not fit", "not known"]
+
+# "Fit" needs all of these: long enough, steady enough, not throttled. Each can spoil a comparison,
+# and no other check sees it. Other processes on the GPU are not among them: a container hides them,
+# and their effect shows in the noise.
+DECISIVE = ("window", "noise", "throttling")
+
+_CHECK_FAILED = "the check failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Fitness:
+    """The result of all checks. `unchecked`: checks that could not be made, with reasons."""
+
+    findings: tuple[CheckFinding, ...]
+    unchecked: dict[str, str]
+    window: str
+
+    @property
+    def verdict(self) -> Verdict:
+        """Not fit with a serious finding; fit only if every decisive check was made."""
+        if any(finding.weight == "serious" for finding in self.findings):
+            return "not fit"
+        return "not known" if self.undecided else "fit"
+
+    @property
+    def is_fit(self) -> bool:
+        """True if it is known to be fit."""
+        return self.verdict == "fit"
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """The decisive checks that could not be made."""
+        return tuple(name for name in DECISIVE if name in self.unchecked)
+
+    @property
+    def passed(self) -> tuple[str, ...]:
+        """The checks that were made and found nothing."""
+        with_findings = {finding.check for finding in self.findings}
+        return tuple(name for name in CHECKS if name not in with_findings | self.unchecked.keys())
+
+    @property
+    def said(self) -> str:
+        """The verdict as text, with the number of checks made."""
+        without, total = len(self.unchecked), len(CHECKS)
+        if self.verdict == "not known":
+            which = ", ".join(name.replace("_", " ") for name in self.undecided)
+            failed = sum(why.startswith(_CHECK_FAILED) for why in self.unchecked.values())
+            parts = (
+                [f"{without - failed} of {total} checks could not be made"]
+                if without > failed
+                else []
+            )
+            parts += [f"{failed} of {total} checks failed"] if failed else []
+            return f"not known: {' and '.join(parts)}, {which} among them"
+        word = "fit to be compared" if self.is_fit else "not fit to be compared"
+        return f"{word} ({total - without} of {total} checks made)"
+
+
+def fitness(evidence: Evidence) -> Fitness:
+    """Run every check. Serious findings come first."""
+    findings: list[CheckFinding] = []
+    unchecked: dict[str, str] = {}
+    for name, check in CHECKS.items():
+        try:
+            findings += check(evidence)
+        except NotMeasurable as error:
+            unchecked[name] = str(error)
+        except Exception as error:  # noqa: BLE001  a card is shown, whatever is wrong with a check
+            unchecked[name] = f"{_CHECK_FAILED}: {type(error).__name__}: {error}"
+    ordered = sorted(findings, key=lambda finding: finding.weight != "serious")
+    return Fitness(tuple(ordered), unchecked, _window_note(evidence))
+
+
+def _window_note(evidence: Evidence) -> str:
+    try:
+        return evidence.window_note
+    except NotMeasurable as error:
+        return str(error)
+
+
+# In the order in which findings are listed.
+CHECKS: dict[str, Check] = {
+    "ranks": _ranks,
+    "record": _record,
+    "window": _window,
+    "warm_up": _warm_up,
+    "noise": _noise,
+    "company": _company,
+    "gaps": _of_gpus(_gaps),
+    "throttling": _of_gpus(_throttling),
+    "flop_count": check_flop_count,
+    "counter": _of_gpus(_counter),
+    "clock": _of_gpus(_clock),
+    "temperature": _of_gpus(_temperature),
+    "stalls": _stalls,
+    "pauses": _pauses,
+    "stragglers": _stragglers,
+    "load": _of_gpus(_load),
+    "memory": _memory,
+}
