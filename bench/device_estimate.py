@@ -27,7 +27,7 @@ from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.estimate.estimate import CUBLAS_BYTES
 from ergmeter.flops.estimate.memory import Kernels, Memory, Setup, step_memory
-from ergmeter.flops.models import model_graph
+from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import TrainedParts
 
 DEVICE = "cuda"

@@ -25,7 +25,7 @@ from pathlib import Path
 from ergmeter.compare.comparison import CompareOptions, compare
 from ergmeter.compare.run_curves import compared_curves
 from ergmeter.compare.sources import read_entries
-from ergmeter.flops.live import described
+from ergmeter.flops.live import live_flops
 from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.summarize import evidence_of, summarize
@@ -145,7 +145,7 @@ def _work(training: Training, phase: dict, folder: Path) -> tuple[tuple[Flops, .
     }
     path = folder / f".{phase['name']}.json"
     path.write_text(json.dumps(config))
-    flops, _, why = described(path, phase["seq"], settings)
+    flops, _, why = live_flops(path, phase["seq"], settings)
     if why:
         raise SystemExit(f"no FLOPs of {phase['name']}: {why}")
     return flops, settings

@@ -18,9 +18,8 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
 from ergmeter.flops.families.seq2seq import SEQ2SEQ
-from ergmeter.flops.graph.vision import TEXTS
-from ergmeter.flops.graph.vision_towers import TOWERS
-from ergmeter.flops.models import known_families
+from ergmeter.flops.families.vision_towers import TEXTS, TOWERS
+from ergmeter.flops.source import known_families
 
 FLOPS = Path(__file__).parents[1] / "src" / "ergmeter" / "flops"
 TABLE = FLOPS / "transformers.json"

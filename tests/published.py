@@ -15,7 +15,7 @@ from pathlib import Path
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.graph.adapters import Lora
-from ergmeter.flops.models import model_graph
+from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import TrainedParts, step_work
 from ergmeter.metrics.definitions.compute import table_peak
 

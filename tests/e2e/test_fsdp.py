@@ -9,7 +9,7 @@ import pytest
 
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
-from ergmeter.flops.models import model_graph
+from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import TrainedParts, step_work
 from tests.e2e.clocks import bounds_s
 from tests.e2e.conftest import PYTHON, SCRIPTS, needs

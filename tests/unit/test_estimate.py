@@ -11,27 +11,31 @@ from hypothesis import strategies as st
 from ergmeter.errors import UsageError
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.estimate.estimate import (
+    AS_ASKED,
     BATCH_MAX,
     CARBON,
     COST,
     DURATION,
     ENERGY,
     MICRO_BATCH_MAX,
+    MOST_SEQUENCES,
     PEAK,
     SEQUENCES_MAX,
     SPARE,
     STEP,
     TOKENS_PER_S,
     Room,
+    TrainingJob,
     TrainingPlan,
     memory_results,
+    micro_batch_max,
     plan_results,
+    serving,
     serving_results,
     verdict,
+    ways,
 )
-from ergmeter.flops.estimate.fit import AS_ASKED, MOST_SEQUENCES, TrainingJob, micro_batch_max, ways
 from ergmeter.flops.estimate.memory import Parallel, Setup, step_memory
-from ergmeter.flops.estimate.serving import serving
 from ergmeter.flops.estimate.storage import plain
 from ergmeter.flops.source import read_graph
 from ergmeter.flops.work import TrainedParts
@@ -252,13 +256,13 @@ def test_where_no_single_change_is_enough_several_are_tried_and_more_devices() -
 def test_a_cache_by_hand() -> None:
     """Llama 3.1 8B: 32 layers, 8 heads of 128 for keys and as many for values, 2 B each."""
     graph = read_graph("hidden=4096,layers=32,ffn=14336,heads=32,kv_heads=8,vocab=128256")
-    each = serving(graph, Batch.of(4, 8192), plain("bf16", said="the test"), Parallel())
+    each = serving(graph, Batch.of(4, 8192), plain("bf16", source="the test"), Parallel())
     assert each.cache_bytes == 32 * 2 * 8 * 128 * 2 * 8192
     assert each.weights_bytes == 2 * 8_030_261_248
     found = serving_results(each, Room("a card", 80e9, "its datasheet"))
     assert value(found[PEAK]) == each.weights_bytes + 4 * each.cache_bytes
     assert value(found[SEQUENCES_MAX]) == (72e9 - each.weights_bytes) // each.cache_bytes
-    split = serving(graph, Batch.of(4, 8192), plain("bf16", said="the test"), Parallel(tensor=16))
+    split = serving(graph, Batch.of(4, 8192), plain("bf16", source="the test"), Parallel(tensor=16))
     assert split.cache_bytes == each.cache_bytes / 8  # no further than there are heads
     assert "weights alone" in reason(
         serving_results(each, Room("a card", 16e9, "its datasheet"))[SEQUENCES_MAX]
@@ -267,12 +271,12 @@ def test_a_cache_by_hand() -> None:
 
 def test_copies_of_a_model_share_the_sequences() -> None:
     graph = read_graph(SMALL)
-    each = serving(graph, Batch.of(4, 128), plain("bf16", said="the test"), Parallel(data=2))
+    each = serving(graph, Batch.of(4, 128), plain("bf16", source="the test"), Parallel(data=2))
     assert each.sequences == 2
     room = each.weights_bytes + 10 * each.cache_bytes
     assert each.sequences_max(room) == 20
     with pytest.raises(UsageError, match="no multiple of 3 copies"):
-        serving(graph, Batch.of(4, 128), plain("bf16", said="the test"), Parallel(data=3))
+        serving(graph, Batch.of(4, 128), plain("bf16", source="the test"), Parallel(data=3))
 
 
 def test_what_the_program_decides_is_among_the_changes() -> None:

@@ -1,1 +1,1 @@
-"""How much work a step is: FLOPs from a configuration, from a run model, from compiled code."""
+"""FLOPs and memory of a step: from a configuration, a model that is run, or compiled code."""

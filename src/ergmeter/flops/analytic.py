@@ -36,7 +36,7 @@ Checkpointing = Literal["none", "selective", "full"]
 
 @dataclass(frozen=True, slots=True)
 class PartFlops:
-    """What one part of a model costs in one step."""
+    """FLOPs of one part of a model in one step."""
 
     forward: float = 0
     backward: float = 0
@@ -44,12 +44,12 @@ class PartFlops:
 
     @property
     def model(self) -> float:
-        """What the mathematics needs."""
+        """Model FLOPs: what the mathematics needs."""
         return self.forward + self.backward
 
     @property
     def hardware(self) -> float:
-        """What is computed: with what was thrown away and computed again, or done the long way."""
+        """Hardware FLOPs: model FLOPs with recomputation and detours."""
         return self.model + self.recomputed
 
     def __add__(self, other: PartFlops) -> PartFlops:
@@ -92,22 +92,22 @@ def step_flops(
                 site = node.name.rpartition(".")[0]
                 small[site] = small.get(site, PartFlops()) + cost
         if isinstance(node.work, Fold) and trainable:
-            spent = _folded(node.work, batch.rows(node.stream), is_again=node.name in again)
-            over = PartFlops(recomputed=spent - small[node.name].hardware)
+            node_cost = _folded(node.work, batch.rows(node.stream), is_again=node.name in again)
+            over = PartFlops(recomputed=node_cost - small[node.name].hardware)
             parts[node.part] = parts[node.part] + over
     return parts
 
 
 def _folded(work: Fold, rows: float, *, is_again: bool) -> float:
-    """What an update costs that is added to the weight, in place of two small products a row.
+    """FLOPs of an update that is added to the weight, instead of two small products a row.
 
     It is made forward (that of experts twice: torch looks at a parametrisation's shape by computing
     it) and walked back through once for each factor; and as rows meet the sum, the whole weight's
     gradient is computed. So PEFT 0.21.
     """
     made = work.flops * (2 if work.copies > 1 else 1)
-    whole = 2 * work.inputs * work.outputs * work.used * rows
-    return made * (2 if is_again else 1) + 2 * work.flops + whole
+    product = 2 * work.inputs * work.outputs * work.used * rows
+    return made * (2 if is_again else 1) + 2 * work.flops + product
 
 
 def _check_streams(graph: Graph, batch: Batch) -> None:
@@ -176,9 +176,9 @@ def node_pairs(work: Attention, batch: Batch, stream: str, how: Pairs) -> float:
         return sum(sequence.pairs(work, how) for sequence in batch.stream(stream))
     # Across streams every position of a sequence sees all of its source, read now or before.
     sources = batch.stream(work.keys)
-    seen = sum((source.past + source.new) * source.count for source in sources)
+    keys = sum((source.past + source.new) * source.count for source in sources)
     rows = sum(sequence.rows for sequence in batch.stream(stream))
-    return rows * seen / max(1, sum(source.count for source in sources))
+    return rows * keys / max(1, sum(source.count for source in sources))
 
 
 def _recomputed(

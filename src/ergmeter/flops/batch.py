@@ -1,8 +1,8 @@
-"""What goes through a model in one step: sequences, how they are packed or padded, images.
+"""The shape of one step's input: sequences, packed documents, padding, images.
 
-The trap: tokens alone. Linear layers cost by the token, attention by the pair of tokens that meet,
-and two batches of the same number of tokens can differ severalfold in pairs: one sequence of 8192,
-or 16 documents of 512 packed into it. So a batch is its sequences, not their sum.
+Linear layers cost by the token, attention by the pair of tokens that meet. Two batches of equally
+many tokens can differ severalfold in pairs, such as one sequence of 8192 and 16 packed documents
+of 512. So a batch is its sequences, not their sum.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def _windowed(length: int, window: int) -> int:
 
 
 def _chunked(length: int, chunk: int) -> int:
-    whole, rest = divmod(length, chunk)
-    return whole * (chunk * (chunk + 1) // 2) + rest * (rest + 1) // 2
+    chunks, rest = divmod(length, chunk)
+    return chunks * (chunk * (chunk + 1) // 2) + rest * (rest + 1) // 2
 
 
 @dataclass(frozen=True)
@@ -126,11 +126,11 @@ class Batch:
         documents: tuple[Sequences, ...] = (Sequences(seq_len, sequences, past),)
         if lengths is not None:
             documents = _alike(lengths)
-            held = sum(document.rows for document in documents)
+            rows = sum(document.rows for document in documents)
             longest = max(document.new for document in documents)
-            if held > sequences * seq_len or longest > seq_len:
+            if rows > sequences * seq_len or longest > seq_len:
                 raise UsageError(
-                    f"documents of {held} tokens, the longest {longest}, do not fit"
+                    f"documents of {rows} tokens, the longest {longest}, do not fit"
                     f" {sequences} sequences of {seq_len}"
                 )
         facts = facts or {}
@@ -160,7 +160,7 @@ class Batch:
 
     @property
     def is_grid(self) -> bool:
-        """Whether each sequence is one document without padding."""
+        """True if each sequence is one document without padding."""
         return all(document.new == self.seq_len for document in self.documents) and (
             self.tokens == self.tokens_real
         )
@@ -168,8 +168,8 @@ class Batch:
     def grid(self) -> Batch:
         """The same rows, every one of them computed and attended to as if it were real."""
         past = max(document.past for document in self.documents)
-        whole = (Sequences(self.seq_len, self.sequences, past),)
-        return Batch(self.sequences, self.seq_len, whole, self.others, self.images)
+        full = (Sequences(self.seq_len, self.sequences, past),)
+        return Batch(self.sequences, self.seq_len, full, self.others, self.images)
 
     def computed(self) -> Batch:
         """The same documents, and what of the grid none of them fills.
@@ -180,7 +180,7 @@ class Batch:
         return replace(self, padding=self.tokens - self.tokens_real)
 
     def _own(self, name: str) -> str:
-        """Where a stream's rows are kept: every position has logits, unless asked otherwise."""
+        """The stream whose rows are used: every position has logits, unless asked otherwise."""
         return "tokens" if name == "logits" and "logits" not in self.others else name
 
     def stream(self, name: str) -> tuple[Sequences, ...]:
@@ -205,7 +205,7 @@ class Batch:
 def _source(
     sequences: int, length: int | None, facts: Mapping[str, int], *, read: bool
 ) -> dict[str, tuple[Sequences, ...]]:
-    """What an encoder reads, or has read before; and the table that goes through every layer."""
+    """The source that an encoder reads, or has read before, and the table for every layer."""
     others: dict[str, tuple[Sequences, ...]] = {}
     if length is not None:
         _positive("source length", length)
@@ -218,7 +218,7 @@ def _source(
 
 
 def _image_each(sequences: int, seq_len: int, images: int, patches: int) -> int:
-    """As many images as sequences, where a sequence is an image."""
+    """The number of images, which is that of sequences where a sequence is an image."""
     if seq_len != patches or images not in (0, sequences):
         raise UsageError(
             f"a sequence of this model is an image of {patches} patches; got {sequences} sequences"
@@ -253,8 +253,8 @@ def _images(images: int, facts: Mapping[str, int]) -> dict[str, tuple[Sequences,
 
 def _cut(length: int, side: int) -> list[tuple[int, int]]:
     """(size, how many) of the windows along one edge: whole ones, and what is left over."""
-    whole, rest = divmod(length, side)
-    return [(size, count) for size, count in ((side, whole), (rest, 1)) if size and count]
+    full, rest = divmod(length, side)
+    return [(size, count) for size, count in ((side, full), (rest, 1)) if size and count]
 
 
 def _positive(what: str, value: object) -> None:

@@ -1,12 +1,12 @@
-"""Reads a Hugging Face `config.json`: the fields by their many names, and an error that names them.
+"""Reads a Hugging Face `config.json`: fields by their many names, with defaults and named errors.
 
-The trap: a default. A missing `num_key_value_heads` is the number of heads in one family, one in
-another and 8 in a third. So a field that is left out has the default of its family's own class in
-transformers, listed as an assumption; one that has none there is derived from other fields as the
-class does, and otherwise its absence is an error.
+A missing `num_key_value_heads` is the number of heads in one family, one in another and 8 in a
+third. So a field that is left out gets the default of its family's class in transformers, and is
+listed as an assumption. A field without a default is derived as the class derives it, or is an
+error.
 
-Which fields were read is remembered: one that somebody typed and no family read changes nothing,
-and whoever typed it believes otherwise.
+The fields that were read are recorded. A typed field that no family reads would change nothing, so
+it is refused.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from typing import Any
 
 from ergmeter.errors import FormatError
 
-# -- defaults --------------------------------------------------------------------------------------
-# What transformers says where a configuration does not: defaults of fields, heads of classes.
+# Defaults of fields and heads of classes, as transformers has them.
 #
-# A published configuration leaves out what equals its class's default: LLaVA 1.5 does not say how
-# wide its language model is, SmolLM3 not that its head is tied. transformers.json has the defaults
-# of every field that a reader looks at, as the class writes them, and what head each class has.
+# A published configuration leaves out fields that equal its class's default. LLaVA 1.5 does not say
+# how wide its language model is, SmolLM3 not that its head is tied. transformers.json has the
+# defaults of every field that a reader looks at, and the head of each class.
 # `scripts/transformers_table.py` writes it; a test compares it with the installed transformers.
-
 
 # Families of remote code whose configuration class is another family's.
 _SAME_CLASS = {"kimi_k2": "deepseek_v3"}
@@ -46,18 +44,18 @@ def transformers_version() -> str:
 
 
 def defaults_of(model_type: str) -> dict[str, Any]:
-    """What the configuration class of a family takes for a field that is left out.
+    """Defaults of the fields of a family's configuration class.
 
     A field whose default is None is not in it: the class derives it from other fields.
     """
-    found: dict[str, Any] = _table()["defaults"].get(_SAME_CLASS.get(model_type, model_type), {})
-    return found
+    defaults: dict[str, Any] = _table()["defaults"].get(_SAME_CLASS.get(model_type, model_type), {})
+    return defaults
 
 
 def aliases_of(model_type: str) -> dict[str, list[str]]:
     """Other names under which the configuration class of a family takes a field."""
-    found: dict[str, list[str]] = _table()["aliases"].get(model_type, {})
-    return found
+    aliases: dict[str, list[str]] = _table()["aliases"].get(model_type, {})
+    return aliases
 
 
 @cache
@@ -70,11 +68,8 @@ def head_of(architecture: str) -> str | None:
     return _heads().get(architecture)
 
 
-# -- config ----------------------------------------------------------------------------------------
-
-
 _LARGEST = 1 << 40  # no dimension of any model is near this; a typing error is
-_SHOWN = 80  # characters of a wrong value in its error
+_LONGEST_VALUE = 80  # characters of a wrong value in its error
 
 # What is built one by one, so that a typing error in it would take hours instead of a line.
 _LAYERS = (
@@ -95,14 +90,14 @@ class MissingFieldError(FormatError):
 
     def __init__(self, where: str, names: tuple[str, ...]) -> None:
         self.names = names
-        said = names[0] if len(names) == 1 else f"{names[0]} (or {', '.join(names[1:])})"
-        super().__init__(f"{where}: the field {said} is missing; add it")
+        label = names[0] if len(names) == 1 else f"{names[0]} (or {', '.join(names[1:])})"
+        super().__init__(f"{where}: the field {label} is missing; add it")
 
 
-def shown_value(value: object) -> str:
+def quoted_value(value: object) -> str:
     """A wrong value as an error quotes it."""
     text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
 class ModelConfig:
@@ -125,7 +120,7 @@ class ModelConfig:
         self._defaulted: dict[str, dict[str, Any]] = {}  # by family, the defaults that were read
         self.where = where
         self.assumed = assumed if assumed is not None else []
-        self.read: set[str] = set()  # fields that somebody has asked for
+        self.read: set[str] = set()  # names of the fields that were read
 
     def __contains__(self, name: str) -> bool:
         return self._lookup(name) is not None
@@ -137,12 +132,12 @@ class ModelConfig:
 
     @property
     def model_type(self) -> str:
-        """What family it says it is of."""
+        """The family that the field `model_type` names."""
         return _family(self._fields, self.where)
 
     @property
     def assumptions(self) -> list[str]:
-        """What was taken for granted, the defaults of each family in one line."""
+        """Assumptions that were made, the defaults of each family in one line."""
         version = transformers_version()
         lines = [
             f"left out, so as transformers {version} has it for {family}: "
@@ -151,21 +146,21 @@ class ModelConfig:
         ]
         return [*self.assumed, *lines]
 
-    def whole(self, *names: str, default: int | None = None, at_least: int = 1) -> int:
+    def integer(self, *names: str, default: int | None = None, at_least: int = 1) -> int:
         """A whole number under one of these names."""
         name, value = self._value(names, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise FormatError(
-                f"{self.where}: {name} must be a whole number; got {shown_value(value)}"
+                f"{self.where}: {name} must be a whole number; got {quoted_value(value)}"
             )
         most = _MOST.get(name)
         if not at_least <= value < _LARGEST or (most is not None and value > most):
             limit = "less than 2^40" if most is None else f"at most {most:,}"
             raise FormatError(
                 f"{self.where}: {name} must be at least {at_least} and {limit};"
-                f" got {shown_value(value)}"
+                f" got {quoted_value(value)}"
             )
         return value
 
@@ -173,9 +168,9 @@ class ModelConfig:
         """A whole number, or None where it is absent or null."""
         if all(name not in self for name in names):
             return None
-        return self.whole(*names, at_least=at_least)
+        return self.integer(*names, at_least=at_least)
 
-    def whole_or_auto(self, name: str) -> int | None:
+    def integer_or_auto(self, name: str) -> int | None:
         """A whole number, or None where it is absent or "auto"."""
         return None if self._lookup(name) == "auto" else self.maybe(name)
 
@@ -184,7 +179,7 @@ class ModelConfig:
         name, value = self._value(names, default)
         if not isinstance(value, bool):
             raise FormatError(
-                f"{self.where}: {name} must be true or false; got {shown_value(value)}"
+                f"{self.where}: {name} must be true or false; got {quoted_value(value)}"
             )
         return value
 
@@ -194,61 +189,61 @@ class ModelConfig:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value) or not 1 / _LARGEST < value < _LARGEST:
             raise FormatError(
-                f"{self.where}: {name} must be a number above 0; got {shown_value(value)}"
+                f"{self.where}: {name} must be a number above 0; got {quoted_value(value)}"
             )
         return float(value)
 
     def share(self, name: str, of: int, *, default: float | None = None) -> int:
-        """That many times a size, which is a size again."""
+        """A size times the ratio in this field, as a whole number."""
         size = int(self.number(name, default=default) * of)
         if not 1 <= size < _LARGEST:
             raise FormatError(
-                f"{self.where}: {name} {shown_value(self._lookup(name))} times {of} is no size"
+                f"{self.where}: {name} {quoted_value(self._lookup(name))} times {of} is no size"
             )
         return size
 
     def word(self, name: str) -> str | None:
         """A word, or None where it is absent."""
-        value = self._found(name)
+        value = self._value_or_default(name)
         if value is not None and not isinstance(value, str):
-            raise FormatError(f"{self.where}: {name} must be a word; got {shown_value(value)}")
+            raise FormatError(f"{self.where}: {name} must be a word; got {quoted_value(value)}")
         return value
 
     def names(self, *names: str) -> list[str] | None:
         """A list of words, or None where it is absent."""
         for name in names:
-            value = self._found(name)
+            value = self._value_or_default(name)
             if value is None:
                 continue
             if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
                 raise FormatError(
-                    f"{self.where}: {name} must be a list of words; got {shown_value(value)}"
+                    f"{self.where}: {name} must be a list of words; got {quoted_value(value)}"
                 )
             return list(value)
         return None
 
-    def wholes(self, name: str) -> list[int] | None:
+    def integers(self, name: str) -> list[int] | None:
         """A list of numbers of layers, from 0, or None where it is absent."""
-        value = self._found(name)
+        value = self._value_or_default(name)
         if value is None:
             return None
         if not isinstance(value, list) or not all(_is_count(number) for number in value):
             raise FormatError(
                 f"{self.where}: {name} must be a list of whole numbers from 0;"
-                f" got {shown_value(value)}"
+                f" got {quoted_value(value)}"
             )
         return list(value)
 
     def raw(self, name: str) -> Any:  # noqa: ANN401  whatever the file holds
         """The value as it stands, or None."""
-        return self._found(name)
+        return self._value_or_default(name)
 
     def part(self, name: str, *, kind: str = "") -> ModelConfig:
         """A nested configuration, such as `text_config`.
 
         One that does not say its family, or says its parent's, is of the family `kind`.
         """
-        value = self._found(name)
+        value = self._value_or_default(name)
         if not isinstance(value, dict):
             raise FormatError(f"{self.where}: {name} is missing or is no object")
         where = f"{self.where}: {name}"
@@ -288,7 +283,7 @@ class ModelConfig:
                 return self._fields[each]
         return self._defaults.get(name)
 
-    def _found(self, name: str) -> Any:  # noqa: ANN401
+    def _value_or_default(self, name: str) -> Any:  # noqa: ANN401
         """The same, with a default listed as assumed."""
         value = self._lookup(name)
         names = (name, *aliases_of(self.model_type).get(name, ()))
@@ -301,7 +296,7 @@ class ModelConfig:
         self.read.update(names)
         written = [name for name in names if self._fields.get(name) is not None]
         for name in written or names:
-            value = self._found(name)
+            value = self._value_or_default(name)
             if value is not None:
                 return name, value
         if default is None:
@@ -316,7 +311,7 @@ def _is_count(value: object) -> bool:
 def _family(fields: dict[str, Any], where: str) -> str:
     value = fields.get("model_type")
     if value is not None and not isinstance(value, str):
-        raise FormatError(f"{where}: model_type must be a word; got {shown_value(value)}")
+        raise FormatError(f"{where}: model_type must be a word; got {quoted_value(value)}")
     return value or ""
 
 

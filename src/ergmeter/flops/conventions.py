@@ -1,13 +1,11 @@
-"""The ways in which people count a training step, by name: each with its definition and source.
+"""Conventions for counting a training step's FLOPs, by name, each with its definition and source.
 
-The trap: "our MFU is 45 %". Under which count? For Llama-3-8B at 8192 tokens the conventions in use
-are 20 % apart, and none of them is written beside the number. Here each is a function with a name;
-a report shows the one that was chosen and how far the others are from it.
+For Llama-3-8B at 8192 tokens the conventions in use are 20 % apart, and papers rarely name theirs.
+A report shows the chosen convention and how far the others are from it.
 
-All but `exact` are other people's formulas, kept as they are, with their faults: they are for
-comparing with their figures. They know a grid of sequences, not documents. A formula is kept out of
-what it was not made for (a 4 h feed-forward, a causal mask, every weight trained), with the reason:
-there it says something of another model, and a spread that holds it is wider than the disagreement.
+All but `exact` are other people's formulas, kept with their faults, to compare with their numbers.
+They take a grid of sequences, not documents. A formula is not applied to a model it was not made
+for (a 4 h feed-forward, a causal mask, every weight trained); the reason is reported.
 """
 
 from __future__ import annotations
@@ -17,11 +15,92 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from ergmeter.errors import UsageError
+from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.flops.graph.graph import Attention, Linear
 
 if TYPE_CHECKING:
     from ergmeter.flops.batch import Batch
-    from ergmeter.flops.sizes import Sizes
+    from ergmeter.flops.graph.graph import Graph
+
+# Sizes of a model that formulas are made of: N, M, L, H, Q, h, V and their kin.
+#
+# Each formula has an N of its own: with or without the input embedding, tied or not, with all
+# experts or the active ones. So the sums are stored apart and added by name.
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Inputs of the formulas, summed over a model; per token unless noted."""
+
+    params: int  # N: held, but of the experts only the active ones
+    params_held: int
+    embedding: int  # the input embedding, where nothing else uses it
+    embedding_held: int  # the input embedding, tied or not
+    positions: int
+    weights: int  # multiplied with each token: projections, feed-forward, head, router
+    router: int
+    head: int
+    heads: int  # query heads, over all layers
+    core: int  # heads x (query size + value size), over all layers: 2 L H Q where all are alike
+    core_full: int  # of it, in layers without a window
+    windows: tuple[tuple[int, int], ...]  # (window, heads x both sizes) of the others
+    layers: int
+    hidden: int
+    vocab: int
+    is_causal: bool = True  # every query sees what came before it, and nothing else
+
+    def reach(self, seq_len: int, *, per_window: Callable[[int, int], float]) -> float:
+        """Sum over layers of heads x both sizes x the keys a query is counted to see."""
+        return self.core_full * seq_len + sum(
+            per_window(window, seq_len) * size for window, size in self.windows
+        )
+
+
+def sizes(graph: Graph) -> Sizes:
+    """The sums of a model. NotMeasurable where its parameters do not all meet every token."""
+    streams = {node.stream for node in graph if node.params} - {"tokens", "logits"}
+    if streams:
+        raise NotMeasurable(
+            "this formula takes every parameter for every token, and part of this model works on"
+            f" something else ({', '.join(sorted(streams))}); use exact"
+        )
+    layers = {node.name: node.layer for node in graph}
+    if any(node.layer and node.tied_to and layers[node.tied_to] != node.layer for node in graph):
+        raise NotMeasurable(
+            "this formula counts each parameter once, and here layers share theirs; use exact"
+        )
+    linears = [(node, node.work) for node in graph if isinstance(node.work, Linear)]
+    cores = [node.work for node in graph if isinstance(node.work, Attention)]
+    tied = {node.tied_to for node in graph if node.tied_to}
+    per_head = [(core, core.heads * (core.qk_dim + core.v_dim)) for core in cores]
+    windowed = tuple(
+        (core.window or core.chunk or 0, size)
+        for core, size in per_head
+        if core.window or core.chunk
+    )
+    return Sizes(
+        params=graph.params_active,
+        params_held=graph.params,
+        embedding=sum(
+            node.params for node in graph if node.role == "embedding" and node.name not in tied
+        ),
+        embedding_held=graph.params_of("embedding"),
+        positions=graph.params_of("positions"),
+        weights=sum(work.weights for _, work in linears),
+        router=sum(work.weights for node, work in linears if node.part == "router"),
+        head=sum(work.weights for node, work in linears if node.role == "head"),
+        heads=sum(core.heads for core in cores),
+        core=sum(size for _, size in per_head),
+        core_full=sum(size for core, size in per_head if not (core.window or core.chunk)),
+        windows=windowed,
+        layers=graph.layers,
+        hidden=graph.hidden,
+        vocab=graph.vocab,
+        is_causal=all(core.mask == "causal" for core in cores),
+    )
+
+
+# The conventions.
 
 EXACT = "exact"
 
@@ -37,24 +116,24 @@ LETTERS = {
     "P": "learned positions",
     "T": "tokens of a sequence",
 }
-"""What the letters of the formulas stand for."""
+"""Meanings of the letters in the formulas."""
 
 
 PerToken: TypeAlias = "Callable[[Sizes, int], float]"
 
 
-def _any(_found: Sizes) -> str | None:
+def _any(_sizes: Sizes) -> str | None:
     return None
 
 
-def _no_attention(_found: Sizes, _seq_len: int) -> float:
+def _no_attention(_sizes: Sizes, _seq_len: int) -> float:
     return 0
 
 
-def _gpt(found: Sizes) -> str | None:
+def _gpt(model_sizes: Sizes) -> str | None:
     """The GPT of 2021: 12 h^2 weights a layer, keys of every head, a feed-forward of 4 h."""
-    each = (found.weights - found.head) / (found.layers * found.hidden**2)
-    if each == _GPT_WEIGHTS and found.core == 2 * found.layers * found.hidden:
+    each = (model_sizes.weights - model_sizes.head) / (model_sizes.layers * model_sizes.hidden**2)
+    if each == _GPT_WEIGHTS and model_sizes.core == 2 * model_sizes.layers * model_sizes.hidden:
         return None
     return (
         "it is for layers of 12 h^2 weights (as many key-value heads as heads, a feed-forward of"
@@ -62,9 +141,9 @@ def _gpt(found: Sizes) -> str | None:
     )
 
 
-def _heads_are_hidden(found: Sizes) -> str | None:
+def _heads_are_hidden(model_sizes: Sizes) -> str | None:
     """H Q = h in every layer."""
-    if found.core == 2 * found.layers * found.hidden:
+    if model_sizes.core == 2 * model_sizes.layers * model_sizes.hidden:
         return None
     return "it takes heads as wide together as the hidden size, and here they are not"
 
@@ -92,29 +171,31 @@ class Convention:
 
     @property
     def letters(self) -> dict[str, str]:
-        """What the letters of its formula stand for."""
-        found = re.findall(r"[A-Za-z]", self.formula) if self.weights else []
-        return {letter: LETTERS[letter] for letter in LETTERS if letter in found}
+        """Meanings of the letters in its formula."""
+        letters = re.findall(r"[A-Za-z]", self.formula) if self.weights else []
+        return {letter: LETTERS[letter] for letter in LETTERS if letter in letters}
 
-    def undefined(self, found: Sizes) -> str | None:
-        """Why it has nothing to say of a model, or None."""
-        if self.halves and not found.is_causal:
+    def undefined(self, model_sizes: Sizes) -> str | None:
+        """The reason why it does not apply to a model, or None."""
+        if self.halves and not model_sizes.is_causal:
             return "it halves attention for a causal mask, and here every token sees every other"
-        return self.made_for(found)
+        return self.made_for(model_sizes)
 
-    def model(self, found: Sizes, batch: Batch) -> float:
+    def model(self, model_sizes: Sizes, batch: Batch) -> float:
         """Model FLOPs of a training step."""
         assert self.weights is not None
-        return (self.weights(found) + self.attention(found, batch.seq_len)) * batch.tokens
+        return (
+            self.weights(model_sizes) + self.attention(model_sizes, batch.seq_len)
+        ) * batch.tokens
 
-    def hardware(self, found: Sizes, batch: Batch) -> float:
+    def hardware(self, model_sizes: Sizes, batch: Batch) -> float:
         """The same with every layer computed a second time."""
-        once = 0 if self.is_head_recomputed else 6 * found.head * batch.tokens
-        return (self.model(found, batch) - once) * self.recomputed + once
+        once = 0 if self.is_head_recomputed else 6 * model_sizes.head * batch.tokens
+        return (self.model(model_sizes, batch) - once) * self.recomputed + once
 
-    def core_again(self, found: Sizes, batch: Batch) -> float:
+    def core_again(self, model_sizes: Sizes, batch: Batch) -> float:
         """Attention computed a second time, counted as this convention counts attention."""
-        return self.attention(found, batch.seq_len) * (self.recomputed - 1) * batch.tokens
+        return self.attention(model_sizes, batch.seq_len) * (self.recomputed - 1) * batch.tokens
 
 
 def _capped(window: int, seq_len: int) -> float:
@@ -335,7 +416,7 @@ CONVENTIONS: dict[str, Convention] = {convention.name: convention for convention
 
 def convention(name: str) -> Convention:
     """The convention of that name, or UsageError with those there are."""
-    found = CONVENTIONS.get(name.lower())
-    if found is None:
+    known_convention = CONVENTIONS.get(name.lower())
+    if known_convention is None:
         raise UsageError(f"no convention {name!r}; there are {', '.join(CONVENTIONS)}")
-    return found
+    return known_convention

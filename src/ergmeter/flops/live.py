@@ -1,8 +1,8 @@
-"""The FLOPs of a model that somebody holds: its configuration, and what of it is really trained.
+"""FLOPs of a live model: from its configuration, and from what of it is trained.
 
-The trap: a configuration says nothing of training. Which weights are frozen and where adapters sit
-is asked of the model's own parameters, by their names. Nothing of torch is imported here: a model
-is whatever has a `config` and `named_parameters`.
+A configuration says nothing of training. Frozen weights and adapters are read off the model's own
+parameters, by their names. Nothing of torch is imported here: a model is any object with a
+`config` and `named_parameters`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ from ergmeter import registry
 from ergmeter.errors import ErgmeterError, NotMeasurable, UsageError
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
-from ergmeter.flops.counted.unsharded import UnshardedParameter, sizes, spread_by, whole_parameters
+from ergmeter.flops.counted.unsharded import (
+    UnshardedParameter,
+    sharded_by,
+    sizes,
+    unsharded_parameters,
+)
 from ergmeter.flops.graph.adapters import Lora
 from ergmeter.flops.graph.heads import is_bare
-from ergmeter.flops.models import model_graph
-from ergmeter.flops.source import read_model
+from ergmeter.flops.source import model_graph, read_model
 from ergmeter.flops.work import TrainedParts, step_work
 from ergmeter.records import Flops
 
@@ -39,17 +43,17 @@ _TRANSPARENT = (
 _LIBRARY = "transformers.models."
 _ON_EXPERTS = re.compile(r"\.experts(\.base_layer)*\.lora_A\.")
 _SOURCE = "the source is taken to be as long as the target"
-_SEEN = (
+_INPUTS_ONLY = (
     "pairs that a causal mask keeps apart are left out where attention is a kernel and is told of"
     " it; written out as products it counts whole"
 )
 _ADAPTER = re.compile(r"^(?P<module>.+)\.lora_A\.[^.]+\.weight$")
 
 
-def described(
+def live_flops(
     model: object, seq_len: int | None, settings: Settings
 ) -> tuple[tuple[Flops, ...], Settings, str]:
-    """What a Meter writes of a model: FLOPs of a step under every convention, or why not.
+    """FLOPs of a step under every convention, as a Meter writes them, or the reason for none.
 
     With the settings, filled with what the model says of itself. A training never fails for it.
     """
@@ -71,20 +75,20 @@ def _by_running(
     """A torch model that can't be read is run once, without memory, by the counted engine."""
     if not hasattr(model, "named_parameters"):
         return (), settings, reason
-    parameters = whole_parameters(model)
-    held = sizes(parameters)
-    if held is not None and held[0]:
-        settings = replace(settings, parameters=settings.parameters or held[0])
+    parameters = unsharded_parameters(model)
+    counts = sizes(parameters)
+    if counts is not None and counts[0]:
+        settings = replace(settings, parameters=settings.parameters or counts[0])
     if seq_len is None:
         return (), settings, reason
-    if by := spread_by(model):
+    if by := sharded_by(model):
         # On one rank alone it would wait for the others, or count what one of them holds.
         return (
             (),
             settings,
             f"{reason} (spread over processes by {by}, it is not run to be counted)",
         )
-    if any(_ON_EXPERTS.search(one.name) for one in parameters):
+    if any(_ON_EXPERTS.search(parameter.name) for parameter in parameters):
         # Run, it would count what PEFT does and not what the model needs.
         reason = "adapters on experts held as one tensor are multiplied into them by PEFT; pass"
         return (), settings, f"{reason} flops=, from `erg flops CONFIG --lora ...,targets=experts`"
@@ -96,15 +100,15 @@ def _by_running(
     except ErgmeterError as error:
         return (), settings, f"{reason} ({error})"
     why = reason.partition("; pass ")[0]
-    seen = (_SEEN, _SOURCE) if _reads_a_source(model) else (_SEEN,)
+    assumptions = (_INPUTS_ONLY, _SOURCE) if _reads_a_source(model) else (_INPUTS_ONLY,)
     flops = Flops(
         model_per_step=counted.needed.model,
         convention="counted",
         engine="counted",
         hardware_per_step=counted.needed.hardware,
         tokens_per_step=seq_len,
-        assumptions=(f"run without memory, as model(tokens) alone: {why}", *seen),
-        not_counted=tuple(one.removeprefix("not counted: ") for one in counted.not_counted),
+        assumptions=(f"run without memory, as model(tokens) alone: {why}", *assumptions),
+        not_counted=tuple(line.removeprefix("not counted: ") for line in counted.not_counted),
     )
     filled = replace(
         settings,
@@ -135,7 +139,7 @@ def model_work(model: object, seq_len: int | None) -> tuple[Work, str | None]:
     if any(type(part).__name__ == "CheckpointWrapper" for part in inner.modules()):
         raise NotMeasurable("its layers are wrapped one by one to be checkpointed")
     config = _config(inner.config)
-    parameters = whole_parameters(model, inner)
+    parameters = unsharded_parameters(model, inner)
     training = _training(parameters)
     if getattr(inner, "is_gradient_checkpointing", False):
         training = replace(training, checkpointing="full")
@@ -146,12 +150,12 @@ def model_work(model: object, seq_len: int | None) -> tuple[Work, str | None]:
     return work, dtype_of(parameters)
 
 
-def _inside(model: Any) -> tuple[Any, tuple[str, ...]]:  # noqa: ANN401  a model, whoever's
+def _inside(model: Any) -> tuple[Any, tuple[str, ...]]:  # noqa: ANN401  any model
     """The model itself inside what compiles, spreads, adapts or trains it, and what that assumes.
 
     A part that holds every parameter there is computes every product there is.
     """
-    said: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
     outermost = model
     while not hasattr(model, "config") or hasattr(model, "get_base_model") or _wrapped(model):
         if hasattr(model, "get_base_model"):  # PEFT's, which passes its base's configuration on
@@ -160,15 +164,17 @@ def _inside(model: Any) -> tuple[Any, tuple[str, ...]]:  # noqa: ANN401  a model
         if _wrapped(model) is not None:
             model = _wrapped(model)
             continue
-        parts = {one.name.partition(".")[0] for one in whole_parameters(outermost, model)}
+        parts = {
+            parameter.name.partition(".")[0] for parameter in unsharded_parameters(outermost, model)
+        }
         inner = getattr(model, parts.pop(), None) if len(parts) == 1 else None
         if not hasattr(inner, "named_parameters"):
             break
         if hasattr(inner, "config"):
             names = type(inner).__name__, type(model).__name__
-            said = ("a step is one pass through the {} inside the {}".format(*names),)
+            assumptions = ("a step is one pass through the {} inside the {}".format(*names),)
         model = inner
-    return model, said
+    return model, assumptions
 
 
 def _wrapped(model: Any) -> Any:  # noqa: ANN401
@@ -179,9 +185,9 @@ def _wrapped(model: Any) -> Any:  # noqa: ANN401
 
 
 def _architecture(model: Any) -> str | None:  # noqa: ANN401
-    """The class of transformers that it is, somebody's own class of it aside.
+    """The transformers class of a model, or the one that a user's class is derived from.
 
-    A class that is nobody's, called a model and with a matrix to choose words by, has a head.
+    Another class that is named as a model without a head has one if it has output embeddings.
     """
     own = (kind for kind in type(model).__mro__ if kind.__module__.startswith(_LIBRARY))
     name = next(own, type(model)).__name__
@@ -195,15 +201,17 @@ def _check_size(graph: Graph, parameters: list[UnshardedParameter], kind: str) -
     Adapters are not the configuration's; of packed weights the true number can't be seen.
     """
     own = [
-        one for one in parameters if ".lora_" not in one.name and "modules_to_save" not in one.name
+        parameter
+        for parameter in parameters
+        if ".lora_" not in parameter.name and "modules_to_save" not in parameter.name
     ]
-    found = sizes(own)
-    if found is None:
+    counts = sizes(own)
+    if counts is None:
         return
-    held, _ = found
-    if abs(held - graph.params) > _SIZES_ALIKE_FRAC * graph.params:
+    params, _ = counts
+    if abs(params - graph.params) > _SIZES_ALIKE_FRAC * graph.params:
         raise NotMeasurable(
-            f"the {kind} has {held:,} parameters and its configuration describes"
+            f"the {kind} has {params:,} parameters and its configuration describes"
             f" {graph.params:,}; pass flops=, or model= the path of a config.json that fits"
         )
 
@@ -226,25 +234,27 @@ def _config(model: object) -> ModelConfig:
 
 
 def _declared_dtype(config: ModelConfig) -> str | None:
-    said = config.raw("dtype") or config.raw("torch_dtype")
-    return _DTYPES.get(str(said).rpartition(".")[2])
+    dtype = config.raw("dtype") or config.raw("torch_dtype")
+    return _DTYPES.get(str(dtype).rpartition(".")[2])
 
 
 def _training(parameters: list[UnshardedParameter]) -> TrainedParts:
-    """What is trained, by the names and flags of the parameters."""
+    """The trained parts, by the names and flags of the parameters."""
     ranks: dict[str, int] = {}
-    for one in parameters:
-        found = _ADAPTER.match(one.name)
-        if found and one.shape:
-            ranks[found["module"]] = one.shape[0]
+    for parameter in parameters:
+        match = _ADAPTER.match(parameter.name)
+        if match and parameter.shape:
+            ranks[match["module"]] = parameter.shape[0]
     if ranks:
         if len(set(ranks.values())) > 1:
             raise NotMeasurable("its adapters have several ranks")
-        if any(one.requires_grad and ".lora_" not in one.name for one in parameters):
+        if any(
+            parameter.requires_grad and ".lora_" not in parameter.name for parameter in parameters
+        ):
             raise NotMeasurable("more than its adapters is trained")
-        dora = any(".lora_magnitude_vector" in one.name for one in parameters)
+        dora = any(".lora_magnitude_vector" in parameter.name for parameter in parameters)
         return TrainedParts(lora=Lora(max(ranks.values()), tuple(ranks), is_dora=dora))
-    if all(one.requires_grad for one in parameters):
+    if all(parameter.requires_grad for parameter in parameters):
         return TrainedParts()
     return TrainedParts(trains=_as_flagged(parameters))
 
@@ -252,11 +262,11 @@ def _training(parameters: list[UnshardedParameter]) -> TrainedParts:
 def _as_flagged(parameters: list[UnshardedParameter]) -> Trainable:
     """Trained as the parameters of its name are; one without a name here, as its layer is."""
     flags: dict[str, bool] = {}
-    for one in parameters:
-        words = one.name.split(".")
+    for parameter in parameters:
+        words = parameter.name.split(".")
         for length in range(1, len(words) + 1):
             prefix = ".".join(words[:length])
-            flags[prefix] = flags.get(prefix, False) or one.requires_grad
+            flags[prefix] = flags.get(prefix, False) or parameter.requires_grad
 
     def trains(node: Node) -> bool:
         name = node.name
@@ -268,6 +278,6 @@ def _as_flagged(parameters: list[UnshardedParameter]) -> Trainable:
 
 
 def dtype_of(parameters: list[UnshardedParameter]) -> str | None:
-    """What the weights are in. Of fp32 it can't be seen whether products are in a shorter type."""
-    short = {_DTYPES[one.dtype] for one in parameters if one.dtype in _DTYPES}
+    """The type of the weights. fp32 weights do not show whether products use a shorter type."""
+    short = {_DTYPES[parameter.dtype] for parameter in parameters if parameter.dtype in _DTYPES}
     return short.pop() if len(short) == 1 else None

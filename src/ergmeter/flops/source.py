@@ -1,29 +1,177 @@
-"""The model a user means: a config.json, a model's directory or its name on the Hugging Face hub,
-or a few dimensions typed in.
+"""Reads the model that a user names, and builds its graph.
 
-Nothing is fetched: a name is looked up where the hub's own tools keep what they have downloaded.
+A model is a config.json, a model's directory, a name on the Hugging Face hub, or a few dimensions
+typed in. Nothing is fetched: a name is looked up in the hub's local cache.
 
-The trap of dimensions: one that nobody reads. `experts=8` on a dense family changes nothing, and
-the figure of the dense model looks like an answer. So the dimensions choose the family where it is
-not named, what they leave open is listed as assumed, and one without an effect is refused.
+A typed dimension that no family reads would change nothing: `experts=8` on a dense family gives the
+dense model's count. So dimensions choose the family where it is not named, what they leave open is
+listed as assumed, and a dimension without effect is refused.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
 from ergmeter.flops.config import MissingFieldError, ModelConfig, defaults_of, read_config
+from ergmeter.flops.families import DECODERS
+from ergmeter.flops.families.berts import ENCODERS, encoder_graph
+from ergmeter.flops.families.seq2seq import SEQ2SEQ, seq2seq_graph
+from ergmeter.flops.families.vision_families import IMAGES, VISION
+from ergmeter.flops.families.vision_towers import (
+    LANGUAGE_ALONE,
+    language_alone,
+    vision_language_graph,
+)
 from ergmeter.flops.graph.activation_traits import traits
-from ergmeter.flops.models import UnknownArchitectureError, model_graph
+from ergmeter.flops.graph.decoder import decoder_graph
+from ergmeter.flops.graph.heads import with_head
 
 if TYPE_CHECKING:
+    from ergmeter.flops.families.vision_towers import ImageSize
     from ergmeter.flops.graph.graph import Graph
-    from ergmeter.flops.graph.vision_towers import ImageSize
+
+# The graph of a configuration, of any family.
+
+
+class UnknownArchitectureError(FormatError):
+    """A `model_type` that no reader is for; `said` is that alone, without what to do."""
+
+    def __init__(self, where: str, message: str, *, instead: str = "") -> None:
+        self.said = message
+        advice = instead or (
+            "if its layers are like a known family's, put that in model_type"
+            " (llama, qwen3, mixtral, gpt2, ...), or pass its dimensions:"
+            " hidden=...,layers=...,heads=...,ffn=...,vocab=..."
+        )
+        super().__init__(f"{where}: {message}; {advice}")
+
+
+_RUN = "`erg flops MODEL --engine counted` runs it, where transformers is installed"
+_LIVE = "a Meter counts the live model as it runs: pass it as model="
+# Families of transformers that people ask for and no reader is for: why, and what to do instead.
+NOT_READ = {
+    **dict.fromkeys(
+        ("zamba", "zamba2"),
+        ("its attention layers share one block's weights, each with adapters of its own", _RUN),
+    ),
+    **dict.fromkeys(
+        ("deepseek_v32", "deepseek_v4", "glm_moe_dsa"),
+        ("a learned index picks the keys that each query meets", _RUN),
+    ),
+    **dict.fromkeys(
+        ("rwkv", "xlstm", "reformer", "xlnet", "deberta"),
+        ("its layers are of a kind that no reader is for", _RUN),
+    ),
+    "mllama": ("some of its layers attend to images", _LIVE),
+    **dict.fromkeys(
+        ("qwen2_5_omni", "qwen3_omni_moe"),
+        ("it is several models that hear, think and speak", _LIVE),
+    ),
+    **dict.fromkeys(
+        ("wav2vec2", "wav2vec2-bert", "wav2vec2-conformer", "hubert", "wavlm", "seamless_m4t"),
+        ("it reads sound, at several rates", _LIVE),
+    ),
+    **dict.fromkeys(
+        ("resnet", "convnext", "convnextv2", "efficientnet", "mobilevit", "swin", "swinv2", "beit",
+         "segformer", "timm_wrapper", "detr", "sam", "sam2", "blip", "blip-2"),
+        ("it reads images, by other layers than a ViT's", _LIVE),
+    ),
+}  # fmt: skip
+
+
+def model_graph(
+    config: ModelConfig, *, image_size: ImageSize | None = None, architecture: str | None = None
+) -> Graph:
+    """The graph of the model that a configuration describes. FormatError for an unknown family.
+
+    `architecture` is the model's class, which says what head it has: the first of the
+    configuration's own `architectures`, if not given.
+
+    `image_size`, height and width in pixels, is for vision towers that take an image as it is; one
+    that resizes every image to the same size knows it itself.
+    """
+    kind = config.model_type
+    if image_size is not None:
+        _check_size(config, image_size)
+    listed = config.names("architectures")
+    name = architecture or (listed[0] if listed else None)
+    if kind in DECODERS:
+        graph = decoder_graph(DECODERS[kind](config))
+    elif kind in ENCODERS:
+        graph = encoder_graph(ENCODERS[kind](config))
+    elif kind in SEQ2SEQ:
+        graph = seq2seq_graph(SEQ2SEQ[kind](config))
+    elif kind in VISION:
+        graph = vision_language_graph(VISION[kind](config, image_size))
+    elif kind in LANGUAGE_ALONE:
+        graph = language_alone(config)
+    elif kind in IMAGES:
+        graph = IMAGES[kind](config, image_size, name or "")
+    else:
+        raise _unknown(config)
+    if kind not in IMAGES:
+        graph = with_head(graph, config, name)
+    return replace(
+        graph,
+        assumptions=(*graph.assumptions, *config.assumptions),
+        facts=graph.facts | _learned_positions(graph, config),
+        traits=traits(config),
+    )
+
+
+def _learned_positions(graph: Graph, config: ModelConfig) -> dict[str, int]:
+    """The longest sequence, where positions are looked up in a table."""
+    if not any(node.role == "positions" and node.stream == "tokens" for node in graph):
+        return {}
+    positions = config.maybe(
+        "n_positions", "max_position_embeddings", "max_target_positions", "max_seq_len"
+    )
+    if positions is None:
+        return {}
+    return {"learned_positions": positions - _NEVER_USED if graph.family in _PADDED else positions}
+
+
+# Their positions begin after that of padding, and the field counts the rows of the table.
+_PADDED = ("roberta", "xlm-roberta", "camembert", "mpnet", "esm", "data2vec-text")
+_NEVER_USED = 2
+
+
+def known_families() -> list[str]:
+    """Every `model_type` that can be read."""
+    return sorted((*DECODERS, *ENCODERS, *SEQ2SEQ, *VISION, *IMAGES, *LANGUAGE_ALONE))
+
+
+def _check_size(config: ModelConfig, image_size: ImageSize) -> None:
+    if config.model_type not in (*VISION, *IMAGES):
+        raise UsageError(f"{config.where}: this model sees no images; leave the image size out")
+    if any(isinstance(length, bool) or length < 1 for length in image_size):
+        raise UsageError(f"an image size is a height and a width in pixels; got {image_size!r}")
+
+
+def _unknown(config: ModelConfig) -> FormatError:
+    kind = config.model_type
+    if not kind:
+        return FormatError(
+            f"{config.where}: the field model_type is missing; add it (llama, qwen3, ...)"
+        )
+    if kind in NOT_READ:
+        reason, instead = NOT_READ[kind]
+        return UnknownArchitectureError(
+            config.where, f"{kind} can't be counted from its configuration: {reason}",
+            instead=instead,
+        )  # fmt: skip
+    close = get_close_matches(kind, known_families(), n=1, cutoff=0.8)
+    hint = f" (is it {close[0]}?)" if close else ""
+    return UnknownArchitectureError(config.where, f"the architecture {kind!r} is not known{hint}")
+
+
+# Finding and reading the configuration.
 
 # What people call a dimension, and what a config.json does.
 _SHORT = {
@@ -56,7 +204,7 @@ def read_graph(
     except FormatError as error:
         if config.where != _TYPED:
             raise
-        raise UsageError(_wrong(config, error)) from error
+        raise UsageError(_dimension_error(config, error)) from error
     if further and not any(".mtp." in node.name for node in graph):
         raise UsageError(
             f"{config.where}: this family predicts no further tokens, as far as known;"
@@ -85,23 +233,23 @@ def _downloaded(name: str) -> ModelConfig:
     folder = _hub_cache() / f"models--{name.replace('/', '--')}"
     revision = folder / "refs" / "main"
     try:
-        found = folder / "snapshots" / revision.read_text("utf-8").strip() / "config.json"
+        path = folder / "snapshots" / revision.read_text("utf-8").strip() / "config.json"
     except OSError:
-        found = None
-    if found is None or not found.is_file():
+        path = None
+    if path is None or not path.is_file():
         local = name.rpartition("/")[2]
         raise UsageError(
             f"{name}: no such file, and no config.json of it in the local cache; fetch it with"
             f" `hf download {name} config.json --local-dir {local}` and pass {local}"
         )
-    return read_config(found)
+    return read_config(path)
 
 
 def _hub_cache() -> Path:
-    """Where huggingface_hub keeps what it downloads, by its own variables."""
-    given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    if given:
-        return Path(given).expanduser()
+    """The folder of huggingface_hub's downloads, by its own variables."""
+    hub_cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if hub_cache:
+        return Path(hub_cache).expanduser()
     home = os.environ.get("HF_HOME")
     if home is None:
         cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -109,8 +257,8 @@ def _hub_cache() -> Path:
     return Path(home).expanduser() / "hub"
 
 
-def _wrong(config: ModelConfig, error: FormatError) -> str:
-    """What is wrong with typed dimensions, by the names they are typed under."""
+def _dimension_error(config: ModelConfig, error: FormatError) -> str:
+    """An error in typed dimensions, with the names they are typed under."""
     typed = {field: short for short, field in _SHORT.items()}
     if isinstance(error, UnknownArchitectureError):
         return (
@@ -172,7 +320,7 @@ def _typed(text: str) -> ModelConfig:
 
 
 def _not_sizes(kind: object) -> dict[str, Any]:
-    """The defaults of a family for what is no size: whoever types sizes has to type them all."""
+    """The defaults of a family for fields that are no sizes: typed sizes must be complete."""
     return {
         name: value
         for name, value in defaults_of(str(kind)).items()
@@ -207,7 +355,7 @@ def _family(fields: dict[str, Any], *, gated: bool | None) -> str:
 
 
 def _style(fields: dict[str, Any], *, gated: bool | None) -> str:
-    """What dimensions leave open, and how it was taken."""
+    """Fields that dimensions leave open, and their assumed values."""
     kind = fields["model_type"]
     feed = "experts" if kind == "mixtral" else "feed-forward"
     gate = "without a gate (2 matrices)" if gated is False else "with a gate (3 matrices)"
@@ -246,7 +394,7 @@ def _check_used(config: ModelConfig) -> None:
 
 
 def _has_effect(config: ModelConfig, name: str) -> bool:
-    """Whether the model is another one where this field has another value."""
+    """True if the model is another one where this field has another value."""
     if _is_of_code(config, name):
         return True
     value = config.fields[name]
@@ -278,7 +426,7 @@ _FAMILIES_WITH = {
 
 
 def _is_of_code(config: ModelConfig, name: str) -> bool:
-    """Whether a field decides how the model's code is written, which memory goes by."""
+    """True if a field decides how the model's code is written, which memory goes by."""
     without = {field: value for field, value in config.fields.items() if field != name}
     return traits(ModelConfig(without, where=_TYPED)) != traits(config)
 
@@ -290,9 +438,9 @@ def _dimensions(text: str) -> dict[str, Any]:
         if not equals or not name or not value:
             raise UsageError(f"{word!r} is no dimension; write hidden=4096,layers=32,heads=32,...")
         if name not in (*_SHORT, _GATED) and "_" not in name:
-            known = (*_SHORT, _GATED)
-            near = get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
+            names = (*_SHORT, _GATED)
+            near = get_close_matches(name, names, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(names)}"
             raise UsageError(f"no dimension {name!r}{hint} (or a field of a config.json)")
         fields[_SHORT.get(name, name)] = _value(value)
     return fields

@@ -1,4 +1,4 @@
-"""The work of one step, in full: by part, under every convention, with what was assumed."""
+"""The work of one step: FLOPs by part, under every convention, with bytes moved and assumptions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.flops.analytic import PartFlops, node_pairs, step_flops, total
-from ergmeter.flops.conventions import CONVENTIONS, EXACT, convention
+from ergmeter.flops.conventions import CONVENTIONS, EXACT, convention, sizes
 from ergmeter.flops.estimate.storage import ASSUMED
 from ergmeter.flops.graph.adapters import with_adapters
 from ergmeter.flops.graph.graph import Attention, Convolution, Linear, Scan, trains_all
-from ergmeter.flops.sizes import sizes
 from ergmeter.records import Flops
 from ergmeter.units import scaled
 
@@ -21,20 +20,16 @@ if TYPE_CHECKING:
 
     from ergmeter.flops.analytic import Checkpointing, Parts
     from ergmeter.flops.batch import Batch, Sequences
-    from ergmeter.flops.conventions import Convention
+    from ergmeter.flops.conventions import Convention, Sizes
     from ergmeter.flops.estimate.storage import Storage
     from ergmeter.flops.graph.adapters import Lora
     from ergmeter.flops.graph.graph import Graph, Node, Trainable
-    from ergmeter.flops.sizes import Sizes
 
-# -- traffic ---------------------------------------------------------------------------------------
-# Bytes that inference must move: the weights once, the cache of what came before.
+# Bytes that inference must move: the weights once, the cache of earlier positions.
 #
-# Decoding is bound by memory, not by arithmetic: to make one token every active weight is read, and
-# with it the keys and values of its whole context. Bandwidth utilisation is these bytes over time
-# over what the memory can do, as MFU is for FLOPs.
-#
-# The least that any program has to move is counted. Activations are left out: they fit in caches.
+# Decoding is bound by memory. To make one token every active weight is read, and the keys and
+# values of its context. Bandwidth utilisation is these bytes over time and the memory's bandwidth.
+# The least that any program must move is counted. Activations are left out: they fit in caches.
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +67,8 @@ def _cached(node: Node, sequence: Sequences, batch: Batch) -> tuple[float, float
     """Numbers that a node reads from its cache, and writes to it."""
     work = node.work
     if isinstance(work, Attention) and work.keys is not None:  # of a source, which is kept whole
-        whole = work.cached * batch.source_length(work.keys) * sequence.count
-        return (whole, 0) if sequence.past else (0, whole)
+        cached = work.cached * batch.source_length(work.keys) * sequence.count
+        return (cached, 0) if sequence.past else (0, cached)
     if isinstance(work, Attention) and work.mask == "causal":
         before = _cached_keys(work, sequence.past)
         new = min(sequence.new, _cached_keys(work, sequence.past + sequence.new))
@@ -87,7 +82,7 @@ def _cached(node: Node, sequence: Sequences, batch: Batch) -> tuple[float, float
 
 
 def _cached_keys(work: Attention, length: int) -> int:
-    """Of so many positions those that the next one sees."""
+    """The number of these positions that the next one sees."""
     if work.chunk is not None:
         return length % work.chunk
     if work.window is not None:  # which has the next one in it
@@ -96,7 +91,7 @@ def _cached_keys(work: Attention, length: int) -> int:
 
 
 def _share_read(node: Node, batch: Batch) -> float:
-    """Of what a node holds, the share read; a tied matrix is read where it is multiplied."""
+    """The share of a node's weights that is read; a tied matrix is read where it is multiplied."""
     rows = batch.rows(node.stream)
     if not rows or node.role in ("embedding", "positions"):
         return 0
@@ -106,8 +101,7 @@ def _share_read(node: Node, batch: Batch) -> float:
     return 1
 
 
-# -- work ------------------------------------------------------------------------------------------
-
+# The work of a step.
 
 Phase = Literal["train", "prefill", "decode"]
 PHASES: tuple[str, ...] = get_args(Phase)
@@ -115,13 +109,13 @@ PHASES: tuple[str, ...] = get_args(Phase)
 
 @dataclass(frozen=True, slots=True)
 class TrainedParts:
-    """What of a model is trained, and what is computed twice."""
+    """The parts of a model that are trained, and those that are recomputed."""
 
     lora: Lora | None = None
     frozen: tuple[str, ...] = ()  # names, or parts of dotted names, that are not trained
-    trains: Trainable | None = None  # or whoever knows: of a model that is there
+    trains: Trainable | None = None  # or a test of each node, for a live model
     checkpointing: Checkpointing = "none"
-    is_checkpointing_assumed: bool = False  # nobody said it, and no model was there to ask
+    is_checkpointing_assumed: bool = False  # it was not stated, and there is no live model
 
 
 @dataclass(frozen=True)
@@ -139,13 +133,13 @@ class Work:
     params_trained: int
     assumptions: tuple[str, ...] = field(default=())
     traffic: MemoryTraffic | None = None  # of inference
-    kept: tuple[str, ...] = ()  # how weights and cache are kept, and who says so
+    kept: tuple[str, ...] = ()  # how weights and cache are stored, and the source
     kept_bytes: float | None = None  # of all weights
-    params_given: int | None = None  # N of the formulas, where somebody gave it
+    params_given: int | None = None  # N of the formulas, where it was passed
 
     @property
     def chosen(self) -> Flops:
-        """Under the convention that was asked for."""
+        """The FLOPs under the convention that was asked for."""
         return next(iter(self.flops.values()))
 
     @property
@@ -166,7 +160,7 @@ def step_work(
     params: int | None = None,
     storage: Storage = ASSUMED,
 ) -> Work:
-    """Count one step. `params`: the N of whoever's figure is to be met, where it is not ours.
+    """Count one step. `params`: the N of another program's figure, where it differs from ours.
 
     `storage`, how weights and cache are kept, is for the bytes that inference moves.
     """
@@ -176,7 +170,7 @@ def step_work(
     adapted, trainable = trained_graph(graph, how)
     judge = trainable if phase == "train" else None
     parts = _exact(adapted, batch, judge, how.checkpointing)
-    found, reason = _sizes(graph, params, phase)
+    model_sizes, reason = _sizes(graph, params, phase)
     trained = sum(node.params for node in adapted if trainable(node))
     if judge is not None and not trained:
         raise UsageError(
@@ -185,9 +179,9 @@ def step_work(
     moved = None if phase == "train" else forward_traffic(adapted, batch, storage)
     padding = _row(adapted, batch, judge, how.checkpointing) if batch.is_grid else None
     frozen = judge is not None and trained != adapted.params
-    job = _Job(adapted, batch, judge, how, parts, found, reason, frozen)
+    job = _Job(adapted, batch, judge, how, parts, model_sizes, reason, frozen)
     assumed = (*adapted.assumptions, *_assumptions(graph, batch, phase, how))
-    kept = () if moved is None else storage.said
+    notes = () if moved is None else storage.notes
     like = Flops(
         model_per_step=0.0,
         convention=first.name,
@@ -195,7 +189,7 @@ def step_work(
         hardware_per_padding=padding,
         tokens_per_step=batch.tokens_real,
         bytes_per_step=moved.total_bytes if moved else None,
-        assumptions=(*assumed, *(f"kept: {line}" for line in kept)),
+        assumptions=(*assumed, *(f"kept: {line}" for line in notes)),
     )
     flops, not_defined = _under_each(
         job, first, like, partial(_given_sizes, params=params, graph=graph)
@@ -212,7 +206,7 @@ def step_work(
         params_trained=trained,
         assumptions=assumed,
         traffic=moved,
-        kept=kept,
+        kept=notes,
         kept_bytes=None if moved is None else storage.total_bytes(adapted),
         params_given=params,
     )
@@ -234,7 +228,7 @@ def _check(graph: Graph, phase: str) -> None:
 def _under_each(
     job: _Job, first: Convention, like: Flops, more: Callable[[Convention], list[str]]
 ) -> tuple[dict[str, Flops], dict[str, str]]:
-    """By convention, the chosen one first; and why the others have nothing to say.
+    """FLOPs by convention, the chosen one first, and the reasons why others do not apply.
 
     `like` has what is the same under all of them, `more` what one assumes besides.
     """
@@ -259,14 +253,14 @@ def _under_each(
 
 
 def _given_sizes(each: Convention, *, params: int | None, graph: Graph) -> list[str]:
-    """That a formula's N is not the model's own."""
+    """Assumptions where a formula's N is not the model's own."""
     if params is None or "N" not in each.letters:
         return []
     return [f"given: N = {params:,}, in place of the model's own {graph.params_active:,}"]
 
 
 def writes(graph: Graph) -> bool:
-    """Whether the model goes on from what it reads, token by token."""
+    """True if the model goes on from what it reads, token by token."""
     is_causal = any(
         isinstance(node.work, Scan)
         or (isinstance(node.work, Attention) and node.work.mask == "causal")
@@ -313,46 +307,46 @@ class _Job:
 
 
 def _assumptions(graph: Graph, batch: Batch, phase: str, how: TrainedParts) -> list[str]:
-    """What a step takes for granted, beside the model's own."""
-    said = []
+    """Assumptions of a step, beside the model's own."""
+    lines = []
     longest = max(document.past + document.new for document in batch.documents)
     limit = graph.facts.get("learned_positions", longest)
     if longest > limit:
-        said.append(
+        lines.append(
             f"the table of learned positions has {limit}, so this model can't run {longest} tokens;"
             " counted as if it could"
         )
     padding = batch.tokens - batch.tokens_real
     if padding:
-        said.append(
+        lines.append(
             f"hardware FLOPs: {padding} of {batch.tokens} positions are padding, computed in every"
             " layer; in attention only the documents' own pairs"
         )
     if "tokens_per_image" in graph.facts and not batch.images and phase != "decode":
-        said.append("no images, so none of what sees them is counted; pass --images")
+        lines.append("no images, so none of what sees them is counted; pass --images")
     if phase == "train":
-        return [*said, NO_RECOMPUTATION] if how.is_checkpointing_assumed else said
+        return [*lines, NO_RECOMPUTATION] if how.is_checkpointing_assumed else lines
     if batch.rows("logits") < batch.rows("tokens"):
-        said.append("the head is applied to the last token of each prompt, and to no other")
+        lines.append("the head is applied to the last token of each prompt, and to no other")
     if any(isinstance(node.work, Linear) and node.work.copies > 1 for node in graph):
-        said.append("experts read: the number expected if the router picks them at random")
+        lines.append("experts read: the number expected if the router picks them at random")
     more = _absorbed(graph, batch)
     if more is None:
-        return said
+        return lines
     line = "latent attention: bytes of the compressed cache, FLOPs as if it were unpacked"
     if phase == "decode":
         line += (
             "; with its projection absorbed by the query's and the output's, as servers decode,"
             f" {scaled(more, 'FLOP')} more"
         )
-    return [*said, line]
+    return [*lines, line]
 
 
 NO_RECOMPUTATION = "no recomputation of activations; --checkpointing says otherwise"
 
 
 def _absorbed(graph: Graph, batch: Batch) -> float | None:
-    """What absorbed projections add to latent attention; None where there is none.
+    """FLOPs that absorbed projections add to latent attention; None where there is none.
 
     Queries then meet what is cached as it is, longer than keys and values are, and the projection
     costs as much as before: of each head's query up to the rank, and of its result down again.
@@ -386,14 +380,14 @@ def trained_graph(graph: Graph, how: TrainedParts) -> tuple[Graph, Trainable]:
 
 
 def _is_named(node: Node, name: str) -> bool:
-    """Whether a name means this node: a part, a role, or a run of its dotted name."""
+    """True if a name means this node: a part, a role, or a run of its dotted name."""
     return name in (node.part, node.role) or f".{name}." in f".{node.name}."
 
 
 def _exact(
     graph: Graph, batch: Batch, trainable: Trainable | None, checkpointing: Checkpointing
 ) -> Parts:
-    """By part: what the documents need, and beside it what the grid and recomputation add."""
+    """FLOPs by part: of the documents, and what the grid and recomputation add."""
     needed = step_flops(graph, batch, trainable=trainable, checkpointing=checkpointing)
     if batch.is_grid:
         return needed
@@ -412,8 +406,8 @@ def _row(
     """What one more position costs that holds no token: it goes through every layer and meets
     nothing. Under every convention: formulas of N have no word for it."""
     without, with_one = (
-        total(step_flops(graph, one, trainable=trainable, checkpointing=checkpointing)).hardware
-        for one in (batch, replace(batch, padding=1))
+        total(step_flops(graph, rows, trainable=trainable, checkpointing=checkpointing)).hardware
+        for rows in (batch, replace(batch, padding=1))
     )
     return with_one - without
 
@@ -422,16 +416,16 @@ def _sizes(graph: Graph, params: int | None, phase: str) -> tuple[Sizes | None, 
     if phase == "decode":
         return None, "it is a formula for whole sequences, and a decoding step is one position"
     try:
-        found = sizes(graph)
+        model_sizes = sizes(graph)
     except NotMeasurable as error:
         return None, str(error)
     if params is not None:
-        found = replace(
-            found,
+        model_sizes = replace(
+            model_sizes,
             params=params,
-            params_held=params + (found.params_held - found.params),
+            params_held=params + (model_sizes.params_held - model_sizes.params),
         )
-    return found, ""
+    return model_sizes, ""
 
 
 __all__ = [

@@ -23,14 +23,14 @@ from weakref import WeakKeyDictionary, ref
 from ergmeter.errors import NotMeasurable
 from ergmeter.flops.counted import remote
 from ergmeter.flops.counted.op_totals import CallFlops
-from ergmeter.flops.counted.step_work import Lengths, StepRecord, step_flops
+from ergmeter.flops.counted.remote import Lengths, StepRecord, step_flops
 from ergmeter.integrations.training_identity import training_identity
 from ergmeter.runlog import format as fmt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ergmeter.flops.counted.call_specs import ModuleCall
+    from ergmeter.flops.counted.meta_model import ModuleCall
     from ergmeter.flops.counted.remote import CountRequest
     from ergmeter.integrations.batches import Counts
     from ergmeter.integrations.torch.calls import StepRecorder

@@ -11,7 +11,7 @@ import itertools
 import secrets
 from typing import Any, cast
 
-from ergmeter.flops.counted.unsharded import sizes, whole_parameters
+from ergmeter.flops.counted.unsharded import sizes, unsharded_parameters
 from ergmeter.runlog.process_group import agreed_word, framework_layout, world_size
 
 __all__ = ["training_identity", "world_size"]
@@ -47,5 +47,5 @@ def _model_sizes(model: object) -> dict[str, int]:
     """Parameters of the whole model, not of this rank's part of it."""
     if not hasattr(model, "named_modules"):
         return {}
-    found = sizes(whole_parameters(model))
+    found = sizes(unsharded_parameters(model))
     return {} if found is None else {"parameters": found[0], "parameters_trained": found[1]}

@@ -103,9 +103,9 @@ class Meter:
         flops_given = (flops,) if isinstance(flops, Flops) else tuple(flops)
         no_flops = ""
         if model is not None:
-            from ergmeter.flops.live import described  # noqa: PLC0415  only for those who ask
+            from ergmeter.flops.live import live_flops  # noqa: PLC0415  only for those who ask
 
-            flops_given, settings_found, no_flops = described(model, seq_len, settings_found)
+            flops_given, settings_found, no_flops = live_flops(model, seq_len, settings_found)
         self.plan = RunPlan(
             name=name or Path(sys.argv[0] or "python").stem or "python",
             settings=settings_found,
@@ -289,9 +289,9 @@ class Meter:
         As `Meter(model=...)`, but at any time and from any thread: a framework may hold its model
         back until the first batch has come. What can't be counted is said in the run.
         """
-        from ergmeter.flops.live import described  # noqa: PLC0415  only for those who ask
+        from ergmeter.flops.live import live_flops  # noqa: PLC0415  only for those who ask
 
-        flops, model_settings, no_flops = described(model, seq_len, self.plan.settings)
+        flops, model_settings, no_flops = live_flops(model, seq_len, self.plan.settings)
         self.plan = replace(self.plan, settings=model_settings, flops=flops, no_flops=no_flops)
         if self._handover is not None:
             self._handover.describe(**self.plan.facts())

@@ -15,9 +15,8 @@ from ergmeter.errors import FormatError, NotMeasurable, UsageError
 from ergmeter.flops.analytic import step_flops, total
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
-from ergmeter.flops.models import model_graph
-from ergmeter.flops.sizes import sizes
-from ergmeter.flops.source import read_model
+from ergmeter.flops.conventions import sizes
+from ergmeter.flops.source import model_graph, read_model
 from ergmeter.flops.work import TrainedParts, step_work, trained_graph
 from ergmeter.metrics.definitions.compute import HFU, MFU, Peak, TokenRate, compute_results
 from ergmeter.neuron.original import sequence_flops

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import FormatError, NotMeasurable
 from ergmeter.flops.counted import remote
-from ergmeter.flops.counted.step_work import step_flops
+from ergmeter.flops.counted.remote import step_flops
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.format import writer_header
 from ergmeter.runlog.writer import amend_header

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ergmeter.flops.config import ModelConfig
-from ergmeter.flops.models import model_graph
+from ergmeter.flops.source import model_graph
 
 DATA = Path(__file__).parents[2] / "data" / "configs"
 

@@ -10,7 +10,7 @@ from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.graph.adapters import Lora, with_adapters
 from ergmeter.flops.graph.graph import Graph
-from ergmeter.flops.models import model_graph
+from ergmeter.flops.source import model_graph
 
 H, F, V, L, S, R = 64, 160, 256, 3, 32, 4
 

@@ -18,10 +18,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from ergmeter.flops.analytic import PartFlops, step_flops, total
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
-from ergmeter.flops.counted.agreement import agreement, part_of
 from ergmeter.flops.counted.built_model import count_config
-from ergmeter.flops.counted.op_totals import CountedStep
-from ergmeter.flops.models import model_graph
+from ergmeter.flops.counted.op_totals import CountedStep, agreement, part_of
+from ergmeter.flops.source import model_graph
 from tests.unit.flops.architectures import DATA, PUBLISHED, fields, graph
 
 # Their reference code walks a recurrence step by step, so a short sequence is a kindness; and it

@@ -13,7 +13,7 @@ from ergmeter.flops.analytic import PartFlops, step_flops, total
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.graph.graph import Builder, Graph, Node, gradients, leading_to_loss, trains_all
-from ergmeter.flops.models import model_graph
+from ergmeter.flops.source import model_graph
 
 H, F, V, L, HEADS, KV, S, N = 64, 160, 256, 2, 4, 2, 32, 3
 HEAD_DIM = H // HEADS

@@ -11,8 +11,7 @@ from ergmeter.flops.analytic import step_flops, total
 from ergmeter.flops.batch import Batch, Sequences
 from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.graph.graph import Attention
-from ergmeter.flops.models import model_graph
-from ergmeter.flops.source import read_graph
+from ergmeter.flops.source import model_graph, read_graph
 from ergmeter.flops.work import step_work
 
 CAUSAL = Attention(1, 1, 1, 1)

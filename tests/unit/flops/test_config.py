@@ -12,7 +12,7 @@ from ergmeter.errors import FormatError, NotMeasurable, UsageError
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig, read_config, transformers_version
 from ergmeter.flops.graph.graph import Attention
-from ergmeter.flops.models import NOT_READ, known_families, model_graph
+from ergmeter.flops.source import NOT_READ, known_families, model_graph
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -10,11 +10,10 @@ import pytest
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
-from ergmeter.flops.conventions import CONVENTIONS, convention
+from ergmeter.flops.conventions import CONVENTIONS, convention, sizes
 from ergmeter.flops.graph.adapters import Lora
 from ergmeter.flops.graph.graph import Graph
-from ergmeter.flops.models import model_graph
-from ergmeter.flops.sizes import sizes
+from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import TrainedParts, step_work
 from ergmeter.views.calculate import conventions as view
 

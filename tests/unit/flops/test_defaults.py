@@ -11,7 +11,7 @@ import pytest
 
 from ergmeter.errors import ErgmeterError
 from ergmeter.flops.config import ModelConfig
-from ergmeter.flops.models import known_families, model_graph
+from ergmeter.flops.source import known_families, model_graph
 from tests.unit.flops.family_cases import CASES, Case
 
 transformers = pytest.importorskip("transformers")

@@ -16,14 +16,13 @@ import pytest
 from ergmeter.flops.analytic import step_flops, total
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
+from ergmeter.flops.families import DECODERS
 from ergmeter.flops.families.berts import ENCODERS
-from ergmeter.flops.families.decoders import DECODERS
-from ergmeter.flops.families.images import IMAGES
 from ergmeter.flops.families.seq2seq import SEQ2SEQ
-from ergmeter.flops.families.vision_families import VISION
+from ergmeter.flops.families.vision_families import IMAGES, VISION
+from ergmeter.flops.families.vision_towers import LANGUAGE_ALONE
 from ergmeter.flops.graph.graph import Attention, Linear
-from ergmeter.flops.graph.vision import LANGUAGE_ALONE
-from ergmeter.flops.models import known_families, model_graph
+from ergmeter.flops.source import known_families, model_graph
 from tests.unit.flops.family_cases import CASES, TEXT, TWO, Case
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.graph.graph import Graph
-from ergmeter.flops.models import model_graph
+from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import step_work
 
 CONFIGS = Path(__file__).parents[2] / "data" / "configs"

@@ -22,8 +22,8 @@ from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.counted.count import count
 from ergmeter.flops.graph.adapters import Lora
-from ergmeter.flops.live import described, model_work
-from ergmeter.flops.models import model_graph
+from ergmeter.flops.live import live_flops, model_work
+from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import TrainedParts, step_work
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.settings import Settings
@@ -185,7 +185,7 @@ def test_a_head_beside_a_model_adds_its_own_flops_and_nothing_else(kind: str) ->
         make: Any = transformers.AutoModelForCausalLM
         inner = make.from_config(config)
     alone = model_work(inner, SEQ)[0].chosen
-    (flops,), _, reason = described(Valued(inner), SEQ, Settings())
+    (flops,), _, reason = live_flops(Valued(inner), SEQ, Settings())
     assert reason == ""
     assert flops.model_per_step == alone.model_per_step + 6 * 64 * SEQ
     assert flops.hardware_per_step == flops.model_per_step  # nothing is computed again
@@ -235,7 +235,7 @@ def test_a_compiled_classifier_has_a_classifiers_head() -> None:
 def test_adapters_that_are_not_alike_are_counted_by_running(more: Any, why: str) -> None:
     lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], **more)
     held = peft.get_peft_model(model(), lora)
-    (flops,), _, reason = described(held, SEQ, Settings())
+    (flops,), _, reason = live_flops(held, SEQ, Settings())
     assert reason == ""
     assert flops.model_per_step == count(held, batch_size=1, seq_len=SEQ).needed.model
     assert why in flops.assumptions[0]
@@ -245,7 +245,7 @@ def test_adapters_on_experts_are_not_what_peft_makes_of_them() -> None:
     sizes: dict[str, Any] = {"num_experts": 4, "moe_intermediate_size": 32, "head_dim": 16}
     inner = library.Qwen3MoeForCausalLM(small("Qwen3Moe", **sizes))
     lora = peft.LoraConfig(r=4, target_parameters=["experts.down_proj"], target_modules=[])
-    found, _, reason = described(peft.get_peft_model(inner, lora), SEQ, Settings())
+    found, _, reason = live_flops(peft.get_peft_model(inner, lora), SEQ, Settings())
     assert found == ()
     assert "targets=experts" in reason
 
@@ -254,7 +254,7 @@ def test_layers_wrapped_to_be_checkpointed_are_computed_again() -> None:
     held, alike = model(), model()
     apply_activation_checkpointing(held, check_fn=lambda part: isinstance(part, LlamaDecoderLayer))
     alike.gradient_checkpointing_enable()
-    (flops,), _, _ = described(held, SEQ, Settings())
+    (flops,), _, _ = live_flops(held, SEQ, Settings())
     wanted = model_work(alike, SEQ)[0].chosen
     assert flops.model_per_step == wanted.model_per_step
     assert flops.hardware_per_step == wanted.hardware_per_step
@@ -276,7 +276,7 @@ def test_a_forward_of_several_batches_says_what_to_pass() -> None:
         def forward(self, chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
             return chosen + rejected
 
-    found, _, reason = described(Pairs(2, 2), SEQ, Settings())
+    found, _, reason = live_flops(Pairs(2, 2), SEQ, Settings())
     assert found == ()
     assert "a Pairs has no configuration" in reason
     assert "must take one batch of tokens" in reason

@@ -10,9 +10,9 @@ import transformers
 
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
-from ergmeter.flops.estimate.backward_peak import SOFTMAX_TENSORS
 from ergmeter.flops.estimate.memory import Kernels, Memory, Setup, step_memory
-from ergmeter.flops.models import model_graph
+from ergmeter.flops.estimate.saved_activations import SOFTMAX_TENSORS
+from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import TrainedParts
 from tests.unit.flops.live_storages import step_peaks
 

@@ -23,7 +23,7 @@ from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.counted.count import count
 from ergmeter.flops.graph.adapters import Lora, with_adapters
-from ergmeter.flops.models import model_graph
+from ergmeter.flops.source import model_graph
 
 BATCH, SEQ = 2, 32
 LLAMA = LlamaConfig(

@@ -9,9 +9,9 @@ import pytest
 
 from ergmeter.errors import UsageError
 from ergmeter.flops.batch import Batch
+from ergmeter.flops.estimate.arrangement import OPTIMIZERS
 from ergmeter.flops.estimate.estimate import CUBLAS_BYTES
 from ergmeter.flops.estimate.memory import Kernels, Memory, Parallel, Setup, step_memory
-from ergmeter.flops.estimate.optimizer import OPTIMIZERS
 from ergmeter.flops.graph.adapters import Lora
 from ergmeter.flops.source import read_graph
 from ergmeter.flops.work import TrainedParts

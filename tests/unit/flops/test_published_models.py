@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ergmeter.flops.config import ModelConfig
-from ergmeter.flops.models import model_graph
+from ergmeter.flops.source import model_graph
 
 _CLIP_336: dict[str, Any] = {
     "model_type": "clip_vision_model",

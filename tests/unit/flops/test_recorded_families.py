@@ -17,7 +17,7 @@ from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.estimate.estimate import CUBLAS_BYTES
 from ergmeter.flops.estimate.memory import Kernels, Memory, Setup, step_memory
 from ergmeter.flops.graph.adapters import Lora
-from ergmeter.flops.models import model_graph
+from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import TrainedParts
 
 SMALL = {

@@ -19,7 +19,7 @@ from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.estimate.memory import Kernels, Setup, step_memory
 from ergmeter.flops.graph.adapters import Lora
-from ergmeter.flops.models import model_graph
+from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import TrainedParts
 
 SEQUENCES, LENGTH, VOCAB = 2, 96, 600

@@ -27,8 +27,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.estimate.memory import Kernels, Memory, Parallel, Setup, step_memory
-from ergmeter.flops.models import model_graph
-from ergmeter.flops.source import read_graph
+from ergmeter.flops.source import model_graph, read_graph
 from ergmeter.flops.work import TrainedParts
 
 SEQUENCES, LENGTH, VOCAB, HIDDEN = 2, 48, 512, 128

@@ -19,10 +19,10 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ergmeter.flops.counted import remote, skeleton
-from ergmeter.flops.counted.call_specs import ModuleCall, TensorSpec
+from ergmeter.flops.counted.meta_model import ModuleCall, TensorSpec
+from ergmeter.flops.counted.remote import RecordedCall, StepRecord
 from ergmeter.flops.counted.skeleton import dumps, serialised
 from ergmeter.flops.counted.step_calls import count
-from ergmeter.flops.counted.step_work import RecordedCall, StepRecord
 
 
 def call_of(module: nn.Module, *shape: int) -> ModuleCall:
@@ -190,9 +190,9 @@ def test_no_file_of_the_users_is_run_again(tmp_path: Path) -> None:
         import pathlib, sys, torch, layers
         from torch import nn
         from ergmeter.flops.counted import remote
-        from ergmeter.flops.counted.call_specs import ModuleCall, TensorSpec
+        from ergmeter.flops.counted.meta_model import ModuleCall, TensorSpec
         from ergmeter.flops.counted.skeleton import serialised
-        from ergmeter.flops.counted.step_work import StepRecord
+        from ergmeter.flops.counted.remote import StepRecord
         class Model(nn.Module):
             def __init__(self):
                 super().__init__()

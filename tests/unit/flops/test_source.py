@@ -60,7 +60,7 @@ def test_a_directory_of_that_name_comes_first(
     with pytest.raises(FormatError, match=r"no config\.json in this directory"):
         read_model(NAME)
     (tmp_path / NAME / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 9}))
-    assert read_model(NAME).whole("vocab_size") == 9
+    assert read_model(NAME).integer("vocab_size") == 9
 
 
 @pytest.mark.parametrize("path", ["models/config.json", "./models/x", "/models/x", "config.json"])

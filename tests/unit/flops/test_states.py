@@ -13,7 +13,7 @@ from transformers.optimization import Adafactor
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.estimate.memory import Setup, step_memory
-from ergmeter.flops.models import model_graph
+from ergmeter.flops.source import model_graph
 from tests.unit.flops.live_storages import LiveStorages
 
 LLAMA = transformers.LlamaConfig(

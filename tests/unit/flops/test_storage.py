@@ -11,11 +11,10 @@ import pytest
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
-from ergmeter.flops.estimate.storage import KEPT, Storage, kept_as
-from ergmeter.flops.estimate.weight_format import storage_of
+from ergmeter.flops.estimate.storage import STORED_TYPES, Storage, storage_of, stored_type
 from ergmeter.flops.graph.adapters import Lora, with_adapters
 from ergmeter.flops.graph.graph import Graph, Linear
-from ergmeter.flops.models import model_graph
+from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import forward_traffic
 
 CONFIGS = Path(__file__).parents[2] / "data" / "configs"
@@ -65,7 +64,7 @@ def test_gpt_oss_is_kept_in_what_its_own_index_says(name: str, total_size: int) 
     for config in (read(name, GPT_OSS), read(name)):
         asked = storage_of(config, weights="mxfp4")
         assert asked.total_bytes(model) == total_size
-        assert asked.said[0].startswith("experts in mxfp4, 4.25 bits: 4, and 8 bits of scaling")
+        assert asked.notes[0].startswith("experts in mxfp4, 4.25 bits: 4, and 8 bits of scaling")
 
 
 def test_a_model_without_experts_has_its_layers_in_mxfp4() -> None:
@@ -99,7 +98,7 @@ def test_awq_by_hand() -> None:
     rest = 2 * 152064 * 3584 + 57 * 3584 + 28 * (3584 + 2 * 512)
     assert storage.total_bytes(model) == matrices * (4 + 20 / 128) / 8 + rest * 2
     assert storage.total_bytes(model) / 1e9 == pytest.approx(5.571, abs=0.0005)
-    assert storage.said == (
+    assert storage.notes == (
         "matrices in int4, 4.156 bits: 4, and 20 bits of scaling data for each 128 weights (the"
         " config's quantization_config)",
         "head, embeddings, norms and modules not converted in fp16 (the config's torch_dtype)",
@@ -255,7 +254,7 @@ def test_what_covers_a_part_of_the_model_is_asked_for(
     config = read("llama-3.1-8b", whole | more)
     with pytest.raises(FormatError, match=rf"does not follow from {field} .*pass --weights-dtype"):
         storage_of(config)
-    assert storage_of(config, weights="int4").matrices == KEPT["int4"]
+    assert storage_of(config, weights="int4").matrices == STORED_TYPES["int4"]
 
 
 def test_modules_that_are_left_alone_stay_as_the_model_is() -> None:
@@ -304,16 +303,16 @@ def test_what_is_read_of_quantised_weights_in_a_decoding_step() -> None:
 
 
 def test_who_says_so_is_said() -> None:
-    assert storage_of(read("llama-3.1-8b")).said == (
+    assert storage_of(read("llama-3.1-8b")).notes == (
         "weights in bf16, 16 bits (assumed, the config names no type)",
         "cache in bf16 (the type of weights that are not quantised)",
     )
     seeing = ModelConfig(
         {"model_type": "llava", "text_config": {"torch_dtype": "float16"}}, where="config.json"
     )
-    assert storage_of(seeing).said[0] == "weights in fp16, 16 bits (the config's torch_dtype)"
+    assert storage_of(seeing).notes[0] == "weights in fp16, 16 bits (the config's torch_dtype)"
     odd = read("llama-3.1-8b", torch_dtype="float8_e4m3fn")
-    assert "assumed" in storage_of(odd).said[0]
+    assert "assumed" in storage_of(odd).notes[0]
 
 
 @pytest.mark.parametrize(
@@ -339,6 +338,6 @@ def test_what_is_not_understood_is_one_line(said: Any, error: type[Exception], w
 
 
 def test_a_type_by_its_name_or_torchs() -> None:
-    assert kept_as("bfloat16") is kept_as("BF16") is KEPT["bf16"]
+    assert stored_type("bfloat16") is stored_type("BF16") is STORED_TYPES["bf16"]
     with pytest.raises(UsageError, match="nothing is kept as 'banana'"):
-        kept_as("banana")
+        stored_type("banana")

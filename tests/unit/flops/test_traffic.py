@@ -11,7 +11,7 @@ from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.estimate.storage import ASSUMED
 from ergmeter.flops.graph.graph import Attention, Graph
-from ergmeter.flops.models import model_graph
+from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import MemoryTraffic, forward_traffic
 
 CONFIGS = Path(__file__).parents[2] / "data" / "configs"

@@ -15,8 +15,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ergmeter.flops.counted.unsharded import sizes, spread_by, whole_parameters
-from ergmeter.flops.live import described
+from ergmeter.flops.counted.unsharded import sharded_by, sizes, unsharded_parameters
+from ergmeter.flops.live import live_flops
 from ergmeter.runlog.settings import Settings
 
 
@@ -47,15 +47,15 @@ def four_ranks() -> Iterator[Any]:
 
 
 def sized(model: nn.Module) -> tuple[int, int] | None:
-    return sizes(whole_parameters(model))
+    return sizes(unsharded_parameters(model))
 
 
 def test_names_and_sizes_of_a_plain_model_are_torchs() -> None:
     model = Words()
-    found = {one.name: one.numel for one in whole_parameters(model)}
+    found = {one.name: one.numel for one in unsharded_parameters(model)}
     assert found == {name: one.numel() for name, one in model.named_parameters()}
     assert sized(model) == WHOLE
-    assert spread_by(model) == ""
+    assert sharded_by(model) == ""
 
 
 def test_what_is_tied_counts_once() -> None:
@@ -67,7 +67,7 @@ def test_what_is_tied_counts_once() -> None:
 
 def test_a_part_is_told_by_the_names_it_has_inside() -> None:
     outer = nn.ModuleDict({"inner": Words()})
-    found = whole_parameters(outer, outer["inner"])
+    found = unsharded_parameters(outer, outer["inner"])
     assert [one.name for one in found] == ["table.weight", "module.weight", "head.weight"]
 
 
@@ -76,7 +76,7 @@ def test_a_shard_is_told_as_the_whole_and_never_run(four_ranks: Any) -> None:
     fully_shard(model, mesh=four_ranks)
     assert model.table.weight.to_local().numel() == 100 * 32 // 4
     assert sized(model) == WHOLE
-    flops, settings, reason = described(model, 16, Settings())
+    flops, settings, reason = live_flops(model, 16, Settings())
     assert flops == ()
     assert settings.parameters == WHOLE[0]
     assert "spread over processes by fully_shard, it is not run" in reason
@@ -86,8 +86,8 @@ def test_a_tensor_parallel_layer_is_told_as_the_whole_and_never_run(four_ranks: 
     model: Any = parallelize_module(Words(), four_ranks, {"module": ColwiseParallel()})
     assert model.module.weight.to_local().numel() == 32 * 64 // 4
     assert sized(model) == WHOLE
-    assert described(model, 16, Settings())[0] == ()
-    assert spread_by(model) == "DTensor"
+    assert live_flops(model, 16, Settings())[0] == ()
+    assert sharded_by(model) == "DTensor"
 
 
 def test_what_zero_3_has_emptied_is_told_by_the_shape_it_left() -> None:
@@ -96,7 +96,7 @@ def test_what_zero_3_has_emptied_is_told_by_the_shape_it_left() -> None:
         parameter.ds_id, parameter.ds_shape = number, parameter.shape  # type: ignore[attr-defined]
         parameter.data = torch.empty(0)
     assert sized(model) == WHOLE
-    assert spread_by(model) == "DeepSpeed"
+    assert sharded_by(model) == "DeepSpeed"
 
 
 def test_four_bits_are_unpacked() -> None:

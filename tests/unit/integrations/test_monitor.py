@@ -18,7 +18,7 @@ from ergmeter.compat.training_monitor.functions import (
 from ergmeter.errors import UsageError
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
-from ergmeter.flops.models import model_graph
+from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import step_work
 
 CONFIG = LlamaConfig(

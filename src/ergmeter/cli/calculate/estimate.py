@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from ergmeter.flops.batch import Batch
     from ergmeter.flops.estimate.arrangement import Parallel, Setup
-    from ergmeter.flops.estimate.estimate import Room
-    from ergmeter.flops.estimate.serving import Serving
+    from ergmeter.flops.estimate.estimate import Room, Serving
     from ergmeter.flops.graph.graph import Graph
     from ergmeter.flops.work import TrainedParts
     from ergmeter.hardware import DeviceSpec
@@ -77,9 +76,8 @@ def _served(
 ) -> dict[str, Serving]:
     """What is held to serve, as asked and with other types."""
     from ergmeter.flops.estimate.arrangement import check_model_split
-    from ergmeter.flops.estimate.fit import AS_ASKED
-    from ergmeter.flops.estimate.serving import serving
-    from ergmeter.flops.estimate.weight_format import storage_of
+    from ergmeter.flops.estimate.estimate import AS_ASKED, serving
+    from ergmeter.flops.estimate.storage import storage_of
     from ergmeter.flops.source import read_model
 
     graph = graph_of(model, shape)
@@ -116,8 +114,7 @@ def _trained(
     specs: tuple[DeviceSpec, ...] | Missing,
     room: Room | Missing,
 ) -> Any:  # noqa: ANN401  loading its class would load the view
-    from ergmeter.flops.estimate.estimate import memory_results, plan_results
-    from ergmeter.flops.estimate.fit import TrainingJob, ways
+    from ergmeter.flops.estimate.estimate import TrainingJob, memory_results, plan_results, ways
     from ergmeter.flops.estimate.memory import step_memory
     from ergmeter.flops.work import step_work
     from ergmeter.records import Missing
@@ -152,8 +149,7 @@ def _graph(
     """The model; how its checkpoint is quantised is said, since it is not what is counted."""
     from dataclasses import replace
 
-    from ergmeter.flops.estimate.arrangement import precision
-    from ergmeter.flops.estimate.optimizer import stored_as
+    from ergmeter.flops.estimate.arrangement import precision, stored_as
     from ergmeter.flops.source import read_model
 
     graph = graph_of(model, shape)

@@ -66,7 +66,7 @@ def command(
     from rich.console import Console
 
     from ergmeter.errors import FormatError
-    from ergmeter.flops.models import UnknownArchitectureError
+    from ergmeter.flops.source import UnknownArchitectureError
     from ergmeter.views.calculate import flops as view
 
     if engine == "counted":

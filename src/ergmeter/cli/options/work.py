@@ -166,8 +166,7 @@ def work_of(
 ) -> Work:
     """The step that the options describe, counted; `rest`: phase, context, convention, types."""
     from ergmeter.errors import UsageError
-    from ergmeter.flops.estimate.storage import ASSUMED
-    from ergmeter.flops.estimate.weight_format import storage_of
+    from ergmeter.flops.estimate.storage import ASSUMED, storage_of
     from ergmeter.flops.source import read_model
     from ergmeter.flops.work import step_work
 

@@ -1,8 +1,7 @@
-"""A step as the command line describes it, counted by building its model and running it.
+"""Counts a step that the command line describes: builds its model and runs it without data.
 
-Documents of a packed or padded batch are run one by one, those of a length together: a kernel that
-keeps them apart is not seen by a count without values, and a kernel that does not would be counted
-for pairs that never meet.
+Documents of a packed or padded batch are run one by one, those of equal length together. A count
+without values can't see whether a kernel separates documents, and would count pairs across them.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from ergmeter.errors import FormatError, UsageError
 from ergmeter.flops.analytic import PartFlops
 from ergmeter.flops.counted.count import count, count_built
 from ergmeter.flops.counted.op_totals import CountedStep
-from ergmeter.flops.graph.lora_targets import ALL_LINEAR, EXPERTS
-from ergmeter.flops.models import model_graph
+from ergmeter.flops.graph.adapters import ALL_LINEAR, EXPERTS
+from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import trained_graph
 
 if TYPE_CHECKING:
@@ -36,9 +35,7 @@ if TYPE_CHECKING:
     from ergmeter.flops.graph.adapters import Lora
     from ergmeter.flops.work import TrainedParts
 
-# -- adapted ---------------------------------------------------------------------------------------
-# The model of a configuration with PEFT's own adapters on it, without memory, to be counted.
-
+# A model with PEFT's own adapters, without memory.
 
 _AUTO: Any = transformers.AutoModelForCausalLM
 
@@ -60,8 +57,10 @@ def adapted_model(config: ModelConfig, lora: Lora, *, is_checkpointed: bool) -> 
                 model.enable_input_require_grads()
                 model.gradient_checkpointing_enable()
     except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:
-        said = str(error).strip().partition("\n")[0][:200]
-        raise UsageError(f"{config.where}: PEFT can't put these adapters on it: {said}") from error
+        message = str(error).strip().partition("\n")[0][:200]
+        raise UsageError(
+            f"{config.where}: PEFT can't put these adapters on it: {message}"
+        ) from error
     return model
 
 
@@ -77,10 +76,7 @@ def _targets(lora: Lora) -> dict[str, Any]:
     }
 
 
-# -- architectures ---------------------------------------------------------------------------------
-# FLOPs of the model a configuration describes: transformers builds it, without its weights.
-#
-# Seconds and no memory for a model of any size, because nothing in it has values.
+# A model built by transformers without its weights: seconds and no memory at any size.
 
 
 def count_config(
@@ -122,7 +118,7 @@ def count_config(
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without transformers' advice on kernels, which nobody is about to run."""
+    """Silences transformers' advice on kernels, which are not run here."""
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity(logging.ERROR)
     try:
@@ -154,7 +150,7 @@ def _config(config: Mapping[str, Any] | transformers.PretrainedConfig) -> Any:  
 
 
 def _builder(config: Any) -> Callable[..., nn.Module]:  # noqa: ANN401
-    """What builds the model: the class in `architectures`, else one that writes text if any."""
+    """The builder of the model: the class in `architectures`, else one that writes text if any."""
     listed = getattr(config, "architectures", None) or [""]
     named: Any = getattr(transformers, listed[0], None)
     config_class = getattr(named, "config_class", None)
@@ -165,12 +161,11 @@ def _builder(config: Any) -> Callable[..., nn.Module]:  # noqa: ANN401
         auto = getattr(transformers, f"AutoModel{name}")
         if type(config) in auto._model_mapping:
             break
-    found: Callable[..., nn.Module] = auto.from_config
-    return found
+    builder: Callable[..., nn.Module] = auto.from_config
+    return builder
 
 
-# -- built -----------------------------------------------------------------------------------------
-
+# The count of a step.
 
 _ONE_BY_ONE = "documents are run one by one, padding between them not at all"
 
@@ -215,18 +210,18 @@ def _together(counts: Iterable[CountedStep]) -> CountedStep:
     counts = list(counts)
     rows: dict[tuple[str, str], PartFlops] = {}
     missed: dict[str, int] = {}
-    for one in counts:
-        for key, cost in one.rows.items():
+    for counted in counts:
+        for key, cost in counted.rows.items():
             rows[key] = rows.get(key, PartFlops()) + cost
-        for name, calls in one.calls_not_counted.items():
+        for name, calls in counted.calls_not_counted.items():
             missed[name] = missed.get(name, 0) + calls
     first = counts[0]
-    said = (*first.assumptions, _ONE_BY_ONE)
-    return CountedStep(rows, first.params, first.params_trained, missed, said)
+    assumptions = (*first.assumptions, _ONE_BY_ONE)
+    return CountedStep(rows, first.params, first.params_trained, missed, assumptions)
 
 
 def _by_name(config: ModelConfig, how: TrainedParts) -> Callable[[str], bool]:
-    """Whether a parameter is trained, by its name: as the operation of the graph it belongs to."""
+    """True if the graph's operation that this parameter belongs to is trained."""
     graph, trainable = trained_graph(model_graph(config), how)
     trained = {node.name: trainable(node) for node in graph if node.params}
 

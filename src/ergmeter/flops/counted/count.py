@@ -1,12 +1,12 @@
-"""FLOPs of a model's step by running it once, on tensors that have shapes and no memory.
+"""Counts the FLOPs of a model's step by running it once, on tensors that have shapes and no memory.
 
-`count` takes a model as it is in the training script, live or compiled or quantized, and runs a
-weightless copy of it (`shadow`) under our own counter (`counter`, `rules`). The model's own step is
-never run, and nothing is moved between devices. What comes out is exact for what the copy
-computes, attention as the whole rectangle of scores; what it can't see is named.
+`count` takes a model as it is in the training script: live, compiled or quantized. It runs a
+weightless copy of it (`meta_model`) under `Counter`. The model's own step is never run, and nothing
+moves between devices. The count is exact for what the copy computes, with all pairs of attention;
+operators that can't be counted are named.
 
-The result is kept for as long as the model and the shapes stay what they are, so it may be asked
-for at every step.
+The result is cached while the model and the shapes stay the same, so it can be asked for at every
+step.
 """
 
 from __future__ import annotations
@@ -14,26 +14,234 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
+from bisect import bisect_right
+from collections import Counter as Counts
 from collections import OrderedDict
 from contextlib import ExitStack
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
+from torch._ops import HigherOrderOperator
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.flops.counted.counter import Counter
-from ergmeter.flops.counted.meta_model import Shadow, set_runnable, unwrapped
+from ergmeter.flops.analytic import PartFlops
+from ergmeter.flops.batch import Sequences
+from ergmeter.flops.counted.meta_model import MetaModel, set_runnable, unwrapped
+from ergmeter.flops.counted.op_costs import POSITIONS, RULES, Call, looks_like_a_product
 from ergmeter.flops.counted.op_totals import CountedStep
+from ergmeter.flops.graph.graph import Attention
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from ergmeter.flops.counted.op_costs import AttentionShape
+
+# The counter: products that torch computes while it is active, by module, operator and direction.
+#
+# A backward pass computes gradients and, under checkpointing, parts of the forward pass again.
+# Autograd runs a gradient with recording off and a recomputation with recording on, which separates
+# the two. The module of a gradient follows from the sequence number that autograd gave the forward
+# operation: numbers rise, so a module's are an interval.
+#
+# Never use it around a compiled training step: a dispatch mode at the first call of a compiled
+# model leaves the model uncompiled for good, without a message.
+
+# What tensors say about themselves: asked of the tensor, never of a mode.
+_ABOUT = frozenset(
+    {"size", "sym_size", "stride", "sym_stride", "numel", "sym_numel", "dim", "storage_offset"}
+    | {"sym_storage_offset", "is_contiguous", "sym_is_contiguous", "is_strides_like_format"}
+    | {"is_non_overlapping_and_dense", "layout"}
+)
+
+
+_DEVICE = torch.ops.prim.device.default
+
+
+class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts while it is entered. For tensors of one's own: a model in training is `count`'s."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._rows: dict[tuple[str, str], list[int]] = {}
+        self._unknown: Counts[str] = Counts()
+        self._stack: list[str] = [""]
+        self._from: list[int] = []  # the autograd number from which on ...
+        self._owner: list[str] = []  # ... what is recorded belongs to this module
+        self._masks: dict[str, Attention] = {}  # of modules that say they are causal
+        self._spared = [0, 0, 0]
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Counter:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def counted(
+        self, *, params: int = 0, params_trained: int = 0, assumptions: tuple[str, ...] = ()
+    ) -> CountedStep:
+        """The totals counted so far."""
+        rows = {key: PartFlops(*costs) for key, costs in self._rows.items()}
+        spared = PartFlops(*self._spared)
+        return CountedStep(rows, params, params_trained, dict(self._unknown), assumptions, spared)
+
+    def follow(self, model: torch.nn.Module) -> None:
+        """Tell modules apart, by their names in `model`. It puts hooks on them, so a copy's."""
+        apart = {type(module) for module in model.modules() if "sliding_window" in vars(module)}
+        for name, module in model.named_modules():
+            self._handles += [
+                module.register_forward_pre_hook(self._entering(name)),
+                module.register_forward_hook(self._leaving, always_call=True),
+            ]
+            if getattr(module, "is_causal", False) is True:
+                # As transformers has it: where layers differ, those with a window say so.
+                says = module if type(module) in apart else getattr(module, "config", None)
+                window = getattr(says, "sliding_window", None)
+                self._masks[name] = _mask(window if isinstance(window, int) else None)
+
+    def unfollow(self) -> None:
+        """Take the hooks off again."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _entering(self, name: str) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            self._stack.append(name)
+            self._note_owner()
+
+        return hook
+
+    def _leaving(self, *_: object) -> None:
+        self._stack.pop()
+        self._note_owner()
+
+    def _note_owner(self) -> None:
+        self._from.append(torch._C._autograd._get_sequence_nr())
+        self._owner.append(self._stack[-1])
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401
+        types: Any,  # noqa: ANN401
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Run an operator, and add what it cost."""
+        if func is _DEVICE and isinstance(args[0], FakeTensor):  # asked twice for each gradient
+            return args[0].fake_device
+        kwargs = kwargs or {}
+        name, is_known, decomposes = _kind(func)
+        if name is None:
+            return NotImplemented
+        if decomposes:
+            with self:
+                return func.decompose(*args, **kwargs)
+        if name == "aten::_grouped_mm" and isinstance(args[0], FakeTensor):
+            out = _grouped_result(*args, **kwargs)
+        else:
+            out = func(*args, **kwargs)
+        if is_known:
+            self._add(func, name, args, kwargs, out)
+        elif looks_like_a_product(name, (*args, *kwargs.values())):
+            self._unknown[_call_text(func, name, kwargs)] += 1
+        return out
+
+    def _add(
+        self,
+        func: Any,  # noqa: ANN401
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,  # noqa: ANN401
+    ) -> None:
+        node: Any = torch._C._current_autograd_node()
+        wanted: tuple[bool, ...] = ()
+        arguments = dict(zip(_names(func, name), args, strict=False)) | kwargs
+        if node is None:
+            direction, module = 0, self._stack[-1]
+        elif torch.is_grad_enabled():
+            direction, module = 2, self._stack[-1]
+        else:
+            direction, module = 1, self._owner_of(node)
+            wanted = tuple(edge[0] is not None for edge in node.next_functions)
+        work = RULES[name](Call(arguments, out, wanted))
+        costs = self._rows.setdefault((module, name), [0, 0, 0])
+        costs[direction] += int(work.needed)
+        costs[2] += int(work.again)
+        self._spared[2] += int(work.again)
+        if work.meeting is not None and work.needed:
+            self._spared[direction] += self._masked(work.needed, work.meeting, module)
+
+    def _masked(self, needed: int, met: AttentionShape, module: str) -> int:
+        """FLOPs of pairs that a causal mask removes."""
+        mask = self._masks.get(module, _mask() if met.is_causal else None)
+        if mask is None or met.queries != met.keys:
+            return 0
+        pairs = met.sequences * met.queries * met.keys
+        unmasked = Sequences(met.queries, met.sequences).pairs(mask, "needed")
+        return needed // pairs * (pairs - int(unmasked))
+
+    def _owner_of(self, node: Any) -> str:  # noqa: ANN401
+        index = bisect_right(self._from, node._sequence_nr()) - 1
+        return self._owner[index] if index >= 0 else ""
+
+
+def _mask(window: int | None = None) -> Attention:
+    return Attention(1, 1, 1, 1, "causal", window=window)
+
+
+@lru_cache(maxsize=4096)
+def _kind(func: Any) -> tuple[str | None, bool, bool]:  # noqa: ANN401
+    """An operator's name, whether it has a rule, and whether it is to be taken apart first."""
+    if isinstance(func, HigherOrderOperator):
+        higher: str = func._name
+        return higher, higher in RULES, False
+    name: str = func._schema.name
+    if name.rpartition("::")[2] in _ABOUT:
+        return None, False, False
+    if name in RULES:
+        return name, True, False
+    return name, False, name != "prim::device" and bool(func._can_decompose())
+
+
+@lru_cache(maxsize=256)
+def _names(func: Any, name: str) -> tuple[str, ...]:  # noqa: ANN401
+    if name in POSITIONS:
+        return POSITIONS[name]
+    return tuple(argument.name for argument in func._schema.arguments)
+
+
+def _grouped_result(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,  # noqa: ARG001
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The result of `grouped_mm` by shape: torch's own stand-in refuses all types but bfloat16."""
+    shape = [left.shape[-2], right.shape[-1]]
+    if left.dim() == right.dim():
+        shape.insert(0, left.shape[0] if left.dim() == 3 else offs.shape[0])  # type: ignore[union-attr]
+    return left.new_empty(shape, dtype=out_dtype or left.dtype)
+
+
+def _call_text(func: Any, name: str, kwargs: dict[str, Any]) -> str:  # noqa: ANN401
+    """An operator's name; of a Triton kernel its own, which the wrapper's arguments hold."""
+    if "kernel_idx" not in kwargs:
+        return name
+    table = torch._higher_order_ops.triton_kernel_wrap.kernel_side_table
+    return f"the Triton kernel {getattr(table.get_kernel(kwargs['kernel_idx']), '__name__', func)}"
+
+
+# Counting a model.
 
 __all__ = ["CountedStep", "Counter", "count", "count_built"]
 
@@ -43,11 +251,11 @@ RAISED = (
     *(ImportError, ArithmeticError),
 )
 _CURE = "pass inputs= it accepts, or count it from its configuration"
-_KEPT = 128
+_CACHE_SIZE = 128
 _PLAIN = (bool, int, float, str, tuple)  # what a module is told when it is made
 _torch_log = logging.getLogger("torch._subclasses.fake_tensor")  # prints what we raise
 _counts: OrderedDict[object, CountedStep] = OrderedDict()
-_faces: WeakKeyDictionary[nn.Module, _Face] = WeakKeyDictionary()
+_faces: WeakKeyDictionary[nn.Module, _ModelKey] = WeakKeyDictionary()
 
 
 def count(
@@ -75,12 +283,16 @@ def count(
         _counts.move_to_end(key)
         return _counts[key]
 
-    def build(shadow: Shadow) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    def build(shadow: MetaModel) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
         copy = shadow.of(model)
-        given = tree_map(partial(_faked, shadow), inputs)
-        if given is None:
-            given = _text(copy, batch_size=batch_size, seq_len=seq_len, source_len=source_len)
-        return (copy, (), dict(given)) if hasattr(given, "items") else (copy, tuple(given), {})
+        fake_inputs = tree_map(partial(_faked, shadow), inputs)
+        if fake_inputs is None:
+            fake_inputs = _text(copy, batch_size=batch_size, seq_len=seq_len, source_len=source_len)
+        return (
+            (copy, (), dict(fake_inputs))
+            if hasattr(fake_inputs, "items")
+            else (copy, tuple(fake_inputs), {})
+        )
 
     counted = _run(build, train=train, loss=loss)
     _check_untouched(model)
@@ -103,12 +315,12 @@ def count_built(
     `trainable` says by name which parameters are trained: all, if not given. `key` stands for what
     `build` makes.
     """
-    whole = (key, batch_size, seq_len, source_len, train, trainable, checkpointing)
-    if whole in _counts:
-        _counts.move_to_end(whole)
-        return _counts[whole]
+    cache_key = (key, batch_size, seq_len, source_len, train, trainable, checkpointing)
+    if cache_key in _counts:
+        _counts.move_to_end(cache_key)
+        return _counts[cache_key]
 
-    def made(_: Shadow) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    def made(_: MetaModel) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
         model: Any = build()
         if hasattr(model, "config"):
             set_runnable(model.config)
@@ -116,33 +328,33 @@ def count_built(
             model.gradient_checkpointing_enable()
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(trainable is None or trainable(name))
-        given = _text(model, batch_size=batch_size, seq_len=seq_len, source_len=source_len)
-        return model, (), given
+        fake_inputs = _text(model, batch_size=batch_size, seq_len=seq_len, source_len=source_len)
+        return model, (), fake_inputs
 
-    return _keep(whole, _run(made, train=train, loss=None))
+    return _keep(cache_key, _run(made, train=train, loss=None))
 
 
 def _keep(key: object, counted: CountedStep) -> CountedStep:
     _counts[key] = counted
-    while len(_counts) > _KEPT:
+    while len(_counts) > _CACHE_SIZE:
         _counts.popitem(last=False)
     return counted
 
 
-# -- running ---------------------------------------------------------------------------------------
+# Running the copy.
 
 
 def _run(
-    build: Callable[[Shadow], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]],
+    build: Callable[[MetaModel], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]],
     *,
     train: bool,
     loss: Callable[[Any], torch.Tensor] | None,
 ) -> CountedStep:
-    shadow, counter = Shadow(), Counter()
+    shadow, counter = MetaModel(), Counter()
     depth = torch._C._len_torch_dispatch_stack()
     generator = torch.get_rng_state()
     try:
-        with apart():
+        with isolated():
             model, args, kwargs = build(shadow)
             model.train(train)
             params, trained = _sizes(model)
@@ -173,8 +385,8 @@ def _run(
     )
 
 
-def apart() -> ExitStack:
-    """Where nothing the caller has switched on is felt, and nothing done here is kept."""
+def isolated() -> ExitStack:
+    """A context without the caller's modes; changes made in it are undone."""
     stack = ExitStack()
     stack.callback(setattr, _torch_log, "disabled", _torch_log.disabled)
     _torch_log.disabled = True
@@ -211,9 +423,9 @@ def _sizes(model: nn.Module) -> tuple[int, int]:
 def scalar_of(result: Any) -> torch.Tensor | None:  # noqa: ANN401
     """The number to walk back from; what it is made of costs no product. None: there is none."""
     for name in ("loss", "logits", "last_hidden_state"):
-        found = result.get(name) if hasattr(result, "get") else getattr(result, name, None)
-        if isinstance(found, torch.Tensor) and found.requires_grad:
-            return found.sum()
+        value = result.get(name) if hasattr(result, "get") else getattr(result, name, None)
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            return value.sum()
     tensors = [
         leaf
         for leaf in tree_flatten(result)[0]
@@ -223,18 +435,18 @@ def scalar_of(result: Any) -> torch.Tensor | None:  # noqa: ANN401
 
 
 def why_not_run(error: BaseException, *, cure: str = _CURE) -> str:
-    """Why a model can't be counted by running it without values, and what to do."""
-    said = str(error).strip().partition("\n")[0][:200]
+    """The reason why a model can't be counted without values, and what to do."""
+    message = str(error).strip().partition("\n")[0][:200]
     kind = type(error).__name__
     if kind in ("DataDependentOutputException", "DynamicOutputShapeException"):
         return (
-            f"the model decides by the values of its tensors ({said}), which a count without values"
-            f" does not have; {cure}"
+            f"the model decides by the values of its tensors ({message}), which a count without"
+            f" values does not have; {cure}"
         )
-    return f"the model can't be run without its weights: {kind}: {said}; {cure}"
+    return f"the model can't be run without its weights: {kind}: {message}; {cure}"
 
 
-# -- inputs ----------------------------------------------------------------------------------------
+# Inputs.
 
 
 def _text(
@@ -259,8 +471,9 @@ def _taking_tokens(model: nn.Module) -> str:
         return "input_ids"
     needed = [
         name
-        for name, one in accepted.items()
-        if one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        for name, parameter in accepted.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
     reads = any("Embedding" in kind.__name__ for m in model.modules() for kind in type(m).__mro__)
     if len(needed) != 1 or not reads:
@@ -277,18 +490,18 @@ def _whole_number(name: str, value: int | None) -> int:
     return value
 
 
-def _faked(shadow: Shadow, value: Any) -> Any:  # noqa: ANN401
+def _faked(shadow: MetaModel, value: Any) -> Any:  # noqa: ANN401
     return shadow.tensor(value) if isinstance(value, torch.Tensor) else value
 
 
-# -- knowing a model again -------------------------------------------------------------------------
+# Recognising a model that was counted before.
 
 
-class _Face:
-    """What a model's count depends on, told quickly, without keeping the model alive.
+class _ModelKey:
+    """A key of what a model's count depends on, made quickly, without keeping the model alive.
 
     Its structure is described once; after that only what can change is looked at: which modules and
-    parameters there are, which of these are trained, who is checkpointed.
+    parameters there are, which of these are trained, which are checkpointed.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -316,17 +529,17 @@ class _Face:
 
 
 def _parts(modules: Sequence[nn.Module]) -> tuple[list[int], list[int], list[bool]]:
-    """Which modules are in these, which parameters, and which of them are trained."""
-    held = [p for module in modules for p in module._parameters.values() if p is not None]
+    """The modules in these, their parameters, and which of them are trained."""
+    parameters = [p for module in modules for p in module._parameters.values() if p is not None]
     children = [id(child) for module in modules for child in module._modules.values()]
-    return children, [id(p) for p in held], [p.requires_grad for p in held]
+    return children, [id(p) for p in parameters], [p.requires_grad for p in parameters]
 
 
 def _structure(model: nn.Module) -> tuple[object, ...]:
     face = _faces.get(model)
     key = face.key() if face is not None else None
     if key is None:
-        face = _faces[model] = _Face(model)
+        face = _faces[model] = _ModelKey(model)
         key = face.key()
     assert key is not None
     return key

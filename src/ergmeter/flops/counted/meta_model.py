@@ -1,26 +1,112 @@
-"""A copy of a model that has its structure and none of its weights, to run without touching it.
+"""Copies a model's structure without its weights, and describes module calls without data.
 
-The trap: a live model. Its own step must not be run to be counted: its hooks would fire, its
-generators advance, its gradients fill, and its compiled code be lost. So every module is made
-again around fake tensors (shapes without memory, on a device that computes nothing), and whatever
-a module refers to, its submodules, methods bound to itself, its configuration, refers to the copy.
+A live model's own step must not be run to be counted: its hooks would fire, its generators
+advance, its gradients fill and its compiled code be lost. So every module is rebuilt around fake
+tensors (shapes without memory, on a device that computes nothing). Whatever a module refers to
+(submodules, bound methods, configuration) refers to the copy.
 
-All that floats becomes float32 on the CPU: FLOPs depend on neither, while a kernel for one device
-or a mixture of types would keep the copy from running where autocast lets the original run. A layer
-that keeps its weights packed (4 or 8 bits) becomes the plain layer of the size it stands for.
+All floating-point tensors become float32 on the CPU. FLOPs depend on neither, and a kernel for one
+device or mixed types could keep the copy from running. A layer with packed weights (4 or 8 bits)
+becomes the plain layer of its size.
 """
 
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from ergmeter.errors import NotMeasurable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# A module call without data: the module, and the shapes of its arguments.
+
+
+class TensorSpec:
+    """A tensor without its values."""
+
+    __slots__ = ("dtype", "is_parameter", "requires_grad", "shape")
+
+    def __init__(
+        self,
+        shape: Iterable[int],
+        dtype: torch.dtype,
+        *,
+        requires_grad: bool = False,
+        is_parameter: bool = False,
+    ) -> None:
+        self.shape = tuple(int(size) for size in shape)
+        self.dtype = dtype
+        self.requires_grad = requires_grad
+        self.is_parameter = is_parameter
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorSpec:
+        """The whole tensor's, where ranks hold pieces of it (ZeRO-3, DTensor)."""
+        return cls(
+            getattr(tensor, "ds_shape", tensor.shape),
+            tensor.dtype,
+            requires_grad=tensor.requires_grad,
+            is_parameter=isinstance(tensor, nn.Parameter),
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return make_tensor, (self.shape, self.dtype, self.requires_grad, self.is_parameter)
+
+
+def make_tensor(
+    shape: tuple[int, ...], dtype: torch.dtype, requires_grad: bool, is_parameter: bool
+) -> torch.Tensor:
+    """A tensor of this shape. To be called under a FakeTensorMode, where it takes no memory."""
+    is_floating = dtype.is_floating_point
+    made = torch.empty(shape, dtype=torch.float32 if is_floating else dtype)
+    trained = requires_grad and is_floating
+    return (
+        nn.Parameter(made, requires_grad=trained) if is_parameter else made.requires_grad_(trained)
+    )
+
+
+@dataclass
+class ModuleCall:
+    """An outermost call of a module in a step. Tensors are `TensorSpec`s, so it holds no data."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    has_grad: bool  # gradients were recorded
+    training: bool
+    trained: tuple[bool, ...]  # requires_grad of each parameter
+    times: int = 1
+    is_walked_back: bool = True  # a backward pass went through it
+    is_recomputed: bool = False  # inside torch.utils.checkpoint
+    graph_flops: tuple[float, float] | None = None  # forward, backward: by the autograd graph
+
+
+def ids_shape(call: ModuleCall) -> tuple[int, int] | None:
+    """Rows and positions of the tokens that a call was given."""
+    named = call.kwargs.get("input_ids")
+    values: list[Any] = [named, *call.args, *call.kwargs.values()]
+    for value in values:
+        if isinstance(value, TensorSpec) and len(value.shape) == 2 and _is_integer(value.dtype):
+            return value.shape[0], value.shape[1]
+    embedded = call.kwargs.get("inputs_embeds")
+    if isinstance(embedded, TensorSpec) and len(embedded.shape) == 3:
+        return embedded.shape[0], embedded.shape[1]
+    return None
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and dtype is not torch.bool
+
+
+# The copy.
 
 # Where wrappers keep what they wrap, by their names.
 _WRAPPERS = {
@@ -37,7 +123,7 @@ HOOKS = tuple(name for name in vars(nn.Module()) if "_hooks" in name)
 
 
 class PlainLinear(nn.Module):
-    """What a packed linear layer stands for. Numbers that do not float take no gradient."""
+    """The plain layer of a packed linear layer's size. Integer weights take no gradient."""
 
     def __init__(
         self, inputs: int, outputs: int, *, bias: nn.Parameter | None, is_trained: bool
@@ -55,14 +141,14 @@ class PlainLinear(nn.Module):
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside what compiles it or spreads it over devices."""
     while True:
-        place = _WRAPPERS.get(type(model).__name__)
-        inner = model._modules.get(place) if place is not None else None
+        attribute = _WRAPPERS.get(type(model).__name__)
+        inner = model._modules.get(attribute) if attribute is not None else None
         if inner is None:
             return model
         model = inner
 
 
-class Shadow:
+class MetaModel:
     """Makes the copy. To be used inside a FakeTensorMode."""
 
     def __init__(self) -> None:
@@ -132,19 +218,19 @@ class Shadow:
         fake: nn.Module = object.__new__(type(real))
         self._made[id(real)] = fake
         state = dict(real.__dict__)
-        held = {name: state.pop(name) for name in ("_parameters", "_buffers", "_modules")}
+        contents = {name: state.pop(name) for name in ("_parameters", "_buffers", "_modules")}
         for name in HOOKS:
             hooks = state.pop(name, None)
             fake.__dict__[name] = needed_hooks(hooks) if isinstance(hooks, dict) else hooks
         state["_compiled_call_impl"] = None
         if "_old_forward" in state:  # what accelerate puts aside when it moves a layer's inputs
             state["forward"] = state["_old_forward"]
-        for name, members in held.items():
+        for name, members in contents.items():
             fake.__dict__[name] = {key: self.mapped(item) for key, item in members.items()}
         for name, value in state.items():
             fake.__dict__[name] = self.mapped(value)
         if fake.__dict__.get("rope_type") in ("dynamic", "longrope"):
-            # These look at the positions themselves, which nobody knows; no product depends on it.
+            # These look at the positions themselves, which are unknown; no product depends on it.
             fake.__dict__["rope_type"] = "default"
         return fake
 
@@ -155,9 +241,9 @@ class Shadow:
         is_trained = isinstance(weight, nn.Parameter) and weight.requires_grad
         fake = PlainLinear(inputs, outputs, bias=fake_bias, is_trained=is_trained)
         self._made[id(real)] = fake
-        said = f"{type(real).__name__} layers are counted as the plain layers they stand for"
-        if said not in self.assumptions:
-            self.assumptions.append(said)
+        assumption = f"{type(real).__name__} layers are counted as the plain layers they stand for"
+        if assumption not in self.assumptions:
+            self.assumptions.append(assumption)
         return fake
 
 
@@ -188,15 +274,15 @@ def needed_hooks(hooks: dict[int, Any]) -> Any:  # noqa: ANN401  a mapping of th
     PEFT and transformers make the embedding's result need a gradient by a hook; torch derives a
     normalised weight in one.
     """
-    kept = type(hooks)()
+    needed = type(hooks)()
     for key, hook in hooks.items():
         where = getattr(hook, "__module__", None) or type(hook).__module__
         name = getattr(hook, "__qualname__", type(hook).__qualname__)
         if where.startswith("torch.nn.utils") or (
             where.partition(".")[0] in ("transformers", "peft") and "require_grad" in name
         ):
-            kept[key] = hook
-    return kept
+            needed[key] = hook
+    return needed
 
 
 def _is_configuration(value: object) -> bool:

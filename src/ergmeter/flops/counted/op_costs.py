@@ -1,14 +1,13 @@
-"""What one call of a torch operator costs, from the shapes of its arguments.
+"""FLOPs of one call of a torch operator, from the shapes of its arguments.
 
-The trap: an operator without a rule counts as nothing, and says nothing. torch's own table has no
-rule for attention on a CPU, none for `grouped_mm` (what transformers runs experts with), refuses
-grouped queries in some versions, forgets the groups of a convolution's gradient, and counts what a
-fused attention kernel computes again as if the model had asked for it. The rules here are all our
-own, and an operator that looks like a product and has none is reported by name.
+torch's own table has no rule for attention on a CPU and none for `grouped_mm`, which transformers
+runs experts with. It refuses grouped queries in some versions, forgets the groups of a
+convolution's gradient, and counts fused attention's recomputation as model FLOPs. So all rules here
+are our own. An operator that looks like a product and has no rule is reported by name.
 
-An operator is known by its name, so that a torch without it is no worse off. A product of m x k
-and k x n is 2 m k n, as in `analytic`; masks are ignored: the whole rectangle of scores counts,
-whether or not a kernel skips some of it. What a mask spares is told beside it.
+Operators are looked up by name, so that an older torch works too. A product of m x k and k x n is
+2 m k n, as in `analytic`. Masks are ignored: all pairs count, whether or not a kernel skips some.
+What a mask spares is reported beside it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class AttentionShape(NamedTuple):
 class CallWork(NamedTuple):
     """FLOPs of a call: those the mathematics needs, and those done over again beside them.
 
-    Of attention `needed` is the whole rectangle; who met whom stands beside it, if it is known.
+    Of attention `needed` has all pairs; the shape of attention is beside it, if it is known.
     """
 
     needed: int
@@ -58,14 +57,14 @@ class Call:
         return next((self.arguments[n] for n in names if self.arguments.get(n) is not None), None)
 
     def wants(self, position: int) -> bool:
-        """Whether an input's gradient is asked for; where nobody can say, it is."""
+        """True if an input's gradient is needed, or if that can't be seen."""
         return self.wanted[position] if position < len(self.wanted) else True
 
 
 Rule: TypeAlias = "Callable[[Call], CallWork]"
 
 
-# -- products --------------------------------------------------------------------------------------
+# Products.
 
 
 def _rows_of(left: str) -> Rule:
@@ -74,8 +73,8 @@ def _rows_of(left: str) -> Rule:
 
 
 def _first(out: Any) -> torch.Tensor:  # noqa: ANN401
-    found: torch.Tensor = out[0] if isinstance(out, tuple | list) else out
-    return found
+    tensor: torch.Tensor = out[0] if isinstance(out, tuple | list) else out
+    return tensor
 
 
 def _summed_batches(call: Call) -> CallWork:
@@ -104,7 +103,7 @@ def _grouped(left: str, right: str) -> Rule:
     return rule
 
 
-# -- convolutions ----------------------------------------------------------------------------------
+# Convolutions.
 
 
 def _convolution(image: str) -> Rule:
@@ -130,7 +129,7 @@ def _convolved(image: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, cal
     return 2 * met.numel() * prod(weight.shape[1:])
 
 
-# -- attention -------------------------------------------------------------------------------------
+# Attention.
 
 Shape: TypeAlias = "tuple[int, int, int]"  # heads, query-key dimension, value dimension
 
@@ -138,7 +137,7 @@ Shape: TypeAlias = "tuple[int, int, int]"  # heads, query-key dimension, value d
 def _attention(pairs_of: Callable[[Call], tuple[int, Shape]]) -> Rule:
     def rule(call: Call) -> CallWork:
         met, (heads, qk_dim, v_dim) = pairs_of(call)
-        return CallWork(2 * heads * (qk_dim + v_dim) * met, meeting=_meeting(call, met))
+        return CallWork(2 * heads * (qk_dim + v_dim) * met, meeting=_attention_shape(call, met))
 
     return rule
 
@@ -147,7 +146,7 @@ def _attention_backward(pairs_of: Callable[[Call], tuple[int, Shape]]) -> Rule:
     """Four products where the scores were kept: dV, the weights' own gradient, dQ and dK.
 
     A fused kernel keeps no scores and computes them again: a fifth, which is hardware's. It also
-    computes gradients that nobody asked for, say of frozen keys: those are no model's either.
+    computes gradients that are not needed, say of frozen keys: those are no model FLOPs either.
     """
 
     def rule(call: Call) -> CallWork:
@@ -155,18 +154,18 @@ def _attention_backward(pairs_of: Callable[[Call], tuple[int, Shape]]) -> Rule:
         scores, values = 2 * heads * qk_dim * met, 2 * heads * v_dim * met
         query, key, value = (call.wants(position) for position in range(3))
         needed = scores * (query + key) + values * (value + (query or key))
-        return CallWork(needed, 3 * scores + 2 * values - needed, _meeting(call, met))
+        return CallWork(needed, 3 * scores + 2 * values - needed, _attention_shape(call, met))
 
     return rule
 
 
-def _meeting(call: Call, met: int) -> AttentionShape | None:
-    """Who meets whom, of sequences alike; None of those of many lengths."""
+def _attention_shape(call: Call, met: int) -> AttentionShape | None:
+    """The shape of attention over equal sequences; None for sequences of several lengths."""
     query, key = (call.get(name, name[0]) for name in ("query", "key"))
     if call.get("cum_seq_q", "cu_seqlens_q", "cu_seq_q") is not None or query.dim() != 4:
         return None
-    for place in (-2, 1):  # heads first, positions first
-        queries, keys = query.shape[place], key.shape[place]
+    for axis in (-2, 1):  # heads first, positions first
+        queries, keys = query.shape[axis], key.shape[axis]
         if met == query.shape[0] * queries * keys:
             is_causal = bool(call.get("is_causal", "causal"))
             return AttentionShape(query.shape[0], queries, keys, is_causal)
@@ -203,11 +202,11 @@ def _positions_first(call: Call) -> tuple[int, Shape]:
 def _lengths(starts: torch.Tensor) -> list[int] | None:
     if type(starts) is not torch.Tensor or starts.device.type == "meta":
         return None
-    found: list[int] = starts.diff().tolist()
-    return found
+    lengths: list[int] = starts.diff().tolist()
+    return lengths
 
 
-# -- recurrent layers that are one operator --------------------------------------------------------
+# Recurrent layers that are one operator.
 
 
 def _recurrent(times: int) -> Rule:
@@ -323,7 +322,7 @@ PRODUCT_NAME = re.compile(
 
 
 def looks_like_a_product(name: str, arguments: Iterable[Any]) -> bool:
-    """Whether an operator that has no rule may be one that should.
+    """True if an operator that has no rule may be one that should.
 
     One of torch's own, by its name; anybody else's, if it takes two matrices or more.
     """

@@ -1,11 +1,19 @@
-"""What was counted of one step: by module, by operator, by direction. Knows nothing of torch."""
+"""Totals of a counted step by module, operator and direction, compared with the analytic count.
+
+Imports nothing of torch.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from ergmeter.flops.analytic import PartFlops
+
+if TYPE_CHECKING:
+    from ergmeter.flops.analytic import Parts
 
 
 @dataclass(frozen=True)
@@ -37,66 +45,66 @@ class CountedStep:
 
     @property
     def recomputed(self) -> float:
-        """What was computed once more: checkpointing, and fused attention's own scores."""
+        """FLOPs that were recomputed: checkpointing, and fused attention's own scores."""
         return self.total.recomputed
 
     @property
     def model(self) -> float:
-        """What the mathematics needs: forward and backward."""
+        """Model FLOPs: forward and backward."""
         return self.total.model
 
     @property
     def hardware(self) -> float:
-        """What is computed."""
+        """Hardware FLOPs: all that is computed."""
         return self.total.hardware
 
     @property
     def needed(self) -> PartFlops:
-        """Without pairs that a causal mask keeps apart and what fused attention makes again.
+        """The total without masked pairs and without fused attention's recomputation.
 
         Where a kernel was told of the mask, or its module says that it is causal; attention that
         is written out as products counts whole.
         """
-        whole, less = self.total, self.spared
+        total, less = self.total, self.spared
         return PartFlops(
-            whole.forward - less.forward,
-            whole.backward - less.backward,
-            whole.recomputed - less.recomputed,
+            total.forward - less.forward,
+            total.backward - less.backward,
+            total.recomputed - less.recomputed,
         )
 
     @property
     def operators(self) -> dict[str, PartFlops]:
         """FLOPs by operator."""
-        found: dict[str, PartFlops] = {}
+        totals: dict[str, PartFlops] = {}
         for (_, operator), cost in self.rows.items():
-            found[operator] = found.get(operator, PartFlops()) + cost
-        return found
+            totals[operator] = totals.get(operator, PartFlops()) + cost
+        return totals
 
     @property
     def own(self) -> dict[str, PartFlops]:
         """FLOPs by the module that computed them itself, its children's left out."""
-        found: dict[str, PartFlops] = {}
+        totals: dict[str, PartFlops] = {}
         for (module, _), cost in self.rows.items():
-            found[module] = found.get(module, PartFlops()) + cost
-        return found
+            totals[module] = totals.get(module, PartFlops()) + cost
+        return totals
 
     def modules(self, *, depth: int | None = None) -> dict[str, PartFlops]:
         """FLOPs by module, each with all that is inside it; the model itself is "".
 
         With a `depth`, only modules whose names have at most so many parts.
         """
-        found: dict[str, PartFlops] = {}
+        totals: dict[str, PartFlops] = {}
         for module, cost in self.own.items():
             parts = module.split(".") if module else []
             for length in range(len(parts) + 1):
                 if depth is None or length <= depth:
                     name = ".".join(parts[:length])
-                    found[name] = found.get(name, PartFlops()) + cost
-        return found
+                    totals[name] = totals.get(name, PartFlops()) + cost
+        return totals
 
     @property
     def not_counted(self) -> tuple[str, ...]:
-        """What looked like a product and has no rule, in words."""
+        """A line for each operator that looks like a product and has no rule."""
         return tuple(
             f"not counted: {name} x {calls}" for name, calls in self.calls_not_counted.items()
         )
@@ -104,7 +112,7 @@ class CountedStep:
 
 @dataclass(frozen=True)
 class CallFlops:
-    """What one call costs; FLOPs of pairs of positions (attention) are part of them."""
+    """FLOPs of one call; those of pairs of positions (attention) are part of them."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -115,3 +123,125 @@ class CallFlops:
     assumptions: tuple[str, ...] = ()
     error: str = ""  # why there are no FLOPs
     pairs_masked: float = 0.0  # FLOPs of pairs that a causal mask hides: left out
+
+
+# Agreement of the analytic and the counted FLOPs, part by part.
+#
+# The analytic count follows the model, the counted one its code. Where both are right they are
+# equal to the last digit. They differ where an implementation computes every expert for every
+# token, where a scan's reference code pads to full chunks, or where one of the two has a fault.
+
+TOLERANCE_FRAC = 0.01
+_NAMED = 3  # parts a sentence names
+
+# A fused kernel computes scores and values in one go, so they can only be compared together.
+_TOGETHER = {"attention scores": "attention", "attention values": "attention"}
+
+_OUTPUTS = frozenset({"o_proj", "dense", "c_proj", "out_proj", "wo", "o"})
+_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
+_SCANNED = frozenset({"mamba", "mixer", "linear_attn"})
+_SHARED = frozenset({"shared_expert", "shared_experts", "shared_mlp"})
+_EXPERTS = frozenset({"experts", "block_sparse_moe"})
+_ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Two counts of one step, by part: analytic, counted."""
+
+    parts: dict[str, tuple[PartFlops, PartFlops]]
+
+    def totals(self, *, without: frozenset[str] = frozenset()) -> tuple[PartFlops, PartFlops]:
+        """Both counts of all parts, some left out."""
+        compared = [both for part, both in self.parts.items() if part not in without]
+        return (
+            sum((analytic for analytic, _ in compared), PartFlops()),
+            sum((counted for _, counted in compared), PartFlops()),
+        )
+
+    def relative(self, *, without: frozenset[str] = frozenset()) -> float:
+        """Analytic model FLOPs minus counted ones, as a share of the counted ones."""
+        analytic, counted = self.totals(without=without)
+        if not counted.model:
+            return 0.0 if not analytic.model else float("inf")
+        return analytic.model / counted.model - 1
+
+    @property
+    def differing(self) -> list[str]:
+        """Parts whose difference is more than 1 % of the whole, the largest first."""
+        _, counted = self.totals()
+        apart = {part: abs(a.model - c.model) for part, (a, c) in self.parts.items()}
+        return sorted(
+            (part for part in apart if apart[part] > TOLERANCE_FRAC * counted.model),
+            key=lambda part: -apart[part],
+        )
+
+    @property
+    def sentence(self) -> str:
+        """One sentence: that they agree, or in which parts they differ."""
+        analytic, counted = self.totals()
+        relative = self.relative()
+        if not self.differing:
+            return f"analytic and counted FLOPs agree to {max(abs(relative), 1e-6):.2g}"
+        side = "above" if relative > 0 else "below"
+        where = ", ".join(
+            f"{part} {self.parts[part][0].model:.4g} against {self.parts[part][1].model:.4g}"
+            for part in self.differing[:_NAMED]
+        )
+        return (
+            f"analytic is {100 * abs(relative):.1f} % {side} counted"
+            f" ({analytic.model:.4g} against {counted.model:.4g} FLOPs); they differ in: {where}"
+        )
+
+
+def agreement(parts: Parts, counted: CountedStep) -> Agreement:
+    """Put an analytic count and a counted one side by side.
+
+    Counted attention is the whole rectangle, so the analytic one must have been asked for
+    `pairs="computed"`.
+    """
+    collected: dict[str, list[PartFlops]] = {}
+    for part, cost in parts.items():
+        both = collected.setdefault(_TOGETHER.get(part, part), [PartFlops(), PartFlops()])
+        both[0] += cost
+    for (module, operator), cost in counted.rows.items():
+        both = collected.setdefault(part_of(module, operator), [PartFlops(), PartFlops()])
+        both[1] += cost
+    return Agreement({part: (a, c) for part, (a, c) in collected.items()})
+
+
+def part_of(module: str, operator: str = "") -> str:
+    """The part of a model that a module of this name is, as the analytic engine calls them.
+
+    What a mixing module computes itself, outside its layers, is the mixing: attention or a scan.
+    """
+    words = module.split(".")
+    if "convolution" in operator:
+        return "convolution"
+    if any(word.startswith("lora_") for word in words):
+        return "lora"
+    if not any(word.isdigit() for word in words):
+        return "head" if "head" in words[-1] or words[-1] == "embed_out" else "other"
+    if _SHARED & set(words):
+        return "shared expert"
+    if _ROUTERS & set(words):
+        return "router"
+    if _EXPERTS & set(words):
+        return "experts"
+    return _in_a_block(words, operator)
+
+
+def _in_a_block(words: list[str], operator: str) -> str:
+    index = next((i for i, word in enumerate(words) if word in _SCANNED), None)
+    if index is not None:
+        # Mamba multiplies by the weights of its dt_proj itself: a matrix. States come in batches.
+        is_own = index == len(words) - 1 and not operator.endswith(("::mm", "::addmm"))
+        inside = "linear attention" if words[index] == "linear_attn" else "mamba"
+        return "scan" if is_own else inside
+    index = next((i for i, word in enumerate(words) if _ATTENTION.search(word)), None)
+    if index is None:
+        return "mlp"
+    if index == len(words) - 1:
+        return "attention"
+    inner = [word for word in words[index + 1 :] if word not in ("base_layer", "default")]
+    return "attention output" if inner and inner[-1] in _OUTPUTS else "attention qkv"

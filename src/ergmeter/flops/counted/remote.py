@@ -1,9 +1,13 @@
-"""Counts a recorded step in a Python of its own, which neither the training nor its GPUs notice.
+"""Counts a recorded step in a separate Python process, and puts the step's FLOPs together.
 
-The request lies in a folder: `request.json` and the modules without weights. `start` runs a fresh
-interpreter on it, at the lowest priority, with no GPU visible and none of ergmeter's hook; it
-writes `result.json` beside it. It is nobody's child, so a program that waits for its own children
-never meets it. Nothing of torch is imported here; that interpreter runs `step_calls.main`.
+The request is a folder with `request.json` and the modules without weights. `start` runs a fresh
+interpreter on it, at the lowest priority, with no GPU visible and without ergmeter's hook. That
+process runs `step_calls.main` and writes `result.json` beside the request. It is not a child of
+the program, so a program that waits for its own children does not wait for it. Nothing of torch is
+imported here.
+
+The record of a step is plain data. The program can finish the count, or the recorder around it
+after the program has ended.
 """
 
 from __future__ import annotations
@@ -15,15 +19,251 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ergmeter.errors import NotMeasurable
 from ergmeter.flops.counted.op_totals import CallFlops
-from ergmeter.flops.counted.step_work import Lengths, StepRecord
+from ergmeter.records import Flops, WorkPart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+# FLOPs of a training step from its recorded calls and the count of each.
+
+MODEL, OTHER, GENERATION = "model", "other models", "generation"
+_COUNTED = "the calls of one training step, run again without weights or data"
+_ATTENTION = "attention: "  # begins the line that names its pairs, which notes show
+_MASKED = "pairs that is_causal hides are left out, all others counted"
+_ALL_PAIRS = "every pair, as no kernel is told is_causal"
+_ALIKE_FRAC = 0.01
+
+
+@dataclass(frozen=True)
+class RecordedCall:
+    """A recorded call before it is counted."""
+
+    module: str  # its class
+    part: str  # model, other models
+    times: int = 1
+    graph_flops: tuple[float, float] | None = None  # forward, backward: by the autograd graph
+    is_loss: bool = False  # that is given labels
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step as it was recorded, without the FLOPs of its calls."""
+
+    groups: tuple[tuple[RecordedCall, ...], ...] = ()  # calls to be counted, by module
+    tokens: int | None = None  # of the step, as its integration counts them
+    samples: int | None = None
+    length: float = 0.0  # of a sequence, on the average of tokens
+    outside_forward: float = 0.0  # products outside of modules
+    outside_backward: float = 0.0
+    not_counted: tuple[str, ...] = ()  # products of the trained models that could not be counted
+    assumptions: tuple[str, ...] = ()
+    analytic: tuple[Flops, ...] = ()  # of the largest model, where its configuration is known
+    is_head_on_labels: bool = False  # in that count: the head is applied to labelled positions
+    positions: float | None = None  # that it was called with in the step, where that is known
+    generated: dict[str, int] = field(default_factory=dict)  # positions with a cache, by class
+    parameters: int | None = None
+    dtype: str | None = None
+    reason: str = ""  # why it was not counted from a configuration
+
+    def as_json(self) -> dict[str, Any]:
+        """The record as it is stored beside a request."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> StepRecord:
+        """The record from the result of `as_json`."""
+        groups = tuple(tuple(RecordedCall(**c) for c in group) for group in stored["groups"])
+        analytic = tuple(Flops.from_json(entry) for entry in stored["analytic"])
+        texts = {name: tuple(stored[name]) for name in ("not_counted", "assumptions")}
+        return cls(**{**stored, **texts, "groups": groups, "analytic": analytic})
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Sequences as they were in all steps; attention costs by the average."""
+
+    length: float = 0.0
+    is_padded: bool = False
+    # Labelled positions of a token, by those of the recorded step: what only they need costs so.
+    labelled_ratio: float = 1.0
+    labelled_frac: float = 0.0  # of all real tokens; 0: unknown, or no part of the count goes by it
+
+
+def step_flops(
+    record: StepRecord,
+    counts: Sequence[Sequence[CallFlops]],
+    lengths: Lengths | None = None,
+) -> tuple[Flops, ...]:
+    """The FLOPs of a step under each convention. NotMeasurable says why there are none."""
+    lengths = lengths or Lengths()
+    record = _with_all_labels(record, lengths.labelled_ratio)
+    trained, others = _by_part(record, counts)
+    if record.analytic:
+        return tuple(_completed(flops, record, trained, others) for flops in record.analytic)
+    failed = [flops.error for _, flops in trained if flops.error]
+    if not trained and not record.outside_forward:
+        raise NotMeasurable(record.reason or _nothing_seen(record))
+    if failed and all(flops.error for _, flops in trained):
+        raise NotMeasurable(failed[0])
+    return (_counted(record, trained, others, lengths),)
+
+
+def _with_all_labels(record: StepRecord, ratio: float) -> StepRecord:
+    """The recorded step as if it had the labelled positions of an average one."""
+    if ratio == 1.0:
+        return record
+    groups = tuple(
+        tuple(_scaled(call, ratio) if call.is_loss else call for call in group)
+        for group in record.groups
+    )
+    assumption = f"labelled positions are those of all steps, {ratio:.3f} times the recorded step's"
+    return replace(
+        record,
+        groups=groups,
+        outside_forward=record.outside_forward * ratio,
+        outside_backward=record.outside_backward * ratio,
+        assumptions=(*record.assumptions, assumption),
+    )
+
+
+def _scaled(call: RecordedCall, ratio: float) -> RecordedCall:
+    if call.graph_flops is None:
+        return call
+    forward, backward = call.graph_flops
+    return replace(call, graph_flops=(forward * ratio, backward * ratio))
+
+
+def _nothing_seen(record: StepRecord) -> str:
+    if record.not_counted:
+        return f"what the step multiplies can't be counted: {', '.join(record.not_counted)}"
+    return "no call of a module with gradients was seen in the step that was recorded"
+
+
+_Counted = list[tuple["RecordedCall", "CallFlops"]]
+
+
+def _by_part(
+    record: StepRecord, counts: Sequence[Sequence[CallFlops]]
+) -> tuple[_Counted, _Counted]:
+    pairs = [
+        (call, _by_graph(call, flops.error) if flops.error and call.graph_flops else flops)
+        for calls, group in zip(record.groups, counts, strict=True)
+        for call, flops in zip(calls, group, strict=True)
+    ]
+    return [p for p in pairs if p[0].part == MODEL], [p for p in pairs if p[0].part != MODEL]
+
+
+def _by_graph(call: RecordedCall, error: str) -> CallFlops:
+    """A call that can't be run without its data, as it was in the recorded step."""
+    forward, backward = call.graph_flops or (0.0, 0.0)
+    why = error.partition(";")[0]  # without what to do about it
+    assumption = f"given: the products of {call.module} in one step's autograd graph ({why})"
+    return CallFlops(forward, backward, assumptions=(assumption,))
+
+
+def _counted(record: StepRecord, trained: _Counted, others: _Counted, lengths: Lengths) -> Flops:
+    good = [(call, flops) for call, flops in trained if not flops.error]
+    forward = sum(c.times * flops.forward for c, flops in good) + record.outside_forward
+    backward = sum(c.times * flops.backward for c, flops in good) + record.outside_backward
+    again = sum(c.times * flops.recomputed for c, flops in good)
+    pairs = sum(c.times * (flops.pairs_forward + flops.pairs_backward) for c, flops in good)
+    model = forward + backward
+    alone = None
+    if record.tokens:
+        alone = (model + again - pairs) / record.tokens
+        if lengths.length and record.length:
+            ratio = lengths.length / record.length
+            if abs(ratio - 1) > _ALIKE_FRAC:
+                model += pairs * (ratio - 1)
+    failed = tuple(f"{call.module} ({flops.error})" for call, flops in trained if flops.error)
+    return Flops(
+        model_per_step=model,
+        convention="counted",
+        engine="counted",
+        hardware_per_step=model + again,
+        hardware_per_padding=alone if lengths.is_padded else None,
+        tokens_per_step=record.tokens,
+        samples_per_step=record.samples,
+        assumptions=(_COUNTED, *_pair_notes(good), *_count_notes(record, trained)),
+        other_work=_other_work(record, others, model and forward / model, model, scale=1.0),
+        not_counted=(*record.not_counted, *_unknown(trained), *failed),
+    )
+
+
+def _pair_notes(good: _Counted) -> tuple[str, ...]:
+    """Notes on which pairs of attention are in the count; none where there is no attention."""
+    if any(flops.pairs_masked for _, flops in good):
+        return (f"{_ATTENTION}{_MASKED}",)
+    return (f"{_ATTENTION}{_ALL_PAIRS}",) if any(flops.pairs_forward for _, flops in good) else ()
+
+
+def _completed(analytic: Flops, record: StepRecord, trained: _Counted, others: _Counted) -> Flops:
+    """A count from a configuration, with what the step computes beside that model's forward."""
+    good = [(call, flops) for call, flops in trained if not flops.error]
+    extra = record.outside_forward + record.outside_backward
+    extra += sum(c.times * (flops.forward + flops.backward) for c, flops in good)
+    again = sum(c.times * flops.recomputed for c, flops in good)
+    scale, calls = 1.0, 1.0
+    if record.tokens and analytic.tokens_per_step:
+        scale = analytic.tokens_per_step / record.tokens
+        if record.positions:  # a model called twice on a batch costs twice its tokens
+            calls = record.positions / record.tokens
+    model = analytic.model_per_step * calls + extra * scale
+    hardware = analytic.hardware_per_step
+    if hardware is not None:
+        hardware = hardware * calls + (extra + again) * scale
+    failed = tuple(f"{call.module} ({flops.error})" for call, flops in trained if flops.error)
+    return replace(
+        analytic,
+        model_per_step=model,
+        hardware_per_step=hardware,
+        assumptions=(*analytic.assumptions, *_count_notes(record, trained)),
+        other_work=_other_work(record, others, 1 / 3, model / scale, scale=scale),
+        not_counted=(*record.not_counted, *_unknown(trained), *failed),
+    )
+
+
+def _other_work(
+    record: StepRecord, others: _Counted, forward_frac: float, model: float, *, scale: float
+) -> tuple[WorkPart, ...]:
+    parts = []
+    if others:
+        names = ", ".join(dict.fromkeys(call.module for call, _ in others))
+        failed = [f"{call.module}: {flops.error}" for call, flops in others if flops.error]
+        total = sum(
+            c.times * (flops.forward + flops.backward + flops.recomputed) for c, flops in others
+        )
+        note = f"{names}; not counted: {failed[0]}" if failed else names
+        parts.append(WorkPart(OTHER, None if failed else total * scale, note))
+    if record.generated:
+        names, positions = ", ".join(record.generated), sum(record.generated.values())
+        note = f"{names}: {positions:,} positions with a cache, each as in a forward pass"
+        per_position = forward_frac * model / record.tokens if record.tokens else None
+        flops = None if per_position is None else positions * per_position * scale
+        parts.append(WorkPart(GENERATION, flops, note))
+    return tuple(parts)
+
+
+def _count_notes(record: StepRecord, trained: _Counted) -> tuple[str, ...]:
+    own = [line for _, flops in trained for line in flops.assumptions]
+    assumptions = [*record.assumptions, *own]
+    if record.outside_forward and not record.analytic and not trained:
+        assumptions.append("all products are outside of modules, as the autograd graph has them")
+    return tuple(dict.fromkeys(assumptions))
+
+
+def _unknown(trained: _Counted) -> tuple[str, ...]:
+    lines = [line for _, flops in trained for line in flops.not_counted]
+    return tuple(dict.fromkeys(line.removeprefix("not counted: ") for line in lines))
+
+
+# The request, and the process that counts it.
 
 REQUEST, RESULT, STARTED, FAILED = "request.json", "result.json", "started", "failed"
 LENGTHS = "lengths.json"
@@ -64,9 +304,9 @@ class CountRequest:
 
     def as_json(self) -> dict[str, Any]:
         """All but the bytes."""
-        found = asdict(self)
-        found.pop("groups")
-        return found
+        fields = asdict(self)
+        fields.pop("groups")
+        return fields
 
 
 FOLDER = ".flops"  # in a run directory, while something is to be counted
@@ -84,7 +324,7 @@ def write(request: CountRequest, record: StepRecord, folder: Path) -> None:
 
 
 def folder_for(run: Path, writer: str, number: int) -> Path:
-    """Where a writer of a run puts a request."""
+    """The folder for a run writer's request."""
     return run / FOLDER / f"{writer}-{number:x}"
 
 
@@ -99,7 +339,7 @@ def write_lengths(folder: Path, lengths: Lengths) -> None:
 
 
 def lengths_of(folder: Path) -> Lengths:
-    """What `write_lengths` wrote."""
+    """The lengths that `write_lengths` wrote."""
     try:
         return Lengths(**json.loads((folder / LENGTHS).read_text()))
     except FileNotFoundError:
@@ -107,7 +347,7 @@ def lengths_of(folder: Path) -> Lengths:
 
 
 def is_pending(folder: Path) -> bool:
-    """Whether a request lies here that nobody has begun to count."""
+    """True if there is a request here whose count has not begun."""
     return (folder / REQUEST).is_file() and not (folder / STARTED).exists()
 
 
@@ -157,18 +397,18 @@ def fail(folder: Path, error: Exception) -> None:
 
 
 def result(folder: Path) -> list[list[CallFlops]] | None:
-    """What was counted; None until it is there. Where the counter broke, each call says so."""
+    """The counts; None until they are there. If the counter broke, each call has the error."""
     try:
         stored = json.loads((folder / RESULT).read_text())
     except FileNotFoundError:
         return _broken(folder) if (folder / FAILED).exists() else None
-    return [[CallFlops(**_tuples(one)) for one in group] for group in stored]
+    return [[CallFlops(**_tuples(entry)) for entry in group] for group in stored]
 
 
 def _broken(folder: Path) -> list[list[CallFlops]]:
     lines = (folder / "log").read_text(errors="replace").split("\n")
-    said = next((line.strip() for line in reversed(lines) if line.strip()), "it was killed")
-    failed = CallFlops(error=f"the counting process failed ({said[:200]})")
+    message = next((line.strip() for line in reversed(lines) if line.strip()), "it was killed")
+    failed = CallFlops(error=f"the counting process failed ({message[:200]})")
     sizes = json.loads((folder / REQUEST).read_text())["sizes"]
     return [[failed] * size for size in sizes]
 
@@ -180,10 +420,10 @@ def record_of(folder: Path) -> StepRecord:
 
 def digest(folder: Path) -> str:
     """The same for requests that are counted alike: those of ranks of one training."""
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     for path in sorted(folder.glob("*.pickle")):
-        found.update(path.read_bytes())
-    return found.hexdigest()
+        sha.update(path.read_bytes())
+    return sha.hexdigest()
 
 
 def _tuples(stored: dict[str, Any]) -> dict[str, Any]:
@@ -191,7 +431,7 @@ def _tuples(stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def files(folder: Path) -> tuple[dict[str, Any], tuple[bytes, ...]]:
-    """What a request says, and its modules."""
+    """A request and its modules."""
     about = json.loads((folder / REQUEST).read_text())
     numbers = range(len(about["sizes"]))
     return about, tuple((folder / f"{number}.pickle").read_bytes() for number in numbers)
@@ -200,14 +440,14 @@ def files(folder: Path) -> tuple[dict[str, Any], tuple[bytes, ...]]:
 def answer(folder: Path, counted: Sequence[Sequence[CallFlops]]) -> None:
     """Write what was counted."""
     staging = folder / f".{RESULT}"
-    staging.write_text(json.dumps([[asdict(one) for one in group] for group in counted]))
+    staging.write_text(json.dumps([[asdict(flops) for flops in group] for group in counted]))
     staging.rename(folder / RESULT)
 
 
 def _environment() -> dict[str, str]:
-    kept = {
+    environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(_LEFT_OUT) and name not in _NOT_ITS_OWN
     }
-    return {**kept, **_SET}
+    return {**environment, **_SET}

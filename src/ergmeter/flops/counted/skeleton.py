@@ -29,15 +29,14 @@ from cloudpickle import cloudpickle as by_value
 from torch import nn
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.flops.counted.call_specs import TensorSpec
-from ergmeter.flops.counted.meta_model import HOOKS, needed_hooks, unwrapped
+from ergmeter.flops.counted.meta_model import HOOKS, TensorSpec, needed_hooks, unwrapped
 from ergmeter.flops.counted.remote import CountRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from threading import Event
 
-    from ergmeter.flops.counted.call_specs import ModuleCall
+    from ergmeter.flops.counted.meta_model import ModuleCall
 
 _MOST_BYTES = 64 * 2**20
 _MOST_S = 10.0  # of work, pauses not counted
@@ -70,13 +69,13 @@ class NotSent:
         self._refuse()
 
     def __or__(self, _: object) -> NotSent:
-        """In an annotation, as `Dataset | None`: naming a class is not using it."""
+        """Allows an annotation such as `Dataset | None`: naming a class is not using it."""
         return self
 
     __ror__ = __or__
 
     def _refuse(self) -> NoReturn:
-        # An AttributeError, so that whoever only asks what it has is told: nothing.
+        # An AttributeError, so that hasattr() is False.
         raise AttributeError(f"its forward uses a {self._name}, which can't be sent elsewhere")
 
 
@@ -90,17 +89,17 @@ def serialised(
     `outer` is what FSDP has put around modules, by their ids: it has their parameters. Once
     `training_over` is set, the pauses end.
     """
-    found: list[bytes] = []
+    parts: list[bytes] = []
     errors: dict[int, str] = {}
     for number, calls in enumerate(groups):
         try:
             module = calls[0].module
-            whole = (outer or {}).get(id(module), module)
-            found.append(dumps(list(calls), modules=[whole], training_over=training_over))
+            outermost = (outer or {}).get(id(module), module)
+            parts.append(dumps(list(calls), modules=[outermost], training_over=training_over))
         except NotMeasurable as error:
-            found.append(b"")
+            parts.append(b"")
             errors[number] = str(error)
-    return CountRequest(tuple(found), errors, tuple(len(calls) for calls in groups), _search_path())
+    return CountRequest(tuple(parts), errors, tuple(len(calls) for calls in groups), _search_path())
 
 
 def _search_path() -> tuple[str, ...]:
@@ -138,7 +137,7 @@ def dumps(
 
 
 def loads(data: bytes) -> Any:  # noqa: ANN401
-    """What `dumps` was given, on empty tensors. Under a FakeTensorMode."""
+    """The object that `dumps` serialised, on empty tensors. Needs a FakeTensorMode."""
     return pickle.loads(data)
 
 
@@ -161,7 +160,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._worked_s = 0.0
 
     def reducer_override(self, obj: Any) -> Any:  # noqa: ANN401
-        """How one object is serialised; called for all but numbers, texts and plain containers."""
+        """Serialises one object; called for all but numbers, texts and plain containers."""
         self._pause()
         if isinstance(obj, torch.Tensor):
             return _reduced_tensor(obj)
@@ -170,7 +169,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, type):
             if not _is_users(obj.__module__):
                 return _untracked(self._by_default(obj), obj)
-            # Through its hooks an optimizer's class would bring whoever watches the training.
+            # Through its hooks an optimizer's class would bring objects that watch the training.
             if issubclass(obj, _NOT_SENT_TYPES) and not issubclass(obj, nn.Module):
                 return NotSent, (obj.__name__,)
             return _untracked(by_value._dynamic_class_reduce(obj), obj)
@@ -232,8 +231,8 @@ def _untracked(reduced: Any, kind: type) -> Any:  # noqa: ANN401
     if not isinstance(reduced, tuple):
         return reduced
     tracked = by_value._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(kind)
-    make, given, *rest = reduced
-    return make, tuple(None if one is tracked else one for one in given), *rest
+    make, arguments, *rest = reduced
+    return make, tuple(None if argument is tracked else argument for argument in arguments), *rest
 
 
 def _reduced_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -297,26 +296,26 @@ def _own_class(module: nn.Module) -> type:
 
 
 def _flat_parameters(modules: Iterable[nn.Module]) -> dict[int, dict[str, TensorSpec]]:
-    """By module, the parameters that FSDP has taken out of it, in their own shapes."""
-    found: dict[int, dict[str, TensorSpec]] = {}
+    """The parameters that FSDP has taken out of each module, in their own shapes."""
+    specs: dict[int, dict[str, TensorSpec]] = {}
     for outer in modules:
         for module in outer.modules():
             vector: Any = getattr(getattr(module, "_handle", None), "flat_param", None)
             if vector is None or not hasattr(vector, "_param_infos"):
                 continue
             for info, shape in zip(vector._param_infos, vector._shapes, strict=True):
-                found.setdefault(id(info.module), {})[info.param_name] = TensorSpec(
+                specs.setdefault(id(info.module), {})[info.param_name] = TensorSpec(
                     shape, vector.dtype, requires_grad=vector.requires_grad, is_parameter=True
                 )
             for info in getattr(vector, "_shared_param_infos", ()):
-                first = found[id(info.prim_module)][info.prim_param_name]
-                found.setdefault(id(info.module), {})[info.param_name] = first
-    return found
+                first = specs[id(info.prim_module)][info.prim_param_name]
+                specs.setdefault(id(info.module), {})[info.param_name] = first
+    return specs
 
 
 @cache
 def _is_users(name: str | None) -> bool:
-    """Whether a module is a file of the user's own, and not an installed package."""
+    """True if a module is a file of the user's own, not of an installed package."""
     if not name or name in ("__main__", "__mp_main__"):
         return True
     root = sys.modules.get(name.partition(".")[0])
@@ -331,7 +330,7 @@ def _is_users(name: str | None) -> bool:
 
 @cache
 def installed_folders() -> tuple[str, ...]:
-    """Where this Python keeps its own and installed modules; ergmeter's own beside them."""
+    """The folders of this Python's own and installed modules, and of ergmeter."""
     paths = sysconfig.get_paths()
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     own = str(Path(__file__).parents[3])
@@ -340,7 +339,7 @@ def installed_folders() -> tuple[str, ...]:
 
 
 def _is_installed(folder: Path) -> bool:
-    """Whether pip has put packages here; not the program's own folder, whatever is beside it."""
+    """True if pip installed packages here, and it is not the program's own folder."""
     if folder.name in ("site-packages", "dist-packages"):
         return True
     program = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -349,7 +348,7 @@ def _is_installed(folder: Path) -> bool:
 
 
 def _reference(target: Any) -> Any:  # noqa: ANN401
-    """What a weak reference returned when it was called; it keeps its target."""
+    """A weak reference's target, which is kept alive."""
     return partial(_same, target)
 
 

@@ -1,7 +1,7 @@
-"""The FLOPs of the module calls that one training step made, from their shapes alone.
+"""Counts the FLOPs of the module calls of one training step, from their shapes alone.
 
-`skeleton` makes bytes of calls without any weight or data; `count` runs them on empty tensors: in
-another process by `ergmeter.flops.counted.remote`, or in this one after its last step.
+`skeleton` serialises the calls without weights or data. `count` runs them on empty tensors: in
+another process through `ergmeter.flops.counted.remote`, or in this one after its last step.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from torch.utils._pytree import tree_map
 
 from ergmeter.errors import ErgmeterError, NotMeasurable
 from ergmeter.flops.counted import remote
-from ergmeter.flops.counted.count import RAISED, apart, scalar_of, why_not_run
-from ergmeter.flops.counted.counter import Counter
-from ergmeter.flops.counted.meta_model import Shadow
+from ergmeter.flops.counted.count import RAISED, Counter, isolated, scalar_of, why_not_run
+from ergmeter.flops.counted.meta_model import MetaModel
 from ergmeter.flops.counted.op_totals import CallFlops
 from ergmeter.flops.counted.remote import CountRequest
 from ergmeter.flops.counted.skeleton import loads
 
 if TYPE_CHECKING:
-    from ergmeter.flops.counted.call_specs import ModuleCall
+    from ergmeter.flops.counted.meta_model import ModuleCall
     from ergmeter.flops.counted.op_totals import CountedStep
 
 _CURE = "give its FLOPs to the Meter (flops=), from a configuration like it (`erg flops`)"
@@ -38,21 +37,21 @@ _attention = nn.functional.scaled_dot_product_attention
 
 def count(request: CountRequest) -> list[list[CallFlops]]:
     """The FLOPs of each call, group by group; of one that can't be counted, why."""
-    found = []
+    results = []
     for number, data in enumerate(request.groups):
         if number in request.errors:
             failed = CallFlops(error=request.errors[number])
-            found.append([failed] * request.sizes[number])
+            results.append([failed] * request.sizes[number])
             continue
         try:
-            found.append(_count_group(data))
+            results.append(_count_group(data))
         except ErgmeterError as error:
-            found.append([CallFlops(error=str(error))] * request.sizes[number])
-    return found
+            results.append([CallFlops(error=str(error))] * request.sizes[number])
+    return results
 
 
 def main(path: str) -> None:
-    """In an interpreter of its own: count the request that lies in this folder."""
+    """Counts the request in this folder; runs in an interpreter of its own."""
     folder = Path(path)
     about, groups = remote.files(folder)
     errors = {int(number): why for number, why in about["errors"].items()}
@@ -64,7 +63,7 @@ def _count_group(data: bytes) -> list[CallFlops]:
     generator = torch.get_rng_state()
     try:
         with ExitStack() as stack:
-            stack.enter_context(apart())
+            stack.enter_context(isolated())
             stack.enter_context(_OnCpu())
             stack.callback(setattr, nn.functional, _SDPA, _attention)
             setattr(nn.functional, _SDPA, _attention_without_dropout)
@@ -73,7 +72,7 @@ def _count_group(data: bytes) -> list[CallFlops]:
             except Exception as error:
                 what = f"{type(error).__name__}: {error}".strip().partition("\n")[0][:200]
                 raise NotMeasurable(f"the model can't be made again elsewhere: {what}") from error
-            shadow = Shadow()
+            shadow = MetaModel()
             return [_count_call(call, shadow) for call in calls]
     finally:
         while torch._C._len_torch_dispatch_stack() > depth:
@@ -81,7 +80,7 @@ def _count_group(data: bytes) -> list[CallFlops]:
         torch.set_rng_state(generator)
 
 
-def _count_call(call: ModuleCall, shadow: Shadow) -> CallFlops:
+def _count_call(call: ModuleCall, shadow: MetaModel) -> CallFlops:
     try:
         return _flops_of(call, *_run(call, shadow), tuple(shadow.assumptions))
     except RAISED as error:
@@ -90,7 +89,7 @@ def _count_call(call: ModuleCall, shadow: Shadow) -> CallFlops:
         return CallFlops(error=str(error))
 
 
-def _run(call: ModuleCall, shadow: Shadow) -> tuple[CountedStep, bool]:
+def _run(call: ModuleCall, shadow: MetaModel) -> tuple[CountedStep, bool]:
     """The count of a forward and, where there was one, a backward pass; and whether there was."""
     model = shadow.of(call.module)
     if model.training != call.training:
@@ -102,7 +101,7 @@ def _run(call: ModuleCall, shadow: Shadow) -> tuple[CountedStep, bool]:
             # Without gradients torch takes fused short cuts that have no rule.
             wanted = is_trained or not has_grad
             parameter.requires_grad_(wanted and parameter.is_floating_point())
-    args, kwargs = tree_map(lambda one: _mapped(one, shadow), (call.args, call.kwargs))
+    args, kwargs = tree_map(lambda value: _mapped(value, shadow), (call.args, call.kwargs))
     counter = Counter()
     counter.follow(model)
     try:
@@ -119,7 +118,7 @@ def _run(call: ModuleCall, shadow: Shadow) -> tuple[CountedStep, bool]:
     return counter.counted(), number is not None
 
 
-def _mapped(value: Any, shadow: Shadow) -> Any:  # noqa: ANN401
+def _mapped(value: Any, shadow: MetaModel) -> Any:  # noqa: ANN401
     if isinstance(value, nn.Parameter | nn.Module):
         return shadow.mapped(value)
     return value
@@ -171,7 +170,7 @@ class _OnCpu(TorchFunctionMode):
         if name == "cuda" and args and isinstance(args[0], torch.Tensor):
             return args[0]
         if name == "to":
-            args = tuple("cpu" if _is_device(one) else one for one in args)
+            args = tuple("cpu" if _is_device(argument) else argument for argument in args)
         return func(*args, **kwargs)
 
 

@@ -1,11 +1,11 @@
-"""How large a model is whose weights lie in pieces or packed: true names, shapes and flags.
+"""Names, shapes and flags of a model's parameters when its weights are sharded or packed.
 
-The trap: `numel()` of what one rank holds. FSDP leaves it a part of one long vector, ZeRO-3 an
-empty tensor, and 4 bits put two weights into a byte. Each keeps the true shape beside what it keeps
-of the weight, and it is read there. A DTensor tells the shape of the whole by itself.
+`numel()` on one rank is wrong: FSDP leaves a part of one long vector, ZeRO-3 an empty tensor, and
+4 bits put two weights into a byte. Each stores the true shape beside the weight, and it is read
+there. A DTensor has the unsharded shape itself.
 
-A training may be under way on another thread, which swaps parameters as it goes: a module's are
-taken all at once, and only what does not change is looked at. Nothing of torch is imported.
+A training may be running on another thread and swap parameters. So a module's parameters are taken
+all at once, and only what does not change is read. Nothing of torch is imported.
 """
 
 from __future__ import annotations
@@ -33,46 +33,46 @@ class UnshardedParameter:
 
     @property
     def numel(self) -> int | None:
-        """How many numbers it is."""
+        """The number of its elements."""
         return None if self.shape is None else prod(self.shape)
 
 
-def whole_parameters(model: Any, inside: object = None) -> list[UnshardedParameter]:  # noqa: ANN401
-    """Every parameter of a torch module once, whoever holds which part of it.
+def unsharded_parameters(model: Any, inside: object = None) -> list[UnshardedParameter]:  # noqa: ANN401
+    """Every parameter of a torch module once, on any rank.
 
     `inside` is a module in it: only its parameters are given then, by the names they have there.
     What is known of them may lie further out: FSDP's wrapper keeps what it took from the module.
     """
-    seen: set[int] = set()
-    found: list[UnshardedParameter] = []
+    visited: set[int] = set()
+    parameters: list[UnshardedParameter] = []
     modules = list(model.named_modules())
     flat = {name: list(_flattened(name, module)) for name, module in modules}
-    in_flat = {place for parts in flat.values() for place, _ in parts}
+    in_flat = {path for parts in flat.values() for path, _ in parts}
     for name, module in modules:
-        found += [whole for _, whole in flat[name]]
+        parameters += [parameter for _, parameter in flat[name]]
         for own, parameter in list(module._parameters.items()):
             if parameter is None or own == _FLAT or (id(module), own) in in_flat:
                 continue
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                found.append(_unsharded(f"{name}.{own}", module, parameter, parameter.shape))
+            if id(parameter) not in visited:
+                visited.add(id(parameter))
+                parameters.append(_unsharded(f"{name}.{own}", module, parameter, parameter.shape))
     path = next((_plain(name) for name, module in modules if module is inside), "")
     if not path:
-        return found
-    within = [one for one in found if one.name.startswith(f"{path}.")]
-    return [replace(one, name=one.name[len(path) + 1 :]) for one in within]
+        return parameters
+    within = [parameter for parameter in parameters if parameter.name.startswith(f"{path}.")]
+    return [replace(parameter, name=parameter.name[len(path) + 1 :]) for parameter in within]
 
 
 def sizes(parameters: Iterable[UnshardedParameter]) -> tuple[int, int] | None:
-    """How many numbers these are, and how many of them are trained; None where packing hides it."""
-    counts = [(one.numel, one.requires_grad) for one in parameters]
+    """The number of elements and of trained ones; None where packing hides it."""
+    counts = [(parameter.numel, parameter.requires_grad) for parameter in parameters]
     if any(count is None for count, _ in counts):
         return None
     return sum(n or 0 for n, _ in counts), sum(n or 0 for n, trained in counts if trained)
 
 
-def spread_by(model: Any) -> str:  # noqa: ANN401
-    """What makes a forward pass of this model talk to other processes; empty if nothing does."""
+def sharded_by(model: Any) -> str:  # noqa: ANN401
+    """The library through which a forward pass talks to other processes; empty if none does."""
     for module in model.modules():
         kinds = {kind.__name__ for kind in type(module).__mro__}
         if "FullyShardedDataParallel" in kinds:
@@ -95,15 +95,15 @@ def _plain(name: str) -> str:
 
 
 def _flattened(name: str, module: Any) -> Iterator[tuple[tuple[int, str], UnshardedParameter]]:  # noqa: ANN401
-    """What FSDP has put into this module's vector, and where each parameter was taken from."""
+    """The parameters in this module's FSDP vector, and where each was taken from."""
     vector = getattr(getattr(module, "_handle", None), "flat_param", None)
     if vector is None or not hasattr(vector, "_param_infos"):
         return
     originals = vector._params or [vector] * len(vector._shapes)  # kept with use_orig_params
     parts = zip(vector._param_infos, vector._fqns, vector._shapes, originals, strict=True)
-    for place, own, shape, original in parts:
-        whole = _unsharded(f"{name}.{own}", place.module, original, shape)
-        yield (id(place.module), place.param_name), whole
+    for location, own, shape, original in parts:
+        parameter = _unsharded(f"{name}.{own}", location.module, original, shape)
+        yield (id(location.module), location.param_name), parameter
 
 
 def _unsharded(name: str, module: Any, parameter: Any, shape: Any) -> UnshardedParameter:  # noqa: ANN401

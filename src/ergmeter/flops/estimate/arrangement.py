@@ -1,7 +1,7 @@
-"""How a step is run, as far as its memory is concerned: numbers, kernels, devices.
+"""How a step is run, as far as memory is concerned: precision, kernels, devices, optimizer.
 
-Nothing here is measured, and each choice moves the answer, so each has a name and a default that is
-some program's own, and all of them are said beside the figure they lead to.
+Nothing here is measured, and each choice changes the estimate. So each has a name and the default
+of some program, and all of them are listed beside the estimate.
 """
 
 from __future__ import annotations
@@ -11,17 +11,157 @@ from typing import TYPE_CHECKING, Literal
 
 from ergmeter.errors import UsageError
 from ergmeter.flops.batch import IMAGE_STREAMS
-from ergmeter.flops.estimate.optimizer import optimizer
-from ergmeter.flops.graph.graph import Attention
+from ergmeter.flops.estimate.storage import STORED_TYPES
+from ergmeter.flops.graph.graph import Attention, Linear, gradients, trained_nodes
 from ergmeter.units import number_of, scaled
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from ergmeter.flops.batch import Batch
+    from ergmeter.flops.estimate.storage import StoredType
     from ergmeter.flops.graph.activation_traits import ActivationTraits
-    from ergmeter.flops.graph.graph import Graph
+    from ergmeter.flops.graph.graph import Graph, Node, Trainable
     from ergmeter.flops.work import TrainedParts
 
+# Optimizers and quantisation: bytes per parameter.
+#
+# torch's AdamW stores its two moments in the parameter's own type: 4 bytes a parameter for a model
+# in bf16. bitsandbytes' stores them in 32 bits, or in 8 with a scale for each 256. With a master
+# copy it is 12. A 4-bit weight takes more than half a byte: it has scales.
+
 FP32 = 4  # bytes
+_BLOCK_8BIT = 256  # bitsandbytes' block of an 8-bit state, each with a scale in 32 bits
+_LEAST_8BIT = 4096  # below this many numbers it keeps 32 bits (min_8bit_size)
+
+
+# Temporaries of torch's AdamW (torch/optim/adam.py). foreach: the square roots of all second
+# moments at once. A loop over tensors: a root and its quotient, one tensor at a time. Fused: none.
+Scratch = Literal["none", "foreach", "loop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """Bytes that an optimizer stores for one tensor of parameters."""
+
+    name: str
+    moments: Callable[[Node, float], float]  # (node, bytes of a number) -> bytes
+    says: str
+    is_paged: bool = False  # in unified memory, which leaves the device when it is short
+    scratch: Scratch = "none"
+
+
+def _moments(count: int) -> Callable[[Node, float], float]:
+    return lambda node, size: count * node.params * size
+
+
+def _in_32_bits(count: int) -> Callable[[Node, float], float]:
+    return lambda node, _size: count * node.params * FP32
+
+
+def _in_8_bits(count: int) -> Callable[[Node, float], float]:
+    def moments(node: Node, _size: float) -> float:
+        each = FP32 if node.params < _LEAST_8BIT else 1 + FP32 / _BLOCK_8BIT
+        return count * node.params * each
+
+    return moments
+
+
+def _factored(node: Node, _size: float) -> float:
+    """A row and a column of the second moment for each matrix (arXiv 1804.04235), no first."""
+    if isinstance(node.work, Linear):
+        return (node.work.inputs + node.work.outputs) * node.work.copies * FP32
+    return node.params * FP32 if node.role == "" else node.params**0.5 * 2 * FP32
+
+
+def _orthogonal(node: Node, size: float) -> float:
+    """Momentum for matrices inside layers; AdamW's two moments for the rest."""
+    is_matrix = isinstance(node.work, Linear) and node.role == ""
+    return node.params * size * (1 if is_matrix else 2)
+
+
+OPTIMIZERS = {
+    each.name: each
+    for each in (
+        Optimizer(
+            "adamw",
+            _moments(2),
+            "torch's AdamW as it is by default on CUDA (foreach): two moments in the parameter's"
+            " type, and during the step a temporary as large as one of them",
+            scratch="foreach",
+        ),
+        Optimizer(
+            "adamw-fused",
+            _moments(2),
+            "torch's AdamW(fused=True), the default of transformers' Trainer: two moments in the"
+            " parameter's type, no temporaries",
+        ),
+        Optimizer(
+            "adamw-loop",
+            _moments(2),
+            "torch's AdamW(foreach=False): two moments in the parameter's type, and during the step"
+            " two temporaries as large as the largest tensor",
+            scratch="loop",
+        ),
+        Optimizer("adamw-32bit", _in_32_bits(2), "two moments in 32 bits"),
+        Optimizer("adamw-8bit", _in_8_bits(2), "bitsandbytes: two moments in 8 bits"),
+        Optimizer("paged-adamw", _in_32_bits(2), "bitsandbytes, paged: 32 bits", is_paged=True),
+        Optimizer("paged-adamw-8bit", _in_8_bits(2), "bitsandbytes, paged: 8 bits", is_paged=True),
+        Optimizer("lion", _moments(1), "one moment"),
+        Optimizer("sgd", _moments(0), "nothing; weight decay would add a temporary"),
+        Optimizer("sgd-momentum", _moments(1), "one moment"),
+        Optimizer("adafactor", _factored, "a row and a column for each matrix, in 32 bits"),
+        Optimizer("muon", _orthogonal, "one moment; two for embeddings, head and vectors"),
+    )
+}
+
+
+def optimizer(name: str) -> Optimizer:
+    """The optimizer of this name; UsageError for another."""
+    if name not in OPTIMIZERS:
+        raise UsageError(f"no optimizer {name!r}; there are {', '.join(OPTIMIZERS)}")
+    return OPTIMIZERS[name]
+
+
+def state_bytes(name: str, node: Node, number: int, master: int) -> tuple[float, float]:
+    """(device, host) bytes for a node's parameters; beside a master copy, moments are like it."""
+    chosen = optimizer(name)
+    copy = node.params * master if node.part != "lora" else 0
+    moments = chosen.moments(node, max(number, master))
+    return (copy, moments) if chosen.is_paged else (copy + moments, 0)
+
+
+def scratch_bytes(name: str, states: Iterable[float]) -> float:
+    """Temporaries of an optimizer's step, from the bytes of one moment of each tensor."""
+    scratch = optimizer(name).scratch
+    if scratch == "foreach":
+        return sum(states)
+    return 2 * max(states, default=0.0) if scratch == "loop" else 0.0
+
+
+QUANTISED = ("nf4", "nf4-double", "int8")  # as bitsandbytes keeps the matrices of a base
+
+
+def stored_as(quantised: object) -> str | None:
+    """The storage that a config's `quantization_config` declares, in a word or two."""
+    if not isinstance(quantised, dict) or not quantised:
+        return None
+    for bits in ("4", "8"):
+        if quantised.get(f"load_in_{bits}bit") or quantised.get(f"_load_in_{bits}bit"):
+            return f"{quantised.get('quant_method') or 'bitsandbytes'}, {bits} bits"
+    method = str(quantised.get("quant_method") or quantised.get("quant_algo") or "no method named")
+    width = quantised.get("bits")
+    return f"{method}, {width} bits" if isinstance(width, int) else method
+
+
+def quantisation(name: str | None) -> StoredType | None:
+    """The storage of this quantisation, None for none; UsageError for another name."""
+    if name is not None and name not in QUANTISED:
+        raise UsageError(f"no quantisation {name!r}; there are {', '.join(QUANTISED)}")
+    return STORED_TYPES[name] if name else None
+
+
+# Precision, kernels, devices.
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +176,7 @@ class Precision:
 
     @property
     def is_autocast(self) -> bool:
-        """Whether weights are cast for each product."""
+        """True if weights are cast for each product."""
         return self.weight != self.compute
 
 
@@ -53,7 +193,7 @@ PRECISIONS = {
 
 
 def precision(name: str) -> Precision:
-    """By name."""
+    """The precision of this name; UsageError for another."""
     if name not in PRECISIONS:
         raise UsageError(f"no precision {name!r}; there are {', '.join(PRECISIONS)}")
     return PRECISIONS[name]
@@ -61,7 +201,7 @@ def precision(name: str) -> Precision:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """How operations are written, where it changes what they keep. The defaults: transformers'."""
+    """Kernels, where they change what is saved. The defaults are transformers'."""
 
     attention: Literal["sdpa", "flash", "eager"] = "sdpa"
     norm: Literal["eager", "fused"] = "eager"
@@ -76,7 +216,7 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """Over how many devices a model and its batch are spread, and how."""
+    """The numbers of devices that share a model and its batch, by kind of parallelism."""
 
     data: int = 1
     tensor: int = 1
@@ -110,7 +250,7 @@ Output = Literal["freed", "until-step", "until-next"]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How a step is run, as far as memory is concerned. The defaults: transformers' Trainer."""
+    """How a step is run, as far as memory is concerned. Defaults: transformers' Trainer."""
 
     dtype: str = "bf16"
     optimizer: str = "adamw-fused"
@@ -156,7 +296,7 @@ def check_model_split(graph: Graph, parallel: Parallel) -> None:
 
 
 def _attention_of_text(graph: Graph) -> list[Attention]:
-    """Of text: an image's tower may be whole on every device."""
+    """Attention of the text alone: a vision tower may be replicated on every device."""
     return [
         node.work
         for node in graph
@@ -167,7 +307,7 @@ def _attention_of_text(graph: Graph) -> list[Attention]:
 def is_written_out(
     work: Attention, numbers: Precision, kernels: Kernels, code: ActivationTraits
 ) -> bool:
-    """Whether the probabilities are kept.
+    """True if attention writes out its probabilities, which are then saved.
 
     torch's kernels for 32 bits take no grouped heads, so its sdpa writes those out whatever was
     asked for: on an H200 that made 99 GB of 46. For capped scores, for sinks and for some older
@@ -180,7 +320,7 @@ def is_written_out(
 
 
 def is_math(work: Attention, kernels: Kernels, code: ActivationTraits) -> bool:
-    """Whether torch's sdpa falls back to its math, which is in 32 bits.
+    """True if torch's sdpa falls back to its math, which is in 32 bits.
 
     It does for one head of keys that is to serve all queries without `enable_gqa` (Falcon 7B).
     """
@@ -189,7 +329,7 @@ def is_math(work: Attention, kernels: Kernels, code: ActivationTraits) -> bool:
 
 
 def is_masked(work: Attention, keys: int, kernels: Kernels, code: ActivationTraits) -> bool:
-    """Whether torch's sdpa is handed a mask of every pair, for a window that it does not know.
+    """True if torch's sdpa is handed a mask of every pair, for a window that it does not know.
 
     transformers leaves it out for sequences shorter than the window.
     """
@@ -199,7 +339,7 @@ def is_masked(work: Attention, keys: int, kernels: Kernels, code: ActivationTrai
 
 
 def _cache(kernels: Kernels, how: TrainedParts) -> str:
-    """Whether the forward pass fills a cache of keys and values."""
+    """True if the forward pass fills a cache of keys and values."""
     if kernels.has_cache and how.checkpointing != "full":
         return "the forward pass copies keys and values into a cache (use_cache=True)"
     why = "checkpointing turns it off" if kernels.has_cache else "as in transformers' Trainer"
@@ -207,8 +347,8 @@ def _cache(kernels: Kernels, how: TrainedParts) -> str:
 
 
 def _spread(parallel: Parallel) -> str:
-    """Over which devices, and what each of them holds."""
-    held = {
+    """A line on the devices of a setup and what each of them holds."""
+    sharding = {
         0: "each data-parallel device holds all states",
         1: "the optimizer's states are sharded",
         2: "the optimizer's states and gradients are sharded",
@@ -227,14 +367,16 @@ def _spread(parallel: Parallel) -> str:
         if count > 1
     )
     devices = number_of(parallel.devices, "device")
-    return f"{devices} ({sizes}), ZeRO stage {parallel.zero}: {held[parallel.zero]}"
+    return f"{devices} ({sizes}), ZeRO stage {parallel.zero}: {sharding[parallel.zero]}"
 
 
 def assumptions(setup: Setup, how: TrainedParts, graph: Graph) -> list[str]:
     """The choices that an estimate rests on, a line for each."""
     numbers = precision(setup.dtype)
     kernels, parallel = setup.kernels, setup.parallel
-    has_windows = any(one.window or one.chunk for one in _attention_of_text(graph))
+    has_windows = any(
+        attention.window or attention.chunk for attention in _attention_of_text(graph)
+    )
     masked = "; layers with a window shorter than the sequence keep its mask" if has_windows else ""
     attention = {
         "sdpa": f"torch's sdpa for attention, which keeps no probabilities{masked}",
@@ -272,7 +414,11 @@ def assumptions(setup: Setup, how: TrainedParts, graph: Graph) -> list[str]:
         lines.append(
             "tensor-parallel: matrices, vocabulary and heads split evenly; norms are whole"
         )
-    keys = {one.kv_heads for one in _attention_of_text(graph) if one.kv_heads % parallel.tensor}
+    keys = {
+        attention.kv_heads
+        for attention in _attention_of_text(graph)
+        if attention.kv_heads % parallel.tensor
+    }
     if keys:
         lines.append(
             f"keys and values have {min(keys)} heads for {parallel.tensor} tensor-parallel devices:"
@@ -285,3 +431,96 @@ def assumptions(setup: Setup, how: TrainedParts, graph: Graph) -> list[str]:
     if parallel.zero == 3:
         lines.append("two layers, and what is in no layer, are gathered at a time")
     return lines
+
+
+# Weights, gradients and optimizer states on one device, node by node.
+
+
+class ParameterMemory:
+    """A model's parameters as a setup spreads them."""
+
+    def __init__(self, graph: Graph, trainable: Trainable, setup: Setup) -> None:
+        self.nodes, self.setup = {node.name: node for node in graph}, setup
+        self.numbers = precision(setup.dtype)
+        self.trained = trained_nodes(graph, trainable)
+        self.needs = gradients(graph, trainable)
+
+    def split(self, node: Node) -> int:
+        """The number of tensor-parallel devices that share a node's parameters."""
+        is_replicated = node.part in ("norm", "router", "lora") or node.role == "positions"
+        return 1 if is_replicated or not node.params else self.setup.parallel.tensor
+
+    def weight_bytes(self, node: Node) -> float:
+        """Bytes of a node's parameters on one tensor-parallel device, before ZeRO."""
+        params = node.params / self.split(node)
+        if node.part == "lora":
+            return params * self._adapter_bytes()
+        quantised = quantisation(self.setup.quantize)
+        if quantised and isinstance(node.work, Linear) and node.work.is_module and not node.role:
+            return quantised.matrix_bytes(node.work, self.numbers.compute) / self.split(node)
+        return params * self.numbers.weight
+
+    def _adapter_bytes(self) -> int:
+        return max(self.setup.kernels.adapter_bytes, self.numbers.weight)
+
+    def _number_bytes(self, node: Node) -> int:
+        """Bytes of one number of a trained parameter, and so of its gradient."""
+        return self._adapter_bytes() if node.part == "lora" else self.numbers.weight
+
+    def _own(self, node: Node) -> bool:
+        return self.trained[node.name] and node.params > 0
+
+    def gradient_bytes(self, node: Node) -> float:
+        """Bytes of a node's gradient, before ZeRO."""
+        return node.params / self.split(node) * self._number_bytes(node) if self._own(node) else 0
+
+    def made_gradient_bytes(self, node: Node) -> float:
+        """Bytes of the gradient that a node's backward makes: a tied head makes the embedding's."""
+        own = self.gradient_bytes(node)
+        if node.tied_to is None or not self.trained[node.name]:
+            return own
+        return own + self.gradient_bytes(self.nodes[node.tied_to])
+
+    def states(self, node: Node) -> tuple[float, float]:
+        """Bytes of an optimizer's states on the device and on the host."""
+        if not self._own(node):
+            return 0, 0
+        share = self.split(node) * self.setup.parallel.sharded(1)
+        device, host = state_bytes(
+            self.setup.optimizer, node, self._number_bytes(node), self.numbers.master
+        )
+        return device / share, host / share
+
+    def scratch(self, nodes: list[Node]) -> float:
+        """Temporaries of the optimizer's step over these nodes."""
+        shards = self.setup.parallel.sharded(1)
+        moments = (
+            node.params
+            * max(self._number_bytes(node), self.numbers.master)
+            / (self.split(node) * shards)
+            for node in nodes
+            if self._own(node)
+        )
+        return scratch_bytes(self.setup.optimizer, moments)
+
+    def cast_bytes(self, node: Node) -> float:
+        """Autocast's 16-bit copy of a matrix: kept until the backward pass has used it."""
+        if not (
+            self.numbers.is_autocast and isinstance(node.work, Linear) and self.needs[node.name]
+        ):
+            return 0.0
+        share = self.split(node) if node.params else self.setup.parallel.tensor
+        return node.work.params / (share * self.setup.parallel.sharded(3)) * self.numbers.compute
+
+    def gathered_bytes(self, nodes: list[Node], layers: list[str]) -> float:
+        """Weights that stage 3 has whole for a moment.
+
+        The layer at work, the next one, which is fetched meanwhile, and what is in no layer.
+        """
+        if self.setup.parallel.sharded(3) == 1:
+            return 0
+        sizes = dict.fromkeys([None, *layers], 0.0)
+        for node in nodes:
+            sizes[node.layer] += self.weight_bytes(node)
+        outside = sizes.pop(None)
+        return outside + sum(sorted(sizes.values())[-2:])

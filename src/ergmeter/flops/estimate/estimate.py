@@ -1,26 +1,334 @@
-"""Before anything runs: does it fit, how long, how much energy, carbon and money.
+"""Estimates before a run: whether it fits, what to change if not, time, energy, carbon and cost.
 
-The trap: a plan that looks like a measurement. Every figure here rests on inputs that somebody
-stated (a utilisation, a power, a price), so every one has the basis "assumed" and names them; what
-was not stated has no default, and what depends on it is absent and says which option it waits for.
+Every reading rests on stated inputs (a utilisation, a power, a price), so its basis is "assumed"
+and its note names them. An input that was not stated has no default. What depends on it is missing,
+and the reason names the option to pass.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import UsageError
-from ergmeter.flops.estimate.fit import MOST_SEQUENCES
-from ergmeter.flops.estimate.memory import KINDS
+from ergmeter.flops.batch import Batch, Sequences
+from ergmeter.flops.estimate.arrangement import QUANTISED
+from ergmeter.flops.estimate.memory import KINDS, step_memory
+from ergmeter.flops.estimate.storage import STORED_TYPES
+from ergmeter.flops.graph.adapters import Lora
+from ergmeter.flops.graph.graph import Attention, Convolution, Linear, Scan
 from ergmeter.records import Missing, Reading
 from ergmeter.units import duration, number_of, scaled, significant
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ergmeter.flops.estimate.arrangement import Parallel, Setup
     from ergmeter.flops.estimate.memory import Memory
-    from ergmeter.flops.estimate.serving import Serving
+    from ergmeter.flops.estimate.storage import Storage
+    from ergmeter.flops.graph.graph import Graph, Node
+    from ergmeter.flops.work import TrainedParts
     from ergmeter.metrics.definitions.peaks import Peak
     from ergmeter.records import Flops, Result
+
+# Changes that make a training fit.
+#
+# Checkpointing shrinks activations alone, ZeRO what is stored per parameter alone. Which of them
+# helps depends on where the peak is, so each change goes through the same estimate as the plan.
+
+AS_ASKED = "as asked"
+# Where what a device holds does not grow with the batch, the search for the largest ends.
+MOST_SEQUENCES = 2**40
+_MOST_DEVICES = 2**14
+_FELT = 0.995  # a change that leaves more than this of the peak is not worth a line
+_ZERO = "--zero "
+_LORA = Lora(16, ("all-linear",))
+_LORA_SAID = "--lora r=16,targets=all-linear"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingJob:
+    """A training, as far as its memory is concerned."""
+
+    graph: Graph
+    batch: Batch
+    training: TrainedParts
+    setup: Setup
+
+    def peak_bytes(self) -> float:
+        """The peak of the fullest device."""
+        memory = step_memory(self.graph, self.batch, training=self.training, setup=self.setup)
+        return memory.peak.total_bytes
+
+    def of(self, sequences: int) -> TrainingJob:
+        """The same with another number of sequences in a step."""
+        return replace(self, batch=_resized(self.batch, sequences))
+
+    @property
+    def spread(self) -> int:
+        """Micro-batches of a step, on all devices."""
+        return self.setup.parallel.data * self.setup.micro_batches
+
+    def on(self, data: int, zero: int) -> TrainingJob:
+        """The same on more devices; the batch grows where it has no sequence for each of them."""
+        parallel = replace(self.setup.parallel, data=data, zero=zero)
+        job = replace(self, setup=replace(self.setup, parallel=parallel))
+        return job.of(-(-self.batch.sequences // job.spread) * job.spread)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A change, the peak with it, and the most sequences that there is then room for."""
+
+    name: str
+    peak_bytes: float
+    most: int | None = None  # None: not even one, or no device is known
+    fits: bool | None = None
+
+
+def ways(job: TrainingJob, usable_bytes: float | None) -> list[Way]:
+    """The plan itself, then changes that shrink it; where none is enough, several together."""
+    asked = _tried(AS_ASKED, job, usable_bytes)
+    tried = [asked]
+    for name, each in _changes(job):
+        way = _tried(name, each, usable_bytes)
+        if way.peak_bytes < _FELT * _to_beat(way, tried):
+            tried.append(way)
+    if usable_bytes is None or any(way.fits for way in tried):
+        return tried
+    for name, each in _together(job):
+        way = _tried(name, each, usable_bytes)
+        if way.peak_bytes < _FELT * min(before.peak_bytes for before in tried):
+            tried.append(way)
+        if way.fits:
+            break
+    spread = _spread(job, usable_bytes)
+    return [*tried, *([spread] if spread else [])]
+
+
+def _to_beat(way: Way, tried: list[Way]) -> float:
+    """The peak as asked; of a stage of ZeRO, that of the stage below, which costs less traffic."""
+    like = [each for each in tried if each.name.startswith(_ZERO) and way.name.startswith(_ZERO)]
+    return (like or tried[:1])[-1].peak_bytes
+
+
+def _tried(name: str, job: TrainingJob, usable_bytes: float | None) -> Way:
+    peak = job.peak_bytes()
+    if usable_bytes is None:
+        return Way(name, peak)
+    return Way(name, peak, micro_batch_max(job, usable_bytes), peak <= usable_bytes)
+
+
+def _changes(job: TrainingJob) -> Iterator[tuple[str, TrainingJob]]:
+    """One option each."""
+    how, setup = job.training, job.setup
+    yield from _checkpointed(job, ("selective", "full"))
+    if setup.kernels.loss == "logits":
+        kernels = replace(setup.kernels, loss="fused")
+        yield "--loss fused", replace(job, setup=replace(setup, kernels=kernels))
+    if setup.output != "freed":
+        yield "--output freed", replace(job, setup=replace(setup, output="freed"))
+    if setup.optimizer in ("adamw", "adamw-loop"):
+        yield "--optimizer adamw-fused", replace(job, setup=replace(setup, optimizer="adamw-fused"))
+    is_full = how.lora is None and not how.frozen and how.trains is None
+    if setup.optimizer.startswith("adamw") and setup.optimizer != "adamw-8bit" and is_full:
+        yield "--optimizer adamw-8bit", replace(job, setup=replace(setup, optimizer="adamw-8bit"))
+    if setup.parallel.data > 1:
+        for stage in range(setup.parallel.zero + 1, 4):
+            parallel = replace(setup.parallel, zero=stage)
+            yield f"{_ZERO}{stage}", replace(job, setup=replace(setup, parallel=parallel))
+    if is_full:
+        yield from _adapted(job)
+    elif how.lora is not None and setup.quantize is None:
+        yield "--quantize nf4", replace(job, setup=replace(setup, quantize="nf4"))
+    each = job.batch.sequences // setup.parallel.data
+    if each > setup.micro_batches:
+        yield f"--micro-batches {each}", replace(job, setup=replace(setup, micro_batches=each))
+
+
+def _checkpointed(job: TrainingJob, modes: tuple[str, ...]) -> Iterator[tuple[str, TrainingJob]]:
+    for mode in modes:
+        if mode != job.training.checkpointing and job.training.checkpointing != "full":
+            how = replace(job.training, checkpointing=mode)  # type: ignore[arg-type]
+            yield f"--checkpointing {mode}", replace(job, training=how)
+
+
+def _adapted(job: TrainingJob) -> Iterator[tuple[str, TrainingJob]]:
+    """Adapters in place of full training, where the model has modules for them."""
+    adapted = replace(job, training=replace(job.training, lora=_LORA))
+    try:
+        adapted.peak_bytes()
+    except UsageError:
+        return
+    yield _LORA_SAID, adapted
+    yield (
+        f"{_LORA_SAID} --quantize nf4",
+        replace(adapted, setup=replace(adapted.setup, quantize="nf4")),
+    )
+
+
+def _together(job: TrainingJob) -> Iterator[tuple[str, TrainingJob]]:
+    """Several at once, each with those before it."""
+    names: list[str] = []
+    wanted = ("--zero 3", "--checkpointing full", "--loss fused", "--micro-batches")
+    for start in wanted:
+        for name, each in _changes(job):
+            if name.startswith(start):
+                names, job = [*names, name], each
+                if len(names) > 1:
+                    yield " ".join(names), job
+                break
+
+
+def _spread(job: TrainingJob, usable_bytes: float) -> Way | None:
+    """The number of devices, a power of two, on which FSDP with full checkpointing fits."""
+    data = 2 * job.setup.parallel.data
+    job = replace(job, training=replace(job.training, checkpointing="full"))
+    while data * job.setup.parallel.tensor <= _MOST_DEVICES:
+        each = job.on(data, 3)
+        if each.peak_bytes() <= usable_bytes:
+            options = f"--num-devices {each.setup.parallel.devices} --zero 3 --checkpointing full"
+            if each.batch.sequences != job.batch.sequences:
+                options += f" --batch-size {each.batch.sequences}"
+            return _tried(options, each, usable_bytes)
+        data *= 2
+    return None
+
+
+def micro_batch_max(job: TrainingJob, usable_bytes: float) -> int | None:
+    """The most sequences that a device has room for at a time.
+
+    What does not grow with the batch fits at any size: the search ends at MOST_SEQUENCES.
+    """
+
+    def fits(each: int) -> bool:
+        return job.of(each * job.spread).peak_bytes() <= usable_bytes
+
+    if not fits(1):
+        return None
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, 2 * high
+        if low >= MOST_SEQUENCES:
+            return low
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _resized(batch: Batch, sequences: int) -> Batch:
+    """The same rows, more or fewer of them."""
+
+    def scaled_count(each: Sequences) -> Sequences:
+        return replace(each, count=-(-each.count * sequences // batch.sequences))
+
+    others = {
+        name: tuple(map(scaled_count, sequences_of)) for name, sequences_of in batch.others.items()
+    }
+    grid = (Sequences(batch.seq_len, sequences),)
+    return Batch(sequences, batch.seq_len, grid, others)
+
+
+# Memory of serving: stored weights, and a cache for every sequence under way.
+#
+# The weights of Llama 3.1 8B in bf16 are 16 GB; the cache of 32 sequences of 32768 tokens is 137
+# GB. Bytes per position follow from the attention: grouped heads, a window, a compressed cache or a
+# state that does not grow.
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Bytes that one device holds to serve, before anything is computed."""
+
+    weights_bytes: float
+    cache_bytes: float  # of one sequence
+    sequences: int  # asked for, on one device
+    context: int
+    copies: int  # of the model, each on devices of its own
+    assumptions: tuple[str, ...]
+
+    @property
+    def total_bytes(self) -> float:
+        """With the sequences that were asked for."""
+        return self.weights_bytes + self.sequences * self.cache_bytes
+
+    def sequences_max(self, usable_bytes: float) -> int | None:
+        """Sequences of this length at a time, on all devices; None: the weights alone are more."""
+        spare = usable_bytes - self.weights_bytes
+        if spare < 0:
+            return None
+        return int(spare // self.cache_bytes) * self.copies if self.cache_bytes else None
+
+
+def serving(graph: Graph, batch: Batch, storage: Storage, parallel: Parallel) -> Serving:
+    """Bytes of a device that holds its share of a model and of the caches."""
+    if batch.sequences % parallel.data:
+        raise UsageError(
+            f"--batch-size {batch.sequences} is no multiple of {parallel.data} copies of the model"
+        )
+    share = parallel.tensor * parallel.pipeline
+    each = storage.cache.bits / 8
+    cache = sum(
+        cached_numbers(node, batch) * each / (_split(node, parallel) * parallel.pipeline)
+        for node in graph
+    )
+    weights = storage.total_bytes(graph) / share
+    assumptions = [
+        *graph.assumptions,
+        *storage.notes,
+        f"a cache of {scaled(cache, 'B')} a device for each sequence of {batch.seq_len} tokens",
+        "activations of a forward pass, and what a server reserves for them, are not in it",
+    ]
+    if (more := _experts_left_alone(graph, storage)) > 0:
+        assumptions.append(
+            f"experts in {storage.matrices.name} too; bitsandbytes under transformers 5 leaves"
+            " experts held as one tensor alone, and weights are then"
+            f" {scaled(weights + more / share, 'B')} a device"
+        )
+    if share > 1:
+        assumptions.append(
+            "weights split evenly; the cache by heads of keys and values, a compressed one whole"
+        )
+    sequences = batch.sequences // parallel.data
+    return Serving(weights, cache, sequences, batch.seq_len, parallel.data, tuple(assumptions))
+
+
+def _experts_left_alone(graph: Graph, storage: Storage) -> float:
+    """Bytes that weights grow by where bitsandbytes converts modules alone."""
+    if storage.matrices not in [STORED_TYPES[name] for name in QUANTISED]:
+        return 0
+    return sum(
+        node.params * storage.rest.bits / 8 - storage.held_bytes(node)
+        for node in graph
+        if node.part == "experts" and isinstance(node.work, Linear) and not node.work.is_module
+    )
+
+
+def _split(node: Node, parallel: Parallel) -> int:
+    """The number of tensor-parallel devices that share a node's cache; more hold copies."""
+    work = node.work
+    if not isinstance(work, Attention):
+        return parallel.tensor
+    return 1 if work.latent else min(parallel.tensor, work.kv_heads)
+
+
+def cached_numbers(node: Node, batch: Batch) -> float:
+    """Numbers kept for one sequence of the batch's length, read to its end."""
+    work = node.work
+    if isinstance(work, Attention) and work.keys is not None:
+        return work.cached * batch.source_length(work.keys)
+    if isinstance(work, Attention) and work.mask == "causal":
+        limit = work.window or work.chunk or batch.seq_len
+        return work.cached * min(batch.seq_len, limit)
+    if isinstance(work, Scan):
+        return work.state
+    if isinstance(work, Convolution):
+        return work.channels * (work.width - 1)
+    return 0
+
+
+# Memory, time, energy, carbon and cost as readings.
 
 # Of an allocator's reserve on an H200, 8 to 15 % was lost to fragmentation in four recorded runs;
 # what is planned to the last byte does not run.
@@ -30,8 +338,8 @@ USABLE_FRAC = 0.9
 CUBLAS_BYTES = 2 * 32 * 2**20
 AS_GIVEN = "as given"
 
-# What each figure that somebody states is, as in what, and between which values it makes sense.
-# nan is between none. Bounds that nobody meets keep what is worked out from them finite.
+# Stated inputs: the meaning, the unit and the bounds of each. nan is outside all bounds. Bounds far
+# from any real value keep what is computed from them finite.
 _STATED: dict[str, tuple[str, float, float]] = {
     "memory_gib": ("the memory of one device in GiB, as in 80", 0, 1e6),
     "usable": ("the share of a device's memory to plan with, as in 0.9", 0, 1),
@@ -75,7 +383,7 @@ COST = "estimate.cost"
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What one device has, and how much of it a plan may use."""
+    """The memory of one device, and how much of it a plan may use."""
 
     device: str
     memory_bytes: float
@@ -92,8 +400,8 @@ class Room:
         return self.memory_bytes * self.usable_frac
 
     @property
-    def said(self) -> str:
-        """In words."""
+    def text(self) -> str:
+        """The usable memory as text."""
         return (
             f"{scaled(self.usable_bytes, 'B')}, {significant(100 * self.usable_frac)} % of"
             f" {scaled(self.memory_bytes, 'B')} ({self.source})"
@@ -102,7 +410,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """What somebody states of a training to come. Nothing of it has a default."""
+    """Stated inputs of a planned training. None has a default."""
 
     devices: int = 1
     tokens: float | None = None
@@ -135,23 +443,23 @@ def memory_results(
     """
     peak = memory.peak
     per = f"one device, {memory.sequences} sequences at a time, at the {peak.name}"
-    found: dict[str, Result] = {
+    results: dict[str, Result] = {
         PEAK: Reading(peak.total_bytes, "B", "assumed", note=f"{per}; fragmentation not in it")
     }
     for kind in KINDS:
         if peak.bytes[kind]:
             key = f"estimate.memory_{kind.replace(' ', '_')}_bytes"
-            found[key] = Reading(peak.bytes[kind], "B", "assumed", note=f"{per}")
+            results[key] = Reading(peak.bytes[kind], "B", "assumed", note=f"{per}")
     if isinstance(room, Missing):
-        return found | dict.fromkeys((SPARE, MICRO_BATCH_MAX, BATCH_MAX), room)
+        return results | dict.fromkeys((SPARE, MICRO_BATCH_MAX, BATCH_MAX), room)
     spare = room.usable_bytes - peak.total_bytes
-    found[SPARE] = Reading(spare, "B", "assumed", note=f"of {room.said}")
+    results[SPARE] = Reading(spare, "B", "assumed", note=f"of {room.text}")
     if most is None:
-        none = Missing(f"not even one sequence a device fits {room.said}")
-        return found | {MICRO_BATCH_MAX: none, BATCH_MAX: none}
+        none = Missing(f"not even one sequence a device fits {room.text}")
+        return results | {MICRO_BATCH_MAX: none, BATCH_MAX: none}
     ended = ", or more: not looked further" if most >= MOST_SEQUENCES else ""
-    note = f"in {room.said}{ended}"
-    return found | {
+    note = f"in {room.text}{ended}"
+    return results | {
         MICRO_BATCH_MAX: Reading(most, "sequences", "assumed", note=f"on one device, {note}"),
         BATCH_MAX: Reading(most * spread, "sequences", "assumed", note=f"of a step, {note}"),
     }
@@ -163,36 +471,39 @@ def verdict(needs: float, room: Room | Missing) -> str:
         return f"needs {scaled(needs, 'B')} a device; whether it fits is not known: {room.reason}"
     spare = room.usable_bytes - needs
     if spare >= 0:
-        return f"fits with {scaled(spare, 'B')} to spare: needs {scaled(needs, 'B')} of {room.said}"
-    return f"does not fit: needs {scaled(needs, 'B')}, has {room.said}"
+        return f"fits with {scaled(spare, 'B')} to spare: needs {scaled(needs, 'B')} of {room.text}"
+    return f"does not fit: needs {scaled(needs, 'B')}, has {room.text}"
 
 
-def serving_results(held: Serving, room: Room | Missing) -> dict[str, Result]:
-    """What serving holds by kind, and how many sequences at a time there is room for."""
-    per = f"one device, {held.sequences} sequences of {held.context} tokens"
-    found: dict[str, Result] = {
+def serving_results(needs: Serving, room: Room | Missing) -> dict[str, Result]:
+    """Memory of serving by kind, and how many sequences fit at a time."""
+    per = f"one device, {needs.sequences} sequences of {needs.context} tokens"
+    results: dict[str, Result] = {
         PEAK: Reading(
-            held.total_bytes, "B", "assumed", note=f"{per}; activations and fragmentation not in it"
+            needs.total_bytes,
+            "B",
+            "assumed",
+            note=f"{per}; activations and fragmentation not in it",
         ),
-        "estimate.memory_weights_bytes": Reading(held.weights_bytes, "B", "assumed", note=per),
+        "estimate.memory_weights_bytes": Reading(needs.weights_bytes, "B", "assumed", note=per),
         "estimate.memory_cache_bytes": Reading(
-            held.sequences * held.cache_bytes, "B", "assumed", note=per
+            needs.sequences * needs.cache_bytes, "B", "assumed", note=per
         ),
     }
     if isinstance(room, Missing):
-        return found | {SPARE: room, SEQUENCES_MAX: room}
-    spare = room.usable_bytes - held.total_bytes
-    found[SPARE] = Reading(spare, "B", "assumed", note=f"of {room.said}")
-    most = held.sequences_max(room.usable_bytes)
+        return results | {SPARE: room, SEQUENCES_MAX: room}
+    spare = room.usable_bytes - needs.total_bytes
+    results[SPARE] = Reading(spare, "B", "assumed", note=f"of {room.text}")
+    most = needs.sequences_max(room.usable_bytes)
     if most is None:
         why = (
-            f"the weights alone, {scaled(held.weights_bytes, 'B')}, are more than {room.said}"
-            if held.weights_bytes > room.usable_bytes
+            f"the weights alone, {scaled(needs.weights_bytes, 'B')}, are more than {room.text}"
+            if needs.weights_bytes > room.usable_bytes
             else "nothing is cached for a sequence, so memory sets no limit"
         )
-        return found | {SEQUENCES_MAX: Missing(why)}
-    note = f"of {held.context} tokens each, on all devices, in {room.said} a device"
-    return found | {SEQUENCES_MAX: Reading(most, "sequences", "assumed", note=note)}
+        return results | {SEQUENCES_MAX: Missing(why)}
+    note = f"of {needs.context} tokens each, on all devices, in {room.text} a device"
+    return results | {SEQUENCES_MAX: Reading(most, "sequences", "assumed", note=note)}
 
 
 def plan_results(flops: Flops, plan: TrainingPlan, peak: Peak | Missing) -> dict[str, Result]:
@@ -207,10 +518,10 @@ def plan_results(flops: Flops, plan: TrainingPlan, peak: Peak | Missing) -> dict
         "assumed",
         note=f"{tokens} tokens a step, in {duration(step.value)}",
     )
-    found: dict[str, Result] = {STEP: step, TOKENS_PER_S: rate}
+    results: dict[str, Result] = {STEP: step, TOKENS_PER_S: rate}
     if plan.tokens is None:
         reason = Missing("no number of tokens was given: pass --tokens")
-        return found | dict.fromkeys((DURATION, ENERGY, CARBON, COST), reason)
+        return results | dict.fromkeys((DURATION, ENERGY, CARBON, COST), reason)
     hours = Reading(
         plan.tokens / rate.value / 3600,
         "h",
@@ -219,7 +530,7 @@ def plan_results(flops: Flops, plan: TrainingPlan, peak: Peak | Missing) -> dict
         " evaluation, checkpoints or failures",
     )
     energy = _energy(hours, plan)
-    return found | {
+    return results | {
         DURATION: hours,
         ENERGY: energy,
         CARBON: _carbon(energy, plan),
@@ -244,16 +555,16 @@ def _step(flops: Flops, plan: TrainingPlan, peak: Peak | Missing) -> Reading | M
 
 def _energy(hours: Reading, plan: TrainingPlan) -> Result:
     if plan.watts is not None:
-        each, said = plan.watts, f"{plan.watts:g} W as given"
+        each, source = plan.watts, f"{plan.watts:g} W as given"
     elif plan.power_frac is None:
         return Missing("no power was given: pass --watts, or --power-frac of the device's TDP")
     elif plan.tdp_w is None:
         return Missing("the device's TDP is not known: pass --watts instead of --power-frac")
     else:
         each = plan.tdp_w * plan.power_frac
-        said = f"{plan.power_frac:g} as given of a TDP of {plan.tdp_w:g} W"
+        source = f"{plan.power_frac:g} as given of a TDP of {plan.tdp_w:g} W"
     note = (
-        f"{number_of(plan.devices, 'device')} x {said} x {significant(hours.value)} h; hosts,"
+        f"{number_of(plan.devices, 'device')} x {source} x {significant(hours.value)} h; hosts,"
         " network and cooling are not in it"
     )
     return Reading(plan.devices * each * hours.value / 1000, "kWh", "assumed", note=note)

@@ -1,9 +1,9 @@
-"""Does it fit? The bytes one device holds at the moments of a step that can be its largest.
+"""Bytes that one device holds at the moments of a training step that can be its peak.
 
-The trap: one sum. Weights, gradients, optimizer and activations are never all there at once: the
-gradients come as the activations go, the logits are there when the first gradient is not yet, the
-optimizer's scratch when the activations are gone. Adding them up is wrong by a third, in either
-direction. So three kinds of moments are laid out and the largest is the peak:
+Weights, gradients, optimizer states and activations are never all there at once. Gradients come as
+activations go, logits exist before the first gradient, and the optimizer's scratch after the last
+activation. Their sum is wrong by a third, in either direction. The largest of three kinds of
+moments is the peak:
 
   backward through the loss      every activation, and the logits with their gradient
   backward through a layer       the layers below it, the gradients of those above it
@@ -11,8 +11,8 @@ direction. So three kinds of moments are laid out and the largest is the peak:
 
 Under pipeline stages a device holds its own layers for as many micro-batches as are under way.
 
-What the allocator loses to fragmentation, a CUDA context and the buffers of collectives are not
-here: an allocator's own count of tensors does not have them either.
+Fragmentation, a CUDA context and the buffers of collectives are not included: an allocator's own
+count of tensors does not have them either.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ergmeter.flops.estimate.arrangement import (
     FP32,
     Kernels,
     Parallel,
+    ParameterMemory,
     Setup,
     assumptions,
     check_sizes,
@@ -32,10 +33,8 @@ from ergmeter.flops.estimate.arrangement import (
     is_written_out,
     precision,
 )
-from ergmeter.flops.estimate.backward_peak import LayerBackward, LayerPeak
-from ergmeter.flops.estimate.parameter_memory import Holdings
-from ergmeter.flops.estimate.saved_activations import SavedTensors
-from ergmeter.flops.graph.activation_traits import written
+from ergmeter.flops.estimate.saved_activations import LayerBackward, LayerPeak, SavedTensors
+from ergmeter.flops.graph.activation_traits import code_traits
 from ergmeter.flops.graph.graph import Attention, Fold, Linear
 from ergmeter.flops.work import TrainedParts, trained_graph
 from ergmeter.units import scaled
@@ -66,7 +65,7 @@ _EMBEDDING = "the embedding"
 
 @dataclass(frozen=True, slots=True)
 class MemoryMoment:
-    """What a device holds at one instant of a step, by kind."""
+    """Bytes that a device holds at one instant of a step, by kind."""
 
     name: str
     bytes: dict[str, float]
@@ -97,9 +96,9 @@ def step_memory(
     graph: Graph, batch: Batch, *, training: TrainedParts | None = None, setup: Setup | None = None
 ) -> Memory:
     """Bytes on the fullest device. The batch is a whole step's, of all devices."""
-    how, given = training or TrainedParts(), setup or Setup()
-    _check(how, given)
-    return _Layout(graph, batch, how, given).memory()
+    how, plan = training or TrainedParts(), setup or Setup()
+    _check(how, plan)
+    return _Layout(graph, batch, how, plan).memory()
 
 
 def _check(how: TrainedParts, setup: Setup) -> None:
@@ -133,7 +132,7 @@ class _Output:
 
     @property
     def unsaved(self) -> float:
-        """What autograd does not keep anyway."""
+        """Bytes that autograd does not save anyway."""
         return self.logits + self.copied
 
 
@@ -145,7 +144,7 @@ class _Layout:
         if how.checkpointing == "full":  # transformers then turns the cache off
             setup = replace(setup, kernels=replace(setup.kernels, has_cache=False))
         self.batch, self.how, self.setup = batch, how, setup
-        self.numbers, self.code = precision(setup.dtype), written(graph)
+        self.numbers, self.code = precision(setup.dtype), code_traits(graph)
         self.layers = list(dict.fromkeys(node.layer for node in graph if node.layer is not None))
         check_sizes(graph, batch, setup)
         parallel = setup.parallel
@@ -157,7 +156,7 @@ class _Layout:
             raise UsageError(
                 "PEFT has no dropout for adapters on experts: leave out --lora-dropout"
             )
-        self.parameters = Holdings(self.graph, self.trainable, setup)
+        self.parameters = ParameterMemory(self.graph, self.trainable, setup)
         self.trained, self.needs = self.parameters.trained, self.parameters.needs
         if not any(self.trained.values()):
             frozen = f" ({', '.join(how.frozen)})" if how.frozen else ""
@@ -178,7 +177,7 @@ class _Layout:
             self.saved_in[self.part_of[each.node]].append(each)
 
     def memory(self) -> Memory:
-        """On the stage that holds the most."""
+        """The memory of the pipeline stage with the largest peak."""
         count = self.setup.parallel.pipeline
         each = [self._moments(stage) for stage in range(count)]
         fullest = max(range(count), key=lambda s: max(m.total_bytes for m in each[s]))
@@ -204,42 +203,42 @@ class _Layout:
         return self.rows_share / (parallel.tensor if is_split else between)
 
     def _stages(self) -> dict[str, int]:
-        """Which stage of the pipeline each node is on: layers evenly, the rest beside them."""
+        """The pipeline stage of each node: layers evenly, the rest beside them."""
         count = len(self.layers)
         number = {layer: at for at, layer in enumerate(self.layers)}
-        found, now = {}, 0
+        stages, now = {}, 0
         for node in self.graph:
             if node.layer is not None:
                 now = number[node.layer] * self.setup.parallel.pipeline // count
-            found[node.name] = now
-        return found
+            stages[node.name] = now
+        return stages
 
     def _moments(self, stage: int) -> tuple[MemoryMoment, ...]:
         parallel, setup = self.setup.parallel, self.setup
         nodes = [node for node in self.graph if self.stage_of[node.name] == stage]
-        held = {
+        states = {
             "weights": sum(map(self.parameters.weight_bytes, nodes)) / parallel.sharded(3)
             + self._tied_bytes(nodes, stage),
             "optimizer": sum(self.parameters.states(node)[0] for node in nodes),
             "workspace": setup.workspace_bytes,
         }
-        whole = sum(map(self.parameters.gradient_bytes, nodes)) / parallel.sharded(2)
+        gradients = sum(map(self.parameters.gradient_bytes, nodes)) / parallel.sharded(2)
         output = self._output(nodes)
         step = {
-            "gradients": whole,
+            "gradients": gradients,
             "working": self.parameters.scratch(nodes),
             "output": output.total if setup.output == "until-next" else 0.0,
         }
-        last = _moment("optimizer step", held, step)
+        last = _moment("optimizer step", states, step)
         # What an earlier micro-batch left is whole; otherwise gradients come one by one.
-        waiting = whole if setup.micro_batches > 1 else None
-        return (*self._passes(nodes, stage, held, waiting, output), last)
+        waiting = gradients if setup.micro_batches > 1 else None
+        return (*self._passes(nodes, stage, states, waiting, output), last)
 
     def _passes(
         self,
         nodes: list[Node],
         stage: int,
-        held: dict[str, float],
+        states: dict[str, float],
         waiting: float | None,
         output: _Output,
     ) -> tuple[MemoryMoment, ...]:
@@ -248,10 +247,10 @@ class _Layout:
         for node in nodes:
             if node.layer is not None:
                 by_layer.setdefault(node.layer, []).append(node)
-        held = {**held, "gathered": self.parameters.gathered_bytes(nodes, list(by_layer))}
-        kept = self._kept(nodes, by_layer)
+        states = {**states, "gathered": self.parameters.gathered_bytes(nodes, list(by_layer))}
+        saved = self._saved_bytes(nodes, by_layer)
         under_way = min(self.setup.parallel.pipeline - stage, self.setup.micro_batches)
-        activations = under_way * sum(kept.values())
+        activations = under_way * sum(saved.values())
         cast = self._cast_bytes(nodes)
         waits = cast
         if self.how.checkpointing == "full":  # no graph holds on to the layers' copies
@@ -260,12 +259,12 @@ class _Layout:
         base = {"gradients": waiting or 0.0, "activations": activations}
         previous = output.total if self.setup.output == "until-next" else 0
         ends = {**_both(cast, loss.forward), "output": output.unsaved + previous}
-        middle = [_moment("end of the forward pass", held, {**base, **ends})]
+        middle = [_moment("end of the forward pass", states, {**base, **ends})]
         returned = output.unsaved if self.setup.output != "freed" else 0.0
         if loss.backward:
             name = "backward through the loss"
             turns = {**_both(waits, loss.backward), "output": returned}
-            middle.append(_moment(name, held, {**base, **turns}))
+            middle.append(_moment(name, states, {**base, **turns}))
         # Stage 2 shards a gradient once it is reduced: of what was walked through last it is whole.
         shards = self.setup.parallel.sharded(2)
         done = latest = 0.0
@@ -279,13 +278,13 @@ class _Layout:
             now = {
                 "cast weights": sum(copies.values()),
                 "gradients": (done + made) / shards if waiting is None else waiting,
-                "gathered": held["gathered"] + (latest + made) * (1 - 1 / shards),
-                "activations": activations - (0 if is_again else kept[part]) + peak.saved,
+                "gathered": states["gathered"] + (latest + made) * (1 - 1 / shards),
+                "activations": activations - (0 if is_again else saved[part]) + peak.saved,
                 "working": peak.working,
                 "output": returned,
             }
-            back.append(_moment(f"backward through {part}", held, now))
-            activations -= kept[part]
+            back.append(_moment(f"backward through {part}", states, now))
+            activations -= saved[part]
             returned += output.cache.get(part, 0.0) if self.setup.output != "freed" else 0.0
             latest = sum(map(self.parameters.made_gradient_bytes, inside))
             done += latest
@@ -295,7 +294,7 @@ class _Layout:
             "working": self._embedding_bytes(nodes),
             "output": returned,
         }
-        back.append(_moment(f"backward through {_EMBEDDING}", held, end))
+        back.append(_moment(f"backward through {_EMBEDDING}", states, end))
         return tuple(max(some, key=lambda m: m.total_bytes) for some in (middle, back))
 
     def _backward_peak(self, part: str, nodes: list[Node], loss: _Loss) -> LayerPeak:
@@ -321,60 +320,60 @@ class _Layout:
 
     def _embedding_bytes(self, nodes: list[Node]) -> float:
         """The gradient that arrives at the embedding; of a tied one, its own beside the head's."""
-        found = 0.0
+        total = 0.0
         tied = {node.tied_to for node in nodes if node.tied_to and self.trained[node.name]}
         for node in nodes:
             if node.role == "embedding" and self.trained[node.name]:
                 rows = self.batch.grid().rows(node.stream) * self._share(is_split=False)
-                found += rows * self.graph.hidden * self.numbers.stream
-                found += self.parameters.gradient_bytes(node) if node.name in tied else 0.0
-        return found
+                total += rows * self.graph.hidden * self.numbers.stream
+                total += self.parameters.gradient_bytes(node) if node.name in tied else 0.0
+        return total
 
     def _cast_bytes(self, nodes: list[Node]) -> dict[str, float]:
         """Autocast's 16-bit copies of matrices, by part."""
-        found = dict.fromkeys([*self.part_of.values(), _HEAD], 0.0)
+        copies = dict.fromkeys([*self.part_of.values(), _HEAD], 0.0)
         for node in nodes:
-            found[self.part_of[node.name]] += self.parameters.cast_bytes(node)
-        return found
+            copies[self.part_of[node.name]] += self.parameters.cast_bytes(node)
+        return copies
 
     def _tied_bytes(self, nodes: list[Node], stage: int) -> float:
         """A tied matrix is held a second time where its other use is on another stage."""
-        found = 0.0
+        total = 0.0
         for node in nodes:
             if node.tied_to is not None and self.stage_of[node.tied_to] != stage:
                 other = next(each for each in self.graph if each.name == node.tied_to)
-                found += self.parameters.weight_bytes(other) / self.setup.parallel.sharded(3)
-        return found
+                total += self.parameters.weight_bytes(other) / self.setup.parallel.sharded(3)
+        return total
 
-    def _kept(self, nodes: list[Node], layers: dict[str, list[Node]]) -> dict[str, float]:
+    def _saved_bytes(self, nodes: list[Node], layers: dict[str, list[Node]]) -> dict[str, float]:
         """Bytes that wait for the backward pass, by part."""
-        kept = dict.fromkeys([*layers, _HEAD, _EMBEDDING], 0.0)
+        saved = dict.fromkeys([*layers, _HEAD, _EMBEDDING], 0.0)
         inputs = self._input_bytes(layers) if self.how.checkpointing == "full" else {}
         here = {node.name for node in nodes}
         for each in self.saved:
             part = self.part_of[each.node]
             is_again = part in inputs or (self.how.checkpointing == "selective" and each.is_core)
             if each.node in here and not is_again:
-                kept[part] += each.bytes
+                saved[part] += each.bytes
         for layer, size in inputs.items():
-            kept[layer] += size
-        return kept
+            saved[layer] += size
+        return saved
 
     def _input_bytes(self, layers: dict[str, list[Node]]) -> dict[str, float]:
-        """What a checkpointed layer keeps: what it was given. One without a gradient keeps none."""
+        """Bytes of a checkpointed layer's input, which it saves if it has a gradient."""
         parallel = self.setup.parallel
         between = parallel.tensor if parallel.is_sequence_parallel else 1
-        found: dict[str, float] = {}
+        inputs: dict[str, float] = {}
         for layer, inside in layers.items():
             if not any(self.needs[node.name] for node in inside):
                 continue
             rows = self.batch.grid().rows(inside[0].stream)
             size = rows * self.graph.hidden * self.numbers.stream
-            found[layer] = size * self.rows_share / between
-        return found
+            inputs[layer] = size * self.rows_share / between
+        return inputs
 
     def _output(self, nodes: list[Node]) -> _Output:
-        """What the model returns: logits, and keys and values where it fills a cache."""
+        """Bytes that the model returns: logits, and keys and values where it fills a cache."""
         logits, cache, copied = self._loss_bytes(nodes).logits, dict[str, float](), 0.0
         # Under autocast keys are rotated in 32 bits, so the cache is in 32; attention casts a copy.
         kernels, size = self.setup.kernels, self.numbers.stream
@@ -396,7 +395,7 @@ class _Layout:
         return _Output(logits, cache, copied)
 
     def _loss_bytes(self, nodes: list[Node]) -> _Loss:
-        """What the loss needs.
+        """Bytes that the loss needs.
 
         As transformers has it: the logits, which the model returns; the same in 32 bits, until
         their log-softmax is made, which is kept; then two gradients of that size, of the
@@ -413,9 +412,9 @@ class _Layout:
         size = self.numbers.compute
         if self.setup.kernels.loss == "fused":
             inputs = rows * work.inputs
-            weight = work.held * self.numbers.weight if self.trained[head.name] else 0
-            given = inputs * size + weight / self.setup.parallel.tensor
-            return _Loss(given + inputs * (size + FP32), given)
+            weight = work.params * self.numbers.weight if self.trained[head.name] else 0
+            gradients = inputs * size + weight / self.setup.parallel.tensor
+            return _Loss(gradients + inputs * (size + FP32), gradients)
         logits = rows * work.outputs / self.setup.parallel.tensor
         first = FP32 if size == FP32 else 2 * FP32  # what is in 32 bits already is not copied
         return _Loss(logits * first, logits * 3 * FP32, logits=logits * size)
@@ -428,28 +427,28 @@ class _Layout:
         )
 
     def _alternatives(self, nodes: list[Node]) -> list[str]:
-        """What the program decides and no configuration says, with what the other choice takes."""
-        held = scaled(self._output(nodes).total, "B")
+        """Choices of the program that no configuration has, with the bytes of the alternative."""
+        logits = scaled(self._output(nodes).total, "B")
         output = {
             "freed": f"the model's output is freed before the backward pass, as in transformers'"
-            f" Trainer; `output = model(...)` in a loop holds {held} more: --output until-next",
-            "until-step": f"the model's output, {held}, is held through the backward pass",
-            "until-next": f"the model's output, {held}, is held until the next forward pass"
+            f" Trainer; `output = model(...)` in a loop holds {logits} more: --output until-next",
+            "until-step": f"the model's output, {logits}, is held through the backward pass",
+            "until-next": f"the model's output, {logits}, is held until the next forward pass"
             " replaces it, as `output = model(...)` in a loop does",
         }
-        found = [output[self.setup.output]]
+        lines = [output[self.setup.output]]
         if self.setup.optimizer == "adamw-fused":
             foreach = replace(self.setup, optimizer="adamw")
-            more = Holdings(self.graph, self.trainable, foreach).scratch(nodes)
-            found.append(
+            more = ParameterMemory(self.graph, self.trainable, foreach).scratch(nodes)
+            lines.append(
                 f"torch's own default on CUDA, foreach AdamW, takes {scaled(more, 'B')} more in the"
                 " optimizer's step: --optimizer adamw"
             )
-        return found
+        return lines
 
 
-def _moment(name: str, held: dict[str, float], now: dict[str, float]) -> MemoryMoment:
-    both = {**held, **now}
+def _moment(name: str, states: dict[str, float], now: dict[str, float]) -> MemoryMoment:
+    both = {**states, **now}
     return MemoryMoment(name, {kind: both.get(kind, 0.0) for kind in KINDS})
 
 
@@ -458,7 +457,7 @@ def _both(cast: dict[str, float], loss: float) -> dict[str, float]:
 
 
 def _after_layers(nodes: list[Node]) -> list[Node]:
-    """Those that the backward pass meets before any layer."""
+    """The nodes that the backward pass visits before any layer."""
     last = max((at for at, node in enumerate(nodes) if node.layer is not None), default=-1)
     return nodes[last + 1 :]
 

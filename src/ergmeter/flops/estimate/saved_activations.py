@@ -1,9 +1,9 @@
-"""What a forward pass keeps for the backward one: autograd's saved tensors, read off the graph.
+"""Tensors that autograd saves in a forward pass, read off the graph, and a layer's backward peak.
 
-The trap: a constant. "34 s b h bytes a layer" (Korthikanti et al., arXiv 2205.05198) is the sum for
-one GPT with dropout and 16-bit LayerNorm, all of it trained. A frozen matrix does not keep its
-input, an RMSNorm written out in Python keeps a copy in 32 bits, an adapter in 32 bits copies what
-it reads. So each operation keeps what its own derivative needs, and no more:
+"34 s b h bytes a layer" (Korthikanti et al., arXiv 2205.05198) is the sum for one GPT with dropout
+and 16-bit LayerNorm, all of it trained. A frozen matrix does not save its input, an RMSNorm written
+in Python saves a copy in 32 bits, an adapter in 32 bits copies its input. So each operation saves
+what its own derivative needs:
 
   matrix          its input, if the matrix is trained (for its gradient; the input's needs it not)
   RMSNorm         its input in 32 bits; what it scales, if the scale is trained
@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ergmeter.flops.estimate.arrangement import FP32, is_masked, is_math, is_written_out
-from ergmeter.flops.graph.activation_traits import written
+from ergmeter.flops.graph.activation_traits import code_traits
 from ergmeter.flops.graph.graph import (
     Attention,
     Convolution,
@@ -42,10 +42,10 @@ from ergmeter.flops.graph.graph import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from ergmeter.flops.batch import Batch
-    from ergmeter.flops.estimate.arrangement import Kernels, Precision
+    from ergmeter.flops.estimate.arrangement import Kernels, ParameterMemory, Precision
     from ergmeter.flops.graph.graph import Graph, Node, Trainable
 
 _FEED = frozenset({"mlp", "experts", "shared expert"})
@@ -83,7 +83,7 @@ class SavedTensors:
         self.numbers, self.kernels = numbers, kernels
         self.widths = widths(graph)
         self.is_rotary = not any(node.role == "positions" for node in graph)
-        self.code = written(graph)
+        self.code = code_traits(graph)
         self.folds = {node.name for node in graph if isinstance(node.work, Fold)}
         self.used = {  # experts that a row is sent to, by the module that holds them
             node.name.partition(".experts.")[0]: node.work.used
@@ -93,18 +93,18 @@ class SavedTensors:
 
     def all(self) -> list[Saved]:
         """Everything kept until its layer is walked back through, each storage once. No loss."""
-        found: dict[str, Saved] = {}
+        tensors: dict[str, Saved] = {}
         for node in self.nodes.values():
             for each in self.of(node):
-                first = found.get(each.storage)
+                first = tensors.get(each.storage)
                 if first is None:
-                    found[each.storage] = each
+                    tensors[each.storage] = each
                 elif first.is_core:  # a matrix that keeps it too makes it no core's own
-                    found[each.storage] = replace(each, node=first.node)
-        return [each for each in found.values() if each.bytes]
+                    tensors[each.storage] = replace(each, node=first.node)
+        return [each for each in tensors.values() if each.bytes]
 
     def of(self, node: Node) -> Iterator[Saved]:
-        """What one node keeps."""
+        """The tensors that one node saves."""
         work = node.work
         if isinstance(work, Linear):
             if node.role == "head" and self.code.caps_logits and self.kernels.loss == "logits":
@@ -131,20 +131,20 @@ class SavedTensors:
         return Saved(storage, rows * per_row, node.name, node.layer, split, core)
 
     def _storage(self, name: str) -> str:
-        """Where a node's result is: one that does nothing hands on what it was given."""
+        """The storage of a node's result; a node without work returns its input."""
         node = self.nodes[name]
         is_bare = node.part == "norm" and not node.params and not self.code.norms_bare
         return self._storage(node.of[0]) if is_bare and len(node.of) == 1 else name
 
     def _bytes_out(self, name: str) -> int:
-        """Of one number of a node's result."""
+        """Bytes of one number of a node's result."""
         node = self.nodes[name]
         if node.work is not None or node.part == "lora":
             return self.numbers.compute
         return self.numbers.stream
 
     def is_split(self, name: str) -> bool:
-        """Whether a node's result is inside attention or feed-forward, not between layers."""
+        """True if a node's result is inside attention or feed-forward, not between layers."""
         node = self.nodes[name]
         if node.part == "lora" and not isinstance(node.work, Linear):
             return self.is_split(node.of[0])
@@ -164,12 +164,12 @@ class SavedTensors:
         is_product = self.follows_activation(node)
         if is_product:
             yield from self._activation(node, work, copies)
-            source, held, split = f"{self.site(node)}:product", size, True
+            source, nbytes, split = f"{self.site(node)}:product", size, True
         elif len(node.of) == 1:
-            source, held = self._storage(node.of[0]), self._bytes_out(node.of[0])
+            source, nbytes = self._storage(node.of[0]), self._bytes_out(node.of[0])
             split = self.is_split(source)
         else:
-            source, held, split = f"{node.name}:input", size, False
+            source, nbytes, split = f"{node.name}:input", size, False
         if node.part == "router" and self.needs[node.name]:
             yield from self._choice(node, work)
         if not (self.trained[node.name] or self.site(node) in self.folds):
@@ -179,7 +179,7 @@ class SavedTensors:
             wanted = FP32
         dropped = is_adapter and self.kernels.has_adapter_dropout and node.name.endswith("lora_A")
         gathered = work.copies > 1 and not is_product  # the rows of each expert, copied out
-        if wanted != held or dropped or gathered:
+        if wanted != nbytes or dropped or gathered:
             source = f"{node.name}:copy"
         yield self._keep(node, source, work.inputs * copies * wanted, split=split)
         if dropped and any(self.needs[name] for name in node.of):
@@ -195,8 +195,8 @@ class SavedTensors:
         """A weight with its update in it, for the gradient of what it is multiplied with."""
         small = work.rank * (work.inputs + work.outputs) * work.copies
         base = self.nodes[node.of[0]]
-        whole = work.held if any(self.needs[name] for name in base.of) else 0
-        size = (small + whole) * self.numbers.compute
+        weight = work.params if any(self.needs[name] for name in base.of) else 0
+        size = (small + weight) * self.numbers.compute
         name = f"{node.name}:folded"
         yield Saved(name, size, node.name, node.layer, is_split=True, is_weight=True)
 
@@ -216,7 +216,7 @@ class SavedTensors:
         return node.name
 
     def follows_activation(self, node: Node) -> bool:
-        """Whether a matrix closes a feed-forward layer, an activation before it.
+        """True if a matrix closes a feed-forward layer, an activation before it.
 
         The second matrix of an adapter reads the first, with nothing between them.
         """
@@ -225,7 +225,7 @@ class SavedTensors:
         return {self._part(name) for name in node.of} == {self._base_part(node)} & _FEED
 
     def _activation(self, node: Node, work: Linear, copies: int) -> Iterator[Saved]:
-        """What lies between the matrices of a feed-forward layer."""
+        """The activation between the matrices of a feed-forward layer."""
         if not any(self.needs[name] for name in node.of):
             return
         size, width = self.numbers.compute, work.inputs * copies
@@ -257,23 +257,23 @@ class SavedTensors:
             return
         width = of_heads or self.widths[node.name]
         split = bool(of_heads)
-        held = self._bytes_out(source)
+        nbytes = self._bytes_out(source)
         if self.is_fused_norm(node, width):
-            yield self._keep(node, source, width * held, split=split)
+            yield self._keep(node, source, width * nbytes, split=split)
             yield self._keep(node, f"{node.name}:scale", 2 * FP32, split=False)
             return
         if carries and self.code.centres_twice:
             yield self._keep(node, f"{node.name}:centred", 2 * width * FP32, split=split)
         elif carries:
-            name = source if held == FP32 and len(node.of) == 1 else f"{node.name}:wide"
+            name = source if nbytes == FP32 and len(node.of) == 1 else f"{node.name}:wide"
             yield self._keep(node, name, width * FP32, split=split)
         yield self._keep(node, f"{node.name}:scale", FP32, split=False)
         if trained:
-            size = FP32 if self.code.scales_in_32_bits else held
+            size = FP32 if self.code.scales_in_32_bits else nbytes
             yield self._keep(node, f"{node.name}:scaled", width * size, split=split)
 
     def is_fused_norm(self, node: Node, width: int) -> bool:
-        """Whether a norm is one kernel, as torch's LayerNorm is, which has a bias."""
+        """True if a norm is one kernel, as torch's LayerNorm is, which has a bias."""
         is_layer_norm = node.params == 2 * width or self.code.is_layer_norm
         return self.kernels.norm == "fused" or is_layer_norm
 
@@ -315,7 +315,7 @@ class SavedTensors:
             yield self._keep(node, f"{node.name}:cast", each * size, split=True, core=True)
 
     def softmax_bytes(self, work: Attention) -> int:
-        """Of one probability where attention is written out; autocast has softmax in 32 bits."""
+        """Bytes of one probability in written-out attention; autocast has softmax in 32 bits."""
         as_it_comes = self.code.softmax_as_it_comes and not self.numbers.is_autocast
         is_32_bits = is_math(work, self.kernels, self.code) or not as_it_comes
         return FP32 if is_32_bits else self.numbers.compute
@@ -404,17 +404,208 @@ class SavedTensors:
 
 def widths(graph: Graph) -> dict[str, int]:
     """Numbers in one row of each node's result; of an expert's, for one expert."""
-    found: dict[str, int] = {}
+    by_name: dict[str, int] = {}
     for node in graph:
         work = node.work
         if isinstance(work, Linear):
-            found[node.name] = work.outputs
+            by_name[node.name] = work.outputs
         elif isinstance(work, Attention):
-            found[node.name] = work.heads * work.v_dim
+            by_name[node.name] = work.heads * work.v_dim
         elif isinstance(work, Convolution):
-            found[node.name] = work.channels
+            by_name[node.name] = work.channels
         elif node.role == "embedding" and node.params % graph.vocab == 0:
-            found[node.name] = node.params // graph.vocab
+            by_name[node.name] = node.params // graph.vocab
         else:
-            found[node.name] = found[node.of[0]] if node.of else graph.hidden
-    return found
+            by_name[node.name] = by_name[node.of[0]] if node.of else graph.hidden
+    return by_name
+
+
+# The largest number of bytes that the backward pass through one layer needs at a time.
+#
+# The layer's nodes are visited in reverse. Each takes the gradient of its result, makes those of
+# its inputs and weights, and then frees what it saved. So the peak is rarely where the layer
+# begins. It is at the activation between the feed-forward matrices, at attention where its
+# probabilities exist, or at a norm written in Python, whose derivative takes five tensors in 32
+# bits.
+#
+# Temporaries inside a kernel (flash attention's 32-bit accumulator) are not counted.
+
+# RMSNorm in Python, backward: the gradient by way of the product, and for the mean square its own
+# gradient, the power, twice the power and their product (aten::pow_backward).
+_NORM_TENSORS = 5
+# Softmax, backward, on CUDA: the gradient that arrives, its product with the result, and the
+# gradient that leaves (softmax_backward_cuda_out in aten/src/ATen/native/cuda/SoftMax.cu). A CPU
+# has no product.
+SOFTMAX_TENSORS = 3
+# 0.5 x (1 + tanh(...)) in Python: tensors as wide as the activation beyond its gradients.
+_SPELLED_OUT_TENSORS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPeak:
+    """Bytes at the moment of a layer's backward pass that needs most."""
+
+    saved: float = 0.0  # not freed yet
+    weight_gradients: float = 0.0  # made so far
+    working: float = 0.0  # gradients of activations, and temporaries
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.saved + self.weight_gradients + self.working
+
+
+class LayerBackward:
+    """Visits the nodes of one layer in reverse."""
+
+    def __init__(
+        self,
+        tensors: SavedTensors,
+        parameters: ParameterMemory,
+        share: Callable[[bool], float],
+        *,
+        recomputes_core: bool,
+    ) -> None:
+        """`share` of a device in what is, or is not, split by tensor parallelism."""
+        self.tensors, self.parameters, self.share = tensors, parameters, share
+        self.recomputes_core = recomputes_core  # selective checkpointing
+
+    def peak(
+        self,
+        nodes: list[Node],
+        saved: Iterable[Saved],
+        arriving: dict[str, float],
+        flowing: float,
+    ) -> LayerPeak:
+        """The largest moment.
+
+        `arriving`: bytes of gradients that are there at the start, by node. `flowing`: bytes of the
+        residual stream's gradient, there all along.
+        """
+        self.alive: dict[str, list[Saved]] = {}
+        for each in saved:
+            self.alive.setdefault(each.node, []).append(each)
+        self.gradients = dict(arriving)  # of results inside the layer
+        self.inside = {node.name for node in nodes if node.part != "residual"}
+        self.flowing, self.weight_gradients = flowing, 0.0
+        self.core_is_there = not self.recomputes_core
+        self.largest = LayerPeak()
+        for node in reversed(nodes):
+            if self.tensors.needs[node.name]:
+                self._visit(node)
+            self.alive.pop(node.name, None)
+        return self.largest
+
+    def _visit(self, node: Node) -> None:
+        work = node.work
+        if isinstance(work, Linear):
+            self._matrix(node, work)
+        elif isinstance(work, Attention):
+            self._attention(node, work)
+        elif isinstance(work, Fold):
+            weight = work.params / self.parameters.setup.parallel.tensor
+            self._moment(weight * self.tensors.numbers.compute)
+        elif node.part == "norm":
+            self._norm(node)
+        elif node.part == "lora":  # a sum hands its gradient on
+            self._hand_on(node)
+        self.gradients.pop(node.name, None)
+
+    def _matrix(self, node: Node, work: Linear) -> None:
+        copies = work.used if work.copies > 1 else 1
+        activation = self.tensors.follows_activation(node)
+        below = f"{self.tensors.site(node)}:product" if activation else node.of[0]
+        is_split = activation or self.tensors.is_split(below)
+        size = self._size(work.inputs * copies, is_split, node)
+        carries = any(self.tensors.needs[name] for name in node.of)
+        unpacked = 0.0
+        if self.parameters.setup.quantize and work.is_module and node.part != "lora":
+            share = self.parameters.split(node)
+            unpacked = work.params / share * self.tensors.numbers.compute
+        self.weight_gradients += self.parameters.made_gradient_bytes(node)
+        self._moment((size if carries else 0.0) + unpacked)
+        if not carries:
+            return
+        if below in self.inside or activation:
+            self.gradients[below] = size
+        self.gradients.pop(node.name, None)
+        if activation and any(each.storage in node.of for each in self.alive.get(node.name, ())):
+            self._activation(node, below)
+
+    def _activation(self, node: Node, product: str) -> None:
+        """Between the matrices of a feed-forward layer: what comes out of it is freed already."""
+        code = self.tensors.code
+        if not code.keeps_result:
+            self._free(node, product)
+        gradients = {name: self._size(self._width(name, node), True, node) for name in node.of}
+        extra = _SPELLED_OUT_TENSORS * self.gradients[product] if code.steps else 0.0
+        self._moment(sum(gradients.values()) + extra)
+        self.gradients.pop(product)
+        self.gradients.update(gradients)
+
+    def _attention(self, node: Node, work: Attention) -> None:
+        self.core_is_there = True
+        tensors = self.tensors
+        sizes: dict[str, float] = {}
+        widths = (
+            work.heads * work.qk_dim,
+            work.kv_heads * work.qk_dim,
+            work.kv_heads * work.v_dim,
+        )
+        for name, width in zip(node.of, widths, strict=True):
+            sizes[name] = sizes.get(name, 0.0) + self._size(width, True, node)
+        if is_written_out(work, tensors.numbers, tensors.kernels, tensors.code):
+            # At the softmax, whose result is needed; its copy for the product is freed already.
+            self._free(node, f"{node.name}:cast")
+            each = tensors.softmax_bytes(work)
+            scores = tensors.batch.rows(node.stream) * work.heads * tensors.keys(node, work)
+            temporaries = SOFTMAX_TENSORS * scores * each * self.share(True)
+            self._moment(temporaries + self._size(work.heads * work.v_dim, True, node))
+        else:
+            self._moment(sum(sizes.values()))
+        self.gradients.update(sizes)
+
+    def _norm(self, node: Node) -> None:
+        tensors = self.tensors
+        heads = tensors.normed_heads(node)
+        if heads == 0 or not any(tensors.needs[name] for name in node.of):
+            return
+        width = heads or tensors.widths[node.name]
+        is_fused = tensors.is_fused_norm(node, width)
+        rows = tensors.batch.rows(node.stream) * self.share(bool(heads))
+        each = tensors.numbers.stream if is_fused else _NORM_TENSORS * FP32
+        if not is_fused:
+            self.gradients.pop(node.name, None)  # cast to 32 bits at once
+            self._free(node, f"{node.name}:scaled")
+        self._moment(rows * width * each)
+        self._hand_on(node)
+
+    def _free(self, node: Node, storage: str) -> None:
+        rest = [each for each in self.alive.get(node.name, ()) if each.storage != storage]
+        self.alive[node.name] = rest
+
+    def _hand_on(self, node: Node) -> None:
+        for name in node.of:
+            if name in self.inside and node.name in self.gradients:
+                self.gradients[name] = self.gradients[node.name]
+
+    def _width(self, name: str, node: Node) -> int:
+        work = node.work
+        copies = work.used if isinstance(work, Linear) and work.copies > 1 else 1
+        return self.tensors.widths[name] * copies
+
+    def _size(self, width: int, is_split: bool, node: Node) -> float:
+        rows = self.tensors.batch.rows(node.stream)
+        return rows * width * self.tensors.numbers.compute * self.share(is_split)
+
+    def _moment(self, temporaries: float) -> None:
+        saved = sum(
+            each.bytes
+            for some in self.alive.values()
+            for each in some
+            if self.core_is_there or not each.is_core
+        )
+        working = self.flowing + sum(self.gradients.values()) + temporaries
+        now = LayerPeak(saved, self.weight_gradients, working)
+        if now.total > self.largest.total:
+            self.largest = now

@@ -1,22 +1,28 @@
-"""What a weight takes where it is kept: its bits, and its share of the scales beside them.
+"""Bytes of stored weights: bits per weight with their scales, as asked for or as a config has them.
 
-The trap: "4 bits". A scale is stored for each few weights, so nf4 takes 4.5 bits, or 4.127 with its
-scales quantised as well, AWQ and GPTQ 4.16, mxfp4 4.25. And it is the matrices inside layers that
-are quantised: head and tables mostly stay in 16 bits, which are two fifths of Qwen2.5-7B-AWQ.
+A scale is stored for each few weights, so nf4 takes 4.5 bits, or 4.127 with quantised scales, AWQ
+and GPTQ 4.16, mxfp4 4.25. Only the matrices inside layers are quantised. Head and tables mostly
+stay in 16 bits, which are two fifths of Qwen2.5-7B-AWQ.
 
 Products may be in a third type: 4-bit weights are unpacked and multiplied in bf16.
+
+A quantisation method that is not listed is an error. Taken for 16 bits, its bytes would be two to
+four times too many.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ergmeter.errors import UsageError
+from ergmeter.errors import FormatError, UsageError
+from ergmeter.flops.config import EXPERTS, ModelConfig, quoted_value
 from ergmeter.flops.graph.graph import Linear
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ergmeter.flops.graph.graph import Graph, Node
 
 WIDE = 16  # bits from which on a type is for all of a model and not just for its matrices
@@ -36,13 +42,13 @@ class StoredType:
         return self.bits + self.scale_bits / (self.group or work.inputs)
 
     def matrix_bytes(self, work: Linear, number_bytes: float) -> float:
-        """Of a whole matrix, whose bias has so many bytes a number."""
+        """Bytes of a matrix, whose bias has `number_bytes` a number."""
         weights = work.inputs * work.outputs * work.copies
-        return weights * self.bits_in(work) / 8 + (work.held - weights) * number_bytes
+        return weights * self.bits_in(work) / 8 + (work.params - weights) * number_bytes
 
     @property
-    def said(self) -> str:
-        """In words, with the rule for its scales."""
+    def text(self) -> str:
+        """The type as text, with the rule for its scales."""
         if not self.scale_bits:
             return f"{self.name}, {self.bits} bits"
         scales = f"{self.scale_bits} bits of scaling data for each"
@@ -56,7 +62,7 @@ class StoredType:
 # one in 32 (QLoRA, arXiv 2305.14314); int8 with one in 32 for each output (arXiv 2208.07339). AWQ
 # and GPTQ: a scale in 16 bits and a zero as wide as a weight for each group, mostly of 128. The
 # microscaling types: 8 bits for each 32 (OCP MX 1.0); NVIDIA's, for each 16.
-KEPT = {
+STORED_TYPES = {
     each.name: each
     for each in (
         StoredType("fp32", 32),
@@ -73,44 +79,45 @@ KEPT = {
 }
 # What a cache is kept in: the same without scales, of which it has one for a head or less.
 CACHED = {
-    name: replace(KEPT[name], scale_bits=0) for name in ("fp32", "bf16", "fp16", "fp8", "int8")
+    name: replace(STORED_TYPES[name], scale_bits=0)
+    for name in ("fp32", "bf16", "fp16", "fp8", "int8")
 }
 _LONG = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "fp4": "nvfp4"}
 
 
-def kept_as(name: str, *, known: dict[str, StoredType] = KEPT) -> StoredType:
+def stored_type(name: str, *, types: dict[str, StoredType] = STORED_TYPES) -> StoredType:
     """A type by its name, or by the one torch has for it."""
     short = _LONG.get(name.lower(), name.lower())
-    if short not in known:
-        raise UsageError(f"nothing is kept as {name!r} here; there are {', '.join(known)}")
-    return known[short]
+    if short not in types:
+        raise UsageError(f"nothing is kept as {name!r} here; there are {', '.join(types)}")
+    return types[short]
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How a model's numbers are kept."""
+    """The types in which a model's weights and cache are stored."""
 
     matrices: StoredType  # inside layers
     rest: StoredType  # head, embeddings, norms, biases, and matrices that are not converted
     cache: StoredType
     left_alone: tuple[str, ...] = ()  # modules whose matrices are like the rest, as patterns
     parts: tuple[str, ...] = ()  # of the model, whose matrices alone are quantised; none: all
-    said: tuple[str, ...] = ()  # what is kept how, and who says so
+    notes: tuple[str, ...] = ()  # how weights and cache are stored, and the source
 
     def held_bytes(self, node: Node) -> float:
-        """Of what a node holds; of a matrix that is another's, of that."""
+        """Bytes of a node's weights; for a tied matrix those of the other node."""
         work = node.work
         if not isinstance(work, Linear):
             return node.params * self.rest.bits / 8
-        kept = self.matrices if self._is_quantised(node) else self.rest
-        return kept.matrix_bytes(work, self.rest.bits / 8)
+        stored = self.matrices if self._is_quantised(node) else self.rest
+        return stored.matrix_bytes(work, self.rest.bits / 8)
 
     def total_bytes(self, graph: Graph) -> float:
-        """Of all weights, each once: a checkpoint's size."""
+        """Bytes of all weights, each once: a checkpoint's size."""
         return sum(self._own_bytes(node) for node in graph if node.params)
 
     def _own_bytes(self, node: Node) -> float:
-        """Of what a node has to itself: of a tied head, its bias."""
+        """Bytes of a node's own weights: of a tied head, its bias."""
         return node.params * self.rest.bits / 8 if node.tied_to else self.held_bytes(node)
 
     def _is_quantised(self, node: Node) -> bool:
@@ -126,7 +133,7 @@ class Storage:
 
 
 def _means(pattern: str, name: str) -> bool:
-    """Whether a name of modules that are not converted is one of this node, or of one around it."""
+    """True if a name of modules that are not converted is one of this node, or of one around it."""
     if pattern.startswith("re:"):
         try:
             return re.match(pattern[3:], name) is not None
@@ -136,10 +143,265 @@ def _means(pattern: str, name: str) -> bool:
     return re.search(rf"(^|\.){words}(\.|$)", name) is not None
 
 
-def plain(name: str, *, said: str) -> Storage:
+def plain(name: str, *, source: str) -> Storage:
     """Everything in one type."""
-    kept = kept_as(name)
-    return Storage(kept, kept, kept, said=(f"weights and cache in {kept.said}: {said}",))
+    stored = stored_type(name)
+    return Storage(stored, stored, stored, notes=(f"weights and cache in {stored.text}: {source}",))
 
 
-ASSUMED = plain("bf16", said="assumed, no type is given")
+ASSUMED = plain("bf16", source="assumed, no type is given")
+
+
+# The storage that a configuration declares: its type, its quantisation.
+
+_QUANTISED = "quantization_config"
+# Fields by which modules are chosen or treated apart: GPTQModel's, optimum's, auto-round's. Where
+# one says something, what the matrices are kept in does not follow from the rest.
+_APART = ("modules_in_block_to_quantize", "inside_layer_modules", "dynamic", "extra_config")
+_LEFT_ALONE = (
+    *("modules_to_not_convert", "llm_int8_skip_modules", "ignore", "ignored_layers"),
+    "exclude_modules",
+)
+
+
+def storage_of(
+    config: ModelConfig, *, weights: str | None = None, cache: str | None = None
+) -> Storage:
+    """The storage of a model: as it is asked for, else as its configuration declares.
+
+    FormatError where the configuration names a way of quantising that is not known. A type that
+    is asked for goes where its method puts it: mxfp4 on experts, where the model has some.
+    """
+    rest, whose = _own_type(config)
+    fields = _raw(config, _QUANTISED)
+    quantised = ModelConfig(fields, where=f"{config.where}: {_QUANTISED}") if fields else None
+    left_alone = _left_alone(quantised) if quantised else ()
+    parts: tuple[str, ...] = ()
+    if weights is not None:
+        matrices, source = stored_type(weights), "--weights-dtype"
+    elif quantised is not None and (stored := _quantised(quantised)) is not None:
+        matrices, source = stored, f"the config's {_QUANTISED}"
+    else:
+        matrices, source = rest, whose
+    is_by_transformers = weights is not None or _method(quantised) == "mxfp4"
+    if matrices == STORED_TYPES["mxfp4"] and is_by_transformers and _has_experts(config):
+        parts = ("experts",)  # which it converts alone
+    if matrices.bits >= WIDE:
+        rest = matrices
+    cached, cache_source = _cache(quantised, cache, rest)
+    return Storage(
+        matrices,
+        rest,
+        cached,
+        left_alone,
+        parts,
+        (
+            *_words(matrices, source, rest, whose, parts),
+            f"cache in {cached.name} ({cache_source})",
+        ),
+    )
+
+
+def _has_experts(config: ModelConfig) -> bool:
+    """True if the model, or a part of it, is a mixture of experts."""
+    parts = (config.fields, *(part for part in config.fields.values() if isinstance(part, dict)))
+    return any(part.get(name) for part in parts for name in EXPERTS)
+
+
+def _words(
+    matrices: StoredType, source: str, rest: StoredType, whose: str, parts: tuple[str, ...]
+) -> tuple[str, ...]:
+    if matrices == rest:
+        return (f"weights in {matrices.text} ({source})",)
+    what, others = "matrices", "head, embeddings, norms and modules not converted"
+    if parts:
+        what, others = ", ".join(parts), "all other weights"
+    return f"{what} in {matrices.text} ({source})", f"{others} in {rest.name} ({whose})"
+
+
+def _raw(config: ModelConfig, name: str) -> dict[str, Any]:
+    """An object of the configuration, or of its language model's."""
+    inner = config.raw("text_config")
+    value = config.raw(name) or (inner.get(name) if isinstance(inner, dict) else None)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise FormatError(f"{config.where}: {name} must be an object; got {quoted_value(value)}")
+    return value
+
+
+def _own_type(config: ModelConfig) -> tuple[StoredType, str]:
+    """The type of weights that are not quantised, and its source."""
+    inner = config.raw("text_config")
+    for fields in (config.fields, inner if isinstance(inner, dict) else {}):
+        for name in ("dtype", "torch_dtype"):
+            dtype = fields.get(name)
+            if dtype is None:
+                continue
+            try:
+                return stored_type(str(dtype).rpartition(".")[2]), f"the config's {name}"
+            except UsageError:
+                continue
+    return STORED_TYPES["bf16"], "assumed, the config names no type"
+
+
+def _left_alone(quantised: ModelConfig) -> tuple[str, ...]:
+    return tuple(name for field in _LEFT_ALONE for name in quantised.names(field) or ())
+
+
+def _cache(
+    quantised: ModelConfig | None, asked: str | None, rest: StoredType
+) -> tuple[StoredType, str]:
+    if asked is not None:
+        return stored_type(asked, types=CACHED), "--cache-dtype"
+    if quantised is not None:
+        scheme = quantised.raw("kv_cache_scheme")
+        algorithm = quantised.raw("kv_cache_quant_algo")
+        if (isinstance(scheme, dict) and scheme.get("num_bits") == 8) or algorithm == "FP8":
+            return CACHED["fp8"], f"the config's {_QUANTISED}"
+    return replace(rest, scale_bits=0), "the type of weights that are not quantised"
+
+
+def _quantised(quantization: ModelConfig) -> StoredType | None:
+    """The type of the quantised matrices; None where none is quantised."""
+    read = _METHODS.get(_method(quantization))
+    if read is None:
+        method = quantization.word("quant_method") or "of no name"
+        raise FormatError(
+            f"{quantization.where}: what weights take under quant_method {method!r} is not"
+            " known; pass --weights-dtype"
+        )
+    for field in (*_APART, "lm_head"):
+        if quantization.raw(field):
+            raise _not_understood(quantization, field)
+    return read(quantization)
+
+
+def _method(quantization: ModelConfig | None) -> str:
+    if quantization is None:
+        return ""
+    is_bitsandbytes = "load_in_4bit" in quantization or "load_in_8bit" in quantization
+    named = quantization.word("quant_method") or ("bitsandbytes" if is_bitsandbytes else "")
+    return named.lower().replace("-", "_")
+
+
+def _not_understood(quantization: ModelConfig, field: str) -> FormatError:
+    return FormatError(
+        f"{quantization.where}: which weights are kept how does not follow from {field}"
+        f" {quoted_value(quantization.raw(field))}; pass --weights-dtype"
+    )
+
+
+def _bitsandbytes(quantization: ModelConfig) -> StoredType | None:
+    if quantization.flag("load_in_4bit", "_load_in_4bit", default=False):
+        double = quantization.flag("bnb_4bit_use_double_quant", default=False)
+        return STORED_TYPES["nf4-double" if double else "nf4"]
+    return (
+        STORED_TYPES["int8"]
+        if quantization.flag("load_in_8bit", "_load_in_8bit", default=False)
+        else None
+    )
+
+
+def _grouped(quantization: ModelConfig) -> StoredType:
+    """AWQ and GPTQ: a scale and a zero for each group."""
+    bits = quantization.integer("bits", "w_bit")
+    size = (
+        quantization.raw("group_size")
+        if "group_size" in quantization
+        else quantization.raw("q_group_size")
+    )
+    group = None if size in (None, -1) else quantization.integer("group_size", "q_group_size")
+    return StoredType(f"int{bits}", bits, 16 + bits, group)
+
+
+def _auto_round(quantization: ModelConfig) -> StoredType:
+    if quantization.raw("data_type") not in (None, "int"):
+        raise _not_understood(quantization, "data_type")
+    return _grouped(quantization)
+
+
+def _fp8(quantization: ModelConfig) -> StoredType:
+    block = quantization.integers("weight_block_size")
+    if not block:
+        return STORED_TYPES["fp8"]
+    if len(block) != 2 or not all(block):
+        raise FormatError(
+            f"{quantization.where}: weight_block_size must be two sizes; got {quoted_value(block)}"
+        )
+    return StoredType("fp8", 8, 32, block[0] * block[1])
+
+
+def _modelopt(quantization: ModelConfig) -> StoredType | None:
+    algorithm = quantization.word("quant_algo")
+    if algorithm is None:
+        return None
+    formats = {"FP8": STORED_TYPES["fp8"], "NVFP4": STORED_TYPES["nvfp4"]}
+    if algorithm not in formats:
+        raise FormatError(
+            f"{quantization.where}: what weights take under quant_algo {algorithm!r} is not known;"
+            " pass --weights-dtype"
+        )
+    return formats[algorithm]
+
+
+def _compressed(quantization: ModelConfig) -> StoredType | None:
+    """compressed-tensors: groups of modules, of which all must be kept alike."""
+    _check_dense(quantization)
+    groups = quantization.raw("config_groups")
+    schemes = {
+        _group(ModelConfig(group, where=quantization.where), quantization.word("format"))
+        for group in (groups.values() if isinstance(groups, dict) else ())
+        if isinstance(group, dict) and isinstance(group.get("weights"), dict)
+    }
+    if len(schemes) > 1:
+        raise FormatError(
+            f"{quantization.where}: modules are quantised in {len(schemes)} ways, of which one is"
+            " understood; pass --weights-dtype"
+        )
+    return schemes.pop() if schemes else None
+
+
+def _check_dense(quantization: ModelConfig) -> None:
+    """Refuse zeros that are left out of the file."""
+    sparsity = quantization.raw("sparsity_config")
+    if sparsity and not (isinstance(sparsity, dict) and sparsity.get("format") == "dense"):
+        raise _not_understood(quantization, "sparsity_config")
+
+
+def _group(quantization: ModelConfig, format_of_all: str | None) -> StoredType:
+    if quantization.raw("targets") != ["Linear"]:
+        raise _not_understood(quantization, "targets")
+    if (quantization.word("format") or format_of_all) == "mxfp4-pack-quantized":
+        return STORED_TYPES["mxfp4"]
+    return _scheme(ModelConfig(quantization.raw("weights"), where=f"{quantization.where}: weights"))
+
+
+def _scheme(quantization: ModelConfig) -> StoredType:
+    bits = quantization.integer("num_bits")
+    kind = "fp" if quantization.word("type") == "float" else "int"
+    name = f"{kind}{bits}"
+    strategy = quantization.word("strategy")
+    if strategy == "tensor_group":  # NVIDIA's: a scale in 8 bits, and one for all of them
+        return StoredType(f"nv{name}", bits, 8, quantization.integer("group_size"))
+    if strategy == "tensor":
+        return StoredType(name, bits)
+    if strategy == "block":
+        high, wide = (quantization.integers("block_structure") or [128, 128])[:2]
+        return StoredType(name, bits, 32, max(1, high * wide))
+    zero = 0 if quantization.flag("symmetric", default=True) else bits
+    group = None if strategy == "channel" else quantization.integer("group_size")
+    return StoredType(name, bits, 16 + zero, group)
+
+
+_METHODS: dict[str, Callable[[ModelConfig], StoredType | None]] = {
+    "bitsandbytes": _bitsandbytes,
+    "gptq": _grouped,
+    "awq": _grouped,
+    "auto_round": _auto_round,
+    "fp8": _fp8,
+    "fbgemm_fp8": lambda _quantization: StoredType("fp8", 8, 32),
+    "mxfp4": lambda _quantization: STORED_TYPES["mxfp4"],
+    "modelopt": _modelopt,
+    "compressed_tensors": _compressed,
+}

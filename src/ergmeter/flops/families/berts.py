@@ -1,35 +1,234 @@
-"""Encoders by family: BERT and what came of it."""
+"""Readers and graphs of encoders: BERT and its successors.
+
+An encoder is built with the head of masked language modelling at every position, as transformers
+computes it. `graph.heads` exchanges the head where the class has another.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.families.fields import layer_kinds
-from ergmeter.flops.graph.encoder_block import EncoderBlock, biased_attention, head_size
-from ergmeter.flops.graph.encoders import Encoder, Relative
-from ergmeter.flops.graph.layers import Mlp, SelfAttention
+from ergmeter.flops.families.llamas import layer_kinds
+from ergmeter.flops.graph.decoder import EncoderBlock, add_block, biased_attention, head_size
+from ergmeter.flops.graph.graph import Attention, Builder, Graph
+from ergmeter.flops.graph.layers import AttentionLayer, Mlp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.flops.config import ModelConfig
+    from ergmeter.flops.graph.graph import Node
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """An encoder with the head of masked language modelling."""
+
+    family: str
+    hidden: int
+    vocab: int
+    blocks: tuple[EncoderBlock, ...]
+    prefix: str
+    tables: int  # parameters of learned positions and of segment types
+    norm: int  # parameters of one norm of the hidden size
+    layer_name: str = "encoder.layer"
+    width: int | None = None  # of the embedding, where it is projected to the hidden size
+    final_norm: int = 0
+    head_bias: bool = True  # of the transformation before the last matrix
+    head_names: tuple[str, str] = ("cls.predictions.transform.dense", "cls.predictions.decoder")
+    is_tied: bool = True
+    has_decoder_bias: bool = True
+    relative: Relative | None = None
+    conv_width: int = 0  # of a convolution beside the first layer
+    has_norm: bool = True  # of the embedding
+    is_projected: bool = False  # even where the embedding is as wide as the layers
+    weights_of: tuple[int, ...] = ()  # for each layer which of the weights it has, where shared
+    unused: int = 0  # parameters that no training of a language model reads
+
+
+@dataclass(frozen=True, slots=True)
+class Relative:
+    """Disentangled attention (DeBERTa, arXiv 2006.03654): contents against relative positions."""
+
+    rows: int  # of the table, each side of zero together
+    kinds: tuple[str, ...]  # c2p, p2c
+    is_shared: bool  # positions go through the projections of the contents
+    norm: int
+
+
+def encoder_graph(e: Encoder) -> Graph:
+    """The graph of an encoder with its head."""
+    b = Builder()
+    width = e.width or e.hidden
+    embedding = b.add(
+        f"{e.prefix}.embeddings.word_embeddings",
+        "embedding",
+        params=e.vocab * width,
+        role="embedding",
+    )
+    taken: tuple[str, ...] = (embedding,)
+    if e.tables:
+        table = b.add(
+            f"{e.prefix}.embeddings.tables", "embedding", params=e.tables, role="positions"
+        )
+        taken = (embedding, table)
+    norm = e.norm * width // e.hidden
+    first = norm if e.has_norm else 0
+    x = start = b.add(f"{e.prefix}.embeddings.norm", "norm", taken, params=first)
+    if width != e.hidden or e.is_projected:
+        x = b.linear(f"{e.prefix}.embeddings_project", "embedding", x, width, e.hidden, bias=True)
+    positions = _positions(b, e)
+    for number, block in enumerate(e.blocks):
+        name = f"{e.prefix}.{e.layer_name}.{number}"
+        if e.relative is not None and positions is not None:
+            x = _add_disentangled(b, block, e.relative, x, positions, name=name, hidden=e.hidden)
+        else:
+            x = add_block(b, block, x, name=name, hidden=e.hidden, stream="tokens")
+        if e.conv_width and number == 0:
+            x = _beside(b, e, start, x)
+    if e.weights_of:
+        b.nodes = _shared(b.nodes, e)
+    if e.unused:
+        b.add(f"{e.prefix}.contact_head.regression", "other", params=e.unused)
+    if e.final_norm:
+        x = b.add(f"{e.prefix}.final_norm", "norm", x, params=e.final_norm)
+    _add_masked_head(b, e, x, embedding, width=width, norm=norm)
+    facts = {} if e.relative is None else {"relative_positions": e.relative.rows}
+    return Graph(e.family, tuple(b.nodes), e.hidden, len(e.blocks), e.vocab, facts=facts)
+
+
+def _shared(nodes: list[Node], e: Encoder) -> list[Node]:
+    """The same nodes, the parameters of a layer that has another's tied to that one's."""
+    names = [f"{e.prefix}.{e.layer_name}.{number}" for number in range(len(e.blocks))]
+    owners = {name: names[e.weights_of.index(e.weights_of[n])] for n, name in enumerate(names)}
+    shared = []
+    for node in nodes:
+        owner = owners.get(node.layer or "", node.layer)
+        if owner != node.layer and node.params:
+            assert node.layer is not None
+            own = f"{owner}{node.name.removeprefix(node.layer)}"
+            shared.append(replace(node, params=0, tied_to=own))
+        else:
+            shared.append(node)
+    return shared
+
+
+def _add_masked_head(
+    b: Builder, e: Encoder, x: str, embedding: str, *, width: int, norm: int
+) -> None:
+    dense, decoder = e.head_names
+    x = b.linear(dense, "head", x, e.hidden, width, bias=e.head_bias, stream="logits")
+    x = b.add(f"{dense}_norm", "norm", x, params=norm, stream="logits")
+    b.linear(
+        decoder,
+        "head",
+        x,
+        width,
+        e.vocab,
+        bias=e.has_decoder_bias,
+        stream="logits",
+        role="head",
+        tied_to=embedding if e.is_tied else None,
+    )
+
+
+def _positions(b: Builder, e: Encoder) -> str | None:
+    """The table of relative positions, which goes through every layer once a step."""
+    if e.relative is None:
+        return None
+    return b.add(
+        f"{e.prefix}.encoder.rel_embeddings",
+        "embedding",
+        params=e.relative.rows * e.hidden + e.relative.norm,
+        stream="relative positions",
+        role="positions",
+    )
+
+
+def _beside(b: Builder, e: Encoder, start: str, x: str) -> str:
+    conv = b.linear(
+        f"{e.prefix}.encoder.conv.conv",
+        "convolution",
+        start,
+        e.conv_width * e.hidden,
+        e.hidden,
+        bias=True,
+        is_module=False,
+    )
+    return b.add(f"{e.prefix}.encoder.conv.LayerNorm", "norm", (x, conv), params=e.norm)
+
+
+def _add_disentangled(
+    b: Builder, block: EncoderBlock, r: Relative, x: str, positions: str, *, name: str, hidden: int
+) -> str:
+    """A layer whose scores are three products: contents with each other and with positions."""
+    inner = Builder()
+    out = add_block(inner, block, x, name=name, hidden=hidden, stream="tokens")
+    a = block.attention
+    at = f"{name}.{a.module}"
+    query, key = f"{at}.{a.names[0]}", f"{at}.{a.names[1]}"
+    met: list[str] = []
+    for node in inner.nodes:
+        if node.name == f"{at}.core":
+            for kind in r.kinds:
+                content, position = (query, key) if kind == "c2p" else (key, query)
+                met.append(_product(b, r, a, content, position, positions, kind, name=name))
+        b.nodes.append(replace(node, of=(*node.of, *met)) if node.of == (f"{at}.core",) else node)
+    return out
+
+
+def _product(
+    b: Builder,
+    r: Relative,
+    a: AttentionLayer,
+    content: str,
+    position: str,
+    positions: str,
+    kind: str,
+    *,
+    name: str,
+) -> str:
+    size = a.heads * a.head_dim
+    projection = "pos_key_proj" if kind == "c2p" else "pos_query_proj"
+    own = b.linear(
+        f"{name}.{a.module}.self.{projection}",
+        "attention qkv",
+        positions,
+        size,
+        size,
+        bias=not r.is_shared,
+        is_module=not r.is_shared,
+        stream="relative positions",
+        layer=name,
+        tied_to=position if r.is_shared else None,
+    )
+    return b.add(
+        f"{name}.{a.module}.{kind}",
+        "attention",
+        (content, own, own),
+        work=Attention(a.heads, a.head_dim, 0, a.heads, "full", keys="relative positions"),
+        layer=name,
+    )
+
+
+# Families.
 
 
 def _bert_block(
     c: ModelConfig, *, query: str = "query", key: str = "key", value: str = "value"
 ) -> EncoderBlock:
-    hidden = c.whole("hidden_size")
+    hidden = c.integer("hidden_size")
     attention = biased_attention(
         c,
         hidden,
-        c.whole("num_attention_heads"),
+        c.integer("num_attention_heads"),
         names=(f"self.{query}", f"self.{key}", f"self.{value}", "output.dense"),
         module="attention",
     )
     feed = Mlp(
-        c.whole("intermediate_size"),
+        c.integer("intermediate_size"),
         is_gated=False,
         bias=True,
         names=("intermediate.dense", "output.dense"),
@@ -40,14 +239,14 @@ def _bert_block(
 
 def bert(c: ModelConfig) -> Encoder:
     """BERT."""
-    hidden = c.whole("hidden_size")
-    width = c.whole("embedding_size", default=hidden)
-    rows = c.whole("max_position_embeddings") + c.whole("type_vocab_size", at_least=0)
+    hidden = c.integer("hidden_size")
+    width = c.integer("embedding_size", default=hidden)
+    rows = c.integer("max_position_embeddings") + c.integer("type_vocab_size", at_least=0)
     return Encoder(
         c.model_type,
         hidden,
-        c.whole("vocab_size"),
-        (_bert_block(c),) * c.whole("num_hidden_layers"),
+        c.integer("vocab_size"),
+        (_bert_block(c),) * c.integer("num_hidden_layers"),
         prefix="bert",
         tables=rows * width,
         norm=2 * hidden,
@@ -64,7 +263,7 @@ def roberta(c: ModelConfig) -> Encoder:
 def electra(c: ModelConfig) -> Encoder:
     """ELECTRA's generator: BERT whose embedding is narrower than its layers."""
     names = ("generator_predictions.dense", "generator_lm_head")
-    c.whole("embedding_size")
+    c.integer("embedding_size")
     return replace(bert(c), prefix="electra", head_names=names)
 
 
@@ -72,31 +271,34 @@ def ernie(c: ModelConfig) -> Encoder:
     """ERNIE 1 to 3: BERT, in some with a table of tasks as well."""
     base = bert(c)
     tasks = (
-        c.whole("task_type_vocab_size", default=0) if c.flag("use_task_id", default=False) else 0
+        c.integer("task_type_vocab_size", default=0) if c.flag("use_task_id", default=False) else 0
     )
     return replace(base, prefix="ernie", tables=base.tables + tasks * base.hidden)
 
 
 def albert(c: ModelConfig) -> Encoder:
     """ALBERT: BERT whose layers share their weights, all of them or in groups."""
-    hidden, count = c.whole("hidden_size"), c.whole("num_hidden_layers")
+    hidden, count = c.integer("hidden_size"), c.integer("num_hidden_layers")
     attention = biased_attention(
         c,
         hidden,
-        c.whole("num_attention_heads"),
+        c.integer("num_attention_heads"),
         names=("query", "key", "value", "dense"),
         module="attention",
     )
-    size = c.whole("intermediate_size")
+    size = c.integer("intermediate_size")
     feed = Mlp(size, is_gated=False, bias=True, names=("ffn", "ffn_output"), module="")
     block = EncoderBlock(attention, feed, 2 * hidden, 2 * hidden, is_post_norm=True)
-    groups, inner = c.whole("num_hidden_groups", default=1), c.whole("inner_group_num", default=1)
-    width = c.whole("embedding_size")
-    rows = c.whole("max_position_embeddings") + c.whole("type_vocab_size", at_least=0)
+    groups, inner = (
+        c.integer("num_hidden_groups", default=1),
+        c.integer("inner_group_num", default=1),
+    )
+    width = c.integer("embedding_size")
+    rows = c.integer("max_position_embeddings") + c.integer("type_vocab_size", at_least=0)
     return Encoder(
         "albert",
         hidden,
-        c.whole("vocab_size"),
+        c.integer("vocab_size"),
         (block,) * (count * inner),
         prefix="albert",
         tables=rows * width,
@@ -105,9 +307,9 @@ def albert(c: ModelConfig) -> Encoder:
         is_projected=True,
         head_names=("predictions.dense", "predictions.decoder"),
         weights_of=tuple(
-            int(number / (count / groups)) * inner + place
+            int(number / (count / groups)) * inner + inner_layer
             for number in range(count)
-            for place in range(inner)
+            for inner_layer in range(inner)
         ),
         is_tied=c.flag("tie_word_embeddings", default=True),
     )
@@ -115,18 +317,18 @@ def albert(c: ModelConfig) -> Encoder:
 
 def mpnet(c: ModelConfig) -> Encoder:
     """MPNet: BERT without segment types, with a bias for each relative position."""
-    hidden, heads = c.whole("hidden_size"), c.whole("num_attention_heads")
+    hidden, heads = c.integer("hidden_size"), c.integer("num_attention_heads")
     block = _bert_block(c)
     names = ("attn.q", "attn.k", "attn.v", "attn.o")
     block = replace(block, attention=replace(block.attention, names=names))
-    buckets = c.whole("relative_attention_num_buckets")
+    buckets = c.integer("relative_attention_num_buckets")
     return Encoder(
         "mpnet",
         hidden,
-        c.whole("vocab_size"),
-        (block,) * c.whole("num_hidden_layers"),
+        c.integer("vocab_size"),
+        (block,) * c.integer("num_hidden_layers"),
         prefix="mpnet",
-        tables=c.whole("max_position_embeddings") * hidden + buckets * heads,
+        tables=c.integer("max_position_embeddings") * hidden + buckets * heads,
         norm=2 * hidden,
         head_names=("lm_head.dense", "lm_head.decoder"),
         is_tied=c.flag("tie_word_embeddings", default=True),
@@ -140,16 +342,16 @@ def esm(c: ModelConfig) -> Encoder:
             f"{c.where}: is_folding_model is true; ESMFold's trunk can't be read: leave the field"
             " out to count its language model"
         )
-    hidden, count = c.whole("hidden_size"), c.whole("num_hidden_layers")
+    hidden, count = c.integer("hidden_size"), c.integer("num_hidden_layers")
     has_table = (c.word("position_embedding_type") or "absolute") == "absolute"
-    heads = c.whole("num_attention_heads")
+    heads = c.integer("num_attention_heads")
     return Encoder(
         "esm",
         hidden,
-        c.whole("vocab_size"),
+        c.integer("vocab_size"),
         (replace(_bert_block(c), is_post_norm=False),) * count,
         prefix="esm",
-        tables=c.whole("max_position_embeddings") * hidden if has_table else 0,
+        tables=c.integer("max_position_embeddings") * hidden if has_table else 0,
         norm=2 * hidden,
         has_norm=c.flag("emb_layer_norm_before", default=False),
         final_norm=2 * hidden,
@@ -161,24 +363,24 @@ def esm(c: ModelConfig) -> Encoder:
 
 def distilbert(c: ModelConfig) -> Encoder:
     """DistilBERT: no segment types, and names of its own."""
-    hidden = c.whole("dim", "hidden_size")
+    hidden = c.integer("dim", "hidden_size")
     attention = biased_attention(
         c,
         hidden,
-        c.whole("n_heads", "num_attention_heads"),
+        c.integer("n_heads", "num_attention_heads"),
         names=("q_lin", "k_lin", "v_lin", "out_lin"),
         module="attention",
     )
-    feed = Mlp(c.whole("hidden_dim"), is_gated=False, bias=True, names=("lin1", "lin2"))
+    feed = Mlp(c.integer("hidden_dim"), is_gated=False, bias=True, names=("lin1", "lin2"))
     feed = replace(feed, module="ffn")
     block = EncoderBlock(attention, feed, 2 * hidden, 2 * hidden, is_post_norm=True)
     return Encoder(
         "distilbert",
         hidden,
-        c.whole("vocab_size"),
-        (block,) * c.whole("n_layers", "num_hidden_layers"),
+        c.integer("vocab_size"),
+        (block,) * c.integer("n_layers", "num_hidden_layers"),
         prefix="distilbert",
-        tables=c.whole("max_position_embeddings") * hidden,
+        tables=c.integer("max_position_embeddings") * hidden,
         norm=2 * hidden,
         layer_name="transformer.layer",
         head_names=("vocab_transform", "vocab_projector"),
@@ -188,11 +390,11 @@ def distilbert(c: ModelConfig) -> Encoder:
 
 def modernbert(c: ModelConfig) -> Encoder:
     """ModernBERT: gated, rotary, two layers that see a neighbourhood to one that sees all."""
-    hidden, count = c.whole("hidden_size"), c.whole("num_hidden_layers")
+    hidden, count = c.integer("hidden_size"), c.integer("num_hidden_layers")
     norm = hidden * (1 + c.flag("norm_bias", default=False))
     has_bias = c.flag("attention_bias", default=False)
-    heads = c.whole("num_attention_heads")
-    attention = SelfAttention(
+    heads = c.integer("num_attention_heads")
+    attention = AttentionLayer(
         heads,
         heads,
         head_size(c, hidden, heads),
@@ -204,16 +406,16 @@ def modernbert(c: ModelConfig) -> Encoder:
         module="attn",
     )
     feed = Mlp(
-        c.whole("intermediate_size"),
+        c.integer("intermediate_size"),
         bias=c.flag("mlp_bias", default=False),
         names=("Wi", "Wo"),
         fused="Wi",
     )
-    every = c.whole("global_attn_every_n_layers", default=3)
+    every = c.integer("global_attn_every_n_layers", default=3)
     kinds = layer_kinds(
         c, count, lambda number: "sliding_attention" if number % every else "full_attention"
     )
-    window = c.whole("local_attention")
+    window = c.integer("local_attention")
     blocks = tuple(
         EncoderBlock(
             replace(attention, window=window if kind == "sliding_attention" else None),
@@ -226,7 +428,7 @@ def modernbert(c: ModelConfig) -> Encoder:
     return Encoder(
         "modernbert",
         hidden,
-        c.whole("vocab_size"),
+        c.integer("vocab_size"),
         blocks,
         prefix="model",
         tables=0,
@@ -244,13 +446,13 @@ def deberta(c: ModelConfig) -> Encoder:
     """DeBERTa 2 and 3: BERT whose attention also compares contents with relative positions."""
     base = bert(c)
     names = {"query": "query_proj", "key": "key_proj", "value": "value_proj"}
-    hidden, positions = base.hidden, c.whole("max_position_embeddings")
+    hidden, positions = base.hidden, c.integer("max_position_embeddings")
     absolute = positions if c.flag("position_biased_input", default=True) else 0
-    tables = (absolute + c.whole("type_vocab_size", at_least=0)) * hidden
+    tables = (absolute + c.integer("type_vocab_size", at_least=0)) * hidden
     relative = None
     if c.flag("relative_attention", default=False):
-        buckets = c.whole("position_buckets", default=-1, at_least=-1)
-        span = c.whole("max_relative_positions", default=-1, at_least=-1)
+        buckets = c.integer("position_buckets", default=-1, at_least=-1)
+        span = c.integer("max_relative_positions", default=-1, at_least=-1)
         listed = c.raw("pos_att_type")
         kinds = listed.split("|") if isinstance(listed, str) else c.names("pos_att_type") or []
         has_norm = "layer_norm" in (c.word("norm_rel_ebd") or "").split("|")
@@ -266,7 +468,7 @@ def deberta(c: ModelConfig) -> Encoder:
         tables=tables,
         blocks=(_bert_block(c, **names),) * len(base.blocks),
         relative=relative,
-        conv_width=c.whole("conv_kernel_size", default=0, at_least=0),
+        conv_width=c.integer("conv_kernel_size", default=0, at_least=0),
     )
 
 

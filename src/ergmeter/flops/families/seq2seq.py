@@ -1,8 +1,8 @@
-"""Encoder-decoders: T5, BART and their kin, Whisper.
+"""Readers and graphs of encoder-decoders: T5, BART and their kin, Whisper.
 
-The trap: one sequence length. There are two, the source that is read once and the target that is
-written, and the keys of cross attention are computed for the source's positions although they stand
-in the decoder's layers. The encoder's rows are `source`, the decoder's `tokens`.
+There are two sequence lengths: the source, which is read once, and the target. The keys of cross
+attention are computed for the source's positions, although they are in the decoder's layers. The
+encoder's rows are `source`, the decoder's `tokens`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.graph.encoder_block import EncoderBlock, add_block, biased_attention, renamed
+from ergmeter.flops.graph.decoder import EncoderBlock, add_block, biased_attention, renamed
 from ergmeter.flops.graph.graph import Builder, Graph
-from ergmeter.flops.graph.layers import Mlp, SelfAttention
+from ergmeter.flops.graph.layers import AttentionLayer, Mlp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,14 +151,14 @@ def umt5(c: ModelConfig) -> Seq2Seq:
 
 
 def _t5(c: ModelConfig, *, tables_everywhere: bool) -> Seq2Seq:
-    hidden, heads = c.whole("d_model"), c.whole("num_heads")
+    hidden, heads = c.integer("d_model"), c.integer("num_heads")
     names = ("q", "k", "v", "o")
-    attention = SelfAttention(heads, heads, c.whole("d_kv"), names=names)
+    attention = AttentionLayer(heads, heads, c.integer("d_kv"), names=names)
     attention = replace(attention, module="layer.0.SelfAttention")
-    table = c.whole("relative_attention_num_buckets") * heads
+    table = c.integer("relative_attention_num_buckets") * heads
     is_gated = (c.word("feed_forward_proj") or "relu").startswith("gated-")
     feed = Mlp(
-        c.whole("d_ff"),
+        c.integer("d_ff"),
         is_gated=is_gated,
         names=("wi_0", "wi_1", "wo") if is_gated else ("wi", "wo"),
         module="layer.1.DenseReluDense",
@@ -167,7 +167,7 @@ def _t5(c: ModelConfig, *, tables_everywhere: bool) -> Seq2Seq:
     reads = EncoderBlock(replace(attention, mask="full"), feed, hidden, hidden)
     last = replace(feed, module="layer.2.DenseReluDense")
     writes = EncoderBlock(attention, last, hidden, hidden, cross=cross)
-    count = c.whole("num_layers")
+    count = c.integer("num_layers")
 
     def stack(block: EncoderBlock, layers: int, prefix: str) -> Stack:
         tabled = replace(block, attention=replace(block.attention, extra_params=table))
@@ -177,9 +177,9 @@ def _t5(c: ModelConfig, *, tables_everywhere: bool) -> Seq2Seq:
     return Seq2Seq(
         c.model_type,
         hidden,
-        c.whole("vocab_size"),
+        c.integer("vocab_size"),
         stack(reads, count, "encoder"),
-        stack(writes, c.whole("num_decoder_layers", default=count), "decoder"),
+        stack(writes, c.integer("num_decoder_layers", default=count), "decoder"),
         is_tied=c.flag("tie_word_embeddings", default=True),
         shared="shared",
         layer_name="block",
@@ -196,25 +196,25 @@ def _like_bart(
     k_bias: bool = True,
 ) -> Seq2Seq:
     """The encoder-decoder of BART and its many kin; `positions` are the rows of both tables."""
-    hidden = c.whole("d_model")
+    hidden = c.integer("d_model")
     norm = 2 * hidden
 
     def stack(what: str, rows: int) -> Stack:
         attention = biased_attention(
             c,
             hidden,
-            c.whole(f"{what}_attention_heads"),
+            c.integer(f"{what}_attention_heads"),
             k_bias=k_bias,
             names=("q_proj", "k_proj", "v_proj", "out_proj"),
         )
-        size = c.whole(f"{what}_ffn_dim")
+        size = c.integer(f"{what}_ffn_dim")
         feed = Mlp(size, is_gated=False, bias=True, names=("fc1", "fc2"), module="")
         block = EncoderBlock(attention, feed, norm, norm, is_post_norm=is_post_norm)
         if what == "decoder":
             cross = replace(attention, module="encoder_attn")
             block = replace(block, attention=replace(attention, mask="causal"), cross=cross)
         return Stack(
-            (block,) * c.whole(f"{what}_layers"),
+            (block,) * c.integer(f"{what}_layers"),
             f"model.{what}",
             positions=rows * hidden,
             embedding_norm=norm if has_embedding_norm else 0,
@@ -224,7 +224,7 @@ def _like_bart(
     return Seq2Seq(
         c.model_type,
         hidden,
-        c.whole("vocab_size"),
+        c.integer("vocab_size"),
         stack("encoder", positions[0]),
         stack("decoder", positions[1]),
         is_tied=c.flag("tie_word_embeddings", default=True),
@@ -233,7 +233,7 @@ def _like_bart(
 
 def bart(c: ModelConfig) -> Seq2Seq:
     """BART: norms after the sum; two rows of the table of positions are never used."""
-    rows = c.whole("max_position_embeddings") + 2
+    rows = c.integer("max_position_embeddings") + 2
     return _like_bart(
         c,
         is_post_norm=True,
@@ -245,7 +245,7 @@ def bart(c: ModelConfig) -> Seq2Seq:
 
 def mbart(c: ModelConfig) -> Seq2Seq:
     """mBART: BART with its norms before each part, and one at the end."""
-    rows = c.whole("max_position_embeddings") + 2
+    rows = c.integer("max_position_embeddings") + 2
     return _like_bart(
         c,
         is_post_norm=False,
@@ -257,7 +257,7 @@ def mbart(c: ModelConfig) -> Seq2Seq:
 
 def pegasus(c: ModelConfig) -> Seq2Seq:
     """Pegasus: mBART with sines for positions, kept as parameters, and no norm before layers."""
-    rows = c.whole("max_position_embeddings")
+    rows = c.integer("max_position_embeddings")
     return _like_bart(
         c,
         is_post_norm=False,
@@ -285,7 +285,7 @@ def marian(c: ModelConfig) -> Seq2Seq:
             f"{c.where}: share_encoder_decoder_embeddings is false; a Marian model of two"
             " embeddings can't be read"
         )
-    rows = c.whole("max_position_embeddings")
+    rows = c.integer("max_position_embeddings")
     return _like_bart(
         c,
         is_post_norm=True,
@@ -297,20 +297,20 @@ def marian(c: ModelConfig) -> Seq2Seq:
 
 def whisper(c: ModelConfig) -> Seq2Seq:
     """Whisper: two convolutions before the encoder, which always reads thirty seconds."""
-    read = c.whole("max_source_positions")
+    read = c.integer("max_source_positions")
     base = _like_bart(
         c,
         is_post_norm=False,
         has_embedding_norm=False,
         has_final_norm=True,
-        positions=(read, c.whole("max_target_positions")),
+        positions=(read, c.integer("max_target_positions")),
         k_bias=False,
     )
     return replace(
         base,
         shared=None,
         head_name="proj_out",
-        mel_bins=c.whole("num_mel_bins"),
+        mel_bins=c.integer("num_mel_bins"),
         facts=(("source_len", read), ("frames_per_source", 2)),
         assumptions=(
             f"each sequence comes with {2 * read} frames of audio, padded to that where it is"

@@ -1,4 +1,9 @@
-"""Vision-language models by family: which tower, which projector, which decoder."""
+"""Readers of vision-language models, image models and image-text models, by family.
+
+A vision-language model is a tower, a projector and a decoder. In image models (ViT) a batch is its
+images: the sequence length is the number of patches. In image-text models (CLIP, SigLIP) images and
+texts have rows of their own, each counted in its tower.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +11,228 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.config import shown_value
-from ergmeter.flops.graph.layers import Mlp
-from ergmeter.flops.graph.vision import Projector, ProjectorStep, Seeing, text_of, vision_of
-from ergmeter.flops.graph.vision_towers import (
+from ergmeter.flops.config import head_of, quoted_value
+from ergmeter.flops.families.vision_towers import (
+    Projector,
+    ProjectorStep,
+    VisionLanguageModel,
+    add_tower,
     check_size,
     edge,
     pixels,
     pixtral,
     qwen_tower,
+    text_of,
     tower_of,
+    vision_of,
     vit,
     vit_block,
 )
+from ergmeter.flops.graph.decoder import EncoderBlock, add_block, biased_attention, renamed
+from ergmeter.flops.graph.graph import Builder, Graph
+from ergmeter.flops.graph.heads import labels_of
+from ergmeter.flops.graph.layers import Mlp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.flops.config import ModelConfig
+    from ergmeter.flops.families.vision_towers import ImageSize, Tower
+    from ergmeter.flops.graph.graph import Mask
     from ergmeter.flops.graph.layers import Decoder
-    from ergmeter.flops.graph.vision_towers import ImageSize, Tower
 
-# -- qwen vl ---------------------------------------------------------------------------------------
-# The Qwen family's vision-language models: towers that take an image as it is.
+# Image models and image-text models.
 
+
+def vit_model(c: ModelConfig, _image_size: ImageSize | None, architecture: str) -> Graph:
+    """ViT: a class token, and a classifier on it or, without one, a pooler."""
+    tower = _with_class_token(c, vit(c, prefix="vit"))
+    return _one_tower(c, tower, architecture, classified=tower.hidden, has_pooler=True)
+
+
+def dinov2(c: ModelConfig, _image_size: ImageSize | None, architecture: str) -> Graph:
+    """DINOv2: ViT with a scale for each channel; the class and the mean are classified together."""
+    hidden = c.integer("hidden_size")
+    size = c.share("mlp_ratio", hidden)
+    tower = _with_class_token(c, vit(c.having("intermediate_size", size), prefix="dinov2"))
+    feed = tower.blocks[0].feed
+    if c.flag("use_swiglu_ffn", default=False):
+        inner = (int(size * 2 / 3) + 7) // 8 * 8
+        feed = Mlp(inner, bias=True, fused="weights_in", names=("weights_in", "weights_out"))
+    blocks = tuple(replace(block, feed=feed, extra_params=2 * hidden) for block in tower.blocks)
+    mask = hidden if c.flag("use_mask_token", default=True) else 0
+    tower = replace(tower, blocks=blocks, tables=tower.tables + mask, layer_name="encoder.layer")
+    return _one_tower(c, tower, architecture, classified=2 * hidden)
+
+
+def tower_alone(c: ModelConfig, image_size: ImageSize | None, architecture: str) -> Graph:
+    """The tower of CLIP or SigLIP by itself."""
+    tower = tower_of(c, prefix="vision_model", image_size=image_size)
+    return _one_tower(c, tower, architecture, classified=tower.hidden)
+
+
+def _with_class_token(c: ModelConfig, tower: Tower) -> Tower:
+    """The same tower with a class token, which has a position too, as transformers names it."""
+    bias = c.flag("qkv_bias", default=True)
+    names = ("q_proj", "k_proj", "v_proj", "o_proj")
+    block = tower.blocks[0]
+    attention = replace(block.attention, q_bias=bias, kv_bias=bias, names=names, module="attention")
+    return replace(
+        tower,
+        blocks=(replace(block, attention=attention),) * len(tower.blocks),
+        class_tokens=1,
+        tables=tower.tables + 2 * tower.hidden,
+        layer_name="layers",
+        patch_name="embeddings.patch_embeddings.projection",
+    )
+
+
+def _one_tower(
+    c: ModelConfig, tower: Tower, architecture: str, *, classified: int, has_pooler: bool = False
+) -> Graph:
+    """The graph of a model of images alone: its tower, and the head of its class."""
+    b = Builder()
+    _, out = add_tower(b, tower)
+    head = head_of(architecture) if architecture else "bare"
+    unknown: tuple[str, ...] = ()
+    if head == "image classification":
+        labels = labels_of(c)
+        name = "classifier"
+        b.linear(name, "head", out, classified, labels, bias=True, stream="images", role="head")
+    elif head != "bare":
+        unknown = (f"the class {architecture} is not known: counted without a head",)
+    elif has_pooler:
+        wide = c.integer("pooler_output_size", default=tower.hidden)
+        b.linear("pooler.dense", "head", out, tower.hidden, wide, bias=True, stream="images")
+    facts = _facts(tower)
+    rows = facts["patches_per_view"]
+    facts |= {"tokens_per_image": rows, "image_is_sequence": 1}
+    high, wide = pixels(tower, c)
+    lines = (f"an image is {high} x {wide} pixels, and a sequence its {rows} patches", *unknown)
+    return Graph(c.model_type, tuple(b.nodes), tower.hidden, len(tower.blocks), 0, lines, facts)
+
+
+def _facts(tower: Tower) -> dict[str, int]:
+    """The facts of an image that a batch needs."""
+    rows, columns = tower.grid
+    return {
+        "grid_rows": rows,
+        "grid_columns": columns,
+        "patches_per_view": rows * columns + tower.class_tokens,
+        "features_per_view": rows * columns,
+        "views_per_image": 1,
+        "tokens_per_image": 0,  # they are no part of a text
+    }
+
+
+def clip(c: ModelConfig, image_size: ImageSize | None, architecture: str) -> Graph:
+    """CLIP: two towers, and a matrix from each to where they are compared; one learned scale."""
+    b = Builder()
+    tower, features = _add_images(b, c, image_size)
+    size = c.integer("projection_dim")
+    features = b.linear(
+        "visual_projection", "projector", features, tower.hidden, size, stream="images"
+    )
+    text = c.part("text_config", kind="clip_text_model")
+    read = _add_text(b, text, "causal")
+    hidden = text.integer("hidden_size")
+    read = b.linear("text_projection", "projector", read, hidden, size, stream="pooled")
+    return _compared(b, c, text, tower, (read, features), architecture, learned=1)
+
+
+def siglip(c: ModelConfig, image_size: ImageSize | None, architecture: str) -> Graph:
+    """SigLIP: a pooling head above the images, a matrix above the texts; a scale and a bias."""
+    b = Builder()
+    tower, features = _add_images(b, c, image_size)
+    text = c.part("text_config", kind="siglip_text_model")
+    read = _add_text(b, text, "full")
+    hidden = text.integer("hidden_size")
+    size = text.integer("projection_size", default=hidden)
+    name = "text_model.head"
+    read = b.linear(name, "projector", read, hidden, size, bias=True, stream="pooled")
+    return _compared(b, c, text, tower, (read, features), architecture, learned=2)
+
+
+def _add_images(b: Builder, c: ModelConfig, image_size: ImageSize | None) -> tuple[Tower, str]:
+    vision = vision_of(c, f"{c.model_type}_vision_model")
+    tower = tower_of(vision, prefix="vision_model", image_size=image_size)
+    inner = Builder()
+    add_tower(inner, tower)
+    b.nodes.extend(renamed(inner.nodes, "vision"))
+    return tower, b.nodes[-1].name
+
+
+def _add_text(b: Builder, c: ModelConfig, mask: Mask) -> str:
+    """Append the reader of texts; returns its last norm."""
+    hidden, at = c.integer("hidden_size"), "text_model"
+    names = ("q_proj", "k_proj", "v_proj", "out_proj")
+    heads = c.integer("num_attention_heads")
+    attention = biased_attention(c, hidden, heads, mask=mask, names=names)
+    feed = Mlp(c.integer("intermediate_size"), is_gated=False, bias=True, names=("fc1", "fc2"))
+    block = EncoderBlock(attention, feed, 2 * hidden, 2 * hidden)
+    rows, words = c.integer("max_position_embeddings"), c.integer("vocab_size")
+    table = b.add(f"{at}.embeddings.token_embedding", "embedding", params=words * hidden,
+                  role="embedding")  # fmt: skip
+    places = b.add(f"{at}.embeddings.position_embedding", "embedding", params=rows * hidden,
+                   role="positions")  # fmt: skip
+    x = b.add(f"{at}.embeddings.sum", "residual", (table, places))
+    for number in range(c.integer("num_hidden_layers")):
+        name = f"{at}.encoder.layers.{number}"
+        x = add_block(b, block, x, name=name, hidden=hidden, stream="tokens")
+    return b.add(f"{at}.final_layer_norm", "norm", x, params=2 * hidden)
+
+
+def _compared(
+    b: Builder,
+    c: ModelConfig,
+    text: ModelConfig,
+    tower: Tower,
+    both: tuple[str, str],
+    architecture: str,
+    *,
+    learned: int,
+) -> Graph:
+    """The graph of two towers whose results are compared."""
+    b.add("similarity", "residual", both, params=learned, stream="pooled")
+    lines = ["a text and an image each; comparing every text with every image is not counted"]
+    if architecture and head_of(architecture) != "bare":
+        lines.append(f"the class {architecture} is not known: counted as both towers")
+    facts = {**_facts(tower), "learned_positions": text.integer("max_position_embeddings")}
+    hidden, layers = text.integer("hidden_size"), text.integer("num_hidden_layers")
+    words = text.integer("vocab_size")
+    return Graph(c.model_type, tuple(b.nodes), hidden, layers, words, tuple(lines), facts)
+
+
+def text_alone(c: ModelConfig, _image_size: ImageSize | None, _architecture: str) -> Graph:
+    """CLIP's reader of texts by itself."""
+    b = Builder()
+    _add_text(b, c, "causal")
+    hidden, layers = c.integer("hidden_size"), c.integer("num_hidden_layers")
+    return Graph(c.model_type, tuple(b.nodes), hidden, layers, c.integer("vocab_size"))
+
+
+IMAGES: dict[str, Callable[[ModelConfig, ImageSize | None, str], Graph]] = {
+    "vit": vit_model,
+    "dinov2": dinov2,
+    "clip": clip,
+    "clip_vision_model": tower_alone,
+    "clip_text_model": text_alone,
+    "siglip": siglip,
+    "siglip_vision_model": tower_alone,
+}
+
+
+# Qwen's vision-language models, whose towers take an image of any size.
 
 _PIXEL_LIMITS = "the processor's limits on an image's pixels are not applied"
 
 
-def _qwen(c: ModelConfig, v: ModelConfig, tower: Tower, merger: Projector, kind: str) -> Seeing:
-    merge = v.whole("spatial_merge_size")
+def _qwen(
+    c: ModelConfig, v: ModelConfig, tower: Tower, merger: Projector, kind: str
+) -> VisionLanguageModel:
+    merge = v.integer("spatial_merge_size")
     rows, columns = tower.grid
-    return Seeing(
+    return VisionLanguageModel(
         c.model_type,
         tower,
         (merger,),
@@ -49,52 +244,52 @@ def _qwen(c: ModelConfig, v: ModelConfig, tower: Tower, merger: Projector, kind:
 
 
 def _qwen_merger(v: ModelConfig, hidden: int, out: int, norm: int) -> Projector:
-    wide = hidden * v.whole("spatial_merge_size") ** 2
+    wide = hidden * v.integer("spatial_merge_size") ** 2
     at = "model.visual.merger.mlp"
     first = ProjectorStep(f"{at}.0", wide, wide, bias=True, norm=norm)
     return Projector((first, ProjectorStep(f"{at}.2", wide, out, bias=True)))
 
 
-def qwen2_vl(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
+def qwen2_vl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
     """Qwen2-VL: an image of any size, four patches to a token."""
     v = vision_of(c, "qwen2_vl_vision")
-    hidden = v.whole("embed_dim")
+    hidden = v.integer("embed_dim")
     size = v.share("mlp_ratio", hidden)
     feed = Mlp(size, is_gated=False, bias=True, names=("fc1", "fc2"))
     tower = qwen_tower(v, hidden, feed, 2 * hidden, image_size)
-    merger = _qwen_merger(v, hidden, v.whole("hidden_size"), 2 * hidden)
+    merger = _qwen_merger(v, hidden, v.integer("hidden_size"), 2 * hidden)
     return _qwen(c, v, tower, merger, "qwen2_vl_text")
 
 
-def qwen2_5_vl(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
+def qwen2_5_vl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
     """Qwen2.5-VL: most layers of the tower see windows of the image only."""
     v = vision_of(c, "qwen2_5_vl_vision")
-    hidden = v.whole("hidden_size")
-    feed = Mlp(v.whole("intermediate_size"), bias=True)
+    hidden = v.integer("hidden_size")
+    feed = Mlp(v.integer("intermediate_size"), bias=True)
     tower = qwen_tower(v, hidden, feed, hidden, image_size)
-    whole = v.wholes("fullatt_block_indexes") or []
-    merge, patch = v.whole("spatial_merge_size"), v.whole("patch_size")
+    full = v.integers("fullatt_block_indexes") or []
+    merge, patch = v.integer("spatial_merge_size"), v.integer("patch_size")
     tower = replace(
         tower,
-        windowed=frozenset(range(len(tower.blocks))) - frozenset(whole),
-        window_side=v.whole("window_size") // merge // patch * merge,
+        windowed=frozenset(range(len(tower.blocks))) - frozenset(full),
+        window_side=v.integer("window_size") // merge // patch * merge,
     )
-    merger = _qwen_merger(v, hidden, v.whole("out_hidden_size"), hidden)
+    merger = _qwen_merger(v, hidden, v.integer("out_hidden_size"), hidden)
     return _qwen(c, v, tower, merger, "qwen2_5_vl_text")
 
 
-def qwen3_vl(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
+def qwen3_vl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
     """Qwen3-VL and 3.5: in the first, decoder layers are also given what lower layers have seen."""
     v = vision_of(c, f"{c.model_type}_vision")
-    hidden = v.whole("hidden_size")
+    hidden = v.integer("hidden_size")
     names = ("linear_fc1", "linear_fc2")
-    feed = Mlp(v.whole("intermediate_size"), is_gated=False, bias=True, names=names)
+    feed = Mlp(v.integer("intermediate_size"), is_gated=False, bias=True, names=names)
     tower = replace(
         qwen_tower(v, hidden, feed, 2 * hidden, image_size),
         patch_bias=True,
-        tables=v.whole("num_position_embeddings") * hidden,
+        tables=v.integer("num_position_embeddings") * hidden,
     )
-    out, wide = v.whole("out_hidden_size"), hidden * v.whole("spatial_merge_size") ** 2
+    out, wide = v.integer("out_hidden_size"), hidden * v.integer("spatial_merge_size") ** 2
 
     def merger(name: str, norm: int, *states: int) -> Projector:
         first = ProjectorStep(f"model.visual.{name}.linear_fc1", wide, wide, bias=True, norm=norm)
@@ -102,7 +297,7 @@ def qwen3_vl(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
             (first, ProjectorStep(f"model.visual.{name}.linear_fc2", wide, out, True)), states
         )
 
-    taps = v.wholes("deepstack_visual_indexes") or []
+    taps = v.integers("deepstack_visual_indexes") or []
     deep = tuple(
         merger(f"deepstack_merger_list.{number}", 2 * wide, layer + 1)
         for number, layer in enumerate(taps)
@@ -112,17 +307,17 @@ def qwen3_vl(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
     return replace(base, projectors=(*base.projectors, *deep))
 
 
-# -- seeing ----------------------------------------------------------------------------------------
+# Other vision-language models.
 
 
-def llava(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
+def llava(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
     """LLaVA 1.5, and Pixtral as transformers has it: two matrices above a tower."""
     vision = vision_of(c, "clip_vision_model")
     tower = tower_of(vision, prefix="model.vision_tower", image_size=image_size)
     text = text_of(c, kind="llama")
     has_class = c.word("vision_feature_select_strategy") == "full"
     rows, columns = tower.grid
-    return Seeing(
+    return VisionLanguageModel(
         c.model_type,
         tower,
         (_two_matrices(c, tower, text),),
@@ -142,7 +337,7 @@ def _two_matrices(c: ModelConfig, tower: Tower, text: Decoder) -> Projector:
     ]
     if not is_layer or not all(is_layer):
         raise FormatError(
-            f"{c.where}: vision_feature_layer {shown_value(listed)}"
+            f"{c.where}: vision_feature_layer {quoted_value(listed)}"
             f" is no layer of a tower of {count}"
         )
     has_bias = c.flag("multimodal_projector_bias", default=True)
@@ -154,7 +349,7 @@ def _two_matrices(c: ModelConfig, tower: Tower, text: Decoder) -> Projector:
     return Projector((first, second), states)
 
 
-def llava_next(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
+def llava_next(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
     """LLaVA-NeXT: an image is seen whole and in tiles, each as large as the tower's image."""
     vision = vision_of(c, "clip_vision_model")
     base = llava(c, None)
@@ -162,14 +357,14 @@ def llava_next(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
     size = image_size or (2 * side, 2 * side)
     high, wide = _best_tiling(size, _tilings(c, side))
     down, across = high // side, wide // side
-    one = base.tower.grid[0]
-    rows, columns = _unpadded(size, down * one, across * one)
+    patches = base.tower.grid[0]
+    rows, columns = _unpadded(size, down * patches, across * patches)
     return replace(
         base,
         tower=replace(base.tower, is_size_assumed=image_size is None),
         image_size=size,
         views=1 + down * across,
-        tokens=one * one + rows * (columns + 1),
+        tokens=patches * patches + rows * (columns + 1),
         extra_params=base.text.hidden,
     )
 
@@ -183,26 +378,26 @@ def _tilings(c: ModelConfig, side: int) -> list[ImageSize]:
     is_list = isinstance(pins, list) and pins
     if not is_list or not all(isinstance(pin, list) and len(pin) == 2 for pin in pins):
         raise FormatError(
-            f"{c.where}: image_grid_pinpoints must be a list of pairs; got {shown_value(pins)}"
+            f"{c.where}: image_grid_pinpoints must be a list of pairs; got {quoted_value(pins)}"
         )
-    found = [(high, wide) for high, wide in pins]
-    if any(not isinstance(length, int) or length < side for pin in found for length in pin):
+    tilings = [(high, wide) for high, wide in pins]
+    if any(not isinstance(length, int) or length < side for pin in tilings for length in pin):
         raise FormatError(
-            f"{c.where}: image_grid_pinpoints has sizes below one tile; got {shown_value(pins)}"
+            f"{c.where}: image_grid_pinpoints has sizes below one tile; got {quoted_value(pins)}"
         )
-    return found
+    return tilings
 
 
 def _best_tiling(size: ImageSize, choices: list[ImageSize]) -> ImageSize:
     """The tiling that keeps most of an image's pixels and, of those, wastes least."""
     high, wide = size
 
-    def kept(choice: ImageSize) -> tuple[int, int]:
+    def pixels_kept(choice: ImageSize) -> tuple[int, int]:
         scale = min(choice[0] / high, choice[1] / wide)
         used = min(int(high * scale) * int(wide * scale), high * wide)
         return used, used - choice[0] * choice[1]
 
-    return max(choices, key=kept)
+    return max(choices, key=pixels_kept)
 
 
 def _unpadded(size: ImageSize, rows: int, columns: int) -> tuple[int, int]:
@@ -215,14 +410,14 @@ def _unpadded(size: ImageSize, rows: int, columns: int) -> tuple[int, int]:
     return rows, columns - 2 * margin
 
 
-def paligemma(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
+def paligemma(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
     """PaliGemma: SigLIP, one matrix, Gemma."""
     vision = vision_of(c, "siglip_vision_model")
     tower = tower_of(vision, prefix="model.vision_tower", image_size=image_size)
     text = text_of(c, kind="gemma")
     step = ProjectorStep("model.multi_modal_projector.linear", tower.hidden, text.hidden, bias=True)
     rows, columns = tower.grid
-    return Seeing(
+    return VisionLanguageModel(
         "paligemma",
         tower,
         (Projector((step,)),),
@@ -232,7 +427,7 @@ def paligemma(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
     )
 
 
-def gemma3(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
+def gemma3(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
     """Gemma 3 with its tower: patches are averaged down to a fixed number of tokens."""
     vision = vision_of(c, "siglip_vision_model")
     tower = tower_of(vision, prefix="model.vision_tower", image_size=image_size)
@@ -244,20 +439,20 @@ def gemma3(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
         False,
         tower.hidden,
     )
-    return Seeing(
+    return VisionLanguageModel(
         "gemma3",
         tower,
         (Projector((step,)),),
         text,
-        features=c.whole("mm_tokens_per_image", default=256),
+        features=c.integer("mm_tokens_per_image", default=256),
         image_size=pixels(tower, vision),
     )
 
 
-def mistral3(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
+def mistral3(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
     """Mistral Small 3.1: Pixtral, four patches to a token."""
     vision = vision_of(c, "pixtral")
-    merge = c.whole("spatial_merge_size", default=2)
+    merge = c.integer("spatial_merge_size", default=2)
     tower = pixtral(vision, prefix="model.vision_tower", image_size=image_size, merge=merge)
     text = text_of(c, kind="mistral")
     base = _two_matrices(c, tower, text)
@@ -271,7 +466,7 @@ def mistral3(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
     has_bias = c.flag("multimodal_projector_bias", default=False)
     steps = tuple(replace(step, bias=has_bias) for step in base.steps)
     rows, columns = tower.grid
-    return Seeing(
+    return VisionLanguageModel(
         "mistral3",
         tower,
         (Projector((merger, *steps), states),),
@@ -281,17 +476,17 @@ def mistral3(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
     )
 
 
-def idefics3(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
+def idefics3(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
     """Idefics 3 and SmolVLM: SigLIP, several patches shuffled into one token."""
     vision = vision_of(c, f"{c.model_type}_vision")
     check_size(vision, image_size)
     tower = vit(vision, prefix="model.vision_model")
     text = text_of(c, kind="llama", prefix="model.text_model")
-    merge = c.whole("scale_factor", default=2)
+    merge = c.integer("scale_factor", default=2)
     name = "model.connector.modality_projection.proj"
     step = ProjectorStep(name, tower.hidden * merge * merge, text.hidden)
     rows, columns = tower.grid
-    return Seeing(
+    return VisionLanguageModel(
         c.model_type,
         tower,
         (Projector((step,)),),
@@ -302,7 +497,7 @@ def idefics3(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
     )
 
 
-def internvl(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
+def internvl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
     """InternVL 2.5 and 3 as transformers has them: four patches shuffled into one token."""
     vision = vision_of(c, "internvl_vision")
     check_size(vision, image_size)
@@ -342,7 +537,7 @@ def internvl(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
     first = ProjectorStep(f"{at}.linear_1", wide, text.hidden, bias=True, norm=2 * wide)
     second = ProjectorStep(f"{at}.linear_2", text.hidden, text.hidden, bias=True)
     rows, columns = tower.grid
-    return Seeing(
+    return VisionLanguageModel(
         "internvl",
         tower,
         (Projector((first, second)),),
@@ -353,7 +548,7 @@ def internvl(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
     )
 
 
-VISION: dict[str, Callable[[ModelConfig, ImageSize | None], Seeing]] = {
+VISION: dict[str, Callable[[ModelConfig, ImageSize | None], VisionLanguageModel]] = {
     "llava": llava,
     "llava_next": llava_next,
     "paligemma": paligemma,

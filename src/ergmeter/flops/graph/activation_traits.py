@@ -1,9 +1,9 @@
-"""How a family's code is written, where it decides what autograd keeps and no size says it.
+"""Traits of a family's code that decide what autograd saves and that no size shows.
 
-The trap: two models of the same sizes. A cap on the scores keeps a second matrix of scores, a norm
-that takes its mean off twice keeps two copies in 32 bits, an activation spelled out in Python five
-tensors in place of one. Each was read off the tensors that torch's saved-tensor hooks hand over
-for transformers 5.22, on a CPU, and 5.17, on an H200.
+Two models of the same sizes can save different tensors. A cap on the scores saves a second matrix
+of scores. A norm that subtracts its mean twice saves two copies in 32 bits. An activation written
+in Python saves five tensors instead of one. Each was read off torch's saved-tensor hooks for
+transformers 5.22 on a CPU, and 5.17 on an H200.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _DEFAULT_CAPS = {"gemma2": (True, True)}  # of scores, of logits, where a config
 
 @dataclass(frozen=True, slots=True)
 class ActivationTraits:
-    """What a model's code does beyond its matrices."""
+    """Traits of a model's code beyond its matrices."""
 
     scales_in_32_bits: bool
     centres_twice: bool
@@ -79,12 +79,12 @@ class ActivationTraits:
 
     @property
     def has_no_fused_attention(self) -> bool:
-        """Whether transformers falls back to attention written out where sdpa is asked for."""
+        """True if transformers falls back to attention written out where sdpa is asked for."""
         return self.caps_scores or self.has_sinks or self.has_no_sdpa
 
 
-def written(graph: Graph) -> ActivationTraits:
-    """How the code of this model is written."""
+def code_traits(graph: Graph) -> ActivationTraits:
+    """The traits of this model's code."""
     family = graph.family
     return ActivationTraits(
         scales_in_32_bits=family.startswith(_SCALED_IN_32_BITS),
@@ -106,21 +106,21 @@ def written(graph: Graph) -> ActivationTraits:
 
 
 def traits(config: ModelConfig) -> frozenset[str]:
-    """What a configuration says of the code that its sizes do not."""
+    """The names of traits that follow from a configuration's fields."""
     inner = config.raw("text_config")
     fields = inner if isinstance(inner, dict) else config.fields
     kind = str(fields.get("model_type") or config.model_type)
     scores, logits = _DEFAULT_CAPS.get(kind, (False, False))
-    found = set()
+    matching = set()
     if fields.get("attn_logit_softcapping", scores):
-        found.add(CAPPED_SCORES)
+        matching.add(CAPPED_SCORES)
     if fields.get("final_logit_softcapping", logits):
-        found.add(CAPPED_LOGITS)
+        matching.add(CAPPED_LOGITS)
     names = ("hidden_activation", "activation_function", "hidden_act")
     used = next((fields[name] for name in names if fields.get(name)), None)
     activation = used or _DEFAULT_ACTIVATIONS.get(kind)
     if activation in _IN_PYTHON:
-        found.add(SPELLED_OUT)
+        matching.add(SPELLED_OUT)
     if activation in _FROM_RESULT:
-        found.add(KEEPS_RESULT)
-    return frozenset(found)
+        matching.add(KEEPS_RESULT)
+    return frozenset(matching)

@@ -1,12 +1,11 @@
-"""A model as a graph of operations: what feeds what, and what each one holds and costs.
+"""A model as a graph of operations: inputs, parameters and cost of each.
 
-The trap that shaped it: `6 N`. Whether a weight costs 2, 4 or 6 FLOPs a token is not a property of
-the model but of what is trained: a frozen weight has no gradient of its own, a layer below the
-lowest trainable one is not walked back through at all, an adapter costs 6 on a few weights and
-leaves 4 on the rest. All of it follows from one rule applied to a graph, so the graph is what the
-engines read a model into, and nothing here knows of any model family.
+`6 N` is not enough. Whether a weight costs 2, 4 or 6 FLOPs a token depends on what is trained. A
+frozen weight has no gradient of its own. No gradient goes below the lowest trainable layer. An
+adapter costs 6 on a few weights and leaves 4 on the rest. All of it follows from one rule applied
+to a graph. Nothing here depends on a model family.
 
-Names are those of the modules in transformers: a LoRA target means here what it means there.
+Names are those of the modules in transformers, so a LoRA target means the same here.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Linear:
         return self.inputs * self.outputs * self.used
 
     @property
-    def held(self) -> int:
+    def params(self) -> int:
         """Parameters kept, biases included."""
         return (self.inputs + self.bias) * self.outputs * self.copies
 
@@ -100,11 +99,11 @@ class Fold:
 
     @property
     def flops(self) -> int:
-        """Of making the update once, however many rows there are."""
+        """FLOPs of making the update once, for any number of rows."""
         return 2 * self.inputs * self.outputs * self.rank * self.copies
 
     @property
-    def held(self) -> int:
+    def params(self) -> int:
         """Numbers of the weight it is added to."""
         return self.inputs * self.outputs * self.copies
 
@@ -212,12 +211,12 @@ class Builder:
     ) -> str:
         """Append a weight matrix; one tied to another node holds nothing itself."""
         work = Linear(inputs, outputs, bias, copies, used, is_module)
-        held = (work.bias * outputs) if tied_to else work.held
+        params = (work.bias * outputs) if tied_to else work.params
         return self.add(
             name,
             part,
             of,
-            params=held,
+            params=params,
             work=work,
             stream=stream,
             layer=layer,
@@ -235,7 +234,7 @@ def trains_all(_node: Node) -> bool:
 
 
 def gradients(graph: Graph, trainable: Trainable) -> dict[str, bool]:
-    """For each node whether its result needs a gradient: something trained is in it or before it.
+    """True for each node whose result needs a gradient: it or a node before it is trained.
 
     This is autograd's own rule (`requires_grad` of an output), and all that backward costs follows
     from it, together with where autograd begins: what the loss does not come from, such as the last
@@ -251,7 +250,7 @@ def gradients(graph: Graph, trainable: Trainable) -> dict[str, bool]:
 
 
 def trained_nodes(graph: Graph, trainable: Trainable) -> dict[str, bool]:
-    """For each node whether it has parameters that get a gradient, its own or a tied node's."""
+    """True for each node with parameters that get a gradient, its own or a tied node's."""
     own = {node.name: node.params > 0 and trainable(node) for node in graph}
     reached = leading_to_loss(graph)
     return {

@@ -1,10 +1,9 @@
-"""What stands on top of a model's layers: the head of a language model, a classifier, or nothing.
+"""Exchanges the head on top of a model's layers: language model, classifier, or none.
 
-The trap: one configuration, many classes. `LlamaForCausalLM` and `LlamaForSequenceClassification`
-share every field that has a size, and on a small model with a large vocabulary the head that only
-one of them has is more than half of the work. The class decides: of a live model its own, of a
-config.json the one in its field `architectures`. What head a class has is read from transformers'
-own mappings (defaults.py), not from how its name ends.
+`LlamaForCausalLM` and `LlamaForSequenceClassification` share every field that has a size. On a
+small model with a large vocabulary the language model's head is more than half of the work. The
+class decides: that of a live model, or the one in the field `architectures` of a config.json. The
+head of a class is read from transformers' own mappings (`config.head_of`), not from its name.
 """
 
 from __future__ import annotations
@@ -85,13 +84,13 @@ def with_head(graph: Graph, config: ModelConfig, architecture: str | None) -> Gr
 
 
 def _head(name: str) -> str | None:
-    """What head a class has: as transformers maps it, else by its ending."""
+    """The head of a class: as transformers maps it, else by its ending."""
     by_ending = (head for ending, head in _ENDINGS.items() if name.endswith(ending))
     return head_of(name) or next(by_ending, None)
 
 
 def is_bare(name: str) -> bool:
-    """Whether a class of this name has no head at all."""
+    """True if a class of this name has no head at all."""
     return head_of(name) == "bare"
 
 
@@ -103,8 +102,8 @@ def _reader_alone(graph: Graph) -> Graph:
     """The encoder of an encoder-decoder, with the embedding it shares."""
     read = tuple(node for node in graph if node.part.startswith("encoder "))
     shared = {node.tied_to for node in read}
-    held = tuple(node for node in graph if node.name in shared)
-    return graph.with_nodes((*held, *read))
+    shared_nodes = tuple(node for node in graph if node.name in shared)
+    return graph.with_nodes((*shared_nodes, *read))
 
 
 def _bare(graph: Graph) -> Graph:
@@ -171,10 +170,10 @@ def labels_of(config: ModelConfig) -> int:
     named = config.raw("id2label")
     if isinstance(named, dict) and named:
         return len(named)
-    said = f"num_labels = {_LABELS}: the config has neither it nor id2label"
-    if "num_labels" not in config and said not in config.assumed:
-        config.assumed.append(said)
-    return config.whole("num_labels", default=_LABELS)
+    assumption = f"num_labels = {_LABELS}: the config has neither it nor id2label"
+    if "num_labels" not in config and assumption not in config.assumed:
+        config.assumed.append(assumption)
+    return config.integer("num_labels", default=_LABELS)
 
 
 _LABELS = 2  # transformers' own default

@@ -1,12 +1,14 @@
-"""What layers are made of: the pieces a family fills in, and nothing of how they are joined."""
+"""The pieces of a layer that families describe, and the graph of those that mix positions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ergmeter.flops.graph.graph import Attention, Convolution, Scan
+
 if TYPE_CHECKING:
-    from ergmeter.flops.graph.graph import Mask
+    from ergmeter.flops.graph.graph import Builder, Mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
-class SelfAttention:
+class AttentionLayer:
     """An attention layer: projections, core, output."""
 
     heads: int
@@ -118,7 +120,7 @@ class Recurrent:
     norm: int = 0
 
 
-Mixer = SelfAttention | Mamba | Mamba2 | DeltaNet | Recurrent
+Mixer = AttentionLayer | Mamba | Mamba2 | DeltaNet | Recurrent
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +137,9 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts: a router sends each token to `used` of `held` feed-forward layers."""
+    """A mixture of experts: a router sends each token to `used` of `count` feed-forward layers."""
 
-    held: int
+    count: int
     used: int
     size: int
     is_gated: bool = True
@@ -193,3 +195,250 @@ class Decoder:
     head_name: str = "lm_head"
     assumptions: tuple[str, ...] = ()
     facts: dict[str, int] = field(default_factory=dict)
+
+
+# The graph of a mixer: attention, state spaces, linear attention.
+
+_QKV = "attention qkv"
+
+
+def add_mixer(b: Builder, mixer: Mixer, x: str, *, name: str, hidden: int, stream: str) -> str:
+    """Append what mixes the positions of a sequence."""
+    if isinstance(mixer, AttentionLayer):
+        return add_attention(b, mixer, x, x, name=name, hidden=hidden, stream=stream)
+    if isinstance(mixer, Mamba):
+        return _add_mamba(b, mixer, x, name=name, hidden=hidden)
+    if isinstance(mixer, Mamba2):
+        return _add_mamba2(b, mixer, x, name=name, hidden=hidden)
+    if isinstance(mixer, Recurrent):
+        return _add_recurrent(b, mixer, x, name=name)
+    return _add_delta(b, mixer, x, name=name, hidden=hidden)
+
+
+def add_attention(
+    b: Builder,
+    a: AttentionLayer,
+    x: str,
+    memory: str,
+    *,
+    name: str,
+    hidden: int,
+    stream: str = "tokens",
+    keys: str | None = None,
+) -> str:
+    """Append attention of `x` to `memory`, the same node or, across streams, another."""
+    at = f"{name}.{a.module}"
+    wide = a.inputs or hidden
+    qk_dim = v_dim = a.head_dim
+    if a.latent is not None:
+        query, key, value = _latent(b, a, a.latent, x, at=at, name=name, wide=wide)
+        qk_dim, v_dim = a.latent.nope_dim + a.latent.rope_dim, a.latent.v_dim
+    elif a.fused is not None:
+        size = (a.heads + 2 * a.kv_heads) * a.head_dim
+        fused = b.linear(
+            f"{at}.{a.fused}", _QKV, x, wide, size, bias=a.q_bias, stream=stream, layer=name
+        )
+        query, key, value = fused, fused, fused
+    else:
+        query, key, value = _separate(
+            b, a, x, memory, at=at, name=name, wide=wide, streams=(stream, keys or stream)
+        )
+    extra = a.norm_params + a.extra_params
+    if extra:
+        query = b.add(f"{at}.norms", "norm", query, params=extra, stream=stream, layer=name)
+    core = Attention(
+        a.heads,
+        qk_dim,
+        v_dim,
+        a.kv_heads,
+        a.mask,
+        a.window,
+        a.chunk,
+        keys=keys,
+        latent=a.latent.kv_rank + a.latent.rope_dim if a.latent else None,
+    )
+    mixed = b.add(
+        f"{at}.core", "attention", (query, key, value), work=core, stream=stream, layer=name
+    )
+    return b.linear(
+        f"{at}.{a.names[3]}",
+        "attention output",
+        mixed,
+        a.heads * v_dim,
+        a.outputs or hidden,
+        bias=a.out_bias,
+        stream=stream,
+        layer=name,
+    )
+
+
+def _separate(
+    b: Builder,
+    a: AttentionLayer,
+    x: str,
+    memory: str,
+    *,
+    at: str,
+    name: str,
+    wide: int,
+    streams: tuple[str, str],
+) -> tuple[str, str, str]:
+    """A projection each for queries, keys and values."""
+    q_size = a.heads * a.head_dim * (2 if a.is_gated else 1)
+    kv_size = a.kv_heads * a.head_dim
+    k_bias = a.kv_bias if a.k_bias is None else a.k_bias
+    made = [
+        b.linear(f"{at}.{module}", _QKV, of, wide, size, bias=bias, stream=stream, layer=name)
+        for module, of, size, bias, stream in (
+            (a.names[0], x, q_size, a.q_bias, streams[0]),
+            (a.names[1], memory, kv_size, k_bias, streams[1]),
+            (a.names[2], memory, kv_size, a.kv_bias, streams[1]),
+        )[: 1 if a.keys_of is not None else 3 if a.has_values else 2]
+    ]
+    if a.keys_of is not None:
+        other = f"{name.rpartition('.')[0]}.{a.keys_of}.{a.module}"
+        made += [f"{other}.{a.names[1]}", f"{other}.{a.names[2 if a.has_values else 1]}"]
+    return made[0], made[1], made[-1]
+
+
+def _latent(
+    b: Builder, a: AttentionLayer, m: Latent, x: str, *, at: str, name: str, wide: int
+) -> tuple[str, str, str]:
+    qk_dim = m.nope_dim + m.rope_dim
+    if m.q_rank is None:
+        query = b.linear(f"{at}.q_proj", _QKV, x, wide, a.heads * qk_dim, layer=name)
+    else:
+        down = b.linear(f"{at}.q_a_proj", _QKV, x, wide, m.q_rank, bias=a.q_bias, layer=name)
+        normed = b.add(f"{at}.q_a_layernorm", "norm", down, params=m.q_rank, layer=name)
+        query = b.linear(f"{at}.q_b_proj", _QKV, normed, m.q_rank, a.heads * qk_dim, layer=name)
+    compressed = b.linear(
+        f"{at}.kv_a_proj_with_mqa", _QKV, x, wide, m.kv_rank + m.rope_dim, bias=a.q_bias, layer=name
+    )
+    normed = b.add(f"{at}.kv_a_layernorm", "norm", compressed, params=m.kv_rank, layer=name)
+    both = b.linear(
+        f"{at}.kv_b_proj", _QKV, normed, m.kv_rank, a.heads * (m.nope_dim + m.v_dim), layer=name
+    )
+    return query, both, both
+
+
+def _add_mamba(b: Builder, m: Mamba, x: str, *, name: str, hidden: int) -> str:
+    at, part = f"{name}.{m.module}", "mamba"
+    both = b.linear(f"{at}.in_proj", part, x, hidden, 2 * m.inner, bias=m.proj_bias, layer=name)
+    conv = b.add(
+        f"{at}.conv1d",
+        "convolution",
+        both,
+        params=m.inner * (m.conv + m.conv_bias),
+        work=Convolution(m.inner, m.conv),
+        layer=name,
+    )
+    choice = b.linear(f"{at}.x_proj", part, conv, m.inner, m.rank + 2 * m.state, layer=name)
+    if m.norm_params:
+        choice = b.add(f"{at}.norms", "norm", choice, params=m.norm_params, layer=name)
+    time = b.linear(f"{at}.dt_proj", part, choice, m.rank, m.inner, bias=True, layer=name)
+    # Each state: decay, input, their products and sum, and the product with C that reads it out.
+    scan = b.add(
+        f"{at}.scan",
+        "scan",
+        (time, choice, conv),
+        params=m.inner * (m.state + 1),
+        work=Scan(7 * m.inner * m.state, m.inner * m.state),
+        layer=name,
+    )
+    gated = b.add(f"{at}.gate", "residual", (scan, both), layer=name)
+    return b.linear(f"{at}.out_proj", part, gated, m.inner, hidden, bias=m.proj_bias, layer=name)
+
+
+def _add_mamba2(b: Builder, m: Mamba2, x: str, *, name: str, hidden: int) -> str:
+    at, part = f"{name}.{m.module}", "mamba"
+    channels = m.inner + 2 * m.groups * m.state
+    both = b.linear(
+        f"{at}.in_proj", part, x, hidden, m.inner + channels + m.heads, bias=m.proj_bias, layer=name
+    )
+    conv = b.add(
+        f"{at}.conv1d",
+        "convolution",
+        both,
+        params=channels * (m.conv + m.conv_bias),
+        work=Convolution(channels, m.conv),
+        layer=name,
+    )
+    scan = b.add(
+        f"{at}.scan",
+        "scan",
+        (conv, both),
+        params=3 * m.heads,
+        work=Scan(7 * m.inner * m.state, m.inner * m.state),
+        layer=name,
+    )
+    normed = b.add(
+        f"{at}.norm", "norm", (scan, both), params=m.inner if m.has_norm else 0, layer=name
+    )
+    return b.linear(f"{at}.out_proj", part, normed, m.inner, hidden, bias=m.proj_bias, layer=name)
+
+
+def _add_delta(b: Builder, d: DeltaNet, x: str, *, name: str, hidden: int) -> str:
+    at, part = f"{name}.{d.module}", "linear attention"
+    keys, values = d.key_heads * d.key_dim, d.value_heads * d.value_dim
+    channels = 2 * keys + values
+    qkvz = b.linear(f"{at}.in_proj_qkvz", part, x, hidden, channels + values, layer=name)
+    ba = b.linear(f"{at}.in_proj_ba", part, x, hidden, 2 * d.value_heads, layer=name)
+    conv = b.add(
+        f"{at}.conv1d",
+        "convolution",
+        qkvz,
+        params=channels * d.conv,
+        work=Convolution(channels, d.conv),
+        layer=name,
+    )
+    # Per value head a state of key_dim x value_dim: read by the key, corrected, read by the query.
+    state = d.value_heads * d.key_dim * d.value_dim
+    scan = b.add(
+        f"{at}.scan",
+        "scan",
+        (conv, ba),
+        params=2 * d.value_heads,
+        work=Scan(8 * state, state),
+        layer=name,
+    )
+    normed = b.add(f"{at}.norm", "norm", (scan, qkvz), params=d.value_dim, layer=name)
+    return b.linear(f"{at}.out_proj", part, normed, values, hidden, layer=name)
+
+
+def _add_recurrent(b: Builder, m: Recurrent, x: str, *, name: str) -> str:
+    at = f"{name}.{m.module}"
+    made: dict[str, str] = {}
+
+    def matrix(piece: Piece, of: str | tuple[str, ...]) -> str:
+        return b.linear(
+            f"{at}.{piece.name}",
+            f"{m.part} gates" if piece.of == "conv" else m.part,
+            of,
+            piece.inputs,
+            piece.outputs,
+            bias=piece.bias,
+            is_module=piece.is_module,
+            layer=name,
+        )
+
+    for piece in m.pieces:
+        if piece.of != "conv":
+            made[piece.name] = matrix(piece, made[piece.of] if piece.of else x)
+    if m.conv:
+        made["conv"] = b.add(
+            f"{at}.conv1d",
+            "convolution",
+            tuple(made[each] for each in m.conv_of),
+            params=m.conv * (m.conv_width + m.conv_bias),
+            work=Convolution(m.conv, m.conv_width),
+            layer=name,
+        )
+    for piece in m.pieces:
+        if piece.of == "conv":
+            made[piece.name] = matrix(piece, made["conv"])
+    out = tuple(made.values())
+    if m.scan:
+        work = Scan(m.scan, m.state)
+        out = (b.add(f"{at}.scan", "scan", out, params=m.scan_params, work=work, layer=name),)
+    normed = b.add(f"{at}.norm", "norm", out, params=m.norm, layer=name)
+    return matrix(m.output, normed)

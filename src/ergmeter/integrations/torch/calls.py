@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ergmeter.flops.counted.call_specs import ModuleCall, TensorSpec, ids_shape
+from ergmeter.flops.counted.meta_model import ModuleCall, TensorSpec, ids_shape
 from ergmeter.flops.counted.op_costs import PRODUCT_NAME
 
 if TYPE_CHECKING:

@@ -11,10 +11,9 @@ from weakref import ref
 import torch
 
 from ergmeter.errors import ErgmeterError, UsageError
-from ergmeter.flops.counted.call_specs import ModuleCall, TensorSpec, ids_shape
-from ergmeter.flops.counted.meta_model import unwrapped
-from ergmeter.flops.counted.step_work import MODEL, OTHER, RecordedCall, StepRecord
-from ergmeter.flops.counted.unsharded import sizes, whole_parameters
+from ergmeter.flops.counted.meta_model import ModuleCall, TensorSpec, ids_shape, unwrapped
+from ergmeter.flops.counted.remote import MODEL, OTHER, RecordedCall, StepRecord
+from ergmeter.flops.counted.unsharded import sizes, unsharded_parameters
 from ergmeter.flops.live import dtype_of, model_work
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def recorded_step(
     analytic: tuple[Flops, ...] = ()
     reason, dtype, positions, reread, head = "", None, None, None, _Head()
     whole = [step.outer.get(id(one), one) for one in modules]
-    held = whole_parameters(_Together(whole)) if whole else []
+    held = unsharded_parameters(_Together(whole)) if whole else []
     if modules:
         primary = [one for one in trained if one.module is modules[0]]
         try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.conventions import CONVENTIONS, LETTERS
-from ergmeter.flops.models import model_graph
+from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import step_work
 
 if TYPE_CHECKING:

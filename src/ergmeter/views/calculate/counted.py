@@ -14,8 +14,8 @@ from rich.text import Text
 from ergmeter.errors import FormatError
 from ergmeter.flops.analytic import step_flops, total
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.counted.agreement import agreement
-from ergmeter.flops.models import UnknownArchitectureError, model_graph
+from ergmeter.flops.counted.op_totals import agreement
+from ergmeter.flops.source import UnknownArchitectureError, model_graph
 from ergmeter.flops.work import trained_graph, writes
 from ergmeter.units import scaled
 

@@ -13,8 +13,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ergmeter.flops.estimate.estimate import serving_results, verdict
-from ergmeter.flops.estimate.fit import AS_ASKED, Way
+from ergmeter.flops.estimate.estimate import AS_ASKED, Way, serving_results, verdict
 from ergmeter.flops.estimate.memory import KINDS
 from ergmeter.records import Missing
 from ergmeter.units import duration, scaled, significant
@@ -23,9 +22,8 @@ from ergmeter.views.documents import result
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ergmeter.flops.estimate.estimate import Room
+    from ergmeter.flops.estimate.estimate import Room, Serving
     from ergmeter.flops.estimate.memory import Memory
-    from ergmeter.flops.estimate.serving import Serving
     from ergmeter.flops.work import Work
     from ergmeter.records import Result
 

@@ -1,19 +1,38 @@
-"""Vision towers: what cuts an image into patches and looks at them.
+"""Vision towers, and the graph of a language model with a tower and projectors.
 
-The trap: a class token, a merge or a window, each of which makes the rows of one part of a tower
-other than those of the next. So patches as they are cut, rows of the layers, rows in windows and
-rows of the features that leave the tower are streams of their own.
+A class token, a merge or a window changes the number of rows from one part of a tower to the next.
+So cut patches, rows of the layers, rows in windows and features are separate streams.
+
+A tower works on patches, four or sixteen of them to a token, and has its own cost. The tokens that
+an image becomes are already in the text's length. A frozen tower costs its forward pass alone,
+while the projector above it gets gradients through the decoder. This follows from the tower feeding
+the decoder's input.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.flops.config import ModelConfig, shown_value
-from ergmeter.flops.graph.encoder_block import EncoderBlock, add_block
-from ergmeter.flops.graph.graph import Attention, Builder
-from ergmeter.flops.graph.layers import Mlp, SelfAttention
+from ergmeter.flops.config import ModelConfig, quoted_value
+from ergmeter.flops.families import DECODERS
+from ergmeter.flops.families.llamas import qwen2, qwen3_full
+from ergmeter.flops.families.mixtures import qwen3_moe_full
+from ergmeter.flops.graph.decoder import (
+    EncoderBlock,
+    add_block,
+    add_decoder,
+    decoder_graph,
+    renamed,
+)
+from ergmeter.flops.graph.graph import Attention, Builder, Graph
+from ergmeter.flops.graph.layers import AttentionLayer, Mlp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ergmeter.flops.graph.layers import Decoder
 
 ImageSize = tuple[int, int]
 """Height and width in pixels."""
@@ -124,9 +143,9 @@ def edge(c: ModelConfig, name: str) -> int:
     value = c.raw(name)
     if isinstance(value, list):
         if len(value) != 2 or value[0] != value[1]:
-            raise FormatError(f"{c.where}: {name} must be a square; got {shown_value(value)}")
-        return ModelConfig({name: value[0]}, where=c.where).whole(name)
-    return c.whole(name)
+            raise FormatError(f"{c.where}: {name} must be a square; got {quoted_value(value)}")
+        return ModelConfig({name: value[0]}, where=c.where).integer(name)
+    return c.integer(name)
 
 
 def _fixed_grid(c: ModelConfig) -> tuple[int, int]:
@@ -138,12 +157,12 @@ def _fixed_grid(c: ModelConfig) -> tuple[int, int]:
 
 def vit_block(c: ModelConfig, *, layer_norms: bool = True) -> EncoderBlock:
     """A layer of CLIP, and of the many towers after it."""
-    hidden, heads = c.whole("hidden_size"), c.whole("num_attention_heads")
+    hidden, heads = c.integer("hidden_size"), c.integer("num_attention_heads")
     if hidden % heads:
         raise FormatError(
             f"{c.where}: hidden_size {hidden} is no multiple of num_attention_heads {heads}"
         )
-    attention = SelfAttention(
+    attention = AttentionLayer(
         heads,
         heads,
         hidden // heads,
@@ -153,20 +172,20 @@ def vit_block(c: ModelConfig, *, layer_norms: bool = True) -> EncoderBlock:
         mask="full",
         names=("q_proj", "k_proj", "v_proj", "out_proj"),
     )
-    feed = Mlp(c.whole("intermediate_size"), is_gated=False, bias=True, names=("fc1", "fc2"))
+    feed = Mlp(c.integer("intermediate_size"), is_gated=False, bias=True, names=("fc1", "fc2"))
     norm = hidden * (2 if layer_norms else 1)
     return EncoderBlock(attention, feed, norm, norm)
 
 
 def vit(c: ModelConfig, *, prefix: str) -> Tower:
     """A tower of such layers over an image of one size, with a learned position for each patch."""
-    hidden = c.whole("hidden_size")
+    hidden = c.integer("hidden_size")
     rows, columns = _fixed_grid(c)
     return Tower(
         hidden,
-        (vit_block(c),) * c.whole("num_hidden_layers"),
+        (vit_block(c),) * c.integer("num_hidden_layers"),
         (rows, columns),
-        c.whole("num_channels", default=3) * edge(c, "patch_size") ** 2,
+        c.integer("num_channels", default=3) * edge(c, "patch_size") ** 2,
         prefix,
         patch_bias=True,
         tables=rows * columns * hidden,
@@ -191,24 +210,26 @@ def _siglip(c: ModelConfig, *, prefix: str, image_size: ImageSize | None) -> Tow
     """SigLIP: no class token; a pooling head, which language models leave out or do not read."""
     check_size(c, image_size)
     has_pool = c.flag("vision_use_head", default=True)
-    return replace(vit(c, prefix=prefix), pool_size=c.whole("intermediate_size") if has_pool else 0)
+    return replace(
+        vit(c, prefix=prefix), pool_size=c.integer("intermediate_size") if has_pool else 0
+    )
 
 
 def pixtral(c: ModelConfig, *, prefix: str, image_size: ImageSize | None, merge: int = 1) -> Tower:
     """Pixtral: Llama's layers looking both ways, over an image of any size."""
-    hidden, patch = c.whole("hidden_size"), edge(c, "patch_size")
+    hidden, patch = c.integer("hidden_size"), edge(c, "patch_size")
     block = vit_block(c, layer_norms=False)
     names = ("q_proj", "k_proj", "v_proj", "o_proj")
     plain = replace(block.attention, q_bias=False, kv_bias=False, out_bias=False, names=names)
-    feed = Mlp(c.whole("intermediate_size"), module="feed_forward")
+    feed = Mlp(c.integer("intermediate_size"), module="feed_forward")
     size = image_size or _ASSUMED_SIZE
     rows, columns = (merge * -(-length // (patch * merge)) for length in size)
     return Tower(
         hidden,
         (replace(block, attention=replace(plain, module="attention"), feed=feed),)
-        * c.whole("num_hidden_layers"),
+        * c.integer("num_hidden_layers"),
         (rows, columns),
-        c.whole("num_channels", default=3) * patch * patch,
+        c.integer("num_channels", default=3) * patch * patch,
         prefix,
         before_norm=hidden,
         is_size_assumed=image_size is None,
@@ -240,7 +261,7 @@ def tower_of(c: ModelConfig, *, prefix: str, image_size: ImageSize | None) -> To
 
 
 def pixels(tower: Tower, c: ModelConfig) -> ImageSize:
-    """How large an image is when its patches are cut."""
+    """The size of an image when its patches are cut."""
     patch = edge(c, "patch_size")
     return tower.grid[0] * patch, tower.grid[1] * patch
 
@@ -248,8 +269,8 @@ def pixels(tower: Tower, c: ModelConfig) -> ImageSize:
 def _qwen_grid(v: ModelConfig, image_size: ImageSize | None) -> tuple[int, int]:
     """Patches of an image that is resized to whole tokens, as the Qwen processors do."""
     high, wide = image_size or _ASSUMED_SIZE
-    merge = v.whole("spatial_merge_size")
-    factor = v.whole("patch_size") * merge
+    merge = v.integer("spatial_merge_size")
+    factor = v.integer("patch_size") * merge
     return max(1, round(high / factor)) * merge, max(1, round(wide / factor)) * merge
 
 
@@ -257,10 +278,10 @@ def qwen_tower(
     v: ModelConfig, hidden: int, feed: Mlp, norm: int, image_size: ImageSize | None
 ) -> Tower:
     """A tower of the Qwen VL models: fused projections, and patches two frames deep."""
-    heads = v.whole("num_heads")
+    heads = v.integer("num_heads")
     if hidden % heads:
         raise FormatError(f"{v.where}: {hidden} is no multiple of num_heads {heads}")
-    attention = SelfAttention(
+    attention = AttentionLayer(
         heads,
         heads,
         hidden // heads,
@@ -271,14 +292,182 @@ def qwen_tower(
         names=("", "", "", "proj"),
         module="attn",
     )
-    channels = v.whole("in_channels", "in_chans", default=3)
+    channels = v.integer("in_channels", "in_chans", default=3)
     return Tower(
         hidden,
-        (EncoderBlock(attention, feed, norm, norm),) * v.whole("depth"),
+        (EncoderBlock(attention, feed, norm, norm),) * v.integer("depth"),
         _qwen_grid(v, image_size),
-        channels * v.whole("temporal_patch_size") * v.whole("patch_size") ** 2,
+        channels * v.integer("temporal_patch_size") * v.integer("patch_size") ** 2,
         "model.visual",
         is_size_assumed=image_size is None,
         layer_name="blocks",
         patch_name="patch_embed.proj",
     )
+
+
+# A language model with a tower and projectors.
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectorStep:
+    """One matrix of a projector, with the norm before it."""
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool = False
+    norm: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Projector:
+    """From the tower to the decoder: after which of its layers, and through what."""
+
+    steps: tuple[ProjectorStep, ...]
+    states: tuple[int, ...] = ()  # as transformers counts hidden states; none: the tower's result
+
+
+@dataclass(frozen=True)
+class VisionLanguageModel:
+    """A vision-language model."""
+
+    family: str
+    tower: Tower
+    projectors: tuple[Projector, ...]
+    text: Decoder
+    features: int  # rows of the projector for one view
+    image_size: ImageSize
+    views: int = 1  # an image is seen as so many
+    tokens: int | None = None  # of the sequence that an image takes, where it is not `features`
+    extra_params: int = 0
+    assumptions: tuple[str, ...] = ()
+
+
+def vision_language_graph(m: VisionLanguageModel) -> Graph:
+    """The graph of a vision-language model."""
+    b = Builder()
+    states, result = add_tower(b, m.tower)
+    nodes = renamed(b.nodes, "vision")
+    b = Builder()
+    b.nodes.extend(nodes)
+    features = tuple(_add_projector(b, each, states, result) for each in m.projectors)
+    if m.extra_params:
+        features = (*features, b.add("model.image_newline", "embedding", params=m.extra_params))
+    add_decoder(b, m.text, inputs=features)
+    tokens = m.tokens or m.features
+    high, wide = m.image_size
+    rows, columns = m.tower.grid
+    facts = {
+        "grid_rows": rows,
+        "grid_columns": columns,
+        "patches_per_view": rows * columns + m.tower.class_tokens,
+        "features_per_view": m.features,
+        "views_per_image": m.views,
+        "tokens_per_image": tokens,
+    }
+    if m.tower.window_side:
+        facts["window_side"] = m.tower.window_side
+    unsaid = "no image size was given: " if m.tower.is_size_assumed else ""
+    assumptions = (
+        f"{unsaid}an image is {high} x {wide} pixels,"
+        f" {m.views * facts['patches_per_view']} patches to the tower,"
+        f" and {tokens} tokens that the sequence length includes",
+        "image tokens attend as text does, each to those before it",
+        *m.assumptions,
+        *m.text.assumptions,
+    )
+    return Graph(
+        m.family,
+        tuple(b.nodes),
+        m.text.hidden,
+        len(m.text.layers),
+        m.text.vocab,
+        assumptions,
+        facts,
+    )
+
+
+def _add_projector(b: Builder, projector: Projector, states: list[str], result: str) -> str:
+    taken = tuple(states[number] for number in projector.states) or (result,)
+    for step in projector.steps:
+        if step.norm:
+            taken = (
+                b.add(f"{step.name}.norm", "norm", taken, params=step.norm, stream="features"),
+            )
+        taken = (
+            b.linear(
+                step.name,
+                "projector",
+                taken,
+                step.inputs,
+                step.outputs,
+                bias=step.bias,
+                stream="features",
+            ),
+        )
+    return taken[0]
+
+
+# The parts of a configuration.
+
+TEXTS: dict[str, Callable[[ModelConfig], Decoder]] = {
+    **DECODERS,
+    "qwen2_vl_text": qwen2,
+    "qwen2_5_vl_text": qwen2,
+    "qwen3_vl_text": qwen3_full,
+    "qwen3_vl_moe_text": qwen3_moe_full,
+}
+
+
+def text_of(c: ModelConfig, *, kind: str, prefix: str = "model.language_model") -> Decoder:
+    """The language model; `kind` is its family where the configuration does not say."""
+    is_flat = c.model_type in _FLAT and "text_config" not in c.fields
+    part = c.as_family(kind) if is_flat else c.part("text_config", kind=kind)
+    if part.model_type not in TEXTS:
+        raise FormatError(f"{part.where}: the architecture {part.model_type!r} is not known")
+    text = TEXTS[part.model_type](part)
+    is_tied = text.is_tied
+    if c.model_type not in _TIED_BY_TEXT or "tie_word_embeddings" in c.fields:
+        is_tied = c.flag("tie_word_embeddings", default=is_tied) or (
+            is_tied and c.model_type in _TIED_BY_EITHER
+        )
+    return replace(text, prefix=prefix, is_tied=is_tied)
+
+
+# Models whose towers can't be read, and the family of their language model where it is not said.
+LANGUAGE_ALONE = {
+    "gemma3n": "gemma3n_text",
+    "gemma4": "gemma4_text",
+    "llama4": "llama4_text",
+    "phi4_multimodal": "phi3",
+    "llava_onevision": "qwen2",
+    "aya_vision": "cohere2",
+    "cohere2_vision": "cohere2",
+    "lfm2_vl": "lfm2",
+    "kimi_k25": "deepseek_v3",
+    "idefics2": "mistral",
+    "qwen2_audio": "qwen2",
+}
+
+
+def language_alone(c: ModelConfig) -> Graph:
+    """The graph of the language model in a model whose towers can't be read."""
+    text = text_of(c, kind=LANGUAGE_ALONE[c.model_type])
+    line = (
+        f"only the language model of {c.model_type} is counted, and these are its parameters: the"
+        " towers for images and audio can't be read; what they make of them is in the sequence"
+    )
+    return decoder_graph(replace(text, assumptions=(line, *text.assumptions)))
+
+
+# Whether the head is tied is the outer field's to say, but for what older versions wrote.
+_TIED_BY_EITHER = ("llava", "llava_onevision", "qwen2_vl", "qwen2_5_vl")
+# Mistral Small's weights are not tied and its files have no outer field, whose default would be.
+_TIED_BY_TEXT = ("mistral3",)
+# They have its fields beside `vision_config`, not in a part of their own.
+_FLAT = ("qwen2_vl", "qwen2_5_vl", "phi4_multimodal")
+
+
+def vision_of(c: ModelConfig, kind: str) -> ModelConfig:
+    """The tower's part, with what that kind of tower has where it says nothing."""
+    return c.part("vision_config", kind=kind)
