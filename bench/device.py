@@ -36,7 +36,7 @@ import torch
 
 import tables
 from ergmeter import Meter, Reading
-from ergmeter.metrics.definitions.step_energy import energy_of
+from ergmeter.metrics.definitions.energy_breakdown import energy_of
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.runlog.reader import Run
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 import tables
-from ergmeter.metrics.energy.energy_curve import counter_curve, power_curve
+from ergmeter.metrics.energy_curve import counter_curve, power_curve
 from ergmeter.probes.replay import recorded_phases, recorded_samples, recorded_steps
 from ergmeter.records import FloatArray, TimeArray, Window
 

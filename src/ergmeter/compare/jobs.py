@@ -21,7 +21,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import reported_counts
 from ergmeter.metrics.evidence.evidence import Evidence
-from ergmeter.metrics.evidence.missing_ranks import in_words
+from ergmeter.metrics.evidence.ranks import missing_ranks_note
 from ergmeter.metrics.evidence.window import WATCHED, TrainingWindow
 from ergmeter.metrics.summarize import settings_of
 from ergmeter.records import Missing, Reading, is_above, weakest
@@ -196,7 +196,7 @@ def tokens_kept(parts: Sequence[JobRun]) -> Reading:
             continue
         try:
             total += _tokens(part, before)
-            whose = in_words(part.evidence)
+            whose = missing_ranks_note(part.evidence)
         except NotMeasurable as error:
             raise NotMeasurable(f"{part.run.path.name}: {error}") from error
         note += f"; {part.run.path.name}: {whose}" if whose else ""

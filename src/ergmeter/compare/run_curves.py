@@ -21,8 +21,8 @@ import numpy as np
 from ergmeter.errors import ErgmeterError, NotMeasurable
 from ergmeter.metrics import timeline
 from ergmeter.metrics.definitions.tokens import WHICH_TOKENS, need_all_rows, steps_in, tokens
-from ergmeter.metrics.energy.device_energy import boundary
-from ergmeter.metrics.evidence.gauges import highest_of, readings, sampled, why_absent
+from ergmeter.metrics.device_energy import boundary
+from ergmeter.metrics.evidence.samples import highest_of, readings, sampled, why_absent
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Missing
 from ergmeter.runlog.reader import Run

@@ -21,7 +21,7 @@ from ergmeter.metrics.checks import fitness
 from ergmeter.metrics.definitions.compute import flops_per_token
 from ergmeter.metrics.definitions.tokens import steps_made
 from ergmeter.metrics.definitions.training import divergence
-from ergmeter.metrics.evidence.device_info import board_facts
+from ergmeter.metrics.evidence.gpu_use import board_facts
 from ergmeter.metrics.evidence.window import TRAINING
 from ergmeter.metrics.summarize import ask_devices, evidence_of, readings_of
 from ergmeter.records import Missing, Reading

@@ -29,7 +29,7 @@ IMPOSSIBLE = "is impossible"  # in the reason of what is not computed from such 
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Another system's name for a metric. `scale` takes our value to the unit its name says."""
+    """Another system's name for a metric. `scale` converts our value to its unit."""
 
     name: str
     system: str
@@ -68,32 +68,32 @@ class Metric:
         assert self.per_device is not None
         return self.checked(self.per_device(evidence, device))
 
-    def checked(self, found: Reading) -> Reading:
+    def checked(self, reading: Reading) -> Reading:
         """The reading, marked as impossible if it is above the metric's bound."""
-        if self.upper_bound is None or not is_above(found, self.upper_bound):
-            return found
+        if self.upper_bound is None or not is_above(reading, self.upper_bound):
+            return reading
         bound = _in_words(self.upper_bound, self.unit)
-        return replace(found, impossible=f"above {bound}: {self.above_bound}")
+        return replace(reading, impossible=f"above {bound}: {self.above_bound}")
 
-    def usable(self, found: Reading) -> Reading:
+    def usable(self, reading: Reading) -> Reading:
         """The reading, for use in another metric. Raises NotMeasurable if it is impossible."""
-        if found.impossible:
-            raise NotMeasurable(f"{self.title} {refusal(found)}")
-        return found
+        if reading.impossible:
+            raise NotMeasurable(f"{self.title} {refusal(reading)}")
+        return reading
 
 
-def refusal(found: Reading) -> str:
+def refusal(reading: Reading) -> str:
     """Why nothing is computed from an impossible reading: its value and the reason."""
-    return f"{_in_words(found.value, found.unit)} {IMPOSSIBLE}: {found.impossible}"
+    return f"{_in_words(reading.value, reading.unit)} {IMPOSSIBLE}: {reading.impossible}"
 
 
 def _in_words(value: float, unit: str) -> str:
     return f"{significant(value * 100, 3)} %" if unit == "frac" else f"{significant(value)} {unit}"
 
 
-def checked(key: str, found: Result) -> Result:
+def checked(key: str, result: Result) -> Result:
     """A result of a metric of the catalogue, marked if it is impossible."""
-    return catalogue()[key].checked(found) if isinstance(found, Reading) else found
+    return catalogue()[key].checked(result) if isinstance(result, Reading) else result
 
 
 def over_whole_run(metric: Metric, key: str, title: str) -> Metric:

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.definitions.stragglers import STRAGGLING_FRAC, pace_of_ranks
 from ergmeter.metrics.definitions.throughput import pace
-from ergmeter.metrics.energy.device_energy import counter_and_integral
-from ergmeter.metrics.evidence.device_cache import asked_of
-from ergmeter.metrics.evidence.gauges import inside, mean, readings, sampled
-from ergmeter.metrics.evidence.missing_ranks import is_declared, why_not_all
+from ergmeter.metrics.definitions.timing import STRAGGLING_FRAC, pace_of_ranks
+from ergmeter.metrics.device_energy import counter_and_integral
+from ergmeter.metrics.evidence.ranks import is_declared, why_not_all
+from ergmeter.metrics.evidence.samples import cached_for_kinds, inside, mean, readings, sampled
 from ergmeter.metrics.explain.block import percent
 from ergmeter.metrics.explain.flop_count import flop_count_contradiction
 from ergmeter.metrics.explain.time import NAMED, TITLES, slow_rows, time_split
@@ -65,7 +64,7 @@ _DISAGREE_FRAC = 0.05
 _GROWTH_FRAC = 0.01  # from one quarter of the window to the next, of the memory at first
 
 
-@asked_of("gpu")
+@cached_for_kinds("gpu")
 def _gaps(evidence: Evidence, device: Device) -> list[CheckFinding]:
     t_ns = readings(evidence, "power_w", device).t_ns
     within = t_ns[inside(evidence, t_ns)]
@@ -80,7 +79,7 @@ def _gaps(evidence: Evidence, device: Device) -> list[CheckFinding]:
     return [CheckFinding("gaps", "serious", observation, effect)]
 
 
-@asked_of("gpu")
+@cached_for_kinds("gpu")
 def _throttling(evidence: Evidence, device: Device) -> list[CheckFinding]:
     findings = []
     series = readings(evidence, "throttled", device)
@@ -115,7 +114,7 @@ def _clocks(evidence: Evidence, device: Device) -> str:
     return f"; clock {usual / HZ_PER_MHZ:.0f} MHz (median)"
 
 
-@asked_of("gpu")
+@cached_for_kinds("gpu")
 def _clock(evidence: Evidence, device: Device) -> list[CheckFinding]:
     series = readings(evidence, "clock_hz", device)
     low, high = np.percentile(series.values[inside(evidence, series.t_ns)], (5, 95))
@@ -131,7 +130,7 @@ def _clock(evidence: Evidence, device: Device) -> list[CheckFinding]:
     ]
 
 
-@asked_of("gpu")
+@cached_for_kinds("gpu")
 def _temperature(evidence: Evidence, device: Device) -> list[CheckFinding]:
     series = readings(evidence, "temperature_c", device)
     values = series.values[inside(evidence, series.t_ns)]
@@ -145,7 +144,7 @@ def _temperature(evidence: Evidence, device: Device) -> list[CheckFinding]:
     return [CheckFinding("temperature", "minor", observation, effect)]
 
 
-@asked_of("gpu")
+@cached_for_kinds("gpu")
 def _load(evidence: Evidence, device: Device) -> list[CheckFinding]:
     busy = mean(evidence, "busy_frac", device)
     if busy >= _LOW_LOAD_FRAC:
@@ -155,7 +154,7 @@ def _load(evidence: Evidence, device: Device) -> list[CheckFinding]:
     return [CheckFinding("load", "minor", observation, effect)]
 
 
-@asked_of("gpu")
+@cached_for_kinds("gpu")
 def _counter(evidence: Evidence, device: Device) -> list[CheckFinding]:
     """A device's energy counter against the integral of its instant power."""
     counter_j, integral_j = counter_and_integral(evidence, device)
@@ -168,7 +167,7 @@ def _counter(evidence: Evidence, device: Device) -> list[CheckFinding]:
     return [CheckFinding("counter", "serious", observation, effect)]
 
 
-@asked_of("gpu", "process")
+@cached_for_kinds("gpu", "process")
 def _growth(evidence: Evidence, device: Device) -> list[CheckFinding]:
     """Memory that grows from each quarter of the window to the next."""
     series = readings(evidence, "memory_bytes", device)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.definitions.activity import METRICS as ACTIVITY
 from ergmeter.metrics.definitions.compute import FLOPS_PER_S, MFU, need_possible, run_results
 from ergmeter.metrics.definitions.peaks import table_peak
-from ergmeter.metrics.evidence.gauges import ACCELERATORS
+from ergmeter.metrics.definitions.utilization import ACTIVITY_METRICS as ACTIVITY
+from ergmeter.metrics.evidence.samples import ACCELERATORS
 from ergmeter.records import Missing
 
 if TYPE_CHECKING:

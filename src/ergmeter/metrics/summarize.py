@@ -1,24 +1,351 @@
-"""Every metric of a run: readings where the run supports them, reasons where it does not."""
+"""Summary of a run: a reading or the reason why there is none for every metric, and the notes."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import catalogue
-from ergmeter.metrics.energy.device_energy import boundary
-from ergmeter.metrics.evidence.device_cache import asked, visit
+import numpy as np
+
+from ergmeter.errors import ErgmeterError, NotMeasurable
+from ergmeter.metrics.catalog import IMPOSSIBLE, catalogue
+from ergmeter.metrics.checks import fitness
+from ergmeter.metrics.definitions.throughput import samples
+from ergmeter.metrics.definitions.tokens import tokens
+from ergmeter.metrics.definitions.training import divergence
+from ergmeter.metrics.device_energy import boundary
 from ergmeter.metrics.evidence.evidence import Evidence
-from ergmeter.metrics.notes import notes
-from ergmeter.records import Missing, Summary
+from ergmeter.metrics.evidence.gpu_use import gpu_names
+from ergmeter.metrics.evidence.ranks import clock_notes, disagreement
+from ergmeter.metrics.evidence.samples import device_questions, visit
+from ergmeter.metrics.explain.flop_count import flop_count_contradictions
+from ergmeter.metrics.live.alert_rules import noted_alerts
+from ergmeter.records import Missing, Reading, Summary
+from ergmeter.runlog.dropped import dropped_steps
+from ergmeter.runlog.reader import CUT_OFF
 from ergmeter.runlog.settings import WARMUP, Settings
+from ergmeter.units import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ergmeter.records import Flops, Reading, Result
+    from ergmeter.records import Device, Flops, Result
     from ergmeter.runlog.reader import Run
+
+
+# A first step this many times the median is a compilation or a cold cache, not a training step.
+SLOW_FIRST_STEP = 3.0
+OVERLAPPING_FRAC = 0.4  # of the steps, which begin before the one before has ended
+FULL_DISK_FRAC = 0.02
+SHORT_RUN_S = 3.0  # the program is read every 2 s, the node every 3 s
+# Beyond one of these a figure hides a spread that its reader would want to know of.
+NOISY_P95 = 2.0  # the 95th percentile of the step time, over its median
+NOISY_FRAC = 0.1  # half the interval of a rate, over the rate
+
+_NOTE_OF_MARK = {
+    "probe_failed": "a probe stopped during the run: {}",
+    "device_shared": "other programs computed on a GPU of this run: {}",
+    "device_lost": "a device was lost during the run: {}",
+    "step_clock_failed": "{}",
+    "activity_failed": "hardware counters could no longer be read: {}",
+    "rows_dropped": "part of the record is missing: {}",
+    "samples_dropped": "part of the record is missing: {}",
+    "steps_merged": "{}; totals and rates are exact, the time of a step is the mean of its row",
+    "value_refused": "{}",
+    "assumed": "assumed: {}",
+    "output_unrecognised": "{}",
+    "output_buffered": "{}",
+    "importer_failed": "{}",
+    "restarted": "the output starts over: {}",
+    "several_programs": "{}",
+    "handover_failed": "part of the record is missing: {}",
+    "alert_failed": "an alert was not delivered: {}",
+    "alert_unjudged": "an alert was not judged: {}",
+    "alarm_failed": "alerts may be missing: {}",
+    "stop_asked": "the run was asked to stop: {}",
+    "sink_failed": "a sink failed: {}",
+    "sink_recovered": "a sink recovered: {}",
+    "integration_failed": "ergmeter stopped measuring inside the program: {}",
+}
+
+
+_LOSS_LOST = "loss is not a number"  # how an importer says it
+_SAID_ALREADY = ("record", "warm_up", "noise", "flop_count")
+# Of these, what the recorder says of printed lines.
+_READING_LINES = (
+    *("value_refused", "assumed", "output_unrecognised", "output_buffered", "restarted"),
+    "several_programs",
+)
+
+
+def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
+    """The remarks, most serious first."""
+    run = evidence.run
+    remarks = []
+    if run.status == CUT_OFF:
+        remarks.append(
+            "the run was cut off: its process was killed, or could no longer write;"
+            " what it had written is here"
+        )
+    remarks += [f"damaged file left out: {line}" for line in run.damage]
+    remarks += [f"part of the record is missing: {lost}" for lost in dropped_steps(run)]
+    diverged = divergence(readings)
+    of_lines = _of_lines(evidence)
+    for mark in run.marks:
+        if diverged and mark.name == "value_refused" and mark.detail.startswith(_LOSS_LOST):
+            continue  # the same with less
+        if mark.name in _NOTE_OF_MARK and (mark.name, mark.detail) not in of_lines:
+            remarks.append(_NOTE_OF_MARK[mark.name].format(mark.detail))
+    remarks += [f"the training {diverged}"] if diverged else []
+    remarks += [f"alert: {alert.said}" for alert in noted_alerts(run, _ranks_of_writers(evidence))]
+    remarks += _unused(evidence)
+    remarks += _impossible(readings)
+    remarks += _mfu(evidence, readings)
+    remarks += flop_count_contradictions(evidence)
+    remarks += _told_twice(evidence)
+    remarks += _of_the_window(evidence)
+    remarks += _slow_first_step(evidence, readings)
+    remarks += _profiled(evidence)
+    remarks += _noisy(evidence, readings)
+    remarks += [] if evidence.is_imported else _short(evidence)
+    remarks += _ranks(evidence)
+    remarks += clock_notes(evidence.clocks)
+    remarks += _worst(evidence)
+    remarks += _full_disk(evidence)
+    remarks += _whose_gpus(evidence)
+    return tuple(dict.fromkeys(remarks))
+
+
+def _ranks_of_writers(evidence: Evidence) -> dict[str, int]:
+    """The rank of each writer that recorded steps, by name."""
+    rows = evidence.all_steps
+    ranks = {}
+    for lane in rows.lanes if len(rows) else ():
+        writers, first = np.unique(lane["writer"], return_index=True)
+        for writer, row in zip(writers.tolist(), first.tolist(), strict=True):
+            name = evidence.run.writers[int(writer)].directory.name
+            ranks[name] = int(np.nan_to_num(lane["rank"][row]))
+    return ranks
+
+
+def _of_lines(evidence: Evidence) -> set[tuple[str, str]]:
+    """Marks about printed lines, which do not matter if a Meter recorded the steps."""
+    if evidence.from_output:
+        return set()
+    recorders = [
+        writer for writer in evidence.run.writers if writer.header.get("source") == "recorder"
+    ]
+    marks = [mark for writer in recorders for mark in writer.marks if mark.name in _READING_LINES]
+    return {(mark.name, mark.detail) for mark in marks}
+
+
+def _profiled(evidence: Evidence) -> list[str]:
+    """A note if profiled steps are counted, being too late or too few to leave out."""
+    if not evidence.has_work:
+        return []
+    try:
+        start_ns, end_ns = evidence.window.start_ns, evidence.window.end_ns
+    except NotMeasurable:
+        return []
+    marks = [mark for mark in evidence.run.marks if mark.name == "profile_unread"]
+    if not any(start_ns < mark.t_ns < end_ns for mark in marks):
+        return []
+    return [
+        "profiled steps are in these figures, and take longer than the others: --window or"
+        " --warmup-steps leaves them out"
+    ]
+
+
+def _told_twice(evidence: Evidence) -> list[str]:
+    """A note if steps of one process overlap, as if recorded twice."""
+    if not evidence.trains or evidence.from_output:
+        return []
+    try:
+        lanes = evidence.work.lanes
+    except NotMeasurable:
+        return []
+    for rows in lanes:
+        order = np.argsort(rows["start_ns"], kind="stable")
+        starts_ns, ends_ns = rows["start_ns"][order], rows["end_ns"][order]
+        if len(order) > 1 and float(np.mean(starts_ns[1:] < ends_ns[:-1])) > OVERLAPPING_FRAC:
+            return [
+                "steps of one process overlap, as if each was recorded twice (by meter.step and by"
+                " an integration?): steps and tokens may be double"
+            ]
+    return []
+
+
+def _impossible(readings: dict[str, Result]) -> list[str]:
+    """Each impossible reading, with the reason; a reason that several share is given once."""
+    titles: dict[str, list[str]] = {}
+    for key, result in readings.items():
+        if isinstance(result, Reading) and result.impossible:
+            titles.setdefault(result.impossible, []).append(catalogue()[key].title)
+    return [
+        f"{', '.join(names)} {IMPOSSIBLE if len(names) == 1 else 'are impossible'}: {why}"
+        for why, names in titles.items()
+    ]
+
+
+def _mfu(evidence: Evidence, readings: dict[str, Result]) -> list[str]:
+    """Whose count and which peak an MFU rests on; or why a run that knows its FLOPs has none."""
+    mfu = readings.get("utilization.mfu_frac")
+    if not evidence.flops and not evidence.run.no_flops:
+        return []
+    if isinstance(mfu, Reading):
+        count, peak = mfu.note.split("; of ", 1)
+        peak = peak.partition(" device")[0].rpartition("; ")[0]
+        return [f"MFU: {count}; of {peak}"]
+    return [f"no MFU: {mfu.reason}"] if mfu is not None else []
+
+
+def _unused(evidence: Evidence) -> list[str]:
+    """Notes about declared counts that are not used, as the program gives its own."""
+    remarks = []
+    settings = evidence.settings
+    for what, declared, counts in (
+        ("tokens", settings.tokens_per_step, tokens),
+        ("samples", settings.samples_per_step, samples),
+    ):
+        try:
+            is_used = declared is None or "declared" in counts(evidence)[1]
+        except NotMeasurable:
+            continue
+        if not is_used:
+            remarks.append(
+                f"--{what}-per-step {declared} is not used: the program gives its own {what}"
+            )
+    return remarks
+
+
+def _of_the_window(evidence: Evidence) -> list[str]:
+    try:
+        return list(evidence.window_remarks) if evidence.trains else []
+    except NotMeasurable:
+        return []
+
+
+def _slow_first_step(evidence: Evidence, readings: dict[str, Result]) -> list[str]:
+    if not evidence.trains:  # requests differ in length
+        return []
+    try:
+        rows = evidence.counted.lanes[0]
+    except NotMeasurable:
+        return []
+    if len(rows) < 5 or rows["start_ns"][0] > evidence.work.lanes[0]["start_ns"][0]:
+        return []
+    median = readings.get("time.step_median_s")
+    if not isinstance(median, Reading):
+        return []
+    first_s, median_s = float(rows.duration_s[0] / (rows["steps"][0] or 1)), median.value
+    if first_s <= SLOW_FIRST_STEP * median_s or evidence.from_output:
+        return []
+    return [
+        f"the first step took {duration(first_s)}, {first_s / median_s:.0f} times the median, and"
+        " is counted; --warmup-steps 1 leaves it out"
+    ]
+
+
+def _noisy(evidence: Evidence, readings: dict[str, Result]) -> list[str]:
+    remarks = []
+    p95, median = (readings[f"time.step_{which}_s"] for which in ("p95", "median"))
+    if isinstance(p95, Reading) and isinstance(median, Reading):
+        times = p95.value / median.value if median.value else 0.0
+        if times >= NOISY_P95:
+            remarks.append(f"step time's 95th percentile is {times:.1f} times its median")
+    rate = readings["throughput.steps_per_s"]
+    if isinstance(rate, Reading) and rate.value and rate.low is not None and rate.high is not None:
+        half = (rate.high - rate.low) / 2 / rate.value
+        if half >= NOISY_FRAC:
+            remarks.append(f"steps/s ± {half * 100:.0f} %")
+    elif (
+        isinstance(rate, Reading)
+        and rate.low is None
+        and not evidence.is_whole_run  # which has no interval
+        and (rate.basis != "reported" or isinstance(readings["time.step_s"], Reading))
+    ):
+        return ["fewer than ten steps or printed lines were timed: too few for an interval"]
+    return [f"noisy: {'; '.join(remarks)}"] if remarks else []
+
+
+def _short(evidence: Evidence) -> list[str]:
+    try:
+        lasted_s = evidence.watched.duration_s
+    except NotMeasurable:
+        return []
+    if lasted_s >= SHORT_RUN_S:
+        return []
+    return [f"just {duration(lasted_s)} long: memory and CPU, read every 2 to 3 s, may be absent"]
+
+
+def _ranks(evidence: Evidence) -> list[str]:
+    try:
+        rows = evidence.work
+    except NotMeasurable:
+        return []
+    remarks = []
+    firsts = sum(int(lane["rank"][0] == 0) for lane in rows.lanes)
+    if firsts > 1:
+        remarks.append(
+            f"{firsts} processes at the same time are rank 0: unrelated trainings in one run, or"
+            " ranks without a number; their tokens are added up"
+        )
+    made = [int(np.nan_to_num(lane["steps"], nan=1.0).sum()) for lane in rows.lanes]
+    if max(made) > min(made) + 1 and not dropped_steps(evidence.run):
+        remarks.append(
+            f"ranks made {min(made)} to {max(made)} steps: one began late or ended early"
+        )
+    with suppress(NotMeasurable):
+        remarks += filter(None, [disagreement(evidence, rows)])
+    return remarks
+
+
+def _whose_gpus(evidence: Evidence) -> list[str]:
+    """GPUs that are left out, and those that count although their use is unknown."""
+    remarks = []
+    unused, unknown = evidence.gpus("unused"), evidence.gpus("unknown")
+    if unused and evidence.settings.devices is None:
+        remarks.append(
+            "not used by this run, so not in its energy, peak and device count:"
+            f" {gpu_names(unused)} (--devices counts them)"
+        )
+    by_why: dict[str, list[Device]] = {}
+    for device in unknown:
+        by_why.setdefault(evidence.gpu_use[device.id].why, []).append(device)
+    remarks += [
+        f"whether this run used {gpu_names(devices)} is unknown: {why}; counted, and its energy is"
+        " derived (--devices or CUDA_VISIBLE_DEVICES says which count)"
+        for why, devices in by_why.items()
+    ]
+    unseen = [id_ for id_, use in evidence.gpu_use.items() if not use.state]
+    if len(unseen) > 1:
+        remarks.append(
+            f"which of the {len(unseen)} visible GPUs the program used could not be seen: all count"
+            " (--devices or CUDA_VISIBLE_DEVICES says which)"
+        )
+    return remarks
+
+
+def _worst(evidence: Evidence) -> list[str]:
+    """The worst finding of `erg check` that no other note covers."""
+    for finding in fitness(evidence).findings:
+        if finding.check not in _SAID_ALREADY:
+            return [f"{finding.seen}: {finding.effect} (erg check)"]
+    return []
+
+
+def _full_disk(evidence: Evidence) -> list[str]:
+    free = evidence.series("disk_free_bytes")
+    remarks = []
+    for device, series in free.items():
+        total = evidence.run.devices[device].facts.get("disk_total_bytes")
+        if total and float(series.values.min()) < FULL_DISK_FRAC * float(total):
+            left = float(series.values.min()) / 1e9
+            remarks.append(
+                f"the disk was nearly full: {left:.2f} GB of {total / 1e9:.0f} GB were left"
+            )
+    return remarks
 
 
 def summarize(
@@ -29,63 +356,63 @@ def summarize(
 
 
 def summary_of(evidence: Evidence) -> Summary:
-    """The same of an evidence, for who goes on to ask more of it: nothing is read twice."""
+    """Summarise an evidence, so that a caller can go on using it without reading twice."""
     devices = _by_device(evidence)
     run, readings = evidence.run, readings_of(evidence, catalogue())
-    said = notes(evidence, readings)
-    return Summary(run.name, run.status, readings, devices, said, evidence.window_facts())
+    remarks = notes(evidence, readings)
+    return Summary(run.name, run.status, readings, devices, remarks, evidence.window_facts())
 
 
 def readings_of(evidence: Evidence, keys: Iterable[str]) -> dict[str, Result]:
-    """Some metrics, by key. What only the others need is not read."""
+    """Results of some metrics, by key. Data that only the others need is not read."""
     return {key: _result(catalogue()[key].reading, evidence) for key in keys}
 
 
 def ask_devices(evidence: Evidence) -> None:
-    """Have the devices asked one after the other what checks and metrics ask of each, for who goes
-    on to some of both."""
-    drawing = _drawing(evidence)
-    for device in evidence.devices(*asked):
-        visit(evidence, device, is_in_boundary=device.id in drawing)
+    """Computes, device by device, what checks and metrics need of each, for later use."""
+    in_boundary = _boundary_ids(evidence)
+    for device in evidence.devices(*device_questions):
+        visit(evidence, device, is_in_boundary=device.id in in_boundary)
 
 
 def _by_device(evidence: Evidence) -> dict[str, dict[str, Result]]:
-    """Device by device, all of one before the next: what was read of few is in memory at a time.
+    """Results per device, one device after the other, so that few samples are in memory.
 
-    With it goes what the metrics of the run and the checks ask of each device.
+    What checks and metrics of the run need of a device is computed on the same visit.
     """
-    metrics = {key: one for key, one in catalogue().items() if one.per_device}
-    found: dict[str, dict[str, Result]] = {}
-    for one in metrics.values():
-        found |= {device.id: {} for device in evidence.devices(*one.kinds)}
-    kinds = {kind for one in metrics.values() for kind in one.kinds}
-    drawing = _drawing(evidence)
-    for device in evidence.devices(*kinds, *asked):
-        for key, one in metrics.items():
-            if device.kind in one.kinds:
-                found[device.id][key] = _result(one.device_reading, evidence, device)
-        visit(evidence, device, is_in_boundary=device.id in drawing)
-    return found
+    metrics = {key: metric for key, metric in catalogue().items() if metric.per_device}
+    results: dict[str, dict[str, Result]] = {}
+    for metric in metrics.values():
+        results |= {device.id: {} for device in evidence.devices(*metric.kinds)}
+    kinds = {kind for metric in metrics.values() for kind in metric.kinds}
+    in_boundary = _boundary_ids(evidence)
+    for device in evidence.devices(*kinds, *device_questions):
+        for key, metric in metrics.items():
+            if device.kind in metric.kinds:
+                results[device.id][key] = _result(metric.device_reading, evidence, device)
+        visit(evidence, device, is_in_boundary=device.id in in_boundary)
+    return results
 
 
-def _drawing(evidence: Evidence) -> set[str]:
+def _boundary_ids(evidence: Evidence) -> set[str]:
+    """The ids of the devices whose energy is the run's; empty if there are none."""
     try:
         return {device.id for device in boundary(evidence)}
-    except Exception:  # noqa: BLE001  the metrics of energy say why
+    except (ErgmeterError, OSError, ValueError):  # the metrics of energy report why
         return set()
 
 
 def evidence_of(
     run: Run, overrides: Settings | None = None, *, flops: Sequence[Flops] = ()
 ) -> Evidence:
-    """The run as it is to be looked at."""
+    """The evidence of a run under its settings and the overrides."""
     now = overrides.as_json() if overrides else {}
     heed_marks = not any(name in now for name in WARMUP)
     return Evidence(run, settings_of(run, overrides), heed_marks=heed_marks, flops=flops)
 
 
 def settings_of(run: Run, overrides: Settings | None = None) -> Settings:
-    """What was declared when the run was made, with what is declared now in its place."""
+    """The settings stored in the run, replaced by the overrides."""
     stored = {name: value for name, value in run.settings.items() if name in Settings.__slots__}
     now = overrides.as_json() if overrides else {}
     if any(name in now for name in WARMUP):
@@ -98,5 +425,5 @@ def _result(compute: Callable[..., Reading], *arguments: object) -> Result:
         return compute(*arguments)
     except NotMeasurable as error:
         return Missing(str(error))
-    except Exception as error:  # noqa: BLE001  a metric may be anybody's; the others are shown
+    except Exception as error:  # noqa: BLE001  a plugin's metric may fail; the others are shown
         return Missing(f"the metric failed: {type(error).__name__}: {error}")

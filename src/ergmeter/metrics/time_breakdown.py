@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.energy.device_energy import boundary, curve_of
-from ergmeter.metrics.energy.energy_curve import merged
-from ergmeter.metrics.evidence.device_cache import cached_per_device
+from ergmeter.metrics.device_energy import boundary, curve_of
+from ergmeter.metrics.energy_curve import merged
+from ergmeter.metrics.evidence.samples import cached_per_device
 from ergmeter.metrics.explain.time import STALL, held_until_s
 from ergmeter.metrics.timeline import seconds
 from ergmeter.records import PHASES, weakest
 from ergmeter.units import NS_PER_S, number_of
 
 if TYPE_CHECKING:
-    from ergmeter.metrics.energy.energy_curve import EnergyCurve
+    from ergmeter.metrics.energy_curve import EnergyCurve
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.evidence.steps import Steps
     from ergmeter.records import Basis, Device, FloatArray, TimeArray

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.energy.device_energy import curve_of
-from ergmeter.metrics.energy.energy_curve import merged
+from ergmeter.metrics.device_energy import curve_of
+from ergmeter.metrics.energy_curve import merged
 from ergmeter.records import PHASES
 from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S

@@ -12,7 +12,7 @@ import pytest
 from ergmeter import Meter
 from ergmeter.errors import UsageError
 from ergmeter.metrics.definitions.tokens import reported_counts
-from ergmeter.metrics.evidence.token_ranks import in_words
+from ergmeter.metrics.evidence.ranks import shared_tokens_note
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
@@ -126,4 +126,4 @@ def test_ranks_that_are_given_the_same_batch_are_counted_once(tmp_path: Path) ->
         values = reported_counts(evidence, evidence.work, "tokens_computed")
         assert values is not None
         assert values.sum() == 3 * 300
-        assert "2 of 4 ranks" in in_words(evidence)
+        assert "2 of 4 ranks" in shared_tokens_note(evidence)

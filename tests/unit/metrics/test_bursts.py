@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from ergmeter.metrics.energy.counter_interpolation import span_shape
-from ergmeter.metrics.energy.energy_curve import counter_curve, power_curve
+from ergmeter.metrics.device_energy import span_shape
+from ergmeter.metrics.energy_curve import counter_curve, power_curve
 from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.records import PHASES, Sample, Step
 from ergmeter.runlog.segments import Series

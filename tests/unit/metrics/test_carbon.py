@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.metrics.definitions import carbon
+from ergmeter.metrics.definitions import carbon_and_cost
 from ergmeter.metrics.summarize import evidence_of, settings_of
 from ergmeter.records import Device, Reading, Sample
 from ergmeter.runlog.reader import Run
@@ -16,7 +16,7 @@ from ergmeter.runlog.settings import Settings
 from tests.runs import GPU, add_writer, even_steps, make_run, run_of
 
 S = 10**9
-COMPUTED = {metric.key.partition(".")[2]: metric.compute for metric in carbon.METRICS}
+COMPUTED = {metric.key.partition(".")[2]: metric.compute for metric in carbon_and_cost.METRICS}
 
 
 def samples(device: Device, watts: float, seconds: int) -> list[Sample]:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.definitions import cost
+from ergmeter.metrics.definitions import carbon_and_cost
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Device, Reading, Sample
 from ergmeter.runlog.reader import Run
@@ -20,7 +20,7 @@ from ergmeter.runlog.settings import Settings
 from tests.runs import GPU, even_steps, run_of
 
 S = 10**9
-COMPUTED = {metric.key.partition(".")[2]: metric.compute for metric in cost.METRICS}
+COMPUTED = {metric.key.partition(".")[2]: metric.compute for metric in carbon_and_cost.COST_METRICS}
 OTHER = Device("GPU-1", "gpu", "Test GPU", "nvml", {"power_field": "instant"})
 
 

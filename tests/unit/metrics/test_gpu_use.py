@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ergmeter.errors import UsageError
-from ergmeter.metrics.evidence.device_info import board_facts
+from ergmeter.metrics.evidence.gpu_use import board_facts
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Device, Flops, Mark, Missing, Sample
 from ergmeter.runlog.reader import Run

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.energy.energy_curve import counter_curve
+from ergmeter.metrics.energy_curve import counter_curve
 from ergmeter.metrics.summarize import summarize
 from ergmeter.probes.replay import recorded_device, recorded_samples, recorded_steps
 from ergmeter.records import Reading, Window

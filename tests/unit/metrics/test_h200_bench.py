@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ergmeter.metrics.definitions.step_energy import energy_of
+from ergmeter.metrics.definitions.energy_breakdown import energy_of
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Reading
 from ergmeter.runlog.reader import Run

@@ -10,7 +10,7 @@ import pytest
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.evidence import samples
-from ergmeter.metrics.evidence.device_cache import cached_per_device
+from ergmeter.metrics.evidence.samples import cached_per_device
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Device, Reading, Sample
 from ergmeter.runlog.reader import Run
@@ -94,7 +94,7 @@ def test_the_power_of_a_node_is_read_once_for_all_metrics_and_checks(
         read[self.path.parent.name] += "power_w" in names
         return columns_by_device(self, names, **how)
 
-    monkeypatch.setattr(samples, "KEPT", 1)
+    monkeypatch.setattr(samples, "MAX_READINGS", 1)
     monkeypatch.setattr(Segment, "columns_by_device", counted)
     found = summarize(Run.open(run)).readings
     # 300, 400 and 500 W for 20 s.

@@ -70,7 +70,7 @@ def test_figures_are_the_same_with_hardly_anything_kept_in_memory(
         let_go(self, but=but)
         held.append(self._held)
 
-    monkeypatch.setattr(samples, "KEPT", 5_000)
+    monkeypatch.setattr(samples, "MAX_READINGS", 5_000)
     monkeypatch.setattr(samples.SampleColumns, "_let_go", watched)
     assert summarize(Run.open(run)) == whole
     # A node's power alone is 15 000 readings, of eight nodes 120 000.

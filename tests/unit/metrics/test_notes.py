@@ -10,8 +10,7 @@ from typing import cast
 import pytest
 
 from ergmeter.metrics.evidence.evidence import Evidence
-from ergmeter.metrics.notes import _impossible, _short
-from ergmeter.metrics.summarize import summarize
+from ergmeter.metrics.summarize import _impossible, _short, summarize
 from ergmeter.records import Mark, Reading, Result, Window
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings

@@ -14,9 +14,15 @@ import pytest
 
 from ergmeter.metrics.evidence import steps
 from ergmeter.metrics.evidence.evidence import Evidence
-from ergmeter.metrics.evidence.step_spool import Spool
-from ergmeter.metrics.evidence.step_totals import RowAmounts, Timed
-from ergmeter.metrics.evidence.steps import Spooled, Steps, read_steps, with_lanes
+from ergmeter.metrics.evidence.steps import (
+    RowAmounts,
+    Spool,
+    Spooled,
+    Steps,
+    Timed,
+    read_steps,
+    with_lanes,
+)
 from ergmeter.metrics.evidence.window import TrainingWindow
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Mark, Sample, Step
@@ -35,8 +41,8 @@ def low(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Has nearly nothing kept in memory from then on."""
 
     def lowered() -> None:
-        monkeypatch.setattr(steps, "HELD", 10)
-        monkeypatch.setattr(streaming_quantile, "IN_MEMORY", 10)
+        monkeypatch.setattr(steps, "MAX_ROWS", 10)
+        monkeypatch.setattr(streaming_quantile, "HELD", 10)
         monkeypatch.setattr(streaming_quantile, "_SAMPLE", 40)
 
     return lowered

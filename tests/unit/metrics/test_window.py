@@ -15,8 +15,7 @@ from ergmeter.compare.comparison import CompareOptions, compare
 from ergmeter.compare.sources import read_entries
 from ergmeter.errors import UsageError
 from ergmeter.metrics.evidence.evidence import Evidence
-from ergmeter.metrics.evidence.warmup import slow_start
-from ergmeter.metrics.evidence.window import TrainingWindow, intersected
+from ergmeter.metrics.evidence.window import TrainingWindow, intersected, slow_start
 from ergmeter.metrics.explain.time import time_split
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Device, Mark, Missing, Reading, Sample, Step

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.bench.results.memory_columns import NVML, of_devices
 from ergmeter.errors import ErgmeterError, NotMeasurable
 from ergmeter.metrics.catalog import catalogue
-from ergmeter.metrics.evidence.gauges import ACCELERATORS
 from ergmeter.metrics.evidence.gpu_use import gpu_use
-from ergmeter.metrics.evidence.missing_ranks import need_all
+from ergmeter.metrics.evidence.ranks import need_all
+from ergmeter.metrics.evidence.samples import ACCELERATORS
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.runlog.reader import Run
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ergmeter.bench.results.trainer_columns import number
 from ergmeter.errors import ErgmeterError, NotMeasurable
 from ergmeter.metrics.catalog import catalogue
-from ergmeter.metrics.evidence.missing_ranks import need_all
+from ergmeter.metrics.evidence.ranks import need_all
 from ergmeter.metrics.evidence.window import UNBROKEN
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.runlog.reader import Run

@@ -1,13 +1,13 @@
-"""How much of what this machine can reach was used? The same rates, held against a calibration.
+"""MFU and bandwidth against what `erg calibrate` measured on the same device.
 
-MFU of the achievable = model FLOP/s of a device / FLOP/s that `erg calibrate` saw it hold in the
-type computed in. It says what is left to gain on this machine; MFU against the datasheet says what
-the machine is. (The "maximum achievable matmul FLOPS" of Stas Bekman's Machine Learning
-Engineering; an H200 holds about 80 % of its datasheet in bf16.)
+MFU of the achievable = model FLOP/s of a device / FLOP/s that `erg calibrate` measured in the type
+computed in. It shows what is left to gain on this machine, where MFU compares with the datasheet.
+(The "maximum achievable matmul FLOPS" of Stas Bekman's Machine Learning Engineering; an H200
+reaches about 80 % of its datasheet in bf16.)
 
-The trap: the calibration of another day. A run is held against the one in its own header, which is
-of the very device it ran on; the note has its date and conditions, and where the run's differ from
-them (a power limit, a driver) that is said first. Never against a device of the same name.
+A run is compared with the calibration in its own header, which is of the very device it ran on,
+never of a device of the same name. The note has its date and conditions, and begins with what
+differs from the run's (a power limit, a driver).
 """
 
 from __future__ import annotations
@@ -51,32 +51,32 @@ _HANGS_ON = {"power_limit_w": ("power limit", " W"), "driver": ("driver", "")}
 
 
 def achievable_flops_per_s(evidence: Evidence) -> Reading:
-    """What a device of the run holds in the run's type, by its calibration; mean over devices."""
+    """FLOP/s that the run's devices reached in its dtype when calibrated; mean over devices."""
     return _achievable(evidence)
 
 
 def mfu_of_achievable_frac(evidence: Evidence) -> Reading:
-    """Model FLOP/s of a device, of what it was seen to hold."""
-    each, held = of_run(evidence, FLOPS_PER_S), _achievable(evidence)
+    """Model FLOP/s of a device over its calibrated FLOP/s."""
+    each, achievable = of_run(evidence, FLOPS_PER_S), _achievable(evidence)
     need_possible(evidence, MFU)
-    return _share(each, held)
+    return _share(each, achievable)
 
 
 def achievable_of_peak_frac(evidence: Evidence) -> Reading:
-    """What a device holds, of its datasheet: the most that MFU can be here."""
-    held, mfu = _achievable(evidence), of_run(evidence, MFU)
+    """Calibrated FLOP/s over the datasheet peak: the highest MFU possible on this machine."""
+    achievable, mfu = _achievable(evidence), of_run(evidence, MFU)
     need_possible(evidence, MFU)
     each = of_run(evidence, FLOPS_PER_S)
     peak = each.value / mfu.value
-    note = f"of {scaled(peak, 'FLOP/s')}, the peak that {MFU} names; {held.note}"
-    edges = (None if edge is None else edge / peak for edge in (held.low, held.high))
+    note = f"of {scaled(peak, 'FLOP/s')}, the peak that {MFU} names; {achievable.note}"
+    edges = (None if edge is None else edge / peak for edge in (achievable.low, achievable.high))
     low, high = edges
-    basis = weakest(held.basis, "derived")
-    return Reading(held.value / peak, "frac", basis, low, high, note)
+    basis = weakest(achievable.basis, "derived")
+    return Reading(achievable.value / peak, "frac", basis, low, high, note)
 
 
 def bandwidth_of_achievable_frac(evidence: Evidence) -> Reading:
-    """Bytes that had to be moved, over time, of what the memory was seen to move."""
+    """Bytes that a step must move per second, over the calibrated bandwidth."""
     each = of_run(evidence, FLOPS_PER_S)  # first: it says what is wanting in a run
     chosen = evidence.flops[0]
     if chosen.bytes_per_step is None:
@@ -88,11 +88,13 @@ def bandwidth_of_achievable_frac(evidence: Evidence) -> Reading:
     return _share(moved, _mean(evidence, "bandwidth", "read"))
 
 
-def _share(rate: Reading, held: Reading) -> Reading:
-    value = rate.value / held.value
-    low, high = (None if edge is None else edge / held.value for edge in (rate.low, rate.high))
-    note = f"{held.note}; {rate.note}"
-    return Reading(value, "frac", weakest(rate.basis, held.basis), low, high, note)
+def _share(rate: Reading, achievable: Reading) -> Reading:
+    value = rate.value / achievable.value
+    low, high = (
+        None if edge is None else edge / achievable.value for edge in (rate.low, rate.high)
+    )
+    note = f"{achievable.note}; {rate.note}"
+    return Reading(value, "frac", weakest(rate.basis, achievable.basis), low, high, note)
 
 
 def _achievable(evidence: Evidence) -> Reading:
@@ -110,8 +112,8 @@ def _mean(evidence: Evidence, table: str, name: str) -> Reading:
         raise NotMeasurable(
             "no GPU and no host was sampled in this run, so there is no calibration"
         )
-    found = [(device, calibration_of(device)) for device in devices]
-    rates = [_rate(device, one, table, name) for device, one in found]
+    calibrated = [(device, calibration_of(device)) for device in devices]
+    rates = [_rate(device, calibration, table, name) for device, calibration in calibrated]
     count = len(rates)
     value, low, high = (
         sum(getattr(rate, field) for rate in rates) / count for field in ("value", "low", "high")
@@ -120,16 +122,16 @@ def _mean(evidence: Evidence, table: str, name: str) -> Reading:
     each = f", mean of {count} devices" if count > 1 else ""
     note = (
         f"of {scaled(value, rates[0].unit)} held in {what} for {significant(rates[0].window_s, 2)}"
-        f" s{each} ({'; '.join(dict.fromkeys(one.said for _, one in found))})"
+        f" s{each} ({'; '.join(dict.fromkeys(calibration.said for _, calibration in calibrated))})"
     )
-    said = [*differences(found), *_caveats(found, rates)]
+    caveats = [*differences(calibrated), *_caveats(calibrated, rates)]
     return Reading(
-        value, rates[0].unit, "measured", low, high, "; ".join([*dict.fromkeys(said), note])
+        value, rates[0].unit, "measured", low, high, "; ".join([*dict.fromkeys(caveats), note])
     )
 
 
 def calibration_of(device: Device) -> Calibration:
-    """What is kept of this very device. NotMeasurable says why there is none."""
+    """The calibration of this very device. Raises NotMeasurable if there is none."""
     where = f"{device.name} [{device.id}]"
     if "no_calibration" in device.facts:
         raise NotMeasurable(f"{device.facts['no_calibration']}")
@@ -141,38 +143,44 @@ def calibration_of(device: Device) -> Calibration:
         raise NotMeasurable(str(error)) from error
 
 
-def _rate(device: Device, one: Calibration, table: str, name: str) -> CalibratedRate:
-    rates: dict[str, CalibratedRate] = getattr(one, table)
+def _rate(device: Device, calibration: Calibration, table: str, name: str) -> CalibratedRate:
+    rates: dict[str, CalibratedRate] = getattr(calibration, table)
     if name in rates:
         return rates[name]
     what = f"{'matmul' if table == 'matmul' else 'memory'} {name}"
-    why = one.absent.get(what) or (
+    why = calibration.absent.get(what) or (
         "it was interrupted before that"
-        if one.interrupted
+        if calibration.interrupted
         else f"it has {', '.join(rates) or 'none'}"
     )
     raise NotMeasurable(f"the calibration of {device.name} has no {what}: {why}")
 
 
-def differences(found: list[tuple[Device, Calibration]]) -> list[str]:
-    """What was otherwise when the run was recorded."""
-    said = []
-    for device, one in found:
+def differences(calibrated: list[tuple[Device, Calibration]]) -> list[str]:
+    """Conditions that differ between calibration and run, as texts."""
+    notes = []
+    for device, calibration in calibrated:
         for fact, (word, unit) in _HANGS_ON.items():
-            then, now = one.conditions.get(fact), device.facts.get(fact)
+            then, now = calibration.conditions.get(fact), device.facts.get(fact)
             if then is not None and now is not None and then != now:
-                said.append(f"calibrated at {word} {then}{unit}, and this ran at {now}{unit}")
-    return said
+                notes.append(f"calibrated at {word} {then}{unit}, and this ran at {now}{unit}")
+    return notes
 
 
-def _caveats(found: list[tuple[Device, Calibration]], rates: list[CalibratedRate]) -> list[str]:
-    said = [f"when calibrated, {remark}" for _, one in found for remark in one.remarks]
-    said += [
+def _caveats(
+    calibrated: list[tuple[Device, Calibration]], rates: list[CalibratedRate]
+) -> list[str]:
+    notes = [
+        f"when calibrated, {remark}"
+        for _, calibration in calibrated
+        for remark in calibration.remarks
+    ]
+    notes += [
         f"the rate moved by {100 * rate.drift_frac:+.1f} % within its window"
         for rate in rates
         if not rate.is_steady
     ]
-    return said
+    return notes
 
 
 _NEEDS = ("the FLOPs of a step", "tokens", "a calibration")

@@ -1,12 +1,11 @@
-"""How much of the hardware's arithmetic was used: MFU, HFU, FLOP/s.
+"""MFU, HFU and FLOP/s: how much of the hardware's arithmetic was used.
 
 MFU = FLOPs a token needs x tokens per second / (devices x dense peak of the type computed in).
-(PaLM, arXiv 2204.02311, appendix B.) HFU has in its numerator what was computed again as well.
+(PaLM, arXiv 2204.02311, appendix B.) HFU also counts what was computed again.
 
-The trap: a ratio whose numerator and denominator nobody can see. So every reading names its
-convention, its peak and where that is from, and the spread over the other conventions. Nothing is
-clamped: a share above 1 is marked as impossible, with the most frequent causes, and no other metric
-is computed from it.
+Every reading names its convention, its peak with the source, and the spread over the other
+conventions. Nothing is clamped: a share above 1 is marked as impossible, with the most frequent
+causes, and no other metric is computed from it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from ergmeter.metrics.definitions.peaks import (
 )
 from ergmeter.metrics.definitions.throughput import samples_per_s, steps_per_s, tokens_per_s
 from ergmeter.metrics.definitions.tokens import positions_per_token
-from ergmeter.metrics.evidence.missing_ranks import need_all, need_devices
+from ergmeter.metrics.evidence.ranks import need_all, need_devices
 from ergmeter.records import Missing, Reading, weakest
 from ergmeter.units import number_of, scaled, significant
 
@@ -68,12 +67,12 @@ _ABOVE_BANDWIDTH = "an input is wrong, likely the batch size, the dtype or the n
 
 @dataclass(frozen=True, slots=True)
 class NotApplicable(Missing):
-    """Why a job has no such number: it is not about jobs like it, and nothing is wanting."""
+    """A metric that does not apply to this job, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRate:
-    """Tokens per second of all devices together, as measured or as somebody reports.
+    """Tokens per second of all devices together, as measured or reported.
 
     Of a model that reads no tokens: its samples or its steps, as `unit` says.
     """
@@ -96,7 +95,7 @@ def compute_results(
     per_token = flops_per_unit(chosen, rate.unit)
     counted = ", ".join(dict.fromkeys((chosen.convention, chosen.engine)))
     note = f"{_bound(chosen)}{counted}{_attention(chosen)}{_declared_note(chosen)}{_spread(flops)}"
-    found: dict[str, Result] = {
+    results: dict[str, Result] = {
         FLOPS_PER_TOKEN: Reading(per_token, "FLOP/token", "derived", note=note)
         if rate.unit == "token"
         else NotApplicable("the model reads no tokens: compute.model_flops_per_step has its FLOPs")
@@ -106,10 +105,10 @@ def compute_results(
     low, high = (None if edge is None else edge * scale for edge in (rate.low, rate.high))
     basis = weakest("derived", rate.basis)
     over = f"{number_of(rate.devices, 'device')}; {rate.note}"
-    found[FLOPS_PER_S] = Reading(each, "FLOP/s", basis, low, high, f"{chosen.convention}; {over}")
+    results[FLOPS_PER_S] = Reading(each, "FLOP/s", basis, low, high, f"{chosen.convention}; {over}")
     share = _shares(each, low, high, basis)
     if isinstance(peak, Missing):
-        return found | _without_peak(peak, chosen, rate, each, share)
+        return results | _without_peak(peak, chosen, rate, each, share)
     mfu = share(
         peak,
         each,
@@ -117,12 +116,12 @@ def compute_results(
         f"{_bound(chosen)}{chosen.convention}{_attention(chosen)}{_declared_note(chosen)}"
         f"{_spread(flops, rate=rate, peak=peak)}; of {peak.said}; {over}",
     )
-    found[MFU] = mfu = _BY_KEY[MFU].checked(mfu)
-    found[HFU] = _hfu(chosen, rate, each, share, peak)
-    found[ALL_WORK] = _all_work(chosen, rate, each, share, peak)
-    found[MFU_BF16] = _against_bf16(each, share, peak, dtype=peak.dtype, mfu=mfu)
-    found[BANDWIDTH] = _bandwidth(chosen, rate, peak)
-    return found
+    results[MFU] = mfu = _BY_KEY[MFU].checked(mfu)
+    results[HFU] = _hfu(chosen, rate, each, share, peak)
+    results[ALL_WORK] = _all_work(chosen, rate, each, share, peak)
+    results[MFU_BF16] = _against_bf16(each, share, peak, dtype=peak.dtype, mfu=mfu)
+    results[BANDWIDTH] = _bandwidth(chosen, rate, peak)
+    return results
 
 
 def _shares(each: float, low: float | None, high: float | None, basis: Basis) -> _Share:
@@ -140,36 +139,42 @@ def _shares(each: float, low: float | None, high: float | None, basis: Basis) ->
 def _without_peak(
     peak: Missing, chosen: Flops, rate: TokenRate, each: float, share: _Share
 ) -> dict[str, Result]:
-    """What is left where the peak of the type is not known."""
+    """The results that are possible without a peak of the dtype."""
     wide = peak.bf16 if isinstance(peak, NoPeak) else None
     dtype = peak.dtype if isinstance(peak, NoPeak) else ""
-    found: dict[str, Result] = dict.fromkeys((MFU, HFU, ALL_WORK, MFU_BF16, BANDWIDTH), peak)
+    results: dict[str, Result] = dict.fromkeys((MFU, HFU, ALL_WORK, MFU_BF16, BANDWIDTH), peak)
     if wide is not None:
-        found[MFU_BF16] = _against_bf16(each, share, wide, dtype=dtype)
-        found[BANDWIDTH] = _bandwidth(chosen, rate, wide)
+        results[MFU_BF16] = _against_bf16(each, share, wide, dtype=dtype)
+        results[BANDWIDTH] = _bandwidth(chosen, rate, wide)
     elif dtype not in NARROW:
-        found[MFU_BF16] = _one_peak(dtype)
+        results[MFU_BF16] = _one_peak(dtype)
     if chosen.bytes_per_step is None:
-        found[BANDWIDTH] = NO_BYTES
-    return found
+        results[BANDWIDTH] = NO_BYTES
+    return results
 
 
 # What `flops.work` and `flops.step_work` write among a step's assumptions.
-_KEPT_AS = "kept: "
-_GIVEN = "given: "
+_STORED_AS = "kept: "
+_DECLARED = "given: "
 _NO_RECOMPUTATION = "no recomputation"
 _ATTENTION = "attention: "
 
 
 def _declared_note(chosen: Flops) -> str:
-    """What of a count is somebody's own figure, or of one step alone."""
-    said = [one.removeprefix(_GIVEN) for one in chosen.assumptions if one.startswith(_GIVEN)]
-    return "".join(f" with {one}" for one in said)
+    """The declared figures in a FLOP count, for a note."""
+    declared = [
+        assumption.removeprefix(_DECLARED)
+        for assumption in chosen.assumptions
+        if assumption.startswith(_DECLARED)
+    ]
+    return "".join(f" with {figure}" for figure in declared)
 
 
 def _attention(chosen: Flops) -> str:
     """Which pairs are in a count that has no convention's rule for them."""
-    return "".join(f" ({one})" for one in chosen.assumptions if one.startswith(_ATTENTION))
+    return "".join(
+        f" ({assumption})" for assumption in chosen.assumptions if assumption.startswith(_ATTENTION)
+    )
 
 
 NO_BYTES = NotApplicable(
@@ -199,13 +204,18 @@ def _bandwidth(chosen: Flops, rate: TokenRate, peak: Peak) -> Result:
     per_token = chosen.bytes_per_step / chosen.tokens_per_step
     factor = per_token / rate.devices / peak.bandwidth_bytes_per_s
     low, high = (None if edge is None else edge * factor for edge in (rate.low, rate.high))
-    kept = [one.removeprefix(_KEPT_AS) for one in chosen.assumptions if one.startswith(_KEPT_AS)]
+    stored_as = [
+        assumption.removeprefix(_STORED_AS)
+        for assumption in chosen.assumptions
+        if assumption.startswith(_STORED_AS)
+    ]
     note = (
         f"weights and cache, the least that can be moved, {scaled(per_token, 'B')} a token"
-        f"{''.join(f'; {one}' for one in kept)}; of {scaled(peak.bandwidth_bytes_per_s, 'B/s')}"
+        f"{''.join(f'; {storage}' for storage in stored_as)}"
+        f"; of {scaled(peak.bandwidth_bytes_per_s, 'B/s')}"
         f" ({peak.bandwidth_source or peak.source}); {rate.note}"
     )
-    is_assumed = any("assumed" in one for one in kept)
+    is_assumed = any("assumed" in storage for storage in stored_as)
     basis = weakest("derived", rate.basis, "assumed" if is_assumed else "reported")
     ratio = rate.tokens_per_s * factor
     return _BY_KEY[BANDWIDTH].checked(Reading(ratio, "frac", basis, low, high, note))
@@ -272,10 +282,10 @@ def _all_work(chosen: Flops, rate: TokenRate, each: float, share: _Share, peak: 
         else:
             parts[part.name] = parts.get(part.name, 0.0) + part.flops / chosen.model_per_step
     total = sum(parts.values())
-    said = ", ".join(f"{name} {percent(part / total)}" for name, part in parts.items() if part)
+    shares = ", ".join(f"{name} {percent(part / total)}" for name, part in parts.items() if part)
     bound = f"a lower bound, as these were not counted: {'; '.join(missing)}. " if missing else ""
-    found = share(peak, each * total, peak.flops_per_s, f"{bound}{said}; of {peak.said}")
-    return _BY_KEY[ALL_WORK].checked(found)
+    reading = share(peak, each * total, peak.flops_per_s, f"{bound}{shares}; of {peak.said}")
+    return _BY_KEY[ALL_WORK].checked(reading)
 
 
 def _hfu(chosen: Flops, rate: TokenRate, each: float, share: _Share, peak: Peak) -> Result:
@@ -283,23 +293,23 @@ def _hfu(chosen: Flops, rate: TokenRate, each: float, share: _Share, peak: Peak)
         ratio = _hardware_ratio(chosen, rate)
     except NotMeasurable as error:
         return Missing(str(error))
-    is_assumed = any(one.startswith(_NO_RECOMPUTATION) for one in chosen.assumptions)
-    known = "by what the options or the model itself say"
+    is_assumed = any(assumption.startswith(_NO_RECOMPUTATION) for assumption in chosen.assumptions)
+    source = "by what the options or the model itself say"
     if is_assumed:
-        known = "as assumed: pass --checkpointing where activations are recomputed"
+        source = "as assumed: pass --checkpointing where activations are recomputed"
     note = (
         f"{chosen.convention}, with what is computed again or on padding, {ratio:.3f} times the"
-        f" model's{'; no recomputation, ' + known if is_assumed else ''}"
+        f" model's{'; no recomputation, ' + source if is_assumed else ''}"
         if ratio != 1
-        else f"equals MFU, {_nothing_twice(chosen)}, {known}"
+        else f"equals MFU, {_nothing_twice(chosen)}, {source}"
     )
     note = f"{_bound(chosen)}{note}"
-    found = share(peak, each * ratio, peak.flops_per_s, f"{note}; of {peak.said}")
-    return _BY_KEY[HFU].checked(replace(found, basis="assumed") if is_assumed else found)
+    reading = share(peak, each * ratio, peak.flops_per_s, f"{note}; of {peak.said}")
+    return _BY_KEY[HFU].checked(replace(reading, basis="assumed") if is_assumed else reading)
 
 
 def _nothing_twice(chosen: Flops) -> str:
-    """What of a step is known not to be computed beside the model."""
+    """What is known not to be computed beside the model, for a note."""
     if chosen.other_work:
         beside = " and ".join(part.name for part in chosen.other_work)
         return f"no recomputation; {beside}: see {ALL_WORK}"
@@ -335,29 +345,29 @@ _COMPARABLE = 2.0
 def _spread(
     flops: Sequence[Flops], *, rate: TokenRate | None = None, peak: Peak | None = None
 ) -> str:
-    """What the other conventions make of the same step: the least and the most, and what is far."""
+    """The FLOPs or MFU under the other conventions, for a note: lowest, highest, outliers."""
     if len(flops) == 1:
         return ""
     chosen = flops_per_token(flops[0])
-    others = sorted((flops_per_token(one), one.convention) for one in flops[1:])
-    near = [one for one in others if chosen / _COMPARABLE <= one[0] <= chosen * _COMPARABLE]
-    far = [one for one in others if one not in near]
+    others = sorted((flops_per_token(count), count.convention) for count in flops[1:])
+    near = [count for count in others if chosen / _COMPARABLE <= count[0] <= chosen * _COMPARABLE]
+    far = [count for count in others if count not in near]
 
-    def said(value: float, name: str) -> str:
+    def as_text(value: float, name: str) -> str:
         if rate is None or peak is None:
             return f"{scaled(value, 'FLOP')} ({name})"
         share = value * rate.tokens_per_s / rate.devices / peak.flops_per_s
-        return f"{percent(share, decimals=1 if share >= _WHOLE else 2)} ({name})"
+        return f"{percent(share, decimals=1 if share >= _ONE_DECIMAL_FROM else 2)} ({name})"
 
-    def ends(found: list[tuple[float, str]]) -> str:
-        most = f" to {said(*found[-1])}" if len(found) > 1 else ""
-        return f"{said(*found[0])}{most}"
+    def ends(counts: list[tuple[float, str]]) -> str:
+        most = f" to {as_text(*counts[-1])}" if len(counts) > 1 else ""
+        return f"{as_text(*counts[0])}{most}"
 
     words = f"; other conventions {ends(near)}" if near else ""
     return f"{words}; more than a factor of 2 away: {ends(far)}" if far else words
 
 
-_WHOLE = 0.1  # from which on a tenth of a percent tells figures apart
+_ONE_DECIMAL_FROM = 0.1  # from which on a tenth of a percent tells figures apart
 _NO_DECIMALS = 1000
 
 
@@ -370,17 +380,17 @@ def percent(share: float, *, decimals: int = 1) -> str:
     return f"{significant(value, 2) if value and not float(text) else text} %"
 
 
-# -- of a run --------------------------------------------------------------------------------------
+# Results of a run.
 
-_KEPT = "compute"
+_CACHE_KEY = "compute"
 
 
 def run_results(evidence: Evidence) -> dict[str, Result]:
-    """All of it for a run; computed once."""
-    kept = evidence.drawn.get(_KEPT)
-    if kept is None:
-        kept = evidence.drawn[_KEPT] = _run_results(evidence)
-    return cast("dict[str, Result]", kept)
+    """All results about arithmetic of a run; cached."""
+    cached = evidence.cached.get(_CACHE_KEY)
+    if cached is None:
+        cached = evidence.cached[_CACHE_KEY] = _run_results(evidence)
+    return cast("dict[str, Result]", cached)
 
 
 def _run_results(evidence: Evidence) -> dict[str, Result]:
@@ -433,7 +443,7 @@ def _flops_per_step(evidence: Evidence) -> Reading:
 
 
 def _run_peak(evidence: Evidence) -> tuple[int, Peak | Missing]:
-    """How many devices, and the peak of one; where they differ, of none."""
+    """The number of devices, and the peak of one or why there is none."""
     settings = evidence.settings
     gpus = evidence.devices("gpu")
     nodes = evidence.devices("node")
@@ -464,11 +474,11 @@ def _gpu_peak(gpus: Sequence[Device], dtype: str | None) -> Peak | NoPeak:
 
 
 def _named_peak(device: str, dtype: str | None) -> Peak | NoPeak:
-    """Of a device that somebody named, whatever was seen."""
-    found = _typed_peak(device, dtype)
-    if isinstance(found, NoPeak):
-        return found
-    return replace(found, source=f"{found.device}, as named: {found.source}")
+    """The peak of the device that the user named, whichever was sampled."""
+    peak = _typed_peak(device, dtype)
+    if isinstance(peak, NoPeak):
+        return peak
+    return replace(peak, source=f"{peak.device}, as named: {peak.source}")
 
 
 def _typed_peak(device: str, dtype: str | None) -> Peak | NoPeak:
@@ -486,28 +496,28 @@ def _cpu_peak(nodes: Sequence[Device], dtype: str | None) -> Peak:
     peaks = facts.get("cpu_peak_flops_per_s") or {}
     wanted = dtype or "fp32"
     # Without a unit for a shorter type a CPU widens it to fp32.
-    found = peaks.get(wanted) or (peaks.get("fp32") if wanted in ("bf16", "fp16") else None)
-    if found is None:
+    flops_per_s = peaks.get(wanted) or (peaks.get("fp32") if wanted in ("bf16", "fp16") else None)
+    if flops_per_s is None:
         why = facts.get("no_cpu_peak", f"the CPU's {wanted} peak was not recorded")
         raise NotMeasurable(f"unknown peak: pass --peak ({why})")
     source = str(facts.get("cpu_peak_source", "derived from its parts"))
-    return Peak(str(facts.get("cpu_model", "CPU")), wanted, float(found), source, "assumed")
+    return Peak(str(facts.get("cpu_model", "CPU")), wanted, float(flops_per_s), source, "assumed")
 
 
 def of_run(evidence: Evidence, key: str) -> Reading:
-    """One of them. Raises NotMeasurable with the reason if it is missing."""
-    found = run_results(evidence)[key]
-    if isinstance(found, Missing):
-        raise NotMeasurable(found.reason)
-    return found
+    """One result of a run. Raises NotMeasurable with the reason if it is missing."""
+    result = run_results(evidence)[key]
+    if isinstance(result, Missing):
+        raise NotMeasurable(result.reason)
+    return result
 
 
 def need_possible(evidence: Evidence, *keys: str) -> None:
     """Raises NotMeasurable if one of these readings is impossible. A missing one passes."""
     for key in keys:
-        found = run_results(evidence)[key]
-        if isinstance(found, Reading):
-            _BY_KEY[key].usable(found)
+        result = run_results(evidence)[key]
+        if isinstance(result, Reading):
+            _BY_KEY[key].usable(result)
 
 
 def _of_run(key: str) -> Callable[[Evidence], Reading]:

@@ -1,11 +1,11 @@
-"""What the run drew: joules, watts, joules per token; of which devices, and how it is known.
+"""Energy of a run: joules, watts, joules per token, by device, with how they are known.
 
-Counter differences come first and integrated power second, and a sum over devices says which was
-which. What a lost or silent device drew is not guessed: the sum is then absent, with the part that
-is known in its reason.
+Counter differences come first, integrated power second, and a sum over devices names both. The
+energy of a lost or silent device is not guessed: the sum is then absent, with the known part in its
+reason.
 
-The boundary is whole boards: accelerators where there are any, else CPU packages and DRAM. What the
-rest of the node drew is not in it.
+The boundary is whole boards: accelerators where there are any, else CPU packages and DRAM. The rest
+of the node is not in it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric, over_whole_run
 from ergmeter.metrics.definitions.tokens import label_of, steps_of, tokens
-from ergmeter.metrics.energy.device_energy import (
+from ergmeter.metrics.device_energy import (
     BASIS,
     COUNTER,
     CPUS,
@@ -25,10 +25,9 @@ from ergmeter.metrics.energy.device_energy import (
     counted_once,
     device_drawn,
 )
-from ergmeter.metrics.evidence.device_cache import cached_per_device
-from ergmeter.metrics.evidence.gauges import ACCELERATORS, why_absent
-from ergmeter.metrics.evidence.gpu_use import named
-from ergmeter.metrics.evidence.missing_ranks import need_all, need_devices
+from ergmeter.metrics.evidence.gpu_use import gpu_names
+from ergmeter.metrics.evidence.ranks import need_all, need_devices
+from ergmeter.metrics.evidence.samples import ACCELERATORS, cached_per_device, why_absent
 from ergmeter.records import Reading, weakest
 from ergmeter.units import J_PER_WH, number_of
 
@@ -42,26 +41,28 @@ _ROUNDING = 1e-9  # of a mean that is as high as the highest reading
 def total(evidence: Evidence, devices: list[Device]) -> Reading:
     """The sum over devices, or the reason why there is none and the part that is known."""
     devices = counted_once(devices)
-    drawn: list[DeviceEnergy] = []
+    measured: list[DeviceEnergy] = []
     reasons = []
     for device in devices:
         try:
-            drawn.append(device_drawn(evidence, device))
+            measured.append(device_drawn(evidence, device))
         except NotMeasurable as error:
             reasons.append(str(error))
-    joules = sum(one.energy.joules for one in drawn)
+    joules = sum(part.energy.joules for part in measured)
     if reasons:
-        known = f" ({number_of(len(drawn), 'other device')} drew {joules:.1f} J)" if drawn else ""
-        raise NotMeasurable("; ".join(reasons) + known)
-    ways = sorted({one.way for one in drawn})
-    remarks = sorted({one.remark for one in drawn if one.remark and one.way != COUNTER})
+        partial = (
+            f" ({number_of(len(measured), 'other device')} drew {joules:.1f} J)" if measured else ""
+        )
+        raise NotMeasurable("; ".join(reasons) + partial)
+    ways = sorted({part.way for part in measured})
+    remarks = sorted({part.remark for part in measured if part.remark and part.way != COUNTER})
     note = (
         f"{_names(devices)}, {_scope(devices)}; {' and '.join(ways)}"
         + (f" ({'; '.join(remarks)})" if remarks else "")
         + f"; interval from the readings at {_edges(evidence)}; {evidence.window_note}"
     )
-    basis = weakest(*(BASIS.get(one.way, "derived") for one in drawn))
-    low_j, high_j = (sum(getattr(d.energy, edge) for d in drawn) for edge in ("low_j", "high_j"))
+    basis = weakest(*(BASIS.get(part.way, "derived") for part in measured))
+    low_j, high_j = (sum(getattr(d.energy, edge) for d in measured) for edge in ("low_j", "high_j"))
     return Reading(joules, "J", basis, low_j, high_j, note)
 
 
@@ -70,9 +71,9 @@ def _edges(evidence: Evidence) -> str:
 
 
 def _scope(devices: list[Device]) -> str:
-    """What of a machine the sensors see, where they say; else all of the board or package."""
-    said = dict.fromkeys(str(one.facts.get("scope", "")) for one in devices)
-    return ", ".join(one for one in said if one) or "whole boards"
+    """The part of a machine that the sensors measure; "whole boards" by default."""
+    scopes = dict.fromkeys(str(device.facts.get("scope", "")) for device in devices)
+    return ", ".join(scope for scope in scopes if scope) or "whole boards"
 
 
 def _names(devices: list[Device]) -> str:
@@ -90,10 +91,10 @@ def _of_the_run(evidence: Evidence, reading: Reading) -> Reading:
     """With the GPUs that are left out, and those that count although their use is unknown."""
     unused, unknown = evidence.gpus("unused"), evidence.gpus("unknown")
     note = reading.note
-    note += f"; left out, not used by this run: {named(unused)}" if unused else ""
+    note += f"; left out, not used by this run: {gpu_names(unused)}" if unused else ""
     if not unknown:
         return replace(reading, note=note)
-    note += f"; counted, but its use by this run is unknown: {named(unknown)}"
+    note += f"; counted, but its use by this run is unknown: {gpu_names(unknown)}"
     return replace(reading, basis=weakest(reading.basis, "derived"), note=note)
 
 
@@ -101,8 +102,8 @@ def _of_kind(evidence: Evidence, kind: str, what: str, *probes: str) -> Reading:
     devices = evidence.devices(kind)
     if not devices:
         raise NotMeasurable(evidence.why_no_device(what, *probes))
-    found = total(evidence, devices)
-    return _of_the_run(evidence, found) if kind == "gpu" else found
+    reading = total(evidence, devices)
+    return _of_the_run(evidence, reading) if kind == "gpu" else reading
 
 
 def accelerator_j(evidence: Evidence) -> Reading:
@@ -144,11 +145,11 @@ def mean_w(evidence: Evidence) -> Reading:
 def _over_time(evidence: Evidence, energy: Reading) -> Reading:
     """Mean power. The device may have trained in cuts of uncertain beginning, so time is open."""
     window = evidence.span
-    found = _scaled(energy, 1 / window.duration_s, "W")
-    if found.low is None or not window.uncertain_s:
-        return found
-    low = found.low * window.duration_s / (window.duration_s + window.uncertain_s)
-    return replace(found, low=low)
+    power = _scaled(energy, 1 / window.duration_s, "W")
+    if power.low is None or not window.uncertain_s:
+        return power
+    low = power.low * window.duration_s / (window.duration_s + window.uncertain_s)
+    return replace(power, low=low)
 
 
 def device_mean_w(evidence: Evidence, device: Device) -> Reading:
@@ -180,12 +181,13 @@ def device_peak_w(evidence: Evidence, device: Device) -> Reading:
         return Reading(highest_w, "W", "measured", note=note)
     if mean.value <= highest_w * (1 + _ROUNDING):
         return Reading(max(highest_w, mean.value), "W", "measured", note=note)
-    said = f"{highest_w:.4g} W is the highest of {readings}, and {mean.value:.4g} W the mean"
+    values = f"{highest_w:.4g} W is the highest of {readings}, and {mean.value:.4g} W the mean"
     if mean.low is None or mean.low > highest_w:
         raise NotMeasurable(
-            f"{device.name} [{device.id}]: {said}: the readings missed the peak, or a sensor is off"
+            f"{device.name} [{device.id}]: {values}: the readings missed the peak, or a sensor is"
+            " off"
         )
-    note = f"the mean power, which a peak is no less than: {said}, within its interval"
+    note = f"the mean power, which a peak is no less than: {values}, within its interval"
     return Reading(mean.value, "W", weakest("derived", mean.basis), note=note)
 
 

@@ -1,8 +1,7 @@
-"""How long a request waits, and how many are served: TTFT, TPOT, ITL, end to end, goodput.
+"""Latency and throughput of requests: TTFT, TPOT, ITL, end to end, goodput.
 
-The trap: one name, several definitions. "ITL" is a mean per request to one tool and each gap to
-another; "tokens/s" counts prompts or does not; a 99th percentile of 20 requests is the slowest of
-them under another name. So, here:
+Tools define these differently. "ITL" is a mean per request in one and each gap in another;
+"tokens/s" may count prompts; a 99th percentile of 20 requests is the slowest of them. Here:
 
 - a request is a `prefill` span and the `decode` span of the same number;
 - TTFT is the length of the prefill span: to the first token; from when is in the note;
@@ -12,7 +11,7 @@ them under another name. So, here:
 - end to end is from the same start to the last token;
 - the p-th percentile needs 100 / (100 - p) figures: 20 for the 95th, 100 for the 99th;
 - rates are over the window from the first request offered to the last settled, answered or failed
-  (`metrics.requests`); goodput is good requests over it, SLO attainment good over all offered;
+  (`evidence.requests`); goodput is good requests over it, SLO attainment good over all offered;
 - a failed request has no latency. A percentile is of the answered ones, and absent where it would
   lie among the failed ones if those were the slowest.
 """
@@ -73,11 +72,11 @@ class Requests:
 def prefills(evidence: Evidence) -> Steps:
     """The prefill spans that count."""
     rows = evidence.all_steps if evidence.trains else evidence.counted
-    found = rows.where_each(lambda lane: lane["phase"] == _PREFILL)
-    if not len(found):
+    spans = rows.where_each(lambda lane: lane["phase"] == _PREFILL)
+    if not len(spans):
         raise NotMeasurable(f"no requests were timed: {why_not_timed(evidence)}")
     need_rows(evidence)
-    return found
+    return spans
 
 
 def requests(evidence: Evidence) -> Requests:
@@ -116,8 +115,8 @@ def generated(evidence: Evidence, decode: Steps) -> tuple[FloatArray, Basis, str
 
 
 def _clock(evidence: Evidence) -> str:
-    said = [mark.detail for mark in evidence.run.marks if mark.name == "latency_clock"]
-    return f"; {said[-1]}" if said else ""
+    details = [mark.detail for mark in evidence.run.marks if mark.name == "latency_clock"]
+    return f"; {details[-1]}" if details else ""
 
 
 def _percentile(
@@ -202,22 +201,22 @@ def _tokens_per_chunk(evidence: Evidence, decode: Steps) -> tuple[str, Basis]:
 
 def _gaps_s(evidence: Evidence) -> FloatArray:
     """Kept once they are read: there are as many as tokens."""
-    kept = evidence.drawn.get("latency.itl")
-    if not isinstance(kept, np.ndarray):
+    gaps = evidence.cached.get("latency.itl")
+    if not isinstance(gaps, np.ndarray):
         window = evidence.span
-        timed = [one for one in evidence.run.reported() if one.name == "itl"]
-        inside = (one.value for one in timed if window.start_ns <= one.t_ns <= window.end_ns)
-        kept = np.fromiter(inside, dtype=np.float64)
-        if timed and not len(kept):
+        timed = [reported for reported in evidence.run.reported() if reported.name == "itl"]
+        inside = (gap.value for gap in timed if window.start_ns <= gap.t_ns <= window.end_ns)
+        gaps = np.fromiter(inside, dtype=np.float64)
+        if timed and not len(gaps):
             raise NotMeasurable(
                 f"{number_of(len(timed), 'gap')} between chunks, none in the window"
             )
-        evidence.drawn["latency.itl"] = kept
-    if not len(kept):
+        evidence.cached["latency.itl"] = gaps
+    if not len(gaps):
         raise NotMeasurable(
             "no gaps between chunks were timed: `erg load` and integrations.generate time them"
         )
-    return kept
+    return gaps
 
 
 def e2e_s(evidence: Evidence, q: float) -> Reading:
@@ -237,7 +236,7 @@ def _served(evidence: Evidence) -> Requests:
 
 
 def _load(evidence: Evidence) -> Offered:
-    """What `erg load` offered."""
+    """The requests that `erg load` offered."""
     if evidence.offered is None:
         raise NotMeasurable(_why_no_offers(evidence))
     return evidence.offered
@@ -265,7 +264,7 @@ def _answered(evidence: Evidence) -> int:
 
 
 def _basis(evidence: Evidence) -> Basis:
-    """How requests were counted: `erg load` saw each itself, also where none was answered."""
+    """The basis of request counts; `erg load` counts requests itself."""
     return evidence.steps_basis if evidence.offered is None else "measured"
 
 
@@ -436,14 +435,14 @@ def generated_tokens(evidence: Evidence) -> Reading:
 
 
 def _energy_over(evidence: Evidence, amount: float, unit: str, basis: Basis, note: str) -> Reading:
-    whole = run_j(evidence)
-    low, high = (None if end is None else end / amount for end in (whole.low, whole.high))
+    energy = run_j(evidence)
+    low, high = (None if end is None else end / amount for end in (energy.low, energy.high))
     load = evidence.offered
     if load is not None and load.answered < len(load):
         note += f", that of {len(load) - load.answered} without a whole answer included"
     return replace(
-        whole, value=whole.value / amount, unit=unit, basis=weakest(whole.basis, basis), low=low,
-        high=high, note=f"{note}; {whole.note}",
+        energy, value=energy.value / amount, unit=unit, basis=weakest(energy.basis, basis), low=low,
+        high=high, note=f"{note}; {energy.note}",
     )  # fmt: skip
 
 

@@ -1,28 +1,39 @@
-"""How much memory: the device's, the program's part of it, and the program's on the host.
+"""Memory: of the device, of the program on it, of its allocator, of the host; growth; by phase.
 
-The trap: one number called "memory". What a device has in use includes contexts and other programs;
-what the driver says that this program's processes hold is its part, context included; what its
-allocator holds (see `allocator`) is less again; resident memory is the host's. Each has a name of
-its own. A peak is over the whole run, because that is what does not fit; a mean is over the window.
-Another trap: the largest of readings seconds apart is no peak. Where the kernel keeps a high-water
-mark, that counts.
+Memory in use on a device includes contexts and other programs. The driver's figure for this
+program's processes includes its context; what the allocator holds is less again; resident memory is
+the host's. Each has a metric of its own. A peak is over the whole run, a mean over the window. The
+largest of readings seconds apart is no peak: where a high-water mark exists, it is used.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
-from ergmeter.metrics.evidence.device_cache import ask_each, asked_of
-from ergmeter.metrics.evidence.gauges import highest_of, inside, mean, readings, sampled
-from ergmeter.records import Reading
+from ergmeter.metrics.evidence.samples import (
+    cached_for_kinds,
+    cached_per_device,
+    highest_of,
+    inside,
+    mean,
+    prefetch,
+    readings,
+    sampled,
+)
+from ergmeter.records import PHASES, Reading
 from ergmeter.stats.intervals import MIN_BLOCKS, slope_interval
 from ergmeter.units import NS_PER_S, number_of, scaled
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.records import Device
+    from ergmeter.records import Device, TimeArray
+
 
 _S_PER_H = 3600.0
 _AMU = "amu"  # as its importer names it
@@ -49,12 +60,12 @@ def _gpus(evidence: Evidence) -> list[Device]:
 
 
 def _printed(evidence: Evidence, reason: NotMeasurable, *, mean: bool) -> Reading:
-    """What the program printed of its memory, where we saw none. Raises the reason if nothing.
+    """The memory that the program printed, where none was measured; else raises the reason.
 
     EfficientLLM's AMU is a mean; whatever else is printed is how much it was at that moment.
     """
-    said = [one for one in evidence.run.reported() if one.unit == "B"]
-    values = [one.value for one in said if (one.name == _AMU) == mean]
+    figures = [reported for reported in evidence.run.reported() if reported.unit == "B"]
+    values = [figure.value for figure in figures if (figure.name == _AMU) == mean]
     if not values:
         raise reason
     what = "the last mean that" if mean else f"the most of {len(values)} figures that"
@@ -123,9 +134,9 @@ _NVIDIA = ("nvml", "dcgm")
 
 def device_program_peak_bytes(evidence: Evidence) -> Reading:
     """The most that the program's own processes held on a device."""
-    known = evidence.series("process_bytes")
+    by_process = evidence.series("process_bytes")
     gpus = _gpus(evidence)
-    devices = [device for device in gpus if device.id in known]
+    devices = [device for device in gpus if device.id in by_process]
     if not devices and not any(device.probe in _NVIDIA for device in gpus):
         raise NotMeasurable("only NVML reports memory by process: no GPU of this run is NVIDIA's")
     if not devices:
@@ -152,7 +163,7 @@ _MARK = "the kernel's high-water mark of resident memory, as last read, of the l
 _BETWEEN = "a lower bound where several processes peaked together between two readings"
 
 
-@asked_of("process")
+@cached_for_kinds("process")
 def _process_peak(evidence: Evidence, device: Device) -> tuple[float, str]:
     """The largest reading of the whole tree or the highest mark of one process, and which."""
     marks = evidence.series("memory_peak_bytes").get(device.id)
@@ -187,9 +198,9 @@ def _growth(evidence: Evidence, devices: list[Device]) -> Reading:
     return Reading(value, "B/h", "derived", low, high, note)
 
 
-@asked_of("gpu", "process")
+@cached_for_kinds("gpu", "process")
 def _device_growth(evidence: Evidence, device: Device) -> tuple[float, float, float]:
-    """Of one device, bytes a second, and between which they lie."""
+    """Growth of one device's memory in bytes per second, with its interval."""
     series = readings(evidence, "memory_bytes", device)
     here = inside(evidence, series.t_ns)
     t_s = (series.t_ns[here] - evidence.span.start_ns) / NS_PER_S
@@ -200,8 +211,8 @@ def _device_growth(evidence: Evidence, device: Device) -> tuple[float, float, fl
     return slope
 
 
-ask_each(mean, "memory_bytes", of=("gpu", "process"))
-ask_each(highest_of, "process_bytes", of=("gpu",))
+prefetch(mean, "memory_bytes", of=("gpu", "process"))
+prefetch(highest_of, "process_bytes", of=("gpu",))
 
 
 def process_growth(evidence: Evidence) -> Reading:
@@ -318,5 +329,269 @@ METRICS = [
         "slope of a line through resident memory over the window",
         ("the process probe",),
         process_growth,
+    ),
+]
+
+
+# The framework's allocator. It takes memory in blocks and keeps them: what it took and did not give
+# to tensors is lost to other programs, and free parts of blocks in use are often lost to itself.
+# Its own high-water marks are read, which miss nothing between two readings.
+
+_ALLOCATOR_NEEDS = ("a Meter in a torch program on CUDA",)
+
+
+def allocators(evidence: Evidence) -> list[Device]:
+    """Allocators that took memory. A rank sees every GPU of its node but uses its own."""
+    devices = sampled(evidence, "allocator")
+    return [device for device in devices if _took(evidence, device)] or devices
+
+
+def _took(evidence: Evidence, device: Device) -> bool:
+    try:
+        return highest_of(evidence, "reserved_bytes", device) > 0
+    except NotMeasurable:
+        return False
+
+
+def allocator_mean_bytes(evidence: Evidence) -> Reading:
+    """Mean over time of what tensors held."""
+    return mean_bytes(evidence, "allocated_bytes", allocators(evidence), "tensors of this program")
+
+
+def allocator_peak_bytes(evidence: Evidence) -> Reading:
+    """The most that tensors held, by the allocator's own high-water mark."""
+    note = "tensors of this program, the allocator's own peak"
+    return highest(evidence, "allocated_peak_bytes", allocators(evidence), note)
+
+
+def allocator_reserved_bytes(evidence: Evidence) -> Reading:
+    """The most that the allocator took from the device."""
+    return highest(evidence, "reserved_bytes", allocators(evidence), "taken from the device")
+
+
+def allocator_unused_frac(evidence: Evidence) -> Reading:
+    """The share of reserved memory that tensors did not need even at their peak."""
+    worst: tuple[float, str] | None = None
+    for device in allocators(evidence):
+        taken = highest_of(evidence, "reserved_bytes", device)
+        needed = highest_of(evidence, "allocated_peak_bytes", device)
+        amounts = f"{scaled(needed, 'B')} needed of {scaled(taken, 'B')} taken"
+        unused = (1 - needed / taken, f"{amounts}, each at its own peak; {device.id}; whole run")
+        worst = max(worst, unused) if worst else unused
+    assert worst is not None
+    return Reading(worst[0], "frac", "measured", note=worst[1])
+
+
+def allocator_split_bytes(evidence: Evidence) -> Reading:
+    """The most that lay free in blocks partly in use."""
+    note = "free parts of blocks that are in use, which nobody else can have; the allocator's peak"
+    return highest(evidence, "split_bytes", allocators(evidence), note)
+
+
+_HIGHEST = ("reserved_bytes", "allocated_peak_bytes", "split_bytes")
+prefetch(mean, "allocated_bytes", of=("allocator",))
+prefetch(highest_of, *_HIGHEST, of=("allocator",))
+
+ALLOCATOR_METRICS = [
+    Metric(
+        "memory.allocator_peak_bytes",
+        "allocator, peak",
+        "B",
+        "lower",
+        "the allocator's high-water mark of tensor memory",
+        _ALLOCATOR_NEEDS,
+        allocator_peak_bytes,
+    ),
+    Metric(
+        "memory.allocator_mean_bytes",
+        "allocator, mean",
+        "B",
+        "lower",
+        "mean over time of tensor memory, mean over devices",
+        _ALLOCATOR_NEEDS,
+        allocator_mean_bytes,
+    ),
+    Metric(
+        "memory.allocator_reserved_bytes",
+        "allocator, reserved",
+        "B",
+        "lower",
+        "highest memory the allocator took from the device",
+        _ALLOCATOR_NEEDS,
+        allocator_reserved_bytes,
+    ),
+    Metric(
+        "memory.allocator_unused_frac",
+        "allocator, reserved in vain",
+        "frac",
+        "lower",
+        "1 - the allocator's peak of tensor memory / its peak of memory taken from the device;"
+        " of the allocator where it is most",
+        _ALLOCATOR_NEEDS,
+        allocator_unused_frac,
+        upper_bound=1.0,
+    ),
+    Metric(
+        "memory.allocator_split_bytes",
+        "allocator, fragments",
+        "B",
+        "lower",
+        "the allocator's peak of inactive split blocks: free parts of blocks in use",
+        _ALLOCATOR_NEEDS,
+        allocator_split_bytes,
+    ),
+]
+
+
+# Memory by phase. The allocator's high-water mark only rises: after a training step of 40 GB it
+# reads 40 GB through an evaluation that needs 5. So a phase's memory is what was read during it, or
+# the mark if it rose while no other phase was on. The first mark may be from before the
+# measurement. If the mark was higher during the phase, the peak lies between the two, and the
+# reading says so. An instant belongs to one phase: checkpoint before evaluation before data before
+# training.
+
+Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
+
+_ORDER = ("checkpoint", "eval", "data", "train")
+_WORDS = {"train": "training steps", "eval": "evaluation", "checkpoint": "checkpoints"}
+
+
+class _Spans:
+    """The spans of some phases, of the rank with the most rows."""
+
+    def __init__(self, evidence: Evidence, *phases: str) -> None:
+        rows = evidence.all_steps.longest
+        numbers = [PHASES.index(phase) for phase in phases]
+        own = rows.where(np.isin(rows["phase"], numbers))
+        order = np.argsort(own["start_ns"], kind="stable")
+        self.starts_ns = own["start_ns"][order]
+        self.reached_ns = np.maximum.accumulate(own["end_ns"][order])  # by any that began so far
+
+    def touch(self, since_ns: TimeArray, until_ns: TimeArray) -> Mask:
+        """Whether any of them was on at some time between these."""
+        last = np.searchsorted(self.starts_ns, until_ns, side="right") - 1
+        began = last >= 0
+        if not began.any():
+            return np.zeros(len(until_ns), dtype=bool)
+        return began & (self.reached_ns[last] >= since_ns)
+
+
+@cached_per_device
+def _spans(evidence: Evidence, *phases: str) -> _Spans:
+    return _Spans(evidence, *phases)
+
+
+def _during(evidence: Evidence, phase: str, t_ns: TimeArray) -> Mask:
+    """Which of these instants belong to a phase. Raises NotMeasurable if it never was on."""
+    own = _spans(evidence, phase)
+    if not len(own.starts_ns):
+        raise NotMeasurable(f"no {phase} span was recorded")
+    if evidence.from_output:
+        raise NotMeasurable("printed lines do not say when a phase began: a Meter does")
+    before = _spans(evidence, *_ORDER[: _ORDER.index(phase)])
+    mask = own.touch(t_ns, t_ns) & ~before.touch(t_ns, t_ns)
+    if not mask.any():
+        raise NotMeasurable(f"no reading fell into {_WORDS[phase]}")
+    return mask
+
+
+def _highest(peaks: dict[str, Reading]) -> Reading:
+    most = max(peaks, key=lambda device: peaks[device].value)
+    of = f"of {most}, the fullest of {len(peaks)}; " if len(peaks) > 1 else ""
+    peak = peaks[most]
+    # Another device may have had more, where it is known less well.
+    bounds = [other.high for other in peaks.values() if other.high is not None]
+    high = max((bound for bound in bounds if bound > peak.value), default=None)
+    low = None if high is None else peak.value
+    return Reading(peak.value, "B", "measured", low, high, f"{of}{peak.note}; whole run")
+
+
+def _on_device(phase: str) -> Callable[[Evidence], Reading]:
+    @cached_for_kinds("gpu")
+    def of_one(evidence: Evidence, device: Device) -> Reading:
+        series = readings(evidence, "memory_bytes", device)
+        in_use = series.values[_during(evidence, phase, series.t_ns)]
+        note = (
+            f"the highest of {number_of(len(in_use), 'reading')} in {_WORDS[phase]}, in use by all"
+            " programs; what was held between two readings is not in it"
+        )
+        return Reading(float(in_use.max()), "B", "measured", note=note)
+
+    def compute(evidence: Evidence) -> Reading:
+        return _highest({d.id: of_one(evidence, d) for d in sampled(evidence, "gpu")})
+
+    return compute
+
+
+def _in_allocator(phase: str) -> Callable[[Evidence], Reading]:
+    @cached_for_kinds("allocator")
+    def of_one(evidence: Evidence, device: Device) -> Reading:
+        allocated = readings(evidence, "allocated_bytes", device)
+        marks = readings(evidence, "allocated_peak_bytes", device)
+        during = _during(evidence, phase, allocated.t_ns)
+        read = float(allocated.values[during].max())
+        risen, most = _marked(evidence, phase, marks.t_ns, marks.values)
+        peak = max(read, risen)
+        if risen >= peak:
+            note = f"the allocator's own mark, which rose to it in {_WORDS[phase]}"
+        else:
+            note = f"the highest of {number_of(int(during.sum()), 'reading')} in {_WORDS[phase]}"
+        if peak >= most:
+            return Reading(peak, "B", "measured", note=note)
+        note += (
+            "; between two readings it may have been more, up to the allocator's mark then, which"
+            " something else had set"
+        )
+        return Reading(peak, "B", "measured", peak, most, note)
+
+    def compute(evidence: Evidence) -> Reading:
+        return _highest({d.id: of_one(evidence, d) for d in allocators(evidence)})
+
+    return compute
+
+
+def _marked(
+    evidence: Evidence,
+    phase: str,
+    t_ns: TimeArray,
+    marks: Any,  # noqa: ANN401  floats
+) -> tuple[float, float]:
+    """The highest that the mark rose to while just this phase was on, 0 if it never did; and the
+    highest that it was, at the latest, when the phase was on."""
+    since_ns = np.concatenate(([0], t_ns[:-1]))
+    own = _Spans(evidence, phase).touch(since_ns, t_ns)
+    others = _Spans(evidence, *(other for other in _ORDER if other != phase))
+    alone = own & ~others.touch(since_ns, t_ns)
+    rose = alone & (np.diff(marks, prepend=marks[:1]) > 0)
+    return float(marks[rose].max(initial=0.0)), float(marks[own].max(initial=0.0))
+
+
+_PHASE_NEEDS = ("spans of a Meter or an integration",)
+
+MEMORY_PHASE_METRICS = [
+    *(
+        Metric(
+            f"memory.device_{phase}_peak_bytes",
+            f"device memory in {words}, peak",
+            "B",
+            "lower",
+            f"highest reading of memory in use on any one device at an instant of a {phase} span",
+            ("an accelerator", *_PHASE_NEEDS),
+            _on_device(phase),
+        )
+        for phase, words in _WORDS.items()
+    ),
+    *(
+        Metric(
+            f"memory.allocator_{phase}_peak_bytes",
+            f"allocator in {words}, peak",
+            "B",
+            "lower",
+            f"the higher of: highest reading of tensor memory at an instant of a {phase} span;"
+            f" the allocator's mark where it rose between two readings and only {phase} was on",
+            ("a Meter in a torch program on CUDA", *_PHASE_NEEDS),
+            _in_allocator(phase),
+        )
+        for phase, words in _WORDS.items()
     ),
 ]

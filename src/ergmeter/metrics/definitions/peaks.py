@@ -1,8 +1,7 @@
-"""What a job is held against: the dense peak of one device in one type, and who says so.
+"""Dense peak FLOP/s of a device in a dtype, with its source.
 
-The trap: a figure of another device or another type. A name that several devices share has a peak
-only where they agree on it; a type that a device has no units for has none, and what it can do in
-bf16 is kept beside it under its own name.
+A name that several devices share has a peak only if they agree on it. A dtype that a device has no
+units for has no peak; the bf16 peak is then given beside it, under its own name.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ NARROW = ("fp8", "fp4", "int8")
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """What a ratio is taken against: one device's dense peak, and who says so."""
+    """The dense peak of one device, with its source."""
 
     device: str
-    dtype: str  # empty where nobody said which type a declared peak is of
+    dtype: str  # empty if the type of a declared peak was not given
     flops_per_s: float
     source: str
     basis: Basis
@@ -40,7 +39,7 @@ class Peak:
 
     @property
     def said(self) -> str:
-        """In words."""
+        """The peak as text, with its source."""
         kind = f" dense {self.dtype}" if self.dtype else ""
         _, is_part, part = self.device.partition(", one ")  # of its two GCDs, NeuronCore, chip
         of = f" for one {part}" if is_part else ""
@@ -64,7 +63,7 @@ def table_peak(
     """The peak of a device by name. NotMeasurable where the table does not know it.
 
     A name that several devices share has a peak if they all have the same one, and the source then
-    names them. `otherwise` is what one can do where there is none, in the words of who asks.
+    names them. `otherwise` is what one can do where there is none, in the words of the caller.
     """
     if dtype not in DTYPES:
         raise UsageError(f"no type {dtype!r}; there are {', '.join(DTYPES)}")
@@ -92,7 +91,7 @@ def table_peak(
 
 
 def _source(device: str, specs: Sequence[DeviceSpec]) -> str:
-    """Who says so; of a name that several share, also who they are."""
+    """The source of a peak; for a name that several devices share, also their keys."""
     if len(specs) == 1:
         return specs[0].short_source
     keys = ", ".join(spec.key for spec in specs)
@@ -100,13 +99,13 @@ def _source(device: str, specs: Sequence[DeviceSpec]) -> str:
 
 
 def agreed(figures: Iterable[float | None]) -> float | None:
-    """The figure that all have, or None: devices of one name may differ in the rest."""
-    found = set(figures)
-    return found.pop() if len(found) == 1 else None
+    """The value that all devices of a name share; None if they differ."""
+    distinct = set(figures)
+    return distinct.pop() if len(distinct) == 1 else None
 
 
 def device_peak(device: str, dtype: str, *, is_dtype_assumed: bool = False) -> Peak | NoPeak:
-    """The same, with the reason where there is none, and the bf16 peak beside it if that is."""
+    """The peak of a device, or the reason why there is none, with its bf16 peak if known."""
     try:
         return table_peak(device, dtype, is_dtype_assumed=is_dtype_assumed, otherwise="pass --peak")
     except NotMeasurable as error:

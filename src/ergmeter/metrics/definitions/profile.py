@@ -1,9 +1,8 @@
-"""Where the time of profiled steps went: computation, communication, copies, idle.
+"""Shares of profiled steps: computation, communication, copies, idle.
 
-From what a profiler saw of a few steps, as shares of their time: the profiler makes steps longer,
-so its seconds are not those of the others. AL's two parts are its shares of the step time that was
-measured without it. The trap: communication that hides behind computation. It is given twice: all
-of it, and what nothing was computed beside, which is what it costs.
+The profiler makes steps longer, so its seconds are given as shares of the profiled time. AL's two
+parts are these shares of the step time measured without it. Communication is given twice: all of
+it, and the part that nothing was computed beside, which is what it costs.
 """
 
 from __future__ import annotations
@@ -33,30 +32,30 @@ _NONE = "no steps were profiled: pass profile_steps=3 to an integration, or impo
 
 
 def profiles(evidence: Evidence) -> list[dict[str, Any]]:
-    """What was seen of the profiled steps, by each rank that looked."""
-    found = []
+    """The profiles of a run, one per rank that profiled."""
+    readable = []
     for mark in evidence.run.marks:
         if mark.name == _MARK:
             try:
-                one = json.loads(mark.detail)
+                profile = json.loads(mark.detail)
             except ValueError:
                 continue
-            if isinstance(one, dict) and one.get("window_s"):
-                found.append({**one, "end_ns": mark.t_ns})
-    if found:
-        return found
-    said = [mark.detail for mark in evidence.run.marks if mark.name in _WHY_NOT]
-    raise NotMeasurable(said[-1] if said else _NONE)
+            if isinstance(profile, dict) and profile.get("window_s"):
+                readable.append({**profile, "end_ns": mark.t_ns})
+    if readable:
+        return readable
+    reasons = [mark.detail for mark in evidence.run.marks if mark.name in _WHY_NOT]
+    raise NotMeasurable(reasons[-1] if reasons else _NONE)
 
 
 def _share(column: str) -> Callable[[Evidence], Reading]:
-    """Of the time of all profiled steps."""
+    """A share of the time of all profiled steps."""
 
     def compute(evidence: Evidence) -> Reading:
-        found = profiles(evidence)
-        whole_s = sum(float(one["window_s"]) for one in found)
-        value = sum(float(one[column]) for one in found) / whole_s
-        return Reading(value, "frac", "measured", note=_profile_note(evidence, found))
+        each = profiles(evidence)
+        whole_s = sum(float(profile["window_s"]) for profile in each)
+        value = sum(float(profile[column]) for profile in each) / whole_s
+        return Reading(value, "frac", "measured", note=_profile_note(evidence, each))
 
     return compute
 
@@ -65,34 +64,36 @@ def _of_step(column: str) -> Callable[[Evidence], Reading]:
     """That share of the time inside a step, as measured over all of them."""
 
     def compute(evidence: Evidence) -> Reading:
-        share, whole = _share(column)(evidence), in_step_s(evidence)
+        share, step = _share(column)(evidence), in_step_s(evidence)
         if is_above(share, 1.0):
             raise NotMeasurable(f"its share of the profiled time is impossible: {share.value:.0%}")
-        value = share.value * whole.value
-        basis = weakest("derived", whole.basis)
+        value = share.value * step.value
+        basis = weakest("derived", step.basis)
         return Reading(value, "s", basis, note=f"that share of a step's time; {share.note}")
 
     return compute
 
 
-def _profile_note(evidence: Evidence, found: list[dict[str, Any]]) -> str:
-    steps = max(int(one["steps"] or 0) for one in found)
-    ranks = f" of {len(found)} ranks" if len(found) > 1 else ""
+def _profile_note(evidence: Evidence, each: list[dict[str, Any]]) -> str:
+    steps = max(int(profile["steps"] or 0) for profile in each)
+    ranks = f" of {len(each)} ranks" if len(each) > 1 else ""
     what = f"{steps} step{'s'[: steps > 1]}{ranks} under torch's profiler"
     if not steps:
         what = "a trace of torch's profiler that names no steps"
-    slower = times_as_long(evidence, found)
+    slower = times_as_long(evidence, each)
     cost = f", each {slower:.2f} times as long as the others" if slower else ""
     # The longest of all ranks: they wait side by side.
-    held_s, ready_s = (max(float(one.get(s) or 0) for one in found) for s in ("held_s", "ready_s"))
+    held_s, ready_s = (
+        max(float(profile.get(s) or 0) for profile in each) for s in ("held_s", "ready_s")
+    )
     cost += f"; it held the training up for {duration(held_s)} between steps" if held_s else ""
     cost += f", for {duration(ready_s)} at the start" if ready_s else ""
-    where = "kernels of the GPU" if found[0].get("on") == "gpu" else "operators on the host"
+    where = "kernels of the GPU" if each[0].get("on") == "gpu" else "operators on the host"
     return f"{what}{cost}; {where}"
 
 
-def times_as_long(evidence: Evidence, found: list[dict[str, Any]]) -> float | None:
-    """What the profiler costs: a step that it looked at, against the others, both by the host.
+def times_as_long(evidence: Evidence, each: list[dict[str, Any]]) -> float | None:
+    """Time of a profiled step over that of the others, both by the host's clock.
 
     The profiler is put on and off by the host, which may be steps ahead of its device.
     """
@@ -101,12 +102,12 @@ def times_as_long(evidence: Evidence, found: list[dict[str, Any]]) -> float | No
 
     def is_seen(lane: Steps) -> Mask:
         end_ns = _of_host(lane, "end_ns")
-        seen = np.zeros(len(lane), dtype=bool)
-        for one in found:
-            if one.get("lasted_s"):
-                began_ns = one["end_ns"] - one["lasted_s"] * NS_PER_S
-                seen |= (end_ns > began_ns) & (end_ns <= one["end_ns"])
-        return seen
+        is_profiled = np.zeros(len(lane), dtype=bool)
+        for profile in each:
+            if profile.get("lasted_s"):
+                began_ns = profile["end_ns"] - profile["lasted_s"] * NS_PER_S
+                is_profiled |= (end_ns > began_ns) & (end_ns <= profile["end_ns"])
+        return is_profiled
 
     profiled, others = (
         evidence.work.where_each(choose) for choose in (is_seen, lambda lane: ~is_seen(lane))

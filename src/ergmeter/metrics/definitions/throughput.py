@@ -1,8 +1,8 @@
-"""How much work per second: tokens, samples and steps over the time of one stated window.
+"""Tokens, samples and steps per second over the window.
 
-The trap: averaging rates. A loop of nine 60 ms steps and one of 1.2 s does 5 641 tokens/s; the
-mean of its steps' rates is 2.7 times that. Here a rate is a sum over a time, both of the same
-window, and the window is wall clock: what lies between steps is in it (see `window` for cuts).
+A rate is a sum over a time, never a mean of rates: nine 60 ms steps and one of 1.2 s do 5 641
+tokens/s, and the mean of their rates is 2.7 times that. Both are of the same window, in wall-clock
+time: gaps between steps are in it (`evidence.window` has the cuts).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ergmeter.metrics.definitions.tokens import (
     tokens,
     why_not_counted,
 )
-from ergmeter.metrics.evidence import missing_ranks
-from ergmeter.metrics.evidence.gauges import ACCELERATORS
+from ergmeter.metrics.evidence import ranks
+from ergmeter.metrics.evidence.ranks import counting
 from ergmeter.metrics.evidence.requests import why_not_timed
-from ergmeter.metrics.evidence.step_totals import RowAmounts, interval_in_order
-from ergmeter.metrics.evidence.token_ranks import counting
+from ergmeter.metrics.evidence.samples import ACCELERATORS
+from ergmeter.metrics.evidence.steps import RowAmounts, interval_in_order
 from ergmeter.records import PHASES, Reading
 from ergmeter.stats.intervals import mean_rate
 from ergmeter.units import number_of
@@ -47,11 +47,11 @@ def samples(evidence: Evidence) -> tuple[RowAmounts, str, Basis]:
     need_rows(evidence)
     rows = evidence.counted
     values = None
-    if not missing_ranks.is_declared(evidence, "samples"):
+    if not ranks.is_declared(evidence, "samples"):
         values = reported_counts(evidence, rows, "samples")
     if values is not None:
         guess = guessed(evidence, rows, "samples")
-        whose = missing_ranks.in_words(evidence, "samples") or "all ranks"
+        whose = ranks.missing_ranks_note(evidence, "samples") or "all ranks"
         note = f"{whose}; assumed: {guess}" if guess else whose
         return values, note, counted_basis(evidence, rows, "samples")
     declared = evidence.settings.samples_per_step
@@ -89,12 +89,12 @@ def _reported(
     """
     if evidence.is_whole_run:
         raise NotMeasurable(f"{reason}; printed rates are of steps, not of the whole run")
-    said = [reported for reported in evidence.run.reported() if reported.unit in (unit, also)]
-    said = [one for one in said if not one.name.startswith(_NOT_TRAINING) and one.value > 0]
-    if not said:
+    rates = [reported for reported in evidence.run.reported() if reported.unit in (unit, also)]
+    rates = [rate for rate in rates if not rate.name.startswith(_NOT_TRAINING) and rate.value > 0]
+    if not rates:
         raise reason
-    name = said[-1].name
-    own = [one for one in said if one.name == name]
+    name = rates[-1].name
+    own = [rate for rate in rates if rate.name == name]
     if name.startswith("train_"):  # the Hugging Face Trainer's, over all so far
         own, where = own[-1:], ""
     else:
@@ -104,19 +104,19 @@ def _reported(
     if len(own) == 1:
         value, whose = own[0].value, f"the program's own last {name!r}"
     else:
-        value = mean_rate(np.array([one.value for one in own]))
+        value = mean_rate(np.array([rate.value for rate in own]))
         whose = f"harmonic mean of the {len(own)} {name!r} that the program printed, {where}"
     return Reading(value, unit, "reported", note=f"{whose}; not measured here: {reason}")
 
 
-def _of_window(evidence: Evidence, said: list[Reported]) -> tuple[list[Reported], str]:
+def _of_window(evidence: Evidence, rates: list[Reported]) -> tuple[list[Reported], str]:
     """The figures of the counted steps, so that all of a card is of one window, and in words which
     they are. A step's figure is printed at its end. Without steps, all but the first, which holds
     the warm-up."""
     if not evidence.has_work:
-        return said[len(said) > 1 :], "the first left out"
+        return rates[len(rates) > 1 :], "the first left out"
     ends_ns = evidence.counted.lowest("end_ns")
-    return [one for one in said if one.t_ns >= ends_ns], "in the counted steps"
+    return [rate for rate in rates if rate.t_ns >= ends_ns], "in the counted steps"
 
 
 def tokens_per_s(evidence: Evidence) -> Reading:
@@ -139,7 +139,7 @@ def _as_counted(evidence: Evidence, values: RowAmounts, label: str) -> Reading:
     basis = counted_basis(evidence, evidence.counted, "tokens")
     guess = guessed(evidence, evidence.counted, "tokens")
     note = f"{label}; assumed: {guess}" if guess else label
-    whose = missing_ranks.in_words(evidence)
+    whose = ranks.missing_ranks_note(evidence)
     note += f", {whose}" if whose else ""
     return rate(evidence, values, "tokens/s", basis, note)
 
@@ -149,8 +149,8 @@ def computed_tokens_per_s(evidence: Evidence) -> Reading:
     values = reported_counts(evidence, evidence.counted, "tokens_computed")
     if values is None:
         raise NotMeasurable(why_not_counted(evidence, "computed tokens", "tokens"))
-    said = "tokens as printed, which may or may not count padding"
-    return _as_counted(evidence, values, said if evidence.from_output else "padding included")
+    as_printed = "tokens as printed, which may or may not count padding"
+    return _as_counted(evidence, values, as_printed if evidence.from_output else "padding included")
 
 
 def real_tokens_per_s(evidence: Evidence) -> Reading:
@@ -169,8 +169,8 @@ def tokens_per_s_per_device(evidence: Evidence) -> Reading:
     try:
         if not devices:
             raise NotMeasurable(evidence.why_no_device("accelerator", *ACCELERATORS))
-        missing_ranks.need_all(evidence)
-        missing_ranks.need_devices(evidence)
+        ranks.need_all(evidence)
+        ranks.need_devices(evidence)
         amounts, label, basis = tokens(evidence)
     except NotMeasurable as reason:
         return replace(_reported(evidence, "tokens/s/device", reason), unit="tokens/s")
@@ -213,7 +213,7 @@ def _parameters(evidence: Evidence) -> int:
 
 def tokens_per_parameter_per_s(evidence: Evidence) -> Reading:
     """EfficientLLM's TT: tokens over time, for each parameter of the model."""
-    missing_ranks.need_all(evidence)
+    ranks.need_all(evidence)
     amounts, label, basis = tokens(evidence)
     note = f"{label_of(evidence, label)}, {_parameters(evidence)} parameters"
     return rate(evidence, amounts, "tokens/s/param", basis, note, per=_parameters(evidence))
@@ -221,7 +221,7 @@ def tokens_per_parameter_per_s(evidence: Evidence) -> Reading:
 
 def samples_per_parameter_per_s(evidence: Evidence) -> Reading:
     """EfficientLLM's ST: samples over time, for each parameter of the model."""
-    missing_ranks.need_all(evidence, "samples")
+    ranks.need_all(evidence, "samples")
     amounts, note, basis = samples(evidence)
     note = f"{note}, {_parameters(evidence)} parameters"
     return rate(evidence, amounts, "samples/s/param", basis, note, per=_parameters(evidence))

@@ -1,14 +1,14 @@
-"""How long: steps, the window, the warm-up, and where the rest of the time went.
+"""Step time, window, warm-up, time by phase, and stragglers among the ranks.
 
-A step's time is from the end of the step before it to its own end, so that each step carries the
-gap before it, step time x steps = window and tokens/s x step time = tokens per step, exactly. The
-other defensible way, from a step's start to its end, is `time.in_step_s`; what lies between the two
-is `time.outside_steps_frac`.
+A step's time is from the end of the step before it to its own end, so that each step includes the
+gap before it. Then step time x steps = window and tokens/s x step time = tokens per step, exactly.
+From a step's start to its end is `time.in_step_s`; the difference is `time.outside_steps_frac`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric, over_whole_run
 from ergmeter.metrics.definitions.throughput import pace
 from ergmeter.metrics.definitions.tokens import all_steps_in, need_all_rows, need_rows, steps_of
-from ergmeter.metrics.evidence.step_totals import RowAmounts, interval_in_order
+from ergmeter.metrics.evidence.samples import cached_per_device
+from ergmeter.metrics.evidence.steps import RowAmounts, interval_in_order
 from ergmeter.records import PHASES, Reading
 from ergmeter.stats.streaming_quantile import percentile
 from ergmeter.units import NS_PER_S, duration, number_of
@@ -26,6 +27,157 @@ if TYPE_CHECKING:
     from ergmeter.metrics.evidence.steps import Steps
     from ergmeter.records import FloatArray
 
+
+# Stragglers. The rank with the longest steps need not be the slow one. Where ranks wait for each
+# other at the end of a step, the rank that came late has the shortest step. So both are compared:
+# the time in a step, which differs if ranks do not wait, and the time between steps, which is
+# longest for the rank that the others wait for. Slow work inside a step that ends with a collective
+# can't be assigned by the host's clock (`erg check` names a GPU that is throttled).
+
+STRAGGLING_FRAC = 0.05  # of the step, that a rank is apart from the median rank
+_FEW_STEPS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RankPace:
+    """The ranks' medians of the time in a step and between steps."""
+
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    in_step_s: FloatArray
+    between_s: FloatArray
+    step_s: float  # from one step's start to the next one's, of the median rank
+
+    def straggler(self) -> Straggler:
+        """The rank that is furthest from the median rank, where being slow would put it."""
+        slow_s = self.in_step_s - np.median(self.in_step_s)
+        late_s = self.between_s - np.median(self.between_s)
+        slow, late = int(np.argmax(slow_s)), int(np.argmax(late_s))
+        # Who is late has a short step: the longest of the others is then no longer than the usual.
+        if late_s[late] >= slow_s[slow]:
+            return self._named(late, "late", float(late_s[late]))
+        return self._named(slow, "slow", float(slow_s[slow]))
+
+    def _named(self, at: int, how: Literal["late", "slow"], by_s: float) -> Straggler:
+        return Straggler(self.ranks[at], self.hosts[at], how, by_s, by_s / self.step_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """A rank, and by how much it is behind the median rank in every step."""
+
+    rank: int
+    host: str
+    how: Literal["late", "slow"]
+    by_s: float
+    by_frac: float
+
+    @property
+    def said(self) -> str:
+        """The straggler as a sentence."""
+        way = {
+            "late": "comes {} later to each step than the median rank, which waits for it",
+            "slow": "takes {} longer for each step than the median rank",
+        }
+        return f"rank {self.rank} on {self.host} {way[self.how].format(duration(self.by_s))}"
+
+
+@cached_per_device
+def pace_of_ranks(evidence: Evidence) -> RankPace:
+    """The median time of each rank in its steps and between them."""
+    lanes = evidence.counted.lanes
+    if not evidence.trains:
+        raise NotMeasurable("no training steps: requests differ in length")
+    if evidence.from_output:
+        raise NotMeasurable("printed lines are of one rank: use a Meter in each rank")
+    if len(lanes) < 2:
+        raise NotMeasurable("one rank: there is no other to compare it with")
+    medians = [_medians(lane) for lane in lanes if len(lane) >= _FEW_STEPS]
+    if len(medians) < 2:
+        raise NotMeasurable(f"fewer than two ranks have made {_FEW_STEPS} steps")
+    ranks, writers, inside, between, steps = zip(*medians, strict=True)
+    hosts = (evidence.run.writers[writer].header.get("host") for writer in writers)
+    return RankPace(
+        ranks,
+        tuple(map(str, hosts)),
+        np.array(inside),
+        np.array(between),
+        float(np.median(steps)),
+    )
+
+
+def _medians(lane: Steps) -> tuple[int, int, float, float, float]:
+    """A rank, its writer, and its medians: of the time in a step, between two steps, and from one's
+    start to the next one's."""
+    steps = np.maximum(np.nan_to_num(lane["steps"], nan=1.0), 1.0)  # a row may be of several
+    inside = lane.duration_s / steps
+    periods = np.diff(lane["start_ns"]) / NS_PER_S / steps[:-1]
+    medians = (float(np.median(times)) for times in (inside, periods - inside[:-1], periods))
+    return int(lane["rank"][0]), int(lane["writer"][0]), *medians  # type: ignore[return-value]
+
+
+def spread_frac(evidence: Evidence) -> Reading:
+    """Lag of the slowest rank behind the median rank, as a share of a step."""
+    pace = pace_of_ranks(evidence)
+    worst = pace.straggler()
+    fastest, slowest = float(pace.in_step_s.min()), float(pace.in_step_s.max())
+    note = (
+        f"{worst.said}; median time in a step by rank {duration(fastest)} to {duration(slowest)},"
+        f" {len(pace.ranks)} ranks; {evidence.window_note}"
+    )
+    return Reading(worst.by_frac, "frac", "measured", note=note)
+
+
+def slowest_step_s(evidence: Evidence) -> Reading:
+    """The median time in a step, of the rank with the longest."""
+    pace = pace_of_ranks(evidence)
+    at = int(np.argmax(pace.in_step_s))
+    note = f"rank {pace.ranks[at]} on {pace.hosts[at]}, median of its steps; {evidence.window_note}"
+    return Reading(float(pace.in_step_s[at]), "s", "measured", note=note)
+
+
+def fastest_step_s(evidence: Evidence) -> Reading:
+    """The median time in a step, of the rank with the shortest."""
+    pace = pace_of_ranks(evidence)
+    at = int(np.argmin(pace.in_step_s))
+    note = f"rank {pace.ranks[at]} on {pace.hosts[at]}, median of its steps; {evidence.window_note}"
+    return Reading(float(pace.in_step_s[at]), "s", "measured", note=note)
+
+
+RANK_METRICS = [
+    Metric(
+        "ranks.spread_frac",
+        "straggling",
+        "frac",
+        "lower",
+        "how much later or slower than the median rank the furthest rank is in every step, by"
+        " medians over steps / step time",
+        ("steps of several ranks",),
+        spread_frac,
+    ),
+    Metric(
+        "ranks.slowest_step_s",
+        "slowest rank's step",
+        "s",
+        "lower",
+        "highest of the ranks' median times in a step",
+        ("steps of several ranks",),
+        slowest_step_s,
+    ),
+    Metric(
+        "ranks.fastest_step_s",
+        "fastest rank's step",
+        "s",
+        "neither",
+        "lowest of the ranks' median times in a step",
+        ("steps of several ranks",),
+        fastest_step_s,
+    ),
+]
+
+
+# Step time and the window.
+
 # Of a log: a line says when its steps ended, and the line before it when they began.
 _ENOUGH_ROWS = 5
 _SLOW_FIRST_STEP = 3.0  # times the median: a compilation or a cold cache
@@ -33,7 +185,7 @@ _FIRST_LINE = "the first printed line only starts the clock, unless it gives its
 
 
 def _periods(evidence: Evidence, lane: Steps, most: float) -> FloatArray:
-    """Of each step of a rank; the mean of those that one row stands for, `most` of them."""
+    """Time of each step of a rank; the mean of a row that stands for several (up to `most`)."""
     periods_s = evidence.periods_s(lane)
     steps = lane["steps"]
     return np.repeat(periods_s / steps, steps.astype(int)) if most > 1 else periods_s
@@ -69,12 +221,12 @@ def _step_percentile(evidence: Evidence, q: float) -> Reading:
 
 
 def step_median_s(evidence: Evidence) -> Reading:
-    """Half of the steps took no longer than this."""
+    """The median time of a step."""
     return _step_percentile(evidence, 50)
 
 
 def step_p95_s(evidence: Evidence) -> Reading:
-    """Nineteen of twenty steps took no longer than this."""
+    """The 95th percentile of the time of a step."""
     return _step_percentile(evidence, 95)
 
 
@@ -129,7 +281,7 @@ def window_s(evidence: Evidence) -> Reading:
 
 
 def _slow_first_line(evidence: Evidence) -> str:
-    """What to do about a first printed step that is a compile, if it is one and is counted."""
+    """A hint if the first printed step is a compilation and is counted; else empty."""
     rows = evidence.counted.lanes[0]
     steps = np.nan_to_num(rows["steps"], nan=1.0)
     each_s = rows.duration_s / np.maximum(steps, 1)
@@ -195,7 +347,7 @@ def _phase_s(evidence: Evidence, phase: str) -> Reading:
 
 
 def _took_as_printed(evidence: Evidence, rows: Steps) -> bool:
-    """Whether spans of a log are as long as the program said (`eval_runtime`), to the digit."""
+    """Whether spans of a log have a duration that the program printed (`eval_runtime`)."""
     if not evidence.from_output:
         return False
     said_s = [reported.value for reported in evidence.run.reported() if reported.unit == "s"]

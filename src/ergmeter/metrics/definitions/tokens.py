@@ -1,9 +1,8 @@
-"""How many tokens, and which: computed, real or loss-bearing; and how many steps they came in.
+"""Tokens (computed, real, loss-bearing) and optimizer steps of the window.
 
-The trap: "tokens" that are slots. A padded batch has more slots than tokens, and two tools that
-count the one and the other disagree by a quarter on the same run. So each count has its name, the
-real one is used where it is known, and the note says which it was. A program's output seldom says:
-what it prints as tokens is called just that.
+A padded batch has more positions than tokens: tools that count one or the other differ by a quarter
+on the same run. So each count has its name, the real one is used where it is known, and the note
+says which it was. A program's output seldom says: its count is called "tokens as printed".
 """
 
 from __future__ import annotations
@@ -15,9 +14,14 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
-from ergmeter.metrics.evidence import missing_ranks, token_ranks
+from ergmeter.metrics.evidence.ranks import (
+    counting,
+    is_declared,
+    missing_ranks_note,
+    shared_tokens_note,
+)
 from ergmeter.metrics.evidence.requests import need_failures
-from ergmeter.metrics.evidence.step_totals import RowAmounts
+from ergmeter.metrics.evidence.steps import RowAmounts
 from ergmeter.records import PHASES, Reading
 from ergmeter.runlog.dropped import dropped_steps
 from ergmeter.units import number_of
@@ -29,14 +33,11 @@ if TYPE_CHECKING:
     from ergmeter.metrics.evidence.steps import Mask, Steps
     from ergmeter.records import Basis, FloatArray
 
-# -- printed ---------------------------------------------------------------------------------------
-# Is it certain what a printed count counts?
-#
-# The trap: a line `step=20 tokens=4096` that comes every ten steps. Its tokens may be those of one
-# step or of all ten, and the figure made of it is ten times off if the guess is wrong. The importer
-# guesses and says so in a mark; where a line stands for several steps, what rests on that guess is
-# assumed. Where each line is one step the two meanings are one, and nothing is.
 
+# Printed counts. The tokens of a line `step=20 tokens=4096` that comes every ten steps may be of
+# one step or of all ten. The importer guesses and writes a mark; where a line stands for several
+# steps, the count is "assumed". Where each line is one step both readings agree, and nothing is
+# assumed.
 
 # How the importers begin what they say of a count: its name as printed, then what they made of it.
 _GUESS = re.compile(r"(?P<name>\S+)= (?P<made>read as|taken times|fell from)")
@@ -49,15 +50,15 @@ def guessed(evidence: Evidence, rows: Steps, what: str) -> str:
     """What was guessed about the count of these "tokens" or "samples"; empty if nothing was."""
     if not evidence.from_output:
         return ""
-    said = []
+    guesses = []
     for mark in evidence.run.marks:
         match = _GUESS.match(mark.detail) if mark.name == "assumed" else None
         if match and _counts(match["name"]) == what:
-            said.append((match["made"], mark.detail))
+            guesses.append((match["made"], mark.detail))
     # A count that was taken back is uncertain whatever its lines stand for.
-    if not any(made == "fell from" for made, _ in said) and not _stand_for_several(rows):
+    if not any(made == "fell from" for made, _ in guesses) and not _stand_for_several(rows):
         return ""
-    return "; ".join(dict.fromkeys(detail for _, detail in said))
+    return "; ".join(dict.fromkeys(detail for _, detail in guesses))
 
 
 def _counts(name: str) -> str:
@@ -72,9 +73,6 @@ def _stand_for_several(rows: Steps) -> bool:
     strides, times = np.unique(steps, return_counts=True)
     usual = strides[np.argmax(times)]
     return bool(usual > 1 and (steps % usual == 0).mean() >= _REGULAR_FRAC)
-
-
-# -- tokens ----------------------------------------------------------------------------------------
 
 
 WORDS = {
@@ -107,9 +105,9 @@ def _all_or_none(absent: int, total: int, column: str) -> bool:
 
 
 def reported_counts(evidence: Evidence, rows: Steps, column: str) -> RowAmounts | None:
-    """A column of tokens or samples, row by row, 0 where another rank tells the same (`layout`)."""
+    """A column of tokens or samples by row, 0 where another rank counts the same (`layout`)."""
     need_rows(evidence)
-    counts = token_ranks.counting(evidence, rows, column)
+    counts = counting(evidence, rows, column)
     if not _is_known(rows, column, counts):
         return None
     return RowAmounts(rows, lambda lane: np.where(counts(lane), lane[column], 0.0))
@@ -134,7 +132,7 @@ def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[RowAmounts, s
     reasons = []
     declared = evidence.settings.tokens_per_step
     columns = (("tokens_real", "real"), ("tokens_computed", "computed"))
-    for column, label in () if missing_ranks.is_declared(evidence) else columns:
+    for column, label in () if is_declared(evidence) else columns:
         try:
             values = reported_counts(evidence, rows, column)
         except NotMeasurable as error:
@@ -153,7 +151,7 @@ def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[RowAmounts, s
 
 
 def need_usage(evidence: Evidence, rows: Steps) -> None:
-    """Refuse tokens of requests of which some have no count: never a part for the whole."""
+    """Raises NotMeasurable if some of the requests have no token count."""
     for phase, what in (("decode", "answer"), ("prefill", "prompt")):
         own = rows.where_each(lambda lane: lane["phase"] == PHASES.index(phase))  # noqa: B023
         without = int((np.isnan(own["tokens_real"]) & np.isnan(own["tokens_computed"])).sum())
@@ -207,14 +205,14 @@ def steps_in(rows: Steps) -> FloatArray:
 
 
 def all_steps_in(rows: Steps) -> RowAmounts:
-    """The same, rank by rank."""
+    """Optimizer steps that each row covers, as amounts by lane."""
     if not _is_known(rows, "steps", lambda lane: np.ones(len(lane), dtype=bool)):
         steps_in(rows)  # says why not
     return RowAmounts(rows, lambda lane: lane["steps"])
 
 
 def need_rows(evidence: Evidence) -> None:
-    """Refuse to count where steps of the window were dropped."""
+    """Raises NotMeasurable if steps of the window were dropped."""
     need_failures(evidence)
     for dropped in dropped_steps(evidence.run):
         window = evidence.window
@@ -223,7 +221,7 @@ def need_rows(evidence: Evidence) -> None:
 
 
 def need_all_rows(evidence: Evidence) -> None:
-    """Refuse to count what is of the whole run, where steps or spans were dropped."""
+    """Raises NotMeasurable if steps or spans of the run were dropped."""
     for dropped in dropped_steps(evidence.run):
         raise NotMeasurable(f"part of the record is missing: {dropped}")
 
@@ -258,7 +256,7 @@ def steps_dropped(evidence: Evidence) -> Reading:
         evidence.work  # noqa: B018  or the reason why there are no steps
         raise NotMeasurable("printed lines do not say whether steps are missing: a Meter does")
     note = "; ".join(map(str, every)) or "every step that was made is in the record"
-    return Reading(sum(one.steps for one in every), "steps", "measured", note=note)
+    return Reading(sum(dropped.steps for dropped in every), "steps", "measured", note=note)
 
 
 WHICH_TOKENS = {
@@ -273,9 +271,7 @@ def label_of(evidence: Evidence, label: str) -> str:
     """Which tokens a figure counts, in words."""
     ranks = len(evidence.counted.lanes)
     whose = (
-        ""
-        if label == "declared"
-        else missing_ranks.in_words(evidence) or token_ranks.in_words(evidence)
+        "" if label == "declared" else missing_ranks_note(evidence) or shared_tokens_note(evidence)
     )
     whose = whose or (f"all {ranks} ranks" if ranks > 1 else "")
     over = f", {whose}" if whose else ""
@@ -312,7 +308,7 @@ def padding_frac(evidence: Evidence) -> Reading:
 
 
 def positions_per_token(evidence: Evidence) -> float:
-    """Positions that are computed for each real token; 1 where padding is not told apart."""
+    """Positions that are computed for each real token; 1 where padding is unknown."""
     try:
         columns = ("tokens_real", "tokens_computed")
         real, computed = (reported_counts(evidence, evidence.counted, c) for c in columns)
@@ -333,9 +329,9 @@ def generated(evidence: Evidence) -> Reading:
     """Tokens that the trained model generated between its steps, as in reinforcement learning."""
     window = evidence.window
     counts = [
-        one.value
-        for one in evidence.run.reported()
-        if one.name == "generated_tokens" and window.contains(np.array(one.t_ns))
+        reported.value
+        for reported in evidence.run.reported()
+        if reported.name == "generated_tokens" and window.contains(np.array(reported.t_ns))
     ]
     if not counts:
         raise NotMeasurable("no call of `generate` was seen in the window")

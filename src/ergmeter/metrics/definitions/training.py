@@ -1,10 +1,8 @@
-"""What the training itself says: loss, learning rate, gradient norm, as it was last told.
+"""Loss, learning rate and gradient norm, as the program last gave them.
 
-Not efficiency, but a step that is twice as fast and learns nothing is no gain: a comparison and a
-live view need both on the same axis. Values are the program's own, passed on.
-
-The trap: the last number of a run that diverged. It looks as healthy as any, and is of a step long
-before the end: where what was told last is no number, there is none.
+Not efficiency, but a step that is twice as fast and learns nothing is no gain. Values are the
+program's own. The last number of a run that diverged may be of a step long before its end: where
+the last value is not a number, there is no reading.
 """
 
 from __future__ import annotations
@@ -40,50 +38,50 @@ _HOW = {
 
 def divergence(readings: Mapping[str, Result]) -> str:
     """Where the loss of a summarized run stopped being a number for good; "" if it did not."""
-    found = readings.get("training.loss")
-    said = found.reason if isinstance(found, Missing) else ""
-    return said if said.startswith(_DIVERGED) else ""
+    loss = readings.get("training.loss")
+    reason = loss.reason if isinstance(loss, Missing) else ""
+    return reason if reason.startswith(_DIVERGED) else ""
 
 
 def _last(column: str, evidence: Evidence) -> Reading:
-    """The last that was told in the window, of the first rank that tells it; else as printed."""
+    """The last value in the window, of the first rank that has one; else as printed."""
     if not evidence.trains:
         evidence.work  # noqa: B018  or the reason why there are no steps
         raise NotMeasurable("no training steps: requests have no " + column.replace("_", " "))
-    found, rows = None, evidence.counted.lanes[0]
+    reading, rows = None, evidence.counted.lanes[0]
     for number, lane in enumerate(evidence.counted.lanes):
         # Whether a rank tells none or told no number is asked of the first alone: of a thousand
         # ranks that tell none it would be a thousand files.
         if number == 0 or np.isfinite(lane[column]).any():
             stream = OUTPUT if evidence.from_output else ""
-            found, rows = _of(lane, column, evidence, stream=stream), lane
-            if found is not None:
+            reading, rows = _of(lane, column, evidence, stream=stream), lane
+            if reading is not None:
                 break
     is_printed = evidence.from_output
-    if found is None and not is_printed:
+    if reading is None and not is_printed:
         printed, window, is_printed = evidence.printed, evidence.window, True
         is_read_late = printed["end_ns"] <= _printed_until_ns(evidence)
         is_before_end = (printed["start_ns"] < window.end_ns) | is_read_late
         rows = printed.where((printed["end_ns"] > window.start_ns) & is_before_end)
-        found = _of(rows, column, evidence, stream=OUTPUT, how=", as printed")
+        reading = _of(rows, column, evidence, stream=OUTPUT, how=", as printed")
     if is_printed and column == "loss":
-        found = _on_a_later_line(evidence, rows) or found
-    if found is None:
+        reading = _on_a_later_line(evidence, rows) or reading
+    if reading is None:
         raise NotMeasurable(f"no step has a {column.replace('_', ' ')}: {_HOW[column]}")
-    return found
+    return reading
 
 
 def _on_a_later_line(evidence: Evidence, rows: Steps) -> Reading | None:
     """A loss that was printed after that of these rows, and right after the last step at most."""
-    told = np.isfinite(rows["loss"]) if len(rows) else np.zeros(0, dtype=bool)
-    after_ns = int(rows["end_ns"][told].max()) + 1 if told.any() else 0
+    has_loss = np.isfinite(rows["loss"]) if len(rows) else np.zeros(0, dtype=bool)
+    after_ns = int(rows["end_ns"][has_loss].max()) + 1 if has_loss.any() else 0
     since_ns = max(evidence.window.start_ns, after_ns)
     beside = evidence.losses_beside_steps
     later = (beside.t_ns >= since_ns) & (beside.t_ns <= _printed_until_ns(evidence))
     if not later.any():
         return None
     note = (
-        f"the program's own, as printed, the last of {int(told.sum() + later.sum())} told;"
+        f"the program's own, as printed, the last of {int(has_loss.sum() + later.sum())} told;"
         f" {evidence.window_note}"
     )
     return Reading(float(beside.values[later][-1]), "1", "reported", note=note)
@@ -104,50 +102,50 @@ def _printed_until_ns(evidence: Evidence) -> float:
 def _of(
     rows: Steps, column: str, evidence: Evidence, *, stream: str, how: str = ""
 ) -> Reading | None:
-    """The last number that these rows tell; NotMeasurable where what they told after it is none."""
+    """The last number of these rows. Raises NotMeasurable if a later value is not a number."""
     if not len(rows):
         return None
-    told = np.flatnonzero(np.isfinite(rows[column]))
+    finite = np.flatnonzero(np.isfinite(rows[column]))
     broken = _not_numbers(rows, column, evidence, stream)
-    last_ns = rows["end_ns"][told[-1]] if len(told) else 0
+    last_ns = rows["end_ns"][finite[-1]] if len(finite) else 0
     since = broken.where(broken["end_ns"] > last_ns)
     if len(since):
-        raise NotMeasurable(_lost(column, since, rows.where(told[-1:])) + how)
-    if not len(told):
+        raise NotMeasurable(_lost(column, since, rows.where(finite[-1:])) + how)
+    if not len(finite):
         return None
-    index = rows["index"][told[-1]]
+    index = rows["index"][finite[-1]]
     # A program that prints counts as it likes; our own numbers begin at 0.
     number = index if evidence.from_output else index + 1
     which = "" if np.isnan(index) or how else f" of step {number:.0f}"
     others = f", {len(broken)} before it are no numbers" if len(broken) else ""
     note = (
-        f"the program's own{which}{how}, the last of {len(told)} told{others};"
+        f"the program's own{which}{how}, the last of {len(finite)} told{others};"
         f" {evidence.window_note}"
     )
-    return Reading(float(rows[column][told[-1]]), "1", "reported", note=note)
+    return Reading(float(rows[column][finite[-1]]), "1", "reported", note=note)
 
 
 def _not_numbers(rows: Steps, column: str, evidence: Evidence, stream: str) -> Steps:
-    """The training steps among these rows, and in the order of their ends, that told no number."""
+    """The training steps among these rows whose value is not a number, by their ends."""
     writers = np.unique(rows["writer"]).astype(int).tolist()
-    found = Steps(evidence.run.not_numbers(column, writers, stream))
+    steps = Steps(evidence.run.not_numbers(column, writers, stream))
     first_ns, last_ns = rows["end_ns"].min(), rows["end_ns"].max()
-    inside = (found["end_ns"] >= first_ns) & (found["end_ns"] <= last_ns)
-    chosen = found.where(inside & (found["phase"] == _TRAIN))
+    inside = (steps["end_ns"] >= first_ns) & (steps["end_ns"] <= last_ns)
+    chosen = steps.where(inside & (steps["phase"] == _TRAIN))
     return chosen.where(np.argsort(chosen["end_ns"], kind="stable"))
 
 
 def _lost(column: str, since: Steps, last: Steps) -> str:
     """From where on it is no number, and what it was before."""
     what = f"{_DIVERGED}loss" if column == "loss" else column.replace("_", " ")
-    said = f"{what} is not a number ({since[column][0]:g}){_at(since, ' from step {} on')}"
+    lost = f"{what} is not a number ({since[column][0]:g}){_at(since, ' from step {} on')}"
     if not len(last):
-        return f"{said}; no step of the window before it has a number"
-    return f"{said}; the last number was {significant(last[column][0])}{_at(last, ' at step {}')}"
+        return f"{lost}; no step of the window before it has a number"
+    return f"{lost}; the last number was {significant(last[column][0])}{_at(last, ' at step {}')}"
 
 
 def _at(rows: Steps, words: str) -> str:
-    """The step by the number it was told or printed with, as in alerts."""
+    """The step number as it was recorded or printed, put into words."""
     index = rows["index"][0]
     return "" if np.isnan(index) else words.format(f"{index:.0f}")
 

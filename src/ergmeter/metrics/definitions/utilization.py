@@ -1,19 +1,29 @@
-"""How busy: accelerators, CPU, disk and network; and what the instrument itself cost.
+"""Utilization of accelerators, CPU, disk and network, and the CPU cost of ergmeter itself.
 
-The trap: "GPU utilisation" is the share of time in which some kernel was resident. A kernel that
-waits for memory counts as busy; 100 % says that the device was not idle and nothing more.
+"GPU utilization" is the share of time with any kernel resident. A kernel that waits for memory
+counts as busy: 100 % means that the device was not idle, and nothing more.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
-from ergmeter.metrics.evidence.device_cache import ask_each, asked_of, cached_per_device
-from ergmeter.metrics.evidence.gauges import inside, mean, rate, readings, sampled
+from ergmeter.metrics.evidence.samples import (
+    cached_for_kinds,
+    cached_per_device,
+    inside,
+    mean,
+    mean_activity,
+    prefetch,
+    rate,
+    readings,
+    sampled,
+)
 from ergmeter.records import Reading
 from ergmeter.runlog.reader import RUNNING
 
@@ -21,7 +31,143 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.records import Device
+    from ergmeter.records import Device, Direction
+
+
+# Hardware counters, from "GPU util" to MFU. Each of these shows less than the one above suggests:
+#
+#     any kernel resident    one small kernel on one SM is enough
+#     SMs active             a warp that waits for memory is active
+#     tensor cores active    also on recomputation and padding
+#     MFU                    what the model needs, at the peak of the datasheet
+#
+# The last two measure nearly the same, by hardware and by the model's formula. Where MFU is above
+# the tensor cores' activity, an input of the MFU is wrong. It is below by recomputation, by
+# products that do not fill a tile, and by the clock: activity is per cycle, a peak per second at
+# the highest clock.
+
+_HOW = "by hardware counters"
+_EDGES = "interval from the readings at both ends"
+
+
+@cached_per_device
+def _failures(evidence: Evidence) -> list[str]:
+    return [mark.detail for mark in evidence.run.marks if mark.name == "activity_failed"]
+
+
+def _failed(evidence: Evidence, device: Device) -> str:
+    """Why a device's counters stopped during the run; empty if they did not."""
+    marks = _failures(evidence)
+    details = [detail.removeprefix(f"{device.id}: ") for detail in marks if device.id in detail]
+    return f" ({'; '.join(details)})" if details else ""
+
+
+def _of_one(evidence: Evidence, device: Device, column: str) -> tuple[float, float, float]:
+    most = 1.0 if column.endswith("_frac") else math.inf
+    try:
+        return mean_activity(evidence, column, device, most=most)
+    except NotMeasurable as reason:
+        raise NotMeasurable(f"{reason}{_failed(evidence, device)}") from None
+
+
+def _over_devices(column: str, unit: str, says: str) -> Callable[[Evidence], Reading]:
+    def compute(evidence: Evidence) -> Reading:
+        means = [_of_one(evidence, device, column) for device in sampled(evidence, "gpu")]
+        each = f"mean over {len(means)} devices; " if len(means) > 1 else ""
+        value, low, high = (sum(parts) / len(means) for parts in zip(*means, strict=True))
+        note = f"{says}; {_HOW}; {_EDGES}; {each}{evidence.window_note}"
+        return Reading(value, unit, "measured", low, high, note)
+
+    return compute
+
+
+def _of_device(column: str, unit: str, says: str) -> Callable[[Evidence, Device], Reading]:
+    def compute(evidence: Evidence, device: Device) -> Reading:
+        note = f"{says}; {_HOW}; {_EDGES}; {evidence.window_note}"
+        value, low, high = _of_one(evidence, device, column)
+        return Reading(value, unit, "measured", low, high, note)
+
+    return compute
+
+
+# Column, title, direction, what it says. A rate is of each device, not of all together.
+_ROWS: list[tuple[str, str, Direction, str]] = [
+    (
+        "graphics_frac",
+        "time with any kernel",
+        "higher",
+        "share of time with any kernel resident",
+    ),
+    (
+        "sm_frac",
+        "multiprocessors at work",
+        "higher",
+        "share of multiprocessors with a warp, also one that waits, mean over time",
+    ),
+    (
+        "occupancy_frac",
+        "occupancy",
+        "neither",
+        "warps that are resident, of those there is room for, mean over time",
+    ),
+    (
+        "tensor_frac",
+        "tensor pipes at work",
+        "higher",
+        "share of cycles in which the tensor pipes worked, on whatever",
+    ),
+    (
+        "tensor_half_frac",
+        "tensor pipes, 16 bits (HMMA)",
+        "neither",
+        "share of cycles in which the tensor pipes worked on HMMA",
+    ),
+    (
+        "tensor_int_frac",
+        "tensor pipes, integers (IMMA)",
+        "neither",
+        "share of cycles in which the tensor pipes worked on IMMA",
+    ),
+    (
+        "tensor_double_frac",
+        "tensor pipes, doubles (DFMA)",
+        "neither",
+        "share of cycles in which the tensor pipes worked on DFMA",
+    ),
+    (
+        "dram_frac",
+        "device memory bandwidth",
+        "neither",
+        "bytes moved to and from device memory, of its peak bandwidth",
+    ),
+    ("pcie_sent_bytes_per_s", "PCIe, sent", "neither", "from each device over PCIe"),
+    ("pcie_received_bytes_per_s", "PCIe, received", "neither", "to each device over PCIe"),
+    ("nvlink_sent_bytes_per_s", "NVLink, sent", "neither", "from each device over all its links"),
+    ("nvlink_received_bytes_per_s", "NVLink, received", "neither", "to each device, all its links"),
+]
+
+
+def _metric(column: str, title: str, direction: Direction, says: str) -> Metric:
+    unit = "frac" if column.endswith("_frac") else "B/s"
+    return Metric(
+        f"activity.{column}",
+        title,
+        unit,
+        direction,
+        f"{says}; mean over the window, each reading weighted with its span, mean over devices",
+        ("hardware counters: NVML's on Hopper and newer, or the dcgm probe",),
+        _over_devices(column, unit, says),
+        per_device=_of_device(column, unit, says),
+        kinds=("gpu",),
+        upper_bound=1.0 if unit == "frac" else None,
+        above_bound="a reading of the hardware counters is wrong",
+    )
+
+
+ACTIVITY_METRICS = [_metric(*row) for row in _ROWS]
+
+
+# Gauges and counters of devices, the node and the program.
 
 # NVML's clocks-event reasons that are not a limit on a working chip: idle (1) and clocks set by an
 # application (2).
@@ -64,30 +210,30 @@ def temperature_max_c(evidence: Evidence) -> Reading:
     return Reading(max(hottest), "C", "measured", note=evidence.window_note)
 
 
-@asked_of("gpu")
+@cached_for_kinds("gpu")
 def _hottest_c(evidence: Evidence, device: Device) -> float:
     series = readings(evidence, "temperature_c", device)
     return float(series.values[inside(evidence, series.t_ns)].max())
 
 
 def throttled_frac(evidence: Evidence) -> Reading:
-    """Share of readings in which an accelerator's clock was held down."""
-    held = [_held_frac(evidence, device) for device in sampled(evidence, "gpu")]
+    """Share of readings in which an accelerator was throttled."""
+    shares = [_throttled_frac(evidence, device) for device in sampled(evidence, "gpu")]
     note = f"by power cap, heat or another reason the driver gives; {evidence.window_note}"
-    return Reading(sum(held) / len(held), "frac", "measured", note=note)
+    return Reading(sum(shares) / len(shares), "frac", "measured", note=note)
 
 
-@asked_of("gpu")
-def _held_frac(evidence: Evidence, device: Device) -> float:
+@cached_for_kinds("gpu")
+def _throttled_frac(evidence: Evidence, device: Device) -> float:
     series = readings(evidence, "throttled", device)
     bits = series.values[inside(evidence, series.t_ns)].astype(np.int64)
     return float(((bits & ~_NOT_A_LIMIT) != 0).mean())
 
 
-ask_each(mean, "busy_frac", of=("gpu", "node"))
-ask_each(mean, "clock_hz", of=("gpu",))
-ask_each(mean, "iowait_frac", of=("node",))
-ask_each(rate, "cpu_s", of=("process",))
+prefetch(mean, "busy_frac", of=("gpu", "node"))
+prefetch(mean, "clock_hz", of=("gpu",))
+prefetch(mean, "iowait_frac", of=("node",))
+prefetch(rate, "cpu_s", of=("process",))
 
 
 def _rate(evidence: Evidence, column: str, kind: str) -> float:
@@ -102,7 +248,7 @@ def process_cores(evidence: Evidence) -> Reading:
 
 
 def node_cpu_frac(evidence: Evidence) -> Reading:
-    """Mean load of all cores of the node, whoever caused it."""
+    """Mean load of all cores of the node, by all programs."""
     return _mean_gauge(evidence, "busy_frac", "node", "frac", "all cores, all programs")
 
 
@@ -119,7 +265,7 @@ def _traffic(column: str) -> Callable[[Evidence], Reading]:
     return compute
 
 
-# What a writer's own cost holds: our threads in somebody's program, or processes that only measure.
+# What a writer's own cost holds: our threads in the user's program, or processes that only measure.
 _COUNTED = {
     "threads": "the threads that read and write, loading pyarrow included",  # of older runs
     "all threads": "the threads that read and write, that judge alerts and that make figures for"
@@ -131,20 +277,20 @@ _COUNTED = {
 def own_cpu_frac(evidence: Evidence) -> Reading:
     """CPU time of ergmeter's own threads and processes over the life of the run, all together."""
     devices = evidence.devices("self")
-    known = [device for device in devices if _own_cpu_s(evidence, device)]
-    if not known:
+    measured = [device for device in devices if _own_cpu_s(evidence, device)]
+    if not measured:
         raise NotMeasurable(_why_no_cost(evidence))
-    note = f"of one core, whole run: {'; '.join(dict.fromkeys(map(_counted, known)))}"
-    note += f"; {len(known)} writers together" if len(known) > 1 else ""
-    early = len(devices) - len(known)
+    note = f"of one core, whole run: {'; '.join(dict.fromkeys(map(_counted, measured)))}"
+    note += f"; {len(measured)} writers together" if len(measured) > 1 else ""
+    early = len(devices) - len(measured)
     note += f"; {early} more ended before their cost was recorded" if early else ""
-    spent_s = sum(_own_cpu_s(evidence, device) for device in known)
+    spent_s = sum(_own_cpu_s(evidence, device) for device in measured)
     value = spent_s / evidence.watched.duration_s
     return Reading(value, "frac", "measured", note=note + _folded(evidence))
 
 
 def device_own_cpu_frac(evidence: Evidence, device: Device) -> Reading:
-    """One writer's share of it. They add up: each is over the life of the whole run."""
+    """One writer's share of the own CPU time. Shares add up: each is over the whole run."""
     spent_s = _own_cpu_s(evidence, device)
     if not spent_s:
         raise NotMeasurable(_why_no_cost(evidence))
@@ -161,7 +307,7 @@ def _why_no_cost(evidence: Evidence) -> str:
     return "the writer ended before ergmeter's CPU time was recorded"
 
 
-@asked_of("self")
+@cached_for_kinds("self")
 def _own_cpu_s(evidence: Evidence, device: Device) -> float:
     series = evidence.series("cpu_s").get(device.id)
     return 0.0 if series is None else float(series.values.max())

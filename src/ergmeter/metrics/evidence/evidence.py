@@ -1,9 +1,8 @@
-"""What the metrics of a run are computed from: its steps, its window, its devices.
+"""Evidence: what the metrics of a run are computed from: its steps, its window, its devices.
 
-The trap that shaped it: tokens of one span over the time of another. SFT-Play divides all tokens by
-the time after the warm-up and reads 1e14 tokens/s for a run shorter than that. Here the window is
-chosen once, and every figure takes its tokens, its time and its joules from it. The same metrics
-over the whole run come from a second Evidence, `whole_run`.
+Tokens, time and energy of a metric must be of the same window: all tokens over the time after the
+warm-up gave 1e14 tokens/s in SFT-Play for a run shorter than its warm-up. So the window is chosen
+once, here. The same metrics over the whole run come from a second Evidence, `whole_run`.
 """
 
 from __future__ import annotations
@@ -17,27 +16,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.evidence.clocks import aligned
-from ergmeter.metrics.evidence.gpu_use import GpuUse, gpu_use, named
+from ergmeter.metrics.evidence.gpu_use import GpuUse, gpu_names, gpu_use
+from ergmeter.metrics.evidence.ranks import aligned
 from ergmeter.metrics.evidence.requests import LOAD_MARK, Offered, offered
 from ergmeter.metrics.evidence.samples import Column, SampleColumns
-from ergmeter.metrics.evidence.step_totals import Timed
-from ergmeter.metrics.evidence.steps import Steps, read_steps
-from ergmeter.metrics.evidence.warmup import (
-    LOOKED_AT_STEPS,
-    CountedRows,
-    SingleStep,
-    after_warmup,
-    ending,
-)
+from ergmeter.metrics.evidence.steps import Steps, Timed, read_steps
 from ergmeter.metrics.evidence.window import (
+    LOOKED_AT_STEPS,
     REQUESTS,
     TRAINING,
     UNBROKEN,
     WATCHED,
-    WHOLE,
+    WHOLE_RUN,
+    CountedRows,
+    SingleStep,
     TrainingWindow,
-    in_words,
+    after_warmup,
+    cuts_text,
+    ending,
     training_window,
     without_named,
 )
@@ -56,7 +52,7 @@ if TYPE_CHECKING:
 OUTPUT = "output"  # the stream of steps that were seen in a program's output
 # How an importer says that times are sums of printed step times: as good as what was printed.
 _SUMMED = "times are its step times added up"
-_GIVEN = "step times are those that the lines give"
+_STEP_TIMES_GIVEN = "step times are those that the lines give"
 _NO_TIMES = "a log without times has no duration"
 _NO_READINGS = "a log holds no readings of energy, devices or host memory"
 _ELSEWHERE = re.compile(r"no [\w ]+ here: ")
@@ -89,40 +85,40 @@ class Evidence:
         self._heed_marks = (
             heed_marks  # not if the reader of the run declares a warm-up of their own
         )
-        self.drawn: dict[str, object] = {}  # of the run as a whole, what was computed once
-        self.curves: dict[str, object] = {}  # of the device that was asked of last; see `drawn`
-        self.answers: dict[object, object] = {}  # what was asked of each device (see `kept`)
+        self.cached: dict[str, object] = {}  # results of the run as a whole
+        self.curves: dict[str, object] = {}  # of the device in use; see `device_energy`
+        self.answers: dict[object, object] = {}  # results per device; see `samples`
         self._columns = SampleColumns(run)
 
     # -- steps --------------------------------------------------------------------------------
 
     @cached_property
     def all_steps(self) -> Steps:
-        """Every span that was recorded. What a Meter recorded is preferred to what was printed."""
-        return read_steps(self.run, OUTPUT) if self.from_output else self._told
+        """Every recorded span; a Meter's where there are any, else those of printed lines."""
+        return read_steps(self.run, OUTPUT) if self.from_output else self._meter_steps
 
     @cached_property
     def from_output(self) -> bool:
-        """Whether the steps were seen in the program's output, and not told by a Meter."""
-        return len(self._told) == 0
+        """Whether the steps come from the program's output and not from a Meter."""
+        return len(self._meter_steps) == 0
 
     @cached_property
     def printed(self) -> Steps:
-        """The training steps that were seen in the output, also where a Meter told them."""
+        """The training steps of the output, also where a Meter recorded them."""
         rows = Steps(self.run.steps(OUTPUT))
         return rows.where(rows["phase"] == _TRAIN)
 
     @cached_property
     def losses_beside_steps(self) -> Series:
         """Losses on printed lines that are in no step: the first, or of a bar drawn again."""
-        found = [one for one in self.run.printed if one.name == STEP_LOSS]
-        t_ns = np.array([one.t_ns for one in found], dtype=np.int64)
-        values = np.array([one.value for one in found], dtype=float)
+        losses = [reported for reported in self.run.printed if reported.name == STEP_LOSS]
+        t_ns = np.array([loss.t_ns for loss in losses], dtype=np.int64)
+        values = np.array([loss.value for loss in losses], dtype=float)
         finite = np.isfinite(values)
         return Series(t_ns[finite], values[finite])
 
     @cached_property
-    def _told(self) -> Steps:
+    def _meter_steps(self) -> Steps:
         return read_steps(self.run)
 
     @cached_property
@@ -138,7 +134,7 @@ class Evidence:
 
     @property
     def several(self) -> str:
-        """That there are several trainings in this run, and how to name one; "" of a single one."""
+        """A message that the run has several trainings, and how to choose one; "" for one."""
         number = len(self.run.trainings)
         if number < 2:
             return ""
@@ -206,7 +202,7 @@ class Evidence:
     @property
     def is_whole_run(self) -> bool:
         """Whether the window is the whole run of a training."""
-        return self.settings.window == WHOLE and self.trains
+        return self.settings.window == WHOLE_RUN and self.trains
 
     @property
     def _is_unbroken(self) -> bool:
@@ -214,7 +210,7 @@ class Evidence:
 
     @property
     def window_kind(self) -> str:
-        """What the figures of this run are over: training, whole, "steps A:B", requests."""
+        """The kind of the window: training, whole, "steps A:B", requests."""
         if not self.trains:
             return REQUESTS if self.has_work else WATCHED
         if self.settings.steps_range is not None:
@@ -236,7 +232,7 @@ class Evidence:
         if part is not None and part.start_ns > 0:
             start_ns = part.start_ns
         if self.is_whole_run:
-            return TrainingWindow.single(WHOLE, start_ns, self._whole_end_ns(end_ns))
+            return TrainingWindow.single(WHOLE_RUN, start_ns, self._whole_end_ns(end_ns))
         if not self.trains:
             start_ns = self.counted.lowest("start_ns") if part is None else start_ns
             return TrainingWindow.single(REQUESTS, start_ns, end_ns)
@@ -270,7 +266,7 @@ class Evidence:
         self.work  # noqa: B018  or the reason why there are no steps
         if not self.trains:
             raise NotMeasurable("no training steps: this run only generates")
-        return self.over(WHOLE)
+        return self.over(WHOLE_RUN)
 
     def over(self, window: str) -> Evidence:
         """The same run seen through another window. What was read of the run is shared."""
@@ -278,7 +274,7 @@ class Evidence:
         for name in _OF_THE_WINDOW:
             beside.__dict__.pop(name, None)
         beside.settings = replace(self.settings, window=window)
-        beside.drawn, beside.answers = {}, {}
+        beside.cached, beside.answers = {}, {}
         return beside
 
     def window_facts(self) -> dict[str, Any]:
@@ -392,7 +388,7 @@ class Evidence:
         if self.run.status not in (CUT_OFF, RUNNING) or not self.devices("gpu", "cpu"):
             return None
         columns = ("power_w", "energy_j")
-        ends = [int(one.t_ns[-1]) for c in columns for one in self.series(c).values()]
+        ends = [int(series.t_ns[-1]) for c in columns for series in self.series(c).values()]
         return max(ends, default=None)
 
     @cached_property
@@ -443,11 +439,11 @@ class Evidence:
             left_out += ", provisional"
         return (
             f"over {self._of_one(self.counted)}{whose} in {took}{left_out}"
-            f"{in_words(self.window.cuts)}"
+            f"{cuts_text(self.window.cuts)}"
         )
 
     def _of_one(self, rows: Steps) -> str:
-        """How many there are; training steps, which all ranks make together, of the busiest one."""
+        """The number of rows as text; of one rank for training steps, which ranks share."""
         rows = rows.longest if self.trains else rows
         return _in_words(rows, "printed line" if self.from_output else "row")
 
@@ -461,7 +457,7 @@ class Evidence:
 
     @property
     def clock_basis(self) -> Basis:
-        """How times were obtained: of a log that was imported, from what stands in it."""
+        """How times were obtained; in an imported log, from its text."""
         if not self.is_imported:
             return "measured"
         return "reported" if self._times_are_printed else "derived"
@@ -481,7 +477,7 @@ class Evidence:
     def _step_times_are_printed(self) -> bool:
         """Whether step lines came in blocks, and give the times of their steps themselves."""
         marks = (mark.detail for mark in self.run.marks if mark.name == "output_buffered")
-        return any(_GIVEN in detail for detail in marks)
+        return any(_STEP_TIMES_GIVEN in detail for detail in marks)
 
     def warmup(self) -> tuple[float, str]:
         """How many steps of a rank were left out at the start, and by which rule."""
@@ -494,7 +490,7 @@ class Evidence:
 
     @property
     def window_remarks(self) -> tuple[str, ...]:
-        """What is to be known of the window: slow steps or spans that it holds."""
+        """Remarks about the window: slow steps or spans that it holds."""
         return (*self._counted.remarks, *self.window.remarks)
 
     @cached_property
@@ -510,7 +506,7 @@ class Evidence:
 
     @cached_property
     def _devices(self) -> list[Device]:
-        unused = {one.id for one in self.gpus("unused")}
+        unused = {gpu.id for gpu in self.gpus("unused")}
         return [device for id_, device in self.run.devices.items() if id_ not in unused]
 
     @cached_property
@@ -520,7 +516,7 @@ class Evidence:
 
     def gpus(self, state: str) -> list[Device]:
         """The GPUs whose use is "used", "unused" or "unknown"."""
-        return [self.run.devices[id_] for id_, one in self.gpu_use.items() if one.state == state]
+        return [self.run.devices[id_] for id_, use in self.gpu_use.items() if use.state == state]
 
     def series(self, column: str) -> Mapping[str, Series]:
         """A column of the samples by device, loaded as devices are asked for."""
@@ -528,7 +524,7 @@ class Evidence:
 
     @cached_property
     def shared_devices(self) -> list[Device]:
-        """Those on which other programs were seen to compute."""
+        """Devices on which other programs computed."""
         marks = [mark for mark in self.run.marks if mark.name == "device_shared"]
         ids = {mark.detail.partition(" ")[0] for mark in marks}
         return [device for device in self.run.devices.values() if device.id in ids]
@@ -542,28 +538,32 @@ class Evidence:
         return bool(((rows["end_ns"] > span.start_ns) & (rows["start_ns"] < span.end_ns)).any())
 
     def lost(self, device: Device) -> list[str]:
-        """What was marked when a device could no longer be read."""
+        """The marks written when a device could no longer be read."""
         marks = (mark.detail for mark in self.run.marks if mark.name == "device_lost")
-        return [one for one in marks if one.startswith((f"{device.id}: ", f"{device.id} "))]
+        return [
+            detail for detail in marks if detail.startswith((f"{device.id}: ", f"{device.id} "))
+        ]
 
     def why_no_device(self, what: str, *probes: str) -> str:
-        """Why nothing of a kind was sampled: what its probes said, and failures during the run."""
+        """Why nothing of a kind was sampled: reasons of its probes, failures during the run."""
         if self.is_imported:
             return f"no {what} in the log" if self.run.devices else _NO_READINGS
         reasons = {name: why for name, why in self.run.unavailable.items() if name in probes}
         # That another maker's hardware is not there is no reason that anybody looks for.
         near = {name: why for name, why in reasons.items() if not _ELSEWHERE.match(why)}
-        said = [f"{name}: {why}" for name, why in (near or reasons).items()]
-        said += [
+        causes = [f"{name}: {why}" for name, why in (near or reasons).items()]
+        causes += [
             mark.detail
             for mark in self.run.marks
             if mark.name == "probe_failed" and mark.detail.startswith(probes)
         ]
         own = [device for device in self.run.devices.values() if device.probe in probes]
-        said += [detail for device in own for detail in self.lost(device)]
+        causes += [detail for device in own for detail in self.lost(device)]
         unused = self.gpus("unused")
-        said += [f"{named(unused)} not used by this run"] if unused and "nvml" in probes else []
-        return f"no {what}" + (f" ({'; '.join(said)})" if said else " was sampled in this run")
+        causes += (
+            [f"{gpu_names(unused)} not used by this run"] if unused and "nvml" in probes else []
+        )
+        return f"no {what}" + (f" ({'; '.join(causes)})" if causes else " was sampled in this run")
 
     # -- inside -------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
-"""Which GPUs did a run use? Used, unused, or unknown; and what counts.
+"""Which GPUs a run used, and the facts of its hardware that comparisons need.
 
 A program that computes on the CPU is not billed for the idle GPU beside it, and one that uses a GPU
-of eight not for the other seven. The probe marks what it saw (`probes.usage` has the rule), a
-framework's allocator that holds memory on a GPU is proof that it is used, and `--devices` overrides
-both. A GPU whose use is unknown counts, and what it drew is then "derived".
+of eight not for the other seven. The probe marks what it saw (`probes.usage` has the rule). Memory
+that a framework's allocator holds on a GPU proves its use. `--devices` overrides both. A GPU whose
+use is unknown counts, and its energy is then "derived".
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from ergmeter.runlog.format import WriterLog
     from ergmeter.runlog.reader import Run
 
+
 ALL, NONE = "all", "none"  # of `--devices`
 _AS_GIVEN = "by --devices"
 _NOBODY = "no process of the run was on it"
 
-State: TypeAlias = Literal["used", "unused", "unknown", ""]  # "": nobody looked
+State: TypeAlias = Literal["used", "unused", "unknown", ""]  # "": not probed
 # What several writers saw of one GPU: the first of these that one of them saw.
 _ORDER: tuple[State, ...] = ("used", "unknown", "", "unused")
 _MARKS: dict[str, State] = {f"device_{state}": state for state in _ORDER if state}
@@ -42,43 +43,45 @@ class GpuUse:
 
 
 def gpu_use(run: Run, devices: str | None = None) -> dict[str, GpuUse]:
-    """By the id of each GPU of a run. `devices` is what `--devices` was given.
+    """The use of each GPU of a run, by id. `devices` is the value of `--devices`.
 
     Where a writer recognised the program on one of its GPUs and said nothing of another, as
     recordings of version 0.1.0 do, the other is unused.
     """
-    gpus = {one.id: one for one in run.devices.values() if one.kind == "gpu"}
+    gpus = {device.id: device for device in run.devices.values() if device.kind == "gpu"}
     if devices is not None:
         chosen = _chosen(list(gpus.values()), devices)
         return {id_: GpuUse("used" if id_ in chosen else "unused", _AS_GIVEN) for id_ in gpus}
     marked = [_marked(writer) for writer in run.writers]
-    used = {id_ for own in marked for id_, one in own.items() if one.state == "used"}
-    seen: dict[str, list[GpuUse]] = {id_: [] for id_ in gpus}
+    used = {id_ for own in marked for id_, use in own.items() if use.state == "used"}
+    by_writer: dict[str, list[GpuUse]] = {id_: [] for id_ in gpus}
     for writer, own in zip(run.writers, marked, strict=True):
-        ids = [one.id for one in writer.devices if one.id in gpus]
+        ids = [device.id for device in writer.devices if device.id in gpus]
         unmarked = GpuUse("unused", _NOBODY) if used.intersection(ids) else GpuUse("")
         for id_ in ids:
-            seen[id_].append(own.get(id_, unmarked))
-    found = {id_: _together(every) for id_, every in seen.items()}
-    if any(one.state in ("unused", "unknown") for one in found.values()):
-        held = _holding_memory(run) & found.keys()
-        found |= dict.fromkeys(held, GpuUse("used", "the framework's allocator holds memory on it"))
-    return found
+            by_writer[id_].append(own.get(id_, unmarked))
+    uses = {id_: _together(every) for id_, every in by_writer.items()}
+    if any(use.state in ("unused", "unknown") for use in uses.values()):
+        in_allocator = _holding_memory(run) & uses.keys()
+        uses |= dict.fromkeys(
+            in_allocator, GpuUse("used", "the framework's allocator holds memory on it")
+        )
+    return uses
 
 
 def _marked(writer: WriterLog) -> dict[str, GpuUse]:
-    """What a writer marked last of each GPU; once used, always used."""
-    found: dict[str, GpuUse] = {}
+    """The last use that a writer marked for each GPU; once used, always used."""
+    uses: dict[str, GpuUse] = {}
     for mark in writer.marks:
         id_, _, why = mark.detail.partition(" ")
-        before = found.get(id_, GpuUse(""))
+        before = uses.get(id_, GpuUse(""))
         if mark.name in _MARKS and before.state != "used":
-            found[id_] = GpuUse(_MARKS[mark.name], why)
-    return found
+            uses[id_] = GpuUse(_MARKS[mark.name], why)
+    return uses
 
 
-def _together(seen: list[GpuUse]) -> GpuUse:
-    by_state = {one.state: one for one in reversed(seen)}
+def _together(uses: list[GpuUse]) -> GpuUse:
+    by_state = {use.state: use for use in reversed(uses)}
     return next(by_state[state] for state in _ORDER if state in by_state)
 
 
@@ -90,12 +93,12 @@ def _holding_memory(run: Run) -> set[str]:
 
 def _chosen(gpus: list[Device], devices: str) -> set[str]:
     if devices in (ALL, NONE):
-        return {one.id for one in gpus} if devices == ALL else set()
+        return {gpu.id for gpu in gpus} if devices == ALL else set()
     chosen: set[str] = set()
     for word in devices.split(","):
-        named = [one.id for one in gpus if _is_called(one, word.strip())]
+        named = [gpu.id for gpu in gpus if _is_called(gpu, word.strip())]
         if not named:
-            there = ", ".join(f"{one.facts.get('index', '?')} ({one.id})" for one in gpus) or "none"
+            there = ", ".join(f"{gpu.facts.get('index', '?')} ({gpu.id})" for gpu in gpus) or "none"
             raise UsageError(f"--devices {devices}: no GPU {word.strip()!r}; there are: {there}")
         chosen.update(named)
     return chosen
@@ -107,6 +110,48 @@ def _is_called(gpu: Device, word: str) -> bool:
     return bool(word) and gpu.id.startswith(word)
 
 
-def named(gpus: list[Device]) -> str:
+def gpu_names(gpus: list[Device]) -> str:
     """GPUs by name and id."""
-    return ", ".join(f"{one.name} [{one.id}]" for one in gpus)
+    return ", ".join(f"{gpu.name} [{gpu.id}]" for gpu in gpus)
+
+
+# Hardware facts. A run without a GPU is named by its processor, since every CPU is called "cpu".
+
+
+def board_facts(run: Run) -> dict[str, str | float]:
+    """Device, driver, power limit and temperatures by the ledger's names, if known."""
+    gpus = [run.devices[id_] for id_, use in gpu_use(run).items() if use.counts]
+    facts: dict[str, str | float] = {}
+    names = sorted({gpu.name for gpu in gpus} or _processors(run))
+    if names:
+        facts["device"] = " + ".join(names)
+    drivers = sorted({str(driver) for gpu in gpus if (driver := gpu.facts.get("driver"))})
+    if len(drivers) == 1:
+        facts["driver"] = drivers[0]
+    limits = {float(limit) for gpu in gpus if (limit := gpu.facts.get("power_limit_w"))}
+    if len(limits) == 1:
+        facts["power_limit_W"] = limits.pop()
+    return {**facts, **_temperatures(run, {gpu.id for gpu in gpus})}
+
+
+def _processors(run: Run) -> set[str]:
+    """Processor names with their cores, such as "AMD EPYC, 2 cores"."""
+    nodes = [device.facts for device in run.devices.values() if device.kind == "node"]
+    named = {
+        f"{facts['cpu_model']}, {facts['cores']} cores" for facts in nodes if facts.get("cpu_model")
+    }
+    return named or {device.name for device in run.devices.values() if device.kind == "cpu"}
+
+
+def _temperatures(run: Run, gpus: set[str]) -> dict[str, float]:
+    """The temperature of the hottest GPU at the first and at the last reading."""
+    series = run.series("temperature_c")
+    readings = [
+        column.values for device, column in series.items() if device in gpus and len(column.values)
+    ]
+    if not readings:
+        return {}
+    return {
+        "temperature_start_C": max(float(values[0]) for values in readings),
+        "temperature_end_C": max(float(values[-1]) for values in readings),
+    }

@@ -123,11 +123,11 @@ def offered(run: Run, since_ns: int | None, until_ns: int | None) -> Offered | N
         return None
     part = run.between
     rows = [
-        (one.t_ns - round(one.value * NS_PER_S), one.t_ns, one.name)
-        for one in run.reported()
-        if _is_row(one.name)
-        if part is None or part.start_ns < one.t_ns <= part.end_ns
-        if until_ns is None or one.t_ns <= until_ns
+        (reported.t_ns - round(reported.value * NS_PER_S), reported.t_ns, reported.name)
+        for reported in run.reported()
+        if _is_row(reported.name)
+        if part is None or part.start_ns < reported.t_ns <= part.end_ns
+        if until_ns is None or reported.t_ns <= until_ns
     ]
     if not rows:
         return None
@@ -143,7 +143,7 @@ def is_load(run: Run) -> bool:
 
 def has_rows(run: Run) -> bool:
     """Whether a run has rows of offered requests, counted or not."""
-    return any(_is_row(one.name) for one in run.reported())
+    return any(_is_row(reported.name) for reported in run.reported())
 
 
 def _is_row(name: str) -> bool:
@@ -152,9 +152,9 @@ def _is_row(name: str) -> bool:
 
 def why_not_timed(evidence: Evidence) -> str:
     """Why a run has no timed generation, and what times it."""
-    said = [mark.detail for mark in evidence.run.marks if mark.name == _NOT_MEASURED]
-    if said:
-        return f"a call of `generate` was not timed ({said[-1]})"
+    details = [mark.detail for mark in evidence.run.marks if mark.name == _NOT_MEASURED]
+    if details:
+        return f"a call of `generate` was not timed ({details[-1]})"
     return "`erg load`, integrations.generate and meter.phase('prefill' or 'decode') time requests"
 
 

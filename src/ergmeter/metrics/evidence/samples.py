@@ -1,9 +1,9 @@
-"""The samples of a run, device by device, with few of them in memory at a time.
+"""Samples of devices: loaded as needed, reduced to means and rates, results cached per device.
 
-The trap: a thousand GPUs read ten times a second. An hour of one column is 600 MB, and a report
-asks for twenty columns. Whoever goes through the devices goes node by node, so what one writer said
-of a column is loaded when a device of its is asked for, and let go when there is too much: the
-largest first, since a small piece costs as much to load as it is dear to keep: a file to open.
+A thousand GPUs read ten times a second give 600 MB an hour for one column. So samples are loaded
+writer by writer and freed when too many are in memory. Each metric reads them through a function of
+one device, whose result is cached. A report visits the devices one by one and calls all of these
+functions while the device's samples are loaded.
 """
 
 from __future__ import annotations
@@ -11,23 +11,260 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.records import Device
 from ergmeter.runlog.segments import Series, joined
+from ergmeter.units import NS_PER_S, duration
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.records import TimeArray
     from ergmeter.runlog.reader import Run
 
-# Readings that are kept, of 16 bytes each. A run of one node and some hours stays as a whole.
-KEPT = 4_000_000
+
+# Results per device, cached in `Evidence.answers`.
+
+Asked = ParamSpec("Asked")
+Answer = TypeVar("Answer")
+
+
+def cached_per_device(
+    compute: Callable[Concatenate[Evidence, Asked], Answer],
+) -> Callable[Concatenate[Evidence, Asked], Answer]:
+    """Caches a function's result, or its NotMeasurable, per evidence and arguments."""
+
+    @wraps(compute)
+    def cached(evidence: Evidence, /, *about: Asked.args, **further: Asked.kwargs) -> Answer:
+        key: Any = (compute, *map(_named, about), *further.items())
+        if key not in evidence.answers:
+            try:
+                evidence.answers[key] = compute(evidence, *about, **further)
+            except NotMeasurable as error:
+                # Not the error itself, which holds on to the readings it came from.
+                evidence.answers[key] = NotMeasurable(str(error))
+        answer = evidence.answers[key]
+        if isinstance(answer, NotMeasurable):
+            raise NotMeasurable(str(answer))
+        return cast("Answer", answer)
+
+    return cached
+
+
+BOUNDARY = "boundary"  # the devices whose energy is the run's, whatever their kind
+device_questions: dict[str, list[Callable[[Evidence, Device], object]]] = {}
+
+
+def cached_for_kinds(
+    *kinds: str,
+) -> Callable[[Callable[[Evidence, Device], Answer]], Callable[[Evidence, Device], Answer]]:
+    """Caches a function of a device, and has `visit` call it for devices of these kinds."""
+
+    def registered(
+        compute: Callable[[Evidence, Device], Answer],
+    ) -> Callable[[Evidence, Device], Answer]:
+        cached = cached_per_device(compute)
+        for kind in kinds:
+            device_questions.setdefault(kind, []).append(cached)
+        return cached
+
+    return registered
+
+
+def prefetch(
+    compute: Callable[[Evidence, str, Device], object], *columns: str, of: tuple[str, ...]
+) -> None:
+    """Has `visit` call a cached function for these columns of devices of these kinds."""
+    for kind in of:
+        device_questions.setdefault(kind, []).extend(_about(compute, column) for column in columns)
+
+
+def _about(
+    compute: Callable[[Evidence, str, Device], object], column: str
+) -> Callable[[Evidence, Device], object]:
+    return lambda evidence, device: compute(evidence, column, device)
+
+
+def visit(evidence: Evidence, device: Device, *, is_in_boundary: bool) -> None:
+    """Calls all functions registered for a device while its samples are in memory."""
+    for kind in (device.kind, BOUNDARY) if is_in_boundary else (device.kind,):
+        for ask in device_questions.get(kind, ()):
+            with suppress(Exception):  # a plugin may fail; the metric that calls it says why
+                ask(evidence, device)
+
+
+def _named(argument: object) -> object:
+    return argument.id if isinstance(argument, Device) else argument
+
+
+# Columns of a device over the window. Readings must reach from one end of the window to the other:
+# a probe that failed in the first minute says nothing of the hour after it.
+
+ACCELERATORS = ("nvml", "amd", "neuron", "apple")  # the probes of some
+_PROBES = {
+    "gpu": ACCELERATORS,
+    "node": ("node",),
+    "process": ("process",),
+    "allocator": ("allocator",),
+}
+_WORDS = {
+    "gpu": "accelerator",
+    "node": "node reading",
+    "process": "process reading",
+    "allocator": "allocator of a framework",
+}
+# What a window may stick out over the readings: some of their intervals, or this for a single one.
+_INTERVALS = 2.5
+_LEAST_S = 3.0
+
+
+def sampled(evidence: Evidence, kind: str) -> list[Device]:
+    """The devices of a kind. Raises NotMeasurable with the probe's reason if there is none."""
+    devices = evidence.devices(kind)
+    if not devices:
+        raise NotMeasurable(evidence.why_no_device(_WORDS[kind], *_PROBES[kind]))
+    return devices
+
+
+def readings(evidence: Evidence, column: str, device: Device) -> Series:
+    """The readings of a device's column. Raises NotMeasurable if there are none."""
+    series = evidence.series(column).get(device.id)
+    if series is None:
+        if device.kind == "process" and not _is_read(evidence, device):
+            lasted = duration(evidence.watched.duration_s)
+            raise NotMeasurable(f"{device.name} was not read once in a run of {lasted}")
+        reason = why_absent(device, column) or f"no reading has {column}"
+        raise NotMeasurable(f"{device.name} [{device.id}]: {reason}")
+    return series
+
+
+def _is_read(evidence: Evidence, device: Device) -> bool:
+    """Whether a process was read while it ran. A reading has its CPU time at least."""
+    return evidence.series("cpu_s").get(device.id) is not None
+
+
+@cached_per_device
+def highest_of(evidence: Evidence, column: str, device: Device) -> float:
+    """The highest reading of a device's column, over the whole run."""
+    return float(readings(evidence, column, device).values.max())
+
+
+def why_absent(device: Device, column: str) -> str:
+    """Why a device has no such column, as its probe recorded at the start; "" if not known."""
+    absent = device.facts.get("absent") or {}
+    return "; ".join(reason for reason, columns in absent.items() if column in columns)
+
+
+def inside(evidence: Evidence, t_ns: TimeArray) -> Any:  # noqa: ANN401  a mask
+    """Which readings lie in the window. Raises NotMeasurable if none does."""
+    mask = evidence.span.contains(t_ns)
+    if not mask.any():
+        raise NotMeasurable("no reading in the window")
+    return mask
+
+
+@cached_per_device
+def mean(evidence: Evidence, column: str, device: Device) -> float:
+    """Mean over time of a gauge: each reading counts for the time it stands for."""
+    series = readings(evidence, column, device)
+    _check_reach(evidence, series.t_ns)
+    window = evidence.span
+    between = series.t_ns[(series.t_ns > window.start_ns) & (series.t_ns < window.end_ns)]
+    edges = np.unique(np.concatenate((window.starts_ns, between, window.ends_ns)))
+    levels = np.interp(edges, series.t_ns, series.values)
+    inside_ns = np.diff(window.elapsed_ns(edges))  # 0 in a cut
+    return float(inside_ns @ (levels[1:] + levels[:-1])) / 2 / float(inside_ns.sum())
+
+
+@cached_per_device
+def mean_activity(
+    evidence: Evidence, column: str, device: Device, *, most: float
+) -> tuple[float, float, float]:
+    """Mean over time of readings that are means over a span, each weighted by its span.
+
+    Of a span that is only partly in the window, its mean counts for the part that is. How it was
+    spread is not known: all of it may lie in that part, as far as a device can do (`most`), or in
+    the rest. So the mean is given with the least and the most that it may be.
+    """
+    series = readings(evidence, column, device)
+    begins_ns = begins_ns_of(evidence, device, series.t_ns)
+    _check_reach(evidence, np.append(begins_ns[:1], series.t_ns))
+    window = evidence.span
+    inside_ns = window.elapsed_ns(series.t_ns) - window.elapsed_ns(begins_ns)
+    own = inside_ns > 0
+    if not own.any():
+        raise NotMeasurable("no reading in the window")
+    values, inside = series.values[own], inside_ns[own].astype(np.float64)
+    outside = (series.t_ns - begins_ns)[own] - inside
+    likely, least, highest = values * inside, values * inside, values * inside
+    edge = outside > 0
+    done = (values * (inside + outside))[edge]
+    least[edge] = np.maximum(0.0, done - most * outside[edge])
+    highest[edge] = np.minimum(most * inside[edge], done)
+    value, low, high = (float(part.sum() / inside.sum()) for part in (likely, least, highest))
+    return value, min(low, value), max(high, value)
+
+
+def begins_ns_of(evidence: Evidence, device: Device, t_ns: TimeArray) -> TimeArray:
+    """The start of each span: as recorded with it, else the reading before."""
+    begins_ns = np.concatenate((t_ns[:1], t_ns[:-1]))
+    spans = evidence.series("activity_s").get(device.id)
+    if spans is not None:
+        nearest = np.minimum(np.searchsorted(spans.t_ns, t_ns), len(spans.t_ns) - 1)
+        has_span = spans.t_ns[nearest] == t_ns
+        lengths_ns = np.round(spans.values[nearest] * NS_PER_S).astype(np.int64)
+        begins_ns = np.where(has_span, t_ns - lengths_ns, begins_ns)
+    return begins_ns
+
+
+@cached_per_device
+def rate(evidence: Evidence, column: str, device: Device) -> float:
+    """The rate of a counter: its growth over the time between the readings nearest the edges."""
+    series = readings(evidence, column, device)
+    _check_reach(evidence, series.t_ns)
+    starts, ends = (
+        np.clip(edge, series.t_ns[0], series.t_ns[-1])
+        for edge in (evidence.span.starts_ns, evidence.span.ends_ns)
+    )
+    if not (ends > starts).any():
+        raise NotMeasurable(
+            f"too few readings of {device.name} [{device.id}] in a window of"
+            f" {duration(evidence.span.duration_s)}: let the run last some seconds"
+        )
+    before, after = (np.interp(edge, series.t_ns, series.values) for edge in (starts, ends))
+    return float((after - before).sum()) / (float((ends - starts).sum()) / NS_PER_S)
+
+
+def _check_reach(evidence: Evidence, t_ns: TimeArray) -> None:
+    interval_ns = float(np.median(np.diff(t_ns))) if len(t_ns) > 1 else 0.0
+    slack_ns = max(_INTERVALS * interval_ns, _LEAST_S * NS_PER_S)
+    late_s = (int(t_ns[0]) - evidence.span.start_ns) / NS_PER_S
+    early_s = (evidence.span.end_ns - int(t_ns[-1])) / NS_PER_S
+    if late_s * NS_PER_S > slack_ns:
+        raise NotMeasurable(f"readings begin {late_s:.1f} s after the window does")
+    if early_s * NS_PER_S > slack_ns:
+        raise NotMeasurable(f"readings end {early_s:.1f} s before the window does")
+
+
+# Loading and freeing of samples.
+
+# Readings in memory, of 16 bytes each: a run of one node and some hours fits as a whole.
+MAX_READINGS = 4_000_000
 
 
 class SampleColumns:
-    """Loads and lets go of what the writers of a run said."""
+    """Loads the columns of a run's writers, and frees the largest when there are too many."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._kept: dict[tuple[int, str], _StreamFacts] = {}
+        self._kept: dict[tuple[int, str], _Stream] = {}
         self._largest: list[tuple[int, int, tuple[int, str]]] = []  # a heap of what is kept
         self._count = itertools.count()
         self._held = 0
@@ -40,74 +277,74 @@ class SampleColumns:
                     self._writers[device.id].append(number)
 
     def devices(self) -> Iterator[str]:
-        """All there are, those of one writer together."""
+        """All device ids, those of one writer together."""
         return iter(self._writers)
 
     def of(self, device: str, column: str) -> Series | None:
-        """What was said of a device; None if nothing was."""
-        said = (self._said_by(number, column) for number in self._writers.get(device, ()))
-        parts = [one[device] for one in said if device in one]
+        """A device's column, joined over its writers; None if there is none."""
+        streams = (self._said_by(number, column) for number in self._writers.get(device, ()))
+        parts = [by_device[device] for by_device in streams if device in by_device]
         if len(parts) == 1:
             return parts[0]
         return joined(parts) if parts else None
 
     def _said_by(self, number: int, column: str) -> dict[str, Series]:
-        kept = self._kept.get((number, column))
-        if kept is not None:
-            return kept.by_device
+        stream = self._kept.get((number, column))
+        if stream is not None:
+            return stream.by_device
         if number not in self._names:
             self._names[number] = self._run.has_said(number)
         if column not in self._names[number]:
             return {}
-        # At first with all that stands in the same files; what is wanted again comes by itself.
+        # First with all columns of the same files; a column that was freed is then loaded alone.
         alone = (number, column) in self._loaded
-        found = self._run.said_by(number, column, alone=alone)
-        for name, by_device in found.items():
+        by_column = self._run.said_by(number, column, alone=alone)
+        for name, by_device in by_column.items():
             if (number, name) not in self._kept:
-                one = self._kept[number, name] = _StreamFacts(by_device)
-                self._held += one.size
+                loaded = self._kept[number, name] = _Stream(by_device)
+                self._held += loaded.size
                 self._loaded.add((number, name))
-                heapq.heappush(self._largest, (-one.size, next(self._count), (number, name)))
+                heapq.heappush(self._largest, (-loaded.size, next(self._count), (number, name)))
         self._let_go(but=number)
-        return found[column]
+        return by_column[column]
 
     def _let_go(self, *, but: int) -> None:
-        """Keep no more than may be kept; what the writer said that is looked at now stays."""
+        """Frees the largest streams above the limit, except those of the writer in use."""
         passed = []
-        while self._held > KEPT and self._largest:
-            one = heapq.heappop(self._largest)
-            if one[2][0] == but:
-                passed.append(one)
+        while self._held > MAX_READINGS and self._largest:
+            entry = heapq.heappop(self._largest)
+            if entry[2][0] == but:
+                passed.append(entry)
             else:
-                self._held -= self._kept.pop(one[2]).size
-        for one in passed:
-            heapq.heappush(self._largest, one)
+                self._held -= self._kept.pop(entry[2]).size
+        for entry in passed:
+            heapq.heappush(self._largest, entry)
 
 
 class Column(Mapping[str, Series]):
-    """One column by device. A device that never said it is not in it."""
+    """One column by device, without devices that have no reading of it."""
 
     def __init__(self, columns: SampleColumns, name: str) -> None:
         self._columns = columns
         self._name = name
 
     def __getitem__(self, device: str) -> Series:
-        found = self._columns.of(device, self._name)
-        if found is None:
+        series = self._columns.of(device, self._name)
+        if series is None:
             raise KeyError(device)
-        return found
+        return series
 
     def __iter__(self) -> Iterator[str]:
         devices = self._columns.devices()
-        return (one for one in devices if self._columns.of(one, self._name) is not None)
+        return (device for device in devices if self._columns.of(device, self._name) is not None)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
 
-class _StreamFacts:
-    """What one writer said in one column."""
+class _Stream:
+    """One column of one writer, by device, with its size."""
 
     def __init__(self, by_device: dict[str, Series]) -> None:
         self.by_device = by_device
-        self.size = 1 + sum(len(one.t_ns) for one in by_device.values())
+        self.size = 1 + sum(len(series.t_ns) for series in by_device.values())

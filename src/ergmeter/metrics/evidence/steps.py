@@ -1,16 +1,19 @@
-"""Rows of steps as columns, told apart by rank.
+"""Steps of a run as columns, one lane per rank; large runs are spooled to a file.
 
-The trap: a writer is not a rank. Two Meters one after the other in one program are one rank that
-went on; two processes at the same time that both call themselves rank 0 are two. Rows of one rank
-are a lane here, and what is counted "per rank" is counted per lane.
+A writer is not a rank. Two Meters one after the other in one program are one rank; two processes at
+the same time that both claim rank 0 are two. Rows of one rank are a lane, and what is counted "per
+rank" is counted per lane.
 
-Of a large training not all rows are in memory (`spool`). Whoever goes through them goes lane by
-lane, and holds on to none; a column of all of them can be had, and is as large as it is.
+Of a large training not all rows are in memory. Code that reads them goes lane by lane and keeps
+none; a column over all lanes can be had, at its full size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -18,21 +21,109 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 
 import numpy as np
 
-from ergmeter.metrics.evidence.step_spool import LazyColumns, Spool
 from ergmeter.runlog.segments import joined_steps
+from ergmeter.stats import streaming_quantile
+from ergmeter.stats.intervals import cuts_of, interval_of
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-    from ergmeter.metrics.evidence.step_spool import Array
-    from ergmeter.records import FloatArray
+    from ergmeter.metrics.evidence.window import TrainingWindow
+    from ergmeter.records import FloatArray, TimeArray
     from ergmeter.runlog.reader import Run
+
+
+# The spool. An hour of a thousand ranks is two million rows, which every metric reads. Reading the
+# run's files again for each metric takes seconds, and memory would grow with the training. So
+# columns are written once to a temporary file, where a column of one writer is one read. The file
+# has no name, so nothing is left behind. If it can't be written, rows stay in memory.
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+class LazyColumns(Mapping[str, Array]):
+    """Columns that are loaded on first use and then cached."""
+
+    def __init__(self, names: tuple[str, ...], load: Callable[[str], Array]) -> None:
+        self._names = names
+        self._load = load
+        self._kept: dict[str, Array] = {}
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._kept:
+            if name not in self._names:
+                raise KeyError(name)
+            self._kept[name] = self._load(name)
+        return self._kept[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class Spool:
+    """Stores columns in a temporary file, which is closed when the spool is garbage-collected."""
+
+    def __init__(self) -> None:
+        file = tempfile.TemporaryFile(prefix="ergmeter-", buffering=0)  # noqa: SIM115  kept open
+        self._fd = file.fileno()
+        self._end = 0
+        self.close = weakref.finalize(self, file.close)
+
+    def put(self, columns: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Writes columns to the file and returns them read from it; as they are if that fails."""
+        places: dict[str, Array | tuple[int, int, np.dtype[Any]]] = {}
+        for name, column in columns.items():
+            if column.strides == (0,):  # one number for all rows
+                places[name] = np.broadcast_to(column[:1].copy(), len(column))
+                continue
+            try:
+                places[name] = self._end, len(column), column.dtype
+                self._append(column)
+            except OSError:  # a full disk, most likely
+                return columns
+        return Stored(self, places)
+
+    def read(self, at: int, rows: int, dtype: np.dtype[Any]) -> Array:
+        """Reads a column that `put` wrote."""
+        data = os.pread(self._fd, rows * dtype.itemsize, at)
+        return np.frombuffer(data, dtype=dtype, count=rows)
+
+    def _append(self, column: Array) -> None:
+        data = memoryview(column.tobytes())
+        while data:
+            written = os.pwrite(self._fd, data, self._end)
+            self._end += written
+            data = data[written:]
+
+
+class Stored(Mapping[str, Array]):
+    """Columns in a spool, each read on every use."""
+
+    def __init__(
+        self, spool: Spool, places: dict[str, Array | tuple[int, int, np.dtype[Any]]]
+    ) -> None:
+        self._spool = spool
+        self._places = places
+
+    def __getitem__(self, name: str) -> Array:
+        stored = self._places[name]
+        return self._spool.read(*stored) if isinstance(stored, tuple) else stored
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
 
 Mask: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"  # a choice of rows: booleans or positions
 
 # Rows that are kept in memory, of about 100 bytes each.
-HELD = 400_000
+MAX_ROWS = 400_000
 
 
 @dataclass(frozen=True)
@@ -57,11 +148,11 @@ class Steps:
         return Steps({name: _chosen(column, mask) for name, column in self.columns.items()})
 
     def where_each(self, choose: Callable[[Steps], Mask]) -> Steps:
-        """The rows for which a mask holds that is made of each lane by itself."""
+        """The rows chosen by a mask that is computed lane by lane."""
         if not len(self):
             return self
-        whole = with_lanes(self)
-        return whole.where(np.concatenate([choose(lane) for lane in whole.lanes]))
+        rows = with_lanes(self)
+        return rows.where(np.concatenate([choose(lane) for lane in rows.lanes]))
 
     @property
     def lanes(self) -> Sequence[Steps]:
@@ -114,7 +205,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class _Lane:
-    """Where the rows of one rank are: with each of its writers, in the order of these."""
+    """The rows of one rank, in the parts of its writers."""
 
     number: int
     parts: tuple[Mapping[str, Array], ...]
@@ -143,27 +234,27 @@ class _Lane:
         """The rows for which the mask holds, of those that are in it."""
         if mask.all():
             return self
-        whole = mask.copy()
+        combined = mask.copy()
         if self.mask is not None:
-            whole = self.mask.copy()
-            whole[self.mask] = mask
-        return replace(self, rows=int(mask.sum()), mask=whole)
+            combined = self.mask.copy()
+            combined[self.mask] = mask
+        return replace(self, rows=int(mask.sum()), mask=combined)
 
 
 class _OneByOne(Sequence[Steps]):
-    """Lanes that are loaded as they are looked at."""
+    """Lanes that are loaded when indexed."""
 
     def __init__(self, lanes: tuple[_Lane, ...]) -> None:
         self._lanes = lanes
 
     @overload
-    def __getitem__(self, place: int) -> Steps: ...
+    def __getitem__(self, index: int) -> Steps: ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[Steps]: ...
-    def __getitem__(self, place: int | slice) -> Steps | Sequence[Steps]:
-        if isinstance(place, slice):
-            return _OneByOne(self._lanes[place])
-        return self._lanes[place].steps()
+    def __getitem__(self, index: slice) -> Sequence[Steps]: ...
+    def __getitem__(self, index: int | slice) -> Steps | Sequence[Steps]:
+        if isinstance(index, slice):
+            return _OneByOne(self._lanes[index])
+        return self._lanes[index].steps()
 
     def __len__(self) -> int:
         return len(self._lanes)
@@ -178,8 +269,8 @@ class Spooled(Steps):
     @classmethod
     def of(cls, at: Iterable[_Lane]) -> Spooled:
         """These lanes, without those that have no rows."""
-        kept = tuple(lane for lane in at if lane.rows)
-        return cls(_JoinedColumns(kept), kept)
+        lanes = tuple(lane for lane in at if lane.rows)
+        return cls(_JoinedColumns(lanes), lanes)
 
     def __len__(self) -> int:
         return sum(lane.rows for lane in self.at)
@@ -198,7 +289,7 @@ class Spooled(Steps):
         return Spooled.of(own)
 
     def where_each(self, choose: Callable[[Steps], Mask]) -> Steps:
-        """The rows for which a mask holds that is made of each lane by itself."""
+        """The rows chosen by a mask that is computed lane by lane."""
         return Spooled.of(lane.where(choose(lane.steps())) for lane in self.at)
 
     def lowest(self, name: str) -> int:
@@ -211,7 +302,7 @@ class Spooled(Steps):
 
 
 class _JoinedColumns(Mapping[str, "Array"]):
-    """The columns of all lanes. None is kept."""
+    """The columns of all lanes, joined on every use."""
 
     def __init__(self, lanes: tuple[_Lane, ...]) -> None:
         self._lanes = lanes
@@ -238,9 +329,9 @@ def read_steps(run: Run, stream: str = "") -> Steps:
         if not len(part["start_ns"]):
             continue
         rows += len(part["start_ns"])
-        if spool is None and rows > HELD:
+        if spool is None and rows > MAX_ROWS:
             spool = _opened()
-            parts = parts if spool is None else [spool.put(one) for one in parts]
+            parts = parts if spool is None else [spool.put(stored) for stored in parts]
         parts.append(part if spool is None else spool.put(part))
     if spool is None:
         return with_lanes(Steps(joined_steps(parts)))
@@ -284,24 +375,24 @@ def _rank(lane: Steps) -> float:
 
 
 def with_lanes(rows: Steps) -> Steps:
-    """The rows in order of rank and start, with a column that tells the ranks apart."""
+    """The rows in order of rank and start, with a column `lane` per rank."""
     if "lane" in rows.columns:
         return rows
     writers, inverse = np.unique(rows["writer"], return_inverse=True)
     order = np.argsort(inverse, kind="stable")
     edges = np.searchsorted(inverse[order], np.arange(len(writers) + 1))
     own = [order[start:end] for start, end in pairwise(edges.tolist())]
-    spans = ({n: rows[n][one] for n in ("start_ns", "end_ns", "rank")} for one in own)
+    spans = ({n: rows[n][positions] for n in ("start_ns", "end_ns", "rank")} for positions in own)
     lane = _lanes_of(map(_span, spans))[inverse]
     del inverse, order, own
-    told = Steps({**rows.columns, "lane": lane})
+    numbered = Steps({**rows.columns, "lane": lane})
     if _is_in_order(lane, rows["start_ns"]):
-        return told
-    return told.where(np.lexsort((rows["start_ns"], lane)))
+        return numbered
+    return numbered.where(np.lexsort((rows["start_ns"], lane)))
 
 
 def _span(part: Mapping[str, Array]) -> tuple[float, float, float]:
-    """From when to when a writer told steps, and of which rank."""
+    """The first start and last end of a writer's steps, and its rank."""
     return float(part["start_ns"].min()), float(part["end_ns"].max()), float(part["rank"][0])
 
 
@@ -332,3 +423,89 @@ def _lanes_of(spans: Iterable[tuple[float, float, float]]) -> Mask:
 def _is_in_order(lane: Mask, start_ns: FloatArray) -> bool:
     same = lane[1:] == lane[:-1]
     return bool((lane[1:] >= lane[:-1]).all() and (~same | (start_ns[1:] >= start_ns[:-1])).all())
+
+
+# Sums over lanes. An array over all rows would be as large as a column, for every metric. So an
+# amount is a function of a lane, added up over all lanes or over blocks of rows for an interval.
+
+
+@dataclass(frozen=True, slots=True)
+class RowAmounts:
+    """An amount (tokens, seconds) of each row of some steps."""
+
+    rows: Steps
+    of: Callable[[Steps], FloatArray]  # one lane's
+
+    def __iter__(self) -> Iterator[FloatArray]:
+        return (self.of(lane) for lane in self.rows.lanes)
+
+    def sum(self) -> float:
+        """The sum over all rows."""
+        return sum(float(amounts.sum()) for amounts in self)
+
+    def any(self) -> bool:
+        """Whether any row has an amount other than 0."""
+        return any(bool(amounts.any()) for amounts in self)
+
+
+def interval_in_order(top: RowAmounts, bottom: RowAmounts) -> tuple[float, float] | None:
+    """The 95 % interval of a ratio of sums, from blocks of rows as they lie, rank after rank."""
+    cuts = cuts_of(len(top.rows))
+    if cuts is None:
+        return None
+    sums = np.zeros((2, len(cuts) + 1))
+    first = 0
+    for above, below in zip(top, bottom, strict=True):
+        block = np.searchsorted(cuts, np.arange(first, first + len(above)), side="right")
+        for total, amounts in zip(sums, (above, below), strict=True):
+            total += np.bincount(block, weights=amounts, minlength=len(total))
+        first += len(above)
+    return interval_of(sums[0], sums[1])
+
+
+class Timed:
+    """The rows of all ranks in the order in which they ended, cut into blocks of as many."""
+
+    def __init__(self, rows: Steps, window: TrainingWindow) -> None:
+        """`window`: what the rows are over, from the start of the first block on."""
+        self._rows = rows
+        self._window = window
+        count = len(rows)
+        cuts = cuts_of(count)
+        self._blocks: list[Array] = []  # of each lane: the block of each row, in a byte
+        self._lasted_s: FloatArray = np.empty(0)
+        if cuts is not None:
+            self._cut(cuts, count)
+
+    def interval(self, amounts: RowAmounts) -> tuple[float, float] | None:
+        """The 95 % interval of amounts over time; None if there are too few rows."""
+        if not self._blocks:
+            return None
+        sums = np.zeros(len(self._lasted_s))
+        for block, lane_amounts in zip(self._blocks, amounts, strict=True):
+            sums += np.bincount(block, weights=lane_amounts, minlength=len(sums))
+        return interval_of(sums, self._lasted_s)
+
+    def _cut(self, cuts: TimeArray, count: int) -> None:
+        ends = streaming_quantile.values_at(self._ends, [*(cuts - 1).tolist(), count - 1], count)
+        passed = self._window.elapsed_ns(np.append(self._window.start_ns, ends))
+        # The window of requests goes on after the last row, until failed ones have settled.
+        passed[-1] = max(passed[-1], self._window.elapsed_ns(np.array([self._window.end_ns]))[0])
+        self._lasted_s = np.diff(passed) / NS_PER_S
+        ends = ends[:-1]  # of the last row before each cut
+        before = np.zeros(len(cuts), dtype=np.int64)
+        for own in self._ends():
+            before += np.searchsorted(np.sort(own), ends)
+        # Rows that end with it: so many of them, as they lie, are before the cut.
+        left = cuts - before
+        for own in self._ends():
+            block = np.searchsorted(ends, own).astype(np.uint8)
+            tied = np.flatnonzero(np.isin(own, ends))
+            for row in tied.tolist():
+                same = ends == own[row]
+                block[row] += int((left[same] <= 0).sum())
+                left[same] -= 1
+            self._blocks.append(block)
+
+    def _ends(self) -> Iterator[Array]:
+        return (lane.columns["end_ns"] for lane in self._rows.lanes)

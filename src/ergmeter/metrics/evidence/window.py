@@ -1,4 +1,4 @@
-"""The time that a run's metrics are over: a list of intervals, and what was cut out between them.
+"""The window of a run's metrics: a list of intervals, what was cut between them, and the warm-up.
 
 The headline is the pace of training. Evaluation, checkpoints and named pauses are cut out of the
 window; waits for data and stalls stay in. Tokens, joules and counters all use the same intervals.
@@ -17,17 +17,281 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ergmeter.metrics.energy.energy_curve import merged
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.energy_curve import merged
 from ergmeter.records import PHASES, Window
-from ergmeter.units import NS_PER_S, duration
+from ergmeter.units import NS_PER_S, duration, number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ergmeter.metrics.evidence.steps import Mask, Steps
-    from ergmeter.records import FloatArray, TimeArray
+    from ergmeter.records import FloatArray, Mark, TimeArray
+    from ergmeter.runlog.settings import Settings
 
-TRAINING, WHOLE, REQUESTS, WATCHED = "training", "whole", "requests", "watched"
+
+# Warm-up. Compiling, autotuning and cold caches make the first steps slow. The rule leaves out
+# leading steps that each take more than 1.5 times the median of the later ones (docs/concepts.md
+# has its constants). MSER, which drops a prefix if the rest looks steadier, dropped 14 of 61 steps
+# where one was slow. In a run with slow steps now and then, dropping a slow first step would make
+# the run look faster: a step stays if more than 5 % of the later ones are at least half as far
+# above the median.
+#
+# All ranks share one instant, the latest that any of them needs. An option, a mark or profiled
+# steps replace the rule.
+
+# The rule. docs/concepts.md gives the bias that these leave on stationary step times.
+SLOW_FACTOR = 1.5  # times the median of the later steps
+MOST_FRAC = 0.2  # of the steps that are looked at
+MOST_STEPS = 50
+LATER_SLOW_FRAC = 0.05  # of the later steps, above which slow steps are this run's nature:
+AS_SLOW = 0.5  # those that are above the median by this share of what the leading one is
+FEW_STEPS = 5  # with fewer, only the first step can be warm-up
+LOOKED_AT_STEPS = 250  # 50 are 20 % of them; later steps change nothing
+
+BY_NUMBER = "none: the window is chosen by step numbers"
+_RULES = {
+    "warmup_end": "until the mark warmup_end",
+    "profile_unread": "until the profiled steps were over",
+}
+_FEW = 5  # steps that must be left once the profile is over,
+_EARLY = 30  # if it came so early; else as many as there were before
+
+
+class SingleStep(NotMeasurable):
+    """A training of one step, which may be all warm-up."""
+
+
+@dataclass(frozen=True)
+class CountedRows:
+    """The rows that are counted, where their time begins, and by which rule."""
+
+    rows: Steps
+    start_ns: int
+    rule: str
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SlowStart:
+    """The result of the warm-up rule for a series of step times."""
+
+    dropped: int  # steps
+    slow: int  # leading steps above the factor: more than are dropped where there are too many
+    fast: int  # leading steps as far below the median: they are counted
+
+
+def slow_start(step_s: FloatArray) -> SlowStart:
+    """How many leading steps are warm-up, by their times and those of the steps after them."""
+    step_s = step_s[:LOOKED_AT_STEPS]
+    total = len(step_s)
+    if total < 2:
+        return SlowStart(0, 0, 0)
+    most = min(int(MOST_FRAC * total), MOST_STEPS) if total >= FEW_STEPS else 1
+    usual_s = float(np.median(step_s[most:]))
+    beyond_s = step_s - usual_s
+    slow = _leading(step_s > SLOW_FACTOR * usual_s, beyond_s)
+    fast = _leading(step_s < usual_s / SLOW_FACTOR, -beyond_s)
+    return SlowStart(min(slow, most), slow, fast)
+
+
+def _leading(is_far: Mask, beyond_s: FloatArray) -> int:
+    """The number of leading steps that are far from the median, as few later ones are."""
+    first = len(is_far) if is_far.all() else int(np.argmin(is_far))
+    later_s = beyond_s[first:]
+    if not first or not len(later_s):
+        return 0
+    often = [float((later_s >= AS_SLOW * own).mean()) for own in beyond_s[:first].tolist()]
+    seldom = np.array(often) <= LATER_SLOW_FRAC
+    return first if seldom.all() else int(np.argmin(seldom))
+
+
+def ending(marks: Iterable[Mark], work: Steps, settings: Settings) -> Mark | None:
+    """The mark that ends the warm-up: the user's last; else where profiled steps were over.
+
+    A profiled step is slower, and the profiler holds the training up until its trace is written:
+    neither is what the training is like. They usually come early; if they come late, most
+    of the run is not dropped for them. A declared warm-up is taken as it is declared.
+    """
+    ends = list(marks)
+    users = [mark for mark in ends if mark.name == "warmup_end"]
+    if users:
+        return users[-1]
+    profiled = [mark for mark in ends if mark.name == "profile_unread"]
+    if not profiled or any(way is not None for way in settings.warmups):
+        return None
+    last = max(profiled, key=lambda mark: mark.t_ns)
+    for lane in work.lanes:
+        left = int((lane["start_ns"] >= last.t_ns).sum())
+        before = len(lane) - left
+        if left < (_FEW if before <= _EARLY else before):
+            return None
+    return last
+
+
+def after_warmup(
+    work: Steps,
+    settings: Settings,
+    mark: Mark | None,
+    periods_s: Callable[[Steps], FloatArray] | None,
+) -> CountedRows:
+    """The rows that are counted. Raises NotMeasurable, with the numbers, if none is left.
+
+    `periods_s` gives the time of each row of a rank; None for requests, which differ in length and
+    have no warm-up of their own.
+    """
+    if settings.steps_range is not None:
+        return _in_range(work, *settings.steps_range)
+    if mark is not None:
+        return _counted(
+            work, lambda lane: lane["start_ns"] >= mark.t_ns, _RULES[mark.name], mark.t_ns
+        )
+    if settings.warmup_steps is not None:
+        return _counted(work, _by_count(settings.warmup_steps), _declared(settings))
+    if settings.warmup_s is not None:
+        return _counted(work, _by_time(settings.warmup_s), _declared(settings))
+    if periods_s is None:
+        return CountedRows(work, work.lowest("start_ns"), "none declared")
+    return _by_rule(work, periods_s)
+
+
+def _by_rule(work: Steps, periods_s: Callable[[Steps], FloatArray]) -> CountedRows:
+    ends: list[int] = []
+    remarks: dict[str, None] = {}
+    total = 0.0
+    for lane in work.lanes:
+        total = max(total, float(_steps(lane).sum()))
+        first = lane.where(np.arange(min(len(lane), LOOKED_AT_STEPS)))
+        steps = np.maximum(_steps(first), 1)
+        each = steps.astype(int)
+        step_s = np.repeat(periods_s(first) / each, each)
+        start = slow_start(step_s)
+        rows = int((np.cumsum(steps) <= start.dropped).sum())
+        if rows:
+            ends.append(int(first["end_ns"][:rows].max()))
+        own_s = np.repeat((first["end_ns"] - first["start_ns"]) / NS_PER_S / each, each)
+        remarks |= dict.fromkeys(_remarks(start, own_s, int(steps[:rows].sum())))
+    if total < 2:
+        raise SingleStep("1 step: it may be all warm-up, so there is no pace of training")
+    rule = f"leading steps above {SLOW_FACTOR:g} times the later median"
+    counted = _after(work, max(ends)) if ends else work
+    if not ends or not len(counted):  # rows that overlap: the first ends after all others
+        return CountedRows(work, work.lowest("start_ns"), rule, tuple(remarks))
+    return CountedRows(counted, max(ends), rule, tuple(remarks))
+
+
+def _remarks(start: SlowStart, own_s: FloatArray, dropped: int) -> list[str]:
+    """`own_s`: each step from its start to its end. The first has no gap before it to carry."""
+    if start.slow > dropped:
+        left = start.slow - dropped
+        which = "1 more slow step" if left == 1 else f"{left} more slow steps"
+        most = f"at most {MOST_FRAC:.0%} of the steps and {MOST_STEPS} are left out"
+        if len(own_s) < FEW_STEPS:
+            most = f"of fewer than {FEW_STEPS} steps only the first is left out"
+        return [
+            f"after {number_of(dropped, 'step')} of warm-up {which} at the beginning"
+            f" {'is' if left == 1 else 'are'} counted: {most}"
+            f" (--warmup-steps {start.slow} leaves them all out)"
+        ]
+    fast_s = float(np.median(own_s[: start.fast])) if start.fast else 0.0
+    later_s = float(np.median(own_s[start.fast :]))
+    if 0 < fast_s < later_s / SLOW_FACTOR:
+        which = "the first step was" if start.fast == 1 else f"the first {start.fast} steps were"
+        return [f"{which} {later_s / fast_s:.1f} times as fast as those after, and counted"]
+    return []
+
+
+def _in_range(work: Steps, first: int, last: int | None) -> CountedRows:
+    """The rows whose step numbers are in a range, its end excluded."""
+
+    def inside(lane: Steps) -> Mask:
+        number = _numbers(lane)
+        return np.asarray((number >= first) & (number < (np.inf if last is None else last)))
+
+    def last_pass(lane: Steps) -> Mask:
+        """Where numbers began again, as after a resume, the last time that they were made."""
+        passes = np.cumsum(np.diff(_numbers(lane), prepend=-np.inf) < 0)
+        made = passes[inside(lane)]
+        return np.asarray(passes == made.max()) if len(made) else np.zeros(len(lane), dtype=bool)
+
+    rows = work.where_each(lambda lane: inside(lane) & last_pass(lane))
+    name = f"{first}:{'' if last is None else last}"
+    if not len(rows):
+        numbers = [_numbers(lane) for lane in work.lanes]
+        low, high = min(own.min() for own in numbers), max(own.max() for own in numbers)
+        raise NotMeasurable(
+            f"--window {name} holds no step: this run's steps are numbered {low:.0f} to {high:.0f}"
+        )
+    start_ns = _start_of(work, rows, lambda lane: (_numbers(lane) < first) & last_pass(lane))
+    return CountedRows(rows, start_ns, BY_NUMBER)
+
+
+def _numbers(lane: Steps) -> FloatArray:
+    """Each row's number; where there is none, how many steps came before it."""
+    steps = _steps(lane)
+    index = lane["index"]
+    return np.cumsum(steps) - steps if np.isnan(index).any() else index
+
+
+def _counted(
+    work: Steps, asked: Callable[[Steps], Mask], rule: str, at_least_ns: int = 0
+) -> CountedRows:
+    firsts = []
+    for lane in work.lanes:
+        mask = asked(lane)
+        if not mask.any():
+            raise NotMeasurable(_why_none(lane, rule))
+        firsts.append(int(lane["start_ns"][int(np.argmax(mask))]))
+    rows = _after(work, max(firsts))
+    start_ns = _start_of(work, rows, lambda lane: _middle(lane) < max(firsts))
+    return CountedRows(rows, max(start_ns, at_least_ns), rule)
+
+
+def _after(work: Steps, instant_ns: int) -> Steps:
+    """Ranks start a step within a moment of each other: it counts if most of it lies after."""
+    return work.where_each(lambda lane: _middle(lane) >= instant_ns)
+
+
+def _start_of(work: Steps, rows: Steps, is_before: Callable[[Steps], Mask]) -> int:
+    """The end of the last step that is not counted; else the start of the first."""
+    before = work.where_each(is_before)
+    return before.highest("end_ns") if len(before) else rows.lowest("start_ns")
+
+
+def _middle(lane: Steps) -> FloatArray:
+    return (lane["start_ns"] + lane["end_ns"]) / 2
+
+
+def _steps(lane: Steps) -> FloatArray:
+    return np.nan_to_num(lane["steps"], nan=1.0)
+
+
+def _by_count(number: int) -> Callable[[Steps], Mask]:
+    return lambda lane: np.asarray(np.cumsum(_steps(lane)) - _steps(lane) >= number)
+
+
+def _by_time(seconds: float) -> Callable[[Steps], Mask]:
+    return lambda lane: np.asarray(lane["start_ns"] - lane["start_ns"][0] >= seconds * NS_PER_S)
+
+
+def _declared(settings: Settings) -> str:
+    if settings.warmup_steps is not None:
+        return number_of(settings.warmup_steps, "step")
+    return f"{settings.warmup_s:g} s"
+
+
+def _why_none(lane: Steps, rule: str) -> str:
+    lasted = duration((int(lane["end_ns"].max()) - int(lane["start_ns"][0])) / NS_PER_S)
+    steps = int(_steps(lane).sum())
+    return (
+        f"the run is shorter than its warm-up: {number_of(steps, 'step')} in {lasted},"
+        f" warm-up {rule}"
+    )
+
+
+# The window and its cuts.
+
+TRAINING, WHOLE_RUN, REQUESTS, WATCHED = "training", "whole", "requests", "watched"
 # From the end of a declared warm-up to the last step, nothing cut: rows stored without a kind.
 UNBROKEN = "unbroken"
 
@@ -41,7 +305,7 @@ _NONE: TimeArray = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class WindowCut:
-    """What was left out of the window, or could have been, under one name."""
+    """Time of one phase that was cut from the window, or could have been."""
 
     phase: str
     spans: int
@@ -98,15 +362,15 @@ class TrainingWindow:
         lengths = np.column_stack((np.zeros_like(self.starts_ns), self.ends_ns - self.starts_ns))
         passed = np.cumsum(lengths.ravel())
         instants: Any = np.asarray(t_ns)
-        place = np.clip(np.searchsorted(edges, instants, side="right") - 1, 0, len(edges) - 1)
-        within = np.where(place % 2 == 0, instants - edges[place], 0)  # after a start: inside
-        return np.asarray(passed[place] + np.maximum(within, 0), dtype=np.int64)
+        edge = np.clip(np.searchsorted(edges, instants, side="right") - 1, 0, len(edges) - 1)
+        within = np.where(edge % 2 == 0, instants - edges[edge], 0)  # after a start: inside
+        return np.asarray(passed[edge] + np.maximum(within, 0), dtype=np.int64)
 
     def contains(self, t_ns: TimeArray | FloatArray) -> Mask:
         """Which instants lie in the window, its edges included."""
         instants: Any = np.asarray(t_ns)
-        place = np.searchsorted(self.starts_ns, instants, side="right") - 1
-        return np.asarray((place >= 0) & (instants <= self.ends_ns[np.maximum(place, 0)]))
+        interval = np.searchsorted(self.starts_ns, instants, side="right") - 1
+        return np.asarray((interval >= 0) & (instants <= self.ends_ns[np.maximum(interval, 0)]))
 
     def clipped(self, starts: TimeArray, ends: TimeArray) -> tuple[TimeArray, TimeArray]:
         """The parts of these spans that lie in the window."""
@@ -124,17 +388,17 @@ class TrainingWindow:
 
 
 def intersected(
-    one: tuple[TimeArray, TimeArray], other: tuple[TimeArray, TimeArray]
+    first: tuple[TimeArray, TimeArray], second: tuple[TimeArray, TimeArray]
 ) -> tuple[TimeArray, TimeArray]:
     """The time that is in both of two lists of spans. Spans of each list must not overlap."""
-    edges = np.unique(np.concatenate([*one, *other]))
+    edges = np.unique(np.concatenate([*first, *second]))
     if len(edges) < 2:
         return _NONE, _NONE
     begins = edges[:-1]
     inside = np.ones(len(begins), dtype=bool)
-    for starts, ends in (one, other):
-        place = np.searchsorted(starts, begins, side="right") - 1
-        inside &= (place >= 0) & (begins < (ends[np.maximum(place, 0)] if len(ends) else 0))
+    for starts, ends in (first, second):
+        span = np.searchsorted(starts, begins, side="right") - 1
+        inside &= (span >= 0) & (begins < (ends[np.maximum(span, 0)] if len(ends) else 0))
     return merged(begins[inside], edges[1:][inside])
 
 
@@ -148,7 +412,7 @@ def without(window: Window, starts: TimeArray, ends: TimeArray) -> tuple[TimeArr
 
 
 def without_named(outer: Window, all_steps: Steps) -> TrainingWindow:
-    """The same without any span that has another name and overlaps no step, however uncertain."""
+    """The window without evaluation, checkpoints and pauses that overlap no step."""
     spans = _spans(all_steps, outer, printed=False, on_gpu=False)
     out = spans.where(spans.is_cut)
     return TrainingWindow(TRAINING, *without(outer, out.begin_ns, out.end_ns))
@@ -178,18 +442,20 @@ def training_window(
     host's clock alone does not show it.
     """
     spans = _spans(all_steps, outer, printed=printed, on_gpu=on_gpu)
-    cut, known = spans.is_cut, spans.is_known
+    cut, is_done = spans.is_cut, spans.is_known
     remarks: list[str] = []
     beside = spans.where(spans.is_beside)
-    remarks += [f"{one} overlaps training steps, and is in the window" for one in beside.tally()]
-    uncertain_ns = int((spans.end_ns - spans.begin_ns)[cut & ~known].sum())
+    remarks += [
+        f"{cut_out} overlaps training steps, and is in the window" for cut_out in beside.tally()
+    ]
+    uncertain_ns = int((spans.end_ns - spans.begin_ns)[cut & ~is_done].sum())
     left_ns = outer.end_ns - outer.start_ns - spans.where(cut).union_ns()
     if uncertain_ns > UNCERTAIN_FRAC * left_ns:
         remarks += [
-            f"{one} is in the window: when the GPU had done the steps before it is not known"
-            for one in spans.where(cut & ~known).tally()
+            f"{span} is in the window: when the GPU had done the steps before it is not known"
+            for span in spans.where(cut & ~is_done).tally()
         ]
-        cut &= known
+        cut &= is_done
     out = spans.where(cut)
     starts, ends = without(outer, out.begin_ns, out.end_ns)
     unsure = out.where(~out.is_known)
@@ -230,8 +496,8 @@ class _Spans:
 
     def _tally(self) -> Iterator[WindowCut]:
         before = 0
-        for place, phase in enumerate(CUT_PHASES):
-            wanted = [PHASES.index(one) for one in CUT_PHASES[: place + 1]]
+        for number, phase in enumerate(CUT_PHASES):
+            wanted = [PHASES.index(name) for name in CUT_PHASES[: number + 1]]
             own = self.where(self.phase == PHASES.index(phase))
             upto = self.where(np.isin(self.phase, wanted)).union_ns()
             if len(own.phase) and upto > before:
@@ -240,7 +506,7 @@ class _Spans:
 
 
 def _spans(all_steps: Steps, outer: Window, *, printed: bool, on_gpu: bool) -> _Spans:
-    """Of one rank, as ranks work in step. Each is checked against the steps of all."""
+    """Spans of one rank, as ranks work in step, each checked against the steps of all ranks."""
     lane = _naming_lane(all_steps)
     rows = _named(lane)
     near = (rows["end_ns"] > outer.start_ns) & (rows["start_ns"] < outer.end_ns)
@@ -255,40 +521,40 @@ def _spans(all_steps: Steps, outer: Window, *, printed: bool, on_gpu: bool) -> _
     begin_ns, finish_ns, is_beside, by_device = _against(
         train, host, begin_ns, finish_ns, is_own=True
     )
-    known = by_device | (not on_gpu)
+    is_done = by_device | (not on_gpu)
     if printed and len(train):
-        known |= _is_synchronised(train, start_ns)
+        is_done |= _is_synchronised(train, start_ns)
     for other in _other_lanes(all_steps, lane):
         steps = other.where(other["phase"] == _TRAIN)
         begin_ns, finish_ns, beside, _ = _against(steps, host, begin_ns, finish_ns, is_own=False)
         is_beside |= beside
     begin_ns, finish_ns = (
-        np.clip(np.where(is_beside, own, found), outer.start_ns, outer.end_ns)
-        for own, found in zip(host, (begin_ns, finish_ns), strict=True)
+        np.clip(np.where(is_beside, own, edge), outer.start_ns, outer.end_ns)
+        for own, edge in zip(host, (begin_ns, finish_ns), strict=True)
     )
     phase = rows["phase"].astype(np.int64)
-    return _Spans(phase, begin_ns, finish_ns, np.asarray(known), is_beside)
+    return _Spans(phase, begin_ns, finish_ns, np.asarray(is_done), is_beside)
 
 
 def _other_lanes(all_steps: Steps, lane: Steps) -> Iterator[Steps]:
     own = lane["lane"][0]
-    return (one for one in all_steps.lanes if len(one) and one["lane"][0] != own)
+    return (other for other in all_steps.lanes if len(other) and other["lane"][0] != own)
 
 
 def _host_times(rows: Steps) -> tuple[TimeArray, TimeArray]:
     """When the host began and ended each row, also where the device's times are its times."""
-    found = []
+    times = []
     for edge in ("start_ns", "end_ns"):
         host, own = rows[f"host_{edge}"], rows[edge]
-        found.append(np.where(np.isnan(host), own, host).astype(np.int64))
-    return found[0], found[1]
+        times.append(np.where(np.isnan(host), own, host).astype(np.int64))
+    return times[0], times[1]
 
 
 def _is_synchronised(train: Steps, begin_ns: TimeArray) -> Mask:
     """Whether the line before each span printed a loss, which the host must have had by then."""
-    place = np.searchsorted(train["end_ns"], begin_ns, side="right") - 1
+    before = np.searchsorted(train["end_ns"], begin_ns, side="right") - 1
     has_loss = ~np.isnan(train["loss"])
-    return np.asarray((place < 0) | has_loss[np.maximum(place, 0)])
+    return np.asarray((before < 0) | has_loss[np.maximum(before, 0)])
 
 
 def _against(
@@ -326,6 +592,6 @@ def _against(
     return begin_ns, finish_ns, np.asarray(beside), np.asarray(by_device)
 
 
-def in_words(cuts: Sequence[WindowCut]) -> str:
+def cuts_text(cuts: Sequence[WindowCut]) -> str:
     """`, without 8.1 s of evaluation and 2.3 s of checkpoints`; "" where nothing was cut."""
     return f", without {' and '.join(map(str, cuts))}" if cuts else ""

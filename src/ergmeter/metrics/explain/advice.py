@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ergmeter.metrics.definitions.stragglers import STRAGGLING_FRAC
+from ergmeter.metrics.definitions.timing import STRAGGLING_FRAC
 from ergmeter.metrics.explain.block import IDLE, KERNELS, MERGED_WAITS, percent
 from ergmeter.metrics.explain.flops import NO_PADDING
 from ergmeter.units import scaled
@@ -18,7 +18,7 @@ from ergmeter.units import scaled
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ergmeter.metrics.definitions.stragglers import Straggler
+    from ergmeter.metrics.definitions.timing import Straggler
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.explain.block import LossBlock
     from ergmeter.metrics.explain.device import DeviceActivity

@@ -22,7 +22,7 @@ from ergmeter.hardware import candidates
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.definitions.achievable import OF_PEAK, achievable_of_peak_frac, calibration_of
 from ergmeter.metrics.definitions.utilization import process_cores
-from ergmeter.metrics.evidence.gauges import (
+from ergmeter.metrics.evidence.samples import (
     begins_ns_of,
     inside,
     mean,

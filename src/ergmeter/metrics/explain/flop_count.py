@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.definitions.compute import ALL_WORK, run_results
-from ergmeter.metrics.evidence.gauges import begins_ns_of, mean_activity, readings, sampled
+from ergmeter.metrics.evidence.samples import begins_ns_of, mean_activity, readings, sampled
 from ergmeter.metrics.explain.device import clock_hz, peak_clock_hz
 from ergmeter.records import Missing
 from ergmeter.units import NS_PER_S, duration

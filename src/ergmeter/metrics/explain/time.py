@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.energy.energy_curve import merged
+from ergmeter.metrics.energy_curve import merged
 from ergmeter.metrics.explain.block import IDLE, MERGED_WAITS, Fact, LossBlock, percent
 from ergmeter.records import PHASES, weakest
 from ergmeter.units import NS_PER_S, duration, number_of

@@ -19,10 +19,10 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.definitions.energy import run_j
+from ergmeter.metrics.definitions.energy_breakdown import energy_of
 from ergmeter.metrics.definitions.profile import profiles
-from ergmeter.metrics.definitions.step_energy import energy_of
-from ergmeter.metrics.definitions.stragglers import pace_of_ranks
-from ergmeter.metrics.energy.energy_curve import merged
+from ergmeter.metrics.definitions.timing import pace_of_ranks
+from ergmeter.metrics.energy_curve import merged
 from ergmeter.metrics.explain.advice import Change, changes, record_next, remarks
 from ergmeter.metrics.explain.block import MERGED_WAITS
 from ergmeter.metrics.explain.device import device_activity, why_no_ceiling
@@ -34,7 +34,7 @@ from ergmeter.records import Missing, Reading
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from ergmeter.metrics.definitions.stragglers import Straggler
+    from ergmeter.metrics.definitions.timing import Straggler
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.explain.block import LossBlock
     from ergmeter.metrics.explain.flops import Achieved

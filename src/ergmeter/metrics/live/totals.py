@@ -20,7 +20,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import known_counts
 from ergmeter.metrics.evidence.evidence import Evidence
-from ergmeter.metrics.evidence.gauges import mean, sampled
+from ergmeter.metrics.evidence.samples import mean, sampled
 from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.metrics.evidence.window import TRAINING, TrainingWindow
 from ergmeter.metrics.summarize import settings_of

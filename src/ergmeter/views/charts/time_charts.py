@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import timeline
-from ergmeter.metrics.energy.device_energy import boundary
-from ergmeter.metrics.evidence.gauges import sampled, why_absent
+from ergmeter.metrics.device_energy import boundary
+from ergmeter.metrics.evidence.samples import sampled, why_absent
 from ergmeter.units import duration
 from ergmeter.views.charts.chart import Chart, Scale, Table, chart_of, framed, scale_for
 from ergmeter.views.charts.phase_chart import phase_chart

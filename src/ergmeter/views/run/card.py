@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ergmeter.metrics.catalog import catalogue
-from ergmeter.metrics.evidence.warmup import BY_NUMBER
+from ergmeter.metrics.evidence.window import BY_NUMBER
 from ergmeter.records import PHASES, Missing, Reading
 from ergmeter.runlog.reader import FINISHED, IMPORTED, RUNNING
 from ergmeter.units import NO_UNIT, duration, number_of, scaled, significant, tallied

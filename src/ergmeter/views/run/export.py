@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.metrics.definitions.step_energy import energy_of, step_rows
+from ergmeter.metrics.definitions.energy_breakdown import energy_of, step_rows
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import COLUMN_KINDS
 from ergmeter.views import documents

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
-from ergmeter.metrics.evidence.device_info import board_facts
+from ergmeter.metrics.evidence.gpu_use import board_facts
 from ergmeter.metrics.evidence.window import UNBROKEN
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Missing, Reading

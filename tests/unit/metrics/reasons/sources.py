@@ -1,4 +1,4 @@
-"""Every reason and caution in the source of metrics and comparisons, as a pattern of its text.
+"""Reasons and cautions in the source of metrics and comparisons, as patterns of their text.
 
 A reason is the text of a ``Missing``, a ``NotMeasurable`` or a subclass: written in the call, or in
 a constant or a function of the same module that the call uses. A caution is a sentence of the
@@ -18,7 +18,7 @@ import ergmeter
 
 SOURCE = Path(ergmeter.__file__).parent
 FOLDERS = (SOURCE / "metrics", SOURCE / "compare", SOURCE / "stats")
-CAUTIONS = ("metrics/notes.py", "metrics/checks.py", "metrics/explain/flop_count.py")
+CAUTIONS = ("metrics/summarize.py", "metrics/check")
 FEWEST_WORDS = 4  # fewer are parts of a sentence: "of warm-up", "on rank"
 
 _CALLS = ("Missing", "NotApplicable", "NotMeasurable", "SingleStep")

@@ -1,11 +1,12 @@
-"""Energy a device drew up to any instant: from its counter, else from readings of its power.
+"""Energy of a device up to any instant, from its counter or its power readings.
 
-Two traps. The sampler ticks on its own clock and a counter refreshes on its own, so a window almost
-never begins or ends on a reading: adding up what lies inside loses up to an interval at each end
-and reads a short step as zero joules. So the energy is a curve over time, and a window is a
-difference of two of its values; windows side by side add up exactly. And the usual power field is
-an average of about the last second on recent NVIDIA chips: integrating it reads a 0.5 s burst 62 %
-low.
+Sampler and counter have clocks of their own, so a window almost never begins or ends on a reading.
+Adding up the readings inside loses up to an interval at each end and reads a short step as 0 J. So
+energy is a curve over time, and a window is a difference of two of its values; windows side by side
+add up exactly.
+
+The usual power field is an average of about the last second on recent NVIDIA chips: integrating it
+reads a 0.5 s burst 62 % low.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ RAPL_REFRESH_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """What a device drew in a window, and between which values the readings say it must lie."""
+    """Energy of a device in a window, with lower and upper bounds."""
 
     joules: float
     low_j: float
@@ -43,7 +44,7 @@ class Energy:
 
 @dataclass(frozen=True, slots=True)
 class EnergyCurve:
-    """Joules since the first reading: known at the knots, and in between by what is said below."""
+    """Joules since the first reading: known at the knots, interpolated between them."""
 
     t_ns: TimeArray
     joules: FloatArray
@@ -143,9 +144,9 @@ class EnergyCurve:
         self, start_ns: TimeArray, end_ns: TimeArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Joules of each window, the least and the most they may be; NaN outside the readings."""
-        known = self.spanned(start_ns, end_ns)
-        found = self._over_each(start_ns, end_ns)
-        joules, low_j, high_j = (np.where(known, one, np.nan) for one in found)
+        is_spanned = self.spanned(start_ns, end_ns)
+        bounds = self._over_each(start_ns, end_ns)
+        joules, low_j, high_j = (np.where(is_spanned, column, np.nan) for column in bounds)
         return joules, low_j, high_j
 
     def _over_each(
@@ -181,11 +182,11 @@ class EnergyCurve:
             refresh_ns = round(REFRESH_S * NS_PER_S)
             before = np.clip(np.searchsorted(read_ns, edges, side="right") - 1, 0, None)
             after = np.searchsorted(read_ns, edges + refresh_ns)
-            shown = read_j[np.minimum(after, len(read_ns) - 1)]
+            read_after = read_j[np.minimum(after, len(read_ns) - 1)]
             beyond = after == len(read_ns)
-            shown[beyond] = self.at(edges[beyond] + refresh_ns)
-            drawn = np.where(edges < read_ns[0], -math.inf, read_j[before])
-            early, late = np.maximum(early, drawn), np.minimum(late, shown)
+            read_after[beyond] = self.at(edges[beyond] + refresh_ns)
+            read_before = np.where(edges < read_ns[0], -math.inf, read_j[before])
+            early, late = np.maximum(early, read_before), np.minimum(late, read_after)
         return np.minimum(early, joules), np.maximum(late, joules)
 
     def _check_ends(self, window: Window) -> None:
@@ -258,7 +259,7 @@ def counter_curve(
 
 
 def merged(starts: TimeArray, ends: TimeArray) -> tuple[TimeArray, TimeArray]:
-    """The same instants as spans that do not touch, in order."""
+    """Spans merged where they overlap or touch, in order."""
     if not len(starts):
         return starts, ends
     order = np.argsort(starts, kind="stable")

@@ -1,15 +1,16 @@
-"""Carbon: energy x grid intensity x PUE, with both factors shown. Neither has a default.
+"""Carbon (energy x grid intensity x PUE) and cost (device-hours and kWh x their prices).
 
-The trap: a figure that looks measured and rests on a guess. CodeCarbon without a network places
-the machine in Canada; carbontracker multiplies by a PUE nobody stated. Here a factor comes from the
-user, or from the table by a place the user names, with its source; without a grid intensity there
-is no carbon figure.
+No factor has a default. Each comes from the user, or from the table by a region that the user
+names, with its source; without a grid intensity there is no carbon metric. (CodeCarbon without a
+network assumes Canada; carbontracker multiplies by a PUE that is not stated.)
 
-Two intensities are never mixed: the grid's where the machine stands (location-based) and what a
-contract says of the electricity (market-based). A report of the second alone can read zero beside a
-coal plant, so it has keys of its own and takes the place of nothing. The making of the devices is
-no part of either: it is spread over the hours they are used, and added only in a figure that says
-so in its name.
+Location-based and market-based intensity are never mixed: a market-based figure can be zero beside
+a coal plant, so it has keys of its own. Embodied carbon is spread over the devices' hours, and
+added only in a metric that says so in its name.
+
+Rent and electricity are never added: the price of a rented GPU-hour includes power and cooling,
+while the owner of a GPU pays for electricity apart. Costs per token are of the window, as all rates
+are. Rent runs on outside it: `cost.gpu_whole_run` covers all the time that was watched.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import label_of, tokens
-from ergmeter.metrics.evidence.gauges import ACCELERATORS
-from ergmeter.metrics.evidence.missing_ranks import need_all, need_devices
+from ergmeter.metrics.evidence.ranks import need_all, need_devices
+from ergmeter.metrics.evidence.samples import ACCELERATORS
 from ergmeter.records import Reading
 from ergmeter.runlog.settings import NOT_STATED
 from ergmeter.units import J_PER_KWH, duration, scaled, significant
@@ -32,13 +33,9 @@ if TYPE_CHECKING:
     from ergmeter.metrics.evidence.window import TrainingWindow
     from ergmeter.records import Window
 
-# -- occupancy -------------------------------------------------------------------------------------
-# How many devices did a run hold, and for how long? What is paid and worn by the hour.
-#
-# The trap: the devices that were seen for those that were held. A Meter on one of several nodes
-# reads its own, and a CPU has no rental by the GPU-hour; so a count is what was read of every rank
-# or what somebody declares, and never 1 for want of another.
 
+# Device-hours. The number of devices is what was read of every rank, or what the user declares, and
+# never assumed to be 1: a Meter on one of several nodes reads only its own.
 
 _S_PER_H = 3600.0
 
@@ -48,15 +45,15 @@ class DeviceHours:
     """Device-hours, and in words how many devices for how long."""
 
     hours: float
-    said: str
+    text: str
 
 
 def device_hours(evidence: Evidence, window: Window | TrainingWindow) -> DeviceHours:
     """The devices of a run times the length of a window."""
     devices, how = _devices(evidence)
-    said = f"{devices} devices ({how})" if devices > 1 else f"1 device ({how})"
+    count = f"{devices} devices ({how})" if devices > 1 else f"1 device ({how})"
     return DeviceHours(
-        devices * window.duration_s / _S_PER_H, f"{said} x {duration(window.duration_s)}"
+        devices * window.duration_s / _S_PER_H, f"{count} x {duration(window.duration_s)}"
     )
 
 
@@ -77,9 +74,6 @@ def _devices(evidence: Evidence) -> tuple[int, str]:
     return len(gpus), "seen in use"
 
 
-# -- carbon ----------------------------------------------------------------------------------------
-
-
 _G_PER_KG = 1000
 _MILLION = 1e6
 
@@ -96,7 +90,7 @@ def co2e_g(evidence: Evidence) -> Reading:
 
 
 def market_co2e_g(evidence: Evidence) -> Reading:
-    """The same by what the contract for the electricity says."""
+    """Grams of CO2 equivalent for the energy of the window, by the electricity contract."""
     settings = evidence.settings
     if settings.market_g_per_kwh is None:
         raise NotMeasurable(
@@ -115,7 +109,7 @@ def _emitted(evidence: Evidence, g_per_kwh: float, source: str | None) -> Readin
 
 
 def building_of(evidence: Evidence) -> tuple[float, str]:
-    """The PUE, 1 where nobody gave one; and how it goes on behind a product, in words."""
+    """The PUE (1 if none was given), and the text of its factor in a note."""
     pue, source = evidence.settings.pue, evidence.settings.pue_source
     if pue is None:
         return 1.0, "; the building's overhead is not in it (no PUE was given)"
@@ -123,13 +117,13 @@ def building_of(evidence: Evidence) -> tuple[float, str]:
 
 
 def scaled_by(reading: Reading, factor: float, unit: str, note: str) -> Reading:
-    """A reading times what somebody stated, and so assumed, with its interval."""
+    """A reading times an assumed factor, with its interval."""
     low, high = (None if end is None else end * factor for end in (reading.low, reading.high))
     return Reading(reading.value * factor, unit, "assumed", low, high, note)
 
 
 def per_million_tokens(evidence: Evidence, reading: Reading) -> Reading:
-    """What the window came to, for a million of its tokens."""
+    """A reading of the window per million of its tokens."""
     need_all(evidence)
     amounts, label, _ = tokens(evidence)
     note = f"{label_of(evidence, label)}; {reading.note}"
@@ -162,13 +156,13 @@ def embodied_g(evidence: Evidence) -> Reading:
             "no lifetime of a device was given, over which its embodied carbon is spread:"
             " --lifetime-h (35040 is four years non-stop)"
         )
-    held = device_hours(evidence, evidence.span)
+    occupied = device_hours(evidence, evidence.span)
     note = (
-        f"{held.said} of {settings.lifetime_h:g} h x {settings.embodied_kg:g} kg"
+        f"{occupied.text} of {settings.lifetime_h:g} h x {settings.embodied_kg:g} kg"
         f" ({settings.embodied_source or NOT_STATED}); hosts and building are not in it;"
         f" {evidence.window_note}"
     )
-    value = held.hours / settings.lifetime_h * settings.embodied_kg * _G_PER_KG
+    value = occupied.hours / settings.lifetime_h * settings.embodied_kg * _G_PER_KG
     return Reading(value, "g", "assumed", note=note)
 
 
@@ -239,5 +233,117 @@ METRICS = [
         "carbon.co2e_g + carbon.embodied_g",
         (*_GRID, *_MAKING),
         co2e_with_embodied_g,
+    ),
+]
+
+
+# Cost.
+
+UNIT = "price units"  # where no currency was given
+
+
+def gpu(evidence: Evidence) -> Reading:
+    """The devices' rent for the window."""
+    _gpu_price(evidence)
+    return _rent(evidence, evidence.span, evidence.window_note)
+
+
+def gpu_whole_run(evidence: Evidence) -> Reading:
+    """The devices' rent for all the time that was watched."""
+    _gpu_price(evidence)
+    why = "start, warm-up, evaluation and checkpoints included; time before and after it is not"
+    return _rent(evidence, evidence.watched, why)
+
+
+def gpu_per_million_tokens(evidence: Evidence) -> Reading:
+    """The devices' rent for a million tokens."""
+    return per_million_tokens(evidence, gpu(evidence))
+
+
+def energy(evidence: Evidence) -> Reading:
+    """The bill for the energy of the window."""
+    price = evidence.settings.price_per_kwh
+    if price is None:
+        raise NotMeasurable("no price of electricity was given: --price-per-kwh with --currency")
+    used = run_j(evidence)
+    pue, building = building_of(evidence)
+    note = f"{scaled(used.value, 'J')} x {price:g} a kWh{building}; interval is the energy's alone"
+    return scaled_by(used, price * pue / J_PER_KWH, _unit(evidence), note)
+
+
+def energy_per_million_tokens(evidence: Evidence) -> Reading:
+    """The bill for the energy of a million tokens."""
+    reading = energy(evidence)
+    need_devices(evidence)
+    return per_million_tokens(evidence, reading)
+
+
+def _gpu_price(evidence: Evidence) -> float:
+    price = evidence.settings.price_per_gpu_hour
+    if price is None:
+        raise NotMeasurable("no price of a device was given: --price-per-gpu-hour with --currency")
+    return price
+
+
+def _rent(evidence: Evidence, window: Window | TrainingWindow, which: str) -> Reading:
+    price = _gpu_price(evidence)
+    occupied = device_hours(evidence, window)
+    note = f"{occupied.text} x {price:g} an hour each; {which}"
+    return Reading(occupied.hours * price, _unit(evidence), "assumed", note=note)
+
+
+def _unit(evidence: Evidence) -> str:
+    return evidence.settings.currency or UNIT
+
+
+_RENT = ("devices", "a price per GPU-hour")
+_BILL = ("energy", "a price per kWh")
+_UNIT = "currency"
+
+COST_METRICS = [
+    Metric(
+        "cost.gpu",
+        "cost of the devices",
+        _UNIT,
+        "lower",
+        "devices x window x price per GPU-hour",
+        _RENT,
+        gpu,
+    ),
+    Metric(
+        "cost.gpu_whole_run",
+        "cost of the devices, whole run",
+        _UNIT,
+        "lower",
+        "devices x time from the first hand-over to the last x price per GPU-hour",
+        _RENT,
+        gpu_whole_run,
+    ),
+    Metric(
+        "cost.gpu_per_million_tokens",
+        "cost of the devices per million tokens",
+        _UNIT,
+        "lower",
+        "1e6 x cost.gpu / tokens.total",
+        (*_RENT, "steps with tokens"),
+        gpu_per_million_tokens,
+    ),
+    Metric(
+        "cost.energy",
+        "cost of the energy",
+        _UNIT,
+        "lower",
+        "energy.run_j / 3.6e6 x price per kWh x PUE",
+        _BILL,
+        energy,
+    ),
+    Metric(
+        "cost.energy_per_million_tokens",
+        "cost of the energy per million tokens",
+        _UNIT,
+        "lower",
+        "1e6 x cost.energy / tokens.total",
+        (*_BILL, "steps with tokens"),
+        energy_per_million_tokens,
     ),
 ]

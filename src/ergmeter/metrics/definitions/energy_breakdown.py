@@ -1,0 +1,486 @@
+"""Energy of single steps, of phases, and above the idle baseline.
+
+A counter that refreshes ten times a second, read at both ends of a 20 ms step, shows 0 J four times
+and 60 J the fifth. So a step's energy is a difference of the devices' energy curves at its ends.
+Steps side by side add up to the counter. How far each edge may be off is the step's own
+uncertainty, which for a short step is most of it.
+
+Of several ranks, the steps of the rank with the most rows are used: all ranks make a step together,
+with all devices. Requests are no steps: they differ in length, and overlap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.catalog import Metric
+from ergmeter.metrics.definitions.achievable import calibration_of, differences
+from ergmeter.metrics.definitions.energy import joules_per_token, run_j
+from ergmeter.metrics.definitions.tokens import need_all_rows
+from ergmeter.metrics.device_energy import boundary, curve_of
+from ergmeter.metrics.energy_curve import merged
+from ergmeter.metrics.evidence.samples import BOUNDARY, cached_for_kinds, cached_per_device
+from ergmeter.records import PHASES, Reading, weakest
+from ergmeter.stats.intervals import percentile
+from ergmeter.units import NS_PER_S, duration, number_of, scaled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ergmeter.metrics.energy_curve import EnergyCurve
+    from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.metrics.evidence.steps import Steps
+    from ergmeter.records import Basis, Device, FloatArray, TimeArray
+
+
+# Energy by phase. A wait for data may lie inside a step, a checkpoint inside an evaluation. Each
+# instant belongs to one phase, the first of: checkpoint, evaluation, data, prefill, decode,
+# training, idle. So the parts add up to the whole run. Where the device times the steps, training
+# comes before data: a wait of the host that the device does not notice costs nothing.
+#
+# The sensor places joules to one refresh. All edges may be off by half a refresh either way, which
+# is in the interval. Where spans and gaps are shorter than that, the sensor can't tell which of the
+# two drew more: all that the smaller has may belong to the other.
+
+Spans: TypeAlias = "tuple[TimeArray, TimeArray]"
+
+_ORDER = ("checkpoint", "eval", "data", "prefill", "decode", "train", "idle")
+_WORDS = {
+    "train": "training steps",
+    "eval": "evaluation",
+    "checkpoint": "checkpoints",
+    "data": "waiting for data",
+    "prefill": "reading prompts",
+    "decode": "writing answers",
+    "idle": "idle spans",
+}
+
+
+def _part_j(evidence: Evidence, phase: str) -> Reading:
+    """The energy of the instants that belong to a phase."""
+    if not len(_spans(evidence, phase)[0]):
+        raise NotMeasurable(f"no {phase} span was recorded")
+    need_all_rows(evidence)
+    each = [_device_part(evidence, device, phase) for device in _devices(evidence)]
+    values, lows, highs, bases = zip(*each, strict=True)
+    value, low, high = sum(values), sum(lows), sum(highs)
+    note = f"{_WORDS[phase]}, whole run; {_how(evidence)}"
+    return Reading(value, "J", weakest(*bases), min(low, value), max(high, value), note)
+
+
+@cached_per_device
+def _device_part(
+    evidence: Evidence, device: Device, phase: str
+) -> tuple[float, float, float, Basis]:
+    """Energy of one device in a phase, its lower and upper bound, and its basis."""
+    order = _order(evidence)
+    rank = order.index(phase)
+    before, upto = _union(evidence, *order[:rank]), _union(evidence, *order[: rank + 1])
+    curve, basis = curve_of(evidence, device)
+    reached = curve.spanned(*upto)
+    recorded = [name for name in order[: rank + 1] if len(_spans(evidence, name)[0])]
+    if not reached.all():
+        missed = int((~reached).sum())
+        raise NotMeasurable(
+            f"{device.name} [{device.id}]: its readings do not cover {missed} of {len(reached)}"
+            f" spans ({', '.join(recorded)})"
+        )
+    half_ns = _half_refresh_ns(curve)
+    value, *moved = (
+        _joules(curve, _moved(upto, by_ns)) - _joules(curve, _moved(before, by_ns))
+        for by_ns in (0, -half_ns, -half_ns // 2, half_ns // 2, half_ns)
+    )
+    off = max(abs(shifted - value) for shifted in moved)
+    off += sum(_unresolved_j(curve, spans, half_ns) for spans in (upto, before))
+    return value, max(0.0, value - off), value + off, basis
+
+
+def _rest_j(evidence: Evidence) -> Reading:
+    """Energy outside of all spans: start-up, pauses, the end."""
+    if not len(_union(evidence, *_ORDER)[0]):
+        raise NotMeasurable("no span was recorded")
+    need_all_rows(evidence)
+    each = [_device_rest(evidence, device) for device in _devices(evidence)]
+    values, bases = zip(*each, strict=True)
+    note = f"outside of all spans, whole run; {_how(evidence)}"
+    return Reading(sum(values), "J", weakest(*bases), note=note)
+
+
+@cached_per_device
+def _device_rest(evidence: Evidence, device: Device) -> tuple[float, Basis]:
+    curve, basis = curve_of(evidence, device)
+    lifetime = _run_span(evidence, curve)
+    spans = _clipped(_union(evidence, *_ORDER), lifetime)
+    return _joules(curve, lifetime) - _joules(curve, spans), basis
+
+
+@cached_for_kinds(BOUNDARY)
+def _parts(evidence: Evidence, device: Device) -> None:
+    """Computes all parts of a device while its samples are in memory."""
+    if evidence.from_output:
+        return
+    for phase in _ORDER:
+        if len(_spans(evidence, phase)[0]):
+            _device_part(evidence, device, phase)
+    if len(_union(evidence, *_ORDER)[0]):
+        _device_rest(evidence, device)
+
+
+def _how(evidence: Evidence) -> str:
+    ranks = len(evidence.all_steps.lanes)
+    whose = f"by the spans of the rank that told the most of {ranks}; " if ranks > 1 else ""
+    return f"{whose}each instant belongs to one phase: {', '.join(_order(evidence))}"
+
+
+@cached_per_device
+def _order(evidence: Evidence) -> tuple[str, ...]:
+    """Which phase an instant belongs to: the first of these that holds it."""
+    rows = evidence.all_steps.longest
+    if len(rows) and not np.isnan(rows["host_end_ns"]).all():
+        return ("checkpoint", "eval", "prefill", "decode", "train", "data", "idle")
+    return _ORDER
+
+
+def _devices(evidence: Evidence) -> list[Device]:
+    if evidence.from_output:
+        raise NotMeasurable("printed lines do not say when a phase began: a Meter does")
+    return boundary(evidence)
+
+
+@cached_per_device
+def _spans(evidence: Evidence, phase: str) -> Spans:
+    """Spans of a phase, of the rank with the most rows: ranks work in step."""
+    lane = evidence.all_steps.longest
+    own = lane.where(lane["phase"] == PHASES.index(phase)) if len(lane) else lane
+    return own.columns["start_ns"], own.columns["end_ns"]
+
+
+@cached_per_device
+def _union(evidence: Evidence, *phases: str) -> Spans:
+    """The time that belongs to any of these, as spans that do not touch."""
+    each = [_spans(evidence, phase) for phase in phases]
+    starts = np.concatenate([spans[0] for spans in each]) if each else np.array([], dtype=np.int64)
+    ends = np.concatenate([spans[1] for spans in each]) if each else np.array([], dtype=np.int64)
+    return merged(starts, ends)
+
+
+def _moved(spans: Spans, by_ns: int) -> Spans:
+    starts, ends = spans
+    return starts + by_ns, ends + by_ns
+
+
+def _unresolved_j(curve: EnergyCurve, spans: Spans, half_ns: int) -> float:
+    """Joules that may belong to spans or to gaps shorter than a refresh between them."""
+    starts, ends = merged(spans[0] - half_ns, spans[1] + half_ns)
+    own_j = _joules(curve, spans)
+    return min(own_j, _joules(curve, (starts + half_ns, ends - half_ns)) - own_j)
+
+
+def _clipped(spans: Spans, outer: Spans) -> Spans:
+    starts, ends = (np.clip(edge, outer[0][0], outer[1][0]) for edge in spans)
+    return starts, ends
+
+
+def _run_span(evidence: Evidence, curve: EnergyCurve) -> Spans:
+    """The life of the run, as far as the readings go."""
+    start_ns = max(evidence.watched.start_ns, int(curve.t_ns[0]))
+    end_ns = min(evidence.watched.end_ns, curve.seen_until_ns)
+    return np.array([start_ns]), np.array([max(start_ns, end_ns)])
+
+
+def _joules(curve: EnergyCurve, spans: Spans) -> float:
+    starts, ends = spans
+    return float((curve.at(ends) - curve.at(starts)).sum()) if len(starts) else 0.0
+
+
+def _half_refresh_ns(curve: EnergyCurve) -> int:
+    return round(min(curve.refresh_s, 1.0) / 2 * NS_PER_S)
+
+
+def _of(phase: str) -> Callable[[Evidence], Reading]:
+    def compute(evidence: Evidence) -> Reading:
+        return _part_j(evidence, phase)
+
+    return compute
+
+
+_PHASE_NEEDS = ("an energy counter or power readings", "spans of a Meter or an integration")
+
+PHASE_METRICS = [
+    *(
+        Metric(
+            f"energy.{phase}_j",
+            f"energy, {_WORDS[phase]}",
+            "J",
+            "lower" if phase != "train" else "neither",
+            f"energy of the instants in a {phase} span and in none of a phase before it in:"
+            f" {', '.join(_ORDER)}; whole run",
+            _PHASE_NEEDS,
+            _of(phase),
+        )
+        for phase in ("train", "eval", "checkpoint", "data", "prefill", "decode", "idle")
+    ),
+    Metric(
+        "energy.rest_j",
+        "energy, outside of all spans",
+        "J",
+        "lower",
+        "energy of the whole run - of all its spans",
+        _PHASE_NEEDS,
+        _rest_j,
+    ),
+]
+
+
+# Idle and net energy. An idle GPU without a program draws less than one with a live context (77 and
+# 121 W on an H200), and only the second is what the run would have drawn had it done nothing. So
+# the baseline is watts with a live context: of idle spans of this run, or of a calibration of this
+# very device. Without either there is no net energy. A calibration beside other programs is
+# refused; one under other conditions says so. A run that drew less than its idle baseline is an
+# error of one of the two.
+
+# After a load a GPU takes about a second to come to rest, and its sensors a refresh more.
+SETTLE_S = 1.5
+_CALIBRATED = ("nvml", "dcgm")  # whose devices `erg calibrate` knows the sensors of
+_CURE = "`with meter.phase('idle')` for some seconds of the run measures it"
+
+
+def idle_w(evidence: Evidence) -> Reading:
+    """Watts of the run's devices with a program on them that does nothing."""
+    devices = boundary(evidence)
+    ids = {device.id for device in devices}
+    # What the second die of a board draws is in the readings of the first.
+    own = [device for device in devices if device.facts.get("energy_counted_in") not in ids]
+    each = [_device_idle(evidence, device) for device in own]
+    value = sum(watts[0] for watts in each)
+    notes = dict.fromkeys(watts[1] for watts in each)
+    return Reading(value, "W", weakest(*(watts[2] for watts in each)), note="; ".join(notes))
+
+
+def _device_idle(evidence: Evidence, device: Device) -> tuple[float, str, Basis]:
+    try:
+        return _in_the_run(evidence, device)
+    except NotMeasurable as error:
+        why = str(error)
+    try:
+        return _as_calibrated(device)
+    except NotMeasurable as error:
+        raise NotMeasurable(f"{device.name} [{device.id}]: {why} ({_CURE}), and {error}") from error
+
+
+def _as_calibrated(device: Device) -> tuple[float, str, Basis]:
+    """Idle watts of a device by its calibration, a note, and the basis."""
+    if "calibration" not in device.facts and device.probe not in _CALIBRATED:
+        raise NotMeasurable("`erg calibrate` measures the idle power of NVIDIA GPUs alone")
+    calibration = calibration_of(device)
+    idle = calibration.idle
+    watts = None if idle is None else idle.counter_w or idle.power_w
+    if not watts:
+        unasked = "it was interrupted" if calibration.interrupted else "it has none"
+        reasons = (calibration.absent.get(part) for part in ("idle power", "sensors"))
+        reason = next(filter(None, reasons), unasked)
+        raise NotMeasurable(f"the calibration of {device.id} has no idle power: {reason}")
+    if calibration.remarks:
+        raise NotMeasurable(
+            f"the calibration of {device.id} has {watts:.4g} W, not at rest: when calibrated,"
+            f" {'; '.join(calibration.remarks)}; run `erg calibrate` while no other program runs"
+        )
+    note = "; ".join([*differences([(device, calibration)]), f"as {calibration.said}"])
+    return float(watts), note, "measured"
+
+
+def _in_the_run(evidence: Evidence, device: Device) -> tuple[float, str, Basis]:
+    """The mean over idle spans, without the time a device takes to come to rest."""
+    own = evidence.all_steps.where_each(lambda lane: lane["phase"] == PHASES.index("idle"))
+    if not len(own):
+        raise NotMeasurable("the run has no idle span")
+    lane = own.longest
+    start_ns = (lane["start_ns"] + SETTLE_S * NS_PER_S).astype(np.int64)
+    end_ns = lane["end_ns"].astype(np.int64)
+    long_enough = end_ns > start_ns
+    if not long_enough.any():
+        raise NotMeasurable(f"its idle spans are not longer than {duration(SETTLE_S)}")
+    curve, basis = curve_of(evidence, device)
+    start_ns, end_ns = start_ns[long_enough], end_ns[long_enough]
+    joules, _, _ = curve.over_each(start_ns, end_ns)
+    is_covered = ~np.isnan(joules)
+    if not is_covered.any():
+        raise NotMeasurable("the device's readings cover no idle span")
+    lasted_s = float((end_ns - start_ns)[is_covered].sum()) / NS_PER_S
+    return (
+        float(joules[is_covered].sum()) / lasted_s,
+        f"{duration(lasted_s)} idle in this run",
+        basis,
+    )
+
+
+def net_j(evidence: Evidence) -> Reading:
+    """Energy beyond what the same devices would have drawn idle."""
+    gross, idle = run_j(evidence), idle_w(evidence)
+    base_j = idle.value * evidence.span.duration_s
+    if gross.value < base_j:
+        raise NotMeasurable(
+            f"the run drew {scaled(gross.value, 'J')}, less than the {scaled(base_j, 'J')} that"
+            f" idle devices would have drawn ({idle.value:.4g} W, {idle.note}): measure idle power"
+            " again"
+        )
+    low, high = (None if edge is None else edge - base_j for edge in (gross.low, gross.high))
+    note = f"gross {scaled(gross.value, 'J')}, idle {idle.value:.4g} W ({idle.note}); {gross.note}"
+    basis = weakest("derived", gross.basis, idle.basis)
+    return Reading(gross.value - base_j, "J", basis, low, high, note)
+
+
+def net_joules_per_token(evidence: Evidence) -> Reading:
+    """Net energy over tokens of the same window."""
+    gross, net, total = joules_per_token(evidence), net_j(evidence), run_j(evidence)
+    scale = gross.value / total.value
+    low, high = (None if edge is None else edge * scale for edge in (net.low, net.high))
+    basis = weakest(gross.basis, net.basis)
+    return Reading(net.value * scale, "J/token", basis, low, high, net.note)
+
+
+_IDLE_NEEDS = ("an energy counter or power readings", "an idle span or a calibration")
+
+IDLE_METRICS = [
+    Metric(
+        "energy.idle_w",
+        "idle power",
+        "W",
+        "neither",
+        "mean power of the run's devices with a program on them that computes nothing",
+        _IDLE_NEEDS,
+        idle_w,
+    ),
+    Metric(
+        "energy.net_j",
+        "net energy",
+        "J",
+        "lower",
+        "energy.run_j - energy.idle_w x window",
+        _IDLE_NEEDS,
+        net_j,
+    ),
+    Metric(
+        "energy.net_joules_per_token",
+        "net energy per token",
+        "J/token",
+        "lower",
+        "energy.net_j / tokens.total",
+        (*_IDLE_NEEDS, "steps with tokens"),
+        net_joules_per_token,
+    ),
+]
+
+
+# Energy of single steps.
+
+
+@dataclass(frozen=True, slots=True)
+class EachEnergy:
+    """Joules of all devices in each span, with lower and upper bounds."""
+
+    joules: FloatArray
+    low_j: FloatArray
+    high_j: FloatArray
+    basis: Basis
+
+
+class _Sums:
+    """Sums of each span over devices, added one by one: all at once would not fit in memory."""
+
+    def __init__(self, start_ns: TimeArray, end_ns: TimeArray) -> None:
+        self._spans = start_ns, end_ns
+        self._sums = np.zeros((3, len(start_ns)))
+
+    def add(self, evidence: Evidence, device: Device) -> Basis:
+        """Adds a device's energy in each span; returns its basis."""
+        curve, basis = curve_of(evidence, device)
+        self._sums += np.stack(curve.over_each(*self._spans))
+        return basis
+
+    def total(self, bases: list[Basis]) -> EachEnergy:
+        """The sums over all devices added so far."""
+        joules, low_j, high_j = self._sums
+        return EachEnergy(joules, low_j, high_j, weakest(*bases))
+
+
+def energy_of(evidence: Evidence, start_ns: TimeArray, end_ns: TimeArray) -> EachEnergy:
+    """Energy of the run's devices in each of these spans; NaN where readings do not reach it."""
+    sums = _Sums(start_ns, end_ns)
+    return sums.total([sums.add(evidence, device) for device in boundary(evidence)])
+
+
+def steps_energy(evidence: Evidence) -> EachEnergy:
+    """The energy of each counted step of the rank with the most rows."""
+    sums = _steps_sums(evidence)
+    return sums.total([_added(evidence, device) for device in boundary(evidence)])
+
+
+@cached_for_kinds(BOUNDARY)
+def _added(evidence: Evidence, device: Device) -> Basis:
+    """Add what a device drew in each step, once."""
+    return _steps_sums(evidence).add(evidence, device)
+
+
+@cached_per_device
+def _steps_sums(evidence: Evidence) -> _Sums:
+    lane = step_rows(evidence)
+    return _Sums(lane.columns["start_ns"], lane.columns["end_ns"])
+
+
+def step_rows(evidence: Evidence) -> Steps:
+    """The steps whose energy is given. Raises NotMeasurable if there are none."""
+    rows = evidence.counted.longest  # or the reason why there are none
+    if evidence.from_output:
+        raise NotMeasurable("a printed line does not say when its step began: a Meter does")
+    if not evidence.trains:
+        raise NotMeasurable("no training steps: requests overlap, and differ in length")
+    if (rows["steps"] > 1).any():
+        raise NotMeasurable("a row holds several steps: a single step's energy is not known")
+    return rows
+
+
+def _quantile(share: float) -> Callable[[Evidence], Reading]:
+    def compute(evidence: Evidence) -> Reading:
+        each = steps_energy(evidence)
+        is_covered = ~np.isnan(each.joules)
+        if not is_covered.any():
+            raise NotMeasurable("the devices' readings cover no step")
+        value, low, high = (
+            percentile(joules[is_covered], share)
+            for joules in (each.joules, each.low_j, each.high_j)
+        )
+        off = float(np.median((each.high_j - each.low_j)[is_covered])) / 2
+        steps = number_of(int(is_covered.sum()), "step")
+        how = f"each known to {off:.3g} J; from a step's start to its end"
+        return Reading(value, "J", each.basis, low, high, f"{steps}, {how}")
+
+    return compute
+
+
+_STEP_NEEDS = ("an energy counter or power readings", "steps of a Meter or an integration")
+
+STEP_METRICS = [
+    Metric(
+        "energy.step_median_j",
+        "energy of a step, median",
+        "J",
+        "lower",
+        "median over steps of the energy from a step's start to its end",
+        _STEP_NEEDS,
+        _quantile(50),
+    ),
+    Metric(
+        "energy.step_p95_j",
+        "energy of a step, 95th percentile",
+        "J",
+        "lower",
+        "95th percentile over steps of the energy from a step's start to its end",
+        _STEP_NEEDS,
+        _quantile(95),
+    ),
+]

@@ -1,1 +1,0 @@
-"""Joules from counters and power readings: up to any instant, and over the window."""
