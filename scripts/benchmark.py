@@ -14,23 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from ergmeter import registry
-from ergmeter.bench.execute import (
-    driver,
-    launching,
-    nvidia_smi_logger,
-    results_directory,
-    secrets,
-    state,
-)
-from ergmeter.bench.execute.moved_directory import OpenDirectory
+from ergmeter.bench import results
+from ergmeter.bench.execute import driver, launching, nvidia_smi_logger, results_directory, state
+from ergmeter.bench.execute import launching as secrets
+from ergmeter.bench.execute.state import OpenDirectory
+from ergmeter.bench.overview import varying
 from ergmeter.bench.plan import data as datastage
-from ergmeter.bench.plan import needs
+from ergmeter.bench.plan import erg_train
 from ergmeter.bench.plan.cells import BenchPlan
 from ergmeter.bench.plan.plan import plan
-from ergmeter.bench.results import results
-from ergmeter.bench.results.listing import varying
-from ergmeter.cli.options.bench import wrong
-from ergmeter.compat.fms import exports
+from ergmeter.cli.measure.bench import wrong
+from ergmeter.compat import fms
 from ergmeter.errors import ErgmeterError, PluginError
 from ergmeter.views.bench import plan as bench_plan
 from ergmeter.views.bench import run as bench_run
@@ -170,7 +164,7 @@ def run(given: argparse.Namespace, made: BenchPlan) -> int:
     with OpenDirectory(out) as place:
         is_done = driver.drive(place, progress, cells, launcher, teller(progress, out))
         out = place.path if place.has_moved else out
-    exports.collected(results.batches(out), out)
+    fms.collected(results.batches(out), out)
     say(bench_run.counts(progress.counts, broken=progress.broken).plain)
     return int(bool(progress.failed)) if is_done else INTERRUPTED
 
@@ -205,9 +199,9 @@ def main() -> int:
         flags.error("--acceleration_framework_config_keypairs takes pairs: a name and its file")
     try:
         made = planned(given)
-        secrets.hand_over(made.keys)
+        secrets.export_secrets(made.keys)
         has_gpus = bool(launching.gpus_here())
-        lacks = needs.lack(made.cells, has_gpus=has_gpus)
+        lacks = erg_train.missing_packages(made.cells, has_gpus=has_gpus)
         if given.dry_run:
             sys.stderr.write(f"benchmark.py: {lacks}\n" if lacks else "")
             for cell in made.cells:

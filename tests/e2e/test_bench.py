@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from ergmeter.bench.execute.expectations import OF_ERG_TRAIN
+from ergmeter.bench.execute.outcome import ERG_TRAIN_FACTS
 from ergmeter.runlog.reader import Run
 from tests.e2e.conftest import PYTHON, TIMEOUT_S, Lab, environment, eventually
 from tests.models import models as kept_models
 from tests.nvml.library import Gpu, Script, build
 
-BENCH = (PYTHON, "-m", "ergmeter.cli.compare.bench")
+BENCH = (PYTHON, "-m", "ergmeter.cli.measure.bench")
 TRAININGS_S = 280.0
 # Says that it began; ends at once, or when a file is there, so that a test can catch it at work.
 PROGRAM = """
@@ -139,7 +139,7 @@ def test_frameworks_and_ranks_train_and_are_reported(
         assert row["claims_held"] == (row["framework_config"] == "bnb")
         assert row["claims_broken"] in ("", None)
         header = Run.open(Path(lab.path, row["path"]) / "run")
-        assert set(header.workload) <= set(OF_ERG_TRAIN)  # which `expects` may name
+        assert set(header.workload) <= set(ERG_TRAIN_FACTS)  # which `expects` may name
         assert header.workload["world_size"] == row["num_gpus"]
     assert len((lab.path / "fms" / "benchmarks.csv").read_text().splitlines()) == 3
     listed = json.loads(lab.run(*BENCH, "list", "results", "--json").stdout)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ergmeter.bench.results.tables import as_table, write
+from ergmeter.bench.tables import as_table, write
 from tests.e2e.conftest import ERG, TIMEOUT_S, environment
 from tests.e2e.pages import EVIL, Opened, check_it_is_sound, each_way, needs_chromium
 from tests.unit.bench.rows import repeats

@@ -22,10 +22,10 @@ from typing import Any, TypeAlias
 import psutil
 import pytest
 
-from ergmeter.bench.execute import launching, rendezvous, state
+from ergmeter.bench.execute import launching, node_worker, state
 from ergmeter.bench.execute.launching import LaunchOptions, NodeOfCell
-from ergmeter.bench.execute.moved_directory import OpenDirectory
 from ergmeter.bench.execute.process import Cancelled
+from ergmeter.bench.execute.state import OpenDirectory
 from ergmeter.bench.launchers.local import LocalLauncher
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import UsageError
@@ -299,16 +299,18 @@ def test_the_nodes_meet_at_an_address_that_all_know(
     """Its first name leads nowhere, its second to another machine, its third to it."""
     with socket.create_server(("127.0.0.2", 0)) as another:
         listed = ["no-such-host.invalid", "127.0.0.2", "127.0.0.1"]
-        monkeypatch.setattr(rendezvous, "_own_addresses", lambda: listed)
+        monkeypatch.setattr(node_worker, "_own_addresses", lambda: listed)
         port = another.getsockname()[1]
         monkeypatch.setattr(
-            rendezvous, "_listening", lambda: socket.create_server(("127.0.0.1", port))
+            node_worker, "_listening", lambda: socket.create_server(("127.0.0.1", port))
         )
-        monkeypatch.setattr(rendezvous, "_ANSWER_S", 1.0)
-        first = rendezvous.Rendezvous(OpenDirectory(tmp_path), token="t", nodes=2)
+        monkeypatch.setattr(node_worker, "_ANSWER_S", 1.0)
+        first = node_worker.Rendezvous(OpenDirectory(tmp_path), token="t", nodes=2)
         found: list[Any] = []
         other = threading.Thread(
-            target=lambda: found.append(rendezvous.joined(tmp_path, token="t", number=1, nodes=2))
+            target=lambda: found.append(
+                node_worker.join_first_node(tmp_path, token="t", number=1, nodes=2)
+            )
         )
         other.start()
         node = first.gathered(lambda: None)
@@ -323,21 +325,21 @@ def test_the_nodes_meet_at_an_address_that_all_know(
 def test_who_does_not_come_cancels_the_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rendezvous, "MEET_S", 0.5)
-    first = rendezvous.Rendezvous(OpenDirectory(tmp_path), token="t", nodes=3)
+    monkeypatch.setattr(node_worker, "MEET_S", 0.5)
+    first = node_worker.Rendezvous(OpenDirectory(tmp_path), token="t", nodes=3)
     with pytest.raises(Cancelled, match="node 1, 2 of 3 did not reach the first"):
         first.gathered(lambda: None)
     # Nor is one of an earlier launch taken for it.
     with pytest.raises(Cancelled, match="the first node was not found"):
-        rendezvous.joined(tmp_path, token="another", number=1, nodes=3)
+        node_worker.join_first_node(tmp_path, token="another", number=1, nodes=3)
     first.close()
-    assert rendezvous.joined(tmp_path, token="t", number=1, nodes=3) is None
+    assert node_worker.join_first_node(tmp_path, token="t", number=1, nodes=3) is None
 
 
 def test_strangers_are_not_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "MEET_S", 1.0)
-    first = rendezvous.Rendezvous(OpenDirectory(tmp_path), token="t", nodes=2)
-    port = json.loads((tmp_path / rendezvous.MEETING).read_text())["port"]
+    monkeypatch.setattr(node_worker, "MEET_S", 1.0)
+    first = node_worker.Rendezvous(OpenDirectory(tmp_path), token="t", nodes=2)
+    port = json.loads((tmp_path / node_worker.MEETING).read_text())["port"]
     with socket.create_connection(("127.0.0.1", port)) as one:
         one.sendall(b'{"node": 1, "secret": "guessed", "host": "x", "reached": []}\n')
         with pytest.raises(Cancelled):

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import ergmeter
 from ergmeter import Flops, Meter, Missing, Reading, Run, Settings, Summary, Window, summarize
-from ergmeter.bench.results.tables import as_table
-from ergmeter.bench.results.tables import write as write_table
+from ergmeter.bench.tables import as_table
+from ergmeter.bench.tables import write as write_table
 from ergmeter.records import Device, Mark, Reported, Sample, Step
 from tests.runs import add_writer, even_steps, make_run
 from tests.unit.bench.rows import repeats as bench_repeats

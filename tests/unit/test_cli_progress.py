@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ergmeter.cli.options.progress import reading
+from ergmeter.cli.look.compare import reading_progress
 
 
 class Terminal(io.StringIO):
@@ -21,14 +21,14 @@ class Terminal(io.StringIO):
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, in seconds: its last entry."""
     times = [100.0]
-    monkeypatch.setattr("ergmeter.cli.options.progress.time.monotonic", lambda: times[-1])
+    monkeypatch.setattr("ergmeter.cli.look.compare.time.monotonic", lambda: times[-1])
     return times
 
 
 def said(monkeypatch: pytest.MonkeyPatch, out: io.StringIO, clock: list[float]) -> str:
     """Of ten runs, 0.3 s each."""
     monkeypatch.setattr(sys, "stderr", out)
-    with reading("runs") as tell:
+    with reading_progress("runs") as tell:
         for number in range(10):
             tell(number, 10)
             clock.append(clock[-1] + 0.3)
@@ -53,7 +53,7 @@ def test_what_is_soon_done_says_nothing(
 ) -> None:
     out = Terminal()
     monkeypatch.setattr(sys, "stderr", out)
-    with reading("runs") as tell:
+    with reading_progress("runs") as tell:
         tell(0, 1)
     assert out.getvalue() == ""
     assert clock == [100.0]

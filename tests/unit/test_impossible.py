@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.bench.gate.gate import gate
-from ergmeter.bench.gate.pairing import Side
-from ergmeter.bench.results.matrix import configuration
-from ergmeter.bench.results.run_columns import measured
-from ergmeter.bench.results.tables import as_table
+from ergmeter.bench import gate, results
+from ergmeter.bench.overview import configuration
+from ergmeter.bench.pairing import Side
+from ergmeter.bench.tables import as_table
 from ergmeter.compare.comparison import CompareOptions, compare
 from ergmeter.compare.entry import Entry, SourceEntries
 from ergmeter.compare.ledgers import read_ledger
@@ -288,7 +287,7 @@ def test_a_ledger_row_is_marked_when_it_is_read(tmp_path: Path) -> None:
 
 
 def test_a_bench_row_has_the_value_and_the_reason(run: Run) -> None:
-    row = measured(run.path, {}, num_gpus=1)
+    row = results(run.path, {}, num_gpus=1)
     assert row["mfu_frac"] == pytest.approx(SHARE)
     assert json.loads(row["impossible"]) == {"mfu_frac": WHY}
 

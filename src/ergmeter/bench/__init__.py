@@ -1,1 +1,1 @@
-"""A matrix of scenarios: planned, run, kept and compared."""
+"""Benchmarks: plans a matrix of scenarios, runs its cells, stores and compares the results."""

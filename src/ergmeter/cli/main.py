@@ -1,7 +1,4 @@
-"""`erg`: finds the command, loads just that one, and turns our errors into one line and a code.
-
-The trap: a mistyped command that starts a run. An unknown word is an error with the nearest name.
-"""
+"""The `erg` command: loads the module of one command, and prints errors as one line."""
 
 from __future__ import annotations
 
@@ -54,21 +51,16 @@ _COMMANDS = {
 
 # The folder of each command's module.
 _GROUPS = {
-    "measure": ("record", "load", "train", "prepare", "calibrate", "demo"),
-    "look": ("report", "serve", "plot", "check", "explain", "card", "watch", "list", "job"),
-    "compare": ("compare", "bench", "gate"),
-    "calculate": (
-        "flops",
-        "mfu",
-        "conventions",
-        "hlo",
-        "analyze",
-        "estimate",
-        "peaks",
-        "grid",
-        "metrics",
+    "measure": (
+        *("record", "import", "load", "train", "prepare", "bench", "calibrate", "demo", "doctor"),
     ),
-    "manage": ("import", "runs", "export", "doctor"),
+    "look": (
+        *("report", "serve", "plot", "check", "explain", "card", "watch", "list", "runs", "job"),
+        *("export", "compare", "gate"),
+    ),
+    "calculate": (
+        *("flops", "mfu", "conventions", "hlo", "analyze", "estimate", "peaks", "grid", "metrics"),
+    ),
 }
 _FOLDERS = {name: group for group, names in _GROUPS.items() for name in names}
 
@@ -89,8 +81,8 @@ class _Commands(click.Group):
         # No module can be called `import`.
         file = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
         module = importlib.import_module(f"ergmeter.cli.{_FOLDERS[cmd_name]}.{file}")
-        found: click.Command = module.command
-        return found
+        command: click.Command = module.command
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

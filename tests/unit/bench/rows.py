@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ergmeter.bench.results.tables import as_table
+from ergmeter.bench.tables import as_table
 
 
 def row(**fields: Any) -> dict[str, Any]:

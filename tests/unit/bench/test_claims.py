@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.bench.execute.expectations import broken, check
+from ergmeter.bench.execute.outcome import broken_expectations, check_expectations
 from ergmeter.bench.plan.cells import Expectation
 
 RAN = {"attention": "sdpa", "trainable_parameters": 149504, "packing": False, "weights_dtype": None}
@@ -23,14 +23,14 @@ RAN = {"attention": "sdpa", "trainable_parameters": 149504, "packing": False, "w
     ],
 )
 def test_a_fact_holds_if_the_run_says_the_same(name: str, value: str | int, held: bool) -> None:
-    assert check([Expectation("fact", name, value)], workload=RAN)[0].held is held
+    assert check_expectations([Expectation("fact", name, value)], workload=RAN)[0].is_met is held
 
 
 @pytest.mark.parametrize("name", ["weights_dtype", "kernels"])
 def test_a_fact_that_nobody_saw_does_not_hold(name: str) -> None:
-    (found,) = check([Expectation("fact", name, "bf16")], workload=RAN)
-    assert not found.held
-    assert "does not tell" in found.seen
+    (found,) = check_expectations([Expectation("fact", name, "bf16")], workload=RAN)
+    assert not found.is_met
+    assert "does not tell" in found.evidence
 
 
 def test_a_pattern_is_looked_for_in_both_outputs_and_shown(tmp_path: Path) -> None:
@@ -42,8 +42,8 @@ def test_a_pattern_is_looked_for_in_both_outputs_and_shown(tmp_path: Path) -> No
         Expectation("pattern", "none", "liger"),
         Expectation("fact", "attention", "sdpa"),
     ]
-    found = check(claims, outputs=[out, err, tmp_path / "gone"], workload=RAN)
-    assert [one.held for one in found] == [True, False, True]
-    assert found[0].seen == "Active Plugin: foak. rest"
-    assert broken(found) == "none: no line of the output has 'liger'"
+    found = check_expectations(claims, outputs=[out, err, tmp_path / "gone"], workload=RAN)
+    assert [one.is_met for one in found] == [True, False, True]
+    assert found[0].evidence == "Active Plugin: foak. rest"
+    assert broken_expectations(found) == "none: no line of the output has 'liger'"
     assert found[1].to_json()["held"] is False

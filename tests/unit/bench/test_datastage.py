@@ -21,7 +21,7 @@ DRIVER = """
 import json, sys, time
 from pathlib import Path
 from ergmeter.bench.plan import data
-from ergmeter.bench.plan.cells import Plan
+from ergmeter.bench.plan.cells import BenchPlan
 loaded = data.loaded
 def slowly(*names, **options):
     with open("made", "a") as file:
@@ -33,7 +33,7 @@ Path(f"ready-{sys.argv[2]}").touch()
 while not Path("go").exists():
     time.sleep(0.01)
 job = json.loads(sys.argv[1])
-data.prepare(Plan("s", (), settings={"data": [job]}), Path("data"))
+data.prepare(BenchPlan("s", (), settings={"data": [job]}), Path("data"))
 """
 
 
@@ -41,7 +41,7 @@ def job(stanza: dict[str, Any] | None = None, **more: Any) -> data.DataJob:
     known: dict[str, Any] = {
         "model": "org/a-b", "response_template": None, "text_field": None, "as_pairs": False,
     }  # fmt: skip
-    return data.job({"dataset_name": "org/data", **(stanza or {})}, **{**known, **more})
+    return data.data_job({"dataset_name": "org/data", **(stanza or {})}, **{**known, **more})
 
 
 def test_no_two_wishes_have_one_file(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from ergmeter.bench.results import results, tables
-from ergmeter.compat.fms import exports
+from ergmeter.bench import results, tables
+from ergmeter.compat import fms
 from tests.unit.bench.rows import row
 
 Erg = Callable[..., tuple[int, str, str]]
@@ -125,7 +125,7 @@ def test_a_table_that_could_not_be_finished_is_not_there(tmp_path: Path) -> None
 
     (tmp_path / "results.csv").write_text("of before")
     with pytest.raises(OSError, match="no space left"):
-        exports.collected(breaking(), tmp_path)
+        fms.collected(breaking(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["results.csv"]
     assert (tmp_path / "results.csv").read_text() == "of before"
 
@@ -139,7 +139,7 @@ def test_the_columns_of_fms_are_those_that_vary_over_all_batches(tmp_path: Path)
         row(index=2, raw=json.dumps({"same": 1, "late": 6, "differs": 2})),
         row(index=3, raw=json.dumps({"same": 2, "differs": 1}), status="cancelled"),
     ]
-    with exports.FmsWriter(tmp_path) as writer:
+    with fms.FmsWriter(tmp_path) as writer:
         for one in made:
             writer.add(tables.as_table([one]))
     shown = read(tmp_path / "benchmarks.csv")
@@ -152,7 +152,7 @@ def test_the_columns_of_fms_are_those_that_vary_over_all_batches(tmp_path: Path)
 
 def test_figures_stay_in_benchmarks_csv_also_where_they_are_alike(tmp_path: Path) -> None:
     told = {"train_runtime": 2.0, "train_loss": 1.5, "train_steps_per_second": 5.0, "seed": "1"}
-    exports.write(tables.as_table([row(raw=json.dumps(told))]), tmp_path)
+    fms.write(tables.as_table([row(raw=json.dumps(told))]), tmp_path)
     (only,) = read(tmp_path / "benchmarks.csv")
     assert (only["train_runtime"], only["train_loss"]) == ("2.0", "1.5")
     assert only["train_steps_per_second"] == "5.0"
@@ -166,7 +166,7 @@ def test_a_cell_that_failed_is_read_back_as_failed_though_it_told_figures(tmp_pa
         row(index=1, raw=json.dumps({**told, "train_loss": "nan"}), status="diverged"),
         row(index=2, raw="{}", status="error", per_device_train_batch_size="4"),
     ]
-    exports.write(tables.as_table(made), tmp_path)
+    fms.write(tables.as_table(made), tmp_path)
     found = results.load(tmp_path / "benchmarks.csv").to_pylist()
     assert [one["status"] for one in found] == ["ok", "diverged", "error"]
     assert [one["computed_tokens_per_s"] for one in found] == [9.0, None, None]

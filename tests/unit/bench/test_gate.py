@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from ergmeter.bench.gate.comparing import TOGETHER, BenchCompareOptions, compare
-from ergmeter.bench.gate.gate import Gate, gate
-from ergmeter.bench.gate.rules import noise, rule
-from ergmeter.bench.results import results
-from ergmeter.bench.results.overview import overview
-from ergmeter.bench.results.tables import as_table
+from ergmeter.bench import results
+from ergmeter.bench.comparing import TOGETHER, BenchCompareOptions, compare, parse_noise, parse_rule
+from ergmeter.bench.gate import Gate, gate
+from ergmeter.bench.overview import overview
+from ergmeter.bench.tables import as_table
 from ergmeter.errors import UsageError
 from ergmeter.views.bench import compare as bench_compare
 from ergmeter.views.bench import report
@@ -43,7 +42,7 @@ def judged(new: list[float], ref: list[float], text: str = SPEED, **asked: Any) 
 def test_a_rule_is_read_as_it_is_written(
     text: str, fall: float | None, rise: float | None, scale: str
 ) -> None:
-    found = rule(text)
+    found = parse_rule(text)
     assert (found.fall, found.rise, found.scale) == (fall, rise, scale)
 
 
@@ -57,7 +56,7 @@ def test_a_rule_is_read_as_it_is_written(
 )
 def test_what_is_no_rule_is_refused_with_what_was_meant(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        rule(text)
+        parse_rule(text)
 
 
 def test_a_slowdown_of_five_percent_is_red_and_a_speedup_is_not() -> None:
@@ -99,10 +98,11 @@ def test_single_runs_need_a_noise_or_a_word_that_it_is_a_plain_threshold() -> No
     assert "noise is not known" in alone.judgements[0].words
     assert "--noise" in bench_compare.gate_markdown(alone)
     assert (
-        judged([950.0], [1000.0], options=BenchCompareOptions(noise=noise(["1%"]))).state == "red"
+        judged([950.0], [1000.0], options=BenchCompareOptions(noise=parse_noise(["1%"]))).state
+        == "red"
     )
     assert (
-        judged([950.0], [1000.0], options=BenchCompareOptions(noise=noise(["4%"]))).state
+        judged([950.0], [1000.0], options=BenchCompareOptions(noise=parse_noise(["4%"]))).state
         == "inconclusive"
     )
     plain = judged([950.0], [1000.0], is_plain=True)

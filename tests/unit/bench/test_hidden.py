@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ergmeter.bench.execute import launching, secrets
+from ergmeter.bench.execute import launching
+from ergmeter.bench.execute import launching as secrets
 from ergmeter.bench.plan.plan import plan
-from ergmeter.bench.plan.templates import template
+from ergmeter.bench.plan.scenarios import template
 from ergmeter.errors import UsageError
 
 Erg = Callable[..., tuple[int, str, str]]
@@ -92,7 +93,7 @@ def test_keys_reach_the_cell_and_no_file(erg: Erg, tmp_path: Path) -> None:
     assert kept == {**dict.fromkeys(KEYS, "(hidden)"), **PLAIN}
     told = json.loads((out / "exp_0" / "environment.json").read_text())
     assert told["MODE"] == "fast"
-    assert not [name for name in told if name.startswith(secrets.PREFIX)]
+    assert not [name for name in told if name.startswith(secrets.HIDDEN_PREFIX)]
 
 
 def test_a_resumed_bench_takes_keys_from_the_file_again(erg: Erg, tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_a_resumed_bench_takes_keys_from_the_file_again(erg: Erg, tmp_path: Path
     os.environ["FAIL"] = "1"
     assert erg(*words)[0] == 1
     del os.environ["FAIL"]
-    for name in [name for name in os.environ if name.startswith(secrets.PREFIX)]:
+    for name in [name for name in os.environ if name.startswith(secrets.HIDDEN_PREFIX)]:
         del os.environ[name]
     # A key that was changed meanwhile is no other cell.
     scenarios(tmp_path, environment={**KEYS, **PLAIN, "HF_TOKEN": "hf_new"})
@@ -119,10 +120,10 @@ def test_a_key_is_of_its_scenario_alone(tmp_path: Path) -> None:
     ]
     path.write_text(yaml.safe_dump({"scenarios": both}))
     made = plan(path)
-    secrets.hand_over(made.keys)
+    secrets.export_secrets(made.keys)
     starts = [launching.start(cell, tmp_path, has_gpus=False) for cell in made.cells]
     assert [how.environment.get("A_KEY") for how in starts] == ["ab1", "ab2", None]
-    assert not [n for how in starts for n in how.environment if n.startswith(secrets.PREFIX)]
+    assert not [n for how in starts for n in how.environment if n.startswith(secrets.HIDDEN_PREFIX)]
     assert "ab1" not in json.dumps(made.to_json()) + repr(made)
 
 
@@ -157,7 +158,7 @@ def test_a_key_that_nobody_hands_over_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_a_key(name: str, value: str, *, is_key: bool) -> None:
-    assert secrets.is_key(name, value) == is_key
+    assert secrets.is_secret(name, value) == is_key
 
 
 def test_a_number_with_the_name_of_a_key_is_a_setting(tmp_path: Path) -> None:
@@ -219,7 +220,7 @@ def test_arguments_that_only_sound_like_keys_are_taken(tmp_path: Path) -> None:
 
 def test_the_script_of_a_cell_sets_no_key_to_stars(tmp_path: Path) -> None:
     made = plan(scenarios(tmp_path))
-    secrets.hand_over(made.keys)
+    secrets.export_secrets(made.keys)
     how = launching.start(made.cells[0], tmp_path, has_gpus=False)
     lines = launching.script(how, where=tmp_path).splitlines()
     assert "export TOKENIZERS_PARALLELISM=false" in lines
@@ -248,7 +249,7 @@ def test_the_script_of_a_cell_sets_no_key_to_stars(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_looks_like_a_key_in_a_command(command: str, said: list[str]) -> None:
-    assert secrets.in_command(template(command).words) == said
+    assert secrets.secrets_in_command(template(command).words) == said
 
 
 def test_a_plan_warns_of_a_key_in_a_command_and_does_not_repeat_it(

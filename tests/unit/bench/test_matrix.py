@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from ergmeter.bench.gate.cell_verdicts import cell_verdicts
-from ergmeter.bench.gate.gate import gate
-from ergmeter.bench.results.matrix import Matrix, matrix, report_of
-from ergmeter.bench.results.overview import overview
-from ergmeter.bench.results.tables import as_table
+from ergmeter.bench.gate import cell_verdicts, gate
+from ergmeter.bench.overview import Matrix, matrix, overview, report_of
+from ergmeter.bench.tables import as_table
 from ergmeter.views.charts.matrix_chart import matrix_chart
 from tests.unit.bench.rows import repeats, row
 

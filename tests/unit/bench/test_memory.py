@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergmeter.bench.results.memory import BYTES_PER_MIB, smi_log, trainer_memory
+from ergmeter.bench.memory import BYTES_PER_MIB, smi_log, trainer_memory
 from ergmeter.errors import FormatError, NotMeasurable
 
 # The example that the FMS guide prints.

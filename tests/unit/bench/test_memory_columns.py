@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ergmeter.bench.results import results
-from ergmeter.bench.results.memory import SAVED, STAGES
-from ergmeter.bench.results.schema import MEMORY
+from ergmeter.bench import results
+from ergmeter.bench.memory import SAVED, STAGES
+from ergmeter.bench.tables import MEMORY
 from ergmeter.records import Device, Sample
 from tests.runs import add_writer, even_steps, make_run
 from tests.unit.bench.test_memory import GUIDE

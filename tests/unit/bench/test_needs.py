@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ergmeter.bench.plan.needs import lack
+from ergmeter.bench.plan.erg_train import missing_packages
 from ergmeter.bench.plan.plan import plan
 
 Erg = Callable[..., tuple[int, str, str]]
@@ -51,15 +51,18 @@ LORA = {"peft_method": "lora", "r": 4, "lora_alpha": 8}
 )
 def test_what_is_missing_is_named(tmp_path: Path, keys: dict[str, Any], missing: str) -> None:
     cells = plan(scenarios(tmp_path, **keys)).cells
-    told = lack(cells, has_gpus=False)
+    told = missing_packages(cells, has_gpus=False)
     assert told.startswith(f"for these cells {sys.executable} lacks {missing}")
 
 
 @pytest.mark.usefixtures("bare")
 def test_of_a_program_of_ones_own_nothing_is_asked(tmp_path: Path) -> None:
-    assert lack(plan(scenarios(tmp_path, command="run {arguments}")).cells, has_gpus=True) == ""
+    assert (
+        missing_packages(plan(scenarios(tmp_path, command="run {arguments}")).cells, has_gpus=True)
+        == ""
+    )
     elsewhere = scenarios(tmp_path, environment={"PYTHONPATH": "/mine"})
-    assert lack(plan(elsewhere).cells, has_gpus=True) == ""
+    assert missing_packages(plan(elsewhere).cells, has_gpus=True) == ""
 
 
 def test_unsloth_has_an_interpreter_of_its_own(
@@ -67,11 +70,11 @@ def test_unsloth_has_an_interpreter_of_its_own(
 ) -> None:
     monkeypatch.setenv("ERGMETER_UNSLOTH_PYTHON", str(tmp_path / "python"))
     path = scenarios(tmp_path, framework_config=["unsloth"], arguments=LORA)
-    assert f"lacks {tmp_path}/python: `./dev unsloth` makes it" in lack(
+    assert f"lacks {tmp_path}/python: `./dev unsloth` makes it" in missing_packages(
         plan(path).cells, has_gpus=True
     )
     monkeypatch.setenv("ERGMETER_UNSLOTH_PYTHON", sys.executable)
-    assert lack(plan(path).cells, has_gpus=True) == ""
+    assert missing_packages(plan(path).cells, has_gpus=True) == ""
 
 
 def test_a_run_stops_before_its_first_cell_and_a_plan_says_it(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ergmeter.bench.results.overview import of_repeats, overview, spread
-from ergmeter.bench.results.tables import as_table
+from ergmeter.bench.overview import of_repeats, overview, spread
+from ergmeter.bench.tables import as_table
 from ergmeter.views.bench import report
 from tests.unit.bench.rows import row
 

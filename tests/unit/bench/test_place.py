@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from ergmeter.bench.execute.moved_directory import Gone, OpenDirectory
+from ergmeter.bench.execute.state import Gone, OpenDirectory
 from ergmeter.cli.main import main
 
 

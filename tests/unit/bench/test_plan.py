@@ -13,8 +13,7 @@ import yaml
 from rich.console import Console
 
 from ergmeter.bench.plan import data as datastage
-from ergmeter.bench.plan.cells import BenchPlan
-from ergmeter.bench.plan.durations import KnownDurations, estimate, known_durations
+from ergmeter.bench.plan.cells import BenchPlan, KnownDurations, estimate_duration, known_durations
 from ergmeter.bench.plan.plan import plan
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.views.bench.plan import document, plan_view
@@ -145,18 +144,18 @@ def test_time_is_told_by_what_ran_before(tmp_path: Path) -> None:
         (folder / "status.json").write_text(json.dumps({"status": status, "attempts": [attempt]}))
     told = known_durations(tmp_path / "results")
     assert told.by_group == {first.group: 20.0}
-    all_of_it = estimate(made, told)
+    all_of_it = estimate_duration(made, told)
     # x=1 by its own runs, x=2 by the scenario's, x=3 not at all; each twice.
     assert (all_of_it.measured, all_of_it.alike, all_of_it.skipped) == (2, 2, 2)
     assert all_of_it.total_s == 80.0
-    assert estimate(made, seconds_a_cell=7).total_s == 28.0
-    assert estimate(made).unknown == 4
-    assert estimate(made, KnownDurations({}, {})).total_s == 0.0
+    assert estimate_duration(made, seconds_a_cell=7).total_s == 28.0
+    assert estimate_duration(made).unknown == 4
+    assert estimate_duration(made, KnownDurations({}, {})).total_s == 0.0
 
 
 def printed(made: BenchPlan, **options: Any) -> str:
     out = io.StringIO()
-    Console(file=out, width=100).print(plan_view(made, estimate(made), **options))
+    Console(file=out, width=100).print(plan_view(made, estimate_duration(made), **options))
     return out.getvalue()
 
 
@@ -168,7 +167,7 @@ def test_a_plan_shows_its_cells_reasons_and_commands(tmp_path: Path) -> None:
     assert "run 1" in text
     assert "time: not known" in text
     assert "run 2" in printed(made, every=True)
-    told = document(made, estimate(made, seconds_a_cell=3))
+    told = document(made, estimate_duration(made, seconds_a_cell=3))
     assert told["estimate"]["total_s"] == 3.0
     assert json.loads(json.dumps(told))["cells"][1]["skip"] == "too much"
 

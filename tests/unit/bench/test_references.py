@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.bench.results import references, results
+from ergmeter.bench import results
+from ergmeter.bench import results as references
 from ergmeter.errors import FormatError
 
 MIB = 2**20
@@ -36,7 +37,7 @@ FIRST = (
 def read(tmp_path: Path, text: str) -> list[dict[str, object]]:
     path = tmp_path / "benchmarks.csv"
     path.write_text(text)
-    rows: list[dict[str, object]] = references.read(path).to_pylist()
+    rows: list[dict[str, object]] = references.read_fms_file(path).to_pylist()
     return rows
 
 

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 
 from ergmeter.bench.execute import driver, launching, results_directory, state
 from ergmeter.bench.execute.launching import LaunchOptions
-from ergmeter.bench.execute.moved_directory import OpenDirectory
 from ergmeter.bench.execute.outcome import CellOutcome
 from ergmeter.bench.execute.process import kernel_kills
+from ergmeter.bench.execute.state import OpenDirectory
 from ergmeter.bench.launchers.local import LocalLauncher
 from ergmeter.bench.plan.cells import BenchPlan, Cell, Expectation
-from ergmeter.cli.compare.bench import command
+from ergmeter.cli.measure.bench import command
 from ergmeter.errors import UsageError
 
 WAIT_S = 60.0

@@ -13,7 +13,7 @@ import pytest
 
 from ergmeter.bench.plan import plan as planfile
 from ergmeter.bench.plan.cells import BenchPlan, Cell, Value
-from ergmeter.bench.results.tables import ROWS
+from ergmeter.bench.tables import ROWS
 from ergmeter.errors import FormatError
 
 Erg = Callable[..., tuple[int, str, str]]

@@ -9,9 +9,8 @@ import pytest
 import yaml
 
 from ergmeter.bench.plan.cells import Cell, Expectation
-from ergmeter.bench.plan.constraints import BadCondition, Condition
 from ergmeter.bench.plan.plan import plan
-from ergmeter.bench.plan.problems import Problems
+from ergmeter.bench.plan.scenarios import BadCondition, Condition, Problems
 from ergmeter.errors import UsageError
 
 ADAPTERS: dict[str, Any] = {

@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
+from ergmeter.bench import results
 from ergmeter.bench.execute import nvidia_smi_logger, state
+from ergmeter.bench.memory import BYTES_PER_MIB, smi_log
 from ergmeter.bench.plan.cells import Cell
-from ergmeter.bench.results import results
-from ergmeter.bench.results.memory import BYTES_PER_MIB, smi_log
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.records import Sample
 from tests.runs import GPU, add_writer, even_steps, make_run

@@ -12,7 +12,7 @@ import yaml
 
 from ergmeter.bench.plan import data as datastage
 from ergmeter.bench.plan.plan import plan
-from ergmeter.bench.plan.templates import filled, template
+from ergmeter.bench.plan.scenarios import fill, template
 from ergmeter.errors import UsageError
 
 Erg = Callable[..., tuple[int, str, str]]
@@ -56,7 +56,7 @@ def test_doubled_braces_are_braces_to_the_very_end(
 def test_what_is_put_in_is_not_looked_at_again(tmp_path: Path) -> None:
     cell = plan(file(tmp_path, command="run {x} {out}")).cells[0]
     assert cell.filled(Path("/r/{seed}/exp_0")).command == ("run", "1", "/r/{seed}/exp_0")
-    assert filled("{x}", {"x": "{{y}}"}) == "{{y}}"
+    assert fill("{x}", {"x": "{{y}}"}) == "{{y}}"
 
 
 def test_the_environment_has_braces_too(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.bench.gate.comparing import compare
-from ergmeter.bench.gate.gate import gate
+from ergmeter.bench.comparing import compare
+from ergmeter.bench.gate import gate
 from ergmeter.bench.plan.cells import Cell
-from ergmeter.bench.results.tables import as_table
+from ergmeter.bench.tables import as_table
 from ergmeter.errors import UsageError
 from ergmeter.records import Step
 from tests.runs import add_writer, make_run

@@ -1,9 +1,7 @@
-"""Drives a bench: which cells are left, in which order, and how far it is.
+"""Drives a bench: remaining cells, their order and the progress.
 
-The trap: all repeats of one cell in a row, then all of the next. What drifts (temperature, page
-cache, a neighbour) then falls on one configuration and looks like its property. Here every round
-has each configuration once, in an order drawn anew from a seed that is kept, so that a drift is
-spread over all.
+Every round has each configuration once, in random order from a stored seed, so that drift
+(temperature, page cache, other jobs) spreads over all configurations.
 """
 
 from __future__ import annotations
@@ -22,10 +20,10 @@ import psutil
 
 from ergmeter.bench.execute import state
 from ergmeter.bench.execute.launching import Launcher, PendingCells
-from ergmeter.bench.execute.moved_directory import OpenDirectory
 from ergmeter.bench.execute.outcome import CellOutcome, Status
+from ergmeter.bench.execute.state import OpenDirectory
 from ergmeter.bench.plan.cells import BenchPlan, Cell
-from ergmeter.bench.results.schema import FAILED
+from ergmeter.bench.tables import FAILED
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -59,7 +57,11 @@ class BenchProgress:
     def failed(self) -> list[tuple[Cell, state.CellState]]:
         """The cells that did not end well, and those that did and are not what they claim."""
         both = [(cell, self.states[cell.index]) for cell in self.plan.cells]
-        return [(cell, one) for cell, one in both if one.status in FAILED or one.broken]
+        return [
+            (cell, cell_state)
+            for cell, cell_state in both
+            if cell_state.status in FAILED or cell_state.broken
+        ]
 
     @property
     def running(self) -> list[Cell]:
@@ -74,12 +76,12 @@ class BenchProgress:
     @property
     def eta_s(self) -> float | None:
         """How long the rest may take, by those that ended; None before the first."""
-        took = [one.lasted_s for one in self.states.values() if one.is_final]
-        known = [seconds for seconds in took if seconds is not None]
-        if not known:
+        took = [state.lasted_s for state in self.states.values() if state.is_final]
+        durations_s = [seconds for seconds in took if seconds is not None]
+        if not durations_s:
             return None
         resting_s = self.cool_down_s * (self.left - len(self.running))  # before each that waits
-        return (sum(known) / len(known) * self.left + resting_s) / self.at_once
+        return (sum(durations_s) / len(durations_s) * self.left + resting_s) / self.at_once
 
 
 def order(cells: Iterable[Cell], *, seed: int) -> list[Cell]:
@@ -87,12 +89,12 @@ def order(cells: Iterable[Cell], *, seed: int) -> list[Cell]:
     rounds: dict[int, list[Cell]] = {}
     for cell in cells:
         rounds.setdefault(cell.repeat, []).append(cell)
-    drawn: list[Cell] = []
+    cells_in_order: list[Cell] = []
     for number, members in sorted(rounds.items()):
         shuffled = sorted(members, key=lambda cell: cell.id)
         random.Random(f"{seed}/{number}").shuffle(shuffled)
-        drawn += shuffled
-    return drawn
+        cells_in_order += shuffled
+    return cells_in_order
 
 
 def prepare(
@@ -105,41 +107,41 @@ def prepare(
         directory.mkdir(exist_ok=True)
         if not (directory / state.CELL).exists():
             state.write_json(directory / state.CELL, cell.to_json())
-        found = state.read(directory)
-        if cell.skip and found.status == "pending":
-            found = found.ended(CellOutcome("skipped", cell.skip))
-            state.write(directory, found)
-        progress.states[cell.index] = found
+        cell_state = state.read(directory)
+        if cell.skip and cell_state.status == "pending":
+            cell_state = cell_state.ended(CellOutcome("skipped", cell.skip))
+            state.write(directory, cell_state)
+        progress.states[cell.index] = cell_state
     return progress
 
 
 def reopened(out: Path, progress: BenchProgress, statuses: Collection[str]) -> None:
     """Have cells that ended with one of these statuses run again; their output is put aside."""
     for cell in progress.plan.cells:
-        known = progress.states[cell.index]
-        if known.status in statuses:
-            anew = replace(known, status="pending", reason="", exit_code=None, claims=())
+        cell_state = progress.states[cell.index]
+        if cell_state.status in statuses:
+            anew = replace(cell_state, status="pending", reason="", exit_code=None, claims=())
             state.write(state.directory_of(out, cell), anew)
             progress.states[cell.index] = anew
 
 
 def remaining(out: Path, progress: BenchProgress, *, seed: int) -> list[tuple[Cell, Path]]:
-    """The cells to start, in order: those that have not ended and that nobody works on.
+    """The cells to start, in order: not ended, and no process works on them.
 
     A cell that outlived the driver that started it is waited for, not started again.
     """
-    found = []
+    cells = []
     for cell in order(progress.plan.cells, seed=seed):
-        known = progress.states[cell.index]
+        cell_state = progress.states[cell.index]
         directory = state.directory_of(out, cell).resolve()
-        if not known.is_final and not state.is_worked_on(directory, known):
-            found.append((cell, directory))
-            progress.states[cell.index] = replace(known, status="pending", reason="")
-    return found
+        if not cell_state.is_final and not state.is_worked_on(directory, cell_state):
+            cells.append((cell, directory))
+            progress.states[cell.index] = replace(cell_state, status="pending", reason="")
+    return cells
 
 
 def drive(
-    place: OpenDirectory,
+    open_dir: OpenDirectory,
     progress: BenchProgress,
     cells: Sequence[tuple[Cell, Path]],
     launcher: Launcher,
@@ -151,16 +153,16 @@ def drive(
     watched = {cell.index: cell for cell in (*progress.running, *(cell for cell, _ in cells))}
     at = PendingCells(set(watched) - earlier, set())
     with _interruptible() as interrupted:
-        running = [(one, state.directory_of(place.path, one)) for one in progress.running]
+        running = [(cell, state.directory_of(open_dir.path, cell)) for cell in progress.running]
         launcher.take_over(running)
         launcher.submit(cells)
-        while watched and not interrupted and not place.has_moved:
+        while watched and not interrupted and not open_dir.has_moved:
             if not launcher.waits or not earlier & set(watched):
                 at = launcher.poll()
             progress.rests_s = at.rests_s
             begun = [cell for index, cell in watched.items() if index not in at.waiting]
             for cell in begun:
-                if _looked_at(place, progress, cell, is_held=cell.index in at.running):
+                if _looked_at(open_dir, progress, cell, is_held=cell.index in at.running):
                     del watched[cell.index]
             tell(progress)
             if watched:
@@ -169,34 +171,36 @@ def drive(
             return True
         launcher.cancel()
         for index, cell in watched.items():
-            directory = state.directory_of(place.path, cell)
+            directory = state.directory_of(open_dir.path, cell)
             # One that waited a moment ago may have begun since; one that never did is pending.
             if index not in at.waiting or state.read(directory).status != "pending":
                 _end_here(directory)
-                _looked_at(place, progress, cell, is_held=False)
+                _looked_at(open_dir, progress, cell, is_held=False)
                 if interrupted:
                     progress.states[index] = _named_by(interrupted[0], directory)
         tell(progress)
     return False
 
 
-def _looked_at(place: OpenDirectory, progress: BenchProgress, cell: Cell, *, is_held: bool) -> bool:
-    """Read again how a cell is. Whether it has ended: nobody holds it, here or elsewhere."""
-    directory = state.directory_of(place.path, cell)
-    known = state.read(directory)
-    has_ended = not is_held and not state.is_worked_on(directory, known)
+def _looked_at(
+    open_dir: OpenDirectory, progress: BenchProgress, cell: Cell, *, is_held: bool
+) -> bool:
+    """Read a cell's state again. True if it has ended and no process holds it."""
+    directory = state.directory_of(open_dir.path, cell)
+    cell_state = state.read(directory)
+    has_ended = not is_held and not state.is_worked_on(directory, cell_state)
     if has_ended:
         has_ended = _write_off(directory)
-        known = state.read(directory)
-    if is_held and known.status == "cancelled":
+        cell_state = state.read(directory)
+    if is_held and cell_state.status == "cancelled":
         # Of the attempt before: its runner has not come as far as to say that it is at it again.
-        known = replace(known, status="pending", reason="")
-    progress.states[cell.index] = known
+        cell_state = replace(cell_state, status="pending", reason="")
+    progress.states[cell.index] = cell_state
     return has_ended
 
 
 def _write_off(directory: Path) -> bool:
-    """Give a cell that nobody works on an end. False if somebody does after all."""
+    """End a cell that no process works on. False if a process does after all."""
     # SLURM's launcher leaves the job's id there, and what submitit says in a folder of its own.
     job, logs = directory / "job", directory.parent / "slurm"
     why = f" (see the job's log in {logs})" if job.exists() and logs.is_dir() else ""
@@ -205,18 +209,22 @@ def _write_off(directory: Path) -> bool:
         "pending": f"it was not started{why}; --resume runs it",
     }
     with state.claimed(directory) as is_ours:
-        known = state.read(directory)  # once more: it may have ended after it was last looked at
-        if known.status not in lost:
+        cell_state = state.read(
+            directory
+        )  # once more: it may have ended after it was last looked at
+        if cell_state.status not in lost:
             return True
         if is_ours:
-            state.write(directory, known.ended(CellOutcome("cancelled", lost[known.status])))
+            state.write(
+                directory, cell_state.ended(CellOutcome("cancelled", lost[cell_state.status]))
+            )
         return is_ours
 
 
 def _end_here(directory: Path) -> None:
     """End a runner that an earlier driver started; one on another machine is left alone."""
     worker = state.read(directory).worker
-    process = worker.found() if worker else None
+    process = worker.live() if worker else None
     if process is not None:
         with suppress(psutil.Error):
             process.terminate()
@@ -226,12 +234,12 @@ def _end_here(directory: Path) -> None:
 def _named_by(number: int, directory: Path) -> state.CellState:
     """The state of a cell that was ended with its bench, saying so: to its runner it was a SIGTERM,
     which is not what a person did who pressed Ctrl-C."""
-    known = state.read(directory)
-    if known.status == "cancelled" and known.reason == ENDED_BY_US:
+    cell_state = state.read(directory)
+    if cell_state.status == "cancelled" and cell_state.reason == ENDED_BY_US:
         by = "Ctrl-C" if number == signal.SIGINT else "a SIGTERM to the driver"
-        known = replace(known, reason=f"it was ended with its bench, by {by}")
-        state.write(directory, known)
-    return known
+        cell_state = replace(cell_state, reason=f"it was ended with its bench, by {by}")
+        state.write(directory, cell_state)
+    return cell_state
 
 
 @contextmanager
@@ -242,7 +250,7 @@ def _interruptible() -> Iterator[list[int]]:
     def note(number: int, _frame: FrameType | None) -> None:
         came.append(number)
 
-    before = {one: signal.signal(one, note) for one in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield came
     finally:

@@ -1,32 +1,171 @@
-"""With which words and in which environment does a cell start; and what a launcher is.
+"""Commands and environments that cells start with, secrets in them, and the launcher protocol.
 
-The trap: `accelerate launch --num_processes 2` on a machine without GPUs silently starts one rank,
-and the cell is then of another configuration than its row says. There the ranks are torchrun's.
-A program that is not told where to write its run (no `{run}` in its command) is recorded.
+`accelerate launch --num_processes 2` on a machine without GPUs starts one rank without a warning,
+so torchrun starts the ranks there. A program without `{run}` in its command is recorded. Ranks of
+several nodes meet statically (--node-rank, --master-addr): torchrun's c10d numbers nodes as it
+likes and restarts a failed rank.
 
-Ranks of several nodes meet statically (--node-rank, --master-addr), not by torchrun's c10d: that
-numbers the nodes as it likes, meets at whatever name a machine has for itself, and begins again
-when a rank fails, which would be a second attempt that nobody wrote down.
+Secrets of a scenario's `environment` are written as "(hidden)" in plan.json and cell.json. The
+driver passes their values to its children in variables with a prefix. Numbers, booleans and names
+of settings (MAX_TOKENS) are no secrets: hidden, two cells would have one id.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import shlex
 import socket
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 import pynvml
 
-from ergmeter.bench.execute import secrets
 from ergmeter.bench.plan.cells import RUN, Cell
 from ergmeter.errors import UsageError
 from ergmeter.runlog.identity import redacted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+HIDDEN = "(hidden)"
+HIDDEN_PREFIX = "ERGMETER_HIDDEN_"
+# TOKENIZERS_PARALLELISM is none, nor is GIT_AUTHOR_NAME.
+_KEY = re.compile(r"key|token(?!i[sz])|auth(?!or(?!i[sz]))|session", re.IGNORECASE)
+_PASSWORD = re.compile(r"secret|passw|passphrase|cred|cookie", re.IGNORECASE)
+_NOT_SECRET = re.compile(r"[\d.eE+-]{1,12}|true|false|yes|no|none|\{\w+\}", re.IGNORECASE)
+_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+@")  # who signs in, and how
+# Among arguments `pad_token` and `label_key` are none: just names that are of keys alone.
+_ARGUMENT = re.compile(
+    r"(?:^|[._-])(?:hub|hf|access|auth|api|bearer|private|secret)[_-]?(?:token|key)$|(?:^|\.)token$"
+    r"|secret|passw|passphrase|credential",
+    re.IGNORECASE,
+)
+
+# As those begin that are given out: Hugging Face, GitHub, GitLab, AWS, Slack; and OpenAI and its
+# like, whose `sk-` begins names too, but not with so much by chance in one piece.
+_ISSUED = re.compile(
+    r"\b(?:(hf_|gh[pousr]_|github_pat_|glpat-|AKIA|xox[abpr]-)(?=[\w-]*\d)[\w-]{12,}"
+    r"|(sk-)[\w-]*?(?=[A-Za-z]*\d)[A-Za-z\d]{16,})"
+)
+_ASSIGNMENT = re.compile(r"-{0,2}([A-Za-z_][\w.-]*)(?:=(.*))?")
+
+
+def is_secret(name: str, value: str = "") -> bool:
+    """Whether a variable is not to be written down: by its name, or an address with a password."""
+    return _is_named(name, value) or bool(_IN_ADDRESS.search(value))
+
+
+def _is_named(name: str, value: str) -> bool:
+    return bool(_PASSWORD.search(name) or (_KEY.search(name) and not _NOT_SECRET.fullmatch(value)))
+
+
+def masked(name: str, value: str) -> str:
+    """A variable's value as it may be written down."""
+    return "***" if _is_named(name, value) else _IN_ADDRESS.sub("***@", value)
+
+
+def secret_complaints(settings: Mapping[str, Any], *, within: str = "") -> Iterator[str]:
+    """What there is against settings: keys, which stand in the plan and in every table."""
+    for key, value in settings.items():
+        name = f"{within}{key}"
+        parts = value if isinstance(value, list | tuple) else [value]
+        for part in parts:
+            if isinstance(part, dict):
+                yield from secret_complaints(part, within=f"{name}.")
+        texts = [part for part in parts if isinstance(part, str) and part]
+        if _ARGUMENT.search(name) and any(not _NOT_SECRET.fullmatch(text) for text in texts):
+            yield (
+                f"{name} is a key, and settings are written down in the plan and in every table:"
+                " give it as a variable under `environment`"
+            )
+
+
+def secrets_in_command(words: Iterable[str]) -> list[str]:
+    """What in a command looks like a key: how it begins, and never all of it."""
+    parts = [part for word in words for part in word.split()]  # a word may be a line for a shell
+    return [
+        secret
+        for word, after in zip(parts, [*parts[1:], ""], strict=True)
+        if (secret := _key(word, after))
+    ]
+
+
+def _key(word: str, after: str) -> str:
+    """How a key begins, in a word of a command or as the value that comes after it; or nothing."""
+    issued = _ISSUED.search(word)
+    if issued:
+        return f"{issued[1] or issued[2]}..."
+    if _IN_ADDRESS.search(word):
+        return "an address with a password"
+    match = _ASSIGNMENT.fullmatch(word)
+    if match is None:
+        return ""
+    name, value = match[1], match[2]
+    is_option = word.startswith("-")
+    if value is None:
+        value = after if is_option and not after.startswith("-") else ""
+    # What a shell or a setting puts in is not written here.
+    if not value or value.startswith("$") or _NOT_SECRET.fullmatch(value):
+        return ""
+    is_named = _ARGUMENT.search(name) if is_option else name.isupper() and _is_named(name, value)
+    return word.partition("=")[0] + ("=..." if match[2] else " ...") if is_named else ""
+
+
+def secret_warning(words: Iterable[str], *, scenario: str) -> str:
+    """The warning about secrets in a scenario's command; empty if there are none."""
+    issued = dict.fromkeys(secrets_in_command(words))
+    if not issued:
+        return ""
+    return (
+        f"scenario {scenario!r}: {', '.join(issued)} in its command looks like a key, and commands"
+        " are written down in the plan: give it as a variable under `environment`"
+    )
+
+
+def secret_variables(environment: Mapping[str, str], *, scenario: str) -> dict[str, str]:
+    """A scenario's keys, by the variables in which they are handed on."""
+    there = environment.items()
+    return {
+        _hidden_variable(scenario, name): value for name, value in there if is_secret(name, value)
+    }
+
+
+def export_secrets(variables: Mapping[str, str]) -> None:
+    """Have the processes that this one starts find them."""
+    os.environ.update(variables)
+
+
+def own_environment(cell: Cell, around: Mapping[str, str]) -> dict[str, str]:
+    """The cell's own variables, keys with their values, of what is in the environment around."""
+    variables = {}
+    for name, value in cell.environment.items():
+        if value != HIDDEN:
+            variables[name] = value
+            continue
+        there = [
+            variable
+            for variable in (_hidden_variable(cell.scenario, name), name)
+            if variable in around
+        ]
+        if not there:
+            raise UsageError(
+                f"{name} of scenario {cell.scenario!r} is a key, which is not kept in the plan,"
+                f" and nothing hands it to this process: set {name} where cells start"
+            )
+        variables[name] = around[there[0]]
+    return variables
+
+
+def _hidden_variable(scenario: str, name: str) -> str:
+    """Two scenarios may have different keys under one name."""
+    return f"{HIDDEN_PREFIX}{hashlib.sha256(scenario.encode()).hexdigest()[:8]}_{name}"
+
 
 # Set around the bench, these would make a cell part of another run or of another job's ranks.
 _NOT_INHERITED = (
@@ -48,7 +187,7 @@ class PendingCells:
 
 
 class Launcher(Protocol):
-    """Has cells run, each by `ergmeter.bench.execute.runner`, and says which it still has.
+    """Runs cells, each by `ergmeter.bench.execute.runner`, and reports which it still has.
 
     Constructed with Options. What became of a cell is in its status.json and nowhere else.
     """
@@ -144,13 +283,15 @@ def start(cell: Cell, directory: Path, *, has_gpus: bool, node: NodeOfCell | Non
     if not _names_run(cell):
         run = str(directory / "run")
         words = [sys.executable, "-m", "ergmeter", "record", "--quiet", "--out", run, "--", *words]
-    kept = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
-    own = secrets.put(filled, kept)
-    kept = {name: value for name, value in kept.items() if not name.startswith(secrets.PREFIX)}
+    inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    own = own_environment(filled, inherited)
+    inherited = {
+        name: value for name, value in inherited.items() if not name.startswith(HIDDEN_PREFIX)
+    }
     remark = ""
     if cell.nodes > 1:
         remark = f"node {node.number} of {cell.nodes}: each starts its own, all at the same time"
-    return Start(tuple(words), {**kept, **own}, own, dict(filled.files), remark)
+    return Start(tuple(words), {**inherited, **own}, own, dict(filled.files), remark)
 
 
 def runner_words(directory: str, *, number: int = 0, nodes: int = 1, token: str = "") -> list[str]:
@@ -162,10 +303,10 @@ def runner_words(directory: str, *, number: int = 0, nodes: int = 1, token: str 
 
 
 def free_port() -> int:
-    """A port that nobody has now: cells that run at once must not meet at one."""
-    with socket.socket() as one:
-        one.bind(("", 0))
-        port: int = one.getsockname()[1]
+    """A free port: cells that run at once must not share one."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        port: int = listener.getsockname()[1]
         return port
 
 
@@ -198,7 +339,7 @@ def _ranks(cell: Cell, node: NodeOfCell, *, has_gpus: bool) -> list[str]:
 
 
 def _machines(cell: Cell, node: NodeOfCell) -> list[str]:
-    """What tells accelerate of several nodes.
+    """accelerate's options for several nodes.
 
     With one GPU on each it takes every node for a training of its own, unless it is told that there
     are several GPUs, or a configuration says how they train together.
@@ -223,7 +364,7 @@ _TELLING = (
 
 def noted(variables: Mapping[str, str]) -> dict[str, str]:
     """Variables as they may be written down: without the values that look like keys."""
-    return {name: secrets.written(name, value) for name, value in sorted(variables.items())}
+    return {name: masked(name, value) for name, value in sorted(variables.items())}
 
 
 def launch_environment(how: Start) -> dict[str, str]:
@@ -247,13 +388,13 @@ def script(how: Start, *, where: Path) -> str:
     placed = {name: how.environment[name] for name in _PLACED if name in how.environment}
     exports = [
         f"# set {name} yourself: it is a key, which is not written down"
-        if secrets.is_key(name, value)
+        if is_secret(name, value)
         else f"export {name}={shlex.quote(value)}"
         for name, value in sorted({**placed, **how.own}.items())
     ]
-    kept = [f"cd {shlex.quote(str(where))}", *exports, f"exec {shlex.join(redacted(how.words))}"]
+    lines = [f"cd {shlex.quote(str(where))}", *exports, f"exec {shlex.join(redacted(how.words))}"]
     remarks = [f"# {how.remark}"] if how.remark else []
-    return "\n".join(["#!/bin/sh", *remarks, *kept]) + "\n"
+    return "\n".join(["#!/bin/sh", *remarks, *lines]) + "\n"
 
 
 def command_line(how: Start) -> str:
@@ -279,8 +420,8 @@ def gpus_here() -> list[str]:
     """
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
-        found = [one.strip() for one in listed.split(",") if one.strip()]
-        return [] if found == ["-1"] else found
+        gpus = [gpu.strip() for gpu in listed.split(",") if gpu.strip()]
+        return [] if gpus == ["-1"] else gpus
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -308,10 +449,10 @@ def strangers(gpus: Sequence[str], *, own: Collection[int] = ()) -> list[str]:
         return []
     try:
         return [
-            f"process {one.pid} ({name(one.pid)}) on GPU {gpu}"
+            f"process {process.pid} ({name(process.pid)}) on GPU {gpu}"
             for gpu in gpus
-            for one in pynvml.nvmlDeviceGetComputeRunningProcesses(_handle(gpu))
-            if one.pid not in own
+            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(_handle(gpu))
+            if process.pid not in own
         ]
     except pynvml.NVMLError:
         return []  # it can't be asked on this machine; then nothing is claimed of it

@@ -1,24 +1,36 @@
-"""Runs a cell's ranks on a node that is not its first.
+"""Runs a cell's ranks on a node other than its first, and connects the nodes of a cell.
 
     python -m ergmeter.bench.execute.node_worker EXP_DIR
 
-The trap: ranks that go on alone. When the first node is gone, or has ended the cell, what runs here
-computes for nobody; so this process does what the first one's connection says, and ends when that
-closes. It writes its own output (stdout.node1, ...) and no status.
+Each node keeps a connection to the first. When it closes, the node ends its ranks, which would
+otherwise wait in a collective until NCCL's timeout. This process writes its own output
+(stdout.node1, ...) and no status.
+
+The first node writes its addresses to `meeting.json` in the cell's directory, with the token of
+this launch and a password. Each other node reports the address it came through, and the ranks
+meet at an address that works for all.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import secrets
+import socket
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from ergmeter.bench.execute import launching
+from ergmeter.bench.execute.launching import NodeOfCell, free_port
 from ergmeter.bench.execute.process import (
+    GRACE_S,
     SETTLE_S,
     Cancelled,
     adopt_orphans,
@@ -28,12 +40,253 @@ from ergmeter.bench.execute.process import (
     kernel_kills,
     kills_since,
 )
-from ergmeter.bench.execute.rendezvous import Wire, joined
-from ergmeter.bench.execute.state import CELL, Process, write_json
+from ergmeter.bench.execute.state import CELL, Gone, OpenDirectory, Process, write_json
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import ErgmeterError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MEETING = "meeting.json"
+MEET_S = 300.0  # nodes of one job start within seconds; file systems show a new file within 60 s
+_END_S = 2 * GRACE_S + 10.0  # longer than ending a cell's process takes
+_ANSWER_S = 5.0
 _LOOK_S = 0.2
+# A node that is cut off closes nothing: asked every 10 s, it is given up after a minute.
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
+
+
+class Wire:
+    """A connection that carries lines of JSON."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._left = b""
+        self.is_closed = False
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEP_ALIVE.items():
+            if hasattr(socket, name):  # not on every system
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message; it is lost if the other side has closed."""
+        with suppress(OSError):
+            self._connection.settimeout(_ANSWER_S)
+            self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def heard(self, wait_s: float) -> dict[str, Any] | None:
+        """The next line, if one comes in that time; what is no JSON closes the connection."""
+        until_s = time.monotonic() + wait_s
+        while b"\n" not in self._left and not self.is_closed:
+            try:
+                self._connection.settimeout(max(0.001, until_s - time.monotonic()))
+                got = self._connection.recv(1 << 16)
+            except TimeoutError:
+                return None
+            except OSError:
+                got = b""
+            self._left += got
+            self.is_closed = not got
+        line, newline, rest = self._left.partition(b"\n")
+        if not newline:
+            return None
+        self._left = rest
+        try:
+            return dict(json.loads(line))
+        except (ValueError, TypeError):
+            self.close()
+            return None
+
+    def done(self) -> None:
+        """Close this side of the connection."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Hang up."""
+        self.is_closed = True
+        self._connection.close()
+
+
+@dataclass
+class _Other:
+    """A node that connected: its connection, its host, and its report of its end."""
+
+    wire: Wire
+    host: str
+    reached: list[str]
+    report: dict[str, Any] | None = None
+
+
+class Rendezvous:
+    """The first node's side: it calls the others, has them begin, hears of their end, ends them."""
+
+    def __init__(self, open_dir: OpenDirectory, *, token: str, nodes: int) -> None:
+        self._open_dir, self._token, self._nodes = open_dir, token, nodes
+        self._secret = secrets.token_hex(16)
+        self._others: dict[int, _Other] = {}
+        self._addresses = _own_addresses()
+        self._listening = _listening()
+        self._listening.settimeout(_LOOK_S)
+        facts = {"token": token, "secret": self._secret, "addresses": self._addresses,
+                "port": self._listening.getsockname()[1]}  # fmt: skip
+        write_json(open_dir.path / MEETING, facts)
+
+    @property
+    def hosts(self) -> list[str]:
+        """Of all nodes, in order."""
+        return [socket.gethostname(), *(other.host for _, other in sorted(self._others.items()))]
+
+    def gathered(self, beat: Callable[[], None]) -> NodeOfCell:
+        """Wait for the other nodes and return where ranks meet; Cancelled if one is missing."""
+        until_s = time.monotonic() + MEET_S
+        while len(self._others) < self._nodes - 1:
+            beat()
+            if time.monotonic() > until_s:
+                missing = sorted(set(range(1, self._nodes)) - set(self._others))
+                raise Cancelled(
+                    f"the scheduler: node {', '.join(map(str, missing))} of {self._nodes} did not"
+                    f" reach the first at {', '.join(self._addresses)} within {MEET_S:.0f} s"
+                )
+            with suppress(TimeoutError):
+                self._welcome(Wire(self._listening.accept()[0]))
+        common = [
+            address for address in self._addresses
+            if all(address in other.reached for other in self._others.values())
+        ]  # fmt: skip
+        if not common:
+            raise Cancelled("the network: no address of the first node is known to all others")
+        return NodeOfCell(0, self._nodes, common[0], free_port(), self._token)
+
+    def _welcome(self, wire: Wire) -> None:
+        wire.send({"token": self._token})
+        message = wire.heard(_ANSWER_S) or {}
+        if message.get("secret") != self._secret or "node" not in message:
+            wire.close()  # one who tries an address, or a stranger
+            return
+        self._others[int(message["node"])] = _Other(
+            wire, str(message["host"]), list(message["reached"])
+        )
+
+    def begin(self, at: NodeOfCell) -> None:
+        """Have the others start their ranks."""
+        for other in self._others.values():
+            other.wire.send({"address": at.address, "port": at.port})
+
+    def codes(self) -> list[int | None]:
+        """How the others ended, by number; None for those at work. Raises what one met with."""
+        for number, other in sorted(self._others.items()):
+            if other.report is None:
+                other.report = other.wire.heard(0.0)
+            if other.report is None and other.wire.is_closed:
+                raise Cancelled(f"the loss of node {number} ({other.host})")
+            if other.report is not None and other.report.get("cancelled"):
+                raise Cancelled(f"{other.report['cancelled']} on node {number} ({other.host})")
+            if other.report is not None and other.report.get("error"):
+                raise OSError(f"node {number} ({other.host}): {other.report['error']}")
+        others = [other for _, other in sorted(self._others.items())]
+        return [other.report["exit_code"] if other.report else None for other in others]
+
+    def kills(self) -> list[int | None]:
+        """Processes that the kernel of each other node killed; None if it did not report."""
+        return [
+            other.report.get("kills") if other.report else None for other in self._others.values()
+        ]
+
+    def close(self) -> None:
+        """End what still runs elsewhere, and wait for it: nothing of a cell outlives its status."""
+        with suppress(Gone):
+            call_off(self._open_dir.path, token=self._token)
+        for other in self._others.values():
+            other.wire.done()
+        until_s = time.monotonic() + _END_S
+        for other in self._others.values():
+            while not other.wire.is_closed and time.monotonic() < until_s:
+                other.report = other.wire.heard(_LOOK_S) or other.report
+            other.wire.close()
+        self._listening.close()
+
+
+def call_off(directory: Path, *, token: str) -> None:
+    """Tell nodes that wait for the first one that there is nothing to do."""
+    write_json(directory / MEETING, {"token": token, "is_over": True})
+
+
+def _listening() -> socket.socket:
+    """At a port of all addresses, of both kinds where the system has both."""
+    try:
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    except (OSError, ValueError):
+        return socket.create_server(("", 0))
+
+
+def _own_addresses() -> list[str]:
+    """By what this machine may be known to others, the best first; itself by the last."""
+    addresses = [
+        address.address
+        for _, listed in sorted(psutil.net_if_addrs().items())
+        for address in listed
+        if address.family == socket.AF_INET and not address.address.startswith("127.")
+    ]
+    return list(dict.fromkeys([socket.gethostname(), socket.getfqdn(), *addresses, "127.0.0.1"]))
+
+
+def join_first_node(
+    directory: Path, *, token: str, number: int, nodes: int
+) -> tuple[Wire, NodeOfCell] | None:
+    """Connect to the first node, and return where the ranks meet.
+
+    None if there is nothing to do. The wire closes when this node's part is to end.
+    """
+    until_s = time.monotonic() + MEET_S
+    while time.monotonic() < until_s:
+        facts = _launch_facts(directory / MEETING)
+        if facts.get("token") == token:
+            if facts.get("is_over"):
+                return None
+            reached = [address for address in facts["addresses"] if _answers(address, facts)]
+            wire = _called(reached[0], facts) if reached else None
+            if wire is not None:
+                wire.send({"secret": facts["secret"], "node": number,
+                           "host": socket.gethostname(), "reached": reached})  # fmt: skip
+                return _begun(wire, NodeOfCell(number, nodes, token=token))
+        time.sleep(_LOOK_S)
+    raise Cancelled(f"the scheduler: the first node was not found within {MEET_S:.0f} s")
+
+
+def _begun(wire: Wire, waiting: NodeOfCell) -> tuple[Wire, NodeOfCell] | None:
+    """Where the ranks meet, once all have come; None if it was called off."""
+    while not wire.is_closed:
+        message = wire.heard(_ANSWER_S)
+        if message is not None:
+            return wire, waiting.at(str(message["address"]), int(message["port"]))
+    return None
+
+
+def _launch_facts(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
+def _answers(address: str, facts: Mapping[str, Any]) -> bool:
+    wire = _called(address, facts)
+    if wire is not None:
+        wire.close()
+    return wire is not None
+
+
+def _called(address: str, facts: Mapping[str, Any]) -> Wire | None:
+    """A connection, if it is the first node of this launch that answers there."""
+    try:
+        wire = Wire(socket.create_connection((address, facts["port"]), timeout=_ANSWER_S))
+    except OSError:
+        return None
+    if (wire.heard(_ANSWER_S) or {}).get("token") == facts["token"]:
+        return wire
+    wire.close()
+    return None
 
 
 class Member:
@@ -46,10 +299,10 @@ class Member:
         self._started = self._directory / f"started.node{number}.json"
 
     def run(self) -> None:
-        """Wait for the first node, do this one's part, and say how it ended."""
+        """Wait for the first node, run this node's ranks, and report how they ended."""
         end_leftovers(self._directory)
         try:
-            met = joined(
+            met = join_first_node(
                 self._directory, token=self._token, number=self._number, nodes=self._cell.nodes
             )
         except Cancelled as asked:
@@ -101,10 +354,10 @@ def main(arguments: list[str]) -> int:
     asked.add_argument("directory", type=Path)
     asked.add_argument("--meeting", required=True, help="the token of the launch")
     asked.add_argument("--node", type=int, required=True, help="its number, from 1")
-    given = asked.parse_args(arguments)
+    options = asked.parse_args(arguments)
     cancel_on_signals()
     adopt_orphans()
-    Member(given.directory, token=given.meeting, number=given.node).run()
+    Member(options.directory, token=options.meeting, number=options.node).run()
     return 0
 
 

@@ -1,12 +1,8 @@
-"""A process of `nvidia-smi` beside a cell, that logs what its devices hold: started, and ended.
+"""Starts and ends a process of `nvidia-smi` beside a cell that logs its devices' memory.
 
-Two traps. "What was there before" is the log's first reading, so there must be one before the cell
-begins; otherwise the cell is now and then subtracted from itself. And a logger outlives the program
-it watches: FMS's went on when the cell raised. This one is ended with the cell however that ends,
-and by the kernel where the runner itself is killed.
-
-It is asked for once for all cells of a directory of results, in a file beside them, because cells
-are run by processes of their own, on whatever machine.
+The log has a reading before the cell begins, as the memory in use before. The process ends with the
+cell, however that ends, and by the kernel if the runner is killed. It is requested once for a
+directory of results, in a file there, because cells run in processes of their own.
 """
 
 from __future__ import annotations
@@ -28,8 +24,7 @@ from pathlib import Path
 
 import pynvml
 
-from ergmeter.bench.execute.moved_directory import OpenDirectory
-from ergmeter.bench.execute.state import write_json
+from ergmeter.bench.execute.state import OpenDirectory, write_json
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.probes.nvidia import visible
 
@@ -90,8 +85,10 @@ def ask(out: Path, query: Query | None) -> None:
 def asked(out: Path) -> Query | None:
     """What is asked for of the cells there."""
     try:
-        said = json.loads((out / ASKED).read_text(encoding="utf-8"))
-        return Query(tuple(said["keywords"]), float(said["interval_s"])) if said else None
+        document = json.loads((out / ASKED).read_text(encoding="utf-8"))
+        return (
+            Query(tuple(document["keywords"]), float(document["interval_s"])) if document else None
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -111,16 +108,16 @@ def logs(cell: Path) -> dict[str, Path]:
 
 def of_nodes(cell: Path) -> list[str]:
     """The names of what each of several nodes left: logs and notes."""
-    return sorted(path.name for one in (LOG, NOTE) for path in cell.glob(_nodes(one)))
+    return sorted(path.name for name in (LOG, NOTE) for path in cell.glob(_nodes(name)))
 
 
 def problem(cell: Path) -> str:
     """Why the log of a cell is not to be read; nothing where it is, or where none was asked for."""
     for path in (cell / NOTE, *sorted(cell.glob(_nodes(NOTE)))):
         with suppress(OSError, ValueError, AttributeError):
-            said = json.loads(path.read_text(encoding="utf-8")).get("problem")
-            if said:
-                return str(said)
+            document = json.loads(path.read_text(encoding="utf-8")).get("problem")
+            if document:
+                return str(document)
     return ""
 
 
@@ -130,8 +127,8 @@ def devices(environment: Mapping[str, str], gpus: Sequence[tuple[str, str]]) -> 
     It numbers them along the bus, and CUDA may not: then they are named by UUID. `gpus` has UUID
     and name of each one here. Raises NotMeasurable where there are none, or they can't be told.
     """
-    shown = environment.get("CUDA_VISIBLE_DEVICES")
-    if shown is not None and shown.strip() in ("", "-1"):
+    cuda_visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if cuda_visible is not None and cuda_visible.strip() in ("", "-1"):
         raise NotMeasurable("CUDA_VISIBLE_DEVICES shows the cell no GPU")
     named = visible.named(environment, gpus)
     if named is None:
@@ -143,7 +140,7 @@ def devices(environment: Mapping[str, str], gpus: Sequence[tuple[str, str]]) -> 
 
 
 def _all_gpus() -> list[tuple[str, str]]:
-    """UUID and name of every GPU here; none where NVML can't say."""
+    """UUID and name of every GPU here; empty without NVML."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -168,8 +165,8 @@ def logged(cell: Path, *, environment: Mapping[str, str], suffix: str = "") -> I
     if query is None:
         yield
         return
-    with OpenDirectory(cell) as place:
-        log = _Log(place, suffix)
+    with OpenDirectory(cell) as open_dir:
+        log = _Log(open_dir, suffix)
         try:
             log.begin(query, environment)
             yield
@@ -189,10 +186,10 @@ def _nodes(name: str) -> str:
 class _Log:
     """Owns the process."""
 
-    def __init__(self, place: OpenDirectory, suffix: str) -> None:
-        self._place, self._suffix = place, suffix
-        self._name = place.path.name + suffix
-        self._log = place.path / _named(LOG, suffix)
+    def __init__(self, open_dir: OpenDirectory, suffix: str) -> None:
+        self._open_dir, self._suffix = open_dir, suffix
+        self._name = open_dir.path.name + suffix
+        self._log = open_dir.path / _named(LOG, suffix)
         self._process: subprocess.Popen[bytes] | None = None
         self._command: list[str] = []
         self._problem = ""
@@ -220,12 +217,12 @@ class _Log:
             except OSError as error:
                 self._say(f"{PROGRAM} could not be started: {error}")
                 return
-        shown = [one for one in gpus.split(",") if one] or there
-        self._await_first(1 + len(shown))
+        visible = [gpu for gpu in gpus.split(",") if gpu] or there
+        self._await_first(1 + len(visible))
         self._keep()
 
     def end(self) -> None:
-        """End it, and say so if it had ended before."""
+        """End the process; note it as a problem if it had ended before."""
         process = self._process
         if process is None:
             return
@@ -248,11 +245,11 @@ class _Log:
         assert self._process is not None
         until_s = time.monotonic() + _FIRST_S
         while time.monotonic() < until_s:
-            said = self._log.read_bytes()
-            if said.count(b"\n") >= max(2, lines) and b"memory.used" in said:
+            content = self._log.read_bytes()
+            if content.count(b"\n") >= max(2, lines) and b"memory.used" in content:
                 return
             if self._process.poll() is not None:
-                words = said.decode("utf-8", errors="replace").split("\n")[0].strip()
+                words = content.decode("utf-8", errors="replace").split("\n")[0].strip()
                 self._say(f"{PROGRAM} ended at once: {words or self._process.returncode}")
                 return
             time.sleep(0.02)
@@ -266,8 +263,8 @@ class _Log:
 
     def _keep(self) -> None:
         with suppress(OSError):
-            said = {"command": shlex.join(self._command), "problem": self._problem}
-            write_json(self._place.path / _named(NOTE, self._suffix), said)
+            note = {"command": shlex.join(self._command), "problem": self._problem}
+            write_json(self._open_dir.path / _named(NOTE, self._suffix), note)
 
 
 def _ends_with(parent: int) -> Callable[[], None] | None:

@@ -1,11 +1,11 @@
-"""How did a cell end? One word and the line that says why, from its exit code and its output.
+"""How a cell ended: its status and the line that shows why; and whether it met its expectations.
 
-The trap: a pattern that knows one way of running out of memory. torch has renamed its exception,
-CUDA, cuBLAS and the host's allocator each say it in their own words, a rank's line begins with
-"[rank1]: ", and the kernel says nothing at all: it kills. A runner that misses one leaves a row
-without figures that looks like a measurement. Words alone decide nothing where the command ended
-well: a program may run out of memory, take a smaller batch and go on; nor where it went on and
-then failed for another reason, as its last traceback says.
+torch, CUDA, cuBLAS and the host's allocator each word an out-of-memory error differently, a rank's
+line begins with "[rank1]: ", and the kernel kills without a message. The words decide nothing if
+the command succeeded, or went on and failed later for another reason.
+
+A scenario may expect a pattern in the output or a fact in the run's header, because plugins fall
+back silently. A fact that the run does not report is not met.
 """
 
 from __future__ import annotations
@@ -15,7 +15,122 @@ import re
 import signal as signals
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from ergmeter.compare.entry import fact
+from ergmeter.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ergmeter.bench.plan.cells import Expectation
+
+_LONGEST_LINE = 200
+# What the header of a run of `erg train` tells.
+ERG_TRAIN_FACTS = (
+    *("attention", "backend", "batch_size", "bits", "bitsandbytes", "checkpoints", "compute_dtype"),
+    *("config", "data_sha256", "dataset", "evaluation", "git_commit", "grad_accum"),
+    *("gradient_checkpointing", "kernels", "lora_alpha", "lora_dropout", "lora_r", "lora_targets"),
+    *("lr", "lr_scheduler", "model", "optimizer", "packing", "pad_to_multiple_of", "parameters"),
+    *("peft", "precision", "seed", "seq_len", "started", "status", "steps", "threads", "torch"),
+    *("train_loss", "trainable_parameters", "trainer", "transformers", "trl", "tuning", "unsloth"),
+    *("weights_dtype", "world_size", "eval_loss"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedExpectation:
+    """An expectation, whether the cell met it, and the line or value that shows it."""
+
+    name: str
+    is_met: bool
+    evidence: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of status.json."""
+        return {"name": self.name, "held": self.is_met, "seen": self.evidence}
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> CheckedExpectation:
+        """Read an entry of status.json."""
+        return cls(entry["name"], entry["held"], entry["seen"])
+
+
+def check_expectations(
+    claims: Sequence[Expectation], *, outputs: Iterable[Path] = (), workload: Mapping[str, Any]
+) -> tuple[CheckedExpectation, ...]:
+    """Check each expectation. `outputs` are the cell's stdout and stderr."""
+    patterns = {claim: _compiled(str(claim.value)) for claim in claims if claim.kind == "pattern"}
+    lines = _first_lines(patterns, outputs)
+    return tuple(
+        _of_output(claim, lines.get(claim))
+        if claim.kind == "pattern"
+        else _of_header(claim, workload)
+        for claim in claims
+    )
+
+
+def broken_expectations(checked: Iterable[CheckedExpectation]) -> str:
+    """The expectations that were not met, in one line; empty if all were."""
+    return "; ".join(f"{claim.name}: {claim.evidence}" for claim in checked if not claim.is_met)
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"no regular expression: {pattern!r} ({error})") from error
+
+
+def _first_lines(
+    patterns: Mapping[Expectation, re.Pattern[str]], outputs: Iterable[Path]
+) -> dict[Expectation, str]:
+    """The first line that each pattern is in: line by line, since a log may be of any length."""
+    first_lines: dict[Expectation, str] = {}
+    if not patterns:
+        return first_lines
+    for line in _lines(outputs):
+        for claim, pattern in patterns.items():
+            if claim not in first_lines and pattern.search(line):
+                first_lines[claim] = line.strip()[:_LONGEST_LINE]
+        if len(first_lines) == len(patterns):
+            break
+    return first_lines
+
+
+def _lines(outputs: Iterable[Path]) -> Iterator[str]:
+    for path in outputs:
+        if path.is_file():
+            with path.open(encoding="utf-8", errors="replace") as file:
+                yield from file
+
+
+def _of_output(claim: Expectation, line: str | None) -> CheckedExpectation:
+    if line is None:
+        return CheckedExpectation(
+            claim.name, is_met=False, evidence=f"no line of the output has {claim.value!r}"
+        )
+    return CheckedExpectation(claim.name, is_met=True, evidence=line)
+
+
+def _of_header(claim: Expectation, workload: Mapping[str, Any]) -> CheckedExpectation:
+    if workload.get(claim.name) is None:
+        return CheckedExpectation(claim.name, is_met=False, evidence="the run does not tell it")
+    value = workload[claim.name]
+    return CheckedExpectation(claim.name, is_met=_same(value, claim.value), evidence=str(value))
+
+
+def _same(value: object, wanted: object) -> bool:
+    """1024, "1024" and 1024.0 are one number, True and "true" one answer."""
+    left, right = fact(value), fact(wanted)
+    if left == right:
+        return True
+    try:
+        return float(str(left)) == float(str(right))
+    except ValueError:
+        return False
+
 
 Status: TypeAlias = Literal[
     "pending", "running", "ok", "oom", "error", "timeout", "diverged", "cancelled", "skipped"
@@ -66,7 +181,7 @@ class Raised:
 
     line: str
     rank: int | None = None
-    place: int = field(default=0, compare=False)  # the number of its line
+    line_number: int = field(default=0, compare=False)
     is_chained: bool = False  # raised while the one before it was handled, or because of it
 
     def __str__(self) -> str:
@@ -75,7 +190,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class ParsedOutput:
-    """What the processes of one node said last, and their exit code."""
+    """The last output of the processes of one node, and their exit code."""
 
     stdout: str
     stderr: str
@@ -94,16 +209,16 @@ class ParsedOutput:
 
 
 def telling(nodes: Sequence[ParsedOutput]) -> ParsedOutput:
-    """Of several nodes, given in the order in which they failed, the first that tells a cause.
+    """The first node, in the order of failure, whose output has a cause.
 
     All of them together where none does. Put in a row by number they would read as if what the
     last node says came last.
     """
-    for one in nodes if len(nodes) > 1 else ():
-        if one.tells_cause():
-            return one
-    texts = [(one.stdout, one.stderr) for one in nodes]
-    stdout, stderr = ("\n".join(one) for one in zip(*texts, strict=True))
+    for node in nodes if len(nodes) > 1 else ():
+        if node.tells_cause():
+            return node
+    texts = [(node.stdout, node.stderr) for node in nodes]
+    stdout, stderr = ("\n".join(streams) for streams in zip(*texts, strict=True))
     return ParsedOutput(stdout, stderr, nodes[0].exit_code)
 
 
@@ -150,9 +265,9 @@ def _memory(
     exit_code: int | None, signal: int | None, stdout: str, stderr: str, kills: int | None
 ) -> str:
     """How it ran out of memory; empty if it did not."""
-    said = _said_of_memory(stdout, stderr)
-    if said:
-        return said
+    memory_line = _said_of_memory(stdout, stderr)
+    if memory_line:
+        return memory_line
     if exit_code == KILLED and signal is None:
         # Somebody else saw the SIGKILL, perhaps on another machine: our kernel's count is not its.
         return f"exit code 137, as of what was killed (SIGKILL), {_by_whom(kills)}"
@@ -161,7 +276,7 @@ def _memory(
 
 
 def _killed(exit_code: int | None, signal: int | None, stdout: str, stderr: str) -> str:
-    """Who was ended by a SIGKILL that was seen here; empty if nobody was."""
+    """What was ended by a SIGKILL; empty if nothing was."""
     if signals.SIGKILL in (signal, -(exit_code or 0)):
         return "it was killed (SIGKILL)"
     if _RANK_KILLED.search(stderr) or _RANK_KILLED.search(stdout):
@@ -178,47 +293,49 @@ def _by_whom(kills: int | None) -> str:
 
 
 def _said_of_memory(stdout: str, stderr: str) -> str:
-    """The first line that says so, of stderr if it can be, and that was not got over."""
+    """The first out-of-memory line that the program did not recover from, stderr first."""
     above = stdout.splitlines()
     lines = [*above, *stderr.splitlines()]
-    said = []
-    for place, line in enumerate(lines):
+    memory_lines = []
+    for number, line in enumerate(lines):
         rank, bare = _unprefixed(line)
         # An indented line of a traceback is source text: it may just name the exception.
         if not bare.startswith("    ") and _MEMORY.search(bare):
-            said.append(Raised(bare.strip(), rank, place))
-    others = _of_other_causes(tracebacks(lines)) if said else []
-    left = [one for one in said if not _is_got_over(one, others)]
-    left.sort(key=lambda one: one.place < len(above))
+            memory_lines.append(Raised(bare.strip(), rank, number))
+    others = _of_other_causes(tracebacks(lines)) if memory_lines else []
+    left = [error for error in memory_lines if not _is_got_over(error, others)]
+    left.sort(key=lambda error: error.line_number < len(above))
     return _short(str(left[0])) if left else ""
 
 
-def _is_got_over(said: Raised, others: Iterable[Raised]) -> bool:
-    """Whether whoever said it went on, to fail later for another reason.
+def _is_got_over(memory_line: Raised, others: Iterable[Raised]) -> bool:
+    """True if the program went on after that line and failed later for another reason.
 
     One rank's lack of memory is the cause of what other ranks say after it.
     """
     return any(
-        one.place > said.place and (said.rank is None or one.rank == said.rank) for one in others
+        other.line_number > memory_line.line_number
+        and (memory_line.rank is None or other.rank == memory_line.rank)
+        for other in others
     )
 
 
 def _of_other_causes(raised: Iterable[Raised]) -> list[Raised]:
     """Tracebacks that lack of memory has no part in, and that are no consequences."""
     is_of_memory: dict[int | None, bool] = {}
-    found = []
-    for one in raised:
-        before = one.is_chained and is_of_memory.get(one.rank, False)
-        is_of_memory[one.rank] = before or bool(_MEMORY.search(one.line))
-        if not is_of_memory[one.rank] and not _CONSEQUENCES.search(one.line):
-            found.append(one)
-    return found
+    causes = []
+    for error in raised:
+        before = error.is_chained and is_of_memory.get(error.rank, False)
+        is_of_memory[error.rank] = before or bool(_MEMORY.search(error.line))
+        if not is_of_memory[error.rank] and not _CONSEQUENCES.search(error.line):
+            causes.append(error)
+    return causes
 
 
 def _error(exit_code: int | None, signal: int | None, stdout: str, stderr: str) -> str:
     raised = _raised(stdout, stderr)
     # Where a connection is all that is told of, it is the cause; what a launcher says never is.
-    ranks = [one for one in raised if not _LAUNCHERS.search(one.line)]
+    ranks = [error for error in raised if not _LAUNCHERS.search(error.line)]
     if raised:
         return _short(str((_causes(raised) or ranks or raised)[-1]))
     how = _how_it_ended(exit_code, signal)
@@ -231,7 +348,7 @@ def _raised(stdout: str, stderr: str) -> list[Raised]:
 
 
 def _causes(raised: Iterable[Raised]) -> list[Raised]:
-    return [one for one in raised if not _CONSEQUENCES.search(one.line)]
+    return [error for error in raised if not _CONSEQUENCES.search(error.line)]
 
 
 def _how_it_ended(exit_code: int | None, signal: int | None) -> str:
@@ -248,12 +365,12 @@ def tracebacks(lines: Iterable[str]) -> Iterator[Raised]:
     """The last line of every traceback, in the order in which they end; ranks may be mixed."""
     is_open: set[int | None] = set()
     chained: set[int | None] = set()
-    for place, line in enumerate(lines):
+    for number, line in enumerate(lines):
         rank, text = _unprefixed(line.rstrip())
         if text.lstrip(" +|").startswith(_OPENS):
             is_open.add(rank)
         elif rank in is_open and _CLOSES.match(text):  # what is indented is still inside
-            yield Raised(text, rank, place, is_chained=rank in chained)
+            yield Raised(text, rank, number, is_chained=rank in chained)
             is_open.discard(rank)
             chained.discard(rank)
         elif _CHAINED.match(text):
@@ -261,10 +378,10 @@ def tracebacks(lines: Iterable[str]) -> Iterator[Raised]:
 
 
 def _unprefixed(line: str) -> tuple[int | None, str]:
-    found = _PREFIX.match(line)
-    if found is None:
+    match = _PREFIX.match(line)
+    if match is None:
         return None, line
-    return int(found[1] or found[2]), line[found.end() :]
+    return int(match[1] or match[2]), line[match.end() :]
 
 
 def _short(text: str) -> str:

@@ -1,8 +1,7 @@
-"""A cell's process on one machine: begun with its output kept, ended with all that it started.
+"""A cell's process on one machine: starts it with its output stored, ends it with its children.
 
-The trap: ending a process and not its family. torchrun gives each rank a group of its own, and a
-rank that nobody ended holds its GPU while the next cell is measured. If torchrun itself is killed,
-its ranks are nobody's: so a runner has the kernel give it all orphans below it.
+torchrun gives each rank its own process group, and a leftover rank holds its GPU during the next
+cell. If torchrun itself is killed, its ranks are orphans; the kernel makes them the runner's.
 """
 
 from __future__ import annotations
@@ -55,13 +54,13 @@ def cancel_on_signals() -> None:
 
 
 def adopt_orphans() -> None:
-    """From here on a process whose parent is gone is ours, if we started that; Linux only."""
+    """Make orphaned descendants children of this process (Linux only)."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def runner_log(directory: Path, number: int = 0) -> Path:
-    """Where a launcher keeps what the runner of a node itself says."""
+    """The file with the output of a node's runner."""
     return directory / (f"runner.node{number}.log" if number else "runner.log")
 
 
@@ -105,7 +104,7 @@ def begun(
 
 
 def _bound_to_runner() -> Callable[[], None] | None:
-    """Have the kernel tell the cell to end when its runner is gone, if that was asked for."""
+    """Have the kernel end the cell when its runner is gone, if that was requested."""
     if not os.environ.get(ENDS_WITH_RUNNER) or not sys.platform.startswith("linux"):
         return None
     prctl, runner = ctypes.CDLL(None).prctl, os.getpid()
@@ -120,7 +119,7 @@ def _bound_to_runner() -> Callable[[], None] | None:
 
 def end_leftover(left: Process | None) -> None:
     """End what an attempt left running whose runner is gone."""
-    if left is not None and left.found() is not None:
+    if left is not None and left.live() is not None:
         end(left.pid)
 
 
@@ -144,7 +143,9 @@ def end(pid: int) -> None:
     alive = _still_there(started, GRACE_S)
     if alive:
         _signal(
-            pid, [*alive, *(more for one in alive for more in _family(one.pid))], signal.SIGKILL
+            pid,
+            [*alive, *(more for process in alive for more in _family(process.pid))],
+            signal.SIGKILL,
         )
         _still_there(alive, GRACE_S)
 
@@ -160,16 +161,16 @@ def _adopts() -> bool:
 
 def _end_orphans(others: list[psutil.Process]) -> None:
     """End what was started below us, but for these and what they started."""
-    kept = set(others)
-    for one in others:
+    spared = set(others)
+    for process in others:
         with suppress(psutil.Error):
-            kept |= set(one.children(recursive=True))
-    left = [one for one in psutil.Process().children(recursive=True) if one not in kept]
+            spared |= set(process.children(recursive=True))
+    left = [child for child in psutil.Process().children(recursive=True) if child not in spared]
     for number in (signal.SIGTERM, signal.SIGKILL):
-        left = [one for one in left if _is_alive(one)]
-        for one in left:
+        left = [process for process in left if _is_alive(process)]
+        for process in left:
             with suppress(psutil.Error):
-                one.send_signal(number)
+                process.send_signal(number)
         left = _still_there(left, GRACE_S)
 
 
@@ -178,7 +179,7 @@ def _still_there(processes: list[psutil.Process], wait_s: float) -> list[psutil.
     until_s = time.monotonic() + wait_s
     left = processes
     while True:
-        left = [one for one in left if _is_alive(one)]
+        left = [process for process in left if _is_alive(process)]
         if not left or time.monotonic() > until_s:
             return left
         time.sleep(0.05)
@@ -193,13 +194,13 @@ def _is_alive(process: psutil.Process) -> bool:
 
 def _family(pid: int) -> list[psutil.Process]:
     """The members of its group and their descendants, and it."""
-    found: dict[int, psutil.Process] = {}
+    family: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error, ProcessLookupError):
             if os.getpgid(process.pid) == pid and process.status() != psutil.STATUS_ZOMBIE:
-                found[process.pid] = process
-                found |= {child.pid: child for child in process.children(recursive=True)}
-    return list(found.values())
+                family[process.pid] = process
+                family |= {child.pid: child for child in process.children(recursive=True)}
+    return list(family.values())
 
 
 def _signal(pid: int, processes: list[psutil.Process], number: signal.Signals) -> None:
@@ -212,7 +213,7 @@ def _signal(pid: int, processes: list[psutil.Process], number: signal.Signals) -
 
 
 def kernel_kills() -> int | None:
-    """How many processes the kernel killed for lack of memory so far; None where it won't say."""
+    """Processes that the kernel killed for lack of memory so far; None if unknown."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             name, _, value = line.partition(" ")

@@ -1,9 +1,7 @@
-"""Whose is a directory of results: new, taken up again, or put aside? And what is added to it?
+"""Opens a directory of results: new, resumed or moved aside; and adds cells to it.
 
-The trap: a directory that is one question and no more. Three repeats turn out to be too few, an
-axis gets one more value, and what took a night has to run again. Cells are known by what they run,
-so a directory that is taken up takes new ones too, under numbers of their own; what it had is left
-as it is, and what of it was not asked for is counted, so that nobody takes a part for the whole.
+Cells are identified by what they run. A directory that is resumed takes new cells under new
+numbers; cells that were not requested this time stay as they are and are counted.
 """
 
 from __future__ import annotations
@@ -36,17 +34,9 @@ from ergmeter.bench.plan import erg_train
 from ergmeter.bench.plan.cells import BenchPlan, Cell
 from ergmeter.errors import UsageError
 
-# -- differences -----------------------------------------------------------------------------------
-# What makes a cell another one than those that are there already?
-#
-# The trap: "4 of 4 cells are not in the plan". The id is a digest, so it says that something
-# changed and not what; and an option such as `--memory` changes every cell without being one of its
-# settings.
-
-
 # What `--memory` changes of a cell, in erg train's file and in sft_trainer's command.
 _OF_MEMORY = ("metrics.hf_memory", "--skip_memory_metrics")
-_SHOWN = 3
+_MOST_NAMED = 3
 
 
 def difference(cell: Cell, others: Iterable[Cell]) -> str:
@@ -56,12 +46,14 @@ def difference(cell: Cell, others: Iterable[Cell]) -> str:
     nearest = min(unlike, key=lambda parts: sum(map(len, parts)))
     # A setting is also in the command or a file: what comes first says it all.
     names = next((part for part in nearest if part), ["what they run"])
-    said = list(dict.fromkeys("--memory" if name in _OF_MEMORY else name for name in names))
-    return ", ".join(said[:_SHOWN]) + (f" and {len(said) - _SHOWN} more" if said[_SHOWN:] else "")
+    labels = list(dict.fromkeys("--memory" if name in _OF_MEMORY else name for name in names))
+    return ", ".join(labels[:_MOST_NAMED]) + (
+        f" and {len(labels) - _MOST_NAMED} more" if labels[_MOST_NAMED:] else ""
+    )
 
 
 def _parts(cell: Cell) -> Iterator[Mapping[str, Any]]:
-    """All that its id is made of, by names that tell something, in pieces by how much they tell."""
+    """All parts of its id by readable names, in pieces from specific to general."""
     yield {"another scenario": cell.scenario}
     yield cell.settings
     yield {f"environment {name}": value for name, value in cell.environment.items()}
@@ -72,26 +64,23 @@ def _parts(cell: Cell) -> Iterator[Mapping[str, Any]]:
         flag = word if word.startswith("--") else flag
         words[flag] = (*words.get(flag, ()), word)
     files = [_flat(erg_train.parsed(text)) for text in cell.files.values()]
-    yield {**words, **{name: value for one in files for name, value in one.items()}}
+    yield {**words, **{name: value for file in files for name, value in file.items()}}
     yield {"the repeat": cell.repeat}
 
 
 def _unlike(new: list[Mapping[str, Any]], old: list[Mapping[str, Any]]) -> Iterator[list[str]]:
-    for one, other in zip(new, old, strict=True):
-        yield [name for name in {**one, **other} if one.get(name) != other.get(name)]
+    for part, other in zip(new, old, strict=True):
+        yield [name for name in {**part, **other} if part.get(name) != other.get(name)]
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:  # noqa: ANN401  of YAML
     """`{"metrics.warmup_s": 1.0}` of nested keys; a seed is the repeat's."""
     if not isinstance(value, dict):
         return {} if name == "seed" else {name: value}
-    found: dict[str, Any] = {}
-    for key, one in value.items():
-        found |= _flat(one, f"{name}.{key}" if name else str(key))
-    return found
-
-
-# -- opening ---------------------------------------------------------------------------------------
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat |= _flat(item, f"{name}.{key}" if name else str(key))
+    return flat
 
 
 # What is there before the plan is.
@@ -123,9 +112,9 @@ def opened(out: Path, plan: BenchPlan, opening: Opening) -> BenchPlan:
     if is_old:
         # The plan is replaced whole before a new cell has a directory: whenever this is cut off,
         # the new cells are not there, or planned and pending.
-        whole, asked = joined(out, plan)
-        if whole is not None:
-            write_json(out / PLAN, whole.to_json(), indent=None)
+        joined_plan, asked = joined(out, plan)
+        if joined_plan is not None:
+            write_json(out / PLAN, joined_plan.to_json(), indent=None)
         return asked
     write_json(out / "script.json", dict(opening.script), indent=4)
     (out / "requirements.txt").write_text(_installed(), encoding="utf-8")
@@ -159,27 +148,27 @@ def _is_filled(out: Path) -> bool:
 def joined(out: Path, plan: BenchPlan) -> tuple[BenchPlan | None, BenchPlan]:
     """The directory's plan with what is new in this one, if anything is; and this one's cells as
     they are there. New ones have numbers after all others. Nothing is written."""
-    kept = BenchPlan.read(out / PLAN)
+    stored = BenchPlan.read(out / PLAN)
     # Scenarios that differ in a key alone have cells with one id.
-    there = {(cell.scenario, cell.id): cell for cell in kept.cells}
+    there = {(cell.scenario, cell.id): cell for cell in stored.cells}
     asked = {(cell.scenario, cell.id): cell for cell in plan.cells}
     left = [cell for key, cell in there.items() if key not in asked]
     new = [cell for key, cell in asked.items() if key not in there]
-    free = 1 + max([*(cell.index for cell in kept.cells), *_numbers(out)], default=-1)
-    added = [replace(cell, index=free + place) for place, cell in enumerate(new)]
+    free = 1 + max([*(cell.index for cell in stored.cells), *_numbers(out)], default=-1)
+    added = [replace(cell, index=free + offset) for offset, cell in enumerate(new)]
     there |= {(cell.scenario, cell.id): cell for cell in added}
     remarks = _remarks(out, added=added, left=left, of=len(asked))
     mine = replace(
         plan,
-        source=kept.source,
+        source=stored.source,
         cells=tuple(there[key] for key in asked),
         warnings=tuple(remarks),
     )
-    return replace(kept, cells=(*kept.cells, *added)) if added else None, mine
+    return replace(stored, cells=(*stored.cells, *added)) if added else None, mine
 
 
 def _numbers(out: Path) -> Iterator[int]:
-    """Of directories that are there, whoever made them: none is written into."""
+    """Numbers of the directories that exist: none of them is written into."""
     for path in out.glob("exp_*"):
         number = path.name.removeprefix("exp_")
         if number.isdecimal():
@@ -259,9 +248,13 @@ def _move_aside(out: Path) -> Path:
 
 
 def _installed() -> str:
-    """What `pip freeze` would say of this environment, near enough to make it again."""
-    found = {(one.name or "").lower(): one for one in distributions() if one.name}
-    lines = sorted(f"{one.name}=={one.version}" for one in found.values())
+    """Installed packages, much as `pip freeze` lists them."""
+    packages = {
+        (distribution.name or "").lower(): distribution
+        for distribution in distributions()
+        if distribution.name
+    }
+    lines = sorted(f"{package.name}=={package.version}" for package in packages.values())
     return "\n".join(lines) + "\n"
 
 
@@ -276,9 +269,9 @@ def claim_driver(out: Path) -> None:
 
 def _check_undriven(out: Path) -> None:
     try:
-        said = json.loads((out / DRIVER).read_text(encoding="utf-8"))
-        other = Process(**said)
+        document = json.loads((out / DRIVER).read_text(encoding="utf-8"))
+        other = Process(**document)
     except (OSError, ValueError, TypeError):
         other = None
-    if other is not None and other.pid != os.getpid() and other.found() is not None:
+    if other is not None and other.pid != os.getpid() and other.live() is not None:
         raise UsageError(f"process {other.pid} is running {out} already; wait for it, or end it")

@@ -1,16 +1,13 @@
-"""Runs one cell, judges its end and keeps everything.
+"""Runs one cell, judges its end and stores everything.
 
     python -m ergmeter.bench.execute.runner EXP_DIR
 
-The trap: the driver as the only one who knows. This process belongs to one cell, on whatever
-machine, and outlives the driver: if that is killed, the cell ends as if nothing had happened. If
-this process is killed as well, the next one finds what it left, ends what still runs of it and
-puts its output aside (attempt_1, ...); nothing is overwritten. Nor is another's: a cell whose
-directory is moved while it runs is ended, and the mark of it is in that directory.
+This process belongs to one cell and outlives the driver: if that is killed, the cell still ends
+normally. If this process is killed too, the next attempt ends what still runs and moves its output
+aside (attempt_1, ...). A cell whose directory is moved while it runs is ended.
 
-Of a cell on several nodes this is the first node's, which alone writes its status; the others run
-`ergmeter.bench.execute.node_worker`. They find each other by `--meeting`, the token of their
-launch.
+For a cell on several nodes this process runs on the first node and alone writes the status; the
+others run `ergmeter.bench.execute.node_worker`. `--meeting` is the token of their launch.
 """
 
 from __future__ import annotations
@@ -19,6 +16,7 @@ import argparse
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -27,10 +25,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.bench.execute import expectations, judging, launching, nvidia_smi_logger, state
-from ergmeter.bench.execute.judging import plain
-from ergmeter.bench.execute.moved_directory import Gone, OpenDirectory
-from ergmeter.bench.execute.outcome import KILLED, CellOutcome, ParsedOutput, outcome, telling
+import pyarrow as pa
+
+from ergmeter.bench import results
+from ergmeter.bench.execute import launching, nvidia_smi_logger, state
+from ergmeter.bench.execute.node_worker import Rendezvous, call_off
+from ergmeter.bench.execute.outcome import (
+    KILLED,
+    CellOutcome,
+    ParsedOutput,
+    check_expectations,
+    outcome,
+    telling,
+)
 from ergmeter.bench.execute.process import (
     SETTLE_S,
     STDERR,
@@ -44,14 +51,101 @@ from ergmeter.bench.execute.process import (
     kernel_kills,
     kills_since,
 )
-from ergmeter.bench.execute.rendezvous import Rendezvous, call_off
-from ergmeter.bench.execute.state import CELL, RESULTS, CellState, Process, write_json
+from ergmeter.bench.execute.state import (
+    CELL,
+    RESULTS,
+    CellState,
+    Gone,
+    OpenDirectory,
+    Process,
+    json_number,
+    write_json,
+)
 from ergmeter.bench.plan.cells import Cell
-from ergmeter.bench.results import results
 from ergmeter.errors import ErgmeterError
+from ergmeter.importers.hf_trainer import items_of, kind_of
+from ergmeter.runlog.reader import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
+# Of a command's output, what is read to judge its end: a rank's message may have much behind it.
+TAIL_BYTES = 4 << 20
+_ROWS = 100_000
+
+
+def output_tail(path: Path) -> str:
+    """The last of a file; nothing where there is none."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            return file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def trainer_figures(*texts: str) -> dict[str, float]:
+    """What transformers' Trainer printed at its end, the last of it; nan and inf are numbers."""
+    figures: dict[str, float] = {}
+    for line in (line for text in texts for line in text.splitlines() if "train_runtime" in line):
+        items = items_of(line.replace('"', "'"))
+        if kind_of(items) == "final":
+            figures = dict(_numbers(items))
+    return figures
+
+
+def _numbers(items: Mapping[str, str]) -> Iterator[tuple[str, float]]:
+    for name, text in items.items():
+        with suppress(ValueError):
+            yield name, float(text)
+
+
+def run_at(path: Path) -> Run | None:
+    """The run there, if there is one."""
+    try:
+        return Run.open(path)
+    except (ErgmeterError, OSError):
+        return None
+
+
+def killed_by(run: Run | None, exit_code: int | None) -> int | None:
+    """SIGKILL, if `erg record` saw its command end by it and then ended with exit code 137."""
+    is_killed = run is not None and run.status == f"killed by {signal.SIGKILL.name}"
+    return signal.SIGKILL if is_killed and exit_code == KILLED else None
+
+
+def last_loss(run: Run | None, trainer: Mapping[str, float]) -> float | None:
+    """The last loss of any rank; one that became nan stays nan."""
+    losses = [trainer["train_loss"]] if "train_loss" in trainer else []
+    if run is not None:
+        with suppress(ErgmeterError, OSError):
+            losses += _last_losses(run)
+    broken = [loss for loss in losses if not math.isfinite(loss)]
+    return next(iter(broken or losses), None)
+
+
+def _last_losses(run: Run) -> list[float]:
+    """The last loss of each writer. In `Run.steps` nan also means an absent loss.
+
+    transformers leaves losses that are nan out of the mean it logs, and so logs 0 where all are;
+    the norm of the gradient it logs as it is.
+    """
+    steps = run.table("steps")
+    if not {"loss", "writer"} <= set(steps.column_names):
+        return []
+    if "grad_norm" not in steps.column_names:
+        steps = steps.append_column("grad_norm", pa.nulls(steps.num_rows))
+    last: dict[str, float] = {}
+    for start in range(0, steps.num_rows, _ROWS):
+        rows = steps.slice(start, _ROWS)
+        columns = (rows[name].to_pylist() for name in ("writer", "loss", "grad_norm"))
+        for writer, loss, norm in zip(*columns, strict=True):
+            if loss is not None:
+                is_hidden = loss == 0.0 and norm is not None and not math.isfinite(norm)
+                last[writer] = math.nan if is_hidden else loss
+    return list(last.values())
+
 
 _OUTPUTS = (STDOUT, STDERR, "run", "hf", RESULTS, nvidia_smi_logger.LOG, nvidia_smi_logger.NOTE)
 _OF_NODES = ("stdout.node*", "stderr.node*", "gpu_memory_logs.node*")
@@ -63,10 +157,10 @@ _FOLLOW_S = 10.0
 class Runner:
     """One attempt at one cell. Owns the cell's process and its status.json."""
 
-    def __init__(self, place: OpenDirectory, *, token: str = "") -> None:
-        self._place = place
-        said = json.loads((self._directory / CELL).read_text(encoding="utf-8"))
-        self._cell = Cell.from_json(said)
+    def __init__(self, open_dir: OpenDirectory, *, token: str = "") -> None:
+        self._open_dir = open_dir
+        document = json.loads((self._directory / CELL).read_text(encoding="utf-8"))
+        self._cell = Cell.from_json(document)
         self._state = state.read(self._directory)
         self._token = token
         self._beaten_s = -math.inf
@@ -75,7 +169,7 @@ class Runner:
     @property
     def _directory(self) -> Path:
         """Looked up for each use: it may be called otherwise by now."""
-        return self._place.path
+        return self._open_dir.path
 
     def run(self) -> CellState:
         """Run the cell to its end, unless it has had one or another is at it. What it came to."""
@@ -112,15 +206,15 @@ class Runner:
                 return self._end(CellOutcome("error", f"it could not be started: {error}"), None)
             ways["broken"] = str(error)
         killed = [kills_since(kills), *(meeting.kills() if meeting else ())]
-        known = [one for one in killed if one is not None]
-        ways["kernel_kills"] = sum(known) if len(known) == len(killed) else None
+        kill_counts = [count for count in killed if count is not None]
+        ways["kernel_kills"] = sum(kill_counts) if len(kill_counts) == len(killed) else None
         return self._end(self._judged(exit_code, **ways), exit_code)
 
     def _meeting(self) -> Rendezvous:
         launching.check_nodes(self._cell)
         if not self._token:
             raise OSError(f"a cell on {self._cell.nodes} nodes is started by slurm or ray")
-        return Rendezvous(self._place, token=self._token, nodes=self._cell.nodes)
+        return Rendezvous(self._open_dir, token=self._token, nodes=self._cell.nodes)
 
     def _execute(self, meeting: Rendezvous | None) -> int:
         """Start the command and wait for it. Raises what cut it short, once it is gone."""
@@ -149,7 +243,7 @@ class Runner:
         began_s = time.monotonic()
         failed_s = math.inf
         while True:
-            if self._place.has_moved:
+            if self._open_dir.has_moved:
                 raise Cancelled(
                     f"a move of its directory to {self._directory}: its command knows the old path"
                 )
@@ -184,10 +278,10 @@ class Runner:
             launching.NodeOfCell(n, self._cell.nodes).suffix for n in range(self._cell.nodes)
         ]
         outputs = [
-            self._directory / f"{name}{one}" for name in (STDOUT, STDERR) for one in suffixes
+            self._directory / f"{name}{suffix}" for name in (STDOUT, STDERR) for suffix in suffixes
         ]
-        tails = [judging.tail(path) for path in outputs]
-        trainer = judging.trainer_figures(*tails)
+        tails = [output_tail(path) for path in outputs]
+        trainer = trainer_figures(*tails)
         texts = list(zip(tails[: len(suffixes)], tails[len(suffixes) :], strict=True))
         # Of a node that has not ended, nothing is known but that it did not fail by itself.
         others = 1 if self._failed else exit_code
@@ -195,36 +289,38 @@ class Runner:
             ParsedOutput(*texts[node], self._failed.get(node, others))
             for node in self._by_failure()
         ]
-        said = telling(nodes)
-        run = judging.opened(self._directory / "run")
-        found = outcome(
-            said.exit_code,
-            signal=said.signal or judging.killed_by(run, said.exit_code),
-            stdout=said.stdout,
-            stderr=said.stderr,
-            loss=judging.last_loss(run, trainer),
+        node_output = telling(nodes)
+        run = run_at(self._directory / "run")
+        ending = outcome(
+            node_output.exit_code,
+            signal=node_output.signal or killed_by(run, node_output.exit_code),
+            stdout=node_output.stdout,
+            stderr=node_output.stderr,
+            loss=last_loss(run, trainer),
             **how,
         )
         workload = run.workload if run is not None else {}
         # What failed may not have come as far as what is stated of it.
-        stated = self._cell.expects if found.status == "ok" else ()
-        held = expectations.check(stated, outputs=outputs, workload=workload)
-        self._state = replace(self._state, claims=tuple(one.to_json() for one in held))
-        self._write_results(found, trainer)
-        return found
+        stated = self._cell.expects if ending.status == "ok" else ()
+        checked = check_expectations(stated, outputs=outputs, workload=workload)
+        self._state = replace(self._state, claims=tuple(claim.to_json() for claim in checked))
+        self._write_results(ending, trainer)
+        return ending
 
-    def _write_results(self, found: CellOutcome, trainer: Mapping[str, float]) -> None:
+    def _write_results(self, ending: CellOutcome, trainer: Mapping[str, float]) -> None:
         """Flat, as FMS has it: arguments as text, and what transformers printed at the end."""
         cell = self._cell
         arguments = {k: "" if v is None else str(v) for k, v in cell.settings.items()}
         ours = {
             "num_gpus": cell.num_gpus, "nodes": cell.nodes, "repeat": cell.repeat,
-            "scenario": cell.scenario, "status": found.status,
+            "scenario": cell.scenario, "status": ending.status,
         }  # fmt: skip
-        failed = {"error_messages": [found.reason]} if found.reason else {}
-        whole = {**arguments, **trainer, **ours, **failed}
+        failed = {"error_messages": [ending.reason]} if ending.reason else {}
+        merged = {**arguments, **trainer, **ours, **failed}
         write_json(
-            self._directory / RESULTS, {k: plain(v) for k, v in sorted(whole.items())}, indent=4
+            self._directory / RESULTS,
+            {k: json_number(v) for k, v in sorted(merged.items())},
+            indent=4,
         )
 
     def _put_aside(self) -> None:
@@ -246,8 +342,8 @@ class Runner:
         state.write(self._directory, now)
         self._state = now
 
-    def _end(self, found: CellOutcome, exit_code: int | None) -> CellState:
-        self._keep(self._state.ended(found, exit_code=exit_code))
+    def _end(self, ending: CellOutcome, exit_code: int | None) -> CellState:
+        self._keep(self._state.ended(ending, exit_code=exit_code))
         return self._state
 
 
@@ -264,17 +360,17 @@ def main(arguments: list[str]) -> int:
     asked = argparse.ArgumentParser()
     asked.add_argument("directory", type=Path)
     asked.add_argument("--meeting", default="", help="the token of a launch on several nodes")
-    given = asked.parse_args(arguments)
+    options = asked.parse_args(arguments)
     cancel_on_signals()
     adopt_orphans()
-    with OpenDirectory(given.directory) as place:
+    with OpenDirectory(options.directory) as open_dir:
         try:
-            Runner(place, token=given.meeting).run()
+            Runner(open_dir, token=options.meeting).run()
         except Gone as error:
             sys.stderr.write(f"{error}\n")
             return 1
         with suppress(ErgmeterError, OSError):  # whoever reads the row first makes it else
-            results.complete(place.path)
+            results.complete(open_dir.path)
     return 0
 
 

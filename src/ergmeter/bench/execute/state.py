@@ -1,15 +1,18 @@
-"""What has become of each cell? Kept in files, so that no process need live to know it.
+"""State of each cell, in files, so that no process need live to know it.
 
-The trap: a driver that holds the state. It is killed, the machine restarts, and either everything
-runs again or a cell that nobody works on is "running" for ever. Here every cell has a status.json
-that is replaced whole (never half written), and one that says "running" names the process at it:
-by number, start time and boot, so that another process with that number is not taken for it.
+Every cell has a status.json that is replaced as a whole. One that says "running" names its process
+by pid, start time and boot, so that another process with that pid is not mistaken for it.
+
+`OpenDirectory` identifies a directory of results by device and inode: if it is renamed during a
+run, its cells are not written into another bench at the old path.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import math
+import os
 import secrets
 import socket
 import time
@@ -18,15 +21,78 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ergmeter.bench.execute.expectations import Checked, broken
-from ergmeter.bench.execute.outcome import FINAL, CellOutcome, Status
+from ergmeter.bench.execute.outcome import (
+    FINAL,
+    CellOutcome,
+    CheckedExpectation,
+    Status,
+    broken_expectations,
+)
 from ergmeter.bench.plan.cells import BenchPlan, Cell
-from ergmeter.errors import FormatError
+from ergmeter.errors import ErgmeterError, FormatError
 from ergmeter.runlog.liveness import boot_id, started_s
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class Gone(ErgmeterError, OSError):  # noqa: N818  its text says what is
+    """The directory was deleted, or moved to where it can't be found: nothing is written."""
+
+
+class OpenDirectory:
+    """Holds a directory open."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.resolve()
+        self._fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        status = os.fstat(self._fd)
+        self._identity = (status.st_dev, status.st_ino)
+
+    def __enter__(self) -> OpenDirectory:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._fd)
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether its path leads elsewhere by now, or nowhere."""
+        return not self._is_at(self._path)
+
+    @property
+    def path(self) -> Path:
+        """Where it is now. Raises Gone if that is unknown."""
+        if not self.has_moved:
+            return self._path
+        try:
+            now = Path(f"/proc/self/fd/{self._fd}").readlink()
+        except OSError:  # not on every system
+            now = self._path
+        if not self._is_at(now):
+            raise Gone(f"{self._path} was moved or deleted; nothing more is written for it")
+        return now
+
+    def _is_at(self, path: Path) -> bool:
+        """Whether it is there, for all that is known: a file system of the network that does not
+        answer says nothing of where it is, and is asked again."""
+        try:
+            status = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+        return (status.st_dev, status.st_ino) == self._identity
+
 
 ALIVE, CLAIM = "alive", "claim"
 JOB = "job"  # of a scheduler, kept beside its cell
@@ -40,7 +106,7 @@ PLAN, CELL, STATUS, RESULTS, DRIVER = (
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that can be told from a later one with its number."""
+    """A process, identified by pid, start time and boot."""
 
     pid: int
     started_s: float | None
@@ -57,7 +123,7 @@ class Process:
         """Whether it runs, or ran, on this machine since its last start."""
         return self.host == socket.gethostname() and self.boot_id == boot_id()
 
-    def found(self) -> psutil.Process | None:
+    def live(self) -> psutil.Process | None:
         """The process, if it is still there; None on another machine, which can't be asked."""
         if not self.is_here or self.started_s is None:
             return None
@@ -72,7 +138,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class CellState:
-    """What a cell's status.json says. `worker` runs the cell and judges it; `child` is the cell."""
+    """A cell's status.json. `worker` runs the cell and judges it; `child` is the cell."""
 
     status: Status = "pending"
     reason: str = ""
@@ -140,7 +206,7 @@ class CellState:
     @property
     def broken(self) -> str:
         """What was claimed of it and did not hold, in one line; empty where all did."""
-        return broken(Checked(**one) for one in self.claims)
+        return broken_expectations(CheckedExpectation.from_json(claim) for claim in self.claims)
 
 
 def now() -> str:
@@ -149,7 +215,7 @@ def now() -> str:
 
 
 def directory_of(out: Path, cell: Cell) -> Path:
-    """Where all of a cell is kept."""
+    """The directory of a cell."""
     return out / f"exp_{cell.index}"
 
 
@@ -161,16 +227,23 @@ def write_json(path: Path, value: object, *, indent: int | None = 1) -> None:
     part.replace(path)
 
 
+def json_number(value: object) -> object:
+    """The value itself, or its text if it is nan or inf, which JSON does not have."""
+    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
+
+
 def read(directory: Path) -> CellState:
     """What is known of the cell there; pending if nothing is."""
     path = directory / STATUS
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
         for name in ("worker", "child"):
-            said[name] = Process(**said[name]) if said.get(name) else None
+            document[name] = Process(**document[name]) if document.get(name) else None
         for name in ("attempts", "claims"):
-            said[name] = tuple(said.get(name, ()))
-        return CellState(**{name: said[name] for name in CellState.__slots__ if name in said})
+            document[name] = tuple(document.get(name, ()))
+        return CellState(
+            **{name: document[name] for name in CellState.__slots__ if name in document}
+        )
     except FileNotFoundError:
         return CellState()
     except (ValueError, KeyError, TypeError) as error:
@@ -210,7 +283,7 @@ def is_worked_on(directory: Path, state: CellState) -> bool:
     if state.status != "running" or state.worker is None:
         return False
     if state.worker.is_here:
-        return state.worker.found() is not None
+        return state.worker.live() is not None
     try:
         silent_s = time.time() - (directory / ALIVE).stat().st_mtime
     except OSError:
@@ -225,13 +298,13 @@ def states(out: Path, plan: BenchPlan) -> Iterator[tuple[Cell, CellState]]:
 
 
 def at_work(out: Path) -> set[int]:
-    """The processes on this machine of cells that run there, whoever started them."""
-    found: set[int] = set()
+    """The pids on this machine of cells that run in this directory."""
+    pids: set[int] = set()
     if not (out / PLAN).exists():
-        return found
+        return pids
     for _, state in states(out, BenchPlan.read(out / PLAN)):
-        process = state.worker.found() if state.status == "running" and state.worker else None
+        process = state.worker.live() if state.status == "running" and state.worker else None
         if process is not None:
             with suppress(psutil.Error):
-                found |= {process.pid, *(one.pid for one in process.children(recursive=True))}
-    return found
+                pids |= {process.pid, *(child.pid for child in process.children(recursive=True))}
+    return pids

@@ -1,9 +1,8 @@
-"""Cells on this machine: each gets GPUs of its own, as they become free.
+"""Runs cells on this machine, each on GPUs of its own as they become free.
 
-The trap: a cell that starts while the GPU of the one before is still hot, or is somebody else's. A
-GPU rests for the cool-down after each cell, and is looked at before the first one. Where there is
-no GPU, `num_gpus` is a number of ranks on the processor, and cells take turns unless more than one
-at a time is asked for.
+A GPU rests for the cool-down after each cell, and is checked for other processes before the first.
+Without GPUs `num_gpus` is a number of ranks on the CPU, and cells run one at a time unless more
+are requested.
 """
 
 from __future__ import annotations
@@ -79,23 +78,23 @@ class LocalLauncher:
 
     def poll(self) -> PendingCells:
         """Start what there is room for."""
-        for one in [one for one in self._running if one.process.poll() is not None]:
-            self._running.remove(one)
-            self._rest(one)
+        for ended in [ended for ended in self._running if ended.process.poll() is not None]:
+            self._running.remove(ended)
+            self._rest(ended)
         while self._waiting and self._start(*self._waiting[0]):
             self._waiting.pop(0)
         waiting = {cell.index for cell, _ in self._waiting}
-        running = {one.cell.index for one in self._running}
+        running = {task.cell.index for task in self._running}
         return PendingCells(waiting, running, self._rests_s() if waiting and not running else 0.0)
 
     def cancel(self) -> None:
         """Ask every runner to end its cell, and wait until they have."""
         self._waiting.clear()
-        for one in self._running:
-            one.process.terminate()
-        for one in self._running:
+        for task in self._running:
+            task.process.terminate()
+        for task in self._running:
             with suppress(subprocess.TimeoutExpired):
-                one.process.wait(_END_S)
+                task.process.wait(_END_S)
         self._running.clear()
 
     def _start(self, cell: Cell, directory: Path) -> bool:
@@ -103,16 +102,16 @@ class LocalLauncher:
         now_s = time.monotonic()
         if len(self._running) >= self._options.jobs or now_s < self._next_s:
             return False
-        taken = {gpu for one in self._running for gpu in one.gpus}
+        taken = {gpu for task in self._running for gpu in task.gpus}
         rested = [gpu for gpu in self._gpus if gpu not in taken and self._rested_s[gpu] <= now_s]
         if self._gpus and len(rested) < cell.num_gpus:
             return False
         own = rested[: cell.num_gpus]
-        shown = {"CUDA_VISIBLE_DEVICES": ",".join(own)} if own else {}
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(own)} if own else {}
         with (directory / "runner.log").open("ab") as log:
             process = subprocess.Popen(
                 runner_words(str(directory)),
-                env={**os.environ, **shown}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env={**os.environ, **visible}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,  # Ctrl-C is the driver's to pass on
             )  # fmt: skip
         self._running.append(_Running(cell, process, own))
@@ -124,9 +123,9 @@ class LocalLauncher:
         until_s = [self._next_s, *sorted(self._rested_s.values())[:wanted]]
         return max(0.0, max(until_s) - time.monotonic())
 
-    def _rest(self, one: _Running) -> None:
+    def _rest(self, task: _Running) -> None:
         until_s = time.monotonic() + self._options.cool_down_s
-        for gpu in one.gpus:
+        for gpu in task.gpus:
             self._rested_s[gpu] = until_s
-        if not one.gpus:
+        if not task.gpus:
             self._next_s = until_s

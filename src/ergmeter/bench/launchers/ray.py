@@ -1,10 +1,9 @@
-"""Cells as tasks of Ray, which places each where its GPUs are free.
+"""Runs cells as tasks of Ray, which places each where its GPUs are free.
 
-The trap: a task that Ray runs with no GPU of its own, since nobody asked for one. A cell asks for
-as many GPUs as it has; in a cluster without any it asks for as many CPUs as it has ranks. One of
-several nodes asks for all of them at once (a placement group, a bundle on each): asked for one by
-one, two such cells would each hold half of what the other needs. The directory of results must be
-one that every node sees, and ergmeter be installed on all of them.
+A cell requests as many GPUs as it has, or in a cluster without GPUs as many CPUs as it has ranks.
+A cell on several nodes requests all of them at once (a placement group with a bundle on each):
+one by one, two such cells could each hold half of what the other needs. Every node needs ergmeter
+and the directory of results.
 """
 
 from __future__ import annotations
@@ -18,8 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ergmeter.bench.execute import secrets as hidden
-from ergmeter.bench.execute.launching import LaunchOptions, PendingCells, check_nodes, runner_words
+from ergmeter.bench.execute.launching import (
+    HIDDEN_PREFIX,
+    LaunchOptions,
+    PendingCells,
+    check_nodes,
+    runner_words,
+)
 from ergmeter.bench.execute.process import ENDS_WITH_RUNNER, runner_log
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import PluginError, UsageError
@@ -42,9 +46,13 @@ def run_cell(words: Sequence[str], where: str, keys: Mapping[str, str], log: str
 
     Ray's workers do not have the driver's environment, so `keys` are handed to them.
     """
-    told = {**os.environ, **keys, ENDS_WITH_RUNNER: "1"}  # Ray kills what a worker started with it
-    with Path(log).open("ab") as said:
-        runner = subprocess.Popen(words, cwd=where, env=told, stdout=said, stderr=said)
+    environment = {
+        **os.environ,
+        **keys,
+        ENDS_WITH_RUNNER: "1",
+    }  # Ray kills what a worker started with it
+    with Path(log).open("ab") as output:
+        runner = subprocess.Popen(words, cwd=where, env=environment, stdout=output, stderr=output)
     try:
         return runner.wait()
     finally:  # Ray ends a task with a KeyboardInterrupt
@@ -82,7 +90,7 @@ class RayLauncher:
     def __init__(self, options: LaunchOptions) -> None:
         self._options = options
         self._waiting: list[tuple[Cell, Path]] = []
-        self._held: list[_RunningTask] = []
+        self._tasks: list[_RunningTask] = []
         try:
             ray.init(
                 address=options.given.get("address"), ignore_reinit_error=True, log_to_driver=False
@@ -114,27 +122,27 @@ class RayLauncher:
 
     def poll(self) -> PendingCells:
         """Hand over as many as may run at once; forget what has ended."""
-        for one in [one for one in self._held if self._has_ended(one)]:
-            self._held.remove(one)
-            if one.was_lost() and one.tries < _TRIES:
-                self._start(one.cell, one.directory, tries=one.tries + 1)
-        while self._waiting and len(self._held) < self._options.jobs:
+        for ended in [ended for ended in self._tasks if self._has_ended(ended)]:
+            self._tasks.remove(ended)
+            if ended.was_lost() and ended.tries < _TRIES:
+                self._start(ended.cell, ended.directory, tries=ended.tries + 1)
+        while self._waiting and len(self._tasks) < self._options.jobs:
             self._start(*self._waiting.pop(0))
-        running = {one.cell.index for one in self._held}
+        running = {started.cell.index for started in self._tasks}
         return PendingCells({cell.index for cell, _ in self._waiting}, running)
 
     def cancel(self) -> None:
         """End the tasks and wait for them."""
         self._waiting.clear()
-        tasks = [task for one in self._held for task in one.tasks]
+        tasks = [task for started in self._tasks for task in started.tasks]
         for task in tasks:
             ray.cancel(task)
         for task in tasks:
             with suppress(ray.exceptions.RayError):
                 ray.get(task, timeout=_END_S)
-        for one in self._held:
-            self._release(one)
-        self._held.clear()
+        for started in self._tasks:
+            self._release(started)
+        self._tasks.clear()
 
     def _start(self, cell: Cell, directory: Path, *, tries: int = 1) -> None:
         share, bundle = _asked_for(cell, has_gpus=self._has_gpus)
@@ -142,9 +150,9 @@ class RayLauncher:
         if cell.nodes > 1:
             group = placement_group([bundle] * cell.nodes, strategy="STRICT_SPREAD")
         token = secrets.token_hex(6)
-        keys = {name: one for name, one in os.environ.items() if name.startswith(hidden.PREFIX)}
-        held = _RunningTask(cell, directory, [], group, tries)
-        self._held.append(held)  # before its tasks are: whatever happens, they can be cancelled
+        keys = {name: value for name, value in os.environ.items() if name.startswith(HIDDEN_PREFIX)}
+        running = _RunningTask(cell, directory, [], group, tries)
+        self._tasks.append(running)  # before its tasks are: whatever happens, they can be cancelled
         for number in range(cell.nodes):
             if group is not None:
                 share["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
@@ -157,18 +165,18 @@ class RayLauncher:
             except ValueError as error:
                 self.cancel()
                 raise PluginError(f"Ray did not take {cell.scenario}: {error}") from error
-            held.tasks.append(task)
+            running.tasks.append(task)
 
-    def _has_ended(self, one: _RunningTask) -> bool:
-        done, _ = ray.wait(one.tasks, num_returns=len(one.tasks), timeout=0)
-        if len(done) < len(one.tasks):
+    def _has_ended(self, started: _RunningTask) -> bool:
+        done, _ = ray.wait(started.tasks, num_returns=len(started.tasks), timeout=0)
+        if len(done) < len(started.tasks):
             return False
-        self._release(one)
+        self._release(started)
         return True
 
-    def _release(self, one: _RunningTask) -> None:
-        if one.group is not None:
-            remove_placement_group(one.group)
+    def _release(self, started: _RunningTask) -> None:
+        if started.group is not None:
+            remove_placement_group(started.group)
 
 
 def _asked_for(cell: Cell, *, has_gpus: bool) -> tuple[dict[str, Any], dict[str, float]]:

@@ -1,11 +1,9 @@
-"""Cells as jobs of SLURM, through submitit: job arrays, one for each number of nodes and GPUs.
+"""Runs cells as jobs of SLURM, through submitit: one job array for each number of nodes and GPUs.
 
-The trap: a driver that dies while its jobs wait in the queue. Started again, it would submit them a
-second time. So each cell's job is written down beside it (`job`): its array's name before it is
-submitted, which no other has, and its id afterwards; and one that the queue still has is taken
-over. What became of a cell is read from the shared directory, not from the accounting, which many
-clusters do not keep. A job that is preempted or requeued finds its cell unfinished, and runs it
-again. A cell of several nodes has a task on each.
+Each cell's job is written beside it (`job`): the array's unique name before it is submitted, and
+its id afterwards. A restarted driver takes over jobs that are still queued and submits none twice.
+The result of a cell is read from the shared directory, since many clusters have no accounting. A
+job that is preempted or requeued runs its cell again. A cell on several nodes has a task on each.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ from pathlib import Path
 
 from ergmeter.bench.execute import state
 from ergmeter.bench.execute.launching import LaunchOptions, PendingCells, check_nodes, runner_words
-from ergmeter.bench.execute.moved_directory import OpenDirectory
 from ergmeter.bench.execute.process import runner_log
+from ergmeter.bench.execute.state import OpenDirectory
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import PluginError
 
@@ -55,8 +53,8 @@ class SlurmTask:
         number = int(os.environ.get("SLURM_NODEID", "0"))
         words = runner_words(directory, number=number, nodes=nodes, token=token)
         is_time_up = False
-        with OpenDirectory(Path(directory)) as place:
-            with runner_log(place.path, number).open("ab") as log:
+        with OpenDirectory(Path(directory)) as open_dir:
+            with runner_log(open_dir.path, number).open("ab") as log:
                 runner = subprocess.Popen(words, stdout=log, stderr=log)
             try:
                 return runner.wait()
@@ -68,7 +66,7 @@ class SlurmTask:
                 runner.wait()
                 if is_time_up:
                     with suppress(OSError):  # of a directory that is gone there is nothing to say
-                        _tell_time_was_up(place.path)
+                        _tell_time_was_up(open_dir.path)
 
     def checkpoint(self, directory: str, nodes: int) -> submitit.helpers.DelayedSubmission:
         """What to submit once it is preempted: the same, since a cell is not cut in two."""
@@ -106,8 +104,8 @@ class SlurmLauncher:
         """Hold the jobs of these cells, so that they can be cancelled."""
         queued = _queue()
         self._answered_s = time.monotonic()
-        found = {cell.index: _job_of(directory, queued) for cell, directory in cells}
-        self._jobs |= {index: job for index, job in found.items() if job}
+        jobs = {cell.index: _job_of(directory, queued) for cell, directory in cells}
+        self._jobs |= {index: job for index, job in jobs.items() if job}
 
     def submit(self, cells: Sequence[tuple[Cell, Path]]) -> None:
         """Submit the cells that no job in the queue is for, an array for each size of job."""
@@ -140,10 +138,10 @@ class SlurmLauncher:
             if now_s - self._answered_s > _SILENT_S:
                 raise
             return self._places
-        held = {index: queued[job].state for index, job in self._jobs.items() if job in queued}
-        self._jobs = {index: self._jobs[index] for index in held}
-        running = {index for index, word in held.items() if word in ("RUNNING", "COMPLETING")}
-        self._places = PendingCells(set(held) - running, running)
+        states = {index: queued[job].state for index, job in self._jobs.items() if job in queued}
+        self._jobs = {index: self._jobs[index] for index in states}
+        running = {index for index, word in states.items() if word in ("RUNNING", "COMPLETING")}
+        self._places = PendingCells(set(states) - running, running)
         self._answered_s = now_s
         return self._places
 
@@ -165,8 +163,8 @@ class SlurmLauncher:
 
     def _submit_array(self, members: Sequence[tuple[Cell, Path]]) -> None:
         asked = self._parameters([cell for cell, _ in members])
-        for place, (_, directory) in enumerate(members):
-            (directory / JOB).write_text(f"{asked['name']} {place}", encoding="utf-8")
+        for number, (_, directory) in enumerate(members):
+            (directory / JOB).write_text(f"{asked['name']} {number}", encoding="utf-8")
         try:
             folder = members[0][1].parent / "slurm"
             # By itself it would run a cell that takes longer than its job three times more.
@@ -187,8 +185,12 @@ class SlurmLauncher:
 
     def _parameters(self, cells: Sequence[Cell]) -> dict[str, object]:
         """What an array of cells of one size asks for, as submitit takes it."""
-        known = [cell.timeout_s for cell in cells if cell.timeout_s is not None]
-        minutes = math.ceil(max(known) / 60) + _SPARE_MIN if len(known) == len(cells) else _DAY_MIN
+        timeouts_s = [cell.timeout_s for cell in cells if cell.timeout_s is not None]
+        minutes = (
+            math.ceil(max(timeouts_s) / 60) + _SPARE_MIN
+            if len(timeouts_s) == len(cells)
+            else _DAY_MIN
+        )
         asked: dict[str, object] = {
             "name": "erg-bench", "timeout_min": minutes, "gpus_per_node": cells[0].num_gpus,
             "nodes": cells[0].nodes, "tasks_per_node": 1,
@@ -202,37 +204,39 @@ class SlurmLauncher:
 
 
 def _tell_time_was_up(directory: Path) -> None:
-    """Say so of a cell that its runner, who knows of a signal only, has cancelled."""
+    """Mark a cell as timed out whose runner saw a signal only and cancelled it."""
     with state.claimed(directory) as is_ours:
-        known = state.read(directory)
-        if is_ours and known.status == "cancelled":
-            state.write(directory, replace(known, reason=_TIME_IS_UP))
+        cell_state = state.read(directory)
+        if is_ours and cell_state.status == "cancelled":
+            state.write(directory, replace(cell_state, reason=_TIME_IS_UP))
 
 
 def _queue() -> dict[str, _Queued]:
     """Our jobs that the controller has, each task of an array by itself."""
-    said = _asked("squeue", "--me", "--noheader", "--array", "--format=%i %T %j")
-    parts = (line.strip().split(maxsplit=2) for line in said.splitlines() if line.strip())
+    lines = _asked("squeue", "--me", "--noheader", "--array", "--format=%i %T %j")
+    parts = (line.strip().split(maxsplit=2) for line in lines.splitlines() if line.strip())
     return {part[0]: _Queued(part[1], part[2] if len(part) > 2 else "") for part in parts}
 
 
 def _job_of(directory: Path, queued: Mapping[str, _Queued]) -> str | None:
     """The cell's job, if the queue has it; by its array's name where no id was written down."""
     try:
-        said = (directory / JOB).read_text(encoding="utf-8").split()
+        words = (directory / JOB).read_text(encoding="utf-8").split()
     except OSError:
         return None
-    if len(said) == 1:
-        return said[0] if said[0] in queued else None
+    if len(words) == 1:
+        return words[0] if words[0] in queued else None
     named = {
-        job: job.partition("_")[2] or "0" for job, one in queued.items() if [one.name] == said[:1]
+        job: job.partition("_")[2] or "0"
+        for job, entry in queued.items()
+        if [entry.name] == words[:1]
     }
-    return next((job for job, place in named.items() if [place] == said[1:]), None)
+    return next((job for job, index in named.items() if [index] == words[1:]), None)
 
 
-def _parsed(given: Mapping[str, str]) -> dict[str, object]:
+def _parsed(options: Mapping[str, str]) -> dict[str, object]:
     """Options as submitit takes them: numbers as numbers."""
-    return {name: int(text) if text.isdecimal() else text for name, text in given.items()}
+    return {name: int(text) if text.isdecimal() else text for name, text in options.items()}
 
 
 def _asked(*words: str) -> str:

@@ -1,8 +1,8 @@
-"""What is one cell of a matrix, and how is a plan of them kept?
+"""Cells and plans of a bench: identity, names of configurations, expected durations.
 
-The trap: a cell that is known by its place. Add a model to a list and every number after it is
-another configuration, so that results of last week are compared with the wrong ones. A cell's id
-is a digest of what it runs; its index is just the name of its directory.
+A cell's id is a digest of what it runs, so that a plan that grows keeps the ids of its old cells.
+Durations come from the same configuration where it has run, else from its scenario, else from the
+caller; cells without any are counted as unknown.
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ergmeter.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
 
 Value: TypeAlias = str | int | float | bool | None
 Launch: TypeAlias = Literal["plain", "torchrun", "accelerate"]
@@ -85,7 +90,7 @@ class Cell:
 
         Its files count too, but for the seed in them, which is the repeat's.
         """
-        said = [
+        parts = [
             dict(sorted(self.settings.items())),
             list(self.command),
             dict(sorted(self.environment.items())),
@@ -93,7 +98,7 @@ class Cell:
             {name: _SEED.sub("", text) for name, text in sorted(self.files.items())},
             repeat,
         ]
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:_DIGITS]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:_DIGITS]
 
     def filled(self, directory: Path, *, port: int = _PORT, data: Path | None = None) -> Cell:
         """The same with its directory, and what else is known at its start, put in.
@@ -132,18 +137,21 @@ class Cell:
             "command": list(self.command),
             "launch_options": list(self.launch_options),
             "expects": [
-                {"kind": one.kind, "name": one.name, "value": one.value} for one in self.expects
+                {"kind": expectation.kind, "name": expectation.name, "value": expectation.value}
+                for expectation in self.expects
             ],
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Cell:
         """The cell of such JSON. Names that a later version added are left out."""
-        known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
-        known["command"] = tuple(known["command"])
-        known["launch_options"] = tuple(known.get("launch_options", ()))
-        known["expects"] = tuple(Expectation(**one) for one in known.get("expects", ()))
-        return cls(**known)
+        fields = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
+        fields["command"] = tuple(fields["command"])
+        fields["launch_options"] = tuple(fields.get("launch_options", ()))
+        fields["expects"] = tuple(
+            Expectation(**expectation) for expectation in fields.get("expects", ())
+        )
+        return cls(**fields)
 
 
 def unsloth_python() -> str:
@@ -155,7 +163,7 @@ def unsloth_python() -> str:
 
 def _put(text: str, names: Mapping[str, str]) -> str:
     """In one go: what is put in is not looked at again."""
-    return _AT_START.sub(lambda found: names[found[0]], text)
+    return _AT_START.sub(lambda match: names[match[0]], text)
 
 
 @dataclass(frozen=True)
@@ -188,15 +196,144 @@ class BenchPlan:
             raise FormatError(
                 f"the plan is of version {value.get('version')!r}; this ergmeter reads {VERSION}"
             )
-        cells = tuple(Cell.from_json(one) for one in value["cells"])
+        cells = tuple(Cell.from_json(cell) for cell in value["cells"])
         return cls(source=value["source"], cells=cells, settings=value.get("settings", {}))
 
     @classmethod
     def read(cls, path: Path) -> BenchPlan:
-        """The plan that is kept in that file."""
+        """Read the plan in that file."""
         try:
             return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError as error:
             raise FormatError(f"{path} is not there: no plan was made here") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FormatError(f"{path} is no plan: {type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class KnownDurations:
+    """Seconds that cells took, by configuration and by scenario."""
+
+    by_group: Mapping[str, float]
+    by_scenario: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class DurationEstimate:
+    """Seconds for a plan's cells one after the other, and of how many cells they are known."""
+
+    total_s: float
+    measured: int  # cells whose configuration has run before
+    alike: int  # cells of whose scenario another one has
+    given: int  # cells that take what the caller says
+    unknown: int
+    skipped: int
+
+
+def estimate_duration(
+    plan: BenchPlan, durations: KnownDurations | None = None, *, seconds_a_cell: float | None = None
+) -> DurationEstimate:
+    """The time of all cells that are not skipped, by what is known."""
+    durations = durations or KnownDurations({}, {})
+    counts = dict.fromkeys(("measured", "alike", "given", "unknown", "skipped"), 0)
+    total_s = 0.0
+    for cell in plan.cells:
+        kind, seconds = _cell_duration(cell, durations, seconds_a_cell)
+        counts[kind] += 1
+        total_s += seconds
+    return DurationEstimate(total_s, **counts)
+
+
+def _cell_duration(
+    cell: Cell, durations: KnownDurations, seconds_a_cell: float | None
+) -> tuple[str, float]:
+    if cell.skip:
+        return "skipped", 0.0
+    if (
+        durations.by_group and cell.group in durations.by_group
+    ):  # its digest takes longer than the rest
+        return "measured", durations.by_group[cell.group]
+    if cell.scenario in durations.by_scenario:
+        return "alike", durations.by_scenario[cell.scenario]
+    return ("unknown", 0.0) if seconds_a_cell is None else ("given", seconds_a_cell)
+
+
+def known_durations(directory: Path) -> KnownDurations:
+    """Durations in a directory of results, of cells that ended well."""
+    groups: dict[str, list[float]] = {}
+    scenarios: dict[str, list[float]] = {}
+    for status in sorted(directory.glob("exp_*/status.json")):
+        took_s = _took_s(status)
+        if took_s is None:
+            continue
+        try:
+            cell = Cell.from_json(json.loads((status.parent / "cell.json").read_text("utf-8")))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        groups.setdefault(cell.group, []).append(took_s)
+        scenarios.setdefault(cell.scenario, []).append(took_s)
+    return KnownDurations(
+        {name: fmean(taken) for name, taken in groups.items()},
+        {name: fmean(taken) for name, taken in scenarios.items()},
+    )
+
+
+def _took_s(path: Path) -> float | None:
+    try:
+        last = json.loads(path.read_text("utf-8"))
+        if last["status"] != "ok":
+            return None
+        attempt = last["attempts"][-1]
+        began, ended = (datetime.fromisoformat(attempt[key]) for key in ("started", "ended"))
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return None
+    return max(0.0, (ended - began).total_seconds())
+
+
+COMMON = (
+    *("scenario", "framework_config", "model_name_or_path", "num_gpus", "nodes"),
+    *("peft_method", "torch_dtype", "per_device_train_batch_size"),
+    *("gradient_accumulation_steps", "packing", "max_seq_length", "learning_rate"),
+    "effective_batch_size",
+)
+# The one is above, the others follow from what is told.
+UNNAMED = ("max_seq_len", "training_data_path")
+_BARE = ("scenario", "framework_config", "model_name_or_path", "peft_method", "torch_dtype")
+_SHORT = {"num_gpus": "gpus", "per_device_train_batch_size": "batch", "max_seq_length": "length"}
+
+
+def repeats_of(row: Mapping[str, Any]) -> tuple[object, object]:
+    """What all repeats of one configuration share. The scenario is a part of it.
+
+    Two scenarios may run one command; a row without an id is a configuration by itself.
+    """
+    return (row["group"], row["scenario"]) if row["group"] else (row["index"], None)
+
+
+def naming_settings(
+    differ: Collection[str], configurations: Iterable[Mapping[str, Any]]
+) -> list[str]:
+    """Of the settings that differ, those that a configuration is called by."""
+    chosen = [name for name in COMMON if name in differ]
+    if {"per_device_train_batch_size", "effective_batch_size"} <= set(chosen):
+        chosen.remove("effective_batch_size")  # it follows from the other, but for accumulation
+    several = list(configurations)
+    distinct = {tuple(str(row.get(name)) for name in chosen) for row in several}
+    if len(distinct) < len(several):
+        chosen += sorted(set(differ) - set(COMMON) - set(UNNAMED))
+    return chosen
+
+
+def configuration_name(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    """A configuration by these settings; empty where it has none of them."""
+    parts = [
+        str(row[setting]) if setting in _BARE else f"{_SHORT.get(setting, setting)} {row[setting]}"
+        for setting in names
+        if row.get(setting) not in (None, "")
+    ]
+    return ", ".join(parts)
+
+
+def setting_title(name: str) -> str:
+    """What a setting is called in the head of a table."""
+    return _SHORT.get(name, name).replace("_", " ")

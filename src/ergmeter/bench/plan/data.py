@@ -1,12 +1,11 @@
-"""Which data does a cell need, and how is it made? Loaded, put in form, and kept.
+"""Prepares the data of cells: loads it, puts it in form and caches it.
 
-One file serves all cells of a model, or of all models where no tokenizer has a part in it.
-`erg train` gets a prompt and a response, divided at the response's mark; `sft_trainer` the text in
-one field, or tokens.
+One file serves all cells of a model, or of all models if no tokenizer is involved. `erg train` gets
+a prompt and a response, divided at the response's mark; `sft_trainer` the text in one field, or
+tokens.
 
-The trap: a cache that is known by a name that says nothing. The original's `cache_all.json` is of
-whatever was wanted first. Here the name has a digest of all that the file is made of, a local
-file's contents included: other data is another file, and other cells; a note beside it says which.
+The file's name has a digest of all that it is made of, the contents of local files included, so
+that other data is another file. A note beside it lists the sources.
 """
 
 from __future__ import annotations
@@ -29,14 +28,6 @@ from typing import Any, TypeAlias
 from ergmeter.bench.plan.cells import BenchPlan
 from ergmeter.errors import FormatError, PluginError, UsageError
 
-# -- dataforms -------------------------------------------------------------------------------------
-# How does an example of a data set read as text, and where in it does the answer begin?
-#
-# The trap: finding the answer by its tokens. A mark such as "\n### Response:" is other tokens at
-# the beginning of a text than in the middle, so the original cut off the first two and hoped. Here
-# the mark is found in the text, and tokens are told apart by where in the text they begin.
-
-
 Example: TypeAlias = Mapping[str, Any]
 
 ALPACA = "yahma/alpaca-cleaned"  # what the original loads where nothing is said
@@ -49,7 +40,7 @@ _WRITE = ". Write a response that appropriately completes the request.\n\n"
 
 
 class NoMark(Exception):  # noqa: N818  the text says what is missing
-    """The answer's beginning can't be told."""
+    """The response's beginning was not found."""
 
 
 def loaded(name: str, *, split: str, options: Mapping[str, Any]) -> Iterable[Example]:
@@ -60,8 +51,8 @@ def loaded(name: str, *, split: str, options: Mapping[str, Any]) -> Iterable[Exa
     if path.suffix in (".json", ".jsonl", ".csv") or name.startswith((".", "/", "~")):
         raise UsageError(f"no data at {path}")
     library = _library("datasets", "data on the hub")
-    found: Iterable[Example] = library.load_dataset(name, split=split, **options)
-    return found
+    examples: Iterable[Example] = library.load_dataset(name, split=split, **options)
+    return examples
 
 
 def _local(path: Path) -> list[Example]:
@@ -81,10 +72,10 @@ def _local(path: Path) -> list[Example]:
 
 
 def _sliced(rows: list[Example], split: str) -> list[Example]:
-    found = _SLICED.fullmatch(split)
-    if found is None:
+    match = _SLICED.fullmatch(split)
+    if match is None:
         raise UsageError(f"dataset_split {split!r} is none; write such as train[:2000]")
-    return rows[int(found[2] or 0) : int(found[3]) if found[3] else None]
+    return rows[int(match[2] or 0) : int(match[3]) if match[3] else None]
 
 
 def _library(name: str, what: str) -> Any:  # noqa: ANN401  a module
@@ -96,10 +87,10 @@ def _library(name: str, what: str) -> Any:  # noqa: ANN401  a module
 
 def load_tokenizer(model: str) -> Any:  # noqa: ANN401  of transformers
     """The model's own."""
-    found = _library("transformers", "tokenising").AutoTokenizer.from_pretrained(model)
-    if not found.is_fast:
+    tokenizer = _library("transformers", "tokenising").AutoTokenizer.from_pretrained(model)
+    if not tokenizer.is_fast:
         raise UsageError(f"the tokenizer of {model} can't tell where a token begins in the text")
-    return found
+    return tokenizer
 
 
 def text_form(
@@ -124,8 +115,8 @@ def text_form(
                 f"an example has no {error}; it has {', '.join(example) or 'nothing'}"
             ) from error
         more = example.get(input_field) or ""
-        said = f"{_TASK}{_WITH_INPUT if more else ''}{_WRITE}### Instruction:\n{asked}\n\n"
-        return said + (f"### Input:\n{more}\n\n" if more else "") + f"### Response: {answer}"
+        prompt = f"{_TASK}{_WITH_INPUT if more else ''}{_WRITE}### Instruction:\n{asked}\n\n"
+        return prompt + (f"### Input:\n{more}\n\n" if more else "") + f"### Response: {answer}"
 
     return instruct
 
@@ -162,12 +153,12 @@ def pair(text: str, mark: str | None) -> dict[str, str]:
 
 def tokens(text: str, mark: str | None, tokenizer: Any) -> dict[str, list[int]]:  # noqa: ANN401
     """The text in tokens; without a mark all of them bear loss."""
-    whole = text if text.endswith(tokenizer.eos_token or "") else text + tokenizer.eos_token
-    made = tokenizer(whole, return_offsets_mapping=True)
-    at = _answer_at(whole, mark) if mark else 0
+    ended = text if text.endswith(tokenizer.eos_token or "") else text + tokenizer.eos_token
+    made = tokenizer(ended, return_offsets_mapping=True)
+    at = _answer_at(ended, mark) if mark else 0
     labels = [
-        one if start >= at and end > start else _IGNORED
-        for one, (start, end) in zip(made["input_ids"], made["offset_mapping"], strict=True)
+        token if start >= at and end > start else _IGNORED
+        for token, (start, end) in zip(made["input_ids"], made["offset_mapping"], strict=True)
     ]
     return {
         "input_ids": list(made["input_ids"]),
@@ -183,9 +174,6 @@ def _answer_at(text: str, mark: str | None) -> int:
     if at < 0:
         raise NoMark(f"its text has no {mark!r}")
     return at + len(mark)
-
-
-# -- datastage -------------------------------------------------------------------------------------
 
 
 _DIGITS = 16
@@ -205,7 +193,7 @@ class DataJob:
     as_pairs: bool
 
 
-def job(
+def data_job(
     stanza: Mapping[str, Any],
     *,
     model: str,
@@ -220,8 +208,8 @@ def job(
     whose = model if by_tokenizer else ""
     source = Path(str(stanza.get("dataset_name") or ALPACA)).expanduser()
     made_of = [dict(stanza), _contents(source), whose, mark, field, as_pairs]
-    said = json.dumps(made_of, sort_keys=True, default=str)
-    digest = hashlib.sha256(said.encode()).hexdigest()[:_DIGITS]
+    identity = json.dumps(made_of, sort_keys=True, default=str)
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:_DIGITS]
     # For people: what tells files apart is the digest.
     name = re.sub(r"[^\w.]", "_", whose)[-64:] or "all"
     return DataJob(
@@ -237,8 +225,8 @@ def job(
 def _contents(path: Path) -> str:
     """A digest of a local file; empty for data on the hub, or where there is no file yet."""
     try:
-        found = path.stat()
-        return _digest(path, found.st_mtime_ns, found.st_size) if path.is_file() else ""
+        status = path.stat()
+        return _digest(path, status.st_mtime_ns, status.st_size) if path.is_file() else ""
     except OSError:
         return ""
 
@@ -246,11 +234,11 @@ def _contents(path: Path) -> str:
 @functools.lru_cache(maxsize=32)
 def _digest(path: Path, _mtime_ns: int, _size_bytes: int) -> str:
     """Once for all cells that are planned of it."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(_PIECE_BYTES):
-            found.update(piece)
-    return found.hexdigest()
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def original_name(made: DataJob) -> str:
@@ -266,21 +254,21 @@ def to_json(made: DataJob) -> dict[str, Any]:
 def prepare(
     plan: BenchPlan, directory: Path, *, say: Callable[[str], None] = lambda _line: None
 ) -> None:
-    """Make the data that a plan's cells need, in that directory; what is there already is kept.
+    """Write the data that a plan's cells need into that directory, unless it is there.
 
     Of several drivers that share the directory one makes it, and the others wait.
     """
-    for one in plan.settings.get("data", ()):
+    for stanza in plan.settings.get("data", ()):
         directory.mkdir(parents=True, exist_ok=True)
-        wanted = DataJob(**one)
+        wanted = DataJob(**stanza)
         path = directory / wanted.file
         note = path.with_suffix(".made.json")
-        said = json.dumps(one, sort_keys=True, indent=1)
+        document = json.dumps(stanza, sort_keys=True, indent=1)
         with _locked(directory):
-            if path.is_file() and note.is_file() and note.read_text(encoding="utf-8") == said:
+            if path.is_file() and note.is_file() and note.read_text(encoding="utf-8") == document:
                 continue
             number = _write(path, _rows(wanted))
-            note.write_text(said, encoding="utf-8")
+            note.write_text(document, encoding="utf-8")
         say(f"data: {number} examples in {path}")
 
 

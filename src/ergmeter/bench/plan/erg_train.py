@@ -1,19 +1,21 @@
-"""What does `erg train` have to be told, so that it does what these arguments ask for?
+"""Writes the `train.yaml` of a cell that runs `erg train`, and lists the packages that cells need.
 
-The trap: an argument that is accepted and has no effect. What `erg train` can't do is an error
-with the argument's name; what it does in any case is listed as such, with the reason.
+Packages are looked up and not imported, once before the first cell starts.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
-from collections.abc import Callable, Mapping
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import yaml
 
-from ergmeter.bench.plan.cells import FIRST_SEED
-from ergmeter.bench.plan.problems import hint
+from ergmeter.bench.plan.cells import FIRST_SEED, PYTHON, UNSLOTH_PYTHON, Cell, unsloth_python
+from ergmeter.bench.plan.scenarios import hint
 
 FILE = "train.yaml"
 # Ten times as quick, where built.
@@ -60,7 +62,7 @@ KEYS = {
 SECTIONS = ("model", "tuning", "train", "data", "metrics")
 TOP = ("task_mode", "seed", "block_size")
 # Of the original's arguments, what a training here does whatever they say.
-HELD = {
+IMPLIED = {
     "include_tokens_per_second": "tokens are counted in any case",
     "response_template": "only the response bears loss in any case",
     "dataset_text_field": "the data stage writes prompt and response",
@@ -80,7 +82,7 @@ def config(
     """The YAML of a cell, in its first repeat."""
     values: dict[str, Any] = {}
     for name, value in arguments.items():
-        if value is None or name in _AXES or name in HELD:
+        if value is None or name in _AXES or name in IMPLIED:
             continue
         special = _SPECIAL.get(name)
         if special is not None:
@@ -105,13 +107,13 @@ def parsed(text: str) -> dict[str, Any]:
 
 def warmup_s(text: str) -> float | None:
     """What such YAML leaves out of its figures; None where `erg train` decides."""
-    said = parsed(text).get("metrics", {}).get("warmup_s")
-    return None if said is None else float(said)
+    seconds = parsed(text).get("metrics", {}).get("warmup_s")
+    return None if seconds is None else float(seconds)
 
 
 def reseeded(text: str, repeat: int) -> str:
     """The same of a later repeat: the seed goes up with it, the same in every configuration."""
-    return _SEED.sub(lambda found: f"seed: {int(found[1]) + repeat - 1}", text, count=1)
+    return _SEED.sub(lambda match: f"seed: {int(match[1]) + repeat - 1}", text, count=1)
 
 
 def _whole_seed(value: Any) -> int:  # noqa: ANN401  of YAML
@@ -138,7 +140,7 @@ def takes(name: str) -> bool:
 
 
 def _unquoted(value: Any) -> Any:  # noqa: ANN401  of YAML
-    """`2e-4` is text to YAML; written back it must not be quoted for whoever reads the file."""
+    """`2e-4` is text to YAML; written back it must not be quoted."""
     if isinstance(value, str):
         try:
             return float(value) if any(c.isdigit() for c in value) else value
@@ -190,8 +192,8 @@ def _memory(values: dict[str, Any], value: Any) -> None:  # noqa: ANN401
 
 
 def _targets(values: dict[str, Any], value: Any) -> None:  # noqa: ANN401
-    given = value.split() if isinstance(value, str) and value != "auto" else value
-    _put(values, KEYS["target_modules"], given)
+    targets = value.split() if isinstance(value, str) and value != "auto" else value
+    _put(values, KEYS["target_modules"], targets)
 
 
 _SPECIAL: dict[str, Callable[[dict[str, Any], Any], None]] = {
@@ -204,7 +206,7 @@ _SPECIAL: dict[str, Callable[[dict[str, Any], Any], None]] = {
 }
 
 
-TAKEN = (*_AXES, *KEYS, *_SPECIAL, *HELD)
+TAKEN = (*_AXES, *KEYS, *_SPECIAL, *IMPLIED)
 
 
 def _settle(values: dict[str, Any], arguments: Mapping[str, Any]) -> None:
@@ -224,3 +226,66 @@ def _settle(values: dict[str, Any], arguments: Mapping[str, Any]) -> None:
             f"torch_dtype {dtype} without peft_method: erg train keeps the weights of a full"
             f" fine-tuning in float32; write torch_dtype: null and {precision}: true"
         )
+
+
+_ALWAYS = ("torch", "transformers", "accelerate")
+_OF_EXTRA = "pip install 'ergmeter[train]', or in a clone pip install '.[train]'"
+
+
+def missing_packages(cells: Iterable[Cell], *, has_gpus: bool) -> str:
+    """What is missing for these cells and how it is had, in one line; empty if nothing is."""
+    needs_by_way: dict[str, list[str]] = {}
+    for cell in {cell.group: cell for cell in cells}.values():  # repeats need the same
+        # Who sets the path of a cell's modules knows what is on it; we do not.
+        if not cell.skip and "PYTHONPATH" not in cell.environment:
+            for need, way in _needs(cell, has_gpus=has_gpus):
+                needs_by_way.setdefault(way, []).append(need)
+    lines = []
+    for way, needs in needs_by_way.items():
+        missing = [name for name in dict.fromkeys(needs) if not _is_there(name)]
+        if missing:
+            lines.append(f"{', '.join(missing)}: {way}")
+    return f"for these cells {sys.executable} lacks {'; '.join(lines)}" if lines else ""
+
+
+def _needs(cell: Cell, *, has_gpus: bool) -> Iterator[tuple[str, str]]:
+    """The modules that it imports, each with how it is installed."""
+    if cell.command[0] == UNSLOTH_PYTHON:
+        yield unsloth_python(), "`./dev unsloth` makes it, ERGMETER_UNSLOTH_PYTHON names another"
+    if cell.launch != "plain":
+        yield "torch", _OF_EXTRA
+    if cell.launch == "accelerate" and has_gpus:  # without them its ranks are torchrun's
+        yield "accelerate", _OF_EXTRA
+    if cell.command[0] != PYTHON:
+        return
+    if FILE in cell.files:
+        for name in (*_ALWAYS, *_asked(cell.files[FILE])):
+            yield name, _OF_EXTRA
+    elif "tuning.sft_trainer" in cell.command:
+        yield (
+            "tuning",
+            "install fms-hf-tuning in an environment of its own, and name its Python:"
+            " --command '/path/of/python -m tuning.sft_trainer {arguments}'",
+        )
+
+
+def _asked(text: str) -> Iterator[str]:
+    """What a configuration of `erg train` needs beyond."""
+    config = parsed(text)
+    tuning, train = config.get("tuning", {}), config.get("train", {})
+    optim = str(train.get("optim", ""))
+    if tuning.get("mode", "full") != "full":
+        yield "peft"
+    if tuning.get("bits") or any(word in optim for word in ("bnb", "8bit", "paged")):
+        yield "bitsandbytes"
+    if train.get("trainer") == "trl":
+        yield "trl"
+
+
+def _is_there(name: str) -> bool:
+    if "/" in name:
+        return shutil.which(name) is not None
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ValueError:  # loaded, and without a word of where from
+        return True

@@ -1,36 +1,38 @@
-"""How does a scenario become cells: its axes, each point's arguments, what is started?
+"""Expands a scenario into cells: its axes, each cell's arguments and command; and validates it.
 
-What is asked for on the command line goes before the file's axes, and these before the original's
-defaults; an argument that a scenario gives is no axis any more, unless it is asked for as one.
+Values of the command line override the file's axes, and these the original's defaults. An argument
+that a scenario sets is no axis any more, unless it is requested as one. Cells are numbered in FMS's
+order: models, frameworks, then the axes of the bench, the last one changing first.
+
+An effective batch that does not divide by the devices is an error, or a constraint's reason; FMS
+rounds it down. An axis that changes nothing is an error too: its cells would differ by noise alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ergmeter.bench.execute import secrets
-from ergmeter.bench.plan import data as datastage
-from ergmeter.bench.plan import erg_train, fms, templates, validate
+from ergmeter.bench.execute import launching, outcome
+from ergmeter.bench.plan import erg_train, fms, scenarios
 from ergmeter.bench.plan.cells import PYTHON, UNSLOTH_PYTHON, Cell, Launch, Value
-from ergmeter.bench.plan.constraints import BadCondition, matches
-from ergmeter.bench.plan.problems import Problems
-from ergmeter.bench.plan.scenarios import MODELS, Scenario, Scenarios
-from ergmeter.bench.plan.templates import Template
-from ergmeter.bench.plan.validate import DATA_PATH, FRAMEWORK
-
-# -- axes ------------------------------------------------------------------------------------------
-# Which combinations does a scenario have, and how is a batch shared out among devices?
-#
-# The order is that of the system this follows: a scenario's models, its frameworks, then the axes
-# of the whole bench, the last of them changing first. So cell 7 there is cell 7 here.
-#
-# The trap: a batch that does not divide. 4 examples on 3 devices were rounded down there to 1 each,
-# and the cell that said 4 ran 3. Here it is an error, or a constraint's reason.
-
+from ergmeter.bench.plan.data import DataJob, data_job, original_name
+from ergmeter.bench.plan.scenarios import (
+    MODELS,
+    BadCondition,
+    Problems,
+    Scenario,
+    Scenarios,
+    Template,
+    hint,
+    matches,
+)
 
 # What benchmark.py takes where its flags say nothing.
 FMS_AXES: dict[str, tuple[Any, ...]] = {
@@ -39,11 +41,12 @@ FMS_AXES: dict[str, tuple[Any, ...]] = {
     "packing": (True,),
     "max_seq_len": (4096,),
 }
-WHOLE = ("effective_batch_size", "num_gpus", "max_seq_len", "nodes")
+INTEGER_AXES = ("effective_batch_size", "num_gpus", "max_seq_len", "nodes")
 
 BATCH = "per_device_train_batch_size"
 ACCUMULATION = "gradient_accumulation_steps"
 EFFECTIVE = "effective_batch_size"
+FRAMEWORK = "framework_config"
 
 
 class UnevenBatch(Exception):  # noqa: N818  the text says what does not divide
@@ -99,9 +102,6 @@ def _divided(number: int, by: int, what: str) -> int:
     return number // by
 
 
-# -- making ----------------------------------------------------------------------------------------
-
-
 Check: TypeAlias = Callable[[str], str | None]
 Patterns: TypeAlias = Sequence[Mapping[str, Any]]
 _OUTSIDE = (EFFECTIVE, "num_gpus", "nodes", FRAMEWORK)  # settings, but no arguments
@@ -131,11 +131,11 @@ class Making:
     `warnings`: what is, and looks as if it should not be.
     """
 
-    def __init__(self, found: Scenarios, problems: Problems, asked: Asked) -> None:
-        self._found = found
+    def __init__(self, scenario_file: Scenarios, problems: Problems, asked: Asked) -> None:
+        self._scenario_file = scenario_file
         self._problems = problems
         self._asked = asked
-        self.jobs: dict[str, datastage.DataJob] = {}
+        self.jobs: dict[str, DataJob] = {}
         self.keys: dict[str, str] = {}
         self.warnings: list[str] = []
 
@@ -143,26 +143,26 @@ class Making:
         """All cells of one scenario, each repeat of each."""
         template = self._asked.template or scenario.template or self._asked.otherwise
         axes = self._axes(scenario, template)
-        wrong = list(validate.complaints(self._found, scenario, template, axes))
+        wrong = list(scenario_complaints(self._scenario_file, scenario, template, axes))
         data = {"data_processing": dict(scenario.data or {})}
-        for given in (scenario.arguments, axes, *scenario.include, data):
-            wrong += secrets.complaints(given)
+        for values in (scenario.arguments, axes, *scenario.include, data):
+            wrong += launching.secret_complaints(values)
         for text in wrong:
             self._problems.add(text, scenario=scenario.name)
         if wrong:
             return
-        looks = secrets.warning(template.words, scenario=scenario.name)
+        looks = launching.secret_warning(template.words, scenario=scenario.name)
         self.warnings += [looks] if looks else []
-        self.warnings += validate.absent_models(scenario, template)
-        seen: set[str] = set()
+        self.warnings += absent_models(scenario, template)
+        ids: set[str] = set()
         for point, excluded in _points(scenario, template, axes):
             try:
                 made = list(self._repeats(scenario, template, point, excluded=excluded))
             except (UnevenBatch, erg_train.CannotMap, BadCondition) as error:
                 self._problems.add(str(error), scenario=scenario.name)
                 continue
-            if made and made[0].group not in seen:
-                seen.add(made[0].group)
+            if made and made[0].group not in ids:
+                ids.add(made[0].group)
                 yield from made
 
     def _axes(self, scenario: Scenario, template: Template) -> dict[str, list[Any]]:
@@ -177,7 +177,9 @@ class Making:
         values = {**bench, **own, **asked}
         last = [name for name in FMS_AXES if name in values]
         first = {MODELS: scenario.models, FRAMEWORK: scenario.frameworks}
-        axes: dict[str, list[Any]] = {name: list(one) for name, one in first.items() if one}
+        axes: dict[str, list[Any]] = {
+            name: list(values) for name, values in first.items() if values
+        }
         axes |= {name: list(listed) for name, listed in own.items() if name not in last}
         axes |= {name: list(values[name]) for name in last}
         axes.setdefault("num_gpus", [1])
@@ -193,14 +195,16 @@ class Making:
     ) -> Iterator[Cell]:
         cell, arguments = self._made(scenario, template, point)
         # Once more: only now are the settings known that follow from others, such as the batch.
-        if any(matches(one, cell.settings) for one in excluded):
+        if any(matches(pattern, cell.settings) for pattern in excluded):
             return
         asked = self._asked
         warmup_s = scenario.warmup_s if asked.warmup_s is None else asked.warmup_s
         timeout_s = scenario.timeout_s if asked.timeout_s is None else asked.timeout_s
         written = None
         if template.workload == "erg" and not cell.skip:
-            tuning = self._found.frameworks[str(point.get(FRAMEWORK, fms.NONE))].tuning or {}
+            tuning = (
+                self._scenario_file.frameworks[str(point.get(FRAMEWORK, fms.NONE))].tuning or {}
+            )
             if asked.log_memory_hf is not None:
                 arguments = {**arguments, _SKIPS_MEMORY: not asked.log_memory_hf}
             written = erg_train.config(arguments, tuning, warmup_s=warmup_s)
@@ -227,9 +231,11 @@ class Making:
         if data:
             arguments[DATA_PATH] = data
         arguments |= {k: v for k, v in scenario.arguments.items() if k not in point}
-        seen = {**{name: point[name] for name in _OUTSIDE if name in point}, **arguments}
-        skip = self._shared(scenario, arguments, seen, devices=gpus * nodes)
-        settings = {name: fms.text(value) for name, value in {**seen, **arguments}.items()}
+        settings_so_far = {**{name: point[name] for name in _OUTSIDE if name in point}, **arguments}
+        skip = self._shared(scenario, arguments, settings_so_far, devices=gpus * nodes)
+        settings = {
+            name: fms.text(value) for name, value in {**settings_so_far, **arguments}.items()
+        }
         if template.workload != "other":
             settings.setdefault(FRAMEWORK, fms.NONE)
         launch = _launch(scenario, template, ranks=gpus * nodes)
@@ -244,7 +250,9 @@ class Making:
             command=self._command(template, settings, arguments),
             launch=launch,
             environment=self._environment(scenario, template, settings),
-            expects=tuple(one.claim for one in scenario.expects if matches(one.when, settings)),
+            expects=tuple(
+                expected.claim for expected in scenario.expects if matches(expected.when, settings)
+            ),
             skip=skip,
             launch_options=self._options(launch),
         )
@@ -254,85 +262,88 @@ class Making:
         self,
         scenario: Scenario,
         arguments: dict[str, Any],
-        seen: Mapping[str, Any],
+        settings: Mapping[str, Any],
         *,
         devices: int,
     ) -> str:
         """Put each device's batch into the arguments; or why the cell is skipped."""
         uneven = None
         try:
-            arguments |= shared(arguments, effective=seen.get(EFFECTIVE), devices=devices)
+            arguments |= shared(arguments, effective=settings.get(EFFECTIVE), devices=devices)
         except UnevenBatch as error:
             uneven = error
-        skip = self._skipped(scenario, {**seen, **arguments})
+        skip = self._skipped(scenario, {**settings, **arguments})
         if uneven is not None and not skip:
             raise uneven
         return skip
 
-    def _skipped(self, scenario: Scenario, seen: Mapping[str, Any]) -> str:
+    def _skipped(self, scenario: Scenario, settings: Mapping[str, Any]) -> str:
         for condition in scenario.constraints:
-            if not condition.holds({**dict.fromkeys(condition.names), **seen}):
+            if not condition.holds({**dict.fromkeys(condition.names), **settings}):
                 return condition.reason
         if scenario.architectures:
-            found = validate.known_architecture(self._found, str(seen.get(MODELS)))
-            if found not in scenario.architectures:
-                return f"{found} is not of the architectures {', '.join(scenario.architectures)}"
+            architecture = known_architecture(self._scenario_file, str(settings.get(MODELS)))
+            if architecture not in scenario.architectures:
+                names = ", ".join(scenario.architectures)
+                return f"{architecture} is not of the architectures {names}"
         return ""
 
-    def _data(self, scenario: Scenario, template: Template, seen: Mapping[str, Any]) -> str | None:
+    def _data(
+        self, scenario: Scenario, template: Template, settings: Mapping[str, Any]
+    ) -> str | None:
         """Where the cell's data will be; None where it has a file of its own, or needs none."""
         stanza = scenario.data
-        if DATA_PATH in seen or (stanza is None and template.workload != "sft_trainer"):
+        if DATA_PATH in settings or (stanza is None and template.workload != "sft_trainer"):
             return None
-        if not validate.takes_data(scenario, template):
+        if not takes_data(scenario, template):
             return None
-        job = datastage.job(
+        job = data_job(
             stanza or {},
-            model=str(seen.get(MODELS, "")),
-            response_template=seen.get("response_template"),
-            text_field=seen.get("dataset_text_field"),
+            model=str(settings.get(MODELS, "")),
+            response_template=settings.get("response_template"),
+            text_field=settings.get("dataset_text_field"),
             as_pairs=template.workload == "erg" or _is_of_pairs(template, stanza or {}),
         )
         if self._asked.data_stage:
             self.jobs.setdefault(job.file, job)
         elif template.workload == "sft_trainer":
-            return f"{{data}}/{datastage.original_name(job)}"
+            return f"{{data}}/{original_name(job)}"
         return f"{{data}}/{job.file}"
 
     def _command(
         self, template: Template, settings: Mapping[str, Any], arguments: Mapping[str, Any]
     ) -> tuple[str, ...]:
-        given = dict(arguments)
+        remaining = dict(arguments)
         if template.workload == "sft_trainer":
-            given["output_dir"] = "{hf}"
-            if _SKIPS_MEMORY not in given or self._asked.log_memory_hf is not None:
-                given[_SKIPS_MEMORY] = self._asked.log_memory_hf is False
+            remaining["output_dir"] = "{hf}"
+            if _SKIPS_MEMORY not in remaining or self._asked.log_memory_hf is not None:
+                remaining[_SKIPS_MEMORY] = self._asked.log_memory_hf is False
         if not template.takes_all or template.workload == "other":
             named = template.names
-            given = {name: value for name, value in given.items() if name not in named}
-        words = template.command({**_ABSENT, **settings}, templates.flags(given))
+            remaining = {name: value for name, value in remaining.items() if name not in named}
+        words = template.command({**_ABSENT, **settings}, scenarios.as_flags(remaining))
         if template.workload == "erg" and self._backend(settings) == "unsloth":
             words = tuple(UNSLOTH_PYTHON if word == PYTHON else word for word in words)
         return words
 
     def _backend(self, settings: Mapping[str, Any]) -> object:
-        tuning = self._found.frameworks[str(settings[FRAMEWORK])].tuning
+        tuning = self._scenario_file.frameworks[str(settings[FRAMEWORK])].tuning
         return (tuning or {}).get("backend")
 
     def _environment(
         self, scenario: Scenario, template: Template, settings: Mapping[str, Value]
     ) -> dict[str, str]:
-        self.keys |= secrets.keys(scenario.environment, scenario=scenario.name)
-        found = {
-            name: secrets.SAID
-            if secrets.is_key(name, text)
-            else templates.filled(text, {**_ABSENT, **settings})
+        self.keys |= launching.secret_variables(scenario.environment, scenario=scenario.name)
+        variables = {
+            name: launching.HIDDEN
+            if launching.is_secret(name, text)
+            else scenarios.fill(text, {**_ABSENT, **settings})
             for name, text in scenario.environment.items()
         }
-        framework = self._found.frameworks.get(str(settings.get(FRAMEWORK)))
+        framework = self._scenario_file.frameworks.get(str(settings.get(FRAMEWORK)))
         if template.workload != "erg" and framework is not None and framework.file is not None:
-            found[fms.CONFIG_VARIABLE] = str(framework.file)
-        return found
+            variables[fms.CONFIG_VARIABLE] = str(framework.file)
+        return variables
 
     def _options(self, launch: Launch) -> tuple[str, ...]:
         if launch != "accelerate":
@@ -363,21 +374,234 @@ def _points(
 
     With each the patterns that may still exclude it.
     """
-    excluded = [_named(one) for one in scenario.exclude]
-    given = {} if template.workload == "other" else {FRAMEWORK: fms.NONE}
+    excluded = [_named(pattern) for pattern in scenario.exclude]
+    defaults = {} if template.workload == "other" else {FRAMEWORK: fms.NONE}
     for point in products(axes):
-        if not any(matches(one, {**given, **scenario.arguments, **point}) for one in excluded):
+        if not any(
+            matches(pattern, {**defaults, **scenario.arguments, **point}) for pattern in excluded
+        ):
             yield point, excluded
     for more in scenario.include:
-        added = {name: one if isinstance(one, list) else [one] for name, one in more.items()}
+        added = {
+            name: value if isinstance(value, list) else [value] for name, value in more.items()
+        }
         for point in products({**axes, **added}):
             yield point, ()
 
 
 def _named(pattern: Mapping[str, Any]) -> dict[str, Any]:
     """With null for a framework as the shortname that it is in cells."""
-    found = dict(pattern)
-    if FRAMEWORK in found:
-        wanted = found[FRAMEWORK] if isinstance(found[FRAMEWORK], list) else [found[FRAMEWORK]]
-        found[FRAMEWORK] = [fms.NONE if one is None else one for one in wanted]
-    return found
+    settings = dict(pattern)
+    if FRAMEWORK in settings:
+        wanted = (
+            settings[FRAMEWORK] if isinstance(settings[FRAMEWORK], list) else [settings[FRAMEWORK]]
+        )
+        settings[FRAMEWORK] = [fms.NONE if name is None else name for name in wanted]
+    return settings
+
+
+_BUILTIN = {
+    "builtin:tiny": "LlamaForCausalLM",
+    "builtin:1b": "LlamaForCausalLM",
+    "builtin:tiny-seq2seq": "T5ForConditionalGeneration",
+}
+
+
+@lru_cache(maxsize=1024)
+def architecture(model: str) -> str | None:
+    """The name of its class, such as LlamaForCausalLM, or None if that is not known here."""
+    if model in _BUILTIN:
+        return _BUILTIN[model]
+    for path in _configs(model):
+        try:
+            named = json.loads(path.read_text(encoding="utf-8")).get("architectures")
+        except (OSError, ValueError, AttributeError):
+            continue
+        if isinstance(named, list) and named:
+            return str(named[0])
+    return None
+
+
+def _configs(model: str) -> list[Path]:
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return [folder / "config.json"]
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    snapshots = cache / f"models--{model.replace('/', '--')}" / "snapshots"
+    return sorted(snapshots.glob("*/config.json")) if "/" in model else []
+
+
+DATA_PATH = "training_data_path"
+_NEAR = 0.8  # FMS's shortnames have much in common
+
+
+def scenario_complaints(
+    scenario_file: Scenarios, scenario: Scenario, template: Template, axes: Mapping[str, list[Any]]
+) -> Iterator[str]:
+    """Everything that is wrong with it, a line each."""
+    yield from _setting_names(scenario_file, scenario, template, axes)
+    yield from _values(axes)
+    if template.workload == "erg":
+        yield from _of_erg_train(scenario, axes)
+    for name in scenario.frameworks or ():
+        yield from _framework(scenario_file, template, name)
+    for model in scenario.models if scenario.architectures else ():
+        if known_architecture(scenario_file, model) is None:
+            yield (
+                f"the architecture of {model} is not known here; write it under"
+                " model_architectures, or fetch its config.json"
+            )
+
+
+def _of_erg_train(scenario: Scenario, axes: Mapping[str, list[Any]]) -> Iterator[str]:
+    """What `erg train` does not support, as far as it is known without the arguments."""
+    for name in scenario.axes:
+        if name in axes and not erg_train.takes(name):
+            yield f"axes: erg train has nothing for {name!r}; {hint(name, erg_train.TAKEN)}"
+    for expected in scenario.expects:
+        name = expected.claim.name
+        if expected.claim.kind == "fact" and name not in outcome.ERG_TRAIN_FACTS:
+            suggestion = hint(name, outcome.ERG_TRAIN_FACTS)
+            yield f"expects {name!r}, which no run of erg train tells; {suggestion}"
+
+
+def absent_models(scenario: Scenario, template: Template) -> Iterator[str]:
+    """Folders of models that are not here: a warning, since a plan may be for another machine."""
+    for model in scenario.models if template.workload != "other" else ():
+        if model.startswith((".", "/")) and not Path(model).is_dir():
+            yield f"scenario {scenario.name!r}: there is no folder {model} here, which is its model"
+
+
+def known_architecture(scenario_file: Scenarios, model: str) -> str | None:
+    """The model's architecture from the scenario file, or from its config.json."""
+    return scenario_file.model_architectures.get(model) or architecture(model)
+
+
+def _setting_names(
+    scenario_file: Scenarios, scenario: Scenario, template: Template, axes: Mapping[str, list[Any]]
+) -> Iterator[str]:
+    names = {*scenario.arguments, *axes, *scenarios.OF_A_CELL, FRAMEWORK}
+    names |= {BATCH, ACCUMULATION, EFFECTIVE}
+    names |= {DATA_PATH} if scenario.data is not None else set()
+    used = [name for pattern in (*scenario.include, *scenario.exclude) for name in pattern]
+    used += [name for expected in scenario.expects for name in expected.when]
+    used += [name for constraint in scenario.constraints for name in sorted(constraint.names)]
+    for name in dict.fromkeys(used):
+        if name not in names:
+            yield f"{name!r} is no setting of it; {hint(name, sorted(names))}"
+    variables = [
+        text
+        for variable, text in scenario.environment.items()
+        if not launching.is_secret(variable, text)
+    ]
+    texts = [*template.words, *variables]
+    named = [
+        name for text in texts for name in scenarios.unknown_names(text, {*names, "arguments"})
+    ]
+    for name in dict.fromkeys(named):
+        yield f"{{{name}}} in the command or environment stands for nothing; " + hint(
+            name, sorted(names)
+        )
+    put = " ".join(texts)
+    if template.workload == "other":
+        yield from _framework_without_effect(scenario_file, axes, put)
+    if not template.takes_all:
+        yield from _axes_without_effect(axes, put)
+        yield from _arguments_without_effect(scenario, axes, put)
+        if scenario.data_is_own and not takes_data(scenario, template):
+            yield (
+                f"the command has no {{{DATA_PATH}}} in it, so that data_processing changes nothing"
+            )
+
+
+def takes_data(scenario: Scenario, template: Template) -> bool:
+    """Whether a file of the data stage gets to the command."""
+    if template.takes_all:
+        return True
+    put = " ".join((*template.words, *scenario.environment.values()))
+    return f"{{{DATA_PATH}}}" in put
+
+
+def _framework_without_effect(
+    scenario_file: Scenarios, axes: Mapping[str, list[Any]], put: str
+) -> Iterator[str]:
+    """A framework is no argument: it has to be named, or be a file in the environment."""
+    if f"{{{FRAMEWORK}}}" in put:
+        return
+    asked = [str(name) for name in axes.get(FRAMEWORK, ()) if name not in (None, fms.NONE)]
+    by_name = {name: scenario_file.frameworks.get(name) for name in asked}
+    lost = [
+        name for name, framework in by_name.items() if framework is None or framework.file is None
+    ]
+    if lost:
+        yield (
+            f"the command has no {{{FRAMEWORK}}} in it, so that {FRAMEWORK} {', '.join(lost)}"
+            " changes nothing"
+        )
+
+
+def _axes_without_effect(axes: Mapping[str, list[Any]], put: str) -> Iterator[str]:
+    for name, values in axes.items():
+        if len(values) > 1 and name != FRAMEWORK and not _reaches(name, put):
+            yield f"the command has no {{{name}}} in it, so that the axis {name} changes nothing"
+
+
+def _arguments_without_effect(
+    scenario: Scenario, axes: Mapping[str, list[Any]], put: str
+) -> Iterator[str]:
+    single = [name for name, values in axes.items() if len(values) == 1 and values[0] is not None]
+    names = [*scenario.arguments, *(name for name in single if name != FRAMEWORK)]
+    lost = [name for name in dict.fromkeys(names) if not _reaches(name, put)]
+    if lost:
+        yield (
+            f"the command takes no {', '.join(lost)}: write {{{lost[0]}}} or {{arguments}} into it,"
+            " or leave out what has no effect (null removes a default)"
+        )
+
+
+def _reaches(name: str, put: str) -> bool:
+    """Whether a setting gets to the command, by itself or by what follows from it."""
+    follow = (BATCH, ACCUMULATION) if name == EFFECTIVE else ()
+    return name in scenarios.OF_A_CELL or any(
+        f"{{{setting}}}" in put for setting in (name, *follow)
+    )
+
+
+def _values(axes: Mapping[str, list[Any]]) -> Iterator[str]:
+    for name, values in axes.items():
+        for value in values:
+            is_whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
+            if name in INTEGER_AXES and not is_whole:
+                yield f"{name} takes whole numbers from 1; got {value!r}"
+            elif name == "packing" and not isinstance(value, bool):
+                yield f"packing takes true and false; got {value!r}"
+
+
+def _framework(scenario_file: Scenarios, template: Template, name: str) -> Iterator[str]:
+    framework = scenario_file.frameworks.get(name)
+    if framework is None:
+        near = hint(name, scenario_file.frameworks, cutoff=_NEAR)
+        lacks = "" if scenario_file.contents else f"; {_no_contents(scenario_file)}"
+        yield f"framework_config {name!r} is not known; {near}{lacks}"
+    elif template.workload == "erg" and framework.tuning is None:
+        yield (
+            f"framework_config {name!r} is a file of fms-acceleration, which erg train does not"
+            " read: --command sft_trainer runs it, or say under framework_configs which backend"
+            " stands for it"
+        )
+    elif template.workload == "sft_trainer" and framework.file is None and name != fms.NONE:
+        yield (
+            f"framework_config {name!r} has no file for sft_trainer: name one of your own under"
+            f" framework_configs"
+            + ("" if scenario_file.contents else f"; {_no_contents(scenario_file)}")
+        )
+
+
+def _no_contents(scenario_file: Scenarios) -> str:
+    """FMS's shortnames are a file of its own, which may not be where it is looked for."""
+    places = " nor ".join(str(at) for at in fms.contents_places(scenario_file.path))
+    return (
+        f"FMS's shortnames are those of its {fms.CONTENTS}, for --command sft_trainer: it is"
+        f" neither {places}; put it there, or give --contents"
+    )

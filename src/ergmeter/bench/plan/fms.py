@@ -1,8 +1,7 @@
-"""How are the original's own files read: defaults.yaml, CONTENTS.yaml, its frameworks?
+"""Reads FMS's own files: defaults.yaml, CONTENTS.yaml and its frameworks.
 
-The trap: defaults that leak. The original re-bound them inside its loop over scenarios, so that a
-default which one scenario replaced was lost to all after it. Here each scenario begins with the
-file's own.
+Each scenario begins with the file's defaults; FMS lost a default for all later scenarios once one
+had replaced it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _SAMPLES = Path("../../sample-configurations")  # from its folder of scenarios
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """What a shortname stands for: a backend of `erg train`, or a file of fms-acceleration."""
+    """A shortname's meaning: a backend of `erg train`, or a file of fms-acceleration."""
 
     name: str
     tuning: Mapping[str, Any] | None = None
@@ -60,12 +59,12 @@ def yaml_file(path: Path) -> dict[str, Any]:
 
 
 def _where(error: Exception) -> str:
-    """The line, and what YAML says of it."""
+    """The line, and YAML's message."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return f" is not YAML: {' '.join(str(error).split())}"
-    said = [getattr(error, name, None) for name in ("context", "problem")]
-    why = ", ".join(one for one in said if one)
+    parts = [getattr(error, name, None) for name in ("context", "problem")]
+    why = ", ".join(part for part in parts if part)
     return f", line {mark.line + 1}, column {mark.column + 1} is not YAML: {why}"
 
 
@@ -80,14 +79,14 @@ def defaults(path: Path | None, *, beside: Path) -> dict[str, Any]:
 
 def merged(defaults: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A scenario's arguments over the defaults, in the original's order; null removes one."""
-    kept = {name: value for name, value in defaults.items() if name not in arguments}
-    return {name: value for name, value in {**kept, **arguments}.items() if value is not None}
+    remaining = {name: value for name, value in defaults.items() if name not in arguments}
+    return {name: value for name, value in {**remaining, **arguments}.items() if value is not None}
 
 
-def contents_path(given: Path | None, *, beside: Path) -> Path | None:
+def contents_path(path: Path | None, *, beside: Path) -> Path | None:
     """The list of frameworks: given, beside the scenarios, or where the original has it."""
-    if given is not None:
-        return given
+    if path is not None:
+        return path
     return next((at for at in contents_places(beside) if at.is_file()), None)
 
 
@@ -103,14 +102,14 @@ def contents(path: Path | None) -> dict[str, Framework]:
     listed = yaml_file(path).get("framework_configs")
     if not isinstance(listed, list):
         raise UsageError(f"{path} has no list framework_configs")
-    found = {}
-    for place, one in enumerate(listed):
-        if not isinstance(one, dict) or not {"shortname", "filename"} <= one.keys():
-            raise UsageError(f"{path}: framework_configs[{place}] needs shortname and filename")
-        name = str(one["shortname"])
+    files = {}
+    for index, entry in enumerate(listed):
+        if not isinstance(entry, dict) or not {"shortname", "filename"} <= entry.keys():
+            raise UsageError(f"{path}: framework_configs[{index}] needs shortname and filename")
+        name = str(entry["shortname"])
         tuning = BUILTIN[name].tuning if name in BUILTIN else None
-        found[name] = Framework(name, tuning, path.parent / str(one["filename"]))
-    return found
+        files[name] = Framework(name, tuning, path.parent / str(entry["filename"]))
+    return files
 
 
 def text(value: Any) -> str | int | float | bool | None:  # noqa: ANN401  of YAML

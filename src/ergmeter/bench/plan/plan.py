@@ -1,11 +1,7 @@
-"""Which cells does a file of scenarios have, and what does each of them start?
+"""Plans a bench: the cells of a file of scenarios, with the command that each starts.
 
-Nothing is started and no device is looked for: a plan is made on any machine. All that is wrong
-with the file is told before there is a plan.
-
-The trap: an axis that a scenario has settled. The original multiplied `packing: False` by its own
-axis of packing all the same, and ran one configuration under two numbers. Here an argument that a
-scenario gives takes its axis away.
+Nothing is started and no device is needed. An argument that a scenario sets removes its axis; FMS
+multiplied by the axis all the same and ran one configuration under two numbers.
 """
 
 from __future__ import annotations
@@ -19,18 +15,16 @@ from typing import Any, TextIO
 from ergmeter.bench.plan import data, fms
 from ergmeter.bench.plan.cells import VERSION, BenchPlan, Cell
 from ergmeter.bench.plan.expand import Asked, Check, Making
-from ergmeter.bench.plan.problems import Problems, hint
-from ergmeter.bench.plan.scenarios import Scenario, Scenarios, read
-from ergmeter.bench.plan.templates import Template, template
+from ergmeter.bench.plan.scenarios import (
+    Problems,
+    Scenario,
+    Scenarios,
+    Template,
+    hint,
+    read_scenarios,
+    template,
+)
 from ergmeter.errors import FormatError, UsageError
-
-# -- planfile --------------------------------------------------------------------------------------
-# Which cells does a plan that is kept in a file have? One at a time.
-#
-# The trap: a plan of 20 000 cells is 40 MB of JSON in one line, and several times that as objects.
-# Who looks at each cell once needs room for one. The text is read in pieces, and a cell is decoded
-# when it is there whole.
-
 
 _PIECE = 1 << 18  # characters
 _BLANK = " \t\r\n"
@@ -40,8 +34,8 @@ def cells(path: Path) -> Iterator[Cell]:
     """The cells of the plan at this path, in its order."""
     try:
         with path.open(encoding="utf-8") as file:
-            for one in _members(_Text(file), path):
-                yield Cell.from_json(one)
+            for member in _members(_Text(file), path):
+                yield Cell.from_json(member)
     except FileNotFoundError as error:
         raise FormatError(f"{path} is not there: no plan was made here") from error
     except NotADirectoryError as error:
@@ -53,13 +47,13 @@ def cells(path: Path) -> Iterator[Cell]:
 
 
 def _members(text: _Text, path: Path) -> Iterator[dict[str, Any]]:
-    """What is in the list `cells` of the object that the text is; the version stands before it."""
+    """The members of the list `cells` in the JSON object; the version comes before it."""
     text.take("{")
     key, version = text.value(), None
     while key != "cells":
         text.take(":")
-        found = text.value()
-        version = found if key == "version" else version
+        value = text.value()
+        version = value if key == "version" else version
         text.take(",")
         key = text.value()
     if version != VERSION:
@@ -102,7 +96,7 @@ class _Text:
         self.next()
         while True:
             try:
-                found, end = self._decoder.raw_decode(self._text, self._at)
+                value, end = self._decoder.raw_decode(self._text, self._at)
             except ValueError:
                 if not self._read():
                     raise
@@ -110,7 +104,7 @@ class _Text:
             # A number at the very end may go on in the next piece.
             if end < len(self._text) or not self._read():
                 self._at = end
-                return found
+                return value
 
     def _read(self) -> bool:
         """Take a piece more, and let go of what is behind. Whether there was one."""
@@ -118,9 +112,6 @@ class _Text:
         self._text = self._text[self._at :] + more
         self._at = 0
         return bool(more)
-
-
-# -- plan ------------------------------------------------------------------------------------------
 
 
 def plan(
@@ -144,7 +135,7 @@ def plan(
     data_stage: bool = True,
     check: Check | None = None,
 ) -> BenchPlan:
-    """All cells. What is given here goes before what the file says, and that before FMS's defaults.
+    """Plan all cells. Arguments override the file, and the file overrides FMS's defaults.
 
     `command`: the workload of all; `otherwise`: that of scenarios that name none.
     `only`: scenarios by name, slow ones too.
@@ -153,7 +144,7 @@ def plan(
     `check`: is given the YAML of each `erg train` cell, and says what is wrong with it.
     """
     problems = Problems(scenarios_path)
-    found = read(
+    scenario_file = read_scenarios(
         scenarios_path,
         problems=problems,
         defaults=defaults,
@@ -161,14 +152,14 @@ def plan(
         frameworks=frameworks,
     )
     problems.stop_if_any()
-    given = {
+    axes = {
         "effective_batch_size": effective_batch_size,
         "num_gpus": num_gpus,
         "packing": packing,
         "max_seq_len": max_seq_len,
     }
     asked = Asked(
-        axes={name: list(values) for name, values in given.items() if values is not None},
+        axes={name: list(values) for name, values in axes.items() if values is not None},
         template=None if command is None else _template(command, problems),
         otherwise=_template(otherwise, problems),
         repeats=repeats,
@@ -179,9 +170,9 @@ def plan(
         data_stage=data_stage,
         check=check,
     )
-    making = Making(found, problems, asked)
-    chosen = _chosen(found, only, problems)
-    cells = list(_numbered([cell for one in chosen for cell in making.cells(one)]))
+    making = Making(scenario_file, problems, asked)
+    chosen = _chosen(scenario_file, only, problems)
+    cells = list(_numbered([cell for scenario in chosen for cell in making.cells(scenario)]))
     problems.stop_if_any()
     if not cells:
         problems.add("has no cells to run: every scenario is left out, or all are excluded")
@@ -190,7 +181,11 @@ def plan(
         "axes": asked.axes,
         "only": list(only),
         "command": command,
-        "slow": [one.name for one in found.scenarios if one.slow and one not in chosen],
+        "slow": [
+            scenario.name
+            for scenario in scenario_file.scenarios
+            if scenario.slow and scenario not in chosen
+        ],
         "data": [data.to_json(job) for job in making.jobs.values()],
     }
     return BenchPlan(
@@ -202,13 +197,17 @@ def plan(
     )
 
 
-def _chosen(found: Scenarios, only: Sequence[str], problems: Problems) -> list[Scenario]:
-    names = [one.name for one in found.scenarios]
+def _chosen(scenario_file: Scenarios, only: Sequence[str], problems: Problems) -> list[Scenario]:
+    names = [scenario.name for scenario in scenario_file.scenarios]
     for name in only:
         if name not in names:
             problems.add(f"there is no scenario {name!r}; {hint(name, names)}")
     problems.stop_if_any()
-    return [one for one in found.scenarios if (one.name in only if only else not one.slow)]
+    return [
+        scenario
+        for scenario in scenario_file.scenarios
+        if (scenario.name in only if only else not scenario.slow)
+    ]
 
 
 def _template(command: str, problems: Problems) -> Template:
@@ -220,12 +219,12 @@ def _template(command: str, problems: Problems) -> Template:
         raise
 
 
-def _accelerate(given: Path | None, scenarios_path: Path) -> Path | None:
+def _accelerate(path: Path | None, scenarios_path: Path) -> Path | None:
     beside = scenarios_path.parent / fms.ACCELERATE
-    return given or (beside if beside.is_file() else None)
+    return path or (beside if beside.is_file() else None)
 
 
 def _numbered(cells: Sequence[Cell]) -> Iterator[Cell]:
     """First all first repeats: more repeats later leave the numbers as they were."""
-    for index, cell in enumerate(sorted(cells, key=lambda one: one.repeat)):
+    for index, cell in enumerate(sorted(cells, key=lambda member: member.repeat)):
         yield dataclasses.replace(cell, index=index)

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.options.analyze import with_options
-from ergmeter.cli.options.pages import check_page, check_writable, write_page
-from ergmeter.cli.options.window import chosen_form
+from ergmeter.cli.run_options import check_page, check_writable, chosen_form, with_page, write_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,6 +18,121 @@ if TYPE_CHECKING:
     from ergmeter.neuron.job.request import AnalysisRequest
     from ergmeter.neuron.parts import Analysis
     from ergmeter.neuron.progress import AnalysisProgress, Event
+
+FORMATS = ("text", "json", "md")
+
+_INPUTS = [
+    click.option("--config", metavar="YAML", help="The training's YAML. Needed."),
+    click.option("--model-config", metavar="JSON", help="The model's config.json. Needed."),
+    click.option(
+        "--compile-dir",
+        metavar="DIR",
+        help="Neuron compile cache, or a part of it.  [default: /home/ubuntu/neuron_cache]",
+    ),
+    click.option("--log-file", metavar="LOG", help="The training's log, for its throughput."),
+    click.option("--batch-size", type=int, help="Global batch size, over the YAML's."),
+    click.option("--seq-len", type=int, help="Tokens of a sequence, over the YAML's."),
+    click.option("--throughput", type=float, help="Sequences per second, over the log's."),
+    click.option("--num-nodes", type=int, help="Over trainer.num_nodes; 1 if neither is given."),
+    click.option("--devices", type=int, help="Devices of a node, over trainer.devices."),
+    click.option(
+        "--lnc",
+        type=click.Choice(["1", "2"]),
+        help="Physical cores in a device.  [default: 2 on trn2 and trn3, else 1]",
+    ),
+    click.option("--dtype", help="What products are computed in, over precision.type."),
+    click.option(
+        "--hw-backend",
+        type=click.Choice(["trn1", "trn2", "trn3", "inf2"]),
+        default="trn1",
+        show_default=True,
+        help="The family of instances.",
+    ),
+    click.option(
+        "--convention",
+        help="Whose count of FLOPs; `neuron` is the original's, `erg conventions` explains them."
+        "  [default: exact]",
+    ),
+]
+_CHOICE = [
+    click.option("--compiler-version", multiple=True, help="Only its graphs. May be repeated."),
+    click.option("--module", multiple=True, help="Only this MODULE_... May be repeated."),
+    click.option("--since", help="Only graphs written since that time."),
+    click.option("--until", help="Only graphs written until that time."),
+    click.option("--modules-from-log", is_flag=True, help="Only modules that the log names."),
+    click.option(
+        "--graph-runs", metavar="FILE", help="How often each graph ran: lines `MODULE_... 1234`."
+    ),
+    click.option("--processes", type=click.IntRange(min=1), help="For counting graphs."),
+]
+_SCORE = [
+    click.option("--calculate-score", is_flag=True, help="The training score, with its factors."),
+    click.option("--per-file-scores", is_flag=True, help="A score for each graph."),
+    click.option(
+        "--base-mfu", type=float, default=50.0, show_default=True, help="Baseline MFU in percent."
+    ),
+    click.option(
+        "--base-throughput",
+        type=float,
+        default=100.0,
+        show_default=True,
+        help="Baseline sequences/s.",
+    ),
+    click.option(
+        "--loss-improvement",
+        type=float,
+        default=1.0,
+        show_default=True,
+        help="Baseline loss / achieved loss.",
+    ),
+    click.option(
+        "--convergence-rate",
+        type=float,
+        default=1.0,
+        show_default=True,
+        help="Baseline steps / achieved steps.",
+    ),
+    click.option(
+        "--score-offset",
+        type=click.Choice(["1", "0.1"]),
+        default="1",
+        show_default=True,
+        help="The score's NKI factor is this plus the ratio; 0.1 since 2025-06-26.",
+    ),
+]
+_OUTPUT: list[Any] = [
+    click.option(
+        "--output",
+        metavar="JSON",
+        help="Where to write.  [default: training_metrics.json; to stdout alone: nowhere]",
+    ),
+    click.option("--detailed", is_flag=True, help="Graphs one by one in the JSON."),
+    click.option("--print-per-file", is_flag=True, help="Graphs one by one on the console."),
+    with_page,
+    click.option(
+        "--format",
+        "form",
+        type=click.Choice(FORMATS),
+        default="text",
+        show_default=True,
+        help="What stdout gets; json and md: that and nothing else.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="The same as --format json."),
+    click.option(
+        "--compat", is_flag=True, help="The original's numbers of 2025-06-12, faults included."
+    ),
+    click.option(
+        "--compare", is_flag=True, help="Compare earlier outputs: --compare A.json B.json"
+    ),
+]
+
+
+def with_options(function: Any) -> Any:  # noqa: ANN401  click's decorators are untyped functions
+    """Every option of the command, in the order of its help."""
+    for option in reversed([*_INPUTS, *_CHOICE, *_SCORE, *_OUTPUT]):
+        function = option(function)
+    return function
+
 
 _SCRIPT = "calculate_training_metrics.py"
 _GRAPHS_IN_MARKDOWN = 20
@@ -37,7 +150,7 @@ def command(
     compat: bool,
     output: str | None,
     print_per_file: bool,
-    **given: Any,  # noqa: ANN401  what `_request` takes
+    **options: Any,  # noqa: ANN401  what `_request` takes
 ) -> None:
     """Calculate MFU, the NKI share of compiled graphs and a score of a Trainium training.
 
@@ -54,25 +167,25 @@ def command(
         return
     if earlier:
         raise UsageError(f"{earlier[0]!r} is no option; files are for --compare")
-    request = _request(**given)
+    request = _request(**options)
     path = output or ("training_metrics.json" if form == "text" else None)
     _check_shown(request, form=form, per_file=print_per_file, is_written=path is not None)
     if path is not None:
         _check_output(Path(path), request)
     check_page(page, [Path(path)] if path is not None else ())
-    found = _analyze(request, compat=compat, is_quiet=form != "text", per_file=print_per_file)
+    analysis = _analyze(request, compat=compat, is_quiet=form != "text", per_file=print_per_file)
     if path is not None:
-        Path(path).write_text(_text(found.document) + "\n", encoding="utf-8")
+        Path(path).write_text(_text(analysis.document) + "\n", encoding="utf-8")
     if form == "json":
-        click.echo(_text(found.document))
+        click.echo(_text(analysis.document))
     elif form == "md":
-        click.echo(_markdown(found), nl=False)
+        click.echo(_markdown(analysis), nl=False)
     else:
         click.echo(f"\nMetrics saved to: {path}")
     if page is not None:
         from ergmeter.views.html.analyze_page import analysis_page
 
-        write_page(page, analysis_page(found), is_told_apart=form != "text")
+        write_page(page, analysis_page(analysis), is_told_apart=form != "text")
 
 
 def main() -> None:
@@ -101,23 +214,23 @@ def _analyze(request: AnalysisRequest, *, compat: bool, is_quiet: bool, per_file
             for line in view.event_lines(event):
                 say(line)
 
-        found = analyze(request, watch)
-    document = found.document
+        analysis = analyze(request, watch)
+    document = analysis.document
     sections = []
     if per_file:
         why = document.get("missing", {}).get("average_score")
         summary = document["nki_analysis"]["summary"]
-        sections.append(files_section(found.files, summary, why=why, is_original=compat))
+        sections.append(files_section(analysis.files, summary, why=why, is_original=compat))
     if request.calculate_score:
         sections.append(view.score_section(document))
     sections.append(view.summary_section(document))
     for section in sections:
         for line in section:
             say(line)
-    return found
+    return analysis
 
 
-def _request(**given: Any) -> AnalysisRequest:  # noqa: ANN401  click passes what it parsed
+def _request(**options: Any) -> AnalysisRequest:  # noqa: ANN401  click passes what it parsed
     from ergmeter.errors import UsageError
     from ergmeter.neuron.job.compile_cache import Choice, parse_time
     from ergmeter.neuron.job.request import AnalysisRequest
@@ -125,25 +238,27 @@ def _request(**given: Any) -> AnalysisRequest:  # noqa: ANN401  click passes wha
     from ergmeter.records import dtype_named
 
     for name, what in (("config", "training's YAML"), ("model_config", "model's config.json")):
-        if given[name] is None:
+        if options[name] is None:
             raise UsageError(f"the {what} is needed: pass --{name.replace('_', '-')}")
-    since, until = given.pop("since"), given.pop("until")
+    since, until = options.pop("since"), options.pop("until")
     choice = Choice(
-        compilers=given.pop("compiler_version"),
-        modules=given.pop("module"),
+        compilers=options.pop("compiler_version"),
+        modules=options.pop("module"),
         since=parse_time(since, option="--since") if since else None,
         until=parse_time(until, option="--until") if until else None,
     )
     baseline = Baseline(
-        mfu_percent=given.pop("base_mfu"),
-        throughput_seq_per_s=given.pop("base_throughput"),
-        loss_improvement=given.pop("loss_improvement"),
-        convergence_rate=given.pop("convergence_rate"),
-        offset=float(given.pop("score_offset")),
+        mfu_percent=options.pop("base_mfu"),
+        throughput_seq_per_s=options.pop("base_throughput"),
+        loss_improvement=options.pop("loss_improvement"),
+        convergence_rate=options.pop("convergence_rate"),
+        offset=float(options.pop("score_offset")),
     )
-    lnc = given.pop("lnc")
-    given["dtype"] = dtype_named(given["dtype"])
-    return AnalysisRequest(**given, lnc=int(lnc) if lnc else None, choice=choice, baseline=baseline)
+    lnc = options.pop("lnc")
+    options["dtype"] = dtype_named(options["dtype"])
+    return AnalysisRequest(
+        **options, lnc=int(lnc) if lnc else None, choice=choice, baseline=baseline
+    )
 
 
 def _check_output(path: Path, request: AnalysisRequest) -> None:
@@ -152,8 +267,8 @@ def _check_output(path: Path, request: AnalysisRequest) -> None:
 
     check_writable(path, option="--output")
     read = (request.config, request.model_config, request.log_file, request.graph_runs)
-    for one in filter(None, read):
-        if path.exists() and Path(one).exists() and path.samefile(one):
+    for source in filter(None, read):
+        if path.exists() and Path(source).exists() and path.samefile(source):
             raise UsageError(f"--output {path} is what is read; name another file")
 
 
@@ -167,13 +282,13 @@ def _check_shown(request: AnalysisRequest, *, form: str, per_file: bool, is_writ
         raise UsageError("--detailed is of the JSON: give its --output, or leave out --format md")
 
 
-def _markdown(found: Analysis) -> str:
+def _markdown(analysis: Analysis) -> str:
     from ergmeter.views.analyze.headline import title
     from ergmeter.views.analyze.markdown import markdown
     from ergmeter.views.analyze.parts import analysis_parts
 
-    parts = analysis_parts(found.document, found.files, most_graphs=_GRAPHS_IN_MARKDOWN)
-    return markdown(title(found.document), parts)
+    parts = analysis_parts(analysis.document, analysis.files, most_graphs=_GRAPHS_IN_MARKDOWN)
+    return markdown(title(analysis.document), parts)
 
 
 def _text(document: dict[str, Any]) -> str:
@@ -217,31 +332,31 @@ def _check_alone() -> None:
         name = option.name or ""
         is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         if is_given and name not in ("earlier", "compare", "as_json", "form", "page"):
-            said = "--compare goes with files, --json, --format and --html"
-            raise UsageError(f"{said}; leave out {option.opts[0]}")
+            message = "--compare goes with files, --json, --format and --html"
+            raise UsageError(f"{message}; leave out {option.opts[0]}")
 
 
 def _compare(paths: tuple[str, ...], *, form: str, page: Path | None) -> None:
     from ergmeter.neuron.compare import compare
     from ergmeter.neuron.outputs import read_outputs
 
-    found = compare(read_outputs(paths))
+    comparison = compare(read_outputs(paths))
     if form == "json":
-        click.echo(json.dumps(found.document(), indent=1, allow_nan=False))
+        click.echo(json.dumps(comparison.document(), indent=1, allow_nan=False))
     elif form == "md":
         from ergmeter.views.analyze.compare import comparison_parts, title
         from ergmeter.views.analyze.markdown import markdown
 
-        click.echo(markdown(title(found), comparison_parts(found)), nl=False)
+        click.echo(markdown(title(comparison), comparison_parts(comparison)), nl=False)
     else:
         from rich.console import Console
 
         from ergmeter.views.analyze import compare as analyze_compare
 
         console = Console()
-        for part in analyze_compare.parts(found):
+        for part in analyze_compare.parts(comparison):
             console.print(part)
     if page is not None:
         from ergmeter.views.html.analyze_page import comparison_page
 
-        write_page(page, comparison_page(found), is_told_apart=form != "text")
+        write_page(page, comparison_page(comparison), is_told_apart=form != "text")

@@ -20,10 +20,10 @@ def command(name: str | None, markdown: bool, as_json: bool) -> None:
     if markdown:
         click.echo(view.page(), nl=False)
         return
-    found = [convention(name)] if name else list(CONVENTIONS.values())
+    conventions = [convention(name)] if name else list(CONVENTIONS.values())
     if as_json:
-        click.echo(json.dumps([view.document(each) for each in found], indent=1))
+        click.echo(json.dumps([view.document(each) for each in conventions], indent=1))
         return
     # 80 where there is no terminal.
     width = shutil.get_terminal_size().columns
-    click.echo("\n\n".join(view.entry(each, width=width) for each in found))
+    click.echo("\n\n".join(view.entry(each, width=width) for each in conventions))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from ergmeter.cli.options.estimate import check_serving, with_options
-from ergmeter.cli.options.work import batch_of, graph_of, with_batch
+from ergmeter.cli.work_options import CACHE_DTYPE, WEIGHTS_DTYPE, batch_of, graph_of, with_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +22,161 @@ if TYPE_CHECKING:
     from ergmeter.hardware import DeviceSpec
     from ergmeter.metrics.definitions.peaks import Peak
     from ergmeter.records import Missing
+
+_POSITIVE = click.IntRange(min=1, max=10**7)  # of devices and of parts of a step
+_DTYPES = ("bf16", "fp16", "fp32", "mixed", "bf16-master")
+
+_MEMORY = [
+    click.option(
+        "--dtype",
+        type=click.Choice(_DTYPES),
+        default="bf16",
+        show_default=True,
+        help="Of weights; mixed: 32-bit weights under autocast; bf16-master: a 32-bit copy beside.",
+    ),
+    click.option(
+        "--optimizer",
+        default="adamw-fused",
+        show_default=True,
+        help="adamw-fused, adamw (foreach), adamw-loop, adamw-32bit, adamw-8bit, paged-adamw,"
+        " paged-adamw-8bit, adafactor, muon, lion, sgd, sgd-momentum.",
+    ),
+    click.option(
+        "--quantize",
+        type=click.Choice(["nf4", "nf4-double", "int8"]),
+        help="The frozen matrices, with --lora.",
+    ),
+    click.option(
+        "--micro-batches",
+        type=_POSITIVE,
+        default=1,
+        show_default=True,
+        help="Parts that a device's share of a step is computed in (gradient accumulation).",
+    ),
+    click.option(
+        "--attention",
+        type=click.Choice(["sdpa", "flash", "eager"]),
+        default="sdpa",
+        show_default=True,
+        help="torch's, flash attention, or written out with its probabilities kept.",
+    ),
+    click.option(
+        "--loss",
+        type=click.Choice(["logits", "fused"]),
+        default="logits",
+        show_default=True,
+        help="From whole logits, or fused with the head.",
+    ),
+    click.option(
+        "--output",
+        type=click.Choice(["freed", "until-step", "until-next"]),
+        default="freed",
+        show_default=True,
+        help="How long the program holds the logits: not in the backward pass, until the"
+        " optimizer's step, or until the next forward pass (`output = model(...)` in a loop).",
+    ),
+    click.option(
+        "--kv-cache",
+        is_flag=True,
+        help="The forward pass fills a cache of keys and values (use_cache=True).",
+    ),
+    click.option("--fused", is_flag=True, help="Norms and activations in kernels of their own."),
+    click.option(
+        "--adapter-dtype",
+        type=click.Choice(["fp32", "bf16"]),
+        default="fp32",
+        show_default=True,
+        help="Of LoRA's matrices; PEFT makes them fp32.",
+    ),
+    click.option("--lora-dropout", is_flag=True, help="Adapters have dropout."),
+]
+_DEVICES = [
+    click.option("--device", help="By its driver's name or an alias; `erg peaks` lists them."),
+    click.option(
+        "--num-devices", type=_POSITIVE, help="How many. [default: what the sizes below need]"
+    ),
+    click.option("--data-parallel", type=_POSITIVE, help="[default: the devices that are left]"),
+    click.option("--tensor-parallel", type=_POSITIVE, default=1, show_default=True),
+    click.option("--pipeline-parallel", type=_POSITIVE, default=1, show_default=True),
+    click.option("--context-parallel", type=_POSITIVE, default=1, show_default=True),
+    click.option("--sequence-parallel", is_flag=True, help="Norms split over tensor parallel too."),
+    click.option(
+        "--zero",
+        type=click.IntRange(0, 3),
+        default=0,
+        show_default=True,
+        help="ZeRO's stage: optimizer, gradients, weights sharded. FSDP is 3.",
+    ),
+    click.option("--memory-gib", type=float, help="Of one device, instead of the table's."),
+    click.option(
+        "--usable", type=float, default=0.9, show_default=True, help="Share of it to plan with."
+    ),
+]
+_PLAN = [
+    click.option("--tokens", type=float, help="To train on, as in 1e9."),
+    click.option("--mfu", type=float, help="The utilisation to expect, as in 0.4."),
+    click.option("--mfu-from", metavar="RUN", help="The utilisation of an earlier run, instead."),
+    click.option("--peak", help="Dense peak of one device, instead of the table's: 989.5T."),
+    click.option("--peak-source", help="Where that peak is from."),
+    click.option("--watts", type=float, help="Average power of one device."),
+    click.option("--power-frac", type=float, help="The same, as a share of its TDP: 0.8."),
+    click.option(
+        "--grid", metavar="NAME", help="Country or region, as `erg grid` lists them: FR, CAMX."
+    ),
+    click.option("--grid-g-per-kwh", type=float, help="Of the electricity, instead of --grid."),
+    click.option("--grid-source", help="Where that intensity is from."),
+    click.option("--pue", type=float, help="Of the building."),
+    click.option("--pue-source", help="Where that PUE is from."),
+    click.option("--price-per-hour", "--price-per-gpu-hour", type=float, help="Of one device."),
+    click.option("--currency", default="price units", help="What that price is in."),
+]
+
+
+_SERVING = [
+    click.option(
+        "--inference",
+        is_flag=True,
+        help="To serve, not to train: weights, and a cache for --batch-size x --seq-len.",
+    ),
+    WEIGHTS_DTYPE,
+    CACHE_DTYPE,
+]
+
+
+_TAKEN_BY_SERVING = {
+    *("model", "seq_len", "batch_size", "source_len", "images", "image_size", "mtp"),
+    *("device", "num_devices", "data_parallel", "tensor_parallel", "pipeline_parallel"),
+    *("memory_gib", "usable", "inference", "weights_dtype", "cache_dtype", "as_json"),
+}
+
+
+def check_serving(context: click.Context) -> None:
+    """Refuse what was given and serving makes no use of: else it would pass for counted."""
+    from ergmeter.errors import UsageError
+
+    for option in context.command.params:
+        name = option.name or ""
+        if name in _TAKEN_BY_SERVING or (
+            context.get_parameter_source(name) is ParameterSource.DEFAULT
+        ):
+            continue
+        instead = "say --weights-dtype" if name in ("dtype", "quantize") else "leave it out"
+        raise UsageError(f"{option.opts[0]} is not for --inference; {instead}")
+
+
+def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add all of them to a command, which gets a grid that is named as its figure and source."""
+
+    @functools.wraps(function)
+    def wrapped(**options: Any) -> Any:  # noqa: ANN401  click passes what it parsed
+        from ergmeter.hardware.grid import with_grid
+
+        return function(**with_grid(options))
+
+    for option in reversed([*_MEMORY, *_DEVICES, *_PLAN, *_SERVING]):
+        wrapped = option(wrapped)
+    return wrapped
+
 
 _MOST_TOKENS = 10**15  # of a step; more is a slip of the keyboard
 # The type whose peak a precision is held against.
@@ -37,7 +193,7 @@ def command(
     shape: dict[str, Any],
     training: Callable[[], TrainedParts],
     as_json: bool,
-    **given: Any,  # noqa: ANN401  click passes what it parsed
+    **options: Any,  # noqa: ANN401  click passes what it parsed
 ) -> None:
     """Estimate, before anything runs, whether a training fits and what it takes.
 
@@ -50,31 +206,31 @@ def command(
     """
     from ergmeter.views.calculate import estimate as view
 
-    if given["inference"]:
+    if options["inference"]:
         check_serving(click.get_current_context())
-    specs = _specs(given["device"])
-    room = _room(given, specs)
-    parallel = _parallel(given)
-    if given["inference"]:
-        shown = view.served(_served(model, shape, given, parallel), room)
+    specs = _specs(options["device"])
+    room = _room(options, specs)
+    parallel = _parallel(options)
+    if options["inference"]:
+        table = view.served(_served(model, shape, options, parallel), room)
     else:
-        shown = _trained(model, shape, training(), given, parallel, specs, room)
-    _show(shown, as_json=as_json)
+        table = _trained(model, shape, training(), options, parallel, specs, room)
+    _show(table, as_json=as_json)
 
 
-def _show(shown: Any, *, as_json: bool) -> None:  # noqa: ANN401  loading its class would load the view
+def _show(table: Any, *, as_json: bool) -> None:  # noqa: ANN401  loading its class would load the view
     from ergmeter.views.calculate import estimate as view
 
     if as_json:
-        click.echo(json.dumps(view.document(shown), indent=1, allow_nan=False))
+        click.echo(json.dumps(view.document(table), indent=1, allow_nan=False))
         return
-    _print(shown)
+    _print(table)
 
 
 def _served(
-    model: str, shape: dict[str, Any], given: dict[str, Any], parallel: Parallel
+    model: str, shape: dict[str, Any], options: dict[str, Any], parallel: Parallel
 ) -> dict[str, Serving]:
-    """What is held to serve, as asked and with other types."""
+    """Memory for serving, with the requested types and with others."""
     from ergmeter.flops.estimate.arrangement import check_model_split
     from ergmeter.flops.estimate.estimate import AS_ASKED, serving
     from ergmeter.flops.estimate.storage import storage_of
@@ -83,7 +239,7 @@ def _served(
     graph = graph_of(model, shape)
     check_model_split(graph, parallel)
     batch, config = _batch(graph, shape), read_model(model)
-    weights, cache = given["weights_dtype"], given["cache_dtype"]
+    weights, cache = options["weights_dtype"], options["cache_dtype"]
     types = {
         AS_ASKED: (weights, cache),
         "--weights-dtype fp8": ("fp8", cache),
@@ -91,16 +247,16 @@ def _served(
         "--cache-dtype fp8": (weights, "fp8"),
     }
     return {
-        name: serving(graph, batch, storage_of(config, weights=one, cache=other), parallel)
-        for name, (one, other) in types.items()
+        name: serving(graph, batch, storage_of(config, weights=first, cache=other), parallel)
+        for name, (first, other) in types.items()
     }
 
 
-def _check_training(given: dict[str, Any]) -> None:
+def _check_training(options: dict[str, Any]) -> None:
     from ergmeter.errors import UsageError
 
     for name in ("weights_dtype", "cache_dtype"):
-        if given[name] is not None:
+        if options[name] is not None:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} is for --inference; a training has --dtype and --quantize")
 
@@ -109,7 +265,7 @@ def _trained(
     model: str,
     shape: dict[str, Any],
     how: TrainedParts,
-    given: dict[str, Any],
+    options: dict[str, Any],
     parallel: Parallel,
     specs: tuple[DeviceSpec, ...] | Missing,
     room: Room | Missing,
@@ -120,33 +276,33 @@ def _trained(
     from ergmeter.records import Missing
     from ergmeter.views.calculate import estimate as view
 
-    _check_training(given)
-    graph = _graph(model, shape, given, has_adapters=how.lora is not None)
+    _check_training(options)
+    graph = _graph(model, shape, options, has_adapters=how.lora is not None)
     batch = _batch(graph, shape)
-    setup = _setup(given, parallel)
+    setup = _setup(options, parallel)
     memory = step_memory(graph, batch, training=how, setup=setup)
     job = TrainingJob(graph, batch, how, setup)
     changes = ways(job, None if isinstance(room, Missing) else room.usable_bytes)
     work = step_work(graph, batch, training=how)
     results = memory_results(memory, room, changes[0].most, spread=job.spread)
-    results |= plan_results(work.chosen, _plan(given, parallel, specs), _peak(given, specs))
+    results |= plan_results(work.chosen, _plan(options, parallel, specs), _peak(options, specs))
     return view.trained(memory, room, results, changes, work)
 
 
-def _print(shown: Any) -> None:  # noqa: ANN401  loading its class would load the view
+def _print(table: Any) -> None:  # noqa: ANN401  loading its class would load the view
     from rich.console import Console
 
     from ergmeter.views.calculate import estimate as view
 
     console = Console(highlight=False)
-    for part in view.parts(shown):
+    for part in view.parts(table):
         console.print(part)
 
 
 def _graph(
-    model: str, shape: dict[str, Any], given: dict[str, Any], *, has_adapters: bool
+    model: str, shape: dict[str, Any], options: dict[str, Any], *, has_adapters: bool
 ) -> Graph:
-    """The model; how its checkpoint is quantised is said, since it is not what is counted."""
+    """The model's graph; a quantised checkpoint is noted, since it is not what is counted."""
     from dataclasses import replace
 
     from ergmeter.flops.estimate.arrangement import precision, stored_as
@@ -158,9 +314,9 @@ def _graph(
     stored = stored_as(config.raw(name) or (isinstance(inner, dict) and inner.get(name)))
     if stored is None:
         return graph
-    counted = f"weights counted at {precision(given['dtype']).weight} B; pass --quantize"
-    if given["quantize"] is not None:
-        counted = f"matrices counted as --quantize {given['quantize']} keeps them"
+    counted = f"weights counted at {precision(options['dtype']).weight} B; pass --quantize"
+    if options["quantize"] is not None:
+        counted = f"matrices counted as --quantize {options['quantize']} keeps them"
     elif not has_adapters:
         counted += " with --lora"
     line = f"{name} ({stored}) is not taken: {counted}"
@@ -179,12 +335,12 @@ def _batch(graph: Graph, shape: dict[str, Any]) -> Batch:
     return batch
 
 
-def _parallel(given: dict[str, Any]) -> Parallel:
+def _parallel(options: dict[str, Any]) -> Parallel:
     from ergmeter.errors import UsageError
     from ergmeter.flops.estimate.arrangement import Parallel
 
-    model = given["tensor_parallel"] * given["pipeline_parallel"] * given["context_parallel"]
-    devices, data = given["num_devices"], given["data_parallel"]
+    model = options["tensor_parallel"] * options["pipeline_parallel"] * options["context_parallel"]
+    devices, data = options["num_devices"], options["data_parallel"]
     if data is None:
         if devices is not None and devices % model:
             raise UsageError(
@@ -199,37 +355,37 @@ def _parallel(given: dict[str, Any]) -> Parallel:
         )
     return Parallel(
         data,
-        given["tensor_parallel"],
-        given["pipeline_parallel"],
-        given["context_parallel"],
-        given["zero"],
-        given["sequence_parallel"],
+        options["tensor_parallel"],
+        options["pipeline_parallel"],
+        options["context_parallel"],
+        options["zero"],
+        options["sequence_parallel"],
     )
 
 
-def _setup(given: dict[str, Any], parallel: Parallel) -> Setup:
+def _setup(options: dict[str, Any], parallel: Parallel) -> Setup:
     from ergmeter.flops.estimate.arrangement import Kernels, Setup
     from ergmeter.flops.estimate.estimate import CUBLAS_BYTES
 
-    own = "fused" if given["fused"] else "eager"
+    own = "fused" if options["fused"] else "eager"
     kernels = Kernels(
-        given["attention"],
+        options["attention"],
         own,  # type: ignore[arg-type]
         own,  # type: ignore[arg-type]
-        given["loss"],
-        adapter_bytes=4 if given["adapter_dtype"] == "fp32" else 2,
-        has_adapter_dropout=given["lora_dropout"],
-        has_cache=given["kv_cache"],
+        options["loss"],
+        adapter_bytes=4 if options["adapter_dtype"] == "fp32" else 2,
+        has_adapter_dropout=options["lora_dropout"],
+        has_cache=options["kv_cache"],
     )
     return Setup(
-        given["dtype"],
-        given["optimizer"],
-        given["quantize"],
+        options["dtype"],
+        options["optimizer"],
+        options["quantize"],
         kernels,
-        given["micro_batches"],
+        options["micro_batches"],
         parallel,
         CUBLAS_BYTES,
-        given["output"],
+        options["output"],
     )
 
 
@@ -247,42 +403,42 @@ def _specs(device: str | None) -> tuple[DeviceSpec, ...] | Missing:
         return Missing(str(error))
 
 
-def _room(given: dict[str, Any], specs: tuple[DeviceSpec, ...] | Missing) -> Room | Missing:
+def _room(options: dict[str, Any], specs: tuple[DeviceSpec, ...] | Missing) -> Room | Missing:
     from ergmeter.flops.estimate.estimate import Room, check_stated
     from ergmeter.records import Missing
 
-    check_stated("usable", given["usable"])  # whether or not there is something to use
-    check_stated("memory_gib", given["memory_gib"])
-    if given["memory_gib"] is not None:
-        return Room("the device", given["memory_gib"] * 2**30, "as given", given["usable"])
+    check_stated("usable", options["usable"])  # whether or not there is something to use
+    check_stated("memory_gib", options["memory_gib"])
+    if options["memory_gib"] is not None:
+        return Room("the device", options["memory_gib"] * 2**30, "as given", options["usable"])
     if isinstance(specs, Missing):
         return Missing(f"pass --device or --memory-gib ({specs.reason})")
     keys = ", ".join(spec.key for spec in specs)
-    found = [spec.memory_there for spec in specs]
-    if found[0] is None:
+    sizes = [spec.memory_there for spec in specs]
+    if sizes[0] is None:
         return Missing(f"the table has no memory for {keys}: pass --memory-gib")
-    if len({one and one[0] for one in found}) > 1:
+    if len({size and size[0] for size in sizes}) > 1:
         return Missing(
-            f"{given['device']!r} is any of {keys}, and their memory differs: name one of them, or"
-            " pass --memory-gib"
+            f"{options['device']!r} is any of {keys}, and their memory differs: name one of them,"
+            " or pass --memory-gib"
         )
-    size, said = found[0]
+    size, source = sizes[0]
     name = specs[0].name if len(specs) == 1 else f"any of {keys}"
-    return Room(name, size, f"{name}, {said}", given["usable"])
+    return Room(name, size, f"{name}, {source}", options["usable"])
 
 
-def _peak(given: dict[str, Any], specs: tuple[DeviceSpec, ...] | Missing) -> Peak | Missing:
+def _peak(options: dict[str, Any], specs: tuple[DeviceSpec, ...] | Missing) -> Peak | Missing:
     from ergmeter.hardware import parse_peak
     from ergmeter.metrics.definitions.peaks import declared_peak, device_peak
     from ergmeter.records import Missing
 
-    dtype = _COMPUTED_IN.get(given["dtype"], given["dtype"])
-    if given["peak"] is not None:
-        peak = declared_peak(parse_peak(given["peak"]), dtype, given["peak_source"])
+    dtype = _COMPUTED_IN.get(options["dtype"], options["dtype"])
+    if options["peak"] is not None:
+        peak = declared_peak(parse_peak(options["peak"]), dtype, options["peak_source"])
         return peak if isinstance(specs, Missing) else _instead(peak, specs)
-    if given["device"] is None:
+    if options["device"] is None:
         return Missing("pass --device or --peak (no device was given; `erg peaks` lists them)")
-    return device_peak(given["device"], dtype)
+    return device_peak(options["device"], dtype)
 
 
 def _instead(peak: Peak, specs: tuple[DeviceSpec, ...]) -> Peak:
@@ -293,23 +449,25 @@ def _instead(peak: Peak, specs: tuple[DeviceSpec, ...]) -> Peak:
     from ergmeter.units import scaled
 
     own = agreed(spec.peak_flops_per_s.get(peak.dtype) for spec in specs)
-    known = "" if own is None else f", not its {scaled(own, 'FLOP/s')}"
+    instead_of = "" if own is None else f", not its {scaled(own, 'FLOP/s')}"
     name = ", ".join(spec.name for spec in specs)
-    return replace(peak, source=f"{peak.source}; of {name} only memory and TDP are taken{known}")
+    return replace(
+        peak, source=f"{peak.source}; of {name} only memory and TDP are taken{instead_of}"
+    )
 
 
 def _plan(
-    given: dict[str, Any], parallel: Parallel, specs: tuple[DeviceSpec, ...] | Missing
+    options: dict[str, Any], parallel: Parallel, specs: tuple[DeviceSpec, ...] | Missing
 ) -> Any:  # noqa: ANN401  loading its class would load the engine
     from ergmeter.flops.estimate.estimate import TrainingPlan
     from ergmeter.metrics.definitions.peaks import agreed
     from ergmeter.records import Missing
 
     names = ("tokens", "mfu", "watts", "power_frac", "grid_g_per_kwh", "grid_source", "pue")
-    stated = {name: given[name] for name in (*names, "pue_source", "price_per_hour", "currency")}
+    stated = {name: options[name] for name in (*names, "pue_source", "price_per_hour", "currency")}
     tdp_w = None if isinstance(specs, Missing) else agreed(spec.tdp_w for spec in specs)
-    if given["mfu_from"] is not None:
-        stated["mfu"], stated["mfu_source"] = _measured_mfu(given["mfu_from"], stated["mfu"])
+    if options["mfu_from"] is not None:
+        stated["mfu"], stated["mfu_source"] = _measured_mfu(options["mfu_from"], stated["mfu"])
     return TrainingPlan(parallel.devices, tdp_w=tdp_w, **stated)
 
 
@@ -324,18 +482,18 @@ def _measured_mfu(path: str, also_given: float | None) -> tuple[float, str]:
     if also_given is not None:
         raise UsageError("give one of --mfu and --mfu-from, not both")
     run = Run.open(path)
-    found = summarize(run).readings["utilization.mfu_frac"]
-    if isinstance(found, Missing):
-        raise NotMeasurable(f"the run {run.name} has no MFU: {found.reason}")
-    catalogue()["utilization.mfu_frac"].usable(found)
+    reading = summarize(run).readings["utilization.mfu_frac"]
+    if isinstance(reading, Missing):
+        raise NotMeasurable(f"the run {run.name} has no MFU: {reading.reason}")
+    catalogue()["utilization.mfu_frac"].usable(reading)
     convention = run.flops[0].convention
     if convention != "exact":
         raise UsageError(
             f"the run {run.name} counts its MFU under {convention}, and the estimate under exact;"
             " pass --mfu"
         )
-    of = found.note.partition("; of ")[2].partition(";")[0]
+    of = reading.note.partition("; of ")[2].partition(";")[0]
     return (
-        found.value,
+        reading.value,
         f"of the run {run.name}, there of {of}: another device may get another share",
     )

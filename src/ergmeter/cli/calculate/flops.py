@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.options.work import (
+from ergmeter.cli.work_options import (
     CACHE_DTYPE,
     CONTEXT,
     CONVENTION,

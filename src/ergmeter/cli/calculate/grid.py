@@ -1,4 +1,4 @@
-"""`erg grid`: how much carbon is in a kilowatt-hour, where, and who says so."""
+"""`erg grid`: carbon intensity of electricity by grid, with sources."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def command(name: str | None, as_json: bool) -> None:
 
     rows = [grid_named(name)] if name else list(grids())
     if as_json:
-        found = [view.document(row) for row in rows]
-        click.echo(json.dumps(found[0] if name else found, indent=1, allow_nan=False))
+        documents = [view.document(row) for row in rows]
+        click.echo(json.dumps(documents[0] if name else documents, indent=1, allow_nan=False))
     elif name:
         click.echo("\n".join(view.entry(rows[0])))
     else:

@@ -59,7 +59,7 @@ def command(
     files, left_out = _files(paths)
     with _progress(files) as progress:
         counted = list(count_files(files, processes=processes, memo=not no_memo, progress=progress))
-    if not as_json and not any(one.count for one in counted):
+    if not as_json and not any(module.count for module in counted):
         raise FormatError("; ".join(hlo.failures(counted, in_table=False)))
     if as_json:
         click.echo(json.dumps(hlo.document(counted, left_out=left_out), indent=1))
@@ -68,7 +68,7 @@ def command(
         console = Console(soft_wrap=not Console().is_terminal)
         for part in hlo.modules_view(counted, by=by, left_out=left_out, verbose=verbose):
             console.print(part)
-    if any(one.error for one in counted):
+    if any(module.error for module in counted):
         raise click.exceptions.Exit(1)
 
 
@@ -77,7 +77,7 @@ def _files(paths: tuple[Path, ...]) -> tuple[list[Path], dict[str, int]]:
     from ergmeter.errors import UsageError
     from ergmeter.hlo.files import SHOWN_NAMES, module_files
 
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     left_out: Counter[str] = Counter()
     for path in paths:
         if path.is_dir():
@@ -85,15 +85,15 @@ def _files(paths: tuple[Path, ...]) -> tuple[list[Path], dict[str, int]]:
             left_out.update(others)
             if not modules:
                 raise UsageError(f"no HLO modules in {path}; they are named {SHOWN_NAMES}")
-            found.update(dict.fromkeys(modules))
+            files.update(dict.fromkeys(modules))
         else:
-            found[path] = None
-    return list(found), dict(left_out)
+            files[path] = None
+    return list(files), dict(left_out)
 
 
 @contextmanager
 def _progress(files: list[Path]) -> Iterator[Callable[[FileCount], None] | None]:
-    """A bar on a terminal, and nothing where nobody looks."""
+    """A progress bar on a terminal, and nothing elsewhere."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -103,4 +103,4 @@ def _progress(files: list[Path]) -> Iterator[Callable[[FileCount], None] | None]
         return
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("reading", total=sum(path.stat().st_size for path in files))
-        yield lambda one: bar.advance(task, one.size_bytes)
+        yield lambda file: bar.advance(task, file.size_bytes)

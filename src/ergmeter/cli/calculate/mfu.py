@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.options.work import (
+from ergmeter.cli.work_options import (
     CACHE_DTYPE,
     CONTEXT,
     CONVENTION,
@@ -79,19 +79,19 @@ def command(
 
     dtype = dtype_named(dtype)
     work = work_of(model, shape, training(), rest, params=params)
-    speed, said = _speed(
+    speed, source = _speed(
         tokens_per_s, tokens_per_s_per_device, step_time, num_devices, work.batch.tokens_real
     )
-    found = compute_results(
+    results = compute_results(
         list(work.flops.values()),
-        TokenRate(speed, num_devices, "reported", said),
+        TokenRate(speed, num_devices, "reported", source),
         _peak(device, peak, peak_source, dtype),
     )
     if as_json:
-        whole = {**view.readings(found), **view.document(work)}
-        click.echo(json.dumps(whole, indent=1, allow_nan=False))
+        document = {**view.readings(results), **view.document(work)}
+        click.echo(json.dumps(document, indent=1, allow_nan=False))
         return
-    _print(work, found)
+    _print(work, results)
 
 
 def _speed(
@@ -99,17 +99,17 @@ def _speed(
 ) -> tuple[float, str]:
     from ergmeter.errors import UsageError
 
-    given = [value for value in (total, each, step_s) if value is not None]
-    if len(given) != 1:
+    speeds = [value for value in (total, each, step_s) if value is not None]
+    if len(speeds) != 1:
         raise UsageError(
             "give one of --tokens-per-s, --tokens-per-s-per-device and --step-time;"
-            f" got {len(given)}"
+            f" got {len(speeds)}"
         )
     if total is not None:
         return total, f"{total:g} tokens/s in all, as given"
     if each is not None:
         return each * devices, f"{each:g} tokens/s on each, as given"
-    return tokens / given[0], f"{tokens} tokens in {given[0]:g} s, as given"
+    return tokens / speeds[0], f"{tokens} tokens in {speeds[0]:g} s, as given"
 
 
 def _peak(
@@ -126,11 +126,11 @@ def _peak(
     return device_peak(device, dtype or "bf16", is_dtype_assumed=dtype is None)
 
 
-def _print(work: Work, found: dict[str, Any]) -> None:
+def _print(work: Work, results: dict[str, Any]) -> None:
     from rich.console import Console
 
     from ergmeter.views.calculate.flops import lines, reading_lines
 
     console = Console()
-    for line in [*lines(work), *reading_lines(found)]:
+    for line in [*lines(work), *reading_lines(results)]:
         console.print(line)

@@ -1,4 +1,4 @@
-"""`erg peaks`: what devices could do at best, and who says so."""
+"""`erg peaks`: peak FLOP/s of devices, with sources."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def command(
         spec = lookup(name)
         if dtype:
             spec.peak(dtype)  # says so if there is none
-        one = json.dumps(hardware.document(spec), indent=1, allow_nan=False)
-        click.echo(one if as_json else "\n".join(hardware.entry(spec, width=Console().width)))
+        document = json.dumps(hardware.document(spec), indent=1, allow_nan=False)
+        click.echo(document if as_json else "\n".join(hardware.entry(spec, width=Console().width)))
         return
     if dtype and dtype not in DTYPES:
         raise UsageError(f"no type {dtype!r}; the table has {', '.join(DTYPES)}")

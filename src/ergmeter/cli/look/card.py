@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options.pages import check_writable
-from ergmeter.cli.options.run import with_run
-from ergmeter.cli.options.window import with_settings
-from ergmeter.cli.options.work import with_model
+from ergmeter.cli.run_options import check_writable, with_run, with_settings
+from ergmeter.cli.work_options import with_model
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,7 +60,7 @@ def command(
     """
     from ergmeter.metrics.catalog import find
     from ergmeter.metrics.summarize import settings_of, summarize
-    from ergmeter.views.badge import badge as drawn
+    from ergmeter.views.badge import badge as badge_svg
     from ergmeter.views.run import model_card as view
 
     key = find(_SHORT.get(metric.lower(), metric))[0].key
@@ -74,13 +72,13 @@ def command(
         raise UsageError(f"{out} is for the card and for the badge; name another file")
     _check_one(run)
     summary = summarize(run, settings, flops=flops)
-    told = view.OwnerFacts(location, training_type)
+    facts = view.OwnerFacts(location, training_type)
     declared = settings_of(run, settings)
-    whole = _unmeasured_filled(run, settings, flops, summary)
-    sources = view.Sources(run, summary, whole, declared, told, flops)
+    summary_filled = _unmeasured_filled(run, settings, flops, summary)
+    sources = view.Sources(run, summary, summary_filled, declared, facts, flops)
     text = view.page(sources)
     if badge is not None:
-        badge.write_text(drawn(key, view.figure(sources, key)), "utf-8")
+        badge.write_text(badge_svg(key, view.figure(sources, key)), "utf-8")
     if out is None:
         click.echo(text)
     else:

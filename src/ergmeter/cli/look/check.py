@@ -1,4 +1,4 @@
-"""`erg check`: is this measurement fit to be compared?"""
+"""`erg check`: whether a measurement is fit to be compared."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options.run import with_training
-from ergmeter.cli.options.window import with_settings
+from ergmeter.cli.run_options import with_settings, with_training
 
 if TYPE_CHECKING:
     from ergmeter.runlog.settings import Settings
@@ -41,11 +40,13 @@ def command(settings: Settings, runs: tuple[Path, ...], training: int | None, as
 
     opened = [Run.open(run) for run in runs or (newest_run(Path("runs")),)]
     opened = [run.training(training) for run in opened] if training else opened
-    found = [(run, fitness(evidence_of(run, settings))) for run in opened]
+    checks = [(run, fitness(evidence_of(run, settings))) for run in opened]
     if as_json:
-        click.echo(json.dumps([view.document(*one) for one in found], indent=1, allow_nan=False))
+        click.echo(
+            json.dumps([view.document(*check) for check in checks], indent=1, allow_nan=False)
+        )
     else:
         console = Console()
-        for run, one in found:
-            console.print(view.page(run, one, is_alone=len(found) == 1))
-    return 1 if any(one.verdict == "not fit" for _, one in found) else 0
+        for run, result in checks:
+            console.print(view.page(run, result, is_alone=len(checks) == 1))
+    return 1 if any(result.verdict == "not fit" for _, result in checks) else 0

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options.pages import check_page, with_page, write_page
-from ergmeter.cli.options.run import with_run
-from ergmeter.cli.options.window import with_settings
-from ergmeter.cli.options.work import with_model
+from ergmeter.cli.run_options import check_page, with_page, with_run, with_settings, write_page
+from ergmeter.cli.work_options import with_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,20 +48,20 @@ def command(
     if as_json and markdown:
         raise click.UsageError("--json and --markdown are two forms; give one")
     check_page(page)
-    found = explain(evidence_of(run, settings, flops=flops))
+    explanation = explain(evidence_of(run, settings, flops=flops))
     if page is not None:
         from ergmeter.views.html.explain_page import explain_page
 
-        write_page(page, explain_page(run, found))
+        write_page(page, explain_page(run, explanation))
     if markdown:
-        from ergmeter.views.analyze.markdown import markdown as written
+        from ergmeter.views.analyze.markdown import markdown as markdown_text
         from ergmeter.views.run.explain import explain_parts
 
-        title = f"{run.name}: where the rest of the peak went, {found.window}"
-        click.echo(written(title, list(explain_parts(found))), nl=False)
+        title = f"{run.name}: where the rest of the peak went, {explanation.window}"
+        click.echo(markdown_text(title, list(explain_parts(explanation))), nl=False)
     elif as_json:
-        click.echo(json.dumps(view.document(run, found), indent=1, allow_nan=False))
+        click.echo(json.dumps(view.document(run, explanation), indent=1, allow_nan=False))
     else:
         console = Console()
-        console.print(view.page(run, found))
-        console.print(view.evidence(found))
+        console.print(view.page(run, explanation))
+        console.print(view.evidence(explanation))

@@ -43,13 +43,13 @@ def command(job: str | None, directory: Path, as_json: bool) -> int:
             opened.append(Run.open(path))
         except FormatError as error:
             damaged.append(str(error))
-    found = jobs(opened)
-    name = job or (list(found)[-1] if found else None)
-    if name not in found:
-        there = ", ".join(found) or "none: give --job, or Meter(job=...)"
+    all_jobs = jobs(opened)
+    name = job or (list(all_jobs)[-1] if all_jobs else None)
+    if name not in all_jobs:
+        there = ", ".join(all_jobs) or "none: give --job, or Meter(job=...)"
         which = f"job {name}" if name else "job"
         raise UsageError(f"no {which} in {directory} (there are: {there})")
-    parts = [JobRun.of(run) for run in found[name]]
+    parts = [JobRun.of(run) for run in all_jobs[name]]
     results = job_results(parts)
     if as_json:
         click.echo(json.dumps(view.document(name, parts, results), indent=1, allow_nan=False))

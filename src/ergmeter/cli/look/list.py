@@ -74,7 +74,7 @@ def command(directory: Path, as_json: bool) -> int:
                 "created": run.header.get("created"),
                 "status": summary.status,
                 "tags": list(labels.tags),
-                "notes": [{"at": at, "text": said} for at, said in labels.notes],
+                "notes": [{"at": at, "text": text} for at, text in labels.notes],
                 "readings": {key: documents.result(r) for key, r in readings.items()},
             }
         )
@@ -103,11 +103,11 @@ def command(directory: Path, as_json: bool) -> int:
     return 1 if damaged else 0
 
 
-def _damage(path: Path, said: str) -> list[str]:
+def _damage(path: Path, reason: str) -> list[str]:
     """A line about a run that can't be read; none about one that was removed since we looked."""
     if not path.exists():
         return []
-    return [said if str(path) in said else f"{path}: {said}"]
+    return [reason if str(path) in reason else f"{path}: {reason}"]
 
 
 def _without_room(
@@ -121,20 +121,20 @@ def _without_room(
         max(map(len, column)) for column in zip(titles, *(row[:-1] for row in rows), strict=True)
     ]
     places = range(_FIGURES, len(titles))
-    nobody_has = [place for place in places if all(row[place] == "-" for row in rows)]
+    nobody_has = [column for column in places if all(row[column] == "-" for row in rows)]
     left_out: tuple[int, ...] = ()
-    for place in dict.fromkeys(
-        (*nobody_has, *(_FIGURES + _TITLES.index(one) for one in _GIVE_WAY))
+    for index in dict.fromkeys(
+        (*nobody_has, *(_FIGURES + _TITLES.index(title) for title in _GIVE_WAY))
     ):
-        shown = [width for at, width in enumerate(widths) if at not in left_out]
-        if sum(shown) + _GAP * (len(shown) - 1) <= columns:
+        visible = [width for at, width in enumerate(widths) if at not in left_out]
+        if sum(visible) + _GAP * (len(visible) - 1) <= columns:
             break
-        left_out = (*left_out, place)
+        left_out = (*left_out, index)
     return left_out
 
 
 def _said_of(unshown: tuple[int, ...]) -> str:
-    names = ", ".join(_TITLES[place - _FIGURES] for place in unshown)
+    names = ", ".join(_TITLES[column - _FIGURES] for column in unshown)
     return f"no room for {names}: a wider terminal, or --json\n" if names else ""
 
 
@@ -144,16 +144,16 @@ def _note_lines(listed: list[dict[str, Any]]) -> Iterator[Text]:
 
     from ergmeter.units import printable
 
-    for one in listed:
-        notes = one["notes"]
+    for entry in listed:
+        notes = entry["notes"]
         if notes:
             more = f" (the last of {len(notes)})" if len(notes) > 1 else ""
-            said = f"note on {Path(one['path']).name}{more}: {notes[-1]['text']}"
-            yield Text(f"{printable(said)}\n", "dim", no_wrap=True, overflow="ellipsis")
+            line = f"note on {Path(entry['path']).name}{more}: {notes[-1]['text']}"
+            yield Text(f"{printable(line)}\n", "dim", no_wrap=True, overflow="ellipsis")
 
 
 def _without(row: tuple[str, ...], places: tuple[int, ...]) -> tuple[str, ...]:
-    return tuple(cell for place, cell in enumerate(row) if place not in places)
+    return tuple(cell for column, cell in enumerate(row) if column not in places)
 
 
 def _with_tags(
@@ -173,7 +173,7 @@ def _with_tags(
 
 
 def _made(run: Run) -> str:
-    """When, by the clock here; of a run whose name begins with the day just the time of day."""
+    """The local start time; only the time of day if the run's name begins with the day."""
     try:
         created = datetime.fromisoformat(str(run.header.get("created"))).astimezone()
     except ValueError:

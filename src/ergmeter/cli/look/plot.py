@@ -1,7 +1,6 @@
 """`erg plot`: charts of a run as files.
 
-The trap: a picture that takes the place of something else. A file that is neither a PNG nor an SVG
-of ours is never replaced, and one that is replaced is named.
+A file that is neither a PNG nor an SVG of ours is never replaced; a file that is replaced is named.
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.options.pages import check_folder, check_writable
-from ergmeter.cli.options.run import with_run
-from ergmeter.cli.options.window import with_settings
-from ergmeter.cli.options.work import with_model
+from ergmeter.cli.run_options import check_folder, check_writable, with_run, with_settings
+from ergmeter.cli.work_options import with_model
 
 if TYPE_CHECKING:
     from ergmeter.records import Flops
@@ -36,7 +33,7 @@ _HEAD_BYTES = 512
 
 
 class _Kinds(click.Choice[str]):
-    """The kinds there are, with the nearest for whoever mistypes one."""
+    """The kinds of charts; an unknown one is an error with the closest match."""
 
     def convert(
         self,
@@ -52,7 +49,7 @@ class _Kinds(click.Choice[str]):
 
 
 class _OfOneRun(click.Command):
-    """Says what draws several runs to whoever names them here."""
+    """One run; several are an error that names the command for them."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         left = super().parse_args(ctx, args)
@@ -124,22 +121,22 @@ def command(
     converter()
     evidence = evidence_of(run, settings, flops=flops)
     summary = summary_of(evidence)
-    found = charts(evidence, summary, wanted)
-    drawn = [one for one in found if one.spec is not None]
-    if drawn and out not in targets.values():
+    all_charts = charts(evidence, summary, wanted)
+    drawable = [chart for chart in all_charts if chart.spec is not None]
+    if drawable and out not in targets.values():
         out.mkdir(parents=True, exist_ok=True)
-    for chart in drawn:
+    for chart in drawable:
         path = targets[chart.id]
         theme = "dark" if dark else "light"
         kind = path.suffix.lower().removeprefix(".")
         _write(path, plot(chart, run.name, form=kind, theme=theme))
-    for line in reasons(found):
+    for line in reasons(all_charts):
         click.echo(f"erg: {line}", err=True)
-    if not drawn and _ALL not in kinds:
-        others = [one.id for one in charts(evidence, summary, KINDS) if one.spec is not None]
-        said = f"--kind {', '.join(others)}" if others else "no kind at all"
-        click.echo(f"erg: of this run can be drawn: {said}", err=True)
-    is_enough = bool(drawn) if _ALL in kinds else len(drawn) == len(wanted)
+    if not drawable and _ALL not in kinds:
+        others = [chart.id for chart in charts(evidence, summary, KINDS) if chart.spec is not None]
+        alternatives = f"--kind {', '.join(others)}" if others else "no kind at all"
+        click.echo(f"erg: of this run can be drawn: {alternatives}", err=True)
+    is_enough = bool(drawable) if _ALL in kinds else len(drawable) == len(wanted)
     return 0 if is_enough else 1
 
 
@@ -177,7 +174,7 @@ def _check_target(path: Path) -> None:
         )
 
 
-def _write(path: Path, drawn: bytes) -> None:
+def _write(path: Path, image: bytes) -> None:
     is_replaced = path.is_file() and path.stat().st_size > 0
-    path.write_bytes(drawn)
+    path.write_bytes(image)
     click.echo(f"{path} (replaced)" if is_replaced else path)

@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options.pages import check_page, with_page, write_page
-from ergmeter.cli.options.run import show_run, with_run
-from ergmeter.cli.options.window import with_settings
-from ergmeter.cli.options.work import with_model
+from ergmeter.cli.run_options import (
+    check_page,
+    show_run,
+    with_page,
+    with_run,
+    with_settings,
+    write_page,
+)
+from ergmeter.cli.work_options import with_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,10 +91,10 @@ def _print_figures(
         for line in documents.metric_lines(summary, metrics):
             click.echo(line)
         return
-    whole = (
+    document = (
         documents.metrics(summary, metrics) if metrics else documents.report(run, summary, settings)
     )
-    click.echo(json.dumps(whole, indent=1, allow_nan=False))
+    click.echo(json.dumps(document, indent=1, allow_nan=False))
 
 
 def _write_page(run: Run, page: Path, settings: Settings, flops: tuple[Flops, ...]) -> None:
@@ -103,5 +108,5 @@ def _write_page(run: Run, page: Path, settings: Settings, flops: tuple[Flops, ..
             f" {several})"
         )
     evidence = evidence_of(run, settings, flops=flops)
-    whole = report(evidence, summary_of(evidence))
-    write_page(page, whole, is_told_apart=False)
+    html = report(evidence, summary_of(evidence))
+    write_page(page, html, is_told_apart=False)

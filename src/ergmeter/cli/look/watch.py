@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.options.alerts import with_rules
-from ergmeter.cli.options.run import with_training
+from ergmeter.cli.alert_options import with_rules
+from ergmeter.cli.run_options import with_training
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,9 +77,9 @@ def command(
             frame = watching.look(totals=True)
             console.print(watch.page(frame, columns=console.width))
             return 0
-        shown = _on_terminal if console.is_terminal else _as_lines
+        show = _on_terminal if console.is_terminal else _as_lines
         every_s = interval_s or (_FRAMES_EVERY_S if console.is_terminal else _LINES_EVERY_S)
-        ended = shown(console, _Looks(watching), every_s)
+        ended = show(console, _Looks(watching), every_s)
     except (FileNotFoundError, NotADirectoryError):
         raise FormatError(f"the run {path} is gone: its directory was moved or removed") from None
     except FormatError as error:
@@ -93,14 +93,14 @@ def command(
     return 0
 
 
-def _chosen(given: Path | None) -> Path:
+def _chosen(path: Path | None) -> Path:
     """The run, or the newest in a directory of runs."""
     from ergmeter.runlog.format import RUN_FILE, newest_run
 
-    if given is None:
+    if path is None:
         return newest_run(Path("runs"))
-    is_parent = given.is_dir() and not (given / RUN_FILE).exists()
-    return newest_run(given) if is_parent else given
+    is_parent = path.is_dir() and not (path / RUN_FILE).exists()
+    return newest_run(path) if is_parent else path
 
 
 class _Looks:
@@ -172,8 +172,8 @@ def new_alerts(frame: LiveFrame, printed: list[NotedAlert]) -> list[int]:
     from ergmeter.metrics.live.alert_rules import is_same
 
     def has_line(alert: NotedAlert) -> bool:
-        seen = (p for p in printed if not p.was_told or not alert.was_told)
-        return alert in printed or any(is_same(alert, p) for p in seen)
+        earlier = (p for p in printed if not p.was_told or not alert.was_told)
+        return alert in printed or any(is_same(alert, p) for p in earlier)
 
     return [at for at, alert in enumerate(frame.alerts) if not has_line(alert)]
 
@@ -215,16 +215,16 @@ def _restored() -> Iterator[None]:
     def leave(number: int, _frame: Any) -> None:  # noqa: ANN401
         raise SystemExit(128 + number)
 
-    before = {one: signal.signal(one, leave) for one in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for signal_number, handler in before.items():
+            signal.signal(signal_number, handler)
 
 
 def _show_card(console: Console, path: Path, training: int | None) -> None:
-    from ergmeter.cli.options.run import show_run
+    from ergmeter.cli.run_options import show_run
     from ergmeter.runlog.reader import Run
 
     run = Run.open(path)

@@ -1,4 +1,4 @@
-"""`erg calibrate`: what this machine can reach, kept for the runs that follow."""
+"""`erg calibrate`: measures what this machine can reach, and stores it for later runs."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ def command(device: str, quick: bool, out: Path | None, as_json: bool, quiet: bo
     results: list[Calibration] = []
     for target in calibrate.targets(device):
         with _progress(f"measuring {target.device.name}", quiet=quiet) as tell:
-            found = calibrate.run(target, pace=pace, tell=tell)
-        results.append(found)
-        where = stored_line(found, out)
+            calibration = calibrate.run(target, pace=pace, tell=tell)
+        results.append(calibration)
+        where = stored_line(calibration, out)
         if not as_json:
-            _show(found, where)
+            _show(calibration, where)
         elif not quiet:
             click.echo(where, err=True)
-        if found.interrupted:
+        if calibration.interrupted:
             break
     if as_json:
-        click.echo(json.dumps([one.as_json() for one in results], indent=1, allow_nan=False))
+        click.echo(json.dumps([result.as_json() for result in results], indent=1, allow_nan=False))
     return _INTERRUPTED if results[-1].interrupted else 0
 
 
@@ -101,30 +101,30 @@ def _progress(what: str, *, quiet: bool) -> Iterator[Callable[[CalibrationProgre
         yield tell
 
 
-def stored_line(found: Calibration, out: Path | None) -> str:
-    """Keep it, and say where; half a calibration does not take the place of a whole one."""
+def stored_line(calibration: Calibration, out: Path | None) -> str:
+    """Store it and return where; a partial calibration does not replace a full one."""
     from ergmeter.errors import FormatError
     from ergmeter.hardware.calibration import load_calibration, save_calibration
 
     try:
-        before = load_calibration(found.device, folder=out)
+        before = load_calibration(calibration.device, folder=out)
     except FormatError:
         before = None
-    if found.interrupted and before is not None and not before.interrupted:
+    if calibration.interrupted and before is not None and not before.interrupted:
         return (
             f"not kept, as it was interrupted: that of {before.measured[:10]} is whole, and stays"
         )
-    if not found.matmul and not found.bandwidth:
+    if not calibration.matmul and not calibration.bandwidth:
         return "not kept: it was interrupted before there was a rate"
-    return f"kept in {save_calibration(found, folder=out)}"
+    return f"kept in {save_calibration(calibration, folder=out)}"
 
 
-def _show(found: Calibration, where: str) -> None:
+def _show(calibration: Calibration, where: str) -> None:
     from rich.console import Console
 
     from ergmeter.units import duration
     from ergmeter.views.calculate.calibrate import page
 
-    Console().print(page(found))
-    how = "interrupted after" if found.interrupted else "measured in"
-    click.echo(f"{how} {duration(found.took_s)}; {where}")
+    Console().print(page(calibration))
+    how = "interrupted after" if calibration.interrupted else "measured in"
+    click.echo(f"{how} {duration(calibration.took_s)}; {where}")

@@ -112,7 +112,7 @@ def _progress(what: str, seconds: int, *, quiet: bool) -> Iterator[Callable[[Dem
 def _show(outcome: DemoOutcome, *, as_json: bool, hints: bool) -> None:
     from rich.console import Console
 
-    from ergmeter.cli.options.run import tell_next
+    from ergmeter.cli.run_options import tell_next
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.reader import Run
     from ergmeter.views import documents
@@ -132,17 +132,17 @@ def _show(outcome: DemoOutcome, *, as_json: bool, hints: bool) -> None:
 
 
 def _what_it_was(summary: Summary, outcome: DemoOutcome) -> list[str]:
-    """What the card leaves to those who know the program."""
+    """Facts about the demo that the card does not show."""
     from ergmeter.records import Reading
     from ergmeter.views.run.card import value
 
     counts = {key: summary.readings[key] for key in _THREE_COUNTS}
-    said = [
-        f"{value(found)} {_THREE_COUNTS[key]}"
-        for key, found in counts.items()
-        if isinstance(found, Reading)
+    parts = [
+        f"{value(count)} {_THREE_COUNTS[key]}"
+        for key, count in counts.items()
+        if isinstance(count, Reading)
     ]
-    lines = ["Tokens are counted three ways:", *(f"  {line}" for line in said)] if said else []
+    lines = ["Tokens are counted three ways:", *(f"  {line}" for line in parts)] if parts else []
     if outcome.held_out:
         course = ", then ".join(f"{loss:.2f}" for loss in outcome.held_out)
         lines.append(f"Loss on tales it never saw: {course} (a blind guess at each byte is 5.55).")

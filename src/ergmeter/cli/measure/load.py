@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from contextlib import contextmanager
@@ -9,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-
-from ergmeter.cli.options import load as options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,6 +19,83 @@ if TYPE_CHECKING:
     from ergmeter.load.pacing import Closed, LevelLength, Open
     from ergmeter.load.preflight import Asking
     from ergmeter.load.prompts import FromFile, MadeUp
+
+_LIMITS = ("ttft", "tpot", "e2e")
+
+
+def _parse_numbers(option: str, text: str, kind: type[int] | type[float]) -> list[float]:
+    """Numbers with commas, each above 0 and once."""
+    try:
+        values = [kind(part) for part in text.split(",")]
+    except ValueError as error:
+        raise click.UsageError(f"{option} takes numbers with commas; got {text!r}") from error
+    if not all(0 < number < float("inf") for number in values):
+        raise click.UsageError(f"{option} takes numbers above 0; got {text!r}")
+    return list(dict.fromkeys(values))
+
+
+def _parse_slo(text: str | None) -> dict[str, float]:
+    """Limits by name: ttft=0.5,tpot=0.05."""
+    limits = {}
+    for part in text.split(",") if text else ():
+        name, _, limit = part.partition("=")
+        try:
+            limits[name.strip()] = float(limit)
+        except ValueError as error:
+            raise click.UsageError(f"--slo takes ttft=0.5,tpot=0.05; got {part!r}") from error
+    unknown = [name for name in limits if name not in _LIMITS]
+    if unknown:
+        raise click.UsageError(f"--slo knows {', '.join(_LIMITS)}; got {unknown[0]!r}")
+    return limits
+
+
+def _parse_share(option: str, text: str) -> float:
+    """A share as 5% or 0.05, from 0 to 1."""
+    number, is_percent = text.removesuffix("%"), text.endswith("%")
+    try:
+        value = float(number) / (100 if is_percent else 1)
+    except ValueError as error:
+        raise click.UsageError(
+            f"{option} takes a share such as 5% or 0.05; got {text!r}"
+        ) from error
+    if not 0 <= value <= 1:
+        raise click.UsageError(f"{option} takes 0% to 100%, or 0 to 1; got {text!r}")
+    return value
+
+
+def _parse_headers(texts: tuple[str, ...], key: str) -> tuple[tuple[str, str], ...]:
+    """Headers as pairs, that of the key first. $VARIABLE is filled in."""
+    pairs = [("Authorization", f"Bearer {key}")] if key else []
+    for header in texts:
+        name, colon, value = header.partition(":")
+        if not colon or not name.strip():
+            raise click.UsageError(f"--header takes 'NAME: VALUE'; got {name!r}")
+        filled = os.path.expandvars(value.strip())
+        if not (name + filled).isprintable() or not (name + filled).isascii():
+            raise click.UsageError(f"--header {name.strip()!r}: its value can't stand in a header")
+        pairs.append((name.strip(), filled))
+    return tuple(pairs)
+
+
+def _parse_body(text: str | None) -> dict[str, Any]:
+    """Fields of a JSON object."""
+    try:
+        fields = json.loads(text or "{}")
+    except ValueError as error:
+        raise click.UsageError(f"--body takes a JSON object ({error})") from error
+    if not isinstance(fields, dict):
+        raise click.UsageError(f"--body takes a JSON object; got {text!r}")
+    return fields
+
+
+def _hide_headers() -> None:
+    """A header may hold a key, and the command line goes into the run."""
+    for index, word in enumerate(sys.argv):
+        if word == "--header" and index + 1 < len(sys.argv):
+            sys.argv[index + 1] = f"{sys.argv[index + 1].partition(':')[0]}: ***"
+        elif word.startswith("--header="):
+            sys.argv[index] = f"{word.partition(':')[0]}: ***"
+
 
 _OPEN_LOOP_S = 30.0
 _OPEN_LOOP_WARMUP = 4
@@ -126,7 +202,7 @@ _OPEN_LOOP_WARMUP = 4
     " [default: runs/DATE-load-...]",
 )
 @click.option("--json", "as_json", is_flag=True, help="What came of it, as JSON.")
-def command(**given: Any) -> int:  # noqa: ANN401  click passes what it parsed
+def command(**options: Any) -> int:  # noqa: ANN401  click passes what it parsed
     """Send requests to an inference server and say how it served them.
 
     URL is the base of any server that speaks OpenAI's protocol: vLLM, SGLang, transformers serve.
@@ -142,19 +218,19 @@ def command(**given: Any) -> int:  # noqa: ANN401  click passes what it parsed
 
     from ergmeter.load import level, preflight
 
-    asking, prompts, why_no_energy = _what(given)
-    paces = _paces(given)
-    extents = [_extent(given, pace) for pace in paces]
-    slo = options.slo(given["slo"])
-    max_error_frac = options.share("--max-error-rate", given["max_error_rate"])
-    options.hide_headers()
+    asking, prompts, why_no_energy = _what(options)
+    paces = _paces(options)
+    extents = [_extent(options, pace) for pace in paces]
+    slo = _parse_slo(options["slo"])
+    max_error_frac = _parse_share("--max-error-rate", options["max_error_rate"])
+    _hide_headers()
     asking, prompts = asyncio.run(
-        preflight.prepare(asking, prompts, prompt_tokens=given["prompt_tokens"])
+        preflight.prepare(asking, prompts, prompt_tokens=options["prompt_tokens"])
     )
     done: list[tuple[LevelPlan, LevelOutcome]] = []
     with level.Interruption() as interruption:
         for pace, extent in zip(paces, extents, strict=True):
-            warmup = given["warmup"]
+            warmup = options["warmup"]
             plan = level.LevelPlan(
                 asking,
                 prompts,
@@ -165,56 +241,56 @@ def command(**given: Any) -> int:  # noqa: ANN401  click passes what it parsed
                 why_no_energy=why_no_energy,
             )
             name = f"load-{_short(pace)}"
-            out = _out(given["out"], pace, is_only=len(paces) == 1)
-            with _progress(plan, quiet=given["as_json"]) as tell:
+            out = _out(options["out"], pace, is_only=len(paces) == 1)
+            with _progress(plan, quiet=options["as_json"]) as tell:
                 outcome = level.run(plan, out=out, name=name, tell=tell, interruption=interruption)
             done.append((plan, outcome))
             if outcome.is_interrupted:
                 break
-        code = _show(done, max_error_frac=max_error_frac, as_json=given["as_json"])
+        code = _show(done, max_error_frac=max_error_frac, as_json=options["as_json"])
     return 128 + interruption.signal if interruption.signal else code  # as a shell gives it
 
 
-def _what(given: dict[str, Any]) -> tuple[Asking, MadeUp | FromFile, str]:
+def _what(options: dict[str, Any]) -> tuple[Asking, MadeUp | FromFile, str]:
     """Who is asked what; and why this machine's devices are not the server's, if they are not."""
     from ergmeter.load.client import RequestTarget, address, why_remote
     from ergmeter.load.preflight import Asking
     from ergmeter.load.prompts import MadeUp, read_prompts
 
-    endpoint: Endpoint = given["endpoint"]
-    where = address(given["url"], endpoint)
-    headers = options.headers(given["headers"], os.environ.get(given["api_key_env"], ""))
-    target = RequestTarget(where, headers, given["timeout_s"])
-    asking = Asking(target, endpoint, given["model"], options.body(given["body"]), {})
-    tokens = given["output_tokens"]
-    if given["prompts_file"] is not None:
-        prompts: MadeUp | FromFile = read_prompts(given["prompts_file"], output_tokens=tokens)
+    endpoint: Endpoint = options["endpoint"]
+    where = address(options["url"], endpoint)
+    headers = _parse_headers(options["headers"], os.environ.get(options["api_key_env"], ""))
+    target = RequestTarget(where, headers, options["timeout_s"])
+    asking = Asking(target, endpoint, options["model"], _parse_body(options["body"]), {})
+    tokens = options["output_tokens"]
+    if options["prompts_file"] is not None:
+        prompts: MadeUp | FromFile = read_prompts(options["prompts_file"], output_tokens=tokens)
     else:
-        prompts = MadeUp(given["prompt_tokens"], tokens, given["seed"])
-    why = "--no-energy was given" if given["no_energy"] else why_remote(where.host)
+        prompts = MadeUp(options["prompt_tokens"], tokens, options["seed"])
+    why = "--no-energy was given" if options["no_energy"] else why_remote(where.host)
     return asking, prompts, why
 
 
-def _paces(given: dict[str, Any]) -> list[Closed | Open]:
+def _paces(options: dict[str, Any]) -> list[Closed | Open]:
     from ergmeter.load.pacing import Closed, Open
 
-    if given["rate"] is not None and given["concurrency"] is not None:
+    if options["rate"] is not None and options["concurrency"] is not None:
         raise click.UsageError("--rate is an open loop, --concurrency a closed one: give one")
-    if given["rate"] is not None:
-        rates = options.numbers("--rate", given["rate"], float)
-        return [Open(rate, given["seed"]) for rate in rates]
+    if options["rate"] is not None:
+        rates = _parse_numbers("--rate", options["rate"], float)
+        return [Open(rate, options["seed"]) for rate in rates]
     return [
-        Closed(int(n)) for n in options.numbers("--concurrency", given["concurrency"] or "1", int)
+        Closed(int(n)) for n in _parse_numbers("--concurrency", options["concurrency"] or "1", int)
     ]
 
 
-def _extent(given: dict[str, Any], pace: Closed | Open) -> LevelLength:
+def _extent(options: dict[str, Any], pace: Closed | Open) -> LevelLength:
     from ergmeter.load.pacing import Closed, LevelLength
 
-    if given["requests_"] is not None and given["duration_s"] is not None:
+    if options["requests_"] is not None and options["duration_s"] is not None:
         raise click.UsageError("--requests and --duration both say when to end: give one")
-    if given["requests_"] is not None or given["duration_s"] is not None:
-        return LevelLength(given["requests_"], given["duration_s"])
+    if options["requests_"] is not None or options["duration_s"] is not None:
+        return LevelLength(options["requests_"], options["duration_s"])
     if isinstance(pace, Closed):
         return LevelLength(requests=max(20, 10 * pace.concurrency))
     return LevelLength(duration_s=_OPEN_LOOP_S)
@@ -232,17 +308,17 @@ def _short(pace: Closed | Open) -> str:
     return f"c{pace.concurrency}" if isinstance(pace, Closed) else f"r{pace.rate_per_s:g}"
 
 
-def _out(given: Path | None, pace: Closed | Open, *, is_only: bool) -> Path:
+def _out(path: Path | None, pace: Closed | Open, *, is_only: bool) -> Path:
     from ergmeter.runlog.identity import new_run_path
 
-    if given is None:
+    if path is None:
         return new_run_path(f"load-{_short(pace)}")
-    return given if is_only else given / _short(pace)
+    return path if is_only else path / _short(pace)
 
 
 @contextmanager
 def _progress(plan: LevelPlan, *, quiet: bool) -> Iterator[Callable[[LevelOutcome], None]]:
-    """A bar on standard error, for somebody who looks on."""
+    """A progress bar on standard error."""
     if quiet or not sys.stderr.isatty():
         yield lambda _outcome: None
         return

@@ -99,8 +99,8 @@ def _tokenizer(config: SftConfig) -> Any:  # noqa: ANN401  of transformers
 def _rendered(data: Prepared) -> str:
     """The samples, with what bears loss between marks that no template has."""
     texts = (
-        "".join(f"⟦{text}⟧" if bears_loss else text for text, bears_loss in one.parts)
-        for one in data.samples
+        "".join(f"⟦{text}⟧" if bears_loss else text for text, bears_loss in sample.parts)
+        for sample in data.samples
     )
     return "what is between ⟦ and ⟧ bears loss\n" + "".join(
         f"\n--- example {number}\n{text}\n" for number, text in enumerate(texts, 1)
@@ -118,7 +118,7 @@ def _document(
         "packing": config.data.packing,
         "batch_size": config.train.batch_size,
         "documents": data.documents,
-        **{name: asdict(found) for name, found in parts.items()},
+        **{name: asdict(part) for name, part in parts.items()},
         "notes": list(data.notes),
         "sample": str(sample),
     }
@@ -131,13 +131,13 @@ def _lines(config: SftConfig, data: Prepared, parts: dict[str, EpochTokens]) -> 
         f" up to {data.seq_len} tokens a row, {config.train.batch_size} rows a batch",
         f"{data.documents:,} documents were read to train on",
     ]
-    for name, found in parts.items():
+    for name, part in parts.items():
         lines += [
-            f"{name}: {found.rows:,} rows of {found.shortest} to {found.longest} tokens"
-            f" (median {found.median:g})",
-            f"  {found.real:>12,} real tokens",
-            f"  {found.computed:>12,} computed, padding included"
-            f" ({100 * found.real / found.computed:.1f} % real)",
-            f"  {found.loss:>12,} bear loss",
+            f"{name}: {part.rows:,} rows of {part.shortest} to {part.longest} tokens"
+            f" (median {part.median:g})",
+            f"  {part.real:>12,} real tokens",
+            f"  {part.computed:>12,} computed, padding included"
+            f" ({100 * part.real / part.computed:.1f} % real)",
+            f"  {part.loss:>12,} bear loss",
         ]
     return [*lines, *data.notes]

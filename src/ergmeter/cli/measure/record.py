@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.options.alerts import with_alerts
-from ergmeter.cli.options.pages import check_folder
-from ergmeter.cli.options.window import with_settings, with_sinks
-from ergmeter.cli.options.work import with_model
+from ergmeter.cli.alert_options import with_alerts
+from ergmeter.cli.run_options import check_folder, with_settings, with_sinks
+from ergmeter.cli.work_options import with_model
 
 if TYPE_CHECKING:
     from ergmeter.records import Flops
@@ -142,7 +141,7 @@ def _check_place(out: Path | None) -> None:
 def _show(run: Path) -> None:
     from rich.console import Console
 
-    from ergmeter.cli.options.run import show_run
+    from ergmeter.cli.run_options import show_run
     from ergmeter.errors import ErgmeterError
     from ergmeter.runlog.reader import Run
 

@@ -90,8 +90,8 @@ def command(
     """
     from ergmeter.workloads.sft.config.config import load
 
-    given = _changes(changes)
-    configs = [load(path, changes=given) for path in (config_path, *interleave)]
+    settings = _changes(changes)
+    configs = [load(path, changes=settings) for path in (config_path, *interleave)]
     if repeats > 1 or interleave:
         if as_json or report:
             raise click.UsageError("--json and --report are of one training; see erg compare")
@@ -106,16 +106,16 @@ def _changes(pairs: Sequence[str]) -> dict[str, object]:
 
     from ergmeter.errors import UsageError
 
-    found: dict[str, object] = {}
+    settings: dict[str, object] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise UsageError(f"--set takes KEY=VALUE, as in train.max_steps=50; got {pair!r}")
         try:
-            found[key.strip()] = yaml.safe_load(value)
+            settings[key.strip()] = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise UsageError(f"--set {pair}: {value!r} is no YAML value") from error
-    return found
+    return settings
 
 
 def _once(
@@ -195,7 +195,7 @@ def _lines(what: str) -> Callable[[TrainingProgress], None]:
 
 def _show(outcome: TrainingOutcome, *, report: bool, as_json: bool) -> None:
     if as_json:
-        said = {
+        document = {
             "status": outcome.status,
             "saved": str(outcome.output_dir) if outcome.saved else None,
             "run": str(outcome.run) if outcome.run else None,
@@ -203,13 +203,13 @@ def _show(outcome: TrainingOutcome, *, report: bool, as_json: bool) -> None:
             "problem": outcome.problem or None,
             "row": outcome.row,
         }
-        click.echo(json.dumps(said, indent=1, allow_nan=False))
+        click.echo(json.dumps(document, indent=1, allow_nan=False))
         return
     if report and outcome.run is not None:
         _card(outcome.run)
     why = f" ({outcome.problem})" if outcome.problem else ""
-    kept = f"saved in {outcome.output_dir}" if outcome.saved else "nothing is saved"
-    click.echo(f"[train] {outcome.status}{why}; {kept}")
+    saved = f"saved in {outcome.output_dir}" if outcome.saved else "nothing is saved"
+    click.echo(f"[train] {outcome.status}{why}; {saved}")
     _tell_of_row(outcome)
 
 
@@ -240,19 +240,19 @@ def _tell_of_row(outcome: TrainingOutcome) -> None:
 
 
 def _figures(row: dict[str, object]) -> str:
-    """The original's line; what is not there says so."""
-    shown = {
+    """The original's line of metrics; absent ones are marked."""
+    names = {
         "tokens_processed": "{:.0f} tokens",
         "tok_per_s": "{:.1f} tok/s",
         "energy_J": "{:.1f} J",
         "J_per_token": "{:.4g} J/token",
     }
-    said = []
-    for name, form in shown.items():
+    parts = []
+    for name, form in names.items():
         value = row.get(name)
         is_there = isinstance(value, int | float)
-        said.append(form.format(value) if is_there else f"no {name}")
-    return ", ".join(said) + (f" ({row['notes']})" if None in map(row.get, shown) else "")
+        parts.append(form.format(value) if is_there else f"no {name}")
+    return ", ".join(parts) + (f" ({row['notes']})" if None in map(row.get, names) else "")
 
 
 def _code(outcome: TrainingOutcome) -> int:

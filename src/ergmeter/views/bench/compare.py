@@ -11,8 +11,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ergmeter.bench.gate.comparing import TOGETHER, amount
-from ergmeter.bench.gate.conditions import conditions
+from ergmeter.bench.comparing import TOGETHER, amount
+from ergmeter.bench.pairing import conditions
 from ergmeter.units import scaled, significant
 from ergmeter.views import documents
 from ergmeter.views.analyze.markdown import escaped
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from ergmeter.bench.gate.comparing import BenchComparison, CellChange, Compared
-    from ergmeter.bench.gate.gate import Gate, Judgement, State
+    from ergmeter.bench.comparing import BenchComparison, CellChange, Compared
+    from ergmeter.bench.gate import Gate, Judgement, State
 
 _MOST = 200
 _SIGNS: dict[State, tuple[str, str]] = {

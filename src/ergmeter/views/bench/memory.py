@@ -14,7 +14,7 @@ from ergmeter.views.bench.report import markdown_row
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ergmeter.bench.results.memory_table import MemoryTable
+    from ergmeter.bench.memory import MemoryTable
 
 _HEADS = ("cell", "by", "of", "bytes", "", "")
 _NOTES = (

@@ -10,23 +10,24 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ergmeter.bench.overview import varying
 from ergmeter.bench.plan import erg_train
 from ergmeter.bench.plan.cells import BRACE
-from ergmeter.bench.results.listing import varying
 from ergmeter.units import duration
 from ergmeter.workloads.sft.config.sections import Metrics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ergmeter.bench.plan.cells import BenchPlan, Cell
-    from ergmeter.bench.plan.durations import Estimate
+    from ergmeter.bench.plan.cells import BenchPlan, Cell, DurationEstimate
 
 _SHOWN = 20
 _MINUTE_S, _HOUR_S = 60, 3600
 
 
-def plan_view(plan: BenchPlan, estimate: Estimate, *, every: bool = False) -> RenderableType:
+def plan_view(
+    plan: BenchPlan, estimate: DurationEstimate, *, every: bool = False
+) -> RenderableType:
     """The plan. `every`: each cell with all its settings and its whole command, however many."""
     parts: list[RenderableType] = [_by_scenario(plan), Text()]
     cells = plan.cells if every else plan.cells[:_SHOWN]
@@ -111,7 +112,7 @@ def command_line(cell: Cell) -> str:
     return " ".join([*put, *launcher, *said])
 
 
-def in_words(estimate: Estimate) -> str:
+def in_words(estimate: DurationEstimate) -> str:
     """The time, and what it rests on."""
     known = estimate.measured + estimate.alike + estimate.given
     if not known and not estimate.unknown:
@@ -139,7 +140,7 @@ def _time(seconds: float) -> str:
     return f"{seconds / _HOUR_S:.1f} h"
 
 
-def document(plan: BenchPlan, estimate: Estimate) -> dict[str, Any]:
+def document(plan: BenchPlan, estimate: DurationEstimate) -> dict[str, Any]:
     """The plan as JSON, with the estimate."""
     names = ("total_s", "measured", "alike", "given", "unknown", "skipped")
     return {**plan.to_json(), "estimate": {name: getattr(estimate, name) for name in names}}

@@ -10,8 +10,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ergmeter.bench.plan.cell_names import name
-from ergmeter.bench.results.overview import MEMORY, of_repeats, spread
+from ergmeter.bench.overview import MEMORY, of_repeats, spread
+from ergmeter.bench.plan.cells import configuration_name
 from ergmeter.units import duration, scaled, significant
 from ergmeter.views.analyze.markdown import escaped
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from ergmeter.bench.results.matrix import Configuration
-    from ergmeter.bench.results.overview import Overview
+    from ergmeter.bench.overview import Configuration, Overview
 
 HEADS = (
     *("cell", "status", "tokens/s", "whole run", "/device", "samples/s", "loss", "memory", "time"),
@@ -143,7 +142,7 @@ def _line(rows: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> tuple[str,
     counts = Counter(row["status"] for row in rows)
     status = ", ".join(f"{n} {s}" if len(rows) > 1 else s for s, n in counts.most_common())
     return (
-        name(rows[0], shown) or f"cell {rows[0]['index']}",
+        configuration_name(rows[0], shown) or f"cell {rows[0]['index']}",
         status,
         _mean(ok, "tokens_per_s", star) + _spread(ok),
         _mean(ok, "whole_run_tokens_per_s", star),

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ergmeter.bench.execute.outcome import FINAL
 from ergmeter.bench.execute.state import directory_of
-from ergmeter.bench.results.listing import evidence
+from ergmeter.bench.overview import failure_log
 from ergmeter.units import duration
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from ergmeter.bench.execute.driver import BenchProgress
     from ergmeter.bench.execute.outcome import Status
     from ergmeter.bench.execute.state import CellState
+    from ergmeter.bench.overview import CellListing
     from ergmeter.bench.plan.cells import Cell
-    from ergmeter.bench.results.listing import CellListing
 
 _STYLES = {"ok": "green", "running": "cyan", "pending": "dim", "skipped": "dim"}
 _ORDER: tuple[Status, ...] = (
@@ -107,7 +107,7 @@ def table(
             what.append(f"  {state.reason}", "dim")
         if state.broken:
             what.append(f"  not what it claims: {state.broken}", "red")
-        told = evidence(directory_of(out, cell)) if out else None
+        told = failure_log(directory_of(out, cell)) if out else None
         if told and not state.broken:
             what.append(f"  see {told}", "dim")
         made.add_row(
@@ -137,7 +137,7 @@ def news(
         told[cell.index] = state.status
         took = "" if state.lasted_s is None else f" after {duration(state.lasted_s)}"
         yield f"exp_{cell.index} {state.status}{took} ({label(cell, names)}){_why(state)}"
-        seen = evidence(directory_of(out, cell)) if state.status in _FAILED else None
+        seen = failure_log(directory_of(out, cell)) if state.status in _FAILED else None
         if seen:
             yield f"  see {seen}"
     if progress.rests_s and _REST not in told:

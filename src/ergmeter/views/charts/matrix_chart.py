@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.bench.plan.cell_names import setting
-from ergmeter.bench.results.matrix import FIGURES, LOWER
+from ergmeter.bench.overview import CELL_METRICS, LOWER
+from ergmeter.bench.plan.cells import setting_title
 from ergmeter.views.bench.report import figure_in_words
 from ergmeter.views.html.page import text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ergmeter.bench.results.matrix import Configuration, Matrix
+    from ergmeter.bench.overview import Configuration, Matrix
 
 _LEVELS = 5
 _REASON_CHARACTERS = 160
@@ -33,11 +33,11 @@ def matrix_chart(found: Matrix, figure: str, *, links: Mapping[str, str]) -> str
     ]
     known = [one for one in values if math.isfinite(one)] or [0.0]
     ends = min(known), max(known)
-    corner = ", ".join(setting(name) for name in found.down)
+    corner = ", ".join(setting_title(name) for name in found.down)
     heads = [_head(found, value, figure) for value in found.columns]
     head = "".join(f'<th scope="col">{text(one)}</th>' for one in heads)
     if found.across is not None:
-        corner += f" \\ {setting(found.across)}"
+        corner += f" \\ {setting_title(found.across)}"
     places = found.places
     body = []
     for row in found.rows:
@@ -50,7 +50,7 @@ def matrix_chart(found: Matrix, figure: str, *, links: Mapping[str, str]) -> str
         name = ", ".join("-" if one is None else str(one) for one in row)
         inner = "".join(f"<td>{one}</td>" for one in cells)
         body.append(f'<tr><th scope="row">{text(name)}</th>{inner}</tr>')
-    title = FIGURES[figure]
+    title = CELL_METRICS[figure]
     better = "lower is better" if figure in LOWER else "higher is better"
     return (
         f'<figure id="matrix-{figure}"><h3>{text(title)}</h3>'
@@ -64,7 +64,7 @@ def matrix_chart(found: Matrix, figure: str, *, links: Mapping[str, str]) -> str
 
 def _head(found: Matrix, value: Any, figure: str) -> str:  # noqa: ANN401  whatever a setting is
     if found.across is None:
-        return FIGURES[figure]
+        return CELL_METRICS[figure]
     return "-" if value is None else str(value)
 
 

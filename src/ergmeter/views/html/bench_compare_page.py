@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ergmeter.bench.gate.cell_verdicts import WORDS, cell_verdicts
-from ergmeter.bench.gate.comparing import TOGETHER
-from ergmeter.bench.gate.padding_check import tells_both
+from ergmeter.bench.comparing import TOGETHER, tells_both
+from ergmeter.bench.gate import WORDS, cell_verdicts
 from ergmeter.version import __version__
 from ergmeter.views.bench.compare import (
     change_in_words,
@@ -27,10 +26,8 @@ from ergmeter.views.charts.interval_chart import Axis, Dot, interval_chart
 from ergmeter.views.html.page import figure, header, listed, page, section, table, text
 
 if TYPE_CHECKING:
-    from ergmeter.bench.gate.cell_verdicts import CellVerdict, Word
-    from ergmeter.bench.gate.comparing import BenchComparison
-    from ergmeter.bench.gate.gate import Gate, Judgement, State
-    from ergmeter.bench.gate.rules import GateRule
+    from ergmeter.bench.comparing import BenchComparison, GateRule
+    from ergmeter.bench.gate import CellVerdict, Gate, Judgement, State, Word
     from ergmeter.views.charts.interval_chart import Kind
 
 _MOST = 60  # rows of a chart; the table below it has all

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from ergmeter.bench.results.matrix import FIGURES, matrix, report_of
-from ergmeter.bench.results.overview import MEMORY
+from ergmeter.bench.overview import CELL_METRICS, MEMORY, matrix, report_of
 from ergmeter.version import __version__
 from ergmeter.views.bench.report import HEADS, lines, more_in_words, notes, totals
 from ergmeter.views.charts.matrix_chart import matrix_chart
@@ -22,8 +21,7 @@ from ergmeter.views.html.page import header, listed, page, section, td, text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ergmeter.bench.results.matrix import Matrix
-    from ergmeter.bench.results.overview import Overview
+    from ergmeter.bench.overview import Matrix, Overview
 
 # What is looked at first; the others are folded.
 _OPEN = ("tokens_per_s", "joules_per_token")
@@ -91,12 +89,14 @@ def _matrices(found: Overview, shown: Matrix, links: Mapping[str, str]) -> str:
     open_ = (*_OPEN, *memory[:1])
     first = [name for name in shown.figures if name in open_] or [shown.figures[0]]
     folded = "".join(
-        f"<details><summary>{text(FIGURES[name])}</summary>{one}</details>"
+        f"<details><summary>{text(CELL_METRICS[name])}</summary>{one}</details>"
         for name, one in maps.items()
         if name not in first
     )
     absent = [
-        title for name, title in FIGURES.items() if name not in shown.figures and name not in MEMORY
+        title
+        for name, title in CELL_METRICS.items()
+        if name not in shown.figures and name not in MEMORY
     ]
     absent += [] if memory else ["memory"]
     none = f'<p class="absent">No {which} tells: {text(", ".join(absent))}.</p>' if absent else ""

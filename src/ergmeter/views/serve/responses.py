@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ergmeter.bench.plan.cell_names import repeats_of
-from ergmeter.bench.results import results
-from ergmeter.bench.results.matrix import FIGURES, LOWER, Configuration, configuration
-from ergmeter.bench.results.overview import overview
-from ergmeter.bench.results.schema import ARGUMENTS
+from ergmeter.bench import results
+from ergmeter.bench.overview import CELL_METRICS, LOWER, Configuration, configuration, overview
+from ergmeter.bench.plan.cells import repeats_of
+from ergmeter.bench.tables import ARGUMENTS
 from ergmeter.compare import comparison
 from ergmeter.compare.entry import EVAL_LOSS
 from ergmeter.compare.ledgers import read_ledger
@@ -80,7 +79,7 @@ def matrix(found: pa.Table) -> dict[str, Any]:
         groups[repeats_of(row)].append(row)
     figures = {
         name: {"title": title, "is_lower_better": name in LOWER}
-        for name, title in FIGURES.items()
+        for name, title in CELL_METRICS.items()
         if any(row[name] is not None for row in rows)
     }
     cells = [_group(configuration(group, axes), tuple(figures)) for group in groups.values()]

@@ -1,1 +1,0 @@
-"""Compares two benches cell by cell and judges them by rules."""

@@ -1,0 +1,488 @@
+"""Summarises a bench for a page: an overview, a matrix of configurations, a list of cells.
+
+Rows are folded one at a time. Only the first `most` configurations are stored; the others are
+counted. A configuration has its metrics or the reason for their absence, never a zero, and
+configurations are not averaged with each other.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.bench.execute.outcome import FINAL
+from ergmeter.bench.pairing import impossible_in
+from ergmeter.bench.plan.cells import COMMON, UNNAMED, naming_settings, repeats_of
+from ergmeter.stats.ratio import mean
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from ergmeter.bench.execute.outcome import Status
+    from ergmeter.bench.execute.state import CellState
+    from ergmeter.bench.plan.cells import Cell, Value
+
+
+def cell_document(cell: Cell, state: CellState, path: Path) -> dict[str, Any]:
+    """One cell, for programs: what it is, how it is with it, and where."""
+    return {
+        "cell": cell.index,
+        "id": cell.id,
+        "scenario": cell.scenario,
+        "repeat": cell.repeat,
+        "num_gpus": cell.num_gpus,
+        "nodes": cell.nodes,
+        "settings": dict(cell.settings),
+        "status": state.status,
+        "reason": state.reason,
+        "attempts": len(state.attempts),
+        "claims_broken": state.broken,
+        # Of a cell that is to run again, what went before is not its time.
+        "duration_s": state.lasted_s if state.is_final else None,
+        "path": str(path),
+    }
+
+
+class Varying:
+    """Which settings are not the same in all cells, in the order they come in."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, Value] = {}
+        self._differ: set[str] = set()
+        self._there: Counter[str] = Counter()
+        self._number = 0
+
+    def add(self, cell: Cell) -> None:
+        """Add a cell."""
+        self._number += 1
+        for name, value in cell.settings.items():
+            self._there[name] += 1
+            if self._first.setdefault(name, value) != value:
+                self._differ.add(name)
+
+    @property
+    def names(self) -> list[str]:
+        """Those that differ, or that only some cells have."""
+        return [
+            name for name in self._first if name in self._differ or self._there[name] < self._number
+        ]
+
+
+def varying(cells: Iterable[Cell]) -> list[str]:
+    """The settings that vary among these cells."""
+    settings = Varying()
+    for cell in cells:
+        settings.add(cell)
+    return settings.names
+
+
+def failure_log(directory: Path) -> Path | None:
+    """What to read of a cell that failed: the first file of these that has something in it."""
+    names = ("stderr", "stderr.node0", "stdout", "stdout.node0", "runner.log")
+    paths = [directory / name for name in names]
+    return next((path for path in paths if path.is_file() and path.stat().st_size), None)
+
+
+class CellListing:
+    """The first cells, of those with these statuses if any are named, and counts of all."""
+
+    def __init__(self, *, most: int | None, statuses: Collection[str] = ()) -> None:
+        self._most = most
+        self._statuses = statuses
+        self._varying = Varying()
+        self._took_s: list[float] = [0.0, 0.0]  # the sum, and of how many
+        self.rows: list[tuple[Cell, CellState]] = []
+        self.more: Counter[Status] = Counter()
+        self.counts: Counter[Status] = Counter()
+        self.broken = 0
+
+    def add(self, cell: Cell, state: CellState) -> None:
+        """Add a cell."""
+        self._varying.add(cell)
+        self.counts[state.status] += 1
+        self.broken += bool(state.broken)
+        if state.is_final and state.lasted_s is not None:
+            self._took_s[0] += state.lasted_s
+            self._took_s[1] += 1
+        if self._statuses and state.status not in self._statuses:
+            return
+        if self._most is None or len(self.rows) < self._most:
+            self.rows.append((cell, state))
+        else:
+            self.more[state.status] += 1
+
+    @property
+    def names(self) -> list[str]:
+        """The settings that vary."""
+        return self._varying.names
+
+    @property
+    def eta_s(self) -> float | None:
+        """How long the rest may take one after the other; None before the first has ended, and
+        where nothing runs."""
+        left = sum(number for status, number in self.counts.items() if status not in FINAL)
+        total_s, number = self._took_s
+        return total_s / number * left if number and self.counts["running"] else None
+
+
+# What a report shows, by its columns: the figure is there if one of them is.
+_NEEDED_METRICS = {
+    "tokens/s": ("tokens_per_s",),
+    "/device": ("tokens_per_s_per_device",),
+    "samples/s": ("samples_per_s",),
+    "loss": ("loss",),
+    "memory": (
+        *("memory_process_peak_bytes", "memory_hf_peak_bytes", "memory_allocator_peak_bytes"),
+        *("memory_nvidia_peak_bytes", "memory_nvidia_mean_bytes"),
+    ),
+    "time": ("runtime_s",),
+}
+_NUMBERS = re.compile(r"[\d.]+")
+_MOST = 8  # cells that are named
+
+
+class Absences:
+    """Metrics that cells which ended well lack, collected a row at a time."""
+
+    def __init__(self) -> None:
+        self._cells = 0
+        self._missing: dict[tuple[tuple[str, ...], str], tuple[str, list[int]]] = {}
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """One more cell. Of one that failed, its failure is the reason."""
+        if row["status"] != "ok":
+            return
+        self._cells += 1
+        reasons = json.loads(row["missing"] or "{}")
+        lacking: dict[str, list[str]] = {}
+        for name, columns in _NEEDED_METRICS.items():
+            if all(row[column] is None for column in columns):
+                why = reasons.get(columns[0]) or "nothing told it"
+                lacking.setdefault(why, []).append(name)
+        for why, names in lacking.items():
+            key = tuple(names), _NUMBERS.sub("#", why)
+            self._missing.setdefault(key, (why, []))[1].append(row["index"])
+
+    @property
+    def lines(self) -> list[str]:
+        """One for each kind of lack."""
+        return [
+            f"no {', '.join(names)} in {self._named(cells)}: {why}"
+            for (names, _), (why, cells) in self._missing.items()
+        ]
+
+    def _named(self, cells: list[int]) -> str:
+        if len(cells) == self._cells > 1:
+            return f"all {len(cells)} cells that are ok"
+        names = ", ".join(str(cell) for cell in cells[:_MOST])
+        more = f" and {len(cells) - _MOST} more" if len(cells) > _MOST else ""
+        return f"cell{'s' * (len(cells) > 1)} {names}{more}"
+
+
+MEMORY = {
+    "memory_hf_peak_bytes": "hf",
+    "memory_allocator_peak_bytes": "torch",
+    "memory_nvidia_peak_bytes": "nvidia",
+    "memory_nvidia_mean_bytes": "nvidia mean",
+    "memory_process_peak_bytes": "host",
+}
+_COLUMNS = (
+    *("index", "group", "status", "reason", "claims_broken", "tokens_counted", "rates_from"),
+    *("tokens_per_s", "tokens_per_s_per_device", "samples_per_s", "loss", "runtime_s", "settings"),
+    *("joules_per_token", "mfu_frac", "whole_run_tokens_per_s", "whole_run_mfu_frac"),
+    *("whole_run_joules_per_token", "path", "missing", "impossible"),
+    *COMMON,
+    *MEMORY,
+)
+_FEWEST = 3  # repeats that an interval is told of
+_WELL = ("ok", "pending", "running", "skipped")
+
+
+class Overview:
+    """All cells in counts, and the first configurations with the rows of their repeats."""
+
+    def __init__(self, *, most: int | None = None) -> None:
+        self._most = most
+        self._others: set[object] = set()
+        self._first: dict[str, Any] = {}
+        self._differ: set[str] = set()
+        self.cells = 0
+        self.statuses: Counter[str] = Counter()
+        self.groups: dict[object, list[Mapping[str, Any]]] = {}
+        self.troubles: list[str] = []
+        self.more_troubles = 0
+        self.tokens_counted: set[str] = set()
+        self.rates_from: set[str] = set()
+        self.memory: set[str] = set()
+        self.absences = Absences()
+
+    def add(self, batch: pa.Table) -> None:
+        """Add a batch of rows."""
+        for row in batch.select(_COLUMNS).to_pylist():
+            self._add(row)
+
+    @property
+    def more(self) -> int:
+        """Number of configurations whose rows are not stored."""
+        return len(self._others)
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether a configuration ran more than once."""
+        return any(len(rows) > 1 for rows in self.groups.values())
+
+    @property
+    def shown(self) -> list[str]:
+        """The settings that name a configuration."""
+        firsts = [rows[0] for rows in self.groups.values()]
+        return naming_settings(self._differ, firsts) or ["scenario"]
+
+    def _add(self, row: Mapping[str, Any]) -> None:
+        self.cells += 1
+        self.statuses[row["status"]] += 1
+        row = {**json.loads(row["settings"] or "{}"), **row}
+        for name in row.keys() - set(_COLUMNS) - set(UNNAMED) | set(COMMON):
+            if self._first.setdefault(name, row[name]) != row[name]:
+                self._differ.add(name)
+        self.tokens_counted |= {row["tokens_counted"]} - {None}
+        self.rates_from |= {row["rates_from"]} - {None}
+        kind = next((title for column, title in MEMORY.items() if row[column] is not None), None)
+        self.memory |= {kind} if kind else set()
+        self.absences.add(row)
+        self._keep(row)
+        for line in _troubles(row):
+            if self._most is None or len(self.troubles) < self._most:
+                self.troubles.append(line)
+            else:
+                self.more_troubles += 1
+
+    def _keep(self, row: Mapping[str, Any]) -> None:
+        key = repeats_of(row)
+        if key in self.groups:
+            self.groups[key].append(row)
+        elif self._most is None or len(self.groups) < self._most:
+            self.groups[key] = [row]
+        else:
+            self._others.add(key)
+
+
+def overview(table: pa.Table) -> Overview:
+    """Of a whole table."""
+    made = Overview()
+    made.add(table)
+    return made
+
+
+def of_repeats(rows: Iterable[Mapping[str, Any]], column: str) -> float | None:
+    """A figure of a configuration: the mean of its repeats, of memory the highest; None if none.
+
+    The mean is that of the comparison, the geometric one, where there is one.
+    """
+    values: list[float] = [row[column] for row in rows if row[column] is not None]
+    if not values:
+        return None
+    if column.startswith("memory_"):
+        return max(values)
+    if len(values) == 1 or not _has_ratios(values):
+        return sum(values) / len(values)
+    return mean(values).value
+
+
+@dataclass(frozen=True, slots=True)
+class MeanSpread:
+    """Where a configuration's mean lies: the comparison's interval of it, or all that was seen."""
+
+    low: float
+    high: float
+    is_interval: bool
+
+
+def spread(rows: Iterable[Mapping[str, Any]], column: str) -> MeanSpread | None:
+    """Of three repeats or more the interval of 95 %, of two both; of one there is none.
+
+    An interval of two is 13 standard errors to each side, and tells less than the two.
+    """
+    values: list[float] = [row[column] for row in rows if row[column] is not None]
+    if len(values) < 2:
+        return None
+    if len(values) < _FEWEST or not _has_ratios(values):
+        return MeanSpread(min(values), max(values), is_interval=False)
+    average = mean(values)
+    assert average.low is not None
+    assert average.high is not None
+    return MeanSpread(average.low, average.high, is_interval=True)
+
+
+def _has_ratios(values: Sequence[float]) -> bool:
+    return all(math.isfinite(value) and value > 0 for value in values)
+
+
+def _troubles(row: Mapping[str, Any]) -> list[str]:
+    """Failures and unmet expectations, with the number of the cell's directory."""
+    troubles = []
+    if row["status"] not in _WELL:
+        troubles.append(
+            f"cell {row['index']}: {row['status']}: {row['reason'] or 'no reason known'}"
+        )
+    if row["claims_broken"]:
+        troubles.append(f"cell {row['index']} is not what it says: {row['claims_broken']}")
+    return troubles
+
+
+CELL_METRICS = {
+    "tokens_per_s": "tokens/s",
+    "tokens_per_s_per_device": "tokens/s per device",
+    "samples_per_s": "samples/s",
+    "joules_per_token": "J/token",
+    "mfu_frac": "MFU",
+    "whole_run_tokens_per_s": "tokens/s, whole run",
+    "whole_run_mfu_frac": "MFU, whole run",
+    "whole_run_joules_per_token": "J/token, whole run",
+    "memory_hf_peak_bytes": "memory in tensors, peak (hf)",
+    "memory_allocator_peak_bytes": "memory in tensors, peak (torch)",
+    "memory_nvidia_peak_bytes": "device memory, peak",
+    "memory_nvidia_mean_bytes": "device memory, peak, mean of the devices",
+    "memory_process_peak_bytes": "host memory, peak",
+    "runtime_s": "time",
+    "loss": "loss",
+}
+LOWER = ("joules_per_token", "whole_run_joules_per_token", *MEMORY, "runtime_s", "loss")
+# What is read best from left to right: the sizes that a bench is made to scale.
+_ACROSS = (
+    *("num_gpus", "nodes", "per_device_train_batch_size", "effective_batch_size"),
+    *("max_seq_length", "gradient_accumulation_steps"),
+)
+_MOST_ACROSS = 8
+_LONGEST = 16  # characters of a value in a head
+_WAITING = ("pending", "running", "skipped")
+_REPORTS = ("report.html", "run/report.html")
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One configuration: its settings, how its repeats ended, their mean figures."""
+
+    settings: Mapping[str, Any]
+    status: str
+    is_ok: bool  # whether a repeat came to its end
+    is_waiting: bool
+    reason: str
+    figures: Mapping[str, float]  # one may be nan, as a loss that diverged is
+    runs: Mapping[str, int]  # how many values each figure is of
+    is_padded: bool  # whether its tokens count padding
+    paths: tuple[str, ...]  # of its cells
+    impossible: Mapping[str, str] = field(default_factory=dict)  # by figure, why it can't be right
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Configurations by the settings that vary: `down` names the rows, `across` the columns."""
+
+    down: tuple[str, ...]
+    across: str | None
+    configurations: tuple[Configuration, ...]
+    figures: tuple[str, ...]
+
+    @property
+    def rows(self) -> list[tuple[Any, ...]]:
+        """The values that name the rows, in order."""
+        named = {
+            tuple(configuration.settings[name] for name in self.down)
+            for configuration in self.configurations
+        }
+        return sorted(named, key=lambda row: [_rank(value) for value in row])
+
+    @property
+    def columns(self) -> list[Any]:
+        """The values that run across, in order; one that is None where nothing does."""
+        if self.across is None:
+            return [None]
+        return sorted(
+            {configuration.settings[self.across] for configuration in self.configurations},
+            key=_rank,
+        )
+
+    @property
+    def places(self) -> dict[tuple[tuple[Any, ...], Any], list[Configuration]]:
+        """Configurations by the values of their row and of their column."""
+        grid: dict[tuple[tuple[Any, ...], Any], list[Configuration]] = defaultdict(list)
+        for configuration in self.configurations:
+            row = tuple(configuration.settings[name] for name in self.down)
+            grid[row, configuration.settings[self.across] if self.across else None].append(
+                configuration
+            )
+        return dict(grid)
+
+
+def matrix(bench_overview: Overview) -> Matrix:
+    """The matrix of the configurations that an overview stores."""
+    names = bench_overview.shown
+    groups = [configuration(rows, names) for rows in bench_overview.groups.values()]
+    across = _across(groups, names)
+    figures = tuple(name for name in CELL_METRICS if any(name in group.figures for group in groups))
+    down = tuple(name for name in names if name != across)
+    return Matrix(down, across, tuple(groups), figures)
+
+
+def configuration(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> Configuration:
+    """The repeats of one configuration, by the settings of these names."""
+    ok = [row for row in rows if row["status"] == "ok"]
+    counts = Counter(str(row["status"]) for row in rows)
+    status = (
+        "ok"
+        if len(ok) == len(rows)
+        else ", ".join(f"{n} {s}" if len(rows) > 1 else s for s, n in counts.most_common())
+    )
+    reasons = [str(row["reason"]) for row in rows if row["status"] != "ok" and row["reason"]]
+    means = {name: of_repeats(ok, name) for name in CELL_METRICS}
+    return Configuration(
+        settings={name: _plain(rows[0].get(name)) for name in names},
+        status=status,
+        is_ok=bool(ok),
+        is_waiting=not ok and counts.keys() <= set(_WAITING),
+        reason=reasons[0] if reasons else "",
+        figures={name: mean for name, mean in means.items() if mean is not None},
+        runs={name: sum(row[name] is not None for row in ok) for name in CELL_METRICS},
+        is_padded=any(row["tokens_counted"] == "computed" for row in ok),
+        paths=tuple(str(row["path"]) for row in rows if row["path"]),
+        impossible=impossible_in(ok),
+    )
+
+
+def report_of(path: str) -> Path | None:
+    """The page that was made of a cell's run, if it lies in the cell's directory."""
+    return next((report for name in _REPORTS if (report := Path(path) / name).is_file()), None)
+
+
+def _across(groups: Sequence[Configuration], names: Sequence[str]) -> str | None:
+    """The setting that runs across: few short values, a size before anything else."""
+    if len(names) < 2:
+        return None
+    fit = [name for name in names if _is_short({group.settings[name] for group in groups})]
+    return next((name for name in _ACROSS if name in fit), fit[-1] if fit else None)
+
+
+def _is_short(values: set[Any]) -> bool:
+    return 1 < len(values) <= _MOST_ACROSS and all(len(str(value)) <= _LONGEST for value in values)
+
+
+def _plain(value: object) -> object:
+    """A setting that can name a row: a list in the words of its file."""
+    return json.dumps(value) if isinstance(value, list | dict) else value
+
+
+def _rank(value: object) -> tuple[int, float, str]:
+    """Sort key: numbers by size, then words, then absent values."""
+    if value is None:
+        return 2, 0.0, ""
+    try:
+        return 0, float(str(value)), ""
+    except ValueError:
+        return 1, 0.0, str(value)

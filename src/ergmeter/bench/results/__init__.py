@@ -1,1 +1,0 @@
-"""Rows of results: schema, files, memory, overview."""

@@ -1,0 +1,285 @@
+"""The columns of a table of results, and its files: Parquet or CSV, read back without loss.
+
+Every table has all columns in this order, whether they vary or not, so that two files line up.
+Other settings are in `settings`, and what else a program printed is in `raw`. Rows are read and
+written in batches; a file is replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ergmeter.errors import FormatError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+    from types import TracebackType
+
+VERSION = 1
+
+IDENTITY = {
+    "index": pa.int64(),
+    "id": pa.string(),
+    "group": pa.string(),
+    "scenario": pa.string(),
+    "repeat": pa.int64(),
+    "num_gpus": pa.int64(),
+    "nodes": pa.int64(),
+}
+OUTCOME = {
+    "status": pa.string(),
+    "reason": pa.string(),
+    "exit_code": pa.int64(),
+    "attempts": pa.int64(),
+    "started": pa.string(),
+    "ended": pa.string(),
+    "claims_held": pa.int64(),
+    "claims_broken": pa.string(),  # names, joined by "; "
+}
+# Arguments by the names that FMS and transformers give them, as text.
+ARGUMENTS = {
+    name: pa.string()
+    for name in (
+        *("framework_config", "model_name_or_path", "peft_method", "torch_dtype", "bf16", "fp16"),
+        *("effective_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps"),
+        *("packing", "max_seq_length", "max_steps", "learning_rate", "r", "lora_alpha"),
+        *("lora_dropout", "target_modules"),
+    )
+}
+RATES = {
+    "tokens_per_s": pa.float64(),  # global; real where known, else computed: `tokens_counted`
+    "tokens_per_s_per_device": pa.float64(),
+    "tokens_counted": pa.string(),  # real, computed, or as the program counted
+    "real_tokens_per_s": pa.float64(),
+    "real_tokens_per_s_per_device": pa.float64(),
+    "computed_tokens_per_s": pa.float64(),
+    "computed_tokens_per_s_per_device": pa.float64(),
+    "padding_frac": pa.float64(),
+    "samples_per_s": pa.float64(),
+    "steps_per_s": pa.float64(),
+    "step_median_s": pa.float64(),
+    "runtime_s": pa.float64(),
+    "rates_from": pa.string(),  # run: measured; trainer: what transformers printed
+}
+FIGURES = {
+    "loss": pa.float64(),
+    "eval_loss": pa.float64(),
+    "epoch": pa.float64(),
+    "window": pa.string(),  # the kind that measured rates, MFU and energy are over; empty: unbroken
+    "timed_steps": pa.float64(),  # that the rates are of, after the warm-up
+    "timed_s": pa.float64(),  # and how long they took together
+    "mfu_frac": pa.float64(),
+    "whole_run_tokens_per_s": pa.float64(),  # from the start of the command or the Meter to the end
+    "whole_run_mfu_frac": pa.float64(),
+    "whole_run_joules_per_token": pa.float64(),
+    "joules_per_token": pa.float64(),
+    "energy_j": pa.float64(),
+    "mean_w": pa.float64(),
+}
+MEMORY = {
+    "memory_nvidia_mean_bytes": pa.float64(),  # peak above the first reading, mean of the devices
+    "memory_nvidia_peak_bytes": pa.float64(),  # the same, of the device with most
+    "memory_nvidia_devices_bytes": pa.list_(pa.float64()),  # the same, of each
+    "memory_nvidia_first_bytes": pa.list_(pa.float64()),  # what each held before: subtracted
+    "memory_nvidia_ids": pa.string(),  # of these devices, joined by spaces
+    "memory_nvidia_from": pa.string(),  # nvml: this run's probe; nvidia-smi: its log; reference
+    "memory_nvidia_note": pa.string(),  # why it is not what was asked for
+    # The Trainer's, of rank 0: before it was made, then when each stage ended, and at most in it.
+    "memory_hf_before_bytes": pa.float64(),
+    **{
+        f"memory_hf_{stage}_{what}_bytes": pa.float64()
+        for stage in ("init", "train", "evaluate", "predict")
+        for what in ("alloc", "peak")
+    },
+    "memory_hf_alloc_bytes": pa.float64(),  # FMS's program: the most at the end of init or train
+    "memory_hf_peak_bytes": pa.float64(),  # FMS's program: the most in init or train
+    "memory_hf_peak_prose_bytes": pa.float64(),  # FMS's guide: all changes and all peaks, added
+    "memory_hf_discrepancy_bytes": pa.float64(),  # the guide's sum less the program's
+    "memory_hf_seed_bytes": pa.float64(),
+    "memory_device_peak_bytes": pa.float64(),  # as the device said it, nothing subtracted
+    "memory_allocator_peak_bytes": pa.float64(),  # of the rank and device with most
+    "memory_allocator_devices_bytes": pa.list_(pa.float64()),  # of each
+    "memory_allocator_ids": pa.string(),  # rank0/cuda:0 and so on, joined by spaces
+    "memory_process_peak_bytes": pa.float64(),
+}
+REST = {
+    "device": pa.string(),
+    "missing": pa.string(),  # JSON: column to the reason why it is empty
+    "impossible": pa.string(),  # JSON: column to the reason why its value cannot be right
+    "settings": pa.string(),  # JSON: every argument and axis
+    "raw": pa.string(),  # JSON: what results.json was told, or the reference's row, as it was
+    "training": pa.string(),  # JSON: the whole training, warm-up included, by the Trainer's names
+    "path": pa.string(),
+}
+
+COLUMNS: dict[str, pa.DataType] = {
+    **IDENTITY,
+    **OUTCOME,
+    **ARGUMENTS,
+    **RATES,
+    **FIGURES,
+    **MEMORY,
+    **REST,
+}
+SCHEMA = pa.schema(list(COLUMNS.items()), metadata={"ergmeter.bench.version": str(VERSION)})
+NUMBERS = tuple(name for name in (*RATES, *FIGURES, *MEMORY) if COLUMNS[name] == pa.float64())
+
+FAILED = ("oom", "error", "timeout", "diverged", "cancelled")
+DONE = ("ok", *FAILED, "skipped")
+
+
+ROWS = 250  # in a batch
+_ENDINGS = (".parquet", ".csv")
+_NEEDED = {"id", "status"}
+_JSON = ("missing", "impossible", "settings", "raw", "training")
+_LONGEST = 1 << 27  # characters of a cell: `raw` has all that a training told
+
+
+def as_table(rows: list[dict[str, Any]]) -> pa.Table:
+    """Rows in the one schema. What a row lacks is null, and so is an empty text."""
+    filled = [{name: value for name, value in row.items() if value != ""} for row in rows]
+    return pa.Table.from_pylist(filled, schema=SCHEMA)
+
+
+def batched(rows: Iterable[dict[str, Any]]) -> Iterator[pa.Table]:
+    """The same, some hundred rows at a time."""
+    left = iter(rows)
+    while some := list(itertools.islice(left, ROWS)):
+        yield as_table(some)
+
+
+def one_table(batches: Iterable[pa.Table]) -> pa.Table:
+    """All rows in one table; without any an empty one."""
+    return pa.concat_tables([as_table([]), *batches]).combine_chunks()
+
+
+class TableWriter:
+    """Writes a table as Parquet or as CSV, by the file's ending; the file is there at the end."""
+
+    def __init__(self, path: Path) -> None:
+        check_ending(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._beside = path.with_name(f".{path.name}.{os.getpid()}")
+        self._parquet = self._text = None
+        if path.suffix == ".parquet":
+            self._parquet = pq.ParquetWriter(self._beside, SCHEMA)
+        else:
+            self._text = self._beside.open("w", encoding="utf-8")
+            self._text.write(csv_text(as_table([])))
+
+    def add(self, batch: pa.Table) -> None:
+        """Add a batch of rows."""
+        if self._parquet is not None:
+            self._parquet.write_table(batch)
+        if self._text is not None:
+            self._text.write(csv_text(batch, header=False))
+
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for file in (self._parquet, self._text):
+            if file is not None:
+                file.close()
+        if kind is None:
+            self._beside.replace(self._path)
+        self._beside.unlink(missing_ok=True)
+
+
+def check_ending(path: Path) -> None:
+    """Raise UsageError if the ending is neither .parquet nor .csv."""
+    if path.suffix not in _ENDINGS:
+        raise UsageError(f"{path.name} ends in neither .parquet nor .csv")
+
+
+def write(table: pa.Table, path: Path) -> None:
+    """Write a table as Parquet or as CSV, by the file's ending."""
+    with TableWriter(path) as writer:
+        writer.add(table)
+
+
+def csv_text(table: pa.Table, *, header: bool = True) -> str:
+    """All columns, the constant ones too; an empty cell is an absent value."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if header:
+        writer.writerow(table.column_names)
+    writer.writerows([_cell(row[name]) for name in table.column_names] for row in table.to_pylist())
+    return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, list):
+        return " ".join(f"{number:.17g}" for number in value)
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value
+
+
+def documents(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """Each row for programs: what is JSON in it as such."""
+    for row in table.to_pylist():
+        parsed = {name: json.loads(row[name]) if row[name] else None for name in _JSON}
+        yield {**row, **parsed}
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a CSV file begins as `write` begins one."""
+    csv.field_size_limit(_LONGEST)
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        header = next(csv.reader(file), [])
+    return {"id", "status", *RATES} <= set(header)
+
+
+def from_parquet(path: Path) -> Iterator[pa.Table]:
+    """What `write` wrote; columns of a later version are left out."""
+    try:
+        file = pq.ParquetFile(path)
+        if _NEEDED - {*file.schema_arrow.names}:
+            raise FormatError(f"{path} is no table of results: it has no columns id and status")
+        for batch in file.iter_batches(batch_size=ROWS):
+            yield as_table(batch.to_pylist())
+    except (pa.ArrowException, OSError) as error:
+        raise FormatError(f"{path} is no Parquet file of results: {error}") from error
+
+
+def from_csv(path: Path) -> Iterator[pa.Table]:
+    """The same, of text."""
+    csv.field_size_limit(_LONGEST)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.DictReader(file)
+        try:
+            yield from batched(
+                {name: _typed(name, cell) for name, cell in row.items() if name in COLUMNS}
+                for row in rows
+            )
+        except (ValueError, csv.Error, pa.ArrowException) as error:
+            raise FormatError(f"{path}: line {rows.line_num}: {error}") from error
+
+
+def _typed(name: str, cell: str | None) -> Any:  # noqa: ANN401  whatever the column holds
+    if not cell:
+        return None
+    kind = COLUMNS[name]
+    read: dict[pa.DataType, Callable[[str], Any]] = {pa.int64(): int, pa.float64(): float}
+    try:
+        if pa.types.is_list(kind):
+            return [float(part) for part in cell.split()]
+        return read.get(kind, str)(cell)
+    except ValueError as error:
+        raise ValueError(f"{name} can't be {cell[:40]!r}") from error

@@ -1,1 +1,0 @@
-"""Commands that compare: compare, bench, gate."""

@@ -1,0 +1,167 @@
+"""`erg compare`: ratios between runs or ledgers, with intervals."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ergmeter.cli.run_options import check_page, chosen_form, with_page, with_settings, write_page
+from ergmeter.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ergmeter.compare.comparison import Comparison
+    from ergmeter.compare.run_curves import Axis
+    from ergmeter.runlog.settings import Settings
+
+_QUIET_S = 1.0
+_BETWEEN_S = 0.1
+_WIPE = "\r\x1b[K"
+
+
+@contextmanager
+def reading_progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that prints how many of how many have been read, on a terminal."""
+    is_terminal = sys.stderr.isatty()
+    due_s = time.monotonic() + _QUIET_S
+    is_shown = False
+
+    def tell(done: int, of: int) -> None:
+        nonlocal due_s, is_shown
+        if not is_terminal or time.monotonic() < due_s:
+            return
+        sys.stderr.write(f"{_WIPE}reading {what}: {done:,} of {of:,}")
+        sys.stderr.flush()
+        due_s, is_shown = time.monotonic() + _BETWEEN_S, True
+
+    try:
+        yield tell
+    finally:
+        if is_shown:
+            sys.stderr.write(_WIPE)
+            sys.stderr.flush()
+
+
+_FORMATS = ("table", "csv", "json", "md")
+
+
+@click.command()
+@click.argument("sources", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.option(
+    "--group-by",
+    "group_by",
+    metavar="COLUMNS",
+    help="What tells the groups apart: columns of the ledger, joined by commas, or `source`, which"
+    " is what is named here. Default: backend, or source where there is one backend.",
+)
+@click.option("--baseline", metavar="GROUP", help="What the others are held against: the first.")
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="NAME",
+    help="Just this metric, by key or alias (tok_per_s, eval_loss, ...). May be repeated.",
+)
+@click.option("--anyway", is_flag=True, help="Compare what is not comparable; the reasons stay.")
+@click.option(
+    "--target-loss",
+    type=float,
+    metavar="LOSS",
+    help="Time and energy until the training loss came down to this. Takes run directories.",
+)
+@click.option(
+    "--confidence",
+    type=click.FloatRange(0.5, 0.9999),
+    default=0.95,
+    show_default=True,
+    help="Of the intervals.",
+)
+@click.option(
+    "--difference",
+    type=click.FloatRange(0, 100, min_open=True),
+    default=2.0,
+    show_default=True,
+    metavar="PERCENT",
+    help="Where no difference is shown: how many repeats would show one of this size.",
+)
+@click.option("--format", "form", type=click.Choice(_FORMATS), default="table", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option(
+    "--x",
+    "axis",
+    type=click.Choice(("step", "tokens", "time")),
+    help="What the curves on the page of --html are drawn over at first. Default: losses over"
+    " tokens, or steps where tokens are not known of all; the rest over time.",
+)
+@with_page
+@with_settings
+def command(
+    settings: Settings,
+    sources: tuple[Path, ...],
+    group_by: str | None,
+    baseline: str | None,
+    metrics: tuple[str, ...],
+    anyway: bool,
+    target_loss: float | None,
+    confidence: float,
+    difference: float,
+    form: str,
+    as_json: bool,
+    axis: Axis | None,
+    page: Path | None,
+) -> int:
+    """Compare runs, folders of runs and energy ledgers, group by group.
+
+    Repeats are averaged, and each group is held against the first: the ratio with its interval
+    (Student's t on logarithms; paired where seeds match), a verdict in words, what differs in
+    configuration and could explain it. Exits 1 if groups are not comparable, or there is one only,
+    and says why; 0 otherwise, also where no difference is shown. Several trainings in a run that
+    is named are groups of their own, unless --group-by says otherwise; RUN:2 names the second.
+    """
+    from ergmeter.compare.comparison import CompareOptions, compare, figures_needed
+    from ergmeter.compare.sources import read_entries
+
+    columns = tuple(part.strip() for part in (group_by or "").split(",") if part.strip())
+    options = CompareOptions(
+        columns, baseline, metrics, anyway, target_loss, confidence, difference / 100.0
+    )
+    form = chosen_form(form, as_json=as_json)
+    if axis is not None and page is None:
+        raise UsageError(f"--x {axis} is of the page: give --html FILE too")
+    check_page(page)
+    with reading_progress("runs") as tell:
+        entries = read_entries(sources, settings, keys=figures_needed(options), tell=tell)
+    comparison = compare(entries, options)
+    if page is not None:
+        from ergmeter.compare.run_curves import compared_curves
+        from ergmeter.views.html.compare_page import compare_page
+
+        write_page(
+            page, compare_page(comparison, compared_curves(comparison.groups, settings), x=axis)
+        )
+    _show(comparison, form)
+    return 0 if comparison.is_comparable else 1
+
+
+def _show(comparison: Comparison, form: str) -> None:
+    from ergmeter.views import compare_documents
+
+    if form == "json":
+        click.echo(json.dumps(compare_documents.document(comparison), indent=1, allow_nan=False))
+    elif form == "csv":
+        click.echo(compare_documents.table(comparison), nl=False)
+    elif form == "md":
+        click.echo(compare_documents.markdown(comparison), nl=False)
+    else:
+        from rich.console import Console
+
+        from ergmeter.views.compare import page
+
+        Console().print(page(comparison))

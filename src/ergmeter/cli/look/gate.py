@@ -1,0 +1,118 @@
+"""`erg gate`: judges whether NEW is worse than REF by more than a rule allows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ergmeter.bench.gate import Gate
+
+_FORMATS = ("text", "md", "json")
+
+
+@click.command()
+@click.argument("new", type=click.Path(path_type=Path))
+@click.argument("ref", type=click.Path(path_type=Path))
+@click.option(
+    "--rule",
+    "rules",
+    multiple=True,
+    metavar="RULE",
+    help="What may change, which way and by how much: 'tokens_per_s -3%' (may fall by 3 %),"
+    " 'peak_memory +2%', 'loss +-1%', 'loss +0.01'. May be repeated. Default: the first three.",
+)
+@click.option(
+    "--noise",
+    "noises",
+    multiple=True,
+    metavar="[METRIC=]SHARE",
+    help="How much a single run scatters, where runs were not repeated: 1%, or loss=0.2%.",
+)
+@click.option(
+    "--plain",
+    is_flag=True,
+    help="Hold single runs to the bare threshold; noise can then turn the gate red.",
+)
+@click.option("--by", metavar="COLUMNS", help="Match cells by these columns, joined by commas.")
+@click.option(
+    "--confidence",
+    type=click.FloatRange(0.5, 0.9999),
+    default=0.95,
+    show_default=True,
+    help="Where nothing changed, the whole gate is not red in at least this share of cases.",
+)
+@click.option("--strict", is_flag=True, help="Exit 1 where it is inconclusive, too.")
+@click.option(
+    "--allow-missing",
+    is_flag=True,
+    help="A rule whose figure no cell has on both sides is said, and no error.",
+)
+@click.option("--format", "form", type=click.Choice(_FORMATS), default="text", show_default=True)
+@click.option(
+    "--markdown",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also add the Markdown for a pull request to this file, such as $GITHUB_STEP_SUMMARY.",
+)
+def command(
+    new: Path,
+    ref: Path,
+    rules: tuple[str, ...],
+    noises: tuple[str, ...],
+    plain: bool,
+    by: str | None,
+    confidence: float,
+    strict: bool,
+    allow_missing: bool,
+    form: str,
+    markdown: Path | None,
+) -> int:
+    """Judge the results in NEW by those in REF, rule by rule, with the noise that was measured.
+
+    NEW and REF are directories of `erg bench run`, tables that `erg bench report` wrote, or
+    published FMS files. A figure is red if its change is beyond the rule and more than chance;
+    a cell that is too noisy to tell is inconclusive. A cell that worked in REF and failed in NEW is
+    red; missing cells are named. Exits 1 for red; 2 where a rule that was asked for has nothing to
+    judge, unless --allow-missing; 0 otherwise, unless --strict.
+    """
+    from ergmeter.bench.comparing import BenchCompareOptions, parse_noise
+    from ergmeter.bench.gate import gate
+    from ergmeter.bench.results import load
+
+    columns = tuple(part.strip() for part in (by or "").split(",") if part.strip())
+    options = BenchCompareOptions(confidence=confidence, noise=parse_noise(noises), by=columns)
+    judged_gate = gate(
+        load(new),
+        load(ref),
+        rules,
+        options=options,
+        is_strict=strict,
+        is_plain=plain,
+        allow_missing=allow_missing,
+    )
+    _show(judged_gate, form)
+    if markdown:
+        from ergmeter.views.bench.compare import gate_markdown
+
+        with markdown.open("a", encoding="utf-8") as file:
+            file.write(gate_markdown(judged_gate))
+    if judged_gate.exit_code == 2:
+        click.echo(f"erg gate: {judged_gate.why_useless}", err=True)
+    return judged_gate.exit_code
+
+
+def _show(judged_gate: Gate, form: str) -> None:
+    from ergmeter.views.bench import compare as view
+
+    if form == "json":
+        click.echo(json.dumps(view.gate_document(judged_gate), indent=1, allow_nan=False))
+    elif form == "md":
+        click.echo(view.gate_markdown(judged_gate), nl=False)
+    else:
+        from rich.console import Console
+
+        Console().print(view.gate_page(judged_gate))

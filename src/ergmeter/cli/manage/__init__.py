@@ -1,1 +1,0 @@
-"""Commands that manage runs: import, runs, export, doctor."""

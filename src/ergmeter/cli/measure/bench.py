@@ -1,0 +1,452 @@
+"""`erg bench`: a matrix of scenarios, planned, run, listed, reported and compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ergmeter.cli.measure import bench_output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ergmeter.bench.execute import nvidia_smi_logger
+    from ergmeter.bench.execute.launching import Launcher
+    from ergmeter.bench.plan.cells import BenchPlan
+
+_Value = TypeVar("_Value")
+AGAIN = ("oom", "error", "timeout", "diverged")  # cancelled cells run again in any case
+
+_SMI = "nvidia-smi"  # FMS calls it nvidia
+
+
+def _time_s(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
+    """As a file of scenarios takes it."""
+    from ergmeter.bench.plan.scenarios import seconds
+
+    time_s = None if text is None else seconds(text)
+    if text is not None and not time_s:
+        raise click.BadParameter(f"it takes seconds above 0, or such as 90s, 30m, 2h; got {text}")
+    return time_s
+
+
+_PLAN_OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (("--num-gpus",), {"metavar": "N[,N...]", "help": "GPUs of a cell: an axis of the matrix."}),
+    (
+        ("--effective-batch-size",),
+        {"metavar": "N[,N...]", "help": "Samples of a step over all GPUs: an axis."},
+    ),
+    (("--max-seq-len",), {"metavar": "N[,N...]", "help": "Longest sequence: an axis."}),
+    (("--packing",), {"metavar": "true,false", "help": "Whether sequences are packed: an axis."}),
+    (
+        ("--only",),
+        {"multiple": True, "metavar": "NAME", "help": "Just this scenario. May be repeated."},
+    ),
+    (
+        ("--repeats",),
+        {"type": click.IntRange(1, 1000), "help": "Run each cell so many times, in rounds."},
+    ),
+    (
+        ("--command", "workload"),
+        {
+            "help": "What every cell runs, whatever its scenario says: `erg train`, `sft_trainer`,"
+            " or a template of a command."
+        },
+    ),
+    (
+        ("--timeout", "timeout_s"),
+        {
+            "callback": _time_s,
+            "metavar": "TIME",
+            "help": "End a cell after so long, whatever its scenario says: seconds, 90s, 30m, 2h.",
+        },
+    ),
+    (
+        ("--defaults",),
+        {"type": click.Path(path_type=Path), "help": "Arguments of all scenarios, as YAML."},
+    ),
+    (
+        ("--contents",),
+        {"type": click.Path(path_type=Path), "help": "CONTENTS.yaml: shortnames and their files."},
+    ),
+    (("--no-data",), {"is_flag": True, "help": "Leave the data stage out."}),
+    (
+        ("--memory",),
+        {
+            "type": click.Choice(["nvidia-smi", "nvidia", "huggingface", "all"]),
+            "callback": lambda _context, _option, asked: _SMI if asked == "nvidia" else asked,
+            "help": "Also log GPU memory: by an nvidia-smi process beside each cell, by the Trainer"
+            " (in sft_trainer on unless only nvidia-smi is asked for). NVML is read in any case.",
+        },
+    ),
+)
+
+
+def plan_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a plan to a command."""
+    for names, options in reversed(_PLAN_OPTIONS):
+        function = click.option(*names, **options)(function)
+    return click.argument("scenarios", type=click.Path(path_type=Path))(function)
+
+
+def planned(options: dict[str, Any]) -> BenchPlan:
+    """The plan that was asked for."""
+    from ergmeter.bench.plan.plan import plan
+
+    bench_plan = plan(
+        options["scenarios"],
+        num_gpus=_listed("--num-gpus", options["num_gpus"], _whole_number),
+        effective_batch_size=_listed(
+            "--effective-batch-size", options["effective_batch_size"], _whole_number
+        ),
+        max_seq_len=_listed("--max-seq-len", options["max_seq_len"], _whole_number),
+        packing=_listed("--packing", options["packing"], _truth),
+        only=options["only"],
+        repeats=options["repeats"],
+        command=options["workload"],
+        timeout_s=options["timeout_s"],
+        defaults=options["defaults"],
+        contents=options["contents"],
+        data_stage=not options["no_data"],
+        log_memory_hf=None if options["memory"] is None else options["memory"] != "nvidia-smi",
+        check=wrong,
+    )
+    for line in bench_plan.warnings:
+        click.echo(line, err=True)
+    return bench_plan
+
+
+def wrong(text: str) -> str | None:
+    """The error of `erg train` for a cell's configuration, before anything starts; or None."""
+    import tempfile
+
+    from ergmeter.errors import ErgmeterError
+    from ergmeter.workloads.sft.config.config import load
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "train.yaml")
+        path.write_text(text, encoding="utf-8")
+        try:
+            load(path)
+        except ErgmeterError as error:
+            return str(error).removeprefix(f"{path}: ")
+    return None
+
+
+def check_needs(plan: BenchPlan, *, is_error: bool) -> None:
+    """Say once what this interpreter lacks for the cells; an error where they run by it."""
+    from ergmeter.bench.execute.launching import gpus_here
+    from ergmeter.bench.plan.erg_train import missing_packages
+    from ergmeter.errors import PluginError
+
+    lacks = missing_packages(plan.cells, has_gpus=bool(gpus_here()))
+    if lacks and is_error:
+        raise PluginError(lacks)
+    if lacks:
+        click.echo(lacks, err=True)
+
+
+def again(text: str | None, *, is_resumed: bool) -> tuple[str, ...]:
+    """The statuses of --rerun."""
+    if text is None:
+        return ()
+    asked = tuple(text.replace(",", " ").split())
+    unknown = [status for status in asked if status not in AGAIN]
+    if unknown or not asked:
+        raise click.UsageError(f"--rerun takes {', '.join(AGAIN)}, with commas; got {text!r}")
+    if not is_resumed:
+        raise click.UsageError("--rerun is of cells that have run: give --resume too")
+    return asked
+
+
+_SCHEDULERS = ("slurm", "ray")  # which choose the GPUs, and when a cell starts
+
+
+def check_launcher(options: dict[str, Any]) -> None:
+    """Refuse what was asked for and would have no effect with a scheduler."""
+    source = click.get_current_context().get_parameter_source
+    names = {"cool_down_s": "--cool-down", "allow_busy": "--allow-busy"}
+    for name, option in names.items():
+        is_given = source(name) is not click.core.ParameterSource.DEFAULT and options[name]
+        if is_given and options["launcher_name"] in _SCHEDULERS:
+            raise click.UsageError(
+                f"{option} is of the launcher local: with {options['launcher_name']} the scheduler"
+                " places the cells; leave it out"
+            )
+
+
+def smi_query(options: dict[str, Any]) -> nvidia_smi_logger.Query | None:
+    """What `nvidia-smi` is to log beside the cells; None if it is not asked for."""
+    from ergmeter.bench.execute import nvidia_smi_logger
+
+    words, interval_s = options["smi_keywords"], options["smi_interval_s"]
+    if options["memory"] not in ("nvidia-smi", "all"):
+        if words is not None or interval_s is not None:
+            raise click.UsageError(
+                "--smi-keywords and --smi-interval are of --memory nvidia-smi, or of all: give it"
+            )
+        return None
+    return nvidia_smi_logger.Query(
+        nvidia_smi_logger.KEYWORDS if words is None else nvidia_smi_logger.parsed(words),
+        nvidia_smi_logger.INTERVAL_S if interval_s is None else interval_s,
+    )
+
+
+def ask_for_log(out: Path, options: dict[str, Any], query: nvidia_smi_logger.Query | None) -> None:
+    """Request `nvidia-smi` logs for a directory; warn if this machine has no `nvidia-smi`."""
+    from ergmeter.bench.execute import nvidia_smi_logger
+
+    if options["memory"] is None:
+        return  # a directory that is taken up again stays as it was asked for
+    nvidia_smi_logger.ask(out, query)
+    lack = nvidia_smi_logger.lack()
+    if query is not None and options["launcher_name"] == "local" and lack:
+        click.echo(f"--memory {options['memory']}: {lack}; cells run without its log", err=True)
+
+
+def _listed(option: str, text: str | None, kind: Callable[[str], _Value]) -> list[_Value] | None:
+    if text is None:
+        return None
+    try:
+        values = [kind(part) for part in text.replace(",", " ").split()]
+    except ValueError as error:
+        raise click.UsageError(f"{option}: {error}; got {text!r}") from error
+    if not values:
+        raise click.UsageError(f"{option} names no value; leave it out or give one")
+    return list(dict.fromkeys(values))
+
+
+def _whole_number(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError("it takes whole numbers from 1, with commas")
+    return int(text)
+
+
+def _truth(text: str) -> bool:
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if text.lower() not in words:
+        raise ValueError("it takes true and false, with commas")
+    return words[text.lower()]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})  # also called by itself
+def command() -> None:
+    """Run a matrix of scenarios and compare what came of it.
+
+    A file of scenarios says what to train and along which axes; each combination is a cell, each
+    cell a run like any other, kept with its output in a directory of results.
+
+    \b
+    erg bench plan scenarios.yaml --num-gpus 1,2
+    erg bench run scenarios.yaml --num-gpus 1,2 --repeats 3 --out results
+    erg bench report results
+    """
+
+
+@command.command("plan")
+@plan_options
+@click.option("--all", "every", is_flag=True, help="Every cell with its command.")
+@click.option(
+    "--results",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Results of earlier runs, for the time estimate.",
+)
+@click.option(
+    "--cell-time",
+    "cell_s",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="Seconds that a cell takes, where none of its kind has run.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The plan as JSON.")
+def plan_command(
+    every: bool,
+    results: Path | None,
+    cell_s: float | None,
+    as_json: bool,
+    **options: Any,  # noqa: ANN401  click passes what it parsed
+) -> None:
+    """Show the cells of SCENARIOS, their commands and a time estimate. Nothing is started."""
+    from rich.console import Console
+
+    from ergmeter.bench.plan.cells import estimate_duration, known_durations
+    from ergmeter.views.bench import plan as bench_plan
+
+    plan = planned(options)
+    check_needs(plan, is_error=False)
+    earlier = known_durations(results) if results is not None else None
+    estimate = estimate_duration(plan, earlier, seconds_a_cell=cell_s)
+    if as_json:
+        click.echo(json.dumps(bench_plan.document(plan, estimate), indent=1, allow_nan=False))
+        return
+    Console().print(bench_plan.plan_view(plan, estimate, every=every))
+
+
+@command.command("run")
+@plan_options
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, help="The directory of results."
+)
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on with what is in --out: nothing done runs again; cells that are new are added.",
+)
+@click.option(
+    "--rerun",
+    metavar="STATUS[,...]",
+    help=f"With --resume: run these again too ({', '.join(AGAIN)}); their output is put aside.",
+)
+@click.option("--move-aside", is_flag=True, help="Keep an earlier --out under another name.")
+@click.option("--dry-run", is_flag=True, help="Show what would be started, and start nothing.")
+@click.option(
+    "--launcher",
+    "launcher_name",
+    default="local",
+    show_default=True,
+    help="Who has the cells run; a plugin's name.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="So many cells at once, each on GPUs of its own.",
+)
+@click.option(
+    "--cool-down",
+    "cool_down_s",
+    type=click.FloatRange(min=0),
+    help="Seconds of rest between two cells; with the launcher local.  [default: 15 where there"
+    " are GPUs, else 0]",
+)
+@click.option(
+    "--launcher-option",
+    "launcher_options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="For the launcher, by its own names: partition=a100. May be repeated.",
+)
+@click.option(
+    "--smi-keywords",
+    metavar="WORD[,...]",
+    help="With --memory nvidia-smi or all: what it logs, of `nvidia-smi --help-query-gpu`; index"
+    " and memory.used are added.  [default: timestamp,name,index,memory.used]",
+)
+@click.option(
+    "--smi-interval",
+    "smi_interval_s",
+    type=float,
+    metavar="S",
+    help="With --memory nvidia-smi or all: seconds between two readings.  [default: 1]",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the order of the cells.")
+@click.option(
+    "--allow-busy", is_flag=True, help="With local: start although others compute on the GPUs."
+)
+def run_command(**options: Any) -> int:  # noqa: ANN401  click passes what it parsed
+    """Run the cells of SCENARIOS, in random order with their repeats interleaved.
+
+    Every cell ends with a status: ok, oom, error, timeout, diverged, cancelled or skipped, and what
+    it measured is kept. Ctrl-C ends the cells that run; whatever ended this command, --resume goes
+    on where it was. Exits with 1 if a cell failed, or is not what its scenario expects.
+    """
+    from ergmeter.bench.execute import driver, launching, results_directory, state
+    from ergmeter.bench.execute.launching import cool_down_s
+    from ergmeter.bench.execute.state import OpenDirectory
+    from ergmeter.bench.plan import data
+
+    if options["resume"] and options["move_aside"]:
+        raise click.UsageError("--resume goes on with --out, --move-aside puts it away: give one")
+    check_launcher(options)
+    rerun = again(options["rerun"], is_resumed=options["resume"])
+    query = smi_query(options)  # what is wrong with it is said before anything is made
+    plan = planned(options)
+    launching.export_secrets(plan.keys)
+    out: Path = options["out"]
+    asked = results_directory.Opening(
+        resume=options["resume"],
+        move_aside=options["move_aside"],
+        script={name: str(v) if isinstance(v, Path) else v for name, v in options.items()},
+    )
+    is_old = results_directory.is_resumed(
+        out, asked
+    )  # what is wrong with it is said before anything starts
+    check_needs(plan, is_error=options["launcher_name"] == "local" and not options["dry_run"])
+    if options["dry_run"]:
+        planned_cells = results_directory.joined(out, plan)[1] if is_old else plan
+        bench_output.show_starts(planned_cells, out, seed=options["seed"], rerun=rerun)
+        return 0
+    rest_s = cool_down_s(options["cool_down_s"]) if options["launcher_name"] == "local" else 0.0
+    launcher = _launcher(options, rest_s=rest_s)
+    own = state.at_work(out) if options["resume"] else set()
+    launcher.check([cell for cell in plan.cells if not cell.skip], own=own)
+    plan = results_directory.opened(out, plan, asked)
+    for line in plan.warnings:
+        click.echo(line, err=True)
+    ask_for_log(out, options, query)
+    progress = driver.prepare(out, plan, at_once=options["jobs"], cool_down_s=rest_s)
+    driver.reopened(out, progress, rerun)
+    cells = driver.remaining(out, progress, seed=options["seed"])
+    with OpenDirectory(out) as open_dir:
+        if cells:
+            data.prepare(plan, out / "data", say=lambda line: click.echo(line, err=True))
+        with bench_output.live_progress(progress, out) as tell:
+            is_done = driver.drive(open_dir, progress, cells, launcher, tell)
+        if open_dir.has_moved:
+            out = open_dir.path
+            ended = "" if is_done else ", so its cells were ended"
+            click.echo(f"{options['out']} was moved to {out}{ended}", err=True)
+        _collect(out)
+    return bench_output.ending(progress, out, is_done=is_done)
+
+
+def _collect(out: Path) -> None:
+    """The tables of results in their directory, as they are now."""
+    from ergmeter.bench import results
+    from ergmeter.compat import fms
+
+    try:
+        fms.collected(results.batches(out), out)
+    except OSError as error:  # a full disk: the cells have what they measured all the same
+        click.echo(f"the tables of {out} could not be written: {error}", err=True)
+
+
+def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
+    for pair in texts:
+        if not pair.partition("=")[0] or "=" not in pair:
+            raise click.UsageError(f"--launcher-option takes NAME=VALUE; got {pair!r}")
+    return dict(pair.split("=", 1) for pair in texts)
+
+
+def _launcher(arguments: dict[str, Any], *, rest_s: float) -> Launcher:
+    from ergmeter import registry
+    from ergmeter.bench.execute.launching import LaunchOptions
+
+    options = LaunchOptions(
+        jobs=arguments["jobs"],
+        cool_down_s=rest_s,
+        allow_busy=arguments["allow_busy"],
+        given=_pairs(arguments["launcher_options"]),
+    )
+    launcher: Launcher = registry.load("launchers", arguments["launcher_name"])(options)
+    return launcher
+
+
+command.add_command(bench_output.listed)
+command.add_command(bench_output.report)
+command.add_command(bench_output.compare)
+
+
+def main() -> None:
+    """`python -m ergmeter.cli.measure.bench`: this group alone."""
+    from ergmeter.cli import main as erg
+
+    erg.main(command=command, program="erg bench")
+
+
+if __name__ == "__main__":
+    main()

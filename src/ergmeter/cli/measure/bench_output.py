@@ -1,0 +1,380 @@
+"""Output of `erg bench`: progress and ending of `run`; the commands `list`, `report`, `compare`."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from ergmeter.cli.run_options import check_page, with_page, write_page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+
+    from ergmeter.bench.execute.driver import BenchProgress
+    from ergmeter.bench.plan.cells import BenchPlan
+
+_INTERRUPTED = 130  # what a shell gives a program that Ctrl-C ended
+_REDRAW_S = 0.5  # drawing takes processor time from what is measured
+_MOST = 200  # rows on a terminal
+
+
+def show_starts(plan: BenchPlan, out: Path, *, seed: int, rerun: Collection[str]) -> None:
+    """Every cell as it would be started here, by their numbers; then the order that was drawn."""
+    from ergmeter.bench.execute import driver, launching, state
+    from ergmeter.views.bench import plan as bench_plan
+
+    for line in plan.warnings:
+        click.echo(line, err=True)
+    has_gpus = bool(launching.gpus_here())
+    started = set()
+    for cell in plan.cells:
+        directory = state.directory_of(out, cell).resolve()
+        cell_state = state.read(directory)
+        if cell.skip or (cell_state.is_final and cell_state.status not in rerun):
+            why = f"skipped: {cell.skip}" if cell.skip else f"it is {cell_state.status} already"
+            click.echo(f"{bench_plan.heading(cell)}  # {why}")
+            continue
+        started.add(cell.index)
+        how = launching.start(cell, directory, has_gpus=has_gpus)
+        click.echo(f"{bench_plan.heading(cell)}\n{launching.command_line(how)}")
+    # Drawn among all, as a run does it that finds some of them done.
+    ordered = [cell.index for cell in driver.order(plan.cells, seed=seed) if cell.index in started]
+    text = f"in this order, with --seed {seed}: {' '.join(map(str, ordered))}"
+    click.echo(f"# {text if ordered else 'nothing would start'}")
+
+
+@contextmanager
+def live_progress(progress: BenchProgress, out: Path) -> Iterator[Callable[[BenchProgress], None]]:
+    """A live table on a terminal; lines elsewhere."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from ergmeter.bench.overview import varying
+    from ergmeter.views.bench import run
+
+    names = varying(progress.plan.cells)
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        statuses: dict[int, str] = {index: state.status for index, state in progress.states.items()}
+
+        def say(now: BenchProgress) -> None:
+            for line in run.news(now, statuses, names, out=out):
+                click.echo(line, err=True)
+
+        yield say
+        return
+    drawn_s = 0.0
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+
+        def draw(now: BenchProgress) -> None:
+            nonlocal drawn_s
+            if time.monotonic() - drawn_s > _REDRAW_S:
+                live.update(run.live(now, names), refresh=True)
+                drawn_s = time.monotonic()
+
+        yield draw
+
+
+def ending(progress: BenchProgress, out: Path, *, is_done: bool) -> int:
+    """Say what failed and what became of all; the exit code."""
+    from rich.console import Console
+
+    from ergmeter.bench.overview import varying
+    from ergmeter.views.bench import run
+
+    console = Console()
+    failed = progress.failed
+    if failed:
+        console.print(run.table(failed[:_MOST], varying(progress.plan.cells), out=out))
+    if len(failed) > _MOST:
+        click.echo(f"and {len(failed) - _MOST} more: erg bench list {out} --all")
+    if not is_done:
+        console.print(run.counts(progress.counts, broken=progress.broken))
+        click.echo(f"go on with: {_resume_command(out)}")
+        return _INTERRUPTED
+    click.echo(f"see more: erg bench report {out}")
+    console.print(run.counts(progress.counts, broken=progress.broken))
+    return 1 if failed else 0
+
+
+_NOT_AGAIN = ("resume", "move_aside", "rerun", "out")
+
+
+def _resume_command(out: Path) -> str:
+    """The command line as it was given, with --resume."""
+    import shlex
+
+    from ergmeter.runlog.identity import redacted
+
+    context = click.get_current_context()
+    words: list[str] = []
+    for param in context.command.params:
+        name = param.name or ""
+        source = context.get_parameter_source(name)
+        if source is not click.core.ParameterSource.COMMANDLINE or name in _NOT_AGAIN:
+            continue
+        value = context.params[name]
+        if isinstance(param, click.Option):
+            flag = [param.opts[0]]
+            words += flag if param.is_flag else []
+            listed = value if param.multiple else (value,)
+            words += [] if param.is_flag else [word for v in listed for word in (*flag, str(v))]
+        else:
+            words.append(str(value))
+    words = redacted([*context.command_path.split(), *words, "--out", str(out), "--resume"])
+    return shlex.join(words)
+
+
+@click.command("report")
+@click.argument("results", type=click.Path(path_type=Path))
+@click.option(
+    "--export",
+    "exports",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Also write all columns to this file, .parquet or .csv. May be repeated.",
+)
+@click.option(
+    "--fms",
+    "fms_directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Also write FMS's benchmarks.csv and raw_summary.csv into this directory.",
+)
+@click.option("--force", is_flag=True, help="Replace files that are there already.")
+@click.option(
+    "--all", "every", is_flag=True, help=f"Every configuration, and not just the first {_MOST}."
+)
+@click.option(
+    "--memory",
+    is_flag=True,
+    help="GPU memory alone, by all who tell it: each device, the Trainer's stages and their sums.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "md", "csv"]),
+    default="text",
+    show_default=True,
+    help="csv has all cells and columns; with --memory, those of memory.",
+)
+@click.option("--json", "as_json", is_flag=True, help="All cells and columns, as a list in JSON.")
+@with_page
+def report(
+    results: Path,
+    exports: tuple[Path, ...],
+    fms_directory: Path | None,
+    force: bool,
+    every: bool,
+    memory: bool,
+    form: str,
+    as_json: bool,
+    page: Path | None,
+) -> None:
+    """Show what the cells in RESULTS came to: a directory, a table of ours, or FMS's own."""
+    from rich.console import Console
+
+    from ergmeter.bench import tables
+    from ergmeter.bench.memory import TABLE_COLUMNS, MemoryTable
+    from ergmeter.bench.overview import Overview
+    from ergmeter.bench.results import batches
+    from ergmeter.compat import fms
+    from ergmeter.views.bench import memory as bench_memory
+    from ergmeter.views.bench import report as bench_report
+
+    if as_json and (memory or form != "text"):
+        raise click.UsageError("--json has all columns: leave --format and --memory out")
+    for path in exports:
+        tables.check_ending(path)
+    files = [fms_directory / name for name in (fms.BENCHMARKS, fms.RAW)] if fms_directory else []
+    _check_free((*exports, *files), results=results, force=force)
+    check_page(page, (*exports, *files))
+    rows = batches(results)
+    most = None if every else _MOST
+    pictured = Overview(most=most)
+    summary: Any = MemoryTable(most=most) if memory else Overview(most=most)
+    view: Any = bench_memory if memory else bench_report
+    with ExitStack() as stack:
+        takers: list[Any] = [summary, *([pictured] if page else [])]
+        takers += [stack.enter_context(tables.TableWriter(path)) for path in exports]
+        if fms_directory is not None:
+            takers.append(stack.enter_context(fms.FmsWriter(fms_directory)))
+        if as_json:
+            _echo_list(
+                document
+                for batch in _handed_on(rows, takers)
+                for document in tables.documents(batch)
+            )
+            form = "json"
+        for number, batch in enumerate(_handed_on(rows, takers)):
+            if form == "csv":
+                columns = batch.select(TABLE_COLUMNS) if memory else batch
+                click.echo(tables.csv_text(columns, header=number == 0), nl=False)
+    if page is not None:
+        from ergmeter.views.html.bench_page import bench_page
+
+        write_page(page, bench_page(pictured, name=results.name or str(results), out=page))
+    if form == "md":
+        click.echo(view.markdown(summary), nl=False)
+    elif form == "text":
+        Console().print(view.page(summary))
+
+
+def _handed_on(batches: Iterable[pa.Table], takers: Sequence[Any]) -> Iterator[pa.Table]:
+    for batch in batches:
+        for taker in takers:
+            taker.add(batch)
+        yield batch
+
+
+def _echo_list(rows: Iterable[dict[str, Any]]) -> None:
+    """A list in JSON, an object a line, as they come."""
+    from ergmeter.views.documents import finite
+
+    before = "[\n "
+    for document in rows:
+        click.echo(before + json.dumps(finite(document), allow_nan=False), nl=False)
+        before = ",\n "
+    click.echo("[]" if before == "[\n " else "\n]")
+
+
+def _check_free(paths: Sequence[Path], *, results: Path, force: bool) -> None:
+    """Before anything is read: what is there is not replaced unasked, what is read not at all."""
+    for path in paths:
+        if path.is_dir():
+            raise click.UsageError(f"{path} is a directory; name a file")
+        is_source = path.exists() and results.exists() and path.samefile(results)
+        if is_source or (path.exists() and not force):
+            way = "it is what is read; name another" if is_source else "--force replaces it"
+            raise click.UsageError(f"{path} is there already: {way}")
+
+
+@click.command("list")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--all", "every", is_flag=True, help=f"Every cell, and not just the first {_MOST}.")
+@click.option("--status", "chosen", metavar="STATUS[,...]", help="Just cells with these statuses.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, all of them.")
+def listed(directory: Path, every: bool, chosen: str | None, as_json: bool) -> None:
+    """List the cells in DIRECTORY with their statuses."""
+    from rich.console import Console
+
+    from ergmeter.bench.execute import state
+    from ergmeter.bench.overview import CellListing, cell_document
+    from ergmeter.bench.plan import plan
+    from ergmeter.views.bench import run
+
+    wanted = _statuses(chosen)
+    cells = plan.cells(directory / state.PLAN)
+    rows = ((cell, state.read(state.directory_of(directory, cell))) for cell in cells)
+    if as_json:
+        _echo_list(
+            cell_document(cell, cell_state, state.directory_of(directory, cell))
+            for cell, cell_state in rows
+            if not wanted or cell_state.status in wanted
+        )
+        return
+    listing = CellListing(most=None if every else _MOST, statuses=wanted)
+    for cell, cell_state in rows:
+        listing.add(cell, cell_state)
+    Console().print(run.listed(listing))
+
+
+@click.command("compare")
+@click.argument("new", type=click.Path(path_type=Path))
+@click.argument("ref", type=click.Path(path_type=Path))
+@click.option(
+    "--noise",
+    "noises",
+    multiple=True,
+    metavar="[METRIC=]SHARE",
+    help="How much a single run scatters, where runs were not repeated: 1%, or loss=0.2%.",
+)
+@click.option("--by", metavar="COLUMNS", help="Match cells by these columns, joined by commas.")
+@click.option(
+    "--new-where",
+    multiple=True,
+    metavar="COLUMN=VALUE",
+    help="Just the cells of NEW with this value: two kinds within one file. May be repeated.",
+)
+@click.option("--ref-where", multiple=True, metavar="COLUMN=VALUE", help="The same of REF.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "md", "csv", "json"]),
+    default="text",
+    show_default=True,
+)
+@click.option(
+    "--rule",
+    "rules",
+    multiple=True,
+    metavar="RULE",
+    help="What the page of --html judges by, as `erg gate` has it: 'tokens_per_s -3%'. May be"
+    " repeated. Default: that of `erg gate`.",
+)
+@with_page
+def compare(
+    new: Path,
+    ref: Path,
+    noises: tuple[str, ...],
+    by: str | None,
+    new_where: tuple[str, ...],
+    ref_where: tuple[str, ...],
+    form: str,
+    rules: tuple[str, ...],
+    page: Path | None,
+) -> None:
+    """Hold the cells in NEW against those in REF, each with what its noise allows to say.
+
+    Both are directories of `erg bench run`, tables that `erg bench report` wrote, or FMS's files.
+    """
+    from rich.console import Console
+
+    from ergmeter.bench import comparing
+    from ergmeter.bench.comparing import parse_noise
+    from ergmeter.bench.pairing import where
+    from ergmeter.bench.results import load
+    from ergmeter.views.bench import compare as view
+
+    columns = tuple(part.strip() for part in (by or "").split(",") if part.strip())
+    options = comparing.BenchCompareOptions(
+        noise=parse_noise(noises),
+        by=columns,
+        new_where=where(new_where),
+        ref_where=where(ref_where),
+    )
+    if rules and page is None:
+        raise click.UsageError("--rule is for the page of --html; `erg gate` judges without one")
+    check_page(page)
+    sides = load(new), load(ref)
+    comparison = comparing.compare(*sides, options=options)
+    if page is not None:
+        from ergmeter.bench.gate import gate
+        from ergmeter.views.html.bench_compare_page import bench_compare_page
+
+        judged = gate(*sides, rules, options=options)
+        write_page(page, bench_compare_page(comparison, judged, new=str(new), ref=str(ref)))
+    if form == "text":
+        Console().print(view.page(comparison))
+    elif form == "json":
+        click.echo(json.dumps(view.document(comparison), indent=1, allow_nan=False))
+    else:
+        click.echo({"md": view.markdown, "csv": view.csv_text}[form](comparison), nl=False)
+
+
+def _statuses(text: str | None) -> tuple[str, ...]:
+    """Those of --status; none where it is not given."""
+    from ergmeter.bench.execute.outcome import Status
+
+    if text is None:
+        return ()
+    asked, allowed = tuple(text.replace(",", " ").split()), get_args(Status)
+    if not asked or not set(asked) <= set(allowed):
+        raise click.UsageError(f"--status takes {', '.join(allowed)}, with commas; got {text!r}")
+    return asked

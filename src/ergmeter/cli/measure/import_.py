@@ -1,0 +1,153 @@
+"""`erg import`: make a run of a log."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ergmeter.cli.run_options import with_settings
+from ergmeter.cli.work_options import with_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ergmeter.importers.importing import Imported
+    from ergmeter.importers.logfile import Progress
+    from ergmeter.records import Flops
+    from ergmeter.runlog.settings import Settings
+
+_SHOW_FROM_BYTES = 20_000_000
+_REASONS = 3  # shown of those why runs began
+
+
+@click.command()
+@click.argument("log", metavar="LOG")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="The run directory to make. [default: runs/DATE-NAME-xxxx]",
+)
+@click.option("--name", help="What to call the run. [default: the log's name]")
+@click.option(
+    "--format",
+    "format_name",
+    metavar="NAME",
+    help="Who wrote the log: efficientllm, hf_trainer, keyvalue, megatron, nvidia_smi, nxdt,"
+    " torchtitan. [default: found out]",
+)
+@click.option(
+    "--tokens-are",
+    type=click.Choice(["step", "line", "total"]),
+    help="What a printed `tokens` counts, where ergmeter should not find out by itself.",
+)
+@click.option(
+    "--one-device",
+    is_flag=True,
+    help="A log of nvidia-smi with no column that tells devices apart is of one device.",
+)
+@click.option("--json", "as_json", is_flag=True, help="What was made, as JSON.")
+@with_model
+@with_settings
+def command(
+    settings: Settings,
+    flops: tuple[Flops, ...],
+    log: str,
+    out: Path | None,
+    name: str | None,
+    format_name: str | None,
+    tokens_are: str | None,
+    one_device: bool,
+    as_json: bool,
+) -> int:
+    """Make a run of a training log, for `erg report` and everything else that reads runs.
+
+    Or of the readings that `nvidia-smi --query-gpu=timestamp,... --format=csv -l 1` logged.
+
+    LOG is a file, packed with gzip or not, or - for standard input. A log that holds several runs
+    one after the other, by step numbers that begin again, makes a run of each.
+
+    \b
+    erg import train.log && erg report
+    erg import --format nxdt --out runs/trn1 logs/nki-llama_20250610_014432.log
+    """
+    from ergmeter.importers.importing import ImportRequest, import_log
+
+    request = ImportRequest(log, out, name, format_name, settings, flops, tokens_are, one_device)
+    with _progress(log) as progress:
+        imported = import_log(request, progress=progress)
+    if imported.is_cut_off:
+        click.echo(
+            f"erg: {log}: the compressed log ends half way; what there is was read", err=True
+        )
+    if as_json:
+        click.echo(json.dumps(_document(imported), indent=1))
+    else:
+        for line in _lines(imported):
+            click.echo(line)
+    return 0
+
+
+@contextmanager
+def _progress(log: str) -> Iterator[Progress | None]:
+    """A progress bar on standard error, for a log that takes a while."""
+    import sys
+
+    path = Path(log)
+    size = path.stat().st_size if path.is_file() else 0
+    if size < _SHOW_FROM_BYTES or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=size)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _lines(imported: Imported) -> Iterator[str]:
+    read = f"{imported.lines} line{'s'[: imported.lines != 1]}"
+    yield f"{imported.log}: {imported.format}, by {imported.recognised!r} ({read})"
+    for run in imported.runs:
+        steps = f"{run.steps} timed step line{'s'[: run.steps != 1]}"
+        is_numbered = run.first_step is not None
+        numbers = f", steps {run.first_step} to {run.last_step}" if is_numbered else ""
+        if run.readings and not run.steps:
+            yield f"{run.path}: {run.readings} readings of devices"
+            continue
+        yield f"{run.path}: {steps}{numbers}"
+        if run.why_no_steps:
+            yield run.why_no_steps
+    if len(imported.runs) > 1:
+        why = list(dict.fromkeys(run.began for run in imported.runs if run.began))
+        more = "; ..." if len(why) > _REASONS else ""
+        yield f"{len(imported.runs)} runs in one log: {'; '.join(why[:_REASONS])}{more}"
+    yield f"erg report {imported.runs[-1].path}"
+
+
+def _document(imported: Imported) -> dict[str, object]:
+    runs = [
+        {
+            "run": str(run.path),
+            "step_lines": run.steps,
+            "readings": run.readings,
+            "first_step": run.first_step,
+            "last_step": run.last_step,
+            "began": run.began or None,
+            "notes": list(run.notes),
+        }
+        for run in imported.runs
+    ]
+    return {
+        "log": imported.log,
+        "format": imported.format,
+        "recognised": imported.recognised,
+        "bytes": imported.bytes_read,
+        "lines": imported.lines,
+        "runs": runs,
+    }

@@ -1,0 +1,292 @@
+"""Options that describe one step: the model, the batch, what is trained."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ergmeter.flops.batch import Batch
+    from ergmeter.flops.graph.graph import Graph
+    from ergmeter.flops.work import TrainedParts, Work
+    from ergmeter.records import Flops
+
+_BATCH = [
+    click.option("--seq-len", type=click.IntRange(min=1), help="Tokens of a sequence."),
+    click.option(
+        "--batch-size",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Sequences of a step.",
+    ),
+    click.option(
+        "--lengths",
+        metavar="N,N,...",
+        help="Lengths of the documents packed or padded into those sequences.",
+    ),
+    click.option(
+        "--source-len", type=click.IntRange(min=1), help="Tokens an encoder reads, per sequence."
+    ),
+    click.option(
+        "--images",
+        type=click.IntRange(min=0),
+        default=0,
+        help="Images of a step; their tokens are part of --seq-len.",
+    ),
+    click.option(
+        "--image-size",
+        metavar="HEIGHTxWIDTH",
+        help="Of each image, in pixels, for models that take any size.",
+    ),
+    click.option(
+        "--mtp",
+        type=click.IntRange(min=0, max=100),
+        help="Layers that predict further tokens (DeepSeek-V3 has 1), where they are trained.",
+    ),
+]
+_TRAINING = [
+    click.option(
+        "--lora",
+        metavar="r=16,targets=q_proj,v_proj",
+        help="Adapters alone are trained (targets=all-linear; add ,dora for DoRA).",
+    ),
+    click.option(
+        "--freeze",
+        multiple=True,
+        metavar="NAME",
+        help="Modules that are not trained: embed_tokens, layers.0, ... May be repeated.",
+    ),
+    click.option(
+        "--checkpointing",
+        type=click.Choice(["none", "selective", "full"]),
+        help="Activations computed again: those of attention, or of whole layers. Not given: none,"
+        " as assumed.",
+    ),
+]
+PHASE = click.option(
+    "--phase",
+    type=click.Choice(["train", "prefill", "decode"]),
+    default="train",
+    show_default=True,
+    help="A training step, reading a prompt, or making one token a sequence.",
+)
+CONTEXT = click.option(
+    "--context",
+    type=click.IntRange(min=0),
+    help="Positions cached before the step. For decode: --seq-len, if not given.",
+)
+CONVENTION = click.option(
+    "--convention",
+    default="exact",
+    show_default=True,
+    help="Whose count of FLOPs to lead with; `erg conventions` explains them.",
+)
+
+
+WEIGHTS_DTYPE = click.option(
+    "--weights-dtype",
+    help="What weights are kept in, for the bytes inference moves: bf16, fp8, int8, nf4, int4,"
+    " mxfp4, ... [default: as the config says]",
+)
+CACHE_DTYPE = click.option(
+    "--cache-dtype",
+    help="What keys and values are kept in: bf16, fp8, int8, ... [default: as the model]",
+)
+_SHAPE = ("seq_len", "batch_size", "lengths", "source_len", "images", "image_size", "mtp")
+_HOW = ("lora", "freeze", "checkpointing")
+_REST = ("phase", "context", "convention", "weights_dtype", "cache_dtype")
+
+
+def with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options; the command gets `shape` and `training`, which makes what it says."""
+
+    @functools.wraps(function)
+    def wrapped(**options: Any) -> Any:  # noqa: ANN401  click passes what it parsed
+        shape = {name: options.pop(name) for name in _SHAPE}
+        how = {name: options.pop(name) for name in _HOW}
+        return function(shape=shape, training=functools.partial(_training, **how), **options)
+
+    for option in reversed([*_BATCH, *_TRAINING]):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def with_model(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that give a run its FLOPs; the command gets them as `flops`."""
+
+    @functools.wraps(function)
+    def wrapped(**options: Any) -> Any:  # noqa: ANN401  click passes what it parsed
+        model = options.pop("model_config")
+        model_options = {name: options.pop(name) for name in (*_SHAPE, *_HOW, *_REST)}
+        if model is None:
+            _check_unused(model_options)
+        return function(flops=() if model is None else _flops(model, model_options), **options)
+
+    model = click.option(
+        "--model-config",
+        metavar="PATH",
+        help="The model's config.json, for MFU; with --seq-len.",
+    )
+    options = [PHASE, CONTEXT, CONVENTION, WEIGHTS_DTYPE, CACHE_DTYPE]
+    for option in reversed([model, *_BATCH, *_TRAINING, *options]):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def _check_unused(model_options: dict[str, Any]) -> None:
+    """Refuse options that describe a step if no model is given."""
+    from ergmeter.errors import UsageError
+
+    usual = {"batch_size": 1, "phase": "train", "convention": "exact"}
+    for name, value in model_options.items():
+        if value and value != usual.get(name):
+            raise UsageError(
+                f"--{name.replace('_', '-')} says how a model's step is counted, and no model is"
+                " named: pass --model-config"
+            )
+
+
+def _flops(model: str, model_options: dict[str, Any]) -> tuple[Flops, ...]:
+    work = work_of(
+        model,
+        model_options,
+        _training(**{name: model_options[name] for name in _HOW}),
+        model_options,
+    )
+    return tuple(work.flops.values())
+
+
+def work_of(
+    model: str,
+    shape: dict[str, Any],
+    training: TrainedParts,
+    rest: dict[str, Any],
+    *,
+    params: float | None = None,
+) -> Work:
+    """The step that the options describe, counted; `rest`: phase, context, convention, types."""
+    from ergmeter.errors import UsageError
+    from ergmeter.flops.estimate.storage import ASSUMED, storage_of
+    from ergmeter.flops.source import read_model
+    from ergmeter.flops.work import step_work
+
+    phase = rest["phase"]
+    weights, cache = rest["weights_dtype"], rest["cache_dtype"]
+    if phase != "train" and training.checkpointing != "none":
+        raise UsageError("checkpointing is for training; leave it out of inference")
+    if phase == "train" and (weights or cache):
+        name = "--weights-dtype" if weights else "--cache-dtype"
+        raise UsageError(f"{name} is for the bytes that inference moves; leave it out of training")
+    graph = graph_of(model, shape)
+    storage = ASSUMED
+    if phase != "train":
+        storage = storage_of(read_model(model), weights=weights, cache=cache)
+    return step_work(
+        graph,
+        batch_of(graph, shape, phase=phase, context=rest["context"]),
+        phase=phase,
+        training=training,
+        chosen=rest["convention"],
+        params=int(params) if params else None,
+        storage=storage,
+    )
+
+
+def _training(
+    *, lora: str | None, freeze: tuple[str, ...], checkpointing: str | None
+) -> TrainedParts:
+    from ergmeter.flops.graph.adapters import Lora
+    from ergmeter.flops.work import TrainedParts
+
+    return TrainedParts(
+        lora=Lora.parse(lora) if lora else None,
+        frozen=freeze,
+        checkpointing=checkpointing or "none",  # type: ignore[arg-type]  # click has checked it
+        is_checkpointing_assumed=checkpointing is None,
+    )
+
+
+def batch_of(
+    graph: Graph, shape: dict[str, Any], *, phase: str = "train", context: int | None = None
+) -> Batch:
+    """The batch that the options describe."""
+    from ergmeter.errors import UsageError
+    from ergmeter.flops.batch import Batch
+    from ergmeter.flops.work import writes
+
+    seq_len = shape["seq_len"]
+    if seq_len is None and "image_is_sequence" in graph.facts:
+        seq_len = graph.facts["tokens_per_image"]
+    if seq_len is None and not (phase == "decode" and context):
+        raise UsageError("how long is a sequence? pass --seq-len")
+    if context and phase == "train":
+        raise UsageError("--context is a cache's, and training has none; leave it out")
+    if shape["lengths"] is not None and (context or phase == "decode"):
+        raise UsageError("--lengths are of whole sequences; leave them out with a cached context")
+    _check_streams(graph, shape)
+    if phase == "decode":
+        context, seq_len = context if context is not None else seq_len, 1
+    return Batch.of(
+        shape["batch_size"],
+        seq_len,
+        lengths=lengths_of(shape),
+        past=context or 0,
+        source_len=shape["source_len"],
+        images=shape["images"],
+        last_logits=phase == "prefill" and writes(graph),
+        facts=graph.facts,
+    )
+
+
+def lengths_of(shape: dict[str, Any]) -> list[int] | None:
+    """The lengths of the documents, where they are given."""
+    from ergmeter.errors import UsageError
+
+    lengths = shape["lengths"]
+    if lengths is None:
+        return None
+    try:
+        return [int(word) for word in lengths.split(",")]
+    except ValueError:
+        raise UsageError(
+            f"--lengths takes whole numbers with commas between; got {lengths!r}"
+        ) from None
+
+
+def _check_streams(graph: Graph, shape: dict[str, Any]) -> None:
+    """Refuse what the model has no use for, and ask for what it can't do without."""
+    from ergmeter.errors import UsageError
+
+    streams = {node.stream for node in graph}
+    if shape["images"] and "tokens_per_image" not in graph.facts:
+        raise UsageError("this model sees no images; leave out --images")
+    if shape["source_len"] and "source" not in streams:
+        raise UsageError("this model has no encoder; leave out --source-len")
+    if "source" in streams and not (shape["source_len"] or graph.facts.get("source_len")):
+        raise UsageError("how much does the encoder read? pass --source-len")
+
+
+def positive(_context: object, option: click.Parameter, value: float | None) -> float | None:
+    """Check a number that must be above 0: nan and infinity are none."""
+    if value is not None and not 0 < value < float("inf"):
+        raise click.BadParameter(f"must be a number above 0; got {value:g}", param=option)
+    return value
+
+
+def graph_of(model: str, shape: dict[str, Any]) -> Graph:
+    """The model that the command names, for images of the size that the options give."""
+    from ergmeter.errors import UsageError
+    from ergmeter.flops.source import read_graph
+
+    size = shape["image_size"]
+    if size is None:
+        return read_graph(model, further=shape["mtp"])
+    height, _, width = size.lower().partition("x")
+    if not (height.isdigit() and width.isdigit()):
+        raise UsageError(f"--image-size takes HEIGHTxWIDTH in pixels, as 448x448; got {size!r}")
+    return read_graph(model, image_size=(int(height), int(width)), further=shape["mtp"])

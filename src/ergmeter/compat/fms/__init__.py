@@ -1,1 +1,0 @@
-"""Result files in the form that FMS's programs and notebooks read."""
