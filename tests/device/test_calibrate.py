@@ -31,9 +31,9 @@ def found(torch: Any) -> Any:  # a Calibration
     from rich.console import Console
 
     from ergmeter.views.calculate.calibrate import page
-    from ergmeter.workloads.calibrate import calibrate
+    from ergmeter.workloads import calibration
 
-    result = calibrate.run(calibrate.targets("cuda")[0], tell=lambda tick: print(tick.what))
+    result = calibration.run(calibration.targets("cuda")[0], tell=lambda tick: print(tick.what))
     Console(width=140).print(page(result))
     print(json.dumps(result.as_json(), indent=1))
     print(f"took {result.took_s:.1f} s")
@@ -138,7 +138,6 @@ def test_a_training_on_it_is_held_against_it(
     from ergmeter.metrics.summarize import summarize
     from ergmeter.records import Reading
     from ergmeter.runlog.reader import Run
-    from ergmeter.workloads.demo import demo
 
     monkeypatch.setenv("ERGMETER_CALIBRATION", str(tmp_path / "kept"))
     save_calibration(found)
@@ -155,7 +154,7 @@ def test_a_training_on_it_is_held_against_it(
 
 def test_zeros_are_not_what_is_multiplied(torch: Any) -> None:
     """Under a power limit zeros are faster; here to be seen, held only to not being slower."""
-    from ergmeter.workloads.calibrate.sustained import RepeatedWork, sustained
+    from ergmeter.workloads.calibration_sensors import RepeatedWork, sustained
 
     side = 8192
     times = {"warmup_s": 1.0, "window_s": 1.0, "block_s": 0.05}

@@ -104,8 +104,8 @@ def test_the_allocators_peak_is_torchs_own(torch: Any, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:cuDNN Attention defaults to a non-deterministic")
 def test_losses_are_bit_identical_with_and_without_us(torch: Any, tmp_path: Path) -> None:
-    from ergmeter.workloads.demo.demo import SMALL, DemoTraining, batch_of
-    from ergmeter.workloads.demo.text import documents
+    from ergmeter.workloads.demo_text import documents
+    from ergmeter.workloads.demo_training import SMALL, DemoTraining, batch_of
 
     batches = [batch_of(documents(200_000)[i : i + 4]) for i in range(0, 80, 4)]
 

@@ -183,14 +183,14 @@ print(f"VRAM savings with Unsloth: {vram_savings:.1f}%")
 
 
 def test_the_guides_snippets_run_as_they_are(lab: Lab) -> None:
-    from ergmeter.workloads.sft.ledger import COLUMNS, written
+    from ergmeter.workloads.sft.ledger import COLUMNS, append_row
 
     path = lab.path / "outputs/energy_results.csv"
     for backend, rate in (("bnb", 1000.0), ("unsloth", 2000.0)):
         cells: dict[str, object] = dict.fromkeys(COLUMNS)
         figures = {"tok_per_s": rate, "J_per_token": 300 / rate, "E10k_J": 3e6 / rate}
         cells |= {"backend": backend, "run": backend, "vram_peak_MB": 8e6 / rate, **figures}
-        assert not written(path, cells).problem
+        assert not append_row(path, cells).problem
     done = lab.run(sys.executable, "-c", SNIPPETS)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout.decode().split("\n")[:5] == [

@@ -1,6 +1,6 @@
 """HLO modules: what XLA and Neuron compile, and how many multiply-accumulates that is."""
 
-from ergmeter.hlo.config import Kernel
+from ergmeter.hlo.calls import Kernel
 from ergmeter.hlo.count import count_bytes, count_file
 from ergmeter.hlo.files import FileCount, count_files
 from ergmeter.hlo.result import ModuleCount

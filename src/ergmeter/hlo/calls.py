@@ -1,23 +1,121 @@
-"""What does a custom call cost?
+"""The multiply-accumulates of a custom call, by its target and its backend config.
 
-The trap: XLA counts a custom call as -1 flop, and scripts count it as 0. A library's matrix product
-is as much work as a dot; a kernel that can't be seen into is unknown, and is listed as that.
-
-By the target's name: products whose shapes tell, calls that hold no product, and all others, which
-may.
+XLA counts a custom call as -1 flop, and scripts count it as 0. Here a library's matrix product
+counts as a dot does, from its shapes. Known calls without products count 0. Any other call is
+listed as unknown.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
+from dataclasses import dataclass
+from functools import lru_cache
 from math import isqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
-from ergmeter.hlo.config import as_json, backend_config, whole_number
-from ergmeter.hlo.module import CUSTOM_CALL_TARGET
+from ergmeter.hlo.module import BACKEND_CONFIG, BACKEND_CONFIG_PAYLOAD, CUSTOM_CALL_TARGET
 from ergmeter.hlo.products import at, product, real_factor, window_macs
+from ergmeter.hlo.wire import integer, span
 
 if TYPE_CHECKING:
     from ergmeter.hlo.module import Computation, Instruction, Module
+
+# A backend config holds a loop's trip count, a library call's dimensions or an NKI kernel's MACs. A
+# kernel that states 0 MACs (a norm) is known. One without the key is not, and neither is one whose
+# config can't be read.
+
+
+KERNEL_TARGETS = ("AwsNeuronCustomNativeKernel", "AwsNeuronNkiKernel")
+# NKI writes the first, which AWS's own scoring scripts read; an older compiler the second.
+_MAC_KEYS = ("mac_count", "matmul_mac_count")
+_MAX_BYTES = 1 << 26
+
+State = Literal["known", "absent", "unreadable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """An NKI kernel in a module: how often it runs, and the MACs of one call as it states them."""
+
+    function: str | None
+    target: str
+    state: State
+    calls: int
+    macs_per_call: int | None
+
+
+def backend_config(module: Module, instruction: Instruction) -> bytes:
+    """The bytes of an instruction's backend config, for all versions of XLA."""
+    data, where = instruction.data, span(instruction.fields, BACKEND_CONFIG)
+    payload = instruction.part(BACKEND_CONFIG_PAYLOAD)
+    if payload and not (where and where[1] > where[0]):
+        where = span(payload, 1)
+        number = integer(payload, 2)
+        if where is None and 0 <= number < len(module.payloads):
+            where, data = module.payloads[number], module.data
+    if not where or where[1] - where[0] > _MAX_BYTES:
+        return b""
+    return data[where[0] : where[1]]
+
+
+def as_json(config: bytes) -> dict[str, Any]:
+    """The config as JSON, as XLA's CPU and GPU backends write it; else empty."""
+    try:
+        fields = json.loads(config)
+    except (ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def known_trip_count(config: bytes) -> int | None:
+    """The trip count that the compiler stated, as a string in the config; else None."""
+    loop = as_json(config).get("known_trip_count")
+    return whole_number(loop.get("n")) if isinstance(loop, dict) else None
+
+
+def whole_number(value: object) -> int | None:
+    """A count that is written as a number or as a string of digits; None for anything else."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 100:
+        return int(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    return None
+
+
+def kernel(module: Module, call: Instruction) -> Kernel:
+    """Reads function and MACs of an NKI kernel from its config."""
+    function, state, macs = _kernel(backend_config(module, call))
+    return Kernel(function, call.text(CUSTOM_CALL_TARGET), state, 1, macs)
+
+
+@lru_cache(maxsize=64)
+def _kernel(config: bytes) -> tuple[str | None, State, int | None]:
+    try:
+        plain = config if config.lstrip()[:1] == b"{" else _unpacked(config)
+        fields = json.loads(plain)
+    except (ValueError, RecursionError):
+        return None, "unreadable", None
+    if not isinstance(fields, dict):
+        return None, "unreadable", None
+    name = fields.get("func_name")
+    function = name if isinstance(name, str) else None
+    for key in _MAC_KEYS:
+        if key in fields:
+            macs = whole_number(fields[key])
+            return function, "unreadable" if macs is None else "known", macs
+    return function, "absent", None
+
+
+def _unpacked(config: bytes) -> bytes:
+    try:
+        return base64.b64decode(b"".join(config.split()), validate=True)
+    except binascii.Error as error:
+        raise ValueError("not base64") from error
+
 
 # Activations, norms, reductions, markers, transfers and annotations.
 _WITHOUT_PRODUCTS = frozenset(
@@ -54,12 +152,14 @@ _CONVOLUTIONS = {
 
 
 def call_macs(module: Module, computation: Computation, call: Instruction) -> int | None:
-    """MACs of a call that is not an NKI kernel; None where it may hold products unseen."""
+    """MACs of a call that is not an NKI kernel; None if it may hold products."""
     target = call.text(CUSTOM_CALL_TARGET)
     if target in _WITHOUT_PRODUCTS or target.startswith(_PREFIXES_WITHOUT_PRODUCTS):
         return 0
-    known = target in _LIBRARY_PRODUCTS or target in _CONVOLUTIONS or target == _COLLECTIVE_PRODUCT
-    if not known or len(call.operand_ids) < 2:
+    is_product = (
+        target in _LIBRARY_PRODUCTS or target in _CONVOLUTIONS or target == _COLLECTIVE_PRODUCT
+    )
+    if not is_product or len(call.operand_ids) < 2:
         return None
     left, right = (module.operand(computation, call, number).shape.dimensions for number in (0, 1))
     shape = call.shape.first(call.data)
@@ -89,21 +189,21 @@ def _product_macs(
 
 def _contracted(config: bytes) -> list[int]:
     """The left operand's contracted dimensions, where cuBLAS's config has them (as strings)."""
-    found = as_json(config)
+    fields = as_json(config)
     for key in ("gemm_backend_config", "dot_dimension_numbers", "lhs_contracting_dimensions"):
-        if key == "gemm_backend_config" and key not in found:
+        if key == "gemm_backend_config" and key not in fields:
             continue
-        found = found.get(key, {})
-        if isinstance(found, list):
-            numbers = [whole_number(number) for number in found]
+        fields = fields.get(key, {})
+        if isinstance(fields, list):
+            numbers = [whole_number(number) for number in fields]
             return [number for number in numbers if number is not None]
-        if not isinstance(found, dict):
+        if not isinstance(fields, dict):
             break
     return []
 
 
 def _matmul_macs(left: tuple[int, ...], right: tuple[int, ...], out: tuple[int, ...]) -> int | None:
-    """From the sizes alone, whichever operand is transposed.
+    """MACs from the sizes alone, whichever operand is transposed.
 
     With a batch b on both sides, |left| |right| |out| = (b m k) (b k n) (b m n) = (b m k n)^2 b.
     With it on one side only it is a plain product with b times the rows, or the columns.

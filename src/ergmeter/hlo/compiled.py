@@ -52,7 +52,7 @@ class _Scan(ctypes.Structure):
 
 
 def cache_directory() -> Path:
-    """Where ergmeter keeps what it can make again."""
+    """The user's cache directory of ergmeter."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "ergmeter"
 
@@ -62,16 +62,16 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         code = ctypes.CDLL(str(path))
-        self._scan, self._place, self.free = code.hlo_scan, code.hlo_place, code.hlo_free
+        self._scan, self._find, self.free = code.hlo_scan, code.hlo_place, code.hlo_free
         self._scan.restype = ctypes.POINTER(_Scan)
         self._scan.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-        self._place.restype = ctypes.c_int
-        self._place.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, _Int64s]
+        self._find.restype = ctypes.c_int
+        self._find.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, _Int64s]
         self.free.restype = None
         self.free.argtypes = [ctypes.c_void_p]
 
     def module(self, data: Buffer) -> Module | None:
-        """Index a module, or None where there is something odd about it."""
+        """Indexes a module; None if it is unusual or damaged."""
         if isinstance(data, bytes):
             made = self._scan(data, len(data))
         else:
@@ -80,17 +80,19 @@ class Library:
             del view  # while it lives, the file can't be closed
         return _Index(self, data, made).module() if made else None
 
-    def place(self, made: ctypes._Pointer[_Scan], number: int, member: int) -> Span | None:
-        """Where a computation has the instruction of this id."""
-        found = (ctypes.c_int64 * 2)()
-        answer = self._place(made, number, member, found)
+    def instruction_span(
+        self, made: ctypes._Pointer[_Scan], number: int, member: int
+    ) -> Span | None:
+        """The span of an instruction by its id, or None."""
+        ends = (ctypes.c_int64 * 2)()
+        answer = self._find(made, number, member, ends)
         if answer < 0:
             raise Unparsed
-        return (found[0], found[1]) if answer else None
+        return (ends[0], ends[1]) if answer else None
 
 
 class _Index:
-    """A finished scan; its memory is given back when nothing refers to it any more."""
+    """A finished scan; its memory is freed with the last reference."""
 
     def __init__(self, library: Library, data: Buffer, made: ctypes._Pointer[_Scan]) -> None:
         self.library, self.data, self.made = library, data, made
@@ -105,7 +107,7 @@ class _Index:
         self.library.free(self.made)
 
     def module(self) -> Module:
-        """The module, as every reader hands it over."""
+        """The module, as every reader returns it."""
         scan, rows = self.scan, self._rows
         ids, work = rows[_ID::_ROW], rows[_WORK::_ROW]
         payloads = scan.payloads.numbers()
@@ -118,7 +120,7 @@ class _Index:
             computations=Computations.of(
                 ids,
                 self._computation,
-                idle={one for one, works in zip(ids, work, strict=True) if not works},
+                idle={member for member, works in zip(ids, work, strict=True) if not works},
                 instructions=sum(rows[_COUNT::_ROW]),
                 literal_bytes=sum(rows[_LITERALS::_ROW]),
             ),
@@ -154,7 +156,7 @@ class _Places:
         self._index, self._number, self._first = index, number, first
 
     def by_id(self, member: int) -> Span | None:
-        return self._index.library.place(self._index.made, self._number, member)
+        return self._index.library.instruction_span(self._index.made, self._number, member)
 
     def by_index(self, index: int) -> Span:
         at = 2 * (self._first + index)
@@ -163,7 +165,7 @@ class _Places:
 
 @lru_cache(maxsize=1)
 def library() -> Library | None:
-    """The library, built if need be; None where that can't be done."""
+    """The compiled library, built if needed; None if it can't be built."""
     try:
         # This file too: it has the layout of what the C code returns.
         sources = _SOURCE.read_bytes() + Path(__file__).read_bytes()
@@ -186,8 +188,8 @@ def _build(path: Path) -> None:
     if not compiler:
         raise FileNotFoundError("no C compiler")
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as place:
-        made = Path(place) / path.name
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
+        made = Path(folder) / path.name
         try:
             subprocess.run(
                 [compiler, *_FLAGS, "-o", str(made), str(_SOURCE)],

@@ -1,9 +1,9 @@
-"""Many files at once: which of them are modules, and what does each come to?
+"""Finds module files in directories and counts many of them in parallel.
 
-One damaged file must not cost the others: an error is a value here. Work is shared out to
-processes of our own (not forked, since the caller may have threads; not multiprocessing's, which
-runs the caller's script again), the largest file first. A process that is killed, say for want of
-memory, is that file's error.
+A damaged file is an error value in its result, and the others are still counted. Work is shared
+among processes of our own, the largest file first. They are not forked, since the caller may have
+threads, and not multiprocessing's, which runs the caller's script again. A killed process is that
+file's error.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ergmeter.errors import ErgmeterError, UsageError
+from ergmeter.hlo.calls import Kernel
 from ergmeter.hlo.compiled import cache_directory
-from ergmeter.hlo.config import Kernel
 from ergmeter.hlo.count import count_file
 from ergmeter.hlo.reading import reader_name
 from ergmeter.hlo.result import ModuleCount
@@ -30,23 +30,21 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterable, Iterator
 
-# -- memo ------------------------------------------------------------------------------------------
-# Has this file been counted before? A small JSON file for each, in the user's cache directory.
-#
-# Modules in a compiler's cache never change, so a second look at one is wasted. A file is taken for
-# the same if its path, size and time of change are; a change of how we count makes all memos void.
-# Errors are not remembered: the file may be written still.
+# A cache of counts: a small JSON file for each module, in the user's cache directory. Modules in a
+# compiler's cache never change. A file is the same if its path, size and modification time are. A
+# change of the counting code makes all entries void. Errors are not cached, since the file may
+# still be written.
 
 
 def sources() -> list[Path]:
-    """All that counts, in both languages."""
+    """The source files of the counting code, Python and C."""
     here = Path(__file__).parent
     return sorted([*here.glob("*.py"), *here.glob("*.c")])
 
 
 @lru_cache(maxsize=1)
 def _version() -> str:
-    """Of the code that counts: a hash of all of it, since nobody remembers to raise a number."""
+    """A hash of the counting code."""
     return source_hash(b"".join(source.read_bytes() for source in sources())).hex()
 
 
@@ -54,7 +52,7 @@ Key: TypeAlias = "list[object] | None"
 
 
 def file_key(path: Path) -> Key:
-    """What tells that a file is the same as before; None where it can't be looked at."""
+    """Path, size and modification time of a file; None if it can't be read."""
     try:
         state = path.stat()
     except OSError:
@@ -69,39 +67,36 @@ class Memo:
         self._directory = directory or cache_directory() / "hlo"
 
     def recall(self, path: Path) -> ModuleCount | None:
-        """The count of this very file, if it is known."""
+        """The cached count of a file, or None."""
         try:
-            kept = json.loads(self._place(path).read_bytes())
-            return restored(kept["count"]) if kept["key"] == file_key(path) else None
+            cached = json.loads(self._entry_path(path).read_bytes())
+            return restore_count(cached["count"]) if cached["key"] == file_key(path) else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def keep(self, path: Path, key: Key, count: ModuleCount) -> None:
-        """Remember a count, unless the file is no longer what it was when it was opened."""
+        """Caches a count, unless the file has changed since it was opened."""
         if key is None or key != file_key(path):
             return
-        place = self._place(path)
+        target = self._entry_path(path)
         with suppress(OSError):
-            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            part = place.with_name(f"{place.name}.{os.getpid()}")
+            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            part = target.with_name(f"{target.name}.{os.getpid()}")
             part.write_text(json.dumps({"key": key, "count": asdict(count)}))
-            part.replace(place)
+            part.replace(target)
 
-    def _place(self, path: Path) -> Path:
+    def _entry_path(self, path: Path) -> Path:
         name = source_hash(os.fsencode(path.absolute())).hex()
         return self._directory / name[:2] / f"{name}.json"
 
 
-def restored(kept: dict[str, Any]) -> ModuleCount:
-    """A count from what `asdict` and JSON have made of it."""
-    if set(kept) != {one.name for one in fields(ModuleCount)}:
+def restore_count(cached: dict[str, Any]) -> ModuleCount:
+    """Restores a count from its JSON."""
+    if set(cached) != {entry.name for entry in fields(ModuleCount)}:
         raise ValueError("another version's memo")
-    kernels = tuple(Kernel(**one) for one in kept.pop("kernels"))
-    loops, branches = (tuple(kept.pop(name)) for name in ("unknown_loops", "uneven_branches"))
-    return ModuleCount(kernels=kernels, unknown_loops=loops, uneven_branches=branches, **kept)
-
-
-# -- files -----------------------------------------------------------------------------------------
+    kernels = tuple(Kernel(**entry) for entry in cached.pop("kernels"))
+    loops, branches = (tuple(cached.pop(name)) for name in ("unknown_loops", "uneven_branches"))
+    return ModuleCount(kernels=kernels, unknown_loops=loops, uneven_branches=branches, **cached)
 
 
 # The names that Neuron's caches and XLA's dumps use, in the order in which a graph that is there
@@ -119,7 +114,7 @@ _BYTES_PER_PROCESS = {"compiled": 200 << 20, "protobuf": 8 << 20, "python": 1 <<
 
 @dataclass(frozen=True, slots=True)
 class FileCount:
-    """What one file came to: a count, or the error that it ended in."""
+    """The count of a file, or its error."""
 
     path: Path
     size_bytes: int
@@ -134,7 +129,7 @@ def is_module_name(name: str) -> bool:
 
 
 def without_doubles(paths: Iterable[str]) -> list[str]:
-    """Each graph once: of files in one directory that differ in ending or packing, one.
+    """Drops duplicates: files of one directory that differ only in ending or packing.
 
     A cache that is carried over keeps model.hlo.pb beside model.hlo_module.pb, and what is packed
     beside what is not; counted each, one graph weighs three times.
@@ -147,7 +142,7 @@ def without_doubles(paths: Iterable[str]) -> list[str]:
 
 
 def _graph_of(path: str) -> tuple[str, int]:
-    """The path without its ending, and how far back the ending stands."""
+    """The path without its ending, and the ending's rank."""
     plain = path.removesuffix(".gz")
     is_packed = plain != path
     for rank, ending in enumerate(_ENDINGS):
@@ -157,13 +152,13 @@ def _graph_of(path: str) -> tuple[str, int]:
 
 
 def module_files(path: Path) -> tuple[list[Path], dict[str, int]]:
-    """The modules in a directory and below, and how many files were left out, by reason."""
-    found = sorted(str(one) for one in path.rglob("*") if is_module_name(one.name))
-    files = [one for one in found if Path(one).is_file()]
-    graphs = [one for one in files if Path(one).name != WRAPPED]
-    kept = without_doubles(graphs)
-    left_out = {STUBS: len(files) - len(graphs), DOUBLES: len(graphs) - len(kept)}
-    return list(map(Path, kept)), {why: count for why, count in left_out.items() if count}
+    """Finds the modules under a directory, and counts the files left out by reason."""
+    paths = sorted(str(file) for file in path.rglob("*") if is_module_name(file.name))
+    files = [file for file in paths if Path(file).is_file()]
+    graphs = [file for file in files if Path(file).name != WRAPPED]
+    unique = without_doubles(graphs)
+    left_out = {STUBS: len(files) - len(graphs), DOUBLES: len(graphs) - len(unique)}
+    return list(map(Path, unique)), {why: count for why, count in left_out.items() if count}
 
 
 def count_files(
@@ -193,10 +188,10 @@ def _in_order(
 ) -> Iterator[FileCount]:
     early: dict[int, FileCount] = {}
     position = 0
-    for number, found in _finished(files, processes, memo):
+    for number, result in _finished(files, processes, memo):
         if progress:
-            progress(found)
-        early[number] = found
+            progress(result)
+        early[number] = result
         while position in early:
             yield early.pop(position)
             position += 1
@@ -205,7 +200,7 @@ def _in_order(
 def _finished(
     files: list[Path], processes: int | None, memo: Memo | None
 ) -> Iterator[tuple[int, FileCount]]:
-    """Each file's number with what it came to, as soon as that is known."""
+    """Yields each file's number with its result, as soon as it is ready."""
     left: dict[int, int] = {}
     for number, path in enumerate(files):
         size_bytes = _size_bytes(path)
@@ -216,14 +211,14 @@ def _finished(
             yield number, FileCount(path, size_bytes, count, None, from_memo=True)
     workers = _workers(processes, left)
     results = _shared(files, left, workers) if workers > 1 else _alone(files, left)
-    for number, key, found in results:
+    for number, key, result in results:
         path = files[number]
-        if isinstance(found, str):
-            yield number, FileCount(path, left[number], None, found)
+        if isinstance(result, str):
+            yield number, FileCount(path, left[number], None, result)
         else:
             if memo:
-                memo.keep(path, key, found)
-            yield number, FileCount(path, left[number], found, None)
+                memo.keep(path, key, result)
+            yield number, FileCount(path, left[number], result, None)
 
 
 _Result: TypeAlias = "tuple[int, Key, ModuleCount | str]"
@@ -266,8 +261,8 @@ def _shared(files: list[Path], left: dict[int, int], workers: int) -> Iterator[_
 def _workers(processes: int | None, left: dict[int, int]) -> int:
     if processes is None:
         share_bytes = _BYTES_PER_PROCESS[reader_name()]
-        known = hasattr(os, "sched_getaffinity")  # on Linux; it heeds a container's share
-        cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+        has_affinity = hasattr(os, "sched_getaffinity")  # on Linux; it heeds a container's share
+        cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
         processes = min(cores, 1 + sum(left.values()) // share_bytes)
     return min(processes, len(left))
 
@@ -313,7 +308,7 @@ class _Worker:
         )
 
     def count(self, path: Path) -> ModuleCount | str:
-        """Have a file counted."""
+        """Counts a file in the worker process."""
         reply = ""
         if self._process.stdin and self._process.stdout:
             with suppress(BrokenPipeError):
@@ -326,8 +321,8 @@ class _Worker:
             if not self._stopped:
                 self._process = self._started()
             return f"the process that read it ended with code {code}"
-        found = json.loads(reply)
-        return found if isinstance(found, str) else restored(found)
+        answer = json.loads(reply)
+        return answer if isinstance(answer, str) else restore_count(answer)
 
     def stop(self) -> None:
         """End the process for good."""
@@ -340,8 +335,8 @@ class _Worker:
 
 
 def serve() -> None:
-    """Count the files whose paths come in, a line each, until there are no more."""
+    """Worker loop: counts the files whose paths arrive on standard input."""
     for line in sys.stdin:
-        found = _tried(Path(json.loads(line)))
-        sys.stdout.write(json.dumps(found if isinstance(found, str) else asdict(found)) + "\n")
+        result = _tried(Path(json.loads(line)))
+        sys.stdout.write(json.dumps(result if isinstance(result, str) else asdict(result)) + "\n")
         sys.stdout.flush()

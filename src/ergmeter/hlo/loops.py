@@ -1,11 +1,11 @@
-"""How often does a while loop run?
+"""The trip count of a while loop, as stated by the compiler or derived from the loop.
 
-The compiler writes it down in optimised modules only. Else it follows from the condition, the
-initial value and the body: both sides of the comparison must move by a constant each time round.
-What depends on data has no answer, and none is guessed.
+The compiler states it in optimised modules only. Else it follows from the condition, the initial
+value and the body: both sides of the comparison must change by a constant per iteration. A count
+that depends on data is None.
 
 Values are followed through tuples, copies, conversions, calls and fusions, and from a computation
-to the places that call it if these agree. A budget ends what is no loop but a labyrinth.
+to its call sites if these agree. A budget bounds the search.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ergmeter.hlo.config import backend_config, known_trip_count
+from ergmeter.hlo.calls import backend_config, known_trip_count
 from ergmeter.hlo.module import (
     COMPARISON_DIRECTION,
     LITERAL,
@@ -40,7 +40,7 @@ _MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE", "EQ": "
 Path = tuple[int, ...]
 
 
-class Lost(Exception):  # noqa: N818  not an error: the loop's count is unknown
+class NotConstant(Exception):  # noqa: N818  not an error: the loop's count is unknown
     """The value depends on data, or on more than is followed."""
 
 
@@ -65,37 +65,37 @@ class CallSite(NamedTuple):
     """Where a computation is called from, and as which of the call's computations."""
 
     caller: Computation
-    place: Span
+    call_span: Span
     position: int
 
 
 @dataclass(slots=True)
 class Loops:
-    """Answers for the loops of one module, given who calls what."""
+    """Trip counts of a module's loops, given its call sites."""
 
     module: Module
     sites: Callable[[int], list[CallSite]]
     _budget: int = _BUDGET
     _open: set[tuple[int, int, Path]] = field(default_factory=set)
-    _known: dict[tuple[int, int, Path], LinearTerm | None] = field(default_factory=dict)
+    _cached: dict[tuple[int, int, Path], LinearTerm | None] = field(default_factory=dict)
 
     def trip_count(self, computation: Computation, loop: Instruction) -> int | None:
         """How often the loop's body runs; None where that depends on data."""
-        known = known_trip_count(backend_config(self.module, loop))
-        if known is not None:
-            return known
+        stated = known_trip_count(backend_config(self.module, loop))
+        if stated is not None:
+            return stated
         self._budget = max(self._budget, 0) + _BUDGET_PER_LOOP
         self._open.clear()
         try:
             return self._inferred(computation, loop)
-        except Lost:
+        except NotConstant:
             return None
 
     def _inferred(self, computation: Computation, loop: Instruction) -> int:
         body, condition = (self._callee(loop, number) for number in (0, 1))
         frame, compare, path = self._traced(CallFrame(condition), condition.root_id, ())
         if compare.opcode != "compare" or path:
-            raise Lost
+            raise NotConstant
         sides = []
         for operand in compare.operand_ids[:2]:
             value = self._linear(frame, operand, ())
@@ -105,19 +105,19 @@ class Loops:
                 start = self._outside(computation, loop.operand_ids[0], value.path)
             sides.append((start + value.constant, step))
         if len(sides) != 2:
-            raise Lost
+            raise NotConstant
         (left, left_step), (right, right_step) = sides
         count = rounds(compare.text(COMPARISON_DIRECTION), left - right, left_step - right_step)
-        kept = _values(self._member(frame, compare.operand_ids[0]).shape.type)
-        if any(start + count * step not in kept for start, step in sides):
-            raise Lost  # it would have wrapped round
+        representable = _values(self._member(frame, compare.operand_ids[0]).shape.type)
+        if any(start + count * step not in representable for start, step in sides):
+            raise NotConstant  # it would have wrapped round
         return count
 
     def _step(self, body: Computation, path: Path) -> int:
-        """What a part of the loop's state grows by each time round."""
+        """The increment of a part of the loop's state per iteration."""
         after = self._linear(CallFrame(body), body.root_id, path)
         if after.parameter is None or after.path != path:
-            raise Lost
+            raise NotConstant
         return after.constant
 
     def _outside(self, computation: Computation, member: int, path: Path) -> int:
@@ -132,58 +132,58 @@ class Loops:
         key = (computation.id, number, path)
         sites = self.sites(computation.id)
         if key in self._open or len(self._open) > _MAX_DEPTH or not sites:
-            raise Lost
+            raise NotConstant
         self._open.add(key)
         values = {self._passed(site, number, path) for site in sites}
         self._open.discard(key)
         if len(values) != 1:
-            raise Lost
+            raise NotConstant
         return values.pop()
 
     def _passed(self, site: CallSite, number: int, path: Path) -> int:
         self._spend()
-        call = self.module.instruction(site.place)
+        call = self.module.instruction(site.call_span)
         opcode, operands = call.opcode, call.operand_ids
         if opcode == "while":
             if self._step(self._callee(call, 0), path):
-                raise Lost
+                raise NotConstant
         elif opcode == "conditional":
             number = site.position + 1
         elif opcode not in _CALLING:
-            raise Lost
+            raise NotConstant
         if not 0 <= number < len(operands):
-            raise Lost
+            raise NotConstant
         return self._outside(site.caller, operands[number], path)
 
     def _linear(self, frame: CallFrame, member: int, path: Path, depth: int = 0) -> LinearTerm:
         """A value as a constant or as a part of the outermost frame's parameter plus a constant."""
         if depth > _MAX_DEPTH:
-            raise Lost
+            raise NotConstant
         if frame.caller:
             return self._worked_out(frame, member, path, depth)
         key = (frame.computation.id, member, path)
-        if key not in self._known:
-            self._known[key] = None  # what asks for itself on the way has no answer
-            self._known[key] = self._worked_out(frame, member, path, depth)
-        known = self._known[key]
-        if known is None:
-            raise Lost
-        return known
+        if key not in self._cached:
+            self._cached[key] = None  # what asks for itself on the way has no answer
+            self._cached[key] = self._worked_out(frame, member, path, depth)
+        cached = self._cached[key]
+        if cached is None:
+            raise NotConstant
+        return cached
 
     def _worked_out(self, frame: CallFrame, member: int, path: Path, depth: int) -> LinearTerm:
-        frame, found, path = self._traced(frame, member, path)
-        opcode, operands = found.opcode, found.operand_ids
+        frame, instruction, path = self._traced(frame, member, path)
+        opcode, operands = instruction.opcode, instruction.operand_ids
         if opcode == "parameter":
-            return LinearTerm(found.integer(PARAMETER_NUMBER), path, 0)
+            return LinearTerm(instruction.integer(PARAMETER_NUMBER), path, 0)
         if opcode == "while" and operands:
-            if self._step(self._callee(found, 0), path):
-                raise Lost
+            if self._step(self._callee(instruction, 0), path):
+                raise NotConstant
             return self._linear(frame, operands[0], path, depth + 1)
         if opcode == "constant" and not path:
-            return LinearTerm(None, (), _scalar(found))
+            return LinearTerm(None, (), _scalar(instruction))
         if opcode not in ("add", "subtract") or len(operands) != 2 or path:
-            raise Lost
-        left, right = (self._linear(frame, one, (), depth + 1) for one in operands)
+            raise NotConstant
+        left, right = (self._linear(frame, operand, (), depth + 1) for operand in operands)
         return _sum(left, right if opcode == "add" else _negative(right))
 
     def _traced(
@@ -191,61 +191,61 @@ class Loops:
     ) -> tuple[CallFrame, Instruction, Path]:
         """Go back to the instruction that makes a value, through what just passes it on."""
         while True:
-            found = self._member(frame, member)
-            opcode = found.opcode
-            operands = found.operand_ids
+            instruction = self._member(frame, member)
+            opcode = instruction.opcode
+            operands = instruction.operand_ids
             if opcode == "parameter" and frame.call and frame.caller:
-                passed, number = frame.call.operand_ids, found.integer(PARAMETER_NUMBER)
+                passed, number = frame.call.operand_ids, instruction.integer(PARAMETER_NUMBER)
                 if not 0 <= number < len(passed):
-                    raise Lost
+                    raise NotConstant
                 frame, member = frame.caller, passed[number]
             elif opcode in _CALLING:
-                callee = self._callee(found, 0)
-                frame, member = CallFrame(callee, found, frame), callee.root_id
+                callee = self._callee(instruction, 0)
+                frame, member = CallFrame(callee, instruction, frame), callee.root_id
             elif opcode == "get-tuple-element" and operands:
-                member, path = operands[0], (found.integer(TUPLE_INDEX), *path)
+                member, path = operands[0], (instruction.integer(TUPLE_INDEX), *path)
             elif opcode == "tuple" and path and 0 <= path[0] < len(operands):
                 member, path = operands[path[0]], path[1:]
-            elif operands and _passes(found):
+            elif operands and _passes(instruction):
                 member = operands[0]
             else:
-                return frame, found, path
+                return frame, instruction, path
 
     def _callee(self, call: Instruction, number: int) -> Computation:
         ids = call.called_ids
-        found = self.module.computations.find(ids[number]) if number < len(ids) else None
-        if found is None:
-            raise Lost
-        return found
+        callee = self.module.computations.find(ids[number]) if number < len(ids) else None
+        if callee is None:
+            raise NotConstant
+        return callee
 
     def _member(self, frame: CallFrame, member: int) -> Instruction:
         self._spend()
-        place = frame.computation.places.by_id(member)
-        if place is None:
-            raise Lost
-        return self.module.instruction(place)
+        where = frame.computation.places.by_id(member)
+        if where is None:
+            raise NotConstant
+        return self.module.instruction(where)
 
     def _spend(self) -> None:
         self._budget -= 1
         if self._budget < 0:
-            raise Lost
+            raise NotConstant
 
 
-def _passes(found: Instruction) -> bool:
+def _passes(instruction: Instruction) -> bool:
     """Whether the value is that of its first operand."""
-    converts = found.opcode == "convert" and found.shape.type in _INTEGER_TYPES
-    return converts or found.opcode in _PASSING
+    converts = instruction.opcode == "convert" and instruction.shape.type in _INTEGER_TYPES
+    return converts or instruction.opcode in _PASSING
 
 
 def _negative(value: LinearTerm) -> LinearTerm:
     if value.parameter is not None:
-        raise Lost
+        raise NotConstant
     return value._replace(constant=-value.constant)
 
 
 def _sum(left: LinearTerm, right: LinearTerm) -> LinearTerm:
     if left.parameter is not None and right.parameter is not None:
-        raise Lost
+        raise NotConstant
     moving, still = (left, right) if left.parameter is not None else (right, left)
     return moving._replace(constant=moving.constant + still.constant)
 
@@ -262,30 +262,30 @@ def rounds(direction: str, gap: int, step: int) -> int:
         direction, gap = "LT", gap - 1
     if direction == "EQ":
         if gap == 0 == step:
-            raise Lost
+            raise NotConstant
         return int(gap == 0)
     if direction == "NE":
         if gap and (step == 0 or gap % step or gap // step > 0):
-            raise Lost
+            raise NotConstant
         return -gap // step if gap else 0
     if direction != "LT" or (gap < 0 and step <= 0):
-        raise Lost
+        raise NotConstant
     return max(0, -(gap // step)) if gap < 0 else 0
 
 
 def _values(type_number: int) -> range:
     """What an integer type can hold; XLA numbers S8, S16, S32, S64 and then U8 to U64."""
     if type_number not in _INTEGER_TYPES:
-        raise Lost
+        raise NotConstant
     bits = 8 << (type_number - 2) % 4
     return range(1 << bits) if type_number >= 6 else range(-1 << bits - 1, 1 << bits - 1)
 
 
 def _scalar(constant: Instruction) -> int:
     """The value of an integer constant, from whichever field its type is stored in."""
-    place = span(constant.fields, LITERAL)
-    if place is None or place[1] - place[0] > _MAX_LITERAL_BYTES or constant.shape.dimensions:
-        raise Lost
+    where = span(constant.fields, LITERAL)
+    if where is None or where[1] - where[0] > _MAX_LITERAL_BYTES or constant.shape.dimensions:
+        raise NotConstant
     literal = constant.part(LITERAL)
     for number in (4, 5, 6, 7):  # s32s, s64s, u32s, u64s
         values = integers(constant.data, literal, number)
@@ -295,4 +295,4 @@ def _scalar(constant: Instruction) -> int:
         stored = span(literal, number)  # u8s, s8s, u16s and s16s are bytes
         if stored and stored[1] > stored[0]:
             return int.from_bytes(constant.data[stored[0] : stored[1]], "little", signed=is_signed)
-    raise Lost
+    raise NotConstant

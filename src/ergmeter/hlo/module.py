@@ -1,8 +1,7 @@
-"""What is in a module: its computations, what each calls, and where each instruction lies.
+"""A module: its computations, their calls, and where each instruction lies in the file.
 
-The trap: a module of a hundred thousand instructions has a few thousand that multiply or call. A
-reader hands over those; every other instruction is a place in the file, read if somebody asks
-for its shape.
+Of a hundred thousand instructions a few thousand multiply or call. A reader returns those; any
+other instruction is a span of the file, parsed when its shape is needed.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class InstructionSpans(Protocol):
 
 @dataclass(slots=True)
 class Computation:
-    """One computation, as a reader hands it over. Instructions are named by their index."""
+    """One computation, as a reader returns it. Instructions are referred to by index."""
 
     id: int
     name: str
@@ -104,7 +103,7 @@ class Computations:
     make: Callable[[int], Computation]
     idle: set[int]  # ids of those that neither multiply nor call
     instructions: int
-    literal_bytes: int  # of constants, which nobody has read
+    literal_bytes: int  # of constants, which are not read
     _made: dict[int, Computation] = field(default_factory=dict)
 
     @classmethod
@@ -118,7 +117,7 @@ class Computations:
         literal_bytes: int,
     ) -> Computations:
         """From the ids in order; Malformed where one occurs twice."""
-        numbers = {one: number for number, one in enumerate(ids)}
+        numbers = {member: number for number, member in enumerate(ids)}
         if len(numbers) != len(ids):
             raise Malformed("two computations of one id", 0)
         return cls(numbers, make, idle, instructions, literal_bytes)
@@ -128,15 +127,15 @@ class Computations:
 
     def find(self, member: int) -> Computation | None:
         """The computation of this id, if there is one."""
-        found = self._made.get(member)
-        if found is None and member in self.numbers:
-            found = self._made[member] = self.make(self.numbers[member])
-        return found
+        computation = self._made.get(member)
+        if computation is None and member in self.numbers:
+            computation = self._made[member] = self.make(self.numbers[member])
+        return computation
 
     def named(self, name: str) -> Computation | None:
         """The first computation of this name, if there is one."""
         every = (self.make(number) for number in range(len(self.numbers)))
-        return next((one for one in every if one.name == name), None)
+        return next((computation for computation in every if computation.name == name), None)
 
 
 @dataclass(slots=True)
@@ -152,9 +151,9 @@ class Module:
     reader: str
     fields: Fields  # of the module itself
 
-    def instruction(self, place: Span) -> Instruction:
+    def instruction(self, where: Span) -> Instruction:
         """Read the instruction that lies there."""
-        return Instruction(self.data, message(self.data, *place), place)
+        return Instruction(self.data, message(self.data, *where), where)
 
     def special(self, computation: Computation, index: int) -> Instruction:
         """Read a special instruction of a computation."""
@@ -173,18 +172,18 @@ class Module:
 
     def member(self, computation: Computation, member: int, user: Instruction) -> Instruction:
         """The instruction of this id, which another one of its computation names."""
-        place = computation.places.by_id(member)
-        if place is None:
+        where = computation.places.by_id(member)
+        if where is None:
             raise Malformed(
                 f"{user.name} names the instruction {member}, which {computation.name} lacks",
                 user.offset,
             )
-        return self.instruction(place)
+        return self.instruction(where)
 
     def root(self, computation: Computation) -> Instruction | None:
         """The instruction whose value is the computation's."""
-        place = computation.places.by_id(computation.root_id)
-        return self.instruction(place) if place else None
+        where = computation.places.by_id(computation.root_id)
+        return self.instruction(where) if where else None
 
 
 def module_fields(data: Buffer) -> tuple[Fields, int]:
@@ -206,20 +205,20 @@ class Instruction:
     `data` is what its fields point into: the module's, or bytes of its own.
     """
 
-    __slots__ = ("_place", "data", "fields")
+    __slots__ = ("_extent", "data", "fields")
 
-    def __init__(self, data: Buffer, fields: Fields, place: Span | Callable[[], Span]) -> None:
-        self.data, self.fields, self._place = data, fields, place
+    def __init__(self, data: Buffer, fields: Fields, where: Span | Callable[[], Span]) -> None:
+        self.data, self.fields, self._extent = data, fields, where
 
     @property
-    def place(self) -> Span:
+    def extent(self) -> Span:
         """Where it lies in the module's data."""
-        return self._place if isinstance(self._place, tuple) else self._place()
+        return self._extent if isinstance(self._extent, tuple) else self._extent()
 
     @property
     def offset(self) -> int:
         """Where it begins in the module's data."""
-        return self.place[0]
+        return self.extent[0]
 
     @property
     def name(self) -> str:
@@ -256,13 +255,13 @@ class Instruction:
 
     def encoded(self, number: int) -> bytes:
         """A message among the fields, unread."""
-        place = span(self.fields, number)
-        return self.data[place[0] : place[1]] if place else b""
+        where = span(self.fields, number)
+        return self.data[where[0] : where[1]] if where else b""
 
     def part(self, number: int) -> Fields:
         """A message among the fields; empty where there is none."""
-        place = span(self.fields, number)
-        return message(self.data, *place) if place else {}
+        where = span(self.fields, number)
+        return message(self.data, *where) if where else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,9 +273,9 @@ class Shape:
     parts: tuple[Span, ...]
 
     @classmethod
-    def parse(cls, data: Buffer, place: Span | None) -> Shape:
+    def parse(cls, data: Buffer, where: Span | None) -> Shape:
         """Read a ShapeProto."""
-        fields = message(data, *place) if place else {}
+        fields = message(data, *where) if where else {}
         parts = tuple(value for value in fields.get(SHAPE_PARTS, ()) if isinstance(value, tuple))
         dimensions = tuple(integers(data, fields, SHAPE_DIMENSIONS))
         return cls(integer(fields, SHAPE_TYPE), dimensions, parts)

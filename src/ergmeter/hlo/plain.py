@@ -1,17 +1,13 @@
-"""Our own parser of computations, in plain Python; and what any parser has to give.
+"""The plain-Python parser of computations, and the types that every parser returns.
 
-The trap: an object for each instruction takes longer than parsing it. So a parser gives columns,
-the opcodes and the ids of a computation, and the few instructions that matter one by one.
-
-Every field of every instruction is gone through, so that damage is found wherever it is. What is
-out of the ordinary is left to `message`, which says where the damage lies.
+A parser returns the ids of a computation as a list, and only the instructions that matter one by
+one. The plain one parses every field of every instruction, so that damage is found wherever it is,
+with its offset. The other readers are faster, and pass it what they can't read.
 """
 
 from __future__ import annotations
 
-import re
-import sys
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from ergmeter.hlo.module import (
@@ -53,39 +49,7 @@ if TYPE_CHECKING:
 
     from ergmeter.hlo.module import Computation
 
-_INSTRUCTION_TAG, _OPCODE_TAG, _SHAPE_TAG = (
-    number << 3 | 2 for number in (COMPUTATION_INSTRUCTION, OPCODE, SHAPE)
-)
-_SHORT_TAGS = frozenset(number << 3 | 2 for number in range(1, 16))
-_COLUMNS = frozenset([OPCODE, SHAPE, ID, OPERAND_IDS, CALLED_IDS])
-
-
-def _lists() -> bytes:
-    """A pattern for a packed list of up to 35 bytes, which is five ids of an optimised module.
-
-    The last byte ends a number; none has more than ten bytes.
-    """
-    kinds = [rb"\x00"]
-    for size in range(1, 36):
-        no_longer = rb"(?!.{0,%d}[\x80-\xff]{10})" % (size - 10) if size > 10 else b""
-        kinds.append(rb"\x%02x%s.{%d}[\x00-\x7f]" % (size, no_longer, size - 1))
-    return rb"(?:" + rb"|".join(kinds) + rb")"
-
-
-@lru_cache(maxsize=1)
-def _end() -> re.Pattern[bytes]:
-    """How nearly every instruction ends.
-
-    With its id, the ids of operands and callees, and two empty messages (frontend attributes and
-    statistics). Compiled when it is first needed, since that takes as long as a file.
-    """
-    parts = (
-        rb"\x98\x02([\x80-\xff]{0,8}[\x00-\x7f])",
-        rb"(?:\xa2\x02%s)?" % _lists(),
-        rb"(?:\xb2\x02%s)?" % _lists(),
-        rb"(?:\xa2\x04\x00)?(?:\x92\x05\x00)?",
-    )
-    return re.compile(b"".join(parts), re.DOTALL)
+_INSTRUCTION_TAG = COMPUTATION_INSTRUCTION << 3 | 2
 
 
 class InstructionLine(Protocol):
@@ -161,7 +125,7 @@ class NotedInstructions:
                 self.calls += (callee, number)
 
     def extend(self, later: NotedInstructions) -> None:
-        """Note what was noted of later instructions."""
+        """Appends the notes of later instructions."""
         self.dots += later.dots
         self.special += later.special
         self.calls += later.calls
@@ -185,7 +149,7 @@ class Parsed(NamedTuple):
 
 
 class Index(NamedTuple):
-    """A computation as it is listed; the rest is made if it is not idle or if somebody asks."""
+    """The summary of a computation; `computation` is None if it is idle."""
 
     id: int
     instructions: int
@@ -197,14 +161,14 @@ class Parser(Protocol):
     """Takes computations apart."""
 
     def parsed(self, data: Buffer, places: list[Span]) -> Iterable[Parsed | Index]:
-        """The computations that lie there, in order; Malformed where one is damaged.
+        """Parses the computations at these spans, in order. Raises Malformed if one is damaged.
 
         One that is seen to be idle at once may come as it is listed.
         """
 
 
 class PlainLine:
-    """A line that we read ourselves; its parts when they are asked for."""
+    """An instruction read by the plain parser; its parts are parsed at access."""
 
     __slots__ = ("_data", "_fields")
 
@@ -241,17 +205,21 @@ class PlainLine:
 
 
 class PlainParser:
-    """Ours."""
+    """The plain-Python parser."""
 
     def parsed(self, data: Buffer, places: list[Span]) -> Iterator[Parsed]:
-        """The computations that lie there."""
-        for place in places:
-            framed = frames(data, *place)
-            opcodes, ids, shapes = _columns(data, framed)
+        """Parses the computations at these spans."""
+        for where in places:
+            framed = frames(data, *where)
             noted = NotedInstructions()
-            for number, opcode in enumerate(opcodes):
-                if opcode not in QUIET_OPCODES:
-                    noted.add(number, opcode, framed.line(data, number))
+            ids: list[int] = []
+            shapes: list[bytes] = []
+            for number, (start, end) in enumerate(zip(framed.starts, framed.ends, strict=True)):
+                line = plain_line(data, start, end)
+                ids.append(line.id)
+                shapes.append(line.shape)
+                if line.opcode not in QUIET_OPCODES:
+                    noted.add(number, line.opcode, line)
             own = *own_fields(data, framed), len(ids)
             yield Parsed(*own, noted, ids, True, partial(_by_number, shapes), framed)
 
@@ -261,7 +229,7 @@ def _by_number(shapes: list[bytes], numbers: list[int], _: list[int]) -> list[by
 
 
 def plain_line(data: Buffer, start: int, end: int) -> PlainLine:
-    """An instruction's line, for which nobody has vouched: Malformed where it is damaged."""
+    """Parses and checks an instruction. Raises Malformed if it is damaged."""
     line = PlainLine(data, start, end)
     _ = line.operand_ids, line.called_computation_ids
     return line
@@ -278,12 +246,12 @@ def own_fields(data: Buffer, framed: Frames) -> tuple[int, bytes, int]:
 
 
 def _bytes(data: Buffer, fields: Fields, number: int) -> bytes:
-    place = span(fields, number)
-    return data[place[0] : place[1]] if place else b""
+    where = span(fields, number)
+    return data[where[0] : where[1]] if where else b""
 
 
 def frames(data: Buffer, start: int, end: int) -> Frames:
-    """Go from instruction to instruction by their lengths."""
+    """Finds the instructions of a computation by their lengths."""
     starts: list[int] = []
     ends: list[int] = []
     others: Fields = {}
@@ -311,57 +279,3 @@ def frames(data: Buffer, start: int, end: int) -> Frames:
     if at != end:
         raise Malformed("a field longer than what holds it", last)
     return Frames(starts, ends, others)
-
-
-def _columns(data: Buffer, framed: Frames) -> tuple[list[bytes], list[int], list[bytes]]:
-    """The opcode, the id and the shape of each instruction."""
-    opcodes: list[bytes] = []
-    ids: list[int] = []
-    shapes: list[bytes] = []
-    high, ended, short_tags = _High(), _end().match, _SHORT_TAGS
-    for start, end in zip(framed.starts, framed.ends, strict=True):
-        at, member = start, 0
-        opcode = shape = b""
-        try:
-            while at < end:
-                tag, size = data[at], data[at + 1]
-                if tag in short_tags and size < 0x80:
-                    at += 2
-                    if tag == _OPCODE_TAG:
-                        opcode = data[at : at + size]
-                    elif tag == _SHAPE_TAG:
-                        shape = data[at : at + size]
-                    at += size
-                elif found := ended(data, at, end):
-                    at = found.end()
-                    raw = int.from_bytes(found[1], "little")
-                    member = (raw & 0x7F | raw >> 1 & 0x3F80) + high[raw >> 16]
-                else:
-                    at = _past_other(data, at)
-        except IndexError:
-            at = -1
-        if at != end:
-            line = plain_line(data, start, end)
-            opcode, member, shape = line.opcode, line.id, line.shape
-        opcodes.append(opcode)
-        ids.append(member)
-        shapes.append(shape)
-    return opcodes, ids, shapes
-
-
-def _past_other(data: Buffer, at: int) -> int:
-    """Where a field ends that is in no column; of one that is, beyond every end."""
-    number, _, after = field(data, at)
-    return sys.maxsize if number in _COLUMNS else after
-
-
-class _High(dict[int, int]):
-    """What the bytes of a varint from the third one on stand for; most ids share them."""
-
-    def __missing__(self, raw: int) -> int:
-        value, shift, rest = 0, 14, raw
-        while rest:
-            value |= (rest & 0x7F) << shift
-            rest, shift = rest >> 8, shift + 7
-        self[raw] = value
-        return value

@@ -1,12 +1,11 @@
-"""How many multiply-accumulates does a dot, a convolution or a ragged dot take?
+"""Multiply-accumulates of a dot, a convolution or a ragged dot.
 
-The trap: a convolution's padding and the holes of a dilation are not multiplied. XLA counts the
-pairs (kernel position, output position) that meet an input element, and so does this; counting
-kernel times output says 4 % more for a 3x3 kernel over 32x32 with the same-size padding.
-XLA goes through all pairs; here they are counted as lattice points under a line, so that no shape
-can make it slow.
+A convolution's padding and the holes of a dilation are not multiplied. Like XLA, this counts the
+pairs (kernel position, output position) that meet an input element. Kernel times output would be 4
+% more for a 3x3 kernel over 32x32 with same-size padding. XLA walks all pairs; here they are
+counted as lattice points under a line, in constant time.
 
-Integers throughout: XLA sums in float32 and is off by 4e-4 for a module of 100k instructions.
+All numbers are integers: XLA sums in float32 and is off by 4e-4 for a module of 100k instructions.
 """
 
 from __future__ import annotations
@@ -32,15 +31,13 @@ if TYPE_CHECKING:
 
     from ergmeter.hlo.module import Computation, Instruction, Module
 
-# -- products --------------------------------------------------------------------------------------
-
 
 LIMIT = 1 << 512  # no count is that large; a damaged file's may be, and would take all memory
 _MAX_CLASSES = 1 << 16
 
 
 def product(values: Iterable[int]) -> int:
-    """The product of dimensions; Malformed for one below 0 or for what no machine could do."""
+    """The product of dimensions. Raises Malformed for a negative or impossibly large one."""
     result = 1
     for value in values:
         if value < 0:
@@ -52,7 +49,7 @@ def product(values: Iterable[int]) -> int:
 
 
 def at(dimensions: Sequence[int], index: int) -> int:
-    """A dimension by its number; Malformed where the shape has no such."""
+    """A dimension by its number. Raises Malformed if the shape does not have it."""
     if not 0 <= index < len(dimensions):
         raise Malformed(f"dimension {index} of a shape that has {len(dimensions)}", 0)
     return dimensions[index]
@@ -135,7 +132,7 @@ def window_macs(
     """Input features of a group x output features x batch of a group x valid pairs per axis."""
     data = user.data
     numbers = user.part(CONVOLUTION_DIMENSIONS)
-    windows = [message(data, *place) for place in spans(user.part(WINDOW), 1)]
+    windows = [message(data, *where) for where in spans(user.part(WINDOW), 1)]
     axes = [integers(data, numbers, number) for number in (11, 6, 12)]
     if {len(axis) for axis in axes} != {len(windows)}:
         raise Malformed("a convolution whose window and dimensions do not fit", user.offset)
@@ -228,16 +225,14 @@ def _floor_sum(n: int, modulus: int, slope: int, start: int) -> int:
     return total
 
 
-# -- uncounted -------------------------------------------------------------------------------------
-# What do a Cholesky decomposition, a triangular solve and an FFT cost?
+# Cholesky decompositions, triangular solves and FFTs are no matrix products, so they are not in a
+# module's MACs. Each library does another number of operations. They are listed beside the total,
+# with their calls and their nominal number of real floating-point operations:
 #
-# None of the three is a matrix product, so none is in a module's MACs: matrix units do not run them
-# as such, and each library does another number of operations. They are listed beside the total,
-# with their calls and the number of real floating-point operations by which the field rates them:
-#
-# - cholesky: n^3 / 3 for a matrix of n x n (Golub and Van Loan, Matrix Computations, section 4.2) -
-# triangular-solve: n^2 for each right-hand side (the same, section 3.1) - fft: 5 N log2 N for N
-# complex points, half of that for real ones (the rate of FFTW's benchmarks,   fftw.org/speed)
+#     - cholesky: n^3 / 3 for an n x n matrix (Golub and Van Loan, Matrix Computations, section 4.2)
+#     - triangular-solve: n^2 for each right-hand side (the same, section 3.1)
+#     - fft: 5 N log2 N for N complex points, half of that for real ones (FFTW's benchmarks,
+#       fftw.org/speed)
 #
 # A complex operation is four times a real one, as in LAPACK's counts (LAPACK Working Note 41).
 # XLA's cost analysis has other factors: 2 n^2 for a solve and 8 log2(N) for each point of an FFT.
@@ -247,25 +242,25 @@ UNCOUNTED = ("cholesky", "triangular-solve", "fft")
 _REAL_TO_COMPLEX, _COMPLEX_TO_REAL = 2, 3  # FftType
 
 
-def nominal_flops(module: Module, computation: Computation, found: Instruction) -> int:
+def nominal_flops(module: Module, computation: Computation, instruction: Instruction) -> int:
     """Real floating-point operations of one call, by the formulas above."""
-    if found.opcode == "fft":
-        return _fft(module, computation, found)
-    matrix = module.operand(computation, found, 0).shape
+    if instruction.opcode == "fft":
+        return _fft(module, computation, instruction)
+    matrix = module.operand(computation, instruction, 0).shape
     size = at(matrix.dimensions, len(matrix.dimensions) - 1)
-    if found.opcode == "cholesky":
+    if instruction.opcode == "cholesky":
         return real_factor(matrix.type) * product([*matrix.dimensions, size]) // 3
-    right = module.operand(computation, found, 1).shape
+    right = module.operand(computation, instruction, 1).shape
     return real_factor(matrix.type) * product([*right.dimensions, size])
 
 
-def _fft(module: Module, computation: Computation, found: Instruction) -> int:
-    lengths = integers(found.data, found.fields, FFT_LENGTH)
+def _fft(module: Module, computation: Computation, instruction: Instruction) -> int:
+    lengths = integers(instruction.data, instruction.fields, FFT_LENGTH)
     points = product(lengths)
     if points < 1:
         raise Malformed("a transform of no points", 0)
-    kind = found.integer(FFT_TYPE)
+    kind = instruction.integer(FFT_TYPE)
     # The real side of a transform of real points has all of them, the complex one half.
-    whole = found if kind == _COMPLEX_TO_REAL else module.operand(computation, found, 0)
+    full = instruction if kind == _COMPLEX_TO_REAL else module.operand(computation, instruction, 0)
     each = 2.5 if kind in (_REAL_TO_COMPLEX, _COMPLEX_TO_REAL) else 5.0
-    return round(each * log2(points) * product(whole.shape.dimensions))
+    return round(each * log2(points) * product(full.shape.dimensions))

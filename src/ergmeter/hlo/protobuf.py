@@ -1,14 +1,12 @@
-"""Computations read by protobuf's C parser, with a schema of the few fields that an index needs.
+"""Parses computations with protobuf's C parser and a schema of the few fields an index needs.
 
-To ask each instruction for its opcode takes Python three times as long as parsing takes protobuf.
-So all is parsed twice. Once as columns: a computation's instructions are declared to be a single
-message, which protobuf merges from all of them, and its opcodes and ids a repeated field each, so
-that they come out as lists. And once as rows, which are declared to be bytes, so that they stay
-unparsed but for those that matter.
+Asking each instruction for its opcode takes Python three times as long as parsing takes protobuf.
+So everything is parsed twice. As columns: a computation's instructions are declared as a single
+message, which protobuf merges, with opcodes and ids as repeated fields that come out as lists. As
+rows: the instructions are declared as bytes, so that only those that matter are parsed.
 
-Two traps: protobuf keeps a copy of what it does not know, so instructions that hold a literal are
-not given to it; and where it runs without its C parser (3.20 on Python 3.11) it is ten times
-slower than our own, so that it is not used.
+protobuf copies unknown fields, so instructions that hold a literal are not passed to it. Without
+its C parser (3.20 on Python 3.11) it is ten times slower than the plain reader, and is not used.
 """
 
 from __future__ import annotations
@@ -57,12 +55,10 @@ if TYPE_CHECKING:
     from ergmeter.hlo.plain import Dot, Frames, Parser
     from ergmeter.hlo.wire import Buffer, Span
 
-# -- schema ----------------------------------------------------------------------------------------
 # The fields of a module that protobuf is asked for, as rows and as columns.
 #
-# The classes are built at run time under a package name of ours: there is no generated code that
-# pins a protobuf version, and no clash with the copy of hlo.proto that tensorflow or torch-neuronx
-# loads.
+# The classes are built at run time under a package name of ours. So no generated code pins a
+# protobuf version or clashes with the hlo.proto that tensorflow or torch-neuronx loads.
 
 
 # Field by field: name, number, kind (bytes, int64 or a message of this schema), and how often.
@@ -151,15 +147,11 @@ def classes(schema: Schema) -> dict[str, Any]:
     }
 
 
-# -- columns ---------------------------------------------------------------------------------------
-# Which instructions matter, by the columns that protobuf makes of a computation?
-#
-# An instruction without an opcode and another with two, which no compiler writes, would put the
-# columns out of step unseen. So the rows that the columns point to are made columns once more, with
-# a mark behind each: where just every other opcode is a mark, each row has one. It has to be the
-# one that the columns say: as they hold every opcode, none that matters can then be elsewhere. An
-# instruction without one matters if it calls, hence the callees of those rows have to be all there
-# are. And an id that is asked for has to be that of the row it leads to.
+# An instruction without an opcode and another with two would shift the columns unnoticed. So the
+# rows that the columns point to become columns once more, with a mark behind each. If every other
+# opcode is a mark, each row has one opcode, and it must be the one in the columns. An instruction
+# without an opcode matters if it calls, so the callees of those rows must be all there are. An id
+# that is asked for must be that of its row.
 
 
 # The two name a computation, which nothing is to be done with; but here all callees are counted.
@@ -194,11 +186,11 @@ class ColumnReader:
         ).SerializeToString()
 
     def noted(self, lines: Lines) -> NotedInstructions:
-        """What matters; Unparsed where the columns are not in step."""
+        """The instructions that matter. Raises Unparsed if the columns are not aligned."""
         if not len(lines.opcodes) == len(lines.merged.id) == len(lines.numbers):
             raise Unparsed
         callees = len(lines.merged.called_computation_ids)
-        found = NotedInstructions()
+        noted = NotedInstructions()
         for kind, members in enumerate(_by_kind(lines)):
             if not members:
                 continue
@@ -209,15 +201,15 @@ class ColumnReader:
             if not in_step or called.count(_MARK_ID) != len(numbers):
                 raise Unparsed
             callees -= len(called) - len(numbers)
-            _note(found, kind, numbers, picked)
+            _note(noted, kind, numbers, picked)
         if callees:
             raise Unparsed
-        return found
+        return noted
 
     def shapes(
         self, row: Callable[[int], bytes], numbers: list[int], ids: list[int]
     ) -> list[bytes]:
-        """Of the rows of these indices; Unparsed unless these are their ids."""
+        """Shapes of these rows. Raises Unparsed unless they have these ids."""
         picked = self._picked(row, numbers)
         shapes = _one_each(picked.shape[:], _MARK)
         if 0 in ids or _one_each(picked.id[:], _MARK_ID) != ids or len(shapes) != len(ids):
@@ -230,26 +222,26 @@ class ColumnReader:
 
 def _by_kind(lines: Lines) -> list[list[tuple[int, bytes]]]:
     kinds: list[list[tuple[int, bytes]]] = [[] for _ in range(OTHER + 1)]
-    for one in zip(lines.numbers, lines.opcodes, strict=True):
-        if one[1] not in _CALLING_NOTHING:
-            kinds[KINDS.get(one[1], OTHER)].append(one)
+    for line in zip(lines.numbers, lines.opcodes, strict=True):
+        if line[1] not in _CALLING_NOTHING:
+            kinds[KINDS.get(line[1], OTHER)].append(line)
     return kinds
 
 
-def _note(found: NotedInstructions, kind: int, numbers: Sequence[int], picked: Any) -> None:  # noqa: ANN401
+def _note(noted: NotedInstructions, kind: int, numbers: Sequence[int], picked: Any) -> None:  # noqa: ANN401
     if kind == DOT:
-        found.dots = _dots(numbers, picked)
+        noted.dots = _dots(numbers, picked)
     elif kind == CONSTANT:
         literals = _one_each(picked.literal[:], _MARK)
         if len(literals) != len(numbers):
             raise Unparsed
-        found.literal_bytes = sum(map(len, literals))
+        noted.literal_bytes = sum(map(len, literals))
     elif kind == SPECIAL:
-        found.special = [*numbers]
+        noted.special = [*numbers]
     elif kind == APPLYING:
-        found.applied = [one for one in picked.called_computation_ids if one != _MARK_ID]
+        noted.applied = [callee for callee in picked.called_computation_ids if callee != _MARK_ID]
     elif kind == OTHER:
-        found.calls = _calls(numbers, picked.called_computation_ids)
+        noted.calls = _calls(numbers, picked.called_computation_ids)
 
 
 def _one_each(values: list[_Value], mark: _Value) -> list[_Value]:
@@ -291,9 +283,6 @@ def _calls(numbers: Sequence[int], called: Sequence[int]) -> list[int]:
     return calls
 
 
-# -- protobuf --------------------------------------------------------------------------------------
-
-
 _CHUNK_BYTES = 16 << 20  # parsed at once; protobuf takes about six times that in memory
 _LARGE_BYTES = 1 << 14  # an instruction of that size holds a literal
 _MAX_HEAD_BYTES = 6  # of a computation: a tag and a length
@@ -332,15 +321,17 @@ class _ProtobufParser:
         self._plain = PlainParser()
 
     def parsed(self, data: Buffer, places: list[Span]) -> Iterator[Parsed | Index]:
-        """The computations that lie there; what protobuf can't read is read by ourselves."""
-        found: Iterable[Parsed | Index]
+        """Parses the computations at these spans, by the plain parser if protobuf refuses."""
+        computations: Iterable[Parsed | Index]
         for chunk in _chunks(places):
             try:
                 many = len(chunk) > 1 or chunk[0][1] - chunk[0][0] <= _CHUNK_BYTES
-                found = self._together(data, chunk) if many else [self._large(data, chunk[0])]
+                computations = (
+                    self._together(data, chunk) if many else [self._large(data, chunk[0])]
+                )
             except (Unparsed, self._refusal):
-                found = self._plain.parsed(data, chunk)
-            yield from found
+                computations = self._plain.parsed(data, chunk)
+            yield from computations
 
     def _together(self, data: Buffer, places: list[Span]) -> Iterable[Parsed | Index]:
         encoded = data[_begin(data, places[0]) : places[-1][1]]
@@ -348,7 +339,10 @@ class _ProtobufParser:
         merged = self._merged["Module"].FromString(encoded).computations
         if len(rows) != len(places):
             raise Unparsed
-        return [self._indexed(row, one.instructions) for row, one in zip(rows, merged, strict=True)]
+        return [
+            self._indexed(row, columns.instructions)
+            for row, columns in zip(rows, merged, strict=True)
+        ]
 
     def _indexed(self, computation: Any, merged: Any) -> Parsed | Index:  # noqa: ANN401
         rows, opcodes = computation.instructions, merged.opcode[:]
@@ -369,13 +363,13 @@ class _ProtobufParser:
             row=rows.__getitem__,
         )
 
-    def _large(self, data: Buffer, place: Span) -> Parsed:
+    def _large(self, data: Buffer, where: Span) -> Parsed:
         """A computation that is parsed a part at a time, without its large instructions."""
-        framed = frames(data, *place)
+        framed = frames(data, *where)
         noted = NotedInstructions()
         ids: list[int] = []
         sure = True
-        for part in _parts(place[0], framed):
+        for part in _parts(where[0], framed):
             if part.large:
                 line = plain_line(data, framed.starts[part.first], framed.ends[part.first])
                 noted.add(part.first, line.opcode, line)
@@ -384,9 +378,9 @@ class _ProtobufParser:
             encoded = data[part.begin : framed.ends[part.last - 1]]
             merged = self._merged["Computation"].FromString(encoded).instructions
             numbers, row = range(part.first, part.last), partial(framed.row, data)
-            found, known = self._note(noted, Lines(merged, merged.opcode[:], numbers, row))
-            ids += found
-            sure = sure and known
+            new_ids, is_checked = self._note(noted, Lines(merged, merged.opcode[:], numbers, row))
+            ids += new_ids
+            sure = sure and is_checked
 
         def shapes(numbers: list[int], members: list[int]) -> list[bytes]:
             lines = [framed.line(data, number) for number in numbers]
@@ -424,21 +418,21 @@ class _ProtobufParser:
 def _chunks(places: list[Span]) -> Iterator[list[Span]]:
     """Computations that follow each other, as many as are parsed at once; a large one alone."""
     chunk: list[Span] = []
-    for place in places:
+    for where in places:
         if chunk and (
-            place[1] - chunk[0][0] > _CHUNK_BYTES or place[0] - chunk[-1][1] > _MAX_HEAD_BYTES
+            where[1] - chunk[0][0] > _CHUNK_BYTES or where[0] - chunk[-1][1] > _MAX_HEAD_BYTES
         ):
             yield chunk
             chunk = []
-        chunk.append(place)
+        chunk.append(where)
     if chunk:
         yield chunk
 
 
-def _begin(data: Buffer, place: Span) -> int:
+def _begin(data: Buffer, where: Span) -> int:
     """Where the head of a computation begins, if it is written as usual."""
-    size = place[1] - place[0]
-    begin = place[0] - max(1, -(-size.bit_length() // 7)) - 1
+    size = where[1] - where[0]
+    begin = where[0] - max(1, -(-size.bit_length() // 7)) - 1
     if data[begin] != _COMPUTATION_TAG:  # a length that is longer than need be
         raise Unparsed
     return begin

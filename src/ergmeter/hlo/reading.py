@@ -1,8 +1,8 @@
-"""Which reader indexes a module, and where does the module begin?
+"""Chooses the reader that indexes a module, and builds the index from what it gives.
 
-There are three: a compiled one, one on protobuf's C parser and one in plain Python. They must not
-disagree, so the plain one rules: the others hand it whatever they find odd, and it alone says that
-a file is damaged.
+There are three readers: a compiled one, one on protobuf's C parser and one in plain Python. They
+must agree, so the other two pass anything unusual to the plain one, and only that one reports
+damage.
 """
 
 from __future__ import annotations
@@ -32,31 +32,32 @@ if TYPE_CHECKING:
 
     from ergmeter.hlo.plain import Dot, Parsed, Parser
 
-# -- lines -----------------------------------------------------------------------------------------
-# Which instructions of a computation matter? The index, made from what a parser gives.
 
-
-def index(data: Buffer, place: Span, parsed: Parsed | Index) -> Index:
-    """Index the computation that lies there."""
+def index(data: Buffer, where: Span, parsed: Parsed | Index) -> Index:
+    """Indexes a parsed computation."""
     if isinstance(parsed, Index):
         return parsed
     noted = parsed.noted
-    found = None
+    computation = None
     if noted.matters:
-        places = _Places(data, place, parsed)
-        found = _computation(parsed, places)
-        found.calls, found.applied, found.special = noted.calls, noted.applied, noted.special
+        places = _Places(data, where, parsed)
+        computation = _computation(parsed, places)
+        computation.calls, computation.applied, computation.special = (
+            noted.calls,
+            noted.applied,
+            noted.special,
+        )
         if parsed.row:
-            found.encoded = {number: parsed.row(number) for number in noted.special}
+            computation.encoded = {number: parsed.row(number) for number in noted.special}
         if noted.dots:
-            _add_dots(found, noted.dots, parsed, places.number(parsed.ids))
-    return Index(parsed.id, parsed.instructions, noted.literal_bytes, found)
+            _add_dots(computation, noted.dots, parsed, places.number(parsed.ids))
+    return Index(parsed.id, parsed.instructions, noted.literal_bytes, computation)
 
 
-def idle_computation(data: Buffer, place: Span) -> Computation:
+def idle_computation(data: Buffer, where: Span) -> Computation:
     """A computation that neither multiplies nor calls; a loop's condition is one."""
-    (parsed,) = PlainParser().parsed(data, [place])
-    return _computation(parsed, _Places(data, place, parsed))
+    (parsed,) = PlainParser().parsed(data, [where])
+    return _computation(parsed, _Places(data, where, parsed))
 
 
 def _computation(parsed: Parsed, places: _Places) -> Computation:
@@ -71,29 +72,29 @@ def _computation(parsed: Parsed, places: _Places) -> Computation:
 
 
 class _Places:
-    """Places by id and index; frames and ids are gathered when the first one is asked for."""
+    """Instruction spans by id and index, gathered at first use."""
 
-    __slots__ = ("_data", "_framed", "_ids", "_place", "_sure")
+    __slots__ = ("_data", "_framed", "_ids", "_span", "_sure")
 
-    def __init__(self, data: Buffer, place: Span, parsed: Parsed) -> None:
-        self._data, self._place, self._framed = data, place, parsed.frames
+    def __init__(self, data: Buffer, where: Span, parsed: Parsed) -> None:
+        self._data, self._span, self._framed = data, where, parsed.frames
         self._sure = parsed.sure
         self._ids: dict[int, int] | None = None
 
     def by_id(self, member: int) -> Span | None:
         if self._ids is None:
-            (parsed,) = PlainParser().parsed(self._data, [self._place])
+            (parsed,) = PlainParser().parsed(self._data, [self._span])
             self._sure = True
             self.number(parsed.ids)
         index = (self._ids or {}).get(member)
-        place = None if index is None else self.by_index(index)
-        if not self._sure and (not place or not member or self._id(place) != member):
+        where = None if index is None else self.by_index(index)
+        if not self._sure and (not where or not member or self._id(where) != member):
             raise Unparsed
-        return place
+        return where
 
     def by_index(self, index: int) -> Span:
         if self._framed is None:
-            self._framed = frames(self._data, *self._place)
+            self._framed = frames(self._data, *self._span)
         return self._framed.starts[index], self._framed.ends[index]
 
     def number(self, ids: Sequence[int]) -> dict[int, int]:
@@ -105,16 +106,18 @@ class _Places:
             without = ids.count(0)
             numbers.pop(0, None)
             if len(numbers) + without != len(ids):
-                raise Malformed("two instructions of one id in a computation", self._place[0])
+                raise Malformed("two instructions of one id in a computation", self._span[0])
         return numbers
 
-    def _id(self, place: Span) -> int:
-        return integer(message(self._data, *place), ID)
+    def _id(self, where: Span) -> int:
+        return integer(message(self._data, *where), ID)
 
 
-def _add_dots(found: Computation, dots: list[Dot], parsed: Parsed, numbers: dict[int, int]) -> None:
+def _add_dots(
+    computation: Computation, dots: list[Dot], parsed: Parsed, numbers: dict[int, int]
+) -> None:
     """Note dots, those of the same shapes together; one without its operand is a special case."""
-    found.special += [number for number, left, _, _ in dots if left not in numbers]
+    computation.special += [number for number, left, _, _ in dots if left not in numbers]
     # Each operand once: many dots may share a large one.
     members = [*{left: None for _, left, _, _ in dots if left is not None and left in numbers}]
     of_members = parsed.shapes([numbers[member] for member in members], members)
@@ -123,17 +126,13 @@ def _add_dots(found: Computation, dots: list[Dot], parsed: Parsed, numbers: dict
         if member not in lefts:
             continue
         shapes = (shape, lefts[member], dimensions)
-        known = found.dots.get(shapes)
-        if known:
-            known[0] += 1
+        group = computation.dots.get(shapes)
+        if group:
+            group[0] += 1
         else:
-            found.dots[shapes] = [1, number]
+            computation.dots[shapes] = [1, number]
 
 
-# -- reading ---------------------------------------------------------------------------------------
-
-
-READERS = ("compiled", "protobuf", "python")
 _NEEDS = {
     "compiled": "a C compiler (cc) and ERGMETER_COMPILED not set to 0",
     "protobuf": "protobuf with its C parser: pip install 'ergmeter[hlo]'",
@@ -143,9 +142,9 @@ _NEEDS = {
 def read(data: Buffer, *, reader: str | None = None) -> Module:
     """Index the module in `data`, an HloModuleProto or an HloProto around one."""
     library = _library() if reader in (None, "compiled") else None
-    found = library.module(data) if library else None
-    if found:
-        return found
+    module = library.module(data) if library else None
+    if module:
+        return module
     # Not before: to load protobuf takes as long as a dozen files take the compiled reader.
     parser = protobuf.parser() if reader in (None, "protobuf") else None
     if (reader == "compiled" and not library) or (reader == "protobuf" and not parser):
@@ -159,7 +158,7 @@ def _parsed(data: Buffer, parser: Parser | None) -> Module:
     if not places:
         raise Malformed("it has no computations", start)
     every = (parser or PlainParser()).parsed(data, places)
-    listed = [index(data, place, one) for place, one in zip(places, every, strict=True)]
+    listed = [index(data, where, parsed) for where, parsed in zip(places, every, strict=True)]
 
     def make(number: int) -> Computation:
         return listed[number].computation or idle_computation(data, places[number])
@@ -171,11 +170,11 @@ def _parsed(data: Buffer, parser: Parser | None) -> Module:
         entry_name=text(data, fields, MODULE_ENTRY_NAME),
         payloads=spans(fields, MODULE_PAYLOAD),
         computations=Computations.of(
-            [one.id for one in listed],
+            [entry.id for entry in listed],
             make,
-            idle={one.id for one in listed if one.computation is None},
-            instructions=sum(one.instructions for one in listed),
-            literal_bytes=sum(one.literal_bytes for one in listed),
+            idle={entry.id for entry in listed if entry.computation is None},
+            instructions=sum(entry.instructions for entry in listed),
+            literal_bytes=sum(entry.literal_bytes for entry in listed),
         ),
         reader="protobuf" if parser else "python",
         fields=fields,
@@ -183,7 +182,7 @@ def _parsed(data: Buffer, parser: Parser | None) -> Module:
 
 
 def reader_name() -> str:
-    """The reader that is used here unless one is asked for."""
+    """The default reader on this machine."""
     if _library():
         return "compiled"
     return "protobuf" if protobuf.parser() else "python"

@@ -1,13 +1,101 @@
-"""What counting a module comes to."""
+"""The count of a module, and whether it is the work of one device or of all."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from itertools import pairwise
+from math import prod
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from ergmeter.hlo.module import INSTRUCTION_SHARDING
+from ergmeter.hlo.wire import Malformed, integer, message, span, spans
 
 if TYPE_CHECKING:
-    from ergmeter.hlo.config import Kernel
-    from ergmeter.hlo.scope import Scope
+    from collections.abc import Set as AbstractSet
+
+    from ergmeter.hlo.calls import Kernel
+    from ergmeter.hlo.module import Computation, Module
+    from ergmeter.hlo.wire import Fields
+
+# Before XLA has partitioned it, a module of jax's jit (pjit) has the shapes of the full arrays, so
+# its products are those of all devices. Inside shard_map, and after partitioning, shapes are those
+# of one device.
+#
+# Signs in jax 0.4 to 0.10 and torch-xla: the partitioner stores the shardings of parameters and
+# result in the module and names its entry `..._spmd`. Shardy stores its meshes in the module's
+# attributes. Annotations are custom calls, or are at the entry's parameters.
+
+
+Scope: TypeAlias = Literal["one device", "all devices", "shard_map"]
+
+MANUAL_CALLS = frozenset(["SPMDFullToShardShape", "xla.sdy.GlobalToLocalShape"])
+SHARDING_CALLS = frozenset(["Sharding", "xla.sdy.FuncResultSharding", *MANUAL_CALLS])
+_SPMD_OUTPUT, _SPMD_PARAMETERS, _DEVICE_ASSIGNMENT, _ATTRIBUTES = 12, 14, 15, 19
+_TILED = (2, 3)  # OpSharding.Type: TUPLE, OTHER; a replicated parameter says nothing
+_MOST_PARAMETERS = 64  # that are looked at; jax and torch-xla put them first
+
+
+class WorkScope(NamedTuple):
+    """Whether a count is of one device or all, and the number of devices if known."""
+
+    scope: Scope
+    devices: int | None = None
+
+
+def work_scope(module: Module, entry: Computation, calls: AbstractSet[str]) -> WorkScope:
+    """The scope of a module's work, from its fields and its sharding calls."""
+    fields = module.fields
+    if spans(fields, _SPMD_OUTPUT) or spans(fields, _SPMD_PARAMETERS) or _is_spmd(entry):
+        return WorkScope("one device", _assigned(module, fields))
+    meshes = _mesh_devices(module, fields)
+    if meshes == 1:
+        return WorkScope("one device")
+    if calls & MANUAL_CALLS:
+        return WorkScope("shard_map", meshes)
+    if calls or meshes is not None or _has_sharded_parameter(module, entry):
+        return WorkScope("all devices", meshes)
+    return WorkScope("one device")
+
+
+def _is_spmd(entry: Computation) -> bool:
+    return entry.name.endswith("_spmd")
+
+
+def _assigned(module: Module, fields: Fields) -> int | None:
+    """The number of partitions in the device assignment."""
+    where = span(fields, _DEVICE_ASSIGNMENT)
+    try:
+        return (integer(message(module.data, *where), 2) or None) if where else None
+    except Malformed:
+        return None
+
+
+def _mesh_devices(module: Module, fields: Fields) -> int | None:
+    """The devices of Shardy's first mesh: `{mesh = #sdy.mesh<["data"=4, "model"=2]>}`."""
+    where = span(fields, _ATTRIBUTES)
+    attributes = bytes(module.data[where[0] : where[1]]) if where else b""
+    if b"xla.sdy.meshes" not in attributes:
+        return None
+    text = attributes.decode(errors="replace")
+    starts = [match.start() for match in re.finditer(r"#sdy\.mesh<", text)]
+    for start, end in pairwise([*starts, len(text)]):
+        sizes = re.findall(r'"[^"]*"=(\d{1,9})', text[start:end])
+        if sizes:
+            return prod(map(int, sizes))
+    return None
+
+
+def _has_sharded_parameter(module: Module, entry: Computation) -> bool:
+    for index in range(min(entry.instructions, _MOST_PARAMETERS)):
+        instruction = module.instruction(entry.places.by_index(index))
+        if (
+            instruction.opcode == "parameter"
+            and integer(instruction.part(INSTRUCTION_SHARDING), 1) in _TILED
+        ):
+            return True
+    return False
+
 
 Bound: TypeAlias = Literal["", "at least", "at most", "about"]
 
@@ -44,7 +132,7 @@ class ModuleCount:
 
     @property
     def bound(self) -> Bound:
-        """How the count stands to the truth: a lower bound, an upper one, neither, or exact."""
+        """Whether the count is exact ("") or a bound: "at least", "at most" or "about"."""
         is_least = bool(
             self.unknown_loops
             or self.unknown_calls
@@ -63,21 +151,23 @@ class ModuleCount:
     @property
     def nki_macs(self) -> int:
         """MACs of the NKI kernels that state them."""
-        return sum(one.calls * one.macs_per_call for one in self.kernels if one.macs_per_call)
+        return sum(
+            kernel.calls * kernel.macs_per_call for kernel in self.kernels if kernel.macs_per_call
+        )
 
     @property
     def nki_calls(self) -> int:
         """Calls of NKI kernels."""
-        return sum(one.calls for one in self.kernels)
+        return sum(kernel.calls for kernel in self.kernels)
 
     @property
     def nki_calls_known(self) -> int:
         """Calls of NKI kernels that state their MACs, a true 0 among them."""
-        return sum(one.calls for one in self.kernels if one.state == "known")
+        return sum(kernel.calls for kernel in self.kernels if kernel.state == "known")
 
     @property
     def nki_share_missing(self) -> str | None:
-        """Why the share of NKI kernels can't be said; None where it can."""
+        """Why the share of NKI kernels is unknown; None if it is known."""
         if self.nki_calls_known < self.nki_calls:
             unknown = self.nki_calls - self.nki_calls_known
             return f"{unknown} of {self.nki_calls} kernel calls do not state their MACs"
@@ -89,5 +179,5 @@ class ModuleCount:
 
     @property
     def nki_share_frac(self) -> float | None:
-        """The part of all MACs that NKI kernels do; None where something of it is unknown."""
+        """The share of MACs in NKI kernels; None if unknown."""
         return None if self.nki_share_missing else self.nki_macs / self.macs

@@ -1,9 +1,7 @@
-"""How is a protobuf message read without its schema, and without touching what is not asked for?
+"""Reads protobuf messages without a schema, skipping the fields that are not needed.
 
-The trap: a parser that loads a module copies its weights. A length prefix says how far to jump, so
-a literal of hundreds of megabytes costs one addition, and its pages are never read.
-
-What counts as damage is what protobuf's own parser refuses, so that every reader of ours agrees.
+A literal of hundreds of megabytes is skipped by its length prefix, so its pages are never read.
+Damage is whatever protobuf's own parser refuses, so that all readers agree.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ _TAG_BITS, SIZE_BITS = 32, 31
 
 
 class Malformed(Exception):  # noqa: N818  becomes a FormatError where the file's name is known
-    """The bytes are not what the format allows; `offset` says where."""
+    """Damaged bytes, at `offset`."""
 
     def __init__(self, what: str, offset: int) -> None:
         super().__init__(what)
@@ -29,7 +27,7 @@ class Malformed(Exception):  # noqa: N818  becomes a FormatError where the file'
 
 
 class Unparsed(Exception):  # noqa: N818  not an error: our own reader is asked
-    """Another reader than our own found something that it can't read."""
+    """A reader other than the plain one met something it can't read."""
 
 
 def varint(data: Buffer, at: int) -> tuple[int, int]:
@@ -101,7 +99,7 @@ def message(data: Buffer, start: int, end: int) -> Fields:
     Reads a few bytes past `end` at worst: what runs over is seen at the end, since offsets only
     grow.
     """
-    found: Fields = {}
+    fields: Fields = {}
     value: int | Span | None
     at = last = start
     try:
@@ -118,15 +116,15 @@ def message(data: Buffer, start: int, end: int) -> Fields:
                 number, value, at = field(data, at)
             if value is None:
                 continue
-            if number in found:
-                found[number].append(value)
+            if number in fields:
+                fields[number].append(value)
             else:
-                found[number] = [value]
+                fields[number] = [value]
     except IndexError:
         raise Malformed("cut short", last) from None
     if at != end:
         raise Malformed("a field longer than what holds it", last)
-    return found
+    return fields
 
 
 def _skipped(data: Buffer, at: int, tag: int) -> int:
@@ -161,20 +159,20 @@ def _past(data: Buffer, at: int, wire: int) -> int:
 
 
 def spans(fields: Fields, number: int) -> list[Span]:
-    """All that has a length under this number; other kinds are foreign to the schema."""
+    """The spans of a field; values of other wire types are ignored."""
     return [value for value in fields.get(number, ()) if isinstance(value, tuple)]
 
 
 def span(fields: Fields, number: int) -> Span | None:
-    """The last one of them, as protobuf rules."""
-    found = spans(fields, number)
-    return found[-1] if found else None
+    """The last span of a field, as in protobuf; None if absent."""
+    every = spans(fields, number)
+    return every[-1] if every else None
 
 
 def integer(fields: Fields, number: int) -> int:
     """An int64, the last one given; 0 where there is none."""
-    found = [value for value in fields.get(number, ()) if isinstance(value, int)]
-    return signed(found[-1]) if found else 0
+    numbers = [value for value in fields.get(number, ()) if isinstance(value, int)]
+    return signed(numbers[-1]) if numbers else 0
 
 
 def integers(data: Buffer, fields: Fields, number: int) -> list[int]:
@@ -188,9 +186,9 @@ def integers(data: Buffer, fields: Fields, number: int) -> list[int]:
     return values
 
 
-def packed(data: Buffer, place: Span) -> list[int]:
+def packed(data: Buffer, where: Span) -> list[int]:
     """The int64s that stand one after another in a span."""
-    at, end = place
+    at, end = where
     values = []
     try:
         while at < end:
@@ -200,13 +198,13 @@ def packed(data: Buffer, place: Span) -> list[int]:
                 value, at = varint(data, at - 1)
             values.append(signed(value))
     except IndexError:
-        raise Malformed("cut short", place[0]) from None
+        raise Malformed("cut short", where[0]) from None
     if at != end:
-        raise Malformed("a number longer than what holds it", place[0])
+        raise Malformed("a number longer than what holds it", where[0])
     return values
 
 
 def text(data: Buffer, fields: Fields, number: int) -> str:
     """A string; what is not UTF-8 in it is replaced."""
-    place = span(fields, number)
-    return data[place[0] : place[1]].decode(errors="replace") if place else ""
+    where = span(fields, number)
+    return data[where[0] : where[1]].decode(errors="replace") if where else ""

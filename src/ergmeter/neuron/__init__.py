@@ -1,6 +1,7 @@
-"""The training-metrics calculator for Trainium: a job's YAML, its log and its compile cache.
+"""Training metrics of a Trainium job from its YAML, its log and its compile cache.
 
-It answers what `calculate_training_metrics.py` of nki-llama answers, from the same files, without
-a Neuron machine: MFU, the share of NKI kernels in the compiled graphs, a score. Values are right by
-default; in compatibility mode they are the original's, faults included, and the output lists them.
+It computes what `calculate_training_metrics.py` of nki-llama computes, from the same files and
+without a Neuron machine: MFU, the NKI share of the compiled graphs, a score. Values are correct by
+default. In compatibility mode they are the original's, faults included, and the output lists these
+faults.
 """

@@ -1,8 +1,7 @@
-"""What explains a surprising figure: no graphs, no NKI share, a low or an impossible MFU.
+"""Findings that explain a surprising metric: no graphs, no NKI share, a low or impossible MFU.
 
-The trap: advice that fits everybody ("use a larger batch"). Each sentence here is made from the
-inputs of this job: what was looked for and where, which of three reasons a ratio is zero for, what
-MFU would be if a figure was meant in another unit.
+Each finding is made from the inputs of this job: which directory was searched, why a ratio is zero,
+what MFU would be if a value was meant in another unit. General advice is left out.
 """
 
 from __future__ import annotations
@@ -11,22 +10,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ergmeter.hlo.files import SHOWN_NAMES, WRAPPED
-from ergmeter.neuron.figures import ORIGINAL
-from ergmeter.neuron.graph_runs import name_in
-from ergmeter.neuron.job.compile_cache import some
-from ergmeter.neuron.shares import percent
+from ergmeter.neuron.compile_cache import abbreviated_list, name_in
+from ergmeter.neuron.kernels import percent
+from ergmeter.neuron.mfu import ORIGINAL
 from ergmeter.records import Reading
 from ergmeter.units import significant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ergmeter.neuron.figures import Figures
-    from ergmeter.neuron.job.compile_cache import CachedGraphs
-    from ergmeter.neuron.job.job import NeuronJob
-    from ergmeter.neuron.job.machine import Machine
-    from ergmeter.neuron.job.pace import Throughput
+    from ergmeter.neuron.compile_cache import CachedGraphs
+    from ergmeter.neuron.instance import Machine
     from ergmeter.neuron.kernels import GraphResult, NkiSummary
+    from ergmeter.neuron.mfu import Figures
+    from ergmeter.neuron.throughput import Throughput
+    from ergmeter.neuron.training_job import NeuronJob
 
 # The guide calls 30 to 70 % typical for language models.
 _LOW_FRAC = 0.3
@@ -34,80 +32,80 @@ _LOW_FRAC = 0.3
 
 @dataclass(frozen=True, slots=True)
 class AdviceFinding:
-    """One thing worth knowing, and what it is about."""
+    """A finding and its subject."""
 
     about: str  # no_hlo, nki_ratio, graph_runs, log_disagrees, low_mfu, mfu_above_peak
     text: str
 
 
 def about_graphs(
-    found: CachedGraphs | None, directory: str, *, named_in_yaml: str | None = None
+    graphs: CachedGraphs | None, directory: str, *, named_in_yaml: str | None = None
 ) -> list[AdviceFinding]:
-    """Why no graph was counted. No `found`: the default directory is not there."""
-    if found is None:
+    """Explains why no graph was counted. `graphs` None: the default directory does not exist."""
+    if graphs is None:
         text = f"no HLO: {directory} (the default --compile-dir) does not exist; pass the"
         text += " compile cache of this job"
         if named_in_yaml and named_in_yaml != directory:
             text += f" (the YAML's compiler_cache_url is {named_in_yaml})"
         return [AdviceFinding("no_hlo", text)]
-    if found.chosen:
+    if graphs.chosen:
         return []
-    if found.seen:  # stubs: a choice that leaves nothing is refused before
-        return [AdviceFinding("no_hlo", f"no HLO in {directory} but {found.seen} {WRAPPED}")]
+    if graphs.hlo_files:  # stubs: a choice that leaves nothing is refused before
+        return [AdviceFinding("no_hlo", f"no HLO in {directory} but {graphs.hlo_files} {WRAPPED}")]
     text = (
         f"no HLO found: looked in {directory} and all below it at"
-        f" {_number(found.other_files, 'file')} for"
+        f" {_number(graphs.other_files, 'file')} for"
         f" {SHOWN_NAMES}"
     )
-    if found.near:
-        text += f"; what is there looks like {', '.join(found.near)}"
+    if graphs.near:
+        text += f"; what is there looks like {', '.join(graphs.near)}"
     else:
         text += "; a cache holds neuronxcc-<version>/MODULE_<hash>/model.hlo_module.pb"
     return [AdviceFinding("no_hlo", text)]
 
 
 def about_kernels(summary: NkiSummary) -> list[AdviceFinding]:
-    """Why a ratio is zero, or less than it is."""
+    """Explains an NKI ratio that is zero or a lower bound."""
     if not summary.counted:
         return []
     calls = summary.calls
-    known, absent, unreadable = calls["known"], calls["absent"], calls["unreadable"]
-    if not known + absent + unreadable:
+    stated, absent, unreadable = calls["known"], calls["absent"], calls["unreadable"]
+    if not stated + absent + unreadable:
         text = (
             f"NKI ratio 0: no NKI kernel is called in {_number(summary.counted, 'graph')}; compiled"
             " with the kernels switched on, and graphs of this job?"
         )
         return [AdviceFinding("nki_ratio", text)]
-    found = []
-    if not summary.nki_macs and known and not absent + unreadable:
+    findings = []
+    if not summary.nki_macs and stated and not absent + unreadable:
         text = (
-            f"NKI ratio 0: {_calls(known)} with 0 multiply-adds stated, as norms and other kernels"
+            f"NKI ratio 0: {_calls(stated)} with 0 multiply-adds stated, as norms and other kernels"
             " without matrix products have"
         )
-        found.append(AdviceFinding("nki_ratio", text))
+        findings.append(AdviceFinding("nki_ratio", text))
     bound = f"the NKI ratio is {'a lower bound' if summary.is_lower_bound else 'incomplete'}"
     bound = bound if summary.nki_macs else "NKI ratio 0"
     if absent:
         text = f"{bound}: {_calls(absent)} with no multiply-adds stated (no mac_count)"
-        found.append(AdviceFinding("nki_ratio", text))
+        findings.append(AdviceFinding("nki_ratio", text))
     if unreadable:
         text = (
             f"{bound}: {_calls(unreadable)} with a configuration that can't be read, in"
             f" {len(summary.unreadable)} of the graphs"
         )
-        found.append(AdviceFinding("nki_ratio", text))
-    return found
+        findings.append(AdviceFinding("nki_ratio", text))
+    return findings
 
 
 def about_runs(
     results: Sequence[GraphResult], runs: dict[str, int], path: str
 ) -> list[AdviceFinding]:
-    """Where the graphs and the file of their runs are not of the same modules."""
+    """Lists modules that only the graphs or only the file of runs has."""
     good = [result for result in results if result.error is None]
     silent = [result for result in good if name_in(runs, result.module) is None]
     texts = []
     if silent:
-        macs, left = (sum(one.macs for one in them) for them in (good, silent))
+        macs, left = (sum(result.macs for result in them) for them in (good, silent))
         share = f", with {percent(left / macs)} of the MACs if each graph ran once" if macs else ""
         texts.append(
             f"{len(silent)} of {_number(len(good), 'graph')} {_are(len(silent))} not in {path}:"
@@ -118,7 +116,7 @@ def about_runs(
     if strange:
         texts.append(
             f"{_number(len(strange), 'module')} of {path} {_are(len(strange))} not among the"
-            f" graphs: {some(strange)}"
+            f" graphs: {abbreviated_list(strange)}"
         )
     return [AdviceFinding("graph_runs", text) for text in texts]
 
@@ -131,7 +129,7 @@ def about_mfu(
     *,
     is_printed: bool = True,
 ) -> list[AdviceFinding]:
-    """What in the inputs explains a low MFU, or one above the peak.
+    """Explains a low MFU, or one above the peak, from the inputs.
 
     `is_printed`: the throughput was read or given as such, so that its unit may be another.
     """
@@ -147,54 +145,54 @@ def about_mfu(
 
 
 def _above(mfu: float, job: NeuronJob, machine: Machine, printed: float | None) -> list[str]:
-    said = [f"MFU {percent(mfu)} is above the peak, so an input is wrong"]
+    texts = [f"MFU {percent(mfu)} is above the peak, so an input is wrong"]
     as_tokens = mfu / job.seq_len
     if printed is not None and as_tokens < 1:
-        said.append(
+        texts.append(
             f"if {significant(printed)} are tokens/s, not sequences/s, it is"
             f" {percent(as_tokens)} (sequences of {job.seq_len})"
         )
-    said.append(
+    texts.append(
         f"the peak is that of {_number(machine.cores or 0, 'core')} on"
         f" {_number(machine.nodes, 'node')} of {machine.backend}: were there more"
         " (--num-nodes, --devices)?"
     )
-    return said
+    return texts
 
 
 def _low(mfu: float, figures: Figures, job: NeuronJob, machine: Machine) -> list[str]:
-    said = [
+    texts = [
         f"peak: {_number(machine.cores or 0, 'core')} of {machine.backend}"
         f" ({machine.nodes} x {machine.cores_per_node}), {machine.dtype}; a job on fewer cores"
         " reads too low by that factor (--devices, --num-nodes)"
     ]
     most = max(figures.mfu_by_convention.items(), key=lambda item: item[1])
     if job.lora is None and most[1] > mfu:
-        said.append(
+        texts.append(
             f"convention: this is under {figures.convention}; {most[0]} counts most and says"
             f" {percent(most[1])}"
         )
     if job.lora is not None and ORIGINAL in figures.mfu_by_convention:
-        said.append(
+        texts.append(
             "LoRA: gradients of frozen weights are not computed and not counted; counted as full"
             f" training it reads {percent(figures.mfu_by_convention[ORIGINAL])} ({ORIGINAL})"
         )
     if isinstance(figures.hfu, Reading) and figures.hfu.value > mfu:
-        said.append(
+        texts.append(
             f"recomputation ({job.checkpointing}): the hardware computed"
             f" {percent(figures.hfu.value)} of its peak (HFU)"
         )
     if job.replicas is not None and 1 < job.replicas <= 1 / mfu:
-        said.append(
+        texts.append(
             f"throughput: if the figure is that of one of the {job.replicas} replicas, MFU is"
             f" {percent(mfu * job.replicas)}"
         )
-    said += _bubble(job)
-    return said
+    texts += _bubble(job)
+    return texts
 
 
 def _bubble(job: NeuronJob) -> list[str]:
-    """What a pipeline leaves idle: (p - 1) / (m + p - 1) of its time, m micro-batches, p stages."""
+    """The idle share of a pipeline: (p - 1) / (m + p - 1), m micro-batches, p stages."""
     if job.pipeline_stages < 2 or job.micro_batches is None:
         return []
     idle = (job.pipeline_stages - 1) / (job.micro_batches + job.pipeline_stages - 1)

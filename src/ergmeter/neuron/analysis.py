@@ -1,4 +1,4 @@
-"""From a job's files to the document of its metrics, with right values."""
+"""Analyzes the files of a Trainium job and returns the document of its metrics."""
 
 from __future__ import annotations
 
@@ -9,52 +9,51 @@ from typing import TYPE_CHECKING
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.catalog import refusal
 from ergmeter.neuron.advice import about_graphs, about_kernels, about_mfu, about_runs
-from ergmeter.neuron.document import document
-from ergmeter.neuron.figures import figures
-from ergmeter.neuron.graph_runs import read_graph_runs, runs_of
-from ergmeter.neuron.graphs import graph_documents
-from ergmeter.neuron.job.compile_cache import Choice, find_graphs, modules_named_in
-from ergmeter.neuron.job.job import read_job
-from ergmeter.neuron.job.log_figures import log_document
-from ergmeter.neuron.job.machine import machine
-from ergmeter.neuron.job.pace import throughput
-from ergmeter.neuron.job.request import (
+from ergmeter.neuron.analysis_types import (
     DEFAULT_COMPILE_DIR,
     DEFAULT_CONVENTION,
-    check_log,
-    check_model,
-    check_request,
-)
-from ergmeter.neuron.job.yaml_settings import read_training_file
-from ergmeter.neuron.kernels import graph_result, summarize
-from ergmeter.neuron.parts import Analysis, Parts
-from ergmeter.neuron.progress import (
+    Analysis,
     AnalysisProgress,
     FoundGraphs,
     GraphCounted,
     Inputs,
     LogRead,
+    Parts,
     Searching,
     ThroughputChosen,
+    check_log,
+    check_model,
+    check_request,
 )
+from ergmeter.neuron.compile_cache import (
+    Choice,
+    find_graphs,
+    modules_named_in,
+    read_graph_runs,
+    runs_of,
+)
+from ergmeter.neuron.document import document, graph_documents
+from ergmeter.neuron.instance import machine
+from ergmeter.neuron.kernels import graph_result, summarize
+from ergmeter.neuron.log_agreement import about_log, is_printed, reconcile
+from ergmeter.neuron.mfu import figures
 from ergmeter.neuron.score import Score, score
+from ergmeter.neuron.throughput import log_document, throughput
+from ergmeter.neuron.training_job import read_job, read_training_file
 from ergmeter.records import Reading
 
 if TYPE_CHECKING:
     from ergmeter.hlo import FileCount
     from ergmeter.importers.log import ParsedLog
-    from ergmeter.neuron.advice import AdviceFinding
-    from ergmeter.neuron.figures import Figures
-    from ergmeter.neuron.job.compile_cache import CachedGraphs
-    from ergmeter.neuron.job.job import NeuronJob
-    from ergmeter.neuron.job.pace import Throughput
-    from ergmeter.neuron.job.request import AnalysisRequest
+    from ergmeter.neuron.analysis_types import AnalysisRequest, Watch
+    from ergmeter.neuron.compile_cache import CachedGraphs
     from ergmeter.neuron.kernels import GraphResult, NkiSummary
-    from ergmeter.neuron.progress import Watch
+    from ergmeter.neuron.mfu import Figures
+    from ergmeter.neuron.throughput import Throughput
 
 
 def analyze(request: AnalysisRequest, watch: Watch) -> Analysis:
-    """The metrics of a job."""
+    """Returns the metrics of a job; `watch` gets progress events."""
     _check(request)
     job = read_job(
         read_training_file(request.config),
@@ -74,64 +73,42 @@ def analyze(request: AnalysisRequest, watch: Watch) -> Analysis:
     )
     runs = None if request.graph_runs is None else read_graph_runs(request.graph_runs)
     log = _read_log(request, watch)
-    job, differences = _settled(job, log)
+    job, differences = (job, []) if log is None else reconcile(job, log)
     pace = throughput(request.throughput, log, job)
     convention = request.convention or DEFAULT_CONVENTION
-    found_figures = figures(request.model_config, job, hardware, pace, convention=convention)
-    parts = Parts(request, job, hardware, pace, found_figures, log)
-    found = _graphs_found(request)
+    job_figures = figures(request.model_config, job, hardware, pace, convention=convention)
+    parts = Parts(request, job, hardware, pace, job_figures, log)
+    graphs = _graphs_found(request)
     # What can be refused has been: from here on there is something to say.
     if log is not None:
         watch(LogRead(log_document(log, pace)))
     if pace.is_from_log and pace.seq_per_s is not None:
-        watch(ThroughputChosen(pace.seq_per_s, is_from_log=True, said=pace.how))
+        watch(ThroughputChosen(pace.seq_per_s, is_from_log=True, how=pace.how))
     watch(Inputs(document(parts)))
-    results = _count(request, found, runs, watch)
+    results = _count(request, graphs, runs, watch)
     summary = summarize(results, weighted=runs is not None)
     directory = request.compile_dir or DEFAULT_COMPILE_DIR
     findings = [
-        *about_graphs(found, directory, named_in_yaml=job.cache),
+        *about_graphs(graphs, directory, named_in_yaml=job.cache),
         *about_kernels(summary),
         *(about_runs(results, runs, request.graph_runs or "") if runs is not None else ()),
         *differences,
-        *_about_log(log, job, pace),
-        *about_mfu(found_figures, job, hardware, pace, is_printed=_is_printed(log, job, pace)),
+        *(() if log is None else about_log(log, job, pace)),
+        *about_mfu(
+            job_figures, job, hardware, pace, is_printed=log is None or is_printed(log, job, pace)
+        ),
     ]
-    factors, why = _score(request, found_figures, pace, summary)
-    whole = replace(
+    factors, why = _score(request, job_figures, pace, summary)
+    complete = replace(
         parts,
-        found=found,
+        graphs=graphs,
         results=tuple(results),
         summary=summary,
         findings=tuple(findings),
         score=factors,
         score_missing=why,
     )
-    return Analysis(document(whole), graph_documents(whole), whole)
-
-
-def _settled(job: NeuronJob, log: ParsedLog | None) -> tuple[NeuronJob, list[AdviceFinding]]:
-    if log is None:
-        return job, []
-    from ergmeter.neuron.job.agreement import settled  # noqa: PLC0415  numpy, for those with a log
-
-    return settled(job, log)
-
-
-def _about_log(log: ParsedLog | None, job: NeuronJob, pace: Throughput) -> list[AdviceFinding]:
-    if log is None:
-        return []
-    from ergmeter.neuron.job.agreement import about_log  # noqa: PLC0415  numpy, for those with a log
-
-    return about_log(log, job, pace)
-
-
-def _is_printed(log: ParsedLog | None, job: NeuronJob, pace: Throughput) -> bool:
-    if log is None:
-        return True
-    from ergmeter.neuron.job.agreement import is_printed  # noqa: PLC0415  numpy, for those with a log
-
-    return is_printed(log, job, pace)
+    return Analysis(document(complete), graph_documents(complete), complete)
 
 
 def _check(request: AnalysisRequest) -> None:
@@ -164,7 +141,7 @@ def _read_log(request: AnalysisRequest, watch: Watch) -> ParsedLog | None:
 
 
 def _graphs_found(request: AnalysisRequest) -> CachedGraphs | None:
-    """The graphs that are meant; None where the default directory is not there."""
+    """The selected graphs; None where the default directory does not exist."""
     directory = request.compile_dir or DEFAULT_COMPILE_DIR
     choice: Choice = request.choice
     if request.modules_from_log and request.log_file is not None:
@@ -173,13 +150,13 @@ def _graphs_found(request: AnalysisRequest) -> CachedGraphs | None:
 
 
 def _count(
-    request: AnalysisRequest, found: CachedGraphs | None, runs: dict[str, int] | None, watch: Watch
+    request: AnalysisRequest, graphs: CachedGraphs | None, runs: dict[str, int] | None, watch: Watch
 ) -> list[GraphResult]:
-    """The graphs, counted."""
+    """Counts the graphs."""
     directory = request.compile_dir or DEFAULT_COMPILE_DIR
     watch(Searching(directory))
-    watch(FoundGraphs(0 if found is None else len(found.chosen)))
-    if found is None or not found.chosen:
+    watch(FoundGraphs(0 if graphs is None else len(graphs.chosen)))
+    if graphs is None or not graphs.chosen:
         return []
     from ergmeter.hlo import count_files  # noqa: PLC0415  loaded where there is something to count
 
@@ -188,12 +165,12 @@ def _count(
     def progress(_: FileCount) -> None:
         nonlocal done
         done += 1
-        watch(AnalysisProgress("counting graphs", done, len(found.chosen)))
+        watch(AnalysisProgress("counting graphs", done, len(graphs.chosen)))
 
     results = []
-    paths = [file.path for file in found.chosen]
+    paths = [file.path for file in graphs.chosen]
     for file, counted in zip(
-        found.chosen,
+        graphs.chosen,
         count_files(paths, processes=request.processes, progress=progress),
         strict=True,
     ):
@@ -207,12 +184,12 @@ def _count(
 
 
 def _score(
-    request: AnalysisRequest, found: Figures, pace: Throughput, summary: NkiSummary
+    request: AnalysisRequest, job_figures: Figures, pace: Throughput, summary: NkiSummary
 ) -> tuple[Score | None, str | None]:
-    """The factors of the score, if one was asked for, and why two of them are not known."""
+    """The score's factors if requested, and why MFU or throughput is unknown."""
     if not (request.calculate_score or request.per_file_scores):
         return None, None
-    mfu, why = found.mfu, None
+    mfu, why = job_figures.mfu, None
     if not isinstance(mfu, Reading):
         why = mfu.reason
     elif mfu.impossible:

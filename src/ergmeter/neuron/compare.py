@@ -1,29 +1,201 @@
-"""Earlier outputs side by side: what changed between versions, and how far repeats lie apart.
+"""Compares earlier outputs of `erg analyze` or of the original, and measures the spread of repeats.
 
-The trap: two MFUs under two counts. An output of the original counts 6 % more FLOPs for the same
-job than ours by default, and calls TFLOP of a sequence TFLOP per second. So figures are brought to
-one convention, where every output has it, and not compared where none is common. Runs with the same
-inputs are repeats: they get a mean and a spread, and a change within that spread is no change.
+Two MFUs may be under two counts. The original counts 6 % more FLOPs for the same job, and labels
+the TFLOP of a sequence as TFLOP per second. So metrics are shown under a convention that all
+outputs have, and are not compared where there is none. Outputs with the same inputs are repeats:
+they get a mean and a spread, and a change within that spread is no change.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from ergmeter.errors import FormatError, UsageError
+from ergmeter.neuron.mfu import PEAK_TFLOP_PER_S_PER_NODE, impossible_mfu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ergmeter.neuron.outputs import EarlierOutput
+# The original has its own FLOPs, peak and nodes, under the same keys as ours. So its MFU is listed
+# under "the original's", which our documents also have, in `original_count`.
+
+
+THEIRS = "the original's"  # its count, in place of a convention
+_INPUTS = ("batch_size", "sequence_length", "num_nodes", "hardware_backend")
+
+
+@dataclass(frozen=True)
+class EarlierOutput:
+    """The document of an earlier analysis."""
+
+    path: str
+    document: dict[str, Any]
+
+    @property
+    def is_original(self) -> bool:
+        """True if the original wrote it, or `erg analyze --compat` did."""
+        return "format" not in self.document or bool(self.document.get("compat"))
+
+    @property
+    def mfu_by_convention(self) -> dict[str, float]:
+        """MFU in percent under each convention it has."""
+        if self.is_original:
+            values = {THEIRS: self.document.get("mfu_percent")}
+        else:
+            conventions = _part(self.document, "conventions")
+            values = {name: _part(conventions, name).get("mfu_percent") for name in conventions}
+            values[THEIRS] = _part(self.document, "original_count").get("mfu_percent")
+        return {name: float(value) for name, value in values.items() if _is_number(value)}
+
+    @property
+    def convention(self) -> str:
+        """The convention of its `mfu_percent`."""
+        return THEIRS if self.is_original else str(self.document.get("convention"))
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The inputs; outputs with equal inputs are repeats."""
+        document = self.document
+        versions = _part(document, "versions")
+        identity = {name: document.get(name) for name in _INPUTS}
+        identity["counted by"] = "the original" if self.is_original else "erg analyze"
+        identity["peak_tflops_per_second"] = self._peak()
+        checksum = _part(versions, "model").get("config_sha256")
+        identity["config_sha256"] = checksum
+        identity["model_config"] = None if checksum else document.get("model_config")
+        compilers = _list(versions, "neuronxcc") or self._compilers()
+        identity["neuronxcc"] = ", ".join(map(str, compilers)) or None
+        identity["lora"] = document["lora"] or "none" if "lora" in document else None
+        identity["devices_per_node"] = document.get("devices_per_node")
+        return identity
+
+    def _peak(self) -> float | None:
+        """The peak that MFU is relative to, in TFLOP/s."""
+        document = self.document
+        if not self.is_original:
+            peak = _part(document, "peak").get("tflops_per_second")
+            return float(peak) if _is_number(peak) else None
+        each = PEAK_TFLOP_PER_S_PER_NODE.get(str(document.get("hardware_backend")))
+        nodes = document.get("num_nodes")
+        return each * nodes if each is not None and _is_number(nodes) else None
+
+    def _compilers(self) -> list[str]:
+        files = _list(_part(self.document, "nki_analysis"), "per_file_metrics")
+        named = {file.get("neuronxcc_version") for file in files if isinstance(file, dict)}
+        return sorted(str(name) for name in named if name)
+
+    @property
+    def has_score(self) -> bool:
+        """True if it has a score."""
+        return _is_number(self.document.get("training_score"))
+
+    @property
+    def score_base(self) -> tuple[float | None, float | None]:
+        """The score's baseline: MFU in percent and sequences/s."""
+        parts = _part(self.document, "training_score_breakdown")
+        mfu, rate = parts.get("base_mfu"), parts.get("base_throughput")
+        return (
+            float(mfu) if _is_number(mfu) else None,
+            float(rate) if _is_number(rate) else None,
+        )
+
+    @property
+    def score_offset(self) -> float | None:
+        """The offset added to the NKI ratio; derived from the factors if not recorded."""
+        parts = _part(self.document, "training_score_breakdown")
+        recorded = parts.get("score_offset")
+        if _is_number(recorded):
+            return float(recorded)
+        names = (
+            "mfu_improvement",
+            "throughput_improvement",
+            "loss_improvement",
+            "convergence_rate",
+        )
+        score, factors = self.document.get("training_score"), [parts.get(name) for name in names]
+        numbers = [float(factor) for factor in factors if _is_number(factor) and factor]
+        ratio = parts.get("nki_flop_ratio")
+        if len(numbers) < len(names) or not _is_number(score) or not _is_number(ratio):
+            return None
+        return round(float(score) / math.prod(numbers) - float(ratio), 6)
+
+    def impossible(self, metric: str) -> str:
+        """Why a metric cannot be right; "" where it can. Older outputs do not record it."""
+        mfu = self.document.get("mfu_percent")
+        own = str(_part(self.document, "impossible").get("mfu_percent") or "")
+        reasons = impossible_mfu(float(mfu), why=own) if _is_number(mfu) else {}
+        return reasons.get(metric, "")
+
+    def value(self, metric: str, *, convention: str | None) -> float | None:
+        """One of the metrics, to compute with; MFU under a convention. None if it is impossible."""
+        if self.impossible(metric):
+            return None
+        if metric == "mfu_percent":
+            return self.mfu_by_convention.get(convention) if convention else None
+        if metric == "overall_nki_ratio":
+            value = _part(_part(self.document, "nki_analysis"), "summary").get(metric)
+        else:
+            value = self.document.get(metric)
+        return float(value) if _is_number(value) else None
+
+
+def read_outputs(paths: Sequence[str]) -> list[EarlierOutput]:
+    """Reads documents of `erg analyze` or of the original."""
+    if len(paths) < 2:
+        raise UsageError(f"--compare takes two or more earlier outputs; got {len(paths)}")
+    resolved: set[Path] = set()
+    for path in paths:
+        if Path(path).resolve() in resolved:
+            raise UsageError(f"--compare: {path} is given twice; a repeat is another run's output")
+        resolved.add(Path(path).resolve())
+    return [EarlierOutput(path, _read(path)) for path in paths]
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: no such file; --compare takes earlier outputs") from error
+    except OSError as error:
+        why = error.strerror or error
+        raise UsageError(f"{path} can't be read: {why}; --compare takes earlier outputs") from error
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path} can't be read as JSON: {error}") from error
+    if not isinstance(document, dict) or "mfu_percent" not in document:
+        raise FormatError(f"{path} is no output of erg analyze: it has no mfu_percent")
+    mfu = document["mfu_percent"]
+    if mfu is not None and not _is_number(mfu):
+        raise FormatError(f"{path}: mfu_percent must be a number or null; got {mfu!r}")
+    return document
+
+
+def _part(document: dict[str, Any], name: str) -> dict[str, Any]:
+    """An object inside another; an empty one where there is none."""
+    value = document.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _list(document: dict[str, Any], name: str) -> list[Any]:
+    """A list inside an object; an empty one where there is none."""
+    value = document.get(name)
+    return value if isinstance(value, list) else []
+
+
+def _is_number(value: Any) -> TypeGuard[float]:  # noqa: ANN401  whatever the file holds
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
 
 METRICS = ("mfu_percent", "throughput_seq_per_sec", "overall_nki_ratio", "training_score")
 
 
 @dataclass(frozen=True, slots=True)
 class RepeatSpread:
-    """A metric over repeats."""
+    """Mean and spread of a metric over repeats."""
 
     count: int
     mean: float
@@ -52,7 +224,7 @@ class OutputComparison:
     notes: tuple[str, ...]
 
     def document(self) -> dict[str, Any]:
-        """Everything, for programs."""
+        """The comparison as JSON."""
         return {
             "convention": self.convention,
             "notes": list(self.notes),
@@ -92,7 +264,7 @@ class OutputComparison:
 
 
 def compare(outputs: Sequence[EarlierOutput]) -> OutputComparison:
-    """The outputs in groups of repeats, each against the group before."""
+    """Groups the outputs into repeats and compares each group with the one before."""
     convention, notes = _common_convention(outputs)
     notes += [*_about_scores(outputs), *_about_counts(outputs)]
     grouped: dict[str, list[EarlierOutput]] = {}
@@ -122,12 +294,12 @@ def _about_scores(outputs: Sequence[EarlierOutput]) -> Iterator[str]:
     scored = [output for output in outputs if output.has_score]
     offsets = {offset for output in scored if (offset := output.score_offset) is not None}
     if len(offsets) > 1:
-        said = " and ".join(f"{offset:g}" for offset in sorted(offsets))
-        yield f"the scores were made with offsets {said}: they are not comparable"
+        listed = " and ".join(f"{offset:g}" for offset in sorted(offsets))
+        yield f"the scores were made with offsets {listed}: they are not comparable"
     counts = {output.convention for output in scored}
     if len(counts) > 1:
-        said = " and ".join(sorted(counts))
-        yield f"the scores hold MFUs under {said}: they are not comparable"
+        listed = " and ".join(sorted(counts))
+        yield f"the scores hold MFUs under {listed}: they are not comparable"
     if len({output.score_base for output in scored}) > 1:
         yield "the scores are against several baselines: they are not comparable"
 
@@ -148,19 +320,19 @@ def _about_counts(outputs: Sequence[EarlierOutput]) -> Iterator[str]:
 
 
 def _score_terms(outputs: Sequence[EarlierOutput]) -> set[tuple[Any, ...]]:
-    """What scores have to share for one to be held against another."""
+    """Convention, offset and baseline: scores are comparable where these are equal."""
     return {(o.convention, o.score_offset, o.score_base) for o in outputs if o.has_score}
 
 
 def _not_comparable(
     before: Sequence[EarlierOutput], after: Sequence[EarlierOutput]
 ) -> tuple[str, ...]:
-    found = []
+    metrics = []
     if before[0].is_original != after[0].is_original:
-        found.append("overall_nki_ratio")
+        metrics.append("overall_nki_ratio")
     if len(_score_terms([*before, *after])) > 1:
-        found.append("training_score")
-    return tuple(found)
+        metrics.append("training_score")
+    return tuple(metrics)
 
 
 def _common_convention(outputs: Sequence[EarlierOutput]) -> tuple[str | None, list[str]]:
@@ -169,15 +341,15 @@ def _common_convention(outputs: Sequence[EarlierOutput]) -> tuple[str | None, li
         return own.pop(), []
     common = set.intersection(*(set(output.mfu_by_convention) for output in outputs))
     if not common:
-        said = ", ".join(sorted(own))
-        return None, [f"MFU is not compared: the outputs have no convention in common ({said})"]
+        listed = ", ".join(sorted(own))
+        return None, [f"MFU is not compared: the outputs have no convention in common ({listed})"]
     chosen = next((o.convention for o in outputs if o.convention in common), min(common))
-    said = " and ".join(sorted(own))
-    return chosen, [f"the outputs' own MFUs are under {said}; all are shown under {chosen}"]
+    listed = " and ".join(sorted(own))
+    return chosen, [f"the outputs' own MFUs are under {listed}; all are shown under {chosen}"]
 
 
 def _spreads(outputs: Sequence[EarlierOutput], convention: str | None) -> dict[str, RepeatSpread]:
-    found = {}
+    spreads = {}
     mixed = len(_score_terms(outputs)) > 1
     for name in METRICS:
         if name == "training_score" and mixed:
@@ -190,5 +362,5 @@ def _spreads(outputs: Sequence[EarlierOutput], convention: str | None) -> dict[s
         if values:
             deviation = statistics.stdev(values) if len(values) > 1 else None
             mean = statistics.fmean(values)
-            found[name] = RepeatSpread(len(values), mean, deviation, min(values), max(values))
-    return found
+            spreads[name] = RepeatSpread(len(values), mean, deviation, min(values), max(values))
+    return spreads

@@ -1,10 +1,9 @@
 """The share of NKI kernels in compiled graphs, with what is not known about it.
 
-The trap: a kernel whose work is unknown counted as no work. A kernel states its multiply-adds in
-its configuration; newer ones leave them out, some configurations can't be read, and a norm truly
-has none. The original folds all three into 0, and a graph full of kernels reads as one without.
-Here they are three states, and a ratio with unknown kernels in it is called a lower bound.
-Statistics are over every graph that multiplies: without the zeros a minimum is never 0.
+A kernel states its multiply-adds in its configuration. Newer ones leave them out, some
+configurations can't be read, and a norm has none. The original counts all three as 0. Here they are
+three states, and a ratio with unknown kernels is a lower bound. Statistics are over every graph
+that multiplies, including those with a ratio of 0.
 """
 
 from __future__ import annotations
@@ -13,13 +12,59 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.neuron.shares import LOWER_BOUND, UNCERTAIN, mark
+from ergmeter.units import significant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ergmeter.hlo import FileCount, Kernel, ModuleCount
-    from ergmeter.neuron.job.compile_cache import GraphFile
+    from ergmeter.neuron.compile_cache import GraphFile
+
+# A share that is neither 0 nor 1 is never printed as 0 or 100 %: it gets as many digits as that
+# takes.
+
+
+LOWER_BOUND, UNCERTAIN = "*", "~"
+LEGEND = {
+    LOWER_BOUND: "a lower bound: kernels that do not state their MACs, or not readably",
+    UNCERTAIN: "not certain: loops or calls whose work is not known",
+}
+
+_MOST_DIGITS = 17  # of a float: more say nothing
+
+
+def mark(count: ModuleCount) -> str:
+    """The mark behind an NKI share that is not exact: a lower bound, or uncertain.
+
+    Kernels of unknown work can only add to it; other unknown work may take from it.
+    """
+    if count.unknown_loops or count.unknown_calls:
+        return UNCERTAIN
+    return LOWER_BOUND if count.nki_calls_known < count.nki_calls else ""
+
+
+def percent(frac: float) -> str:
+    """A share in percent, to four significant digits or as many as it needs.
+
+    >>> percent(0.25), percent(0.99997), percent(1.0)
+    ('25 %', '99.997 %', '100 %')
+    """
+    value, digits = 100 * frac, 4
+    while value != 100 and digits < _MOST_DIGITS and significant(value, digits) == "100":
+        digits += 1
+    return f"{significant(value, digits)} %"
+
+
+def decimals(value: float, digits: int, *, full: float = 1.0) -> str:
+    """A share of `full` with `digits` decimals, or as many as it needs.
+
+    >>> decimals(0.5, 4), decimals(0.99998, 4), decimals(0.00003, 4), decimals(1.0, 4)
+    ('0.5000', '0.99998', '0.00003', '1.0000')
+    """
+    ends = [end for end in (0.0, full) if value != end]
+    while digits < _MOST_DIGITS and any(float(f"{value:.{digits}f}") == end for end in ends):
+        digits += 1
+    return f"{value:.{digits}f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +100,7 @@ class GraphResult:
 
 
 def graph_result(counted: FileCount, file: GraphFile, *, runs: int = 1) -> GraphResult:
-    """A file's count, with what its path says of it."""
+    """Combines a file's count with the module and compiler of its path."""
     name = file.path.rpartition("/")[2]
     if counted.count is None:
         why = counted.error or "not counted"
@@ -76,20 +121,20 @@ def graph_result(counted: FileCount, file: GraphFile, *, runs: int = 1) -> Graph
 
 
 def _doubts(count: ModuleCount) -> dict[str, int]:
-    found = {
+    doubts = {
         "loops whose number of rounds is not known, counted once": len(count.unknown_loops),
         "branches of unequal work, the larger counted (at most)": len(count.uneven_branches),
     }
     for op, calls in count.uncounted_calls.items():
-        found[f"calls of {op}, which is no matrix product and not counted"] = calls
+        doubts[f"calls of {op}, which is no matrix product and not counted"] = calls
     for target, calls in count.unknown_calls.items():
-        found[f"calls of {target}, whose work is not known"] = calls
-    return {text: number for text, number in found.items() if number}
+        doubts[f"calls of {target}, whose work is not known"] = calls
+    return {text: number for text, number in doubts.items() if number}
 
 
 @dataclass(frozen=True)
 class NkiSummary:
-    """All graphs together."""
+    """Totals over all graphs."""
 
     total: int
     successful: int
@@ -123,7 +168,7 @@ def summarize(results: Sequence[GraphResult], *, weighted: bool) -> NkiSummary:
     good = [result for result in readable if result.runs]
     macs = sum(result.macs * result.runs for result in good)
     nki = sum(result.nki_macs * result.runs for result in good)
-    weights = [(r, one.runs) for one in good if (r := one.nki_ratio) is not None]
+    weights = [(r, result.runs) for result in good if (r := result.nki_ratio) is not None]
     ratios, runs = [ratio for ratio, _ in weights], sum(times for _, times in weights)
     with_nki = sum(1 for ratio in ratios if ratio > 0)
     calls: Counter[str] = Counter()
@@ -156,16 +201,16 @@ def summarize(results: Sequence[GraphResult], *, weighted: bool) -> NkiSummary:
 
 def _kernels(results: Sequence[GraphResult]) -> list[dict[str, Any]]:
     """Kernels by name and state, those with the most work first."""
-    found: dict[tuple[str | None, str, str], dict[str, Any]] = {}
+    rows: dict[tuple[str | None, str, str], dict[str, Any]] = {}
     for result in results:
         for kernel in result.kernels:
             key = (kernel.function, kernel.target, kernel.state)
             names = {"function": key[0], "target": key[1], "macs_state": key[2]}
-            row = found.setdefault(key, {**names, "calls": 0, "macs": None})
+            row = rows.setdefault(key, {**names, "calls": 0, "macs": None})
             row["calls"] += kernel.calls
             if kernel.macs_per_call is not None:
                 row["macs"] = (row["macs"] or 0) + kernel.calls * kernel.macs_per_call
-    return sorted(found.values(), key=lambda row: (-(row["macs"] or 0), -row["calls"]))
+    return sorted(rows.values(), key=lambda row: (-(row["macs"] or 0), -row["calls"]))
 
 
 def _unreadable(results: Sequence[GraphResult]) -> list[dict[str, Any]]:

@@ -1,11 +1,11 @@
-"""The training score: a product of five factors, each shown.
-
-The trap: one gain counted twice. With the model, the sequence length and the hardware fixed, MFU is
-throughput times a constant, so a run that is 20 % faster scores 44 % more. The product is kept, for
-scores to be comparable; the factors and that remark stand beside it.
+"""The training score of nki-llama: a product of five factors, each shown.
 
 Score = MFU/base x throughput/base x loss x convergence x (offset + NKI ratio). The offset is 1 in
 the guide and in the version of June 2025, 0.1 in later ones; which one was used is recorded.
+
+One gain is counted twice. With model, sequence length and hardware fixed, MFU is throughput times a
+constant, so a run that is 20 % faster scores 44 % more. The product is kept so that scores are
+comparable, and a remark says so.
 """
 
 from __future__ import annotations
@@ -20,17 +20,12 @@ if TYPE_CHECKING:
     Breakdown = Mapping[str, Any]
     from collections.abc import Iterable
 
-# -- factors ---------------------------------------------------------------------------------------
-# The factors of a score one by one: what was reached, its base, the ratio, its part in the score.
-#
-# The trap: a product drawn as a sum. A factor of 2 and one of 1/2 undo each other, and no bars from
-# 0 show that. The part of a factor is its logarithm to base 2: those do add up, to that of the
-# score.
+# Charts show a factor by its logarithm to base 2, since logarithms add up to that of the score.
 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One factor, in its place in the product. None: not known."""
+    """One factor of the score, with the product up to it. None: unknown."""
 
     name: str
     reached: float | None  # None also where just the ratio was given
@@ -38,7 +33,7 @@ class Factor:
     unit: str
     ratio: float | None
     product: float | None  # of this factor and those before it
-    is_given: bool = False  # on the command line, by whoever asked
+    is_given: bool = False  # on the command line
     is_bound: bool = False  # at least that: it is made of a lower bound
     is_uncertain: bool = False
     is_impossible: bool = False  # what was reached cannot be right
@@ -66,12 +61,12 @@ def factors(parts: Breakdown) -> list[Factor]:
         ("convergence", None, None, "", parts["convergence_rate"]),
         ("NKI share", share, offset, "", nki),
     ]
-    found: list[Factor] = []
+    listed: list[Factor] = []
     product: float | None = 1.0
     for name, reached, base, unit, ratio in rows:
         product = None if product is None or ratio is None else product * ratio
         is_nki = name == "NKI share"
-        found.append(
+        listed.append(
             Factor(
                 name,
                 reached,
@@ -85,10 +80,7 @@ def factors(parts: Breakdown) -> list[Factor]:
                 is_impossible=name == "MFU" and bool(parts.get("is_mfu_impossible")),
             )
         )
-    return found
-
-
-# -- score -----------------------------------------------------------------------------------------
+    return listed
 
 
 REMARK = (
@@ -99,7 +91,7 @@ REMARK = (
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a run is held against, and what the user says of its loss and convergence."""
+    """The score's baseline, and the user's loss and convergence factors."""
 
     mfu_percent: float = 50.0
     throughput_seq_per_s: float = 100.0
@@ -135,7 +127,7 @@ class Score:
 
     @property
     def nki_factor(self) -> float | None:
-        """What the NKI kernels contribute."""
+        """The offset plus the NKI ratio."""
         return None if self.nki_ratio is None else self.offset + self.nki_ratio
 
     @property
@@ -171,7 +163,7 @@ def _over(value: float | None, base: float) -> float | None:
 
 def score_statistics(scores: Iterable[dict[str, Any] | None]) -> dict[str, float]:
     """Average, least and most of the files' own scores, if they have any."""
-    values = [found["score"] for found in scores if found and found["score"] is not None]
+    values = [entry["score"] for entry in scores if entry and entry["score"] is not None]
     if not values:
         return {}
     return {

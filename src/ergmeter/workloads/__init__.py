@@ -1,1 +1,1 @@
-"""Real jobs to measure. torch is imported by the modules in here and by none below them."""
+"""Jobs to measure: a demo, fine-tuning, calibration. Only these modules import torch."""

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from ergmeter.importers.log import ParsedLog, read_log
-from ergmeter.neuron.job.log_figures import log_document
-from ergmeter.neuron.job.pace import Throughput
+from ergmeter.neuron.throughput import Throughput, log_document
 from ergmeter.records import Missing, Reading
 from tests.unit.importers.captured import capture
 from tests.unit.importers.programs import TITAN_STARTS, megatron, nxdt, titan

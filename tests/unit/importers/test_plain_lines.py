@@ -8,8 +8,7 @@ import pytest
 
 from ergmeter.importers.log import ParsedLog, read_log
 from ergmeter.importers.nxdt import NxdtImporter
-from ergmeter.neuron.job.log_figures import log_document
-from ergmeter.neuron.job.pace import Throughput
+from ergmeter.neuron.throughput import Throughput, log_document
 from ergmeter.ports import Line
 from ergmeter.records import Reading
 from tests.unit.importers.captured import marks, steps

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from ergmeter.neuron.advice import about_graphs, about_kernels, about_mfu, about_runs
-from ergmeter.neuron.figures import figures
-from ergmeter.neuron.job.compile_cache import Choice, find_graphs
-from ergmeter.neuron.job.job import NeuronJob
-from ergmeter.neuron.job.machine import machine
-from ergmeter.neuron.job.pace import Throughput
+from ergmeter.neuron.compile_cache import Choice, find_graphs
+from ergmeter.neuron.instance import machine
 from ergmeter.neuron.kernels import GraphResult, NkiSummary, summarize
+from ergmeter.neuron.mfu import figures
+from ergmeter.neuron.throughput import Throughput
+from ergmeter.neuron.training_job import NeuronJob
 from tests.unit.neuron.graphs import write
 from tests.unit.neuron.test_figures import LLAMA_8B, job
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ergmeter.importers.log import ParsedLog, read_log
-from ergmeter.neuron.job.agreement import about_log, is_printed, settled
-from ergmeter.neuron.job.job import NeuronJob
-from ergmeter.neuron.job.pace import Throughput, throughput
+from ergmeter.neuron.log_agreement import about_log, is_printed, reconcile
+from ergmeter.neuron.throughput import Throughput, throughput
+from ergmeter.neuron.training_job import NeuronJob
 from tests.unit.neuron.test_figures import job
 
 BARS = Path(__file__).parents[2] / "data" / "logs" / "nxdt_bars.log"
@@ -36,7 +36,7 @@ def come_to(
     log: ParsedLog, what: NeuronJob, given: float | None = None
 ) -> tuple[NeuronJob, Throughput, list[str]]:
     """What is taken of a job and a log, its throughput, and what is said of it."""
-    taken, findings = settled(what, log)
+    taken, findings = reconcile(what, log)
     pace = throughput(given, log, taken)
     texts = [finding.text for finding in (*findings, *about_log(log, taken, pace))]
     return taken, pace, texts
@@ -74,7 +74,7 @@ def test_an_option_beats_the_log(of_2048: ParsedLog) -> None:
     taken, pace, texts = come_to(of_2048, given)
     assert (taken.seq_len, taken.batch_size) == (4096, 64)
     assert pace.seq_per_s == pytest.approx(64 / 5)  # the log's 5 s a step are not disputed
-    assert "with 64 sequences a step (--batch-size)" in pace.said
+    assert "with 64 sequences a step (--batch-size)" in pace.source
     assert len(texts) == 2
     assert all("what was given is taken" in text for text in texts)
 

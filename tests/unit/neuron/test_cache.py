@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.neuron.graph_runs import read_graph_runs, runs_of
-from ergmeter.neuron.job.compile_cache import (
+from ergmeter.neuron.compile_cache import (
     Choice,
     find_graphs,
     graph_file,
     modules_named_in,
     parse_time,
+    read_graph_runs,
+    runs_of,
 )
 from tests.unit.neuron.graphs import write
 
@@ -119,7 +120,7 @@ def test_modules_are_found_in_a_log_also_across_its_pieces(
     log = tmp_path / "train.log"
     log.write_text(f"{'x' * 50}\nUsing a cached neff at /c/{NEW}/{SECOND}/model.neff. Exiting\n")
     for size in (7, 64, 1 << 20):
-        monkeypatch.setattr("ergmeter.neuron.job.compile_cache._CHUNK_BYTES", size)
+        monkeypatch.setattr("ergmeter.neuron.compile_cache._CHUNK_BYTES", size)
         assert modules_named_in(str(log)) == {SECOND}
     (tmp_path / "train.log.gz").write_bytes(gzip.compress(log.read_bytes()))
     assert modules_named_in(str(tmp_path / "train.log.gz")) == {SECOND}
@@ -131,7 +132,7 @@ def test_modules_are_found_in_a_log_also_across_its_pieces(
 def test_what_is_there_is_told_where_no_graph_is(tmp_path: Path) -> None:
     write(tmp_path, b"", name="model.neff")
     found = find_graphs(str(tmp_path), Choice())
-    assert (found.seen, found.other_files) == (0, 1)
+    assert (found.hlo_files, found.other_files) == (0, 1)
     assert found.near == (str(tmp_path / "model.neff"),)
 
 

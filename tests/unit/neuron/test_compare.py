@@ -11,8 +11,7 @@ import pytest
 from rich.console import Console
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.neuron.compare import OutputComparison, compare
-from ergmeter.neuron.outputs import read_outputs
+from ergmeter.neuron.compare import OutputComparison, compare, read_outputs
 from ergmeter.views.analyze.compare import parts
 
 

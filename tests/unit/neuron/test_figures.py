@@ -13,10 +13,10 @@ import pytest
 
 from ergmeter.errors import UsageError
 from ergmeter.flops.graph.adapters import Lora
-from ergmeter.neuron.figures import Figures, figures
-from ergmeter.neuron.job.job import NeuronJob
-from ergmeter.neuron.job.machine import machine
-from ergmeter.neuron.job.pace import Throughput
+from ergmeter.neuron.instance import machine
+from ergmeter.neuron.mfu import Figures, figures
+from ergmeter.neuron.throughput import Throughput
+from ergmeter.neuron.training_job import NeuronJob
 from ergmeter.records import Missing, Reading
 
 LLAMA_8B = Path(__file__).parents[2] / "data" / "configs" / "llama-3.1-8b.json"

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.neuron.job.job import read_job
-from ergmeter.neuron.job.request import AnalysisRequest, check_request
-from ergmeter.neuron.job.yaml_settings import TrainingFile
+from ergmeter.neuron.analysis_types import AnalysisRequest, check_request
 from ergmeter.neuron.score import Baseline
+from ergmeter.neuron.training_job import TrainingFile, read_job
 
 DATA = {"global_batch_size": 64, "micro_batch_size": 1, "seq_length": 4096}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ergmeter.hlo import count_files
-from ergmeter.neuron.job.compile_cache import graph_file
+from ergmeter.neuron.compile_cache import graph_file
 from ergmeter.neuron.kernels import GraphResult, graph_result, summarize
 from tests.unit.neuron.graphs import Computation, config, module, one_dot, write
 

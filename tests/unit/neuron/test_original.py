@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.compat.nki_llama.original_hlo import OriginalCount, original_count
-from ergmeter.compat.nki_llama.original_log import read_original_log
-from ergmeter.errors import FormatError, UsageError
-from ergmeter.neuron.original import (
-    original_figures,
-    original_files,
-    original_summary,
-    sequence_flops,
+from ergmeter.compat.nki_llama.original_inputs import (
+    OriginalCount,
+    original_count,
+    read_original_log,
 )
+from ergmeter.errors import FormatError, UsageError
+from ergmeter.neuron.mfu import original_figures, original_files, original_summary, sequence_flops
 from tests.unit.neuron.graphs import Computation, config, module, one_dot, packed, piece, write
 
 LLAMA_8B = str(Path(__file__).parents[2] / "data" / "configs" / "llama-3.1-8b.json")

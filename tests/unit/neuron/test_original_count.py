@@ -10,9 +10,8 @@ import pytest
 
 from ergmeter.compat.nki_llama.document import analyze_compat
 from ergmeter.neuron.analysis import analyze
-from ergmeter.neuron.compare import compare
-from ergmeter.neuron.job.request import AnalysisRequest
-from ergmeter.neuron.outputs import read_outputs
+from ergmeter.neuron.analysis_types import AnalysisRequest
+from ergmeter.neuron.compare import compare, read_outputs
 from ergmeter.views.analyze.console import summary_section
 
 DATA = Path(__file__).parents[2] / "data"

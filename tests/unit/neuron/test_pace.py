@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ergmeter.importers.log import ParsedLog, read_log
-from ergmeter.neuron.job.pace import Throughput, throughput
+from ergmeter.neuron.throughput import Throughput, throughput
 from tests.unit.neuron.test_figures import job
 
 
@@ -30,7 +30,7 @@ def test_what_is_given_wins(tmp_path: Path) -> None:
 def test_nobody_s_word_is_no_throughput() -> None:
     found = pace(None)
     assert found.seq_per_s is None
-    assert "--throughput" in found.said
+    assert "--throughput" in found.source
 
 
 def test_printed_sequences_per_second_are_taken_after_the_first(tmp_path: Path) -> None:
@@ -38,17 +38,17 @@ def test_printed_sequences_per_second_are_taken_after_the_first(tmp_path: Path) 
     found = pace(log_of(tmp_path, *(f"loss: 2.3 throughput: {rate}" for rate in rates)))
     assert found.seq_per_s == pytest.approx(4 / 2.5)
     assert found.is_from_log
-    assert "train.log" in found.said
+    assert "train.log" in found.source
 
 
 def test_tokens_per_second_become_sequences(tmp_path: Path) -> None:
     lines = (f"loss: 2.3 tokens/sec: {rate}" for rate in (100, 8192, 8192, 8192))
     found = pace(log_of(tmp_path, *lines))
     assert found.seq_per_s == pytest.approx(2.0)
-    assert "in sequences of 4096" in found.said
+    assert "in sequences of 4096" in found.source
 
 
 def test_a_step_s_time_and_the_batch_give_sequences(tmp_path: Path) -> None:
     found = pace(log_of(tmp_path, *(f"step_time: {s}" for s in (600, 32, 32, 32, 32))))
     assert found.seq_per_s == pytest.approx(2.0)
-    assert "64 sequences a step" in found.said
+    assert "64 sequences a step" in found.source

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.neuron.job.yaml_settings import TrainingFile, Unresolved, read_training_file
+from ergmeter.neuron.training_job import TrainingFile, Unresolved, read_training_file
 
 
 def file_of(tmp_path: Path, text: str) -> TrainingFile:
@@ -22,8 +22,8 @@ def test_a_reference_is_followed_from_the_top_and_from_beside_it(tmp_path: Path)
         "data: {seq_length: '${model.length}'}\n"
         "model: {encoder: 4096, length: '${.encoder}', inner: {up: '${..encoder}'}}\n",
     )
-    assert file.whole("data.seq_length", instead="-") == 4096
-    assert file.whole("model.inner.up", instead="-") == 4096
+    assert file.whole_number("data.seq_length", instead="-") == 4096
+    assert file.whole_number("model.inner.up", instead="-") == 4096
 
 
 def test_a_product_of_references_is_worked_out(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_what_can_t_be_followed_names_its_key_and_its_text(tmp_path: Path, text:
 def test_a_missing_key_is_named_with_what_to_do(tmp_path: Path) -> None:
     file = file_of(tmp_path, "data: {global_batch_size: null}\n")
     for key in ("data.global_batch_size", "data.seq_length", "trainer.devices"):
-        assert file.whole(key, instead="-") is None
+        assert file.whole_number(key, instead="-") is None
         with pytest.raises(FormatError, match=f"the key {key} is missing; add it, or pass --x"):
             file.required(key, instead="pass --x")
 
@@ -60,11 +60,11 @@ def test_a_missing_key_is_named_with_what_to_do(tmp_path: Path) -> None:
 def test_a_size_that_is_none_is_refused(tmp_path: Path, value: str) -> None:
     file = file_of(tmp_path, f"data: {{seq_length: {value}}}\n")
     with pytest.raises(FormatError, match=r"data\.seq_length must be a whole number"):
-        file.whole("data.seq_length", instead="-")
+        file.whole_number("data.seq_length", instead="-")
 
 
 def test_a_whole_number_may_be_written_with_a_point(tmp_path: Path) -> None:
-    assert file_of(tmp_path, "a: {b: 32.0}\n").whole("a.b", instead="-") == 32
+    assert file_of(tmp_path, "a: {b: 32.0}\n").whole_number("a.b", instead="-") == 32
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ergmeter.neuron.shares import decimals, percent
+from ergmeter.neuron.kernels import decimals, percent
 
 
 @pytest.mark.parametrize(
@@ -29,4 +29,4 @@ def test_a_percentage_that_is_not_100_or_0_does_not_print_so(frac: float, said: 
 def test_a_ratio_keeps_its_decimals_unless_it_would_read_as_an_end(
     value: float, digits: int, whole: float, said: str
 ) -> None:
-    assert decimals(value, digits, whole=whole) == said
+    assert decimals(value, digits, full=whole) == said

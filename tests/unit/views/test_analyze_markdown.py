@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.neuron.graphs import ranked
+from ergmeter.neuron.document import rank_graphs
 from ergmeter.neuron.score import factors
 from ergmeter.views.analyze.markdown import escaped
 from tests.unit.neuron.graphs import config, one_dot, write
@@ -173,7 +173,7 @@ def test_a_graph_that_ran_often_comes_before_a_larger_one() -> None:
         return {"file_path": name, "hlo_macs": macs, "runs": runs, "status": status}
 
     files = [file("a", 100, 1), file("b", 10, 30), file("c", 100, 0), file("d", 0, 1, "error")]
-    found = ranked(files, most=2)
+    found = rank_graphs(files, most=2)
     assert [one.file["file_path"] for one in found.graphs] == ["b", "a"]
     assert [one.macs_frac for one in found.graphs] == [0.75, 0.25]
     assert (found.rest, found.rest_macs_frac, len(found.failed)) == (1, 0.0, 1)

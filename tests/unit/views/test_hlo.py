@@ -10,7 +10,7 @@ import pytest
 
 from ergmeter.cli.main import main
 from ergmeter.hlo import count_files
-from ergmeter.neuron.job.compile_cache import GraphFile
+from ergmeter.neuron.compile_cache import GraphFile
 from ergmeter.neuron.kernels import graph_result
 from tests.unit.neuron.graphs import config, one_dot, write
 

@@ -6,8 +6,8 @@ from itertools import islice
 
 import torch
 
-from ergmeter.workloads.demo.demo import NO_LOSS, PADDING, batch_of, endless
-from ergmeter.workloads.demo.text import Document
+from ergmeter.workloads.demo_text import Document
+from ergmeter.workloads.demo_training import NO_LOSS, PADDING, batch_of, endless_batches
 
 LONG = Document(b"ab\n", b"cde\n")  # 7 bytes: 6 positions, 4 of which predict the tale
 SHORT = Document(b"x\n", b"y\n")  # 4 bytes: 3 positions, 2 of which predict the tale
@@ -60,7 +60,7 @@ def test_moving_a_batch_keeps_its_counts() -> None:
 
 def test_one_time_round_gives_each_document_once_and_the_next_in_another_order() -> None:
     documents = [Document(b"%c\n" % letter, b".\n") for letter in b"abcdefgh"]
-    batches = list(islice(endless(documents, 2, seed=3), 8))
+    batches = list(islice(endless_batches(documents, 2, seed=3), 8))
     letters = [
         [int(row[0]) for batch in part for row in batch.inputs]
         for part in (batches[:4], batches[4:])
@@ -71,6 +71,6 @@ def test_one_time_round_gives_each_document_once_and_the_next_in_another_order()
 
 def test_the_order_is_the_same_for_the_same_seed() -> None:
     documents = [Document(b"%c\n" % letter, b".\n") for letter in b"abcdefgh"]
-    one, same, other = (next(endless(documents, 8, seed=s)).inputs for s in (3, 3, 4))
+    one, same, other = (next(endless_batches(documents, 8, seed=s)).inputs for s in (3, 3, 4))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)

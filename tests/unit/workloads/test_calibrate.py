@@ -22,10 +22,17 @@ from ergmeter.ports import ProbeRequest
 from ergmeter.probes.amd import amd
 from ergmeter.records import Device
 from ergmeter.sampler import open_probes
-from ergmeter.workloads.calibrate import calibrate, matmul, streams
-from ergmeter.workloads.calibrate.calibrate import CalibrationProgress, CalibrationTarget
-from ergmeter.workloads.calibrate.sensors import Sensors, Watch, idle, refresh
-from ergmeter.workloads.calibrate.sustained import RepeatedWork, TrialDurations, sustained
+from ergmeter.workloads import calibration, calibration_rates
+from ergmeter.workloads.calibration import CalibrationProgress, CalibrationTarget
+from ergmeter.workloads.calibration_sensors import (
+    RepeatedWork,
+    Sensors,
+    TrialDurations,
+    Watch,
+    idle,
+    refresh,
+    sustained,
+)
 from tests.amd.library import MI300X, Machine, build
 from tests.amd.library import default_uuid as amd_uuid
 from tests.nvml.library import Gpu, Library, Script, default_uuid
@@ -89,10 +96,10 @@ def numpy_per_s(side: int) -> float:
 
 def test_fp32_products_are_as_fast_as_numpys_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two libraries, interleaved on one machine; which is the faster one is not ours to say."""
-    monkeypatch.setattr(matmul, "_CPU_SHAPES", ((512, 512, 512), (1024, 1024, 1024)))
+    monkeypatch.setattr(calibration_rates, "_CPU_SHAPES", ((512, 512, 512), (1024, 1024, 1024)))
     ratios = []
     for _ in range(4):
-        rate, swept = matmul.achievable("fp32", CPU, BRIEF)
+        rate, swept = calibration_rates.achievable("fp32", CPU, BRIEF)
         side = int(rate.of.split("x")[0])
         assert rate.of in swept
         ratios.append(rate.value / numpy_per_s(side))
@@ -101,7 +108,7 @@ def test_fp32_products_are_as_fast_as_numpys_beside_them(monkeypatch: pytest.Mon
 
 def test_copies_are_as_fast_as_numpys_beside_them() -> None:
     size = 64 << 20
-    memory = streams.MemoryStreams(CPU, 2 * size)
+    memory = calibration_rates.MemoryStreams(CPU, 2 * size)
     a, b = np.ones(size // 4, np.float32), np.empty(size // 4, np.float32)
     ratios = []
     for _ in range(4):
@@ -124,7 +131,7 @@ def test_a_product_has_the_flops_that_torch_counts_and_the_variance_of_normal_nu
 ) -> None:
     """A sum of k products of normal numbers has k times their variance; zeros would have none."""
     shape = (256, 384, 512)
-    task = matmul._task(dtype, shape, CPU)
+    task = calibration_rates._task(dtype, shape, CPU)
     with FlopCounterMode(display=False) as counter:
         out = task.work()
     assert isinstance(out, torch.Tensor)
@@ -139,7 +146,7 @@ def test_a_product_has_the_flops_that_torch_counts_and_the_variance_of_normal_nu
 def test_tf32_is_asked_for_only_for_tf32_and_the_users_choice_is_put_back() -> None:
     torch.set_float32_matmul_precision("medium")
     try:
-        with matmul._precision("high"):
+        with calibration_rates._precision("high"):
             assert torch.get_float32_matmul_precision() == "high"
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
@@ -148,7 +155,7 @@ def test_tf32_is_asked_for_only_for_tf32_and_the_users_choice_is_put_back() -> N
 
 @pytest.mark.parametrize(("pattern", "arrays"), [("copy", 2), ("read", 1), ("triad", 3)])
 def test_bytes_are_counted_as_stream_counts_them(pattern: str, arrays: int) -> None:
-    memory = streams.MemoryStreams(CPU, 12 << 20)
+    memory = calibration_rates.MemoryStreams(CPU, 12 << 20)
     before = memory._memory.numpy().copy()
     task = memory.task(pattern)
     out = task.work()
@@ -175,14 +182,14 @@ def test_the_last_level_caches_of_all_sockets_are_added_up(tmp_path: Path) -> No
             (folder / "level").write_text(f"{level}\n")
             (folder / "size").write_text(f"{size}\n")
             (folder / "shared_cpu_list").write_text(f"{shared}\n")
-    assert streams.last_level_bytes(tmp_path) == 2 * (32 << 20)
-    assert streams.last_level_bytes(tmp_path / "nowhere") == 0
+    assert calibration_rates.last_level_bytes(tmp_path) == 2 * (32 << 20)
+    assert calibration_rates.last_level_bytes(tmp_path / "nowhere") == 0
 
 
 def test_too_little_memory_is_said_with_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul, "_free_bytes", lambda _: 1 << 20)
+    monkeypatch.setattr(calibration_rates, "_free_bytes", lambda _: 1 << 20)
     with pytest.raises(NotMeasurable, match=r"1 MiB to spare.* needs 4 MiB"):
-        matmul.achievable("fp32", CPU, BRIEF)
+        calibration_rates.achievable("fp32", CPU, BRIEF)
 
 
 def test_a_type_that_ends_the_process_is_tried_in_another_one(
@@ -193,7 +200,7 @@ def test_a_type_that_ends_the_process_is_tried_in_another_one(
     stand_in.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(stand_in))
     with pytest.raises(NotMeasurable, match="SIGILL"):
-        matmul.achievable("bf16", CPU, BRIEF)
+        calibration_rates.achievable("bf16", CPU, BRIEF)
 
 
 # -- the whole -------------------------------------------------------------------------------------
@@ -202,15 +209,15 @@ def test_a_type_that_ends_the_process_is_tried_in_another_one(
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes that take no time; fp32 alone, as bf16 would be tried in a process of its own."""
-    monkeypatch.setattr(matmul, "ON_CPU", ("fp32", "fp32"))
-    monkeypatch.setattr(matmul, "_CPU_SHAPES", ((128, 128, 128), (256, 256, 256)))
-    monkeypatch.setattr(streams, "_size_bytes", lambda _: 24 << 20)
+    monkeypatch.setattr(calibration_rates, "ON_CPU", ("fp32", "fp32"))
+    monkeypatch.setattr(calibration_rates, "_CPU_SHAPES", ((128, 128, 128), (256, 256, 256)))
+    monkeypatch.setattr(calibration_rates, "_size_bytes", lambda _: 24 << 20)
 
 
 @pytest.mark.usefixtures("small")
 def test_all_is_measured_in_order_and_told() -> None:
     ticks: list[CalibrationProgress] = []
-    found = calibrate.run(NODE, pace=BRIEF, tell=ticks.append)
+    found = calibration.run(NODE, pace=BRIEF, tell=ticks.append)
     assert [tick.what for tick in ticks][-3:] == ["memory copy", "memory read", "memory triad"]
     assert [tick.done for tick in ticks] == list(range(ticks[0].of))
     assert set(found.matmul) == {"fp32"}
@@ -227,7 +234,7 @@ def test_an_interrupt_keeps_what_was_measured() -> None:
         if tick.what == "memory read":
             raise KeyboardInterrupt
 
-    found = calibrate.run(NODE, pace=BRIEF, tell=tell)
+    found = calibration.run(NODE, pace=BRIEF, tell=tell)
     assert found.interrupted
     assert set(found.matmul) == {"fp32"}
     assert set(found.bandwidth) == {"copy"}
@@ -240,26 +247,26 @@ def test_what_can_not_be_measured_is_absent_with_its_reason_and_the_rest_is_ther
     def refuse(*_: Any, **__: Any) -> CalibratedRate:
         raise NotMeasurable("no memory to spare")
 
-    monkeypatch.setattr(streams.MemoryStreams, "bandwidth", refuse)
-    found = calibrate.run(NODE, pace=BRIEF, tell=lambda _: None)
+    monkeypatch.setattr(calibration_rates.MemoryStreams, "bandwidth", refuse)
+    found = calibration.run(NODE, pace=BRIEF, tell=lambda _: None)
     assert found.absent["memory copy"] == "no memory to spare"
     assert found.matmul
-    monkeypatch.setattr(matmul, "achievable", refuse)
+    monkeypatch.setattr(calibration_rates, "achievable", refuse)
     with pytest.raises(NotMeasurable, match="matmul fp32: no memory to spare"):
-        calibrate.run(NODE, pace=BRIEF, tell=lambda _: None)
+        calibration.run(NODE, pace=BRIEF, tell=lambda _: None)
 
 
 def test_a_device_that_is_not_there_is_answered_with_those_that_are() -> None:
     with pytest.raises(UsageError, match=r"cuda:9.*it has cpu"):
-        calibrate.targets("cuda:9")
+        calibration.targets("cuda:9")
 
 
 def test_torchs_device_is_found_by_uuid_whatever_the_order() -> None:
     listed = [Device(f"GPU-{n}", "gpu", "NVIDIA H200", "nvml") for n in ("a", "b")]
     h200 = SimpleNamespace(name="NVIDIA H200", uuid="b")
-    assert calibrate._identified(0, h200, listed).id == "GPU-b"
-    assert calibrate._identified(1, SimpleNamespace(name="NVIDIA H200"), listed).id == "GPU-b"
-    unlisted = calibrate._identified(0, SimpleNamespace(name="H100", uuid="c"), listed)
+    assert calibration._identified(0, h200, listed).id == "GPU-b"
+    assert calibration._identified(1, SimpleNamespace(name="NVIDIA H200"), listed).id == "GPU-b"
+    unlisted = calibration._identified(0, SimpleNamespace(name="H100", uuid="c"), listed)
     assert (unlisted.id, unlisted.probe) == ("GPU-c", "torch")
 
 
@@ -304,12 +311,12 @@ def test_a_gpu_of_amd_has_the_identity_that_a_run_will_know_it_by(
         {**MI300X, "bdf": "0000:15:00.0", "hip": 0, "pids": 4321},
     )
     rocm.shows(at(0x15), at(0x05))
-    first, second = calibrate.targets("all")
+    first, second = calibration.targets("all")
     assert (first.device.id, second.device.id) == (amd_uuid(1), amd_uuid(0))
     assert (first.others, second.others) == ((4321,), ())
     rocm.shows(at(None), at(None))  # in the order of HIP, which the library knows
-    assert [one.device.id for one in calibrate.targets("all")] == [amd_uuid(1), amd_uuid(0)]
-    kept = calibrate._blank(first, calibrate.QUICK)
+    assert [one.device.id for one in calibration.targets("all")] == [amd_uuid(1), amd_uuid(0)]
+    kept = calibration._blank(first, calibration.QUICK)
     assert kept.conditions["power_limit_w"] == pytest.approx(750)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "kept"))
     save_calibration(kept)
@@ -322,14 +329,15 @@ def test_a_gpu_of_amd_has_the_identity_that_a_run_will_know_it_by(
 def test_a_gpu_that_no_probe_lists_is_said_to_be_known_to_no_later_run(rocm: Rocm) -> None:
     rocm.machine.show(MI300X, {**MI300X, "bdf": "0000:15:00.0"})  # in an order that is assumed
     rocm.shows(at(None), at(0x77))
-    for target in calibrate.targets("all"):
+    for target in calibration.targets("all"):
         assert target.device.probe == "torch"
-        said = calibrate._blank(target, calibrate.QUICK).absent["later runs"]
+        said = calibration._blank(target, calibration.QUICK).absent["later runs"]
         assert said == "no run will know this device again: amd does not list it"
     rocm.machine.show(MI300X, **{"init!": 10})
-    (target, _) = calibrate.targets("all")
+    (target, _) = calibration.targets("all")
     assert (
-        "groups render and video" in calibrate._blank(target, calibrate.QUICK).absent["later runs"]
+        "groups render and video"
+        in calibration._blank(target, calibration.QUICK).absent["later runs"]
     )
 
 
@@ -389,7 +397,7 @@ def test_idle_watts_are_the_sensors_and_the_counters_own(gpu: Callable[..., Sens
 def test_a_counter_that_stands_still_gives_no_watts(
     gpu: Callable[..., Sensors], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ergmeter.workloads.calibrate.sensors._STILL_S", 0.15)
+    monkeypatch.setattr("ergmeter.workloads.calibration_sensors._STILL_S", 0.15)
     found = idle(gpu(power_w=121.0, frozen_energy=True), settle_s=0.0, for_s=0.1)
     assert found.counter_w is None
     assert found.power_w == pytest.approx(121.0)
@@ -420,7 +428,7 @@ def test_whoever_computes_on_the_gpu_is_seen_except_ourselves(
 ) -> None:
     gpu(processes=[(4321, 1 << 30), ("self", 1 << 30)])
     device = Device(default_uuid(0), "gpu", "H200", "nvml")
-    assert calibrate._others(device) == (4321,)
+    assert calibration._others(device) == (4321,)
     assert os.getpid() != 4321
     target = CalibrationTarget(torch.device("cuda", 0), device, (4321,))
-    assert "process 4321" in calibrate._company(target)[0]
+    assert "process 4321" in calibration._company(target)[0]

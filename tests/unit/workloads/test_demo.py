@@ -11,9 +11,9 @@ from ergmeter.errors import UsageError
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import PHASES, Reading
 from ergmeter.runlog.reader import FINISHED, Run
-from ergmeter.workloads.demo import demo
-from ergmeter.workloads.demo.demo import DemoBatch, batch_of
-from ergmeter.workloads.demo.text import documents
+from ergmeter.workloads import demo_training
+from ergmeter.workloads.demo_text import documents
+from ergmeter.workloads.demo_training import DemoBatch, batch_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,19 +30,19 @@ def value(run: Run, key: str) -> float:
 def test_auto_takes_what_is_there_and_a_name_takes_that() -> None:
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     if not torch.backends.mps.is_available():
-        assert demo.device_named("auto").type == expected
-    assert demo.device_named("cpu") == CPU
+        assert demo_training.device_named("auto").type == expected
+    assert demo_training.device_named("cpu") == CPU
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_there_is_refused_with_those_that_are() -> None:
     with pytest.raises(UsageError, match=r"torch .* has no cuda device here; it has .*cpu"):
-        demo.device_named("cuda")
+        demo_training.device_named("cuda")
 
 
 def test_the_same_seed_trains_the_same_model() -> None:
     def losses() -> list[float]:
-        training = demo.DemoTraining(demo.SMALL, CPU)
+        training = demo_training.DemoTraining(demo_training.SMALL, CPU)
         return [training.step(next(training.batches)) for _ in range(3)]
 
     first = losses()
@@ -52,7 +52,7 @@ def test_the_same_seed_trains_the_same_model() -> None:
 
 
 def test_the_learning_rate_rises_for_ten_steps_and_then_stays() -> None:
-    training = demo.DemoTraining(demo.SMALL, CPU)
+    training = demo_training.DemoTraining(demo_training.SMALL, CPU)
     rates = []
     for _ in range(12):
         rates.append(training.schedule.get_last_lr()[0])
@@ -63,9 +63,9 @@ def test_the_learning_rate_rises_for_ten_steps_and_then_stays() -> None:
 
 
 def test_what_is_held_out_is_never_trained_on() -> None:
-    training = demo.DemoTraining(demo.SMALL, CPU)
+    training = demo_training.DemoTraining(demo_training.SMALL, CPU)
     seen = set()
-    for _ in range(len(documents()) // demo.SMALL.documents):
+    for _ in range(len(documents()) // demo_training.SMALL.documents):
         seen |= rows(next(training.batches))
     held_out = set().union(*(rows(batch) for batch in training.held_out))
     assert len(held_out) == 16
@@ -78,8 +78,8 @@ def rows(batch: DemoBatch) -> set[bytes]:
 
 
 def test_evaluation_weighs_each_predicted_byte_the_same() -> None:
-    training = demo.DemoTraining(demo.SMALL, CPU)
-    whole = batch_of(documents()[: 4 * demo.SMALL.documents])
+    training = demo_training.DemoTraining(demo_training.SMALL, CPU)
+    whole = batch_of(documents()[: 4 * demo_training.SMALL.documents])
     with torch.no_grad():
         at_once = training._loss(whole).item()
     assert training.evaluate() == pytest.approx(at_once, rel=1e-5)
@@ -87,9 +87,9 @@ def test_evaluation_weighs_each_predicted_byte_the_same() -> None:
 
 def test_a_run_has_its_steps_its_phases_and_its_held_out_losses(tmp_path: Path) -> None:
     for seconds in (2.0, 10.0, 40.0):  # longer where a busy machine makes a few steps in two
-        ticks: list[demo.DemoProgress] = []
+        ticks: list[demo_training.DemoProgress] = []
         out = tmp_path / f"run{seconds:.0f}"
-        outcome = demo.run(seconds, device=CPU, out=out, tell=ticks.append)
+        outcome = demo_training.run(seconds, device=CPU, out=out, tell=ticks.append)
         if len(ticks) >= 12:
             break
     run = Run.open(outcome.run)
@@ -105,42 +105,44 @@ def test_a_run_has_its_steps_its_phases_and_its_held_out_losses(tmp_path: Path) 
 
 
 def test_an_interrupt_keeps_what_was_measured_and_says_so_in_the_run(tmp_path: Path) -> None:
-    def interrupt(tick: demo.DemoProgress) -> None:
+    def interrupt(tick: demo_training.DemoProgress) -> None:
         if tick.steps == 6:
             raise KeyboardInterrupt
 
-    outcome = demo.run(3600, device=CPU, out=tmp_path / "run", tell=interrupt)
+    outcome = demo_training.run(3600, device=CPU, out=tmp_path / "run", tell=interrupt)
     run = Run.open(outcome.run)
     assert outcome.interrupted
     assert outcome.held_out == ()
     assert run.status.startswith("failed (KeyboardInterrupt")
-    assert value(run, "steps.count") == 6 - demo.WARMUP_STEPS
+    assert value(run, "steps.count") == 6 - demo_training.WARMUP_STEPS
 
 
 def test_an_error_in_the_training_is_not_taken_for_an_interrupt(tmp_path: Path) -> None:
-    def fail(_tick: demo.DemoProgress) -> None:
+    def fail(_tick: demo_training.DemoProgress) -> None:
         raise RuntimeError("out of luck")
 
     with pytest.raises(RuntimeError, match="out of luck"):
-        demo.run(3600, device=CPU, out=tmp_path / "run", tell=fail)
+        demo_training.run(3600, device=CPU, out=tmp_path / "run", tell=fail)
     assert Run.open(tmp_path / "run").status == "failed (RuntimeError: out of luck)"
 
 
 def test_too_little_device_memory_is_said_in_one_line_with_a_way_out(tmp_path: Path) -> None:
-    def exhaust(_tick: demo.DemoProgress) -> None:
+    def exhaust(_tick: demo_training.DemoProgress) -> None:
         raise torch.cuda.OutOfMemoryError("tried to allocate 2.00 GiB")
 
     with pytest.raises(UsageError, match=r"try --device cpu \(tried to allocate 2.00 GiB\)"):
-        demo.run(3600, device=CPU, out=tmp_path / "run", tell=exhaust)
+        demo_training.run(3600, device=CPU, out=tmp_path / "run", tell=exhaust)
     assert Run.open(tmp_path / "run").status.startswith("failed (OutOfMemoryError")
 
 
 @pytest.mark.device
 def test_on_cuda_the_large_model_trains_and_the_device_is_measured(tmp_path: Path) -> None:
-    outcome = demo.run(5.0, device=torch.device("cuda"), out=tmp_path / "run", tell=lambda _: None)
+    outcome = demo_training.run(
+        5.0, device=torch.device("cuda"), out=tmp_path / "run", tell=lambda _: None
+    )
     run = Run.open(outcome.run)
     assert run.status == FINISHED
     assert outcome.held_out[-1] < 3.0
-    weights_bytes = 4 * demo.LARGE.model.parameters  # and as much for each of three others
+    weights_bytes = 4 * demo_training.LARGE.model.parameters  # and as much for each of three others
     assert value(run, "memory.allocator_peak_bytes") > 4 * weights_bytes
     assert value(run, "time.outside_steps_frac") < 0.5

@@ -6,12 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  as everybody calls it
 
-from ergmeter.workloads.demo.demo import LARGE, SMALL, Size
-from ergmeter.workloads.demo.llama import (
+from ergmeter.workloads.demo_training import (
+    LARGE,
+    SMALL,
     Llama,
+    LlamaAttention,
     LlamaConfig,
     RMSNorm,
-    SelfAttention,
+    Size,
     SwiGLU,
     rotated,
     rotation,
@@ -46,7 +48,7 @@ def test_a_later_token_does_not_change_earlier_logits_and_does_change_its_own() 
 
 
 def test_an_earlier_token_is_seen_by_later_positions() -> None:
-    attention = SelfAttention(TINY)
+    attention = LlamaAttention(TINY)
     cos, sin = rotation(6, TINY.head_width, TINY.rotary_base)
     before = torch.randn(1, 6, TINY.width)
     after = before.clone()
@@ -84,8 +86,8 @@ def test_the_slowest_pair_turns_at_the_base_s_rate() -> None:
 
 
 def test_shared_heads_are_full_attention_with_repeated_keys_and_values() -> None:
-    shared = SelfAttention(TINY)
-    full = SelfAttention(LlamaConfig(11, 16, 2, 4, 4, 24, 32))
+    shared = LlamaAttention(TINY)
+    full = LlamaAttention(LlamaConfig(11, 16, 2, 4, 4, 24, 32))
     full.load_state_dict(
         {
             "q.weight": shared.q.weight,
@@ -107,7 +109,7 @@ def heads_twice(weight: torch.Tensor) -> torch.Tensor:
 
 def test_attention_is_softmax_of_scaled_products_written_out() -> None:
     config = LlamaConfig(11, 4, 1, 1, 1, 8, 8)
-    attention = SelfAttention(config)
+    attention = LlamaAttention(config)
     x = torch.randn(1, 3, 4)
     cos, sin = rotation(3, 4, config.rotary_base)
     q, k = (rotated(project(x[0]), cos, sin) for project in (attention.q, attention.k))

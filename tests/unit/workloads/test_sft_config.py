@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.workloads.sft.config.config import load
-from ergmeter.workloads.sft.config.sections import SftConfig
+from ergmeter.workloads.sft.config_file import load
+from ergmeter.workloads.sft.config_sections import SftConfig
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 MODEL = "model: {name: 'builtin:tiny'}\n"
@@ -272,7 +272,7 @@ def test_the_shipped_configurations_differ_where_the_backend_is_the_question_onl
 def test_reading_a_configuration_loads_no_torch() -> None:
     code = (
         "import sys; from pathlib import Path;"
-        "from ergmeter.workloads.sft.config.config import load;"
+        "from ergmeter.workloads.sft.config_file import load;"
         f"load(Path({str(CONFIGS / 'run_bnb.yaml')!r}));"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )

@@ -21,16 +21,12 @@ from hypothesis import strategies as st
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.integrations.batches import counted
-from ergmeter.workloads.sft import build_model
-from ergmeter.workloads.sft.config.config import load
-from ergmeter.workloads.sft.data import packed
-from ergmeter.workloads.sft.data.amounts import amounts
-from ergmeter.workloads.sft.data.examples import builtin, read
-from ergmeter.workloads.sft.data.packed import Collate
-from ergmeter.workloads.sft.data.prepared import Prepared, prepared
-from ergmeter.workloads.sft.data.templates import Chat, Plain, TemplateFile
-from ergmeter.workloads.sft.data.tokenized import NO_LOSS, Tokens
-from ergmeter.workloads.sft.tiny_model import saved
+from ergmeter.workloads.sft import build_model, token_batches
+from ergmeter.workloads.sft.config_file import load
+from ergmeter.workloads.sft.dataset import Chat, Plain, TemplateFile, builtin, read
+from ergmeter.workloads.sft.prepared_data import Prepared, epoch_tokens, prepare_data
+from ergmeter.workloads.sft.tiny_model import saved_model
+from ergmeter.workloads.sft.token_batches import NO_LOSS, Collate, Tokens
 
 PAD, BEGIN, END = 0, 1, 2
 
@@ -84,7 +80,7 @@ def prepare(tmp_path: Path) -> Callable[..., Prepared]:
         path = tmp_path / "run.yaml"
         path.write_text(text or "model: {name: some/model, max_seq_len: 64}\n")
         config = load(path, changes={"data.train_path": str(data), **changes})
-        return prepared(config, tokenizer or Words())
+        return prepare_data(config, tokenizer or Words())
 
     return make
 
@@ -105,7 +101,7 @@ def test_a_padded_batch_holds_the_tokens_one_counts_by_hand(
     counts = counted(batch)
     assert counts is not None
     assert (counts.real, counts.loss, counts.computed) == (sum(REAL), sum(LOSS), 3 * max(REAL))
-    found = amounts(data.train, data.collate, batch_size=3)
+    found = epoch_tokens(data.train, data.collate, batch_size=3)
     assert (found.real, found.loss, found.computed) == (sum(REAL), sum(LOSS), 3 * max(REAL))
     assert words.said(data.train[0]["input_ids"]) == "<1> what is red a rose <2>"
     assert words.said(data.train[0]["labels"][4:]) == "a rose <2>"
@@ -113,7 +109,7 @@ def test_a_padded_batch_holds_the_tokens_one_counts_by_hand(
 
 
 def test_batches_of_two_pad_to_their_own_longest(prepare: Callable[..., Prepared]) -> None:
-    found = amounts((data := prepare(PAIRS)).train, data.collate, batch_size=2)
+    found = epoch_tokens((data := prepare(PAIRS)).train, data.collate, batch_size=2)
     assert found.computed == 2 * REAL[1] + REAL[2]
     assert (found.shortest, found.median, found.longest) == (4, 7, 9)
 
@@ -145,7 +141,7 @@ def test_a_packed_batch_holds_the_tokens_one_counts_by_hand(
     counts = counted(batch)
     assert counts is not None
     assert (counts.real, counts.loss, counts.samples) == (sum(REAL), sum(LOSS), 3)
-    found = amounts(data.train, data.collate, batch_size=2)
+    found = epoch_tokens(data.train, data.collate, batch_size=2)
     assert (found.real, found.loss, found.computed) == (20, 11, 32)
 
 
@@ -176,14 +172,14 @@ def test_packed_documents_have_the_loss_they_have_alone() -> None:
         for ids, asked in (([5, 6, 7, 8, 9], 2), ([10, 11, 12], 1), ([13, 14, 15, 16, 17, 18], 0))
     ]
 
-    def loss_sum(rows: list[packed.Row]) -> float:
+    def loss_sum(rows: list[token_batches.Row]) -> float:
         batch = Collate(fill=0, multiple=8)(rows)
         with torch.no_grad():
             loss = model(**batch).loss
         return float(loss) * int((batch["labels"][:, 1:] != NO_LOSS).sum())
 
-    alone = sum(loss_sum([row]) for row in packed.single(documents))
-    together = packed.packed(documents, longest=10)
+    alone = sum(loss_sum([row]) for row in token_batches.single(documents))
+    together = token_batches.packed(documents, longest=10)
     assert len(together) == 2
     assert loss_sum(together) == pytest.approx(alone, rel=1e-5)
 
@@ -194,9 +190,9 @@ def test_packing_loses_nothing_and_fills_no_row_past_its_length(
 ) -> None:
     numbers = iter(range(10_000))
     documents = [Tokens(ids := [next(numbers) for _ in range(size)], list(ids)) for size in sizes]
-    rows = packed.packed(documents, longest=longest)
+    rows = token_batches.packed(documents, longest=longest)
     assert [one for row in rows for one in row["input_ids"]] == list(range(sum(sizes)))
-    assert max(packed.lengths(rows)) <= longest
+    assert max(token_batches.lengths(rows)) <= longest
     assert sum(row["position_ids"].count(0) for row in rows) == len(sizes)
     assert sum(row["labels"].count(NO_LOSS) for row in rows) == len(sizes)
 
@@ -265,7 +261,7 @@ def test_what_a_seq2seq_model_reads_and_says_is_counted_by_hand(
     assert batch["decoder_attention_mask"].sum(-1).tolist() == said
     assert (batch["labels"] != NO_LOSS).sum(-1).tolist() == said
     assert counted(batch).real == sum(read_) + sum(said)  # type: ignore[union-attr]
-    found = amounts(data.train, data.collate, batch_size=2)
+    found = epoch_tokens(data.train, data.collate, batch_size=2)
     assert (found.real, found.loss) == (sum(read_) + sum(said), sum(said))
     assert found.computed == 2 * max(read_) + 2 * max(said)
     # What transformers would have made of the labels itself.
@@ -440,7 +436,7 @@ def test_built_in_examples_fill_what_the_model_takes_and_are_not_cut(
     (path := tmp_path / "run.yaml").write_text(
         f"model: {{name: 'builtin:tiny', max_seq_len: {longest}}}"
     )
-    data = prepared(load(path), build_model.tokenizer("tiny"))
+    data = prepare_data(load(path), build_model.tokenizer("tiny"))
     lengths = [len(data.train[place]["input_ids"]) for place in range(data.examples)]
     assert data.notes == ()
     assert 0.8 * longest < max(lengths) <= longest
@@ -457,8 +453,9 @@ def test_the_collation_can_go_to_a_worker(prepare: Callable[..., Prepared]) -> N
 
 def test_a_built_in_model_is_made_once_by_whoever_is_first(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from ergmeter.workloads.sft.tiny_model import saved;"
-        "print(saved('builtin:tiny', Path(sys.argv[1])));"
+        "import sys; from pathlib import Path;"
+        "from ergmeter.workloads.sft.tiny_model import saved_model;"
+        "print(saved_model('builtin:tiny', Path(sys.argv[1])));"
         "sys.exit('transformers' in sys.modules)"
     )
     words = [sys.executable, "-c", code, str(tmp_path)]
@@ -468,7 +465,7 @@ def test_a_built_in_model_is_made_once_by_whoever_is_first(tmp_path: Path) -> No
     (path,) = paths
     assert [one.name for one in tmp_path.iterdir()] == [Path(path).name]
     before = Path(path).stat().st_mtime_ns
-    assert saved("builtin:tiny", tmp_path) == Path(path)
+    assert saved_model("builtin:tiny", tmp_path) == Path(path)
     assert Path(path).stat().st_mtime_ns == before
 
     load_model: Any = transformers.AutoModelForCausalLM.from_pretrained
@@ -486,7 +483,7 @@ def test_a_built_in_model_is_made_once_by_whoever_is_first(tmp_path: Path) -> No
 
 def test_an_unknown_built_in_model_is_refused_with_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="builtin:tiny, builtin:tiny-seq2seq, builtin:1b"):
-        saved("builtin:huge", tmp_path)
+        saved_model("builtin:huge", tmp_path)
 
 
 def test_erg_prepare_tells_what_is_in_the_data(

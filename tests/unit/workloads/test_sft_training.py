@@ -17,7 +17,7 @@ from ergmeter.errors import PluginError, UsageError
 from ergmeter.runlog.reader import Run
 from ergmeter.workloads.sft import facts, ledger, tiny_model, training
 from ergmeter.workloads.sft import training as sensors
-from ergmeter.workloads.sft.config.config import load
+from ergmeter.workloads.sft.config_file import load
 from tests.models import models as kept_models
 
 PAIRS = [
@@ -82,7 +82,7 @@ def rows(path: str = "outputs/ledger.csv") -> list[dict[str, str]]:
 def tokenizer_of(models: Path, name: str = "builtin:tiny") -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(tiny_model.saved(name, models))
+    return AutoTokenizer.from_pretrained(tiny_model.saved_model(name, models))
 
 
 # -- tokens ---------------------------------------------------------------------------------------

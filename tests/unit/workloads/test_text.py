@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ergmeter.workloads.demo.text import END, SIZE_BYTES, documents
+from ergmeter.workloads.demo_text import END, SIZE_BYTES, documents
 
 
 def test_the_same_seed_gives_the_same_tales_and_another_gives_others() -> None:

@@ -15,9 +15,7 @@ from ergmeter.cli.run_options import check_page, check_writable, chosen_form, wi
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ergmeter.neuron.job.request import AnalysisRequest
-    from ergmeter.neuron.parts import Analysis
-    from ergmeter.neuron.progress import AnalysisProgress, Event
+    from ergmeter.neuron.analysis_types import Analysis, AnalysisProgress, AnalysisRequest, Event
 
 FORMATS = ("text", "json", "md")
 
@@ -196,7 +194,7 @@ def main() -> None:
 
 
 def _analyze(request: AnalysisRequest, *, compat: bool, is_quiet: bool, per_file: bool) -> Analysis:
-    from ergmeter.neuron.progress import AnalysisProgress
+    from ergmeter.neuron.analysis_types import AnalysisProgress
     from ergmeter.views.analyze import console as view
     from ergmeter.views.analyze.graphs import files_section
 
@@ -232,8 +230,8 @@ def _analyze(request: AnalysisRequest, *, compat: bool, is_quiet: bool, per_file
 
 def _request(**options: Any) -> AnalysisRequest:  # noqa: ANN401  click passes what it parsed
     from ergmeter.errors import UsageError
-    from ergmeter.neuron.job.compile_cache import Choice, parse_time
-    from ergmeter.neuron.job.request import AnalysisRequest
+    from ergmeter.neuron.analysis_types import AnalysisRequest
+    from ergmeter.neuron.compile_cache import Choice, parse_time
     from ergmeter.neuron.score import Baseline
     from ergmeter.records import dtype_named
 
@@ -337,8 +335,7 @@ def _check_alone() -> None:
 
 
 def _compare(paths: tuple[str, ...], *, form: str, page: Path | None) -> None:
-    from ergmeter.neuron.compare import compare
-    from ergmeter.neuron.outputs import read_outputs
+    from ergmeter.neuron.compare import compare, read_outputs
 
     comparison = compare(read_outputs(paths))
     if form == "json":

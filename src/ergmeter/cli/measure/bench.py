@@ -124,7 +124,7 @@ def wrong(text: str) -> str | None:
     import tempfile
 
     from ergmeter.errors import ErgmeterError
-    from ergmeter.workloads.sft.config.config import load
+    from ergmeter.workloads.sft.config_file import load
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "train.yaml")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from ergmeter.hardware.calibration import Calibration
-    from ergmeter.workloads.calibrate.calibrate import CalibrationProgress
+    from ergmeter.workloads.calibration import CalibrationProgress
 
 _INTERRUPTED = 130  # what a shell gives a program that Ctrl-C ended
 
@@ -70,7 +70,7 @@ def _workload() -> ModuleType:
     from ergmeter.errors import PluginError
 
     try:
-        from ergmeter.workloads.calibrate import calibrate
+        from ergmeter.workloads import calibration as calibrate
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from ergmeter.records import Summary
-    from ergmeter.workloads.demo.demo import DemoOutcome, DemoProgress
+    from ergmeter.workloads.demo_training import DemoOutcome, DemoProgress
 
 _INTERRUPTED = 130  # what a shell gives a program that Ctrl-C ended
 
@@ -77,12 +77,12 @@ def _workload() -> ModuleType:
     from ergmeter.errors import PluginError
 
     try:
-        from ergmeter.workloads.demo import demo
+        from ergmeter.workloads import demo_training
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise PluginError("the demo needs torch: pip install 'ergmeter[torch]'") from error
-    return demo
+    return demo_training
 
 
 @contextmanager

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from ergmeter.workloads.sft.config.sections import SftConfig
-    from ergmeter.workloads.sft.data.amounts import EpochTokens
-    from ergmeter.workloads.sft.data.prepared import Prepared
+    from ergmeter.workloads.sft.config_sections import SftConfig
+    from ergmeter.workloads.sft.prepared_data import EpochTokens, Prepared
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "jinja2")
 
@@ -42,7 +41,7 @@ def command(config_path: Path, sample: Path | None, as_json: bool) -> int:
     erg prepare --config configs/cpu/run_torch.yaml
     """
     from ergmeter.errors import PluginError
-    from ergmeter.workloads.sft.config.config import load
+    from ergmeter.workloads.sft.config_file import load
 
     config = load(config_path)
     try:
@@ -65,14 +64,13 @@ def command(config_path: Path, sample: Path | None, as_json: bool) -> int:
 
 
 def _prepared(config: SftConfig) -> tuple[Prepared, dict[str, EpochTokens]]:
-    from ergmeter.workloads.sft.data.amounts import amounts
-    from ergmeter.workloads.sft.data.prepared import prepared
+    from ergmeter.workloads.sft.prepared_data import epoch_tokens, prepare_data
 
-    data = prepared(config, _tokenizer(config))
+    data = prepare_data(config, _tokenizer(config))
     size = config.train.batch_size
-    parts = {"training": amounts(data.train, data.collate, batch_size=size)}
+    parts = {"training": epoch_tokens(data.train, data.collate, batch_size=size)}
     if data.evaluation is not None:
-        parts["evaluation"] = amounts(data.evaluation, data.collate, batch_size=size)
+        parts["evaluation"] = epoch_tokens(data.evaluation, data.collate, batch_size=size)
     return data, parts
 
 

@@ -12,7 +12,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ergmeter.workloads.sft.config.sections import SftConfig
+    from ergmeter.workloads.sft.config_sections import SftConfig
     from ergmeter.workloads.sft.training import TrainingOutcome, TrainingProgress
 
 
@@ -88,7 +88,7 @@ def command(
     erg train --config configs/run_bnb.yaml --set train.max_steps=200
     erg train --config configs/run_bnb.yaml --interleave configs/run_torch.yaml --repeats 5
     """
-    from ergmeter.workloads.sft.config.config import load
+    from ergmeter.workloads.sft.config_file import load
 
     settings = _changes(changes)
     configs = [load(path, changes=settings) for path in (config_path, *interleave)]
@@ -140,7 +140,7 @@ def _workload(config: SftConfig) -> Any:  # noqa: ANN401  the module
 
     try:
         if config.tuning.backend == "unsloth":  # it changes transformers as that is loaded
-            importlib.import_module("ergmeter.workloads.sft.backends").first_imports(config)
+            importlib.import_module("ergmeter.workloads.sft.trainers").first_imports(config)
         return importlib.import_module("ergmeter.workloads.sft.training")
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]

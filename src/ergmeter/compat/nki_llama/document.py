@@ -1,20 +1,30 @@
-"""The document of a job with the original's numbers, and the list of the quirks that were kept."""
+"""The document of a job with the original's numbers, and the list of its quirks."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.compat.nki_llama.original_hlo import original_count
-from ergmeter.compat.nki_llama.original_log import read_original_log
+from ergmeter.compat.nki_llama.original_inputs import original_count, read_original_log
 from ergmeter.errors import UsageError
 from ergmeter.neuron.advice import AdviceFinding
-from ergmeter.neuron.document import FORMAT, as_origin, compat_inputs, model_version
-from ergmeter.neuron.graphs import file_score
-from ergmeter.neuron.job.compile_cache import Choice, graph_file
-from ergmeter.neuron.job.request import DEFAULT_COMPILE_DIR, check_log, check_model, check_request
-from ergmeter.neuron.job.yaml_settings import read_training_file
-from ergmeter.neuron.original import (
+from ergmeter.neuron.analysis_types import (
+    DEFAULT_COMPILE_DIR,
+    Analysis,
+    AnalysisProgress,
+    FoundGraphs,
+    GraphCounted,
+    Inputs,
+    LogRead,
+    Searching,
+    ThroughputChosen,
+    check_log,
+    check_model,
+    check_request,
+)
+from ergmeter.neuron.compile_cache import Choice, graph_file
+from ergmeter.neuron.document import FORMAT, as_origin, compat_inputs, file_score, model_version
+from ergmeter.neuron.mfu import (
     DEFAULT_SEQ_PER_S,
     NOT_KEPT,
     PATTERNS,
@@ -25,34 +35,24 @@ from ergmeter.neuron.original import (
     original_files,
     original_summary,
 )
-from ergmeter.neuron.parts import Analysis
-from ergmeter.neuron.progress import (
-    AnalysisProgress,
-    FoundGraphs,
-    GraphCounted,
-    Inputs,
-    LogRead,
-    Searching,
-    ThroughputChosen,
-)
 from ergmeter.neuron.score import Score, score
+from ergmeter.neuron.training_job import read_training_file
 from ergmeter.records import Reading
 from ergmeter.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ergmeter.compat.nki_llama.original_log import OriginalLog
-    from ergmeter.neuron.job.request import AnalysisRequest
-    from ergmeter.neuron.original import OriginalFigures
-    from ergmeter.neuron.progress import Watch
+    from ergmeter.compat.nki_llama.original_inputs import OriginalLog
+    from ergmeter.neuron.analysis_types import AnalysisRequest, Watch
+    from ergmeter.neuron.mfu import OriginalFigures
     from ergmeter.records import Basis
 
 
-_GIVEN, _MEAN = "--throughput", "--log-file, the mean of its values"
+_DECLARED, _MEAN = "--throughput", "--log-file, the mean of its values"
 _ASSUMED = "assumed, as the original does"
 _FORMULAS = {
-    _GIVEN: "as given by --throughput",
+    _DECLARED: "as given by --throughput",
     _MEAN: "mean of the values that the log prints, all of them",
     _ASSUMED: _ASSUMED,
 }
@@ -60,7 +60,7 @@ _RATED = ("throughput_seq_per_sec", "mfu_percent", "training_score")
 
 
 def analyze_compat(request: AnalysisRequest, watch: Watch) -> Analysis:
-    """The original's metrics of a job."""
+    """Returns the original's metrics of a job."""
     check_request(request, is_original=True)
     check_model(request.model_config)
     if not Path(request.model_config).exists():
@@ -78,11 +78,11 @@ def analyze_compat(request: AnalysisRequest, watch: Watch) -> Analysis:
     rate = request.throughput or (log.throughput.average if log else None)
     if log and not request.throughput and rate is not None:
         watch(ThroughputChosen(rate, is_from_log=True))
-    rate_from = _GIVEN if request.throughput else _MEAN
+    rate_from = _DECLARED if request.throughput else _MEAN
     if not rate:
         rate, rate_from = DEFAULT_SEQ_PER_S, _ASSUMED
         watch(ThroughputChosen(rate, is_from_log=False))
-    found = original_figures(
+    figures = original_figures(
         request.model_config,
         batch_size=batch,
         seq_len=length,
@@ -90,40 +90,40 @@ def analyze_compat(request: AnalysisRequest, watch: Watch) -> Analysis:
         nodes=request.num_nodes or 1,
         backend=request.hw_backend,
     )
-    whole = _head(request, found, batch, length, rate)
-    watch(Inputs(whole))
-    files, unreadable = _files(request, watch, found, rate)
+    content = _head(request, figures, batch, length, rate)
+    watch(Inputs(content))
+    files, unreadable = _files(request, watch, figures, rate)
     summary = original_summary(files)
-    whole["nki_analysis"] = {"summary": summary}
+    content["nki_analysis"] = {"summary": summary}
     if log is not None:
-        whole["log_metrics"] = log.document()
+        content["log_metrics"] = log.document()
     if request.detailed:
-        whole["nki_analysis"]["per_file_metrics"] = files
+        content["nki_analysis"]["per_file_metrics"] = files
     if request.calculate_score:
-        whole |= _score(request, found, rate, summary["overall_nki_ratio"])
+        content |= _score(request, figures, rate, summary["overall_nki_ratio"])
     findings = _findings(request.compile_dir or DEFAULT_COMPILE_DIR, len(files), unreadable)
-    compilers = {one for file in files if (one := graph_file(file["file_path"]).compiler)}
+    compilers = {compiler for file in files if (compiler := graph_file(file["file_path"]).compiler)}
     beyond = {
         "format": FORMAT,
         "compat": {"version": VERSION, "quirks_kept": list(QUIRKS), "not_kept": list(NOT_KEPT)},
         "unreadable_kernel_configs": unreadable,
-        "findings": [{"about": one.about, "text": one.text} for one in findings],
+        "findings": [{"about": finding.about, "text": finding.text} for finding in findings],
         "versions": {
             "ergmeter": __version__,
             "model": model_version(request.model_config),
             "neuronxcc": sorted(compilers),
         },
-        "impossible": impossible_mfu(found.mfu_percent),
+        "impossible": impossible_mfu(figures.mfu_percent),
         "obtained": _obtained(rate_from),
         "inputs": compat_inputs(
             request, batch_size=batch, seq_len=length, seq_per_s=rate, rate_from=rate_from
         ),
     }
-    return Analysis(whole | beyond, files)
+    return Analysis(content | beyond, files)
 
 
 def _obtained(rate_from: str) -> dict[str, dict[str, Any]]:
-    """How its figures were obtained: without intervals, by formulas that are listed as quirks."""
+    """How its metrics were obtained: without intervals, by the formulas listed as quirks."""
     basis: Basis = "assumed" if rate_from == _ASSUMED else "reported"
     rated = Reading(0.0, "", basis, note=f"as the original has it; throughput: {rate_from}")
     counted = Reading(0.0, "", "derived", note="as the original has it")
@@ -135,7 +135,7 @@ def _obtained(rate_from: str) -> dict[str, dict[str, Any]]:
 
 
 def _findings(directory: str, count: int, unreadable: int) -> Iterator[AdviceFinding]:
-    """What the original leaves without a word: where it looked in vain, and what it took for 0."""
+    """Findings that the original does not report: an empty cache, and values taken as 0."""
     if not count:
         gone = "" if Path(directory).exists() else ", which does not exist,"
         names = ", ".join(PATTERNS)
@@ -146,7 +146,7 @@ def _findings(directory: str, count: int, unreadable: int) -> Iterator[AdviceFin
 
 
 def _check(request: AnalysisRequest) -> None:
-    """Refuse what the original has no notion of, rather than leave it without effect."""
+    """Raises UsageError for options that the original does not have."""
     new = {
         "--convention": request.convention is not None,
         "--devices": request.devices is not None,
@@ -172,7 +172,7 @@ def _read_log(request: AnalysisRequest, watch: Watch) -> OriginalLog | None:
 
 
 def _head(
-    request: AnalysisRequest, found: OriginalFigures, batch: int, length: int, rate: float
+    request: AnalysisRequest, figures: OriginalFigures, batch: int, length: int, rate: float
 ) -> dict[str, Any]:
     return {
         "model_config": request.model_config,
@@ -181,18 +181,18 @@ def _head(
         "num_nodes": request.num_nodes or 1,
         "hardware_backend": request.hw_backend,
         "throughput_seq_per_sec": rate,
-        "mfu_percent": found.mfu_percent,
-        "tflops_per_second": found.tflop_per_sequence,
-        "throughput_tflops_per_node": found.tflop_per_s_per_node,
-        "seq_per_second_per_node": found.seq_per_s_per_node,
-        "time_per_batch_seconds": found.batch_s,
+        "mfu_percent": figures.mfu_percent,
+        "tflops_per_second": figures.tflop_per_sequence,
+        "throughput_tflops_per_node": figures.tflop_per_s_per_node,
+        "seq_per_second_per_node": figures.seq_per_s_per_node,
+        "time_per_batch_seconds": figures.batch_s,
     }
 
 
 def _files(
-    request: AnalysisRequest, watch: Watch, found: OriginalFigures, rate: float
+    request: AnalysisRequest, watch: Watch, figures: OriginalFigures, rate: float
 ) -> tuple[list[dict[str, Any]], int]:
-    """Every graph as the original sees it, and how many configurations it took for 0."""
+    """Every graph as the original counts it, and the number of configurations taken as 0."""
     directory = request.compile_dir or DEFAULT_COMPILE_DIR
     watch(Searching(directory))
     paths = original_files(directory)
@@ -200,18 +200,20 @@ def _files(
     files = []
     unreadable = 0
     for done, path in enumerate(paths, start=1):
-        one, not_read = _file(path)
+        graph, not_read = _file(path)
         unreadable += not_read
-        if request.per_file_scores and one["status"] == "success":
-            one["training_score"] = file_score(_factors(request, found, rate, one["nki_ratio"]))
-        files.append(one)
+        if request.per_file_scores and graph["status"] == "success":
+            graph["training_score"] = file_score(
+                _factors(request, figures, rate, graph["nki_ratio"])
+            )
+        files.append(graph)
         watch(AnalysisProgress("counting graphs", done, len(paths)))
         watch(GraphCounted(path))
     return files, unreadable
 
 
 def _file(path: str) -> tuple[dict[str, Any], int]:
-    place = graph_file(path)
+    file = graph_file(path)
     name = Path(path).name
     try:
         count = original_count(path)
@@ -229,28 +231,30 @@ def _file(path: str) -> tuple[dict[str, Any], int]:
         "status": "success",
         "file_path": path,
         "file_name": name,
-        "module_name": place.module,
-        "neuronxcc_version": place.compiler,
+        "module_name": file.module,
+        "neuronxcc_version": file.compiler,
         "hlo_macs": count.macs,
         "nki_macs": count.nki_macs,
         "nki_ratio": count.nki_macs / count.macs if count.macs > 0 else 0.0,
     }, count.unreadable
 
 
-def _factors(request: AnalysisRequest, found: OriginalFigures, rate: float, ratio: float) -> Score:
-    return score(request.baseline, mfu_percent=found.mfu_percent, seq_per_s=rate, nki_ratio=ratio)
+def _factors(
+    request: AnalysisRequest, figures: OriginalFigures, rate: float, ratio: float
+) -> Score:
+    return score(request.baseline, mfu_percent=figures.mfu_percent, seq_per_s=rate, nki_ratio=ratio)
 
 
 def _score(
-    request: AnalysisRequest, found: OriginalFigures, rate: float, ratio: float
+    request: AnalysisRequest, figures: OriginalFigures, rate: float, ratio: float
 ) -> dict[str, Any]:
-    factors, base = _factors(request, found, rate, ratio), request.baseline
+    factors, base = _factors(request, figures, rate, ratio), request.baseline
     return {
         "training_score": factors.value,
         "training_score_breakdown": {
             "base_mfu": base.mfu_percent,
             "base_throughput": base.throughput_seq_per_s,
-            "achieved_mfu": found.mfu_percent,
+            "achieved_mfu": figures.mfu_percent,
             "achieved_throughput": rate,
             "mfu_improvement": factors.mfu_improvement,
             "throughput_improvement": factors.throughput_improvement,

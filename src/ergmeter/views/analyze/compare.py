@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from ergmeter.neuron.compare import OutputComparison, OutputGroup, RepeatSpread
-    from ergmeter.neuron.outputs import EarlierOutput
+    from ergmeter.neuron.compare import EarlierOutput, OutputComparison, OutputGroup, RepeatSpread
 
 # -- analyze compare -------------------------------------------------------------------------------
 

@@ -10,8 +10,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.neuron.job.compile_cache import some
-from ergmeter.neuron.progress import (
+from ergmeter.neuron.analysis_types import (
     FoundGraphs,
     GraphCounted,
     Inputs,
@@ -19,7 +18,8 @@ from ergmeter.neuron.progress import (
     Searching,
     ThroughputChosen,
 )
-from ergmeter.neuron.shares import decimals
+from ergmeter.neuron.compile_cache import abbreviated_list
+from ergmeter.neuron.kernels import decimals
 from ergmeter.units import significant
 from ergmeter.views.analyze.text import bound, counted, fixed, heading, mark, ratio, wrapped
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     Document = Mapping[str, Any]
-    from ergmeter.neuron.progress import Event
+    from ergmeter.neuron.analysis_types import Event
 
     AnalyzeDocument = Mapping[str, Any]
 
@@ -302,7 +302,7 @@ def _failed(document: AnalyzeDocument) -> Iterator[str]:
     for one in document["nki_analysis"].get("failed", ()):
         kinds.setdefault(re.sub(r"\d+", "N", one["error"]), []).append(one)
     for struck in kinds.values():
-        names = some([_file_path(one) for one in struck])
+        names = abbreviated_list([_file_path(one) for one in struck])
         graphs = "graph" if len(struck) == 1 else "graphs"
         yield f"{len(struck)} {graphs} that can't be read ({names}): {struck[0]['error']}"
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.neuron.graphs import ranked
-from ergmeter.neuron.shares import LEGEND, LOWER_BOUND, UNCERTAIN, percent
+from ergmeter.neuron.document import rank_graphs
+from ergmeter.neuron.kernels import LEGEND, LOWER_BOUND, UNCERTAIN, percent
 from ergmeter.units import significant
 from ergmeter.views.analyze.blocks import Items, PagePart, Paragraph, SortableCell, TableBlock
 from ergmeter.views.analyze.text import bound, counted, fixed, ratio, wrapped
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     Document = Mapping[str, Any]
-    from ergmeter.neuron.graphs import Ranked, RankedGraph
+    from ergmeter.neuron.document import Ranked, RankedGraph
     from ergmeter.views.analyze.blocks import Block, Cell
 
     AnalyzeGraphPartsDocument = Mapping[str, Any]
@@ -98,7 +98,7 @@ def graphs_part(
 ) -> PagePart:
     """Every table about graphs. `most`: so many rows of each at most."""
     analysis = document["nki_analysis"]
-    found = ranked(files, most=most)
+    found = rank_graphs(files, most=most)
     blocks: list[Block] = [_summary(analysis["summary"])]
     if found.graphs:
         blocks += [_graphs(found), *_about_graphs(found)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.neuron.shares import decimals, percent
+from ergmeter.neuron.kernels import decimals, percent
 from ergmeter.units import significant
 from ergmeter.version import __version__
 from ergmeter.views.analyze.text import bound, mark

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ergmeter.neuron.kernels import decimals
 from ergmeter.neuron.score import factors
-from ergmeter.neuron.shares import decimals
 from ergmeter.units import significant
 from ergmeter.version import __version__
 from ergmeter.views.analyze.blocks import Items, PagePart, Paragraph, TableBlock

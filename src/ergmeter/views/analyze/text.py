@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.neuron.shares import decimals
+from ergmeter.neuron.kernels import decimals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

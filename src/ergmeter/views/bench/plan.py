@@ -14,7 +14,7 @@ from ergmeter.bench.overview import varying
 from ergmeter.bench.plan import erg_train
 from ergmeter.bench.plan.cells import BRACE
 from ergmeter.units import duration
-from ergmeter.workloads.sft.config.sections import Metrics
+from ergmeter.workloads.sft.config_sections import Metrics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ergmeter.hlo.reading import reader_name
-from ergmeter.neuron.shares import LEGEND, mark, percent
+from ergmeter.neuron.kernels import LEGEND, mark, percent
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.neuron.compare import METRICS
-from ergmeter.neuron.job.pace import pace_line
 from ergmeter.neuron.score import factors
+from ergmeter.neuron.throughput import pace_line
 from ergmeter.units import significant
 from ergmeter.views.analyze.compare import heads, names_of
 from ergmeter.views.charts.chart import Chart, Table, framed
@@ -20,10 +20,10 @@ from ergmeter.views.charts.chart import Chart, Table, framed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ergmeter.neuron.analysis_types import Parts
     from ergmeter.neuron.compare import OutputComparison
-    from ergmeter.neuron.job.pace import PaceLine
-    from ergmeter.neuron.parts import Parts
     from ergmeter.neuron.score import Factor
+    from ergmeter.neuron.throughput import PaceLine
 
 # -- spread chart ----------------------------------------------------------------------------------
 # Outputs of `erg analyze` side by side: each as a point, each group's mean and spread behind it.

@@ -21,8 +21,8 @@ from ergmeter.views.html.page import figure, header, page, section, table, td, t
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from ergmeter.neuron.analysis_types import Analysis
     from ergmeter.neuron.compare import OutputComparison
-    from ergmeter.neuron.parts import Analysis
     from ergmeter.views.analyze.blocks import Block, Cell
     from ergmeter.views.analyze.headline import Headline
     from ergmeter.views.charts.chart import Chart

@@ -1,1 +1,1 @@
-"""Fine-tuning as a job to be measured: its configuration, its data, its models, its training."""
+"""Fine-tuning as a job to measure: its configuration, data, models and training."""

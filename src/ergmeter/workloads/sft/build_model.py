@@ -1,6 +1,6 @@
-"""A built-in model, made: random weights of a fixed seed, and a tokenizer learnt from our own text.
+"""Builds a built-in model: random weights of a fixed seed, and a tokenizer trained on demo text.
 
-Run by `tiny_model.saved` as a process of its own:
+Run by `tiny_model.saved_model` in a process of its own:
 
     python -m ergmeter.workloads.sft.build_model NAME TARGET
 """
@@ -18,7 +18,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ergmeter.workloads.demo import text
+from ergmeter.workloads import demo_text
 from ergmeter.workloads.sft.tiny_model import SEED, recipe_of
 
 # Padding is a token of its own: where it is also the end, ends are taken for padding.
@@ -27,7 +27,7 @@ _MARKS = (PAD, BEGIN, END)
 
 
 def tokenizer(name: str) -> Any:  # noqa: ANN401  of transformers, which has no types
-    """Byte-level BPE: it takes any text, and learns from what the built-in data set is made of.
+    """A byte-level BPE tokenizer, trained on the built-in data set's text.
 
     Ours has some thousand different words, so a large vocabulary is not filled; the embeddings
     beyond are never used, and cost what they cost in any model.
@@ -41,7 +41,9 @@ def tokenizer(name: str) -> Any:  # noqa: ANN401  of transformers, which has no 
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    made.train_from_iterator((one.text.decode() for one in text.documents()), trainer)
+    made.train_from_iterator(
+        (document.text.decode() for document in demo_text.documents()), trainer
+    )
     kind: Any = transformers.PreTrainedTokenizerFast
     return kind(tokenizer_object=made, pad_token=PAD, bos_token=BEGIN, eos_token=END)
 
@@ -62,7 +64,7 @@ def model(name: str) -> Any:  # noqa: ANN401
 
 
 def make(name: str, target: Path) -> None:
-    """Both in a new folder, which gets the target's name once it is whole."""
+    """Saves model and tokenizer in a new folder, renamed to the target when complete."""
     folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
     try:
         model(name).save_pretrained(folder)
@@ -72,7 +74,7 @@ def make(name: str, target: Path) -> None:
         try:
             folder.rename(target)
         except OSError:
-            if not target.is_dir():  # somebody else was quicker: theirs is the same
+            if not target.is_dir():  # another process was quicker: its model is the same
                 raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -81,8 +83,8 @@ def make(name: str, target: Path) -> None:
 def _name_class(path: Path) -> None:
     """By the name that every version knows: transformers 5 writes one that 4 can't load, and an
     environment with another version may train the same model."""
-    said = json.loads(path.read_text())
-    path.write_text(json.dumps({**said, "tokenizer_class": "PreTrainedTokenizerFast"}, indent=2))
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps({**fields, "tokenizer_class": "PreTrainedTokenizerFast"}, indent=2))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""What actually ran? Looked up in the objects that run, not in the configuration.
+"""Facts of what actually ran, read from the objects that run and not from the configuration.
 
-The trap: a ledger of wishes. A row that says "paged_adamw_8bit, bf16" of a training that ran AdamW
-in fp32 compares nothing. So the optimizer is the class that steps, types are those the parameters
-lie in, the attention is what the model's own configuration came to, kernels are named by whose
-functions the layers call; and versions are of what is loaded.
+The optimizer is the class that steps. Types are those of the parameters. The attention is what the
+model's own configuration came to. Kernels are named by the functions that the layers call. Versions
+are of the loaded modules.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ergmeter.workloads.sft.config.sections import SftConfig
+    from ergmeter.workloads.sft.config_sections import SftConfig
 
 PACKAGES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "unsloth")
 _GIT_S = 10
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 
 
-def of(config: SftConfig, trainer: Any, *, seq_len: int) -> dict[str, Any]:  # noqa: ANN401
-    """A training's facts by the ledger's names, once its optimizer is made."""
+def training_facts(config: SftConfig, trainer: Any, *, seq_len: int) -> dict[str, Any]:  # noqa: ANN401
+    """The facts of a training under the ledger's names, once its optimizer exists."""
     model = trainer.model
-    trained, held = _counts(model)
+    trained, total = _counts(model)
     lora = config.tuning.lora if config.tuning.mode != "full" else None
     return {
         "model": config.model.name,
@@ -62,7 +61,7 @@ def of(config: SftConfig, trainer: Any, *, seq_len: int) -> dict[str, Any]:  # n
         "checkpoints": _when(config.train.save_strategy, config.train.save_steps),
         "gradient_checkpointing": _checkpoints(model),
         "world_size": trainer.args.world_size,
-        "parameters": held,
+        "parameters": total,
         "trainable_parameters": trained,
         "kernels": kernels(model),
         **versions(),
@@ -80,8 +79,8 @@ def _attention(model: Any) -> str | None:  # noqa: ANN401
     """By the model's configuration; None under Unsloth, whose own layers do not ask it."""
     if "unsloth" in kernels(model):
         return None
-    said = getattr(_inner(model).config, "_attn_implementation", None)
-    return None if said is None else str(said)
+    implementation = getattr(_inner(model).config, "_attn_implementation", None)
+    return None if implementation is None else str(implementation)
 
 
 def optimizer_name(optimizer: Any) -> str:  # noqa: ANN401
@@ -89,24 +88,26 @@ def optimizer_name(optimizer: Any) -> str:  # noqa: ANN401
     while hasattr(optimizer, "optimizer") and optimizer.optimizer is not optimizer:
         optimizer = optimizer.optimizer
     kind = type(optimizer)
-    said = [f"{kind.__module__.partition('.')[0]}.{kind.__name__}"]
+    parts = [f"{kind.__module__.partition('.')[0]}.{kind.__name__}"]
     if getattr(optimizer, "defaults", {}).get("fused"):
-        said.append("fused")
+        parts.append("fused")
     own: Any = getattr(optimizer, "args", None)  # where bitsandbytes keeps what makes it different
     if getattr(own, "optim_bits", 32) != 32:
-        said.append(f"{own.optim_bits}bit")
+        parts.append(f"{own.optim_bits}bit")
     if getattr(optimizer, "is_paged", False) and _is_on_gpu(optimizer):
-        said.append("paged")
-    return " ".join(said)
+        parts.append("paged")
+    return " ".join(parts)
 
 
 def _is_on_gpu(optimizer: Any) -> bool:  # noqa: ANN401
-    """Elsewhere bitsandbytes pages nothing, whatever it was asked for."""
-    return any(one.is_cuda for group in optimizer.param_groups for one in group["params"])
+    """True if parameters are on a GPU; elsewhere bitsandbytes pages nothing."""
+    return any(
+        parameter.is_cuda for group in optimizer.param_groups for parameter in group["params"]
+    )
 
 
 def precision(trainer: Any, model: Any) -> str:  # noqa: ANN401
-    """What products are computed in: autocast's type, or the one the weights are used in."""
+    """The type products are computed in: autocast's, else that of the weights."""
     if trainer.args.bf16:
         return "bf16"
     if trainer.args.fp16:
@@ -117,22 +118,22 @@ def precision(trainer: Any, model: Any) -> str:  # noqa: ANN401
 
 
 def kernels(model: Any) -> str:  # noqa: ANN401
-    """Whose functions the layers call, where they are not the library's own: "unsloth", "liger".
+    """Libraries whose kernels the layers call, such as "unsloth" or "liger".
 
     By the modules their `forward` is defined in, and their attributes of that kind.
     """
-    found = {
+    names = {
         owner
         for module in model.modules()
         for owner in ("unsloth", "liger_kernel")
         if owner in str(getattr(type(module).forward, "__module__", ""))
         or owner in str(getattr(getattr(module, "forward", None), "__module__", ""))
     }
-    return " ".join(sorted(found)) or "library"
+    return " ".join(sorted(names)) or "library"
 
 
 def versions() -> dict[str, str | None]:
-    """Of the packages that are loaded now; one that is only installed took no part."""
+    """Versions of the packages that are loaded, not of those only installed."""
     return {name: _version(name) if name in sys.modules else None for name in PACKAGES}
 
 
@@ -176,12 +177,12 @@ def _inner(model: Any) -> Any:  # noqa: ANN401
 
 def _counts(model: Any) -> tuple[int, int]:  # noqa: ANN401
     """Parameters that are trained, and all; packed 4-bit weights by the numbers they stand for."""
-    trained = held = 0
+    trained = total = 0
     for parameter in model.parameters():
         numbers = _numbers(parameter)
-        held += numbers
+        total += numbers
         trained += numbers if parameter.requires_grad else 0
-    return trained, held
+    return trained, total
 
 
 def _numbers(parameter: Any) -> int:  # noqa: ANN401
@@ -190,7 +191,7 @@ def _numbers(parameter: Any) -> int:  # noqa: ANN401
 
 
 def _bits(model: Any) -> int | None:  # noqa: ANN401
-    """Of quantised weights, by what the layers are."""
+    """Bits of quantised weights, from the layers' classes."""
     kinds = {type(module).__name__ for module in model.modules()}
     if any("Linear4bit" in kind for kind in kinds):
         return 4
@@ -198,13 +199,13 @@ def _bits(model: Any) -> int | None:  # noqa: ANN401
 
 
 def _majority(model: Any, *, floats: bool = False) -> str:  # noqa: ANN401
-    """The type that most of the weights lie in."""
-    held: Counter[str] = Counter()
-    frozen = [one for one in model.parameters() if not one.requires_grad]
+    """The type of most frozen weights."""
+    counts: Counter[str] = Counter()
+    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
     for parameter in frozen or model.parameters():  # adapters are few, and in a type of their own
         if not floats or parameter.is_floating_point():
-            held[_short(parameter.dtype)] += _numbers(parameter)
-    name = held.most_common(1)[0][0]
+            counts[_short(parameter.dtype)] += _numbers(parameter)
+    name = counts.most_common(1)[0][0]
     return {"uint8": "nf4"}.get(name, name) if _bits(model) == 4 else name
 
 

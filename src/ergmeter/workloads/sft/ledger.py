@@ -1,9 +1,8 @@
-"""The energy ledger: one row a training, in SFT-Play's columns, then what really ran.
+"""The energy ledger: one row a training, in SFT-Play's columns, then columns of what actually ran.
 
-Two traps. A row that is glued to half of another, or stands under another's header: `csvfile` holds
-a lock, writes whole rows and compares the header. And a full disk or a file of other columns that
-costs the measurement: a row that can't go where it belongs goes beside it, or is printed, with the
-reason; it is never lost and never an exception after hours of training.
+`CsvFile` takes a lock, writes complete rows and compares the header. If a row can't be written (a
+full disk, a file of other columns), it goes beside the ledger or is printed, with the reason. It is
+never lost, and never an exception after hours of training.
 """
 
 from __future__ import annotations
@@ -71,19 +70,19 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class LedgerRow:
-    """Where a row went; `problem` says why not into the ledger."""
+    """Where a row was written; `problem` says why not to the ledger."""
 
     path: Path | None
     problem: str = ""
 
 
 def row(run: Run, facts: Mapping[str, Any]) -> dict[str, object]:
-    """The row of a training that has ended, by what its run says and what it was."""
+    """The ledger row of a finished training, from its run and its facts."""
     summary = summarize(run, Settings(window=UNBROKEN))
     cells = ledger.row(summary.readings, steps=0, described={})
     for name, key in _FIGURES.items():
-        found = summary.readings[key]
-        cells[name] = found.value if isinstance(found, Reading) else None
+        reading = summary.readings[key]
+        cells[name] = reading.value if isinstance(reading, Reading) else None
     energy = summary.readings["energy.run_j"]
     if isinstance(energy, Reading):
         cells["energy_low_J"], cells["energy_high_J"] = energy.low, energy.high
@@ -94,7 +93,7 @@ def row(run: Run, facts: Mapping[str, Any]) -> dict[str, object]:
 
 
 def check(path: Path) -> None:
-    """Refuse a file of other columns before hours of training. One that isn't there is not made."""
+    """Raises UsageError if the ledger has other columns. Does not create the file."""
     if path.is_file() and path.stat().st_size:
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
             there = tuple(next(csv.reader(file), ()))
@@ -105,8 +104,8 @@ def check(path: Path) -> None:
             )
 
 
-def written(path: Path, cells: Mapping[str, object]) -> LedgerRow:
-    """Append the row; where that can't be, to a file beside it; where not even that, nowhere."""
+def append_row(path: Path, cells: Mapping[str, object]) -> LedgerRow:
+    """Appends the row to the ledger, else to a file beside it, else nowhere."""
     try:
         _append(path, cells)
         return LedgerRow(path)
@@ -122,7 +121,7 @@ def written(path: Path, cells: Mapping[str, object]) -> LedgerRow:
 
 
 def as_text(cells: Mapping[str, object]) -> str:
-    """The row as two lines of CSV, for where no file takes it."""
+    """The row as two lines of CSV, for printing."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -144,15 +143,15 @@ def _cell(value: object) -> object:
 
 def _notes(facts: Mapping[str, Any], summary: Summary) -> str:
     """LoRA's details, then why cells are empty, separated by semicolons."""
-    said = []
+    notes = []
     if facts.get("lora_r") is not None:
-        said.append(f"lora_r={facts['lora_r']}_alpha={facts['lora_alpha']}")
-    said += [str(facts["notes"])] if facts.get("notes") else []
+        notes.append(f"lora_r={facts['lora_r']}_alpha={facts['lora_alpha']}")
+    notes += [str(facts["notes"])] if facts.get("notes") else []
     for name, key in _REASONS.items():
-        found = summary.readings[key]
-        if isinstance(found, Reading) and found.impossible:
-            said.append(f"{name} is impossible: {found.impossible.replace(';', ',')}")
-        if isinstance(found, Missing):
-            reason = found.reason.partition(" (")[0].replace(";", ",")  # all of it is in the run
-            said.append(f"no {name}: {' '.join(reason.split())}")
-    return "; ".join(said)
+        reading = summary.readings[key]
+        if isinstance(reading, Reading) and reading.impossible:
+            notes.append(f"{name} is impossible: {reading.impossible.replace(';', ',')}")
+        if isinstance(reading, Missing):
+            reason = reading.reason.partition(" (")[0].replace(";", ",")  # all of it is in the run
+            notes.append(f"no {name}: {' '.join(reason.split())}")
+    return "; ".join(notes)

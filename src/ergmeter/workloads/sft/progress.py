@@ -1,4 +1,4 @@
-"""What a training says while it runs: how far it is, and when to stop."""
+"""A trainer callback that reports progress and stops the training on request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Teller(TrainerCallback):
-    """Tells every step, and asks whether somebody wants it to end."""
+    """Reports every step, and stops the training if `should_stop` returns True."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Teller(TrainerCallback):
         self._loss: float | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
-        """Everything is made."""
+        """Calls `begun` once model and optimizer exist."""
         self._begun()
 
     def on_log(
@@ -37,12 +37,12 @@ class Teller(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,  # noqa: ANN401, ARG002
     ) -> None:
-        """A loss."""
+        """Stores the last logged loss."""
         if logs and "loss" in logs:
             self._loss = float(logs["loss"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:  # noqa: ANN401, ARG002
-        """A step is done."""
+        """Reports progress and stops if requested."""
         self._tell(TrainingProgress(state.global_step, state.max_steps, self._loss))
         if self._all_stop(args, state):
             control.should_training_stop = True

@@ -1,9 +1,9 @@
-"""Several trainings of several configurations, in an order that favours none.
+"""Runs several configurations several times, in an order that favours none.
 
-The trap: all of A, then all of B. The card is warmer for B, its clock lower, and the page cache
-full. Here every round runs each configuration once and the next round in the opposite order (A B,
-B A, A B), so that a steady drift falls on both alike; each training is a process of its own with a
-pause before it, rounds have a seed each, the same for all, so that they can be compared in pairs.
+Each round runs every configuration once, and the next round in the opposite order (A B, B A, A B).
+So a steady drift, of temperature or page cache, affects all alike. Each training is a process of
+its own with a pause before it. All trainings of a round share a seed, so that they can be compared
+in pairs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ergmeter.errors import PluginError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ergmeter.workloads.sft.config.sections import SftConfig
+    from ergmeter.workloads.sft.config_sections import SftConfig
 
 UNSLOTH_VARIABLE = "ERGMETER_UNSLOTH_PYTHON"
 _UNSLOTH_PYTHON = Path(".venv-unsloth/bin/python")
@@ -42,7 +42,7 @@ class SeriesTurn:
 
 
 def turns(configs: Sequence[SftConfig], rounds: int, *, runs: Path) -> Iterator[SeriesTurn]:
-    """Who runs when: A B, B A, ..."""
+    """Yields the trainings in order: A B, B A, ..."""
     for number in range(rounds):
         order = list(configs) if number % 2 == 0 else list(reversed(configs))
         for config in order:
@@ -64,7 +64,7 @@ def run(
     pause_s: float,
     say: Callable[[str], None],
 ) -> int:
-    """Train once, in a process of its own. Its exit code."""
+    """Trains once in a process of its own, and returns its exit code."""
     if pause_s:
         time.sleep(pause_s)
     say(f"round {turn.round}: {turn.config.path} (seed {turn.seed})")
@@ -80,22 +80,22 @@ def run(
 
 @contextmanager
 def _passes_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """A signal to end is the child's, which saves what it has; a terminal's Ctrl-C it has got."""
+    """Forwards SIGTERM to the child, which then saves. It gets a terminal's Ctrl-C itself."""
 
     def heard(number: int, _frame: object) -> None:
         if number == signal.SIGTERM:
             child.send_signal(number)
 
-    before = {one: signal.signal(one, heard) for one in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, heard) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for signal_number, handler in before.items():
+            signal.signal(signal_number, handler)
 
 
 def interpreter(config: SftConfig) -> str:
-    """Which Python trains this: Unsloth has an environment of its own."""
+    """The Python that trains this; Unsloth has an environment of its own."""
     if config.tuning.backend != "unsloth" or importlib.util.find_spec("unsloth") is not None:
         return sys.executable
     named = os.environ.get(UNSLOTH_VARIABLE) or str(_UNSLOTH_PYTHON)
@@ -109,6 +109,6 @@ def interpreter(config: SftConfig) -> str:
 
 def _label(config: SftConfig, configs: Sequence[SftConfig]) -> str:
     """A short name that no other configuration of the series has."""
-    same = [one for one in configs if one.path.stem == config.path.stem]
-    at = next(i for i, one in enumerate(same) if one is config)
+    same = [other for other in configs if other.path.stem == config.path.stem]
+    at = next(i for i, other in enumerate(same) if other is config)
     return config.path.stem if len(same) == 1 else f"{config.path.stem}-{at + 1}"

@@ -1,10 +1,9 @@
-"""Where does a model come from, if nothing can be downloaded? It is made here, once, and kept.
+"""The built-in models, built once and cached, for machines that can't download one.
 
-Three traps. Two ranks that make it at the same time: each builds in a folder of its own and the
-first to finish gives it the name. A recipe that changes under an old folder: the name ends with a
-digest of the recipe. And making it in the process that is measured, which would keep a copy of the
-weights in its memory, move its random numbers and load transformers before Unsloth could change
-it: it is made by another process.
+Each rank builds in a folder of its own, and the first to finish renames it. The name ends with a
+digest of the recipe, so that a changed recipe gets a new folder. Another process builds the model.
+In the measured process it would keep a copy of the weights, change the random numbers and load
+transformers before Unsloth can patch it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ergmeter.errors import PluginError, UsageError
-from ergmeter.workloads.sft.config.sections import BUILTIN
+from ergmeter.workloads.sft.config_sections import BUILTIN
 
 SEED = 1
 # `1b` has the shape of Llama 3.2 1B but for its vocabulary: 1.1 thousand million parameters. `tiny`
@@ -71,7 +70,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-def saved(name: str, directory: Path) -> Path:
+def saved_model(name: str, directory: Path) -> Path:
     """The folder of that built-in model and its tokenizer, which from_pretrained loads."""
     recipe = recipe_of(name)
     digest = hashlib.sha256(json.dumps([SEED, recipe], sort_keys=True).encode()).hexdigest()
@@ -83,11 +82,11 @@ def saved(name: str, directory: Path) -> Path:
 
 
 def recipe_of(name: str) -> dict[str, Any]:
-    """What it is made of."""
+    """The recipe of a built-in model."""
     try:
         return RECIPES[name.removeprefix(BUILTIN)]
     except KeyError:
-        names = ", ".join(BUILTIN + one for one in RECIPES)
+        names = ", ".join(BUILTIN + recipe for recipe in RECIPES)
         raise UsageError(f"{name} is no built-in model; they are {names}") from None
 
 

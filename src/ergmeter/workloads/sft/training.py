@@ -1,9 +1,7 @@
-"""One fine-tuning, measured from its first step to its row in the ledger.
+"""Runs one fine-tuning and measures it, up to its row in the ledger.
 
-The trap that shaped it: hours of training lost to what comes after them. The original formatted a
-figure it did not have and died before the adapters were saved. So the order is: train, save the
-adapters, close the run, then the row; what fails later takes nothing away from what came before,
-and a training that is stopped or fails is saved and written down just the same, as that.
+The order is: train, save the adapters, close the run, then the row. So a failure loses nothing of
+what came before. A training that is stopped or fails is saved and recorded as such.
 """
 
 from __future__ import annotations
@@ -23,21 +21,17 @@ import torch
 from ergmeter.errors import UsageError
 from ergmeter.meter import Meter
 from ergmeter.runlog.reader import Run
-from ergmeter.workloads.sft import backends, facts, ledger, tiny_model
+from ergmeter.workloads.sft import facts, ledger, tiny_model, trainers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ergmeter.workloads.sft.config.sections import SftConfig
-    from ergmeter.workloads.sft.data.prepared import Prepared
+    from ergmeter.workloads.sft.config_sections import SftConfig
     from ergmeter.workloads.sft.ledger import LedgerRow
+    from ergmeter.workloads.sft.prepared_data import Prepared
 
-# -- sensors ---------------------------------------------------------------------------------------
-# Is there a sensor for the energy? Said once, in the words the guide of SFT-Play lists.
-#
-# The trap: a warning that can never appear. The original swallowed the failed import and wrote 0 J
-# as if the training had been free. Here the three situations of its guide are looked for before the
-# training begins, each with what to do; the training goes on and its energy cells stay empty.
+# The energy sensor is checked before the training starts, with the messages that SFT-Play's guide
+# lists. Without a sensor the training runs and its energy cells stay empty.
 
 
 _HEAD = "[train] Warning: Could not import metrics: "
@@ -64,16 +58,13 @@ def warning() -> str | None:
     return None
 
 
-# -- training --------------------------------------------------------------------------------------
-
-
 _MODELS = Path("outputs/models")  # where models of our own are kept, once made
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """How far a training is, for whoever shows it."""
+    """Progress of a training."""
 
     step: int
     steps: int
@@ -82,7 +73,7 @@ class TrainingProgress:
 
 @dataclass(frozen=True)
 class TrainingOutcome:
-    """What came of a training."""
+    """The result of a training."""
 
     status: str  # finished, stopped (by a signal), failed, diverged
     output_dir: Path
@@ -102,19 +93,19 @@ def run(
     tell: Callable[[TrainingProgress], None] = lambda _tick: None,
     say: Callable[[str], None] = lambda _line: None,
 ) -> TrainingOutcome:
-    """Train as the configuration says. What a user did wrong is a UsageError before it begins."""
+    """Runs the training of a configuration. Raises UsageError before it starts."""
     stopping = _Stopping()
     with stopping.listens():
-        backends.check(config)
+        trainers.check(config)
         if config.metrics.enable_energy_logging:
             ledger.check(config.metrics.results_csv)
         for line in _beforehand(config) if _rank() == 0 else ():
             say(f"[train] {line}")
-        loaded = backends.loaded(config, source(config))
-        from ergmeter.workloads.sft.data.prepared import prepared  # noqa: PLC0415  after Unsloth
+        loaded = trainers.load_model(config, source(config))
+        from ergmeter.workloads.sft.prepared_data import prepare_data  # noqa: PLC0415  after Unsloth
 
         start = getattr(loaded.model.config, "decoder_start_token_id", None)
-        data = prepared(config, loaded.tokenizer, decoder_start=start)
+        data = prepare_data(config, loaded.tokenizer, decoder_start=start)
         for note in data.notes if _rank() == 0 else ():
             say(f"[train] {note}")
         meter = _meter(config, out, say)
@@ -122,10 +113,12 @@ def run(
 
 
 def source(config: SftConfig) -> Path | str:
-    """Where the model comes from: made by us, a directory, or a name its library looks up."""
+    """The model's source: a built-in one, a directory, or a hub name."""
     if config.model.name.startswith("builtin:"):
         # Whole: adapters name it, and are loaded from anywhere.
-        return tiny_model.saved(config.model.name, (config.model.local_dir or _MODELS).resolve())
+        return tiny_model.saved_model(
+            config.model.name, (config.model.local_dir or _MODELS).resolve()
+        )
     where = config.model.local_dir or config.model.name
     if str(where).startswith((".", "/", "~")) and not Path(where).is_dir():
         raise UsageError(f"model.name: there is no folder {where}")
@@ -133,14 +126,14 @@ def source(config: SftConfig) -> Path | str:
 
 
 def _beforehand(config: SftConfig) -> list[str]:
-    """What is better known now than in an hour."""
-    said = []
+    """Warnings to print before the training."""
+    lines = []
     if config.model.name == "builtin:1b" and not torch.cuda.is_available():
-        said.append("no GPU here: 1.1 B parameters take hours; configs/cpu has small variants")
+        lines.append("no GPU here: 1.1 B parameters take hours; configs/cpu has small variants")
     where = config.train.output_dir
     if not config.train.resume and any(where.glob("*.safetensors")):
-        said.append(f"{where} holds what an earlier training saved; it will be replaced")
-    return said
+        lines.append(f"{where} holds what an earlier training saved; it will be replaced")
+    return lines
 
 
 def _meter(config: SftConfig, out: Path | None, say: Callable[[str], None]) -> Meter | None:
@@ -151,8 +144,8 @@ def _meter(config: SftConfig, out: Path | None, say: Callable[[str], None]) -> M
         warned = warning()
         if warned:
             say(warned)
-        said = f"{metrics.sample_interval_s:g}s interval, {metrics.warmup_s:g}s warmup"
-        say(f"[train] Energy logging enabled: {said}")
+        settings = f"{metrics.sample_interval_s:g}s interval, {metrics.warmup_s:g}s warmup"
+        say(f"[train] Energy logging enabled: {settings}")
     return Meter(
         out,
         name=f"train-{config.tuning.backend}",
@@ -167,10 +160,7 @@ def _meter(config: SftConfig, out: Path | None, say: Callable[[str], None]) -> M
 
 
 class _Stopping:
-    """The signal that asked for an end. The step under way is finished, then it is saved.
-
-    A second one of them ends the program where it is.
-    """
+    """Signal handling: the first finishes the current step and saves; a second ends at once."""
 
     def __init__(self) -> None:
         self.by: int | None = None
@@ -178,23 +168,24 @@ class _Stopping:
 
     @contextmanager
     def listens(self) -> Iterator[None]:
-        before = {one: signal.getsignal(one) for one in _SIGNALS}
+        before = {number: signal.getsignal(number) for number in _SIGNALS}
         try:
             # One that was ignored outside (nohup, a shell's background job) stays so.
-            for one in (one for one in _SIGNALS if before[one] is not signal.SIG_IGN):
-                signal.signal(one, self._heard)
+            for number, handler in before.items():
+                if handler is not signal.SIG_IGN:
+                    signal.signal(number, self._heard)
         except ValueError:  # not the main thread: the program around us handles its signals
             yield
             return
         try:
             yield
         finally:
-            for one, handler in before.items():
-                signal.signal(one, handler)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     @contextmanager
     def waits(self) -> Iterator[None]:
-        """What is done meanwhile is ended by its own reading of `by`, not by the signal."""
+        """Lets the first signal set `by` instead of ending the process."""
         self._is_waiting = True
         try:
             yield
@@ -209,12 +200,12 @@ class _Stopping:
 
 
 class _Fit:
-    """The training itself and what is done about its end."""
+    """The training, and its end: save, close the run, write the row."""
 
     def __init__(
         self,
         config: SftConfig,
-        loaded: backends.LoadedModel,
+        loaded: trainers.LoadedModel,
         data: Prepared,
         *,
         meter: Meter | None,
@@ -223,11 +214,10 @@ class _Fit:
         say: Callable[[str], None],
     ) -> None:
         from ergmeter.workloads.sft.progress import Teller  # noqa: PLC0415  loads transformers
-        from ergmeter.workloads.sft.trainers import trainer  # noqa: PLC0415
 
         self._config, self._meter, self._stopping, self._say = config, meter, stopping, say
         self._data = data
-        self._told: dict[str, Any] = {}
+        self._facts: dict[str, Any] = {}
         self._first_step = 0
         self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
         callbacks: list[object] = [Teller(tell, self._begun, lambda: stopping.by is not None)]
@@ -235,7 +225,7 @@ class _Fit:
             from ergmeter.integrations.huggingface import ErgmeterCallback  # noqa: PLC0415
 
             callbacks.append(ErgmeterCallback(meter=meter))
-        self._trainer = trainer(config, loaded, data, callbacks=callbacks)
+        self._trainer = trainers.trainer(config, loaded, data, callbacks=callbacks)
 
     def run(self) -> TrainingOutcome:
         """Train, save, close the run, write the row: one signal waits until all this is done."""
@@ -264,22 +254,20 @@ class _Fit:
             self._config.train.output_dir,
             saved,
             run=run,
-            problem="; ".join(one for one in (problem, not_saved) if one),
+            problem="; ".join(text for text in (problem, not_saved) if text),
             signal=self._stopping.by,
             is_first=_rank() == 0,
         )
         return self._with_row(outcome) if run is not None and _rank() == 0 else outcome
 
-    # -- inside -----------------------------------------------------------------------------------
-
     def _begun(self) -> None:
-        """The optimizer is made and the model is where it will be: what runs is known."""
+        """Records the facts once the optimizer exists and the model is placed."""
         rows = self._data.train
         self._first_step = self._trainer.state.global_step
-        self._told = facts.of(self._config, self._trainer, seq_len=self._data.seq_len)
-        self._told["data_sha256"] = facts.data_sha256(rows[i] for i in range(len(rows)))
+        self._facts = facts.training_facts(self._config, self._trainer, seq_len=self._data.seq_len)
+        self._facts["data_sha256"] = facts.data_sha256(rows[i] for i in range(len(rows)))
         if self._meter is not None:
-            self._meter.workload({**self._told, "started": self._started})
+            self._meter.workload({**self._facts, "started": self._started})
 
     def _checkpoint(self) -> bool:
         """Whether to go on from the last checkpoint."""
@@ -293,8 +281,7 @@ class _Fit:
         return True
 
     def _keep_memory(self, metrics: dict[str, float]) -> None:
-        """What the Trainer's tracker saw, where programs of transformers leave it and the bench
-        reads it: all_results.json."""
+        """Writes the Trainer's memory metrics to all_results.json, where the bench reads them."""
         if not self._config.metrics.hf_memory:
             return
         try:
@@ -303,16 +290,16 @@ class _Fit:
             self._say(f"[train] the Trainer's memory figures could not be written: {error}")
 
     def _failed(self, error: Exception) -> str:
-        said = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())[:300]
         step = self._trainer.state.global_step
         where = self._config.train.output_dir / "traceback.txt"
-        told = f"at step {step}: {type(error).__name__}: {said}"
+        message = f"at step {step}: {type(error).__name__}: {reason}"
         try:
             where.parent.mkdir(parents=True, exist_ok=True)
             where.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
         except OSError:
-            return told
-        return f"{told} (traceback in {where})"
+            return message
+        return f"{message} (traceback in {where})"
 
     def _saved(self) -> tuple[bool, str]:
         """The adapters, or the model where all of it was trained.
@@ -333,7 +320,7 @@ class _Fit:
         if self._meter is None:
             return None
         ended = {"steps": self._trainer.state.global_step, "status": status}
-        self._meter.workload({**self._told, **self._losses(), **ended, "started": self._started})
+        self._meter.workload({**self._facts, **self._losses(), **ended, "started": self._started})
         self._meter.close(self._ending(status, problem))
         if _rank() == 0:
             self._say("[train] Energy logging stopped")
@@ -356,10 +343,10 @@ class _Fit:
     def _last(self) -> dict[str, float]:
         history = self._trainer.state.log_history
         names = ("loss", "eval_loss")
-        return {name: float(one[name]) for one in history for name in names if name in one}
+        return {name: float(entry[name]) for entry in history for name in names if name in entry}
 
     def _together(self) -> None:
-        """Every rank's share is closed before one of them reads the run."""
+        """Waits until every rank has closed its part of the run."""
         if self._trainer.args.world_size > 1:
             self._trainer.accelerator.wait_for_everyone()
 
@@ -368,7 +355,7 @@ class _Fit:
         cells = ledger.row(
             Run.open(outcome.run),
             {
-                **self._told,
+                **self._facts,
                 **self._losses(),
                 "steps": self._trainer.state.global_step,
                 "status": outcome.status,
@@ -376,7 +363,7 @@ class _Fit:
                 "notes": outcome.problem.replace(";", ","),
             },
         )
-        written = ledger.written(self._config.metrics.results_csv, cells)
+        written = ledger.append_row(self._config.metrics.results_csv, cells)
         return replace(outcome, row=cells, written=written)
 
 

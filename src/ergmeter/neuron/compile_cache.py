@@ -1,14 +1,15 @@
-"""Which compiled graphs are meant: the HLO files of a Neuron compile cache, and a choice of them.
+"""Finds the HLO files of a Neuron compile cache and selects those to count.
 
-The trap: everything under one directory. A cache keeps the graphs of every job that ever ran there,
-of other compiler versions, of evaluation and initialisation, and `wrapped_neff.hlo`, a stub around
-a compiled graph that would be counted again. So the selection is part of the answer: what was left
-out is listed, and what could have been meant is said when nothing was found.
+A cache keeps the graphs of every job that ran there, of other compiler versions, of evaluation and
+initialisation. It also holds `wrapped_neff.hlo`, a stub around a compiled graph that would be
+counted again. So the document lists what was left out, and an empty selection is an error that
+lists the choices.
 """
 
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import re
 import zlib
@@ -17,11 +18,68 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from ergmeter.errors import UsageError
+from ergmeter.errors import FormatError, UsageError
 from ergmeter.hlo.files import DOUBLES, STUBS, WRAPPED, is_module_name, without_doubles
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
+
+# How often each graph ran, from a file of the user's: the weights of an overall ratio. Without it
+# an initialisation graph counts as much as the training step, since a cache has each graph once.
+
+
+def read_graph_runs(path: str) -> dict[str, int]:
+    """Runs by module: a JSON object, or a line `MODULE_... 1234` (or with a comma) for each."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        why = error.strerror or error
+        raise UsageError(f"--graph-runs {path} can't be read: {why}") from error
+    except UnicodeDecodeError as error:
+        raise FormatError(f"--graph-runs {path} is no text: {error}") from error
+    if text.lstrip().startswith("{"):
+        try:
+            pairs = list(json.loads(text).items())
+        except ValueError as error:
+            raise FormatError(f"--graph-runs {path} is not JSON: {error}") from error
+    else:
+        pairs = _lines(text, path)
+    runs: dict[str, int] = {}
+    for module, count in pairs:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise FormatError(f"--graph-runs {path}: {module} must have a whole number of runs")
+        runs[module] = count
+    if not runs:
+        raise FormatError(f"--graph-runs {path} is empty; write MODULE_... and a number a line")
+    return runs
+
+
+def _lines(text: str, path: str) -> list[tuple[str, int]]:
+    pairs = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.replace(",", " ").split()
+        if not words or words[0].startswith("#") or words[0].lower() == "module":
+            continue
+        if len(words) != 2 or not words[1].isdigit():
+            raise FormatError(
+                f"--graph-runs {path}, line {number}: a module and its number of runs are needed;"
+                f" got {line.strip()[:80]!r}"
+            )
+        pairs.append((words[0], int(words[1])))
+    return pairs
+
+
+def name_in(runs: dict[str, int], module: str | None) -> str | None:
+    """The name of a module in the file, with or without its flags; None if absent."""
+    names = () if module is None else (module, module.partition("+")[0])
+    return next((name for name in names if name in runs), None)
+
+
+def runs_of(module: str | None, runs: dict[str, int]) -> int:
+    """How often a module ran; 0 if the file does not name it."""
+    name = name_in(runs, module)
+    return 0 if name is None else runs[name]
+
 
 _MODULE = re.compile(rb"MODULE_[0-9A-Za-z]+(?:\+[0-9A-Za-z]+)?")
 _MOST_OF_A_NAME = 256
@@ -32,7 +90,7 @@ _GZIP = b"\x1f\x8b"
 
 @dataclass(frozen=True, slots=True)
 class GraphFile:
-    """One HLO file and what its path says of it."""
+    """An HLO file, with the module and the compiler that its path names."""
 
     path: str
     module: str | None  # MODULE_<hash>+<flags>
@@ -41,7 +99,7 @@ class GraphFile:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which graphs to count. Nothing chosen: all."""
+    """Which graphs to count. No field set: all."""
 
     compilers: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
@@ -52,12 +110,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class CachedGraphs:
-    """The graphs that were chosen, and what was seen on the way."""
+    """The selected graphs of a directory, and counts of the other files."""
 
     directory: str
     chosen: tuple[GraphFile, ...]
     left_out: dict[str, int]  # by reason
-    seen: int  # HLO files, before any choice
+    hlo_files: int  # HLO files, before any choice
     other_files: int
     near: tuple[str, ...]  # paths that look like a cache or a module, where nothing was found
 
@@ -68,7 +126,7 @@ class CachedGraphs:
 
 
 def graph_file(path: str) -> GraphFile:
-    """What a path says: the last of its parts that names a module, and that names a compiler."""
+    """Reads module and compiler from a path; the last part that names one counts."""
     module = compiler = None
     for part in Path(path).parts:
         if part.startswith("MODULE_"):
@@ -79,10 +137,10 @@ def graph_file(path: str) -> GraphFile:
 
 
 def find_graphs(directory: str, choice: Choice) -> CachedGraphs:
-    """The HLO files under a directory, in the order of their paths."""
+    """Finds the HLO files under a directory, sorted by path."""
     left_out: dict[str, int] = {}
     chosen: list[GraphFile] = []
-    seen = others = 0
+    hlo_files = others = 0
     near: list[str] = []
     not_meant: list[GraphFile] = []
     for path in _files(directory):
@@ -92,7 +150,7 @@ def find_graphs(directory: str, choice: Choice) -> CachedGraphs:
             if name.endswith((".pb", ".neff", ".hlo.txt")) and len(near) < 3:
                 near.append(path)
             continue
-        seen += 1
+        hlo_files += 1
         file = graph_file(path)
         if name == WRAPPED:
             reason: str | None = STUBS
@@ -108,32 +166,32 @@ def find_graphs(directory: str, choice: Choice) -> CachedGraphs:
     if len(once) < len(chosen):
         left_out[DOUBLES] = len(chosen) - len(once)
         chosen = [file for file in chosen if file.path in once]
-    return CachedGraphs(directory, tuple(chosen), left_out, seen, others, tuple(near))
+    return CachedGraphs(directory, tuple(chosen), left_out, hlo_files, others, tuple(near))
 
 
 def _nothing_meant(directory: str, left_out: dict[str, int], there: list[GraphFile]) -> str:
-    """That a choice leaves nothing, and what could have been chosen."""
+    """The message for an empty selection, with the compilers and modules there are."""
     reasons = "; ".join(f"{n} {why}" for why, n in left_out.items() if why != STUBS)
     compilers = {file.compiler for file in there if file.compiler}
     modules = {file.module for file in there if file.module}
     return (
-        f"no graph of {directory} is chosen: {reasons}; compilers there: {some(compilers)};"
-        f" modules: {some(modules)}"
+        f"no graph of {directory} is chosen: {reasons}; compilers there:"
+        f" {abbreviated_list(compilers)}; modules: {abbreviated_list(modules)}"
     )
 
 
-def some(names: Collection[str]) -> str:
-    """The first of many names, and how many more there are."""
+def abbreviated_list(names: Collection[str]) -> str:
+    """Lists the first few names, and how many more there are."""
     more = len(names) - _MOST_NAMES
-    shown = ", ".join(sorted(names)[:_MOST_NAMES]) or "none named"
-    return f"{shown} and {more} more" if more > 0 else shown
+    listed = ", ".join(sorted(names)[:_MOST_NAMES]) or "none named"
+    return f"{listed} and {more} more" if more > 0 else listed
 
 
 def _files(directory: str) -> Iterable[str]:
     if Path(directory).is_file():
         return [directory]
-    found = (str(Path(folder, name)) for folder, _, names in os.walk(directory) for name in names)
-    return sorted(found)
+    paths = (str(Path(folder, name)) for folder, _, names in os.walk(directory) for name in names)
+    return sorted(paths)
 
 
 def _left_out(file: GraphFile, choice: Choice) -> str | None:
@@ -155,21 +213,21 @@ def _left_out(file: GraphFile, choice: Choice) -> str | None:
 
 
 def _is_compiler(name: str | None, wanted: tuple[str, ...]) -> bool:
-    """A version with or without its `neuronxcc-`, and with or without its build (`+9e31e41a`)."""
+    """True if a version matches, with or without `neuronxcc-` and build (`+9e31e41a`)."""
     version = (name or "").removeprefix("neuronxcc-")
     named = [word.removeprefix("neuronxcc-") for word in wanted]
     return bool(version) and any(word in (version, version.partition("+")[0]) for word in named)
 
 
 def _is_module(name: str | None, wanted: tuple[str, ...]) -> bool:
-    """A module with or without its `MODULE_`, and with or without its flags (`+a65e371e`)."""
+    """True if a module matches, with or without `MODULE_` and flags (`+a65e371e`)."""
     module = (name or "").removeprefix("MODULE_")
     named = [word.removeprefix("MODULE_") for word in wanted]
     return bool(module) and any(word in (module, module.partition("+")[0]) for word in named)
 
 
 def parse_time(text: str, *, option: str) -> datetime:
-    """A time as people write it, in the local zone where it has none."""
+    """Parses an ISO time; without a zone it is local time."""
     try:
         return datetime.fromisoformat(text.strip()).astimezone()
     except ValueError:
@@ -198,7 +256,7 @@ def modules_named_in(path: str) -> frozenset[str]:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """The file, unpacked if it is packed."""
+    """Opens a file, decompressing gzip."""
     with path.open("rb") as stream:
         is_packed = stream.read(2) == _GZIP
     return cast("BinaryIO", gzip.open(path)) if is_packed else path.open("rb")

@@ -1,8 +1,9 @@
-"""What the job could have done at best: how many cores it ran on, and their peak.
+"""The cores a job ran on, and their peak FLOP/s.
 
-The trap: a peak of a whole instance, whatever was used of it. A job on one chip of sixteen then
-reads sixteen times too low. And "devices" are what the trainer counts: on Trainium2 and 3 a logical
-core, by default two physical ones (LNC=2), so 64 devices are the 128 cores of a trn2.48xlarge.
+The peak is that of the cores used, not of the instance: a job on one chip of sixteen would
+otherwise read sixteen times too low. "Devices" are what the trainer counts. On Trainium2 and 3 that
+is a logical core, by default two physical ones (LNC=2), so 64 devices are the 128 cores of a
+trn2.48xlarge.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Machine:
 def machine(
     name: str, *, nodes: int, devices: int | None, lnc: int | None, dtype: str, devices_from: str
 ) -> Machine:
-    """The machine of a job. `devices`: per node, as the trainer counts; None: nobody said."""
+    """The machine of a job. `devices`: per node, as the trainer counts; None: not given."""
     backend = BACKENDS.get(name)
     if backend is None:
         raise UsageError(f"no hardware backend {name!r}; there are {', '.join(BACKENDS)}")

@@ -1,11 +1,11 @@
-"""What can this machine reach? Products by type, memory, idle power and its sensors, in a minute.
+"""Measures what a machine reaches in a minute: matmul rates, memory, idle power, sensor refresh.
 
-The trap: a measurement that disturbs itself. Whoever computes on the device is in every figure, so
-that is looked for before we are there ourselves, and said; idle comes before any load, with a
-context open, as a training has one. What was measured when somebody presses Ctrl-C stays.
+Other processes on the device change every number, so they are looked for first and reported. Idle
+power is measured before any load, with a context open, as a training has one. Results measured
+before Ctrl-C are kept.
 
 A device has the identity that a run's probe will give it: NVML's, or amdsmi's where torch is built
-for ROCm. One that no probe lists can be measured, and no later run will know it: that is said.
+for ROCm. A device that no probe lists can be measured, with a note that no run will match it.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ from ergmeter.probes.amd.amd import AmdProbe
 from ergmeter.records import Device
 from ergmeter.sampler import open_probes
 from ergmeter.version import __version__
-from ergmeter.workloads.calibrate import matmul
-from ergmeter.workloads.calibrate.sensors import Sensors, Watch, idle, refresh
-from ergmeter.workloads.calibrate.streams import PATTERNS, MemoryStreams
-from ergmeter.workloads.calibrate.sustained import FULL, QUICK
+from ergmeter.workloads import calibration_rates
+from ergmeter.workloads.calibration_rates import PATTERNS, MemoryStreams
+from ergmeter.workloads.calibration_sensors import FULL, QUICK, Sensors, Watch, idle, refresh
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.hardware.calibration import Refresh
-    from ergmeter.workloads.calibrate.sustained import TrialDurations
+    from ergmeter.workloads.calibration_sensors import TrialDurations
 
     Stage = tuple[str, Callable[[], None]]
 
@@ -55,7 +54,7 @@ _CONDITIONS = (
 
 @dataclass(frozen=True, slots=True)
 class CalibrationTarget:
-    """A device to measure: as torch knows it, as a later run will, and who else is on it."""
+    """A device to measure: torch's device, the probe's identity, and other processes on it."""
 
     where: torch.device
     device: Device
@@ -64,7 +63,7 @@ class CalibrationTarget:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationProgress:
-    """How far it is, for whoever shows it."""
+    """Progress of a calibration."""
 
     done: int
     of: int
@@ -79,11 +78,11 @@ def targets(named: str) -> list[CalibrationTarget]:
     if named == "all" and gpus:
         return gpus
     wanted = "cuda:0" if named in ("auto", "cuda") else named
-    found = [gpu for gpu in gpus if str(gpu.where) == wanted]
-    if not found:
+    matching = [gpu for gpu in gpus if str(gpu.where) == wanted]
+    if not matching:
         there = ", ".join(["cpu", *(str(gpu.where) for gpu in gpus)])
         raise UsageError(f"torch {torch.__version__} has no device {named!r} here; it has {there}")
-    return found
+    return matching
 
 
 def _cpu() -> Device:
@@ -103,22 +102,22 @@ def _gpus() -> list[CalibrationTarget]:
     others: dict[str, tuple[int, ...]] = {}  # asked before torch opens a context
     for probe in opened.probes:
         on_amd = probe.processes() if isinstance(probe, AmdProbe) else {}
-        others |= {one.id: _others(one, on_amd.get(one.id)) for one in probe.devices}
+        others |= {device.id: _others(device, on_amd.get(device.id)) for device in probe.devices}
         probe.close()
     identified = _identified_by_bus if torch.version.hip else _identified
-    found = []
+    gpus = []
     for index in range(torch.cuda.device_count()):
         device = identified(index, torch.cuda.get_device_properties(index), listed)
         if device.probe == "torch":
             device.facts["no_probe"] = opened.unavailable.get(name, f"{name} does not list it")
-        found.append(
+        gpus.append(
             CalibrationTarget(torch.device("cuda", index), device, others.get(device.id, ()))
         )
-    return found
+    return gpus
 
 
 def _identified(index: int, properties: Any, listed: list[Device]) -> Device:  # noqa: ANN401
-    """The device of NVML's that torch means; one that NVML does not list has no sensors."""
+    """NVML's device for a torch device; one without sensors if NVML does not list it."""
     uuid = str(getattr(properties, "uuid", ""))
     for device in listed:
         if uuid and device.id == f"GPU-{uuid}":
@@ -129,24 +128,26 @@ def _identified(index: int, properties: Any, listed: list[Device]) -> Device:  #
 
 
 def _identified_by_bus(index: int, properties: Any, listed: list[Device]) -> Device:  # noqa: ANN401
-    """The device of amdsmi's that torch means, by its place on the bus: UUIDs are others in HIP.
+    """amdsmi's device for a torch device, by PCI bus: HIP has other UUIDs.
 
     An older torch does not say the place. Then it is the order, where that is known to be HIP's.
     """
     fields = ("pci_domain_id", "pci_bus_id", "pci_device_id")
-    place = [getattr(properties, field, None) for field in fields]
-    if None not in place:
-        domain, bus, slot = (int(part or 0) for part in place)
+    address = [getattr(properties, field, None) for field in fields]
+    if None not in address:
+        domain, bus, slot = (int(part or 0) for part in address)
         start = f"{domain:04x}:{bus:02x}:{slot:02x}."
-        same = [one for one in listed if str(one.facts.get("pci_bus_id", "")).startswith(start)]
+        same = [
+            device for device in listed if str(device.facts.get("pci_bus_id", "")).startswith(start)
+        ]
     else:
-        is_known = not any(one.facts.get("order_is_assumed") for one in listed)
+        is_known = not any(device.facts.get("order_is_assumed") for device in listed)
         same = listed[index : index + 1] if is_known else []
     return same[0] if len(same) == 1 else Device(f"cuda:{index}", "gpu", properties.name, "torch")
 
 
 def _others(device: Device, processes: list[int] | None = None) -> tuple[int, ...]:
-    """Who else is on it; NVML is asked where it is not known yet."""
+    """Other processes on the device, from NVML if not known yet."""
     if processes is not None:
         return tuple(pid for pid in processes if pid != os.getpid())
     with suppress(pynvml.NVMLError):
@@ -168,25 +169,25 @@ def run(
     pace: TrialDurations = FULL,
     tell: Callable[[CalibrationProgress], None],
 ) -> Calibration:
-    """Measure one device. An interrupt ends it early, with what there is."""
+    """Measures one device. An interrupt ends it early, with the results so far."""
     began_s = time.monotonic()
-    found = _blank(target, pace)
+    result = _blank(target, pace)
     with ExitStack() as stack:
         try:
-            stages = _stages(target, pace, found, stack)
+            stages = _stages(target, pace, result, stack)
             for number, (what, stage) in enumerate(stages):
                 tell(CalibrationProgress(number, len(stages), what))
                 try:
                     stage()
                 except NotMeasurable as error:
-                    found.absent[what] = str(error)
+                    result.absent[what] = str(error)
         except KeyboardInterrupt:
-            found.interrupted = True
-    found.took_s = time.monotonic() - began_s
-    if not found.matmul and not found.interrupted:
-        said = "; ".join(f"{what}: {why}" for what, why in found.absent.items())
-        raise NotMeasurable(f"no rate could be measured on {target.where} ({said})")
-    return found
+            result.interrupted = True
+    result.took_s = time.monotonic() - began_s
+    if not result.matmul and not result.interrupted:
+        reasons = "; ".join(f"{what}: {why}" for what, why in result.absent.items())
+        raise NotMeasurable(f"no rate could be measured on {target.where} ({reasons})")
+    return result
 
 
 def _blank(target: CalibrationTarget, pace: TrialDurations) -> Calibration:
@@ -196,7 +197,7 @@ def _blank(target: CalibrationTarget, pace: TrialDurations) -> Calibration:
         conditions["cuda"] = torch.version.cuda or torch.version.hip
     else:
         conditions["threads"] = torch.get_num_threads()
-    found = Calibration(
+    result = Calibration(
         device.id,
         device.kind,
         str(facts.get("cpu_model") or device.name),
@@ -206,12 +207,12 @@ def _blank(target: CalibrationTarget, pace: TrialDurations) -> Calibration:
         quick=pace.is_quick,
     )
     if "no_probe" in facts:
-        found.absent["later runs"] = f"no run will know this device again: {facts['no_probe']}"
-    return found
+        result.absent["later runs"] = f"no run will know this device again: {facts['no_probe']}"
+    return result
 
 
 def _company(target: CalibrationTarget) -> list[str]:
-    """Who else is at work here."""
+    """A note if other processes use the device."""
     if target.others:
         which = ", ".join(str(pid) for pid in target.others)
         return [f"not alone: process {which} was on the device"]
@@ -223,9 +224,9 @@ def _company(target: CalibrationTarget) -> list[str]:
 
 
 def _stages(
-    target: CalibrationTarget, pace: TrialDurations, found: Calibration, stack: ExitStack
+    target: CalibrationTarget, pace: TrialDurations, result: Calibration, stack: ExitStack
 ) -> list[Stage]:
-    """What is to be done, in order; opens what it needs."""
+    """The stages in order; opens the sensors and memory they need."""
     where = target.where
     stages: list[Stage] = []
     watch = None
@@ -234,23 +235,26 @@ def _stages(
         if target.device.probe == "nvml":
             sensors = Sensors(target.device)
             stack.callback(sensors.close)
-            stages.append(("idle power", partial(_idle, found, sensors, pace)))
+            stages.append(("idle power", partial(_idle, result, sensors, pace)))
             queries = {"power": sensors.power_w, "energy": sensors.energy_j}
             for name, query in queries.items():
                 ask = partial(refresh, query, for_s=pace.refresh_s)
-                stages.append((f"{name} sensor", partial(_refresh, found, where, name, ask)))
+                stages.append((f"{name} sensor", partial(_refresh, result, where, name, ask)))
             watch = stack.enter_context(Watch(sensors))
         else:
-            found.absent["sensors"] = (
+            result.absent["sensors"] = (
                 "an AMD GPU's are not looked at yet"
                 if target.device.probe == "amd"
                 else "no probe lists this device"
             )
-    types = matmul.ON_GPU if where.type == "cuda" else matmul.ON_CPU
-    stages += [(f"matmul {one}", partial(_matmul, found, where, one, pace, watch)) for one in types]
+    types = calibration_rates.ON_GPU if where.type == "cuda" else calibration_rates.ON_CPU
+    stages += [
+        (f"matmul {dtype}", partial(_matmul, result, where, dtype, pace, watch)) for dtype in types
+    ]
     memory = MemoryStreams(where)
     stages += [
-        (f"memory {one}", partial(_stream, found, memory, one, pace, watch)) for one in PATTERNS
+        (f"memory {pattern}", partial(_stream, result, memory, pattern, pace, watch))
+        for pattern in PATTERNS
     ]
     return stages
 
@@ -265,28 +269,30 @@ def _open_context(where: torch.device, stack: ExitStack) -> None:
         raise NotMeasurable(f"{where} can't be used now: {reason}") from error
 
 
-def _idle(found: Calibration, sensors: Sensors, pace: TrialDurations) -> None:
-    found.idle = idle(sensors, settle_s=pace.settle_s, for_s=pace.idle_s)
+def _idle(result: Calibration, sensors: Sensors, pace: TrialDurations) -> None:
+    result.idle = idle(sensors, settle_s=pace.settle_s, for_s=pace.idle_s)
 
 
 def _refresh(
-    found: Calibration, where: torch.device, name: str, ask: Callable[[], Refresh]
+    result: Calibration, where: torch.device, name: str, ask: Callable[[], Refresh]
 ) -> None:
-    with matmul.load(where):
-        found.refresh[name] = ask()
+    with calibration_rates.load(where):
+        result.refresh[name] = ask()
 
 
 def _matmul(
-    found: Calibration, where: torch.device, dtype: str, pace: TrialDurations, watch: Watch | None
+    result: Calibration, where: torch.device, dtype: str, pace: TrialDurations, watch: Watch | None
 ) -> None:
-    found.matmul[dtype], found.sweep[dtype] = matmul.achievable(dtype, where, pace, watch=watch)
+    result.matmul[dtype], result.sweep[dtype] = calibration_rates.achievable(
+        dtype, where, pace, watch=watch
+    )
 
 
 def _stream(
-    found: Calibration,
+    result: Calibration,
     memory: MemoryStreams,
     pattern: str,
     pace: TrialDurations,
     watch: Watch | None,
 ) -> None:
-    found.bandwidth[pattern] = memory.bandwidth(pattern, pace, watch=watch)
+    result.bandwidth[pattern] = memory.bandwidth(pattern, pace, watch=watch)

@@ -1,9 +1,8 @@
-"""What does a measured training look like? A small model, trained for some seconds under a Meter.
+"""The demo: a small model, trained for some seconds under a Meter.
 
-The trap: step times that are not step times. On a GPU the host only queues work; a step that ends
-when the queue has been filled looks ten times too quick, and whoever reads the loss pays for all of
-it. Here each step waits for its own work. A loop that must not wait reads its loss every so many
-steps instead: its window is then still true, since it spans many steps; its single steps are not.
+On a GPU the host only queues work, so a step that ends when the queue is full looks ten times too
+fast. Here each step waits for its own work. A loop that must not wait reads its loss every few
+steps instead: its window is then still right, its single steps are not.
 """
 
 from __future__ import annotations
@@ -14,26 +13,194 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F  # noqa: N812  as everybody calls it
+import torch.nn.functional as F  # noqa: N812  the usual name
+from torch import Tensor, nn
 
 from ergmeter.errors import UsageError
 from ergmeter.meter import Meter
 from ergmeter.records import Reported
-from ergmeter.workloads.demo import text
-from ergmeter.workloads.demo.llama import Llama, LlamaConfig
+from ergmeter.workloads import demo_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from ergmeter.workloads.demo.text import Document
+    from ergmeter.workloads.demo_text import Document
 
-# -- batches ---------------------------------------------------------------------------------------
-# What goes through the model in one step, and how many tokens is that?
+# A small Llama in plain torch, with the parts whose cost matters: pre-norm with RMSNorm, rotary
+# positions, grouped-query attention through the fused kernel, a SwiGLU, and an output head tied to
+# the embedding. Caches, parallelism and dropout are left out.
 #
-# The trap: "tokens" without saying which. Documents differ in length, so a rectangular batch is in
-# part padding; and, as in instruction tuning, the request bears no loss. So there are three counts,
-# all of positions that the model is given:
+# Touvron et al. 2023 (arXiv 2302.13971) for the block; Su et al. 2021 (2104.09864) for the
+# rotation; Ainslie et al. 2023 (2305.13245) for the grouped heads.
+
+
+_INITIAL_STD = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaConfig:
+    """The shape of a model."""
+
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int  # heads / kv_heads queries share one key and one value
+    hidden: int  # of the SwiGLU
+    context: int  # the longest input, in tokens
+    rotary_base: float = 10_000.0
+
+    @property
+    def head_width(self) -> int:
+        """Width of one head."""
+        return self.width // self.heads
+
+    @property
+    def described(self) -> dict[str, object]:
+        """The same as a config.json has it, to count FLOPs from."""
+        return {
+            "model_type": "llama",
+            "hidden_size": self.width,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "intermediate_size": self.hidden,
+            "vocab_size": self.vocabulary,
+            "tie_word_embeddings": True,
+        }
+
+    @property
+    def parameters(self) -> int:
+        """How many parameters the model has; the tied head is the embedding, counted once."""
+        attention = 2 * self.width**2 + 2 * self.width * self.kv_heads * self.head_width
+        layer = attention + 3 * self.width * self.hidden + 2 * self.width
+        return self.vocabulary * self.width + self.layers * layer + self.width
+
+
+class RMSNorm(nn.Module):
+    """Scales each vector to a root mean square of one, times a learned weight."""
+
+    def __init__(self, width: int, *, epsilon: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension; in float32, as a bf16 mean of squares is too coarse."""
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
+        return (wide * scale).type_as(x) * self.weight
+
+
+def rotation(length: int, head_width: int, base: float) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of each position's angles, (length, head_width / 2)."""
+    rates = base ** (-torch.arange(0, head_width, 2).float() / head_width)
+    angles = torch.outer(torch.arange(length).float(), rates)
+    return angles.cos(), angles.sin()
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair (x[i], x[i + half]) of the last dimension by its position's angle.
+
+    Turning both q and k makes their product depend on how far apart they are, not on where.
+    """
+    first, second = x.float().chunk(2, dim=-1)
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    return torch.cat(turned, dim=-1).type_as(x)
+
+
+class LlamaAttention(nn.Module):
+    """Causal self-attention in which groups of query heads share a key and a value head."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.head_width = config.head_width
+        self.group = config.heads // config.kv_heads
+        kv_width = config.kv_heads * config.head_width
+        self.q = nn.Linear(config.width, config.width, bias=False)
+        self.k = nn.Linear(config.width, kv_width, bias=False)
+        self.v = nn.Linear(config.width, kv_width, bias=False)
+        self.out = nn.Linear(config.width, config.width, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Mix each position with those before it."""
+        q, k, v = (self._heads(project(x)) for project in (self.q, self.k, self.v))
+        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+        # The kernel can share heads by itself (enable_gqa), but only from torch 2.5 on, and not on
+        # every device; repeating is the same sum.
+        k, v = (kv.repeat_interleave(self.group, dim=1) for kv in (k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        joined: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return joined
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(batch, length, width) to (batch, heads, length, head_width)."""
+        return x.view(*x.shape[:2], -1, self.head_width).transpose(1, 2)
+
+
+class SwiGLU(nn.Module):
+    """The feed-forward part: a gated pair of projections and one back."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.width, config.hidden, bias=False)
+        self.up = nn.Linear(config.width, config.hidden, bias=False)
+        self.down = nn.Linear(config.hidden, config.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform each position by itself."""
+        out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return out
+
+
+class LlamaLayer(nn.Module):
+    """Attention, then feed-forward, each normalised before and added to what came in."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.width)
+        self.attention = LlamaAttention(config)
+        self.forward_norm = RMSNorm(config.width)
+        self.feed_forward = SwiGLU(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """One layer."""
+        x = x + self.attention(self.attention_norm(x), cos, sin)
+        out: Tensor = x + self.feed_forward(self.forward_norm(x))
+        return out
+
+
+class Llama(nn.Module):
+    """Tokens in, logits of the next token out."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.layers = nn.ModuleList(LlamaLayer(config) for _ in range(config.layers))
+        self.norm = RMSNorm(config.width)
+        cos, sin = rotation(config.context, config.head_width, config.rotary_base)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        for weight in self.parameters():
+            if weight.dim() > 1:
+                nn.init.normal_(weight, std=_INITIAL_STD)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(batch, length) to (batch, length, vocabulary)."""
+        length = tokens.shape[1]
+        cos, sin = self.cos[:length], self.sin[:length]
+        x: Tensor = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return F.linear(self.norm(x), self.embedding.weight)
+
+
+# Batches, with three token counts. Documents differ in length, so a batch is in part padding; as in
+# instruction tuning, the request bears no loss:
 #
 #     computed   every position of the rectangle, padding included: what the hardware does
 #     real       the positions that hold text: what the reader of a throughput expects
@@ -91,16 +258,13 @@ def batch_of(documents: Sequence[Document], *, multiple: int = WIDTH_MULTIPLE) -
     return DemoBatch(inputs, targets, inputs.numel(), real, bearing)
 
 
-def endless(documents: Sequence[Document], size: int, *, seed: int) -> Iterator[DemoBatch]:
+def endless_batches(documents: Sequence[Document], size: int, *, seed: int) -> Iterator[DemoBatch]:
     """Batches of `size` documents for ever, in a new order each time round; the rest is dropped."""
     order, dice = list(documents), random.Random(seed)
     while True:
         dice.shuffle(order)
         for start in range(0, len(order) - size + 1, size):
             yield batch_of(order[start : start + size])
-
-
-# -- demo ------------------------------------------------------------------------------------------
 
 
 SEED = 7
@@ -125,7 +289,9 @@ def _size(*, width: int, layers: int, heads: int, kv_heads: int, hidden: int) ->
 
 
 # 0.6 million parameters: a step of about 0.1 s on one slow core, so that the loss falls in 20 s.
-SMALL = Size(_size(width=128, layers=3, heads=4, kv_heads=2, hidden=352), 4, 3e-3, text.SIZE_BYTES)
+SMALL = Size(
+    _size(width=128, layers=3, heads=4, kv_heads=2, hidden=352), 4, 3e-3, demo_text.SIZE_BYTES
+)
 # 90 million: enough for the kernels, not the launching of them, to fill the time of a large GPU,
 # and by the sizes of its tensors about 6 GB, so that it also fits a small one.
 LARGE = Size(_size(width=1024, layers=8, heads=16, kv_heads=4, hidden=2816), 32, 6e-4, 4_000_000)
@@ -133,7 +299,7 @@ LARGE = Size(_size(width=1024, layers=8, heads=16, kv_heads=4, hidden=2816), 32,
 
 @dataclass(frozen=True, slots=True)
 class DemoProgress:
-    """How far the training is, for whoever shows it."""
+    """Progress of the training."""
 
     elapsed_s: float
     steps: int
@@ -142,7 +308,7 @@ class DemoProgress:
 
 @dataclass(frozen=True, slots=True)
 class DemoOutcome:
-    """Where the run is, and how it came out. Held-out losses in nats per byte, as far as it got."""
+    """The run's path and its result. Held-out losses are in nats per byte."""
 
     run: Path
     interrupted: bool
@@ -175,7 +341,7 @@ def computed_in(device: torch.device) -> str:
     return "bf16" if half else "fp32"
 
 
-def mean_length(documents: Sequence[text.Document]) -> int:
+def mean_length(documents: Sequence[demo_text.Document]) -> int:
     """Positions of an average document, for counting the work of a step."""
     return round(sum(len(document.text) - 1 for document in documents) / len(documents))
 
@@ -183,9 +349,9 @@ def mean_length(documents: Sequence[text.Document]) -> int:
 def run(
     seconds: float, *, device: torch.device, out: Path | None, tell: Callable[[DemoProgress], None]
 ) -> DemoOutcome:
-    """Train for so long, measured into a run. An interrupt ends it early; what there is stays."""
+    """Trains for some seconds, measured into a run. An interrupt ends it early."""
     size = size_for(device)
-    documents = text.documents(size.text_bytes)
+    documents = demo_text.documents(size.text_bytes)
     path = None
     held_out: list[float] = []
     try:
@@ -211,13 +377,16 @@ def run(
 
 
 class DemoTraining:
-    """A model, its optimizer and its text, on one device. Knows nothing of being measured."""
+    """A model, its optimizer and its text, on one device, without any measuring."""
 
     def __init__(
-        self, size: Size, device: torch.device, documents: Sequence[text.Document] | None = None
+        self,
+        size: Size,
+        device: torch.device,
+        documents: Sequence[demo_text.Document] | None = None,
     ) -> None:
         torch.manual_seed(SEED)
-        documents = documents or text.documents(size.text_bytes)
+        documents = documents or demo_text.documents(size.text_bytes)
         held_out = size.documents * _HELD_OUT_BATCHES
         self.device = device
         self.model = Llama(size.model).to(device)
@@ -226,7 +395,7 @@ class DemoTraining:
         )
         ramp = torch.optim.lr_scheduler.LambdaLR
         self.schedule = ramp(self.optimizer, lambda step: min(1.0, (step + 1) / _RAMP_STEPS))
-        self.batches = endless(documents[held_out:], size.documents, seed=SEED)
+        self.batches = endless_batches(documents[held_out:], size.documents, seed=SEED)
         self.held_out = [
             batch_of(documents[start : start + size.documents])
             for start in range(0, held_out, size.documents)
@@ -257,7 +426,7 @@ class DemoTraining:
         return F.cross_entropy(flat, batch.targets.flatten(), ignore_index=NO_LOSS)
 
     def _finish(self) -> None:
-        """Wait until the device has done what was asked of it: see the module's trap."""
+        """Waits until the device has finished its queue."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         elif self.device.type == "mps":

@@ -1,10 +1,9 @@
-"""Do the log, the YAML and the command line speak of the same training, and who is believed?
+"""Differences between the log, the YAML and the command line, and which of them is used.
 
-The trap: MFU takes its sequences per second from the log and the length of a sequence from the
-YAML. Where the log is of another run (2048 tokens a sequence, the YAML 4096) each is right and the
-product is wrong by a factor of two. So what the log says of its own steps is held against what was
-configured. What was measured beats what was configured, an option beats both, and every difference
-is a finding that says which was taken and what takes another.
+MFU takes sequences per second from the log and the sequence length from the YAML. If the log is of
+another run, each is right and the product is wrong. So the log's own steps are compared with what
+was configured. A measured value replaces a configured one, an option replaces both. Every
+difference is a finding that names the value used and the option that changes it.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.neuron.advice import AdviceFinding
-from ergmeter.neuron.job.job import micro_batches
-from ergmeter.neuron.job.log_figures import rate_unit
-from ergmeter.neuron.job.pace import throughput
+from ergmeter.neuron.throughput import rate_unit, throughput
+from ergmeter.neuron.training_job import micro_batches
 from ergmeter.records import Reading
 from ergmeter.units import significant
 
@@ -26,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ergmeter.importers.log import LogRun, ParsedLog, Steady
-    from ergmeter.neuron.job.job import NeuronJob
-    from ergmeter.neuron.job.pace import Throughput
+    from ergmeter.neuron.throughput import Throughput
+    from ergmeter.neuron.training_job import NeuronJob
     from ergmeter.records import FloatArray
 
 _ALIKE_FRAC = 0.05
@@ -37,17 +35,17 @@ _ASKED = "what was given is taken, over the log's time of a step"
 
 @dataclass(frozen=True, slots=True)
 class _Each:
-    """So much of one thing for each of another, by the log."""
+    """A ratio of two columns of the log, such as tokens per sequence."""
 
     mean: float
-    whole: int | None  # where all rows agree on it; lengths without padding do not
+    rounded: int | None  # where all rows agree on it; lengths without padding do not
     is_exact: bool  # the rows agree to the last digit
 
     def contradicts(self, configured: int) -> bool:
         return self.mean != configured if self.is_exact else not _alike(self.mean, configured)
 
 
-def settled(job: NeuronJob, log: ParsedLog) -> tuple[NeuronJob, list[AdviceFinding]]:
+def reconcile(job: NeuronJob, log: ParsedLog) -> tuple[NeuronJob, list[AdviceFinding]]:
     """The job with the log's lengths and batch where they differ from the YAML's, and what is said
     of it."""
     run = log.last
@@ -68,7 +66,7 @@ def settled(job: NeuronJob, log: ParsedLog) -> tuple[NeuronJob, list[AdviceFindi
 
 
 def about_log(log: ParsedLog, job: NeuronJob, pace: Throughput) -> list[AdviceFinding]:
-    """Where the log's paces differ: printed, by its clock, and as given."""
+    """Findings on throughputs that differ: printed, by the log's clock, as given."""
     run = log.last
     steady = run.steady()
     if not pace.is_from_log:
@@ -81,7 +79,7 @@ def about_log(log: ParsedLog, job: NeuronJob, pace: Throughput) -> list[AdviceFi
 
 
 def is_printed(log: ParsedLog, job: NeuronJob, pace: Throughput) -> bool:
-    """Whether the throughput is a figure that somebody wrote down, and not sequences over time."""
+    """True if the throughput was printed or given, not computed from sequences over time."""
     if not pace.is_from_log:
         return True
     run = log.last
@@ -91,56 +89,56 @@ def is_printed(log: ParsedLog, job: NeuronJob, pace: Throughput) -> bool:
 
 
 def _length(job: NeuronJob, run: LogRun, steady: Steady) -> tuple[NeuronJob, list[str]]:
-    """Tokens over sequences, counted or as rates."""
+    """Compares the log's tokens per sequence with the configured length."""
     length = _each(run.tokens, run.samples, run, steady)
     unit = rate_unit(run)
     if length is None and unit is not None and "tokens/s" in run.rates:
         length = _each(run.rates["tokens/s"], run.rates[unit], run, steady)
     if length is None or not length.contradicts(job.seq_len):
         return job, []
-    said = (
+    text = (
         f"the log says {_count(length.mean)} tokens a sequence, {job.seq_len_from} {job.seq_len:,}:"
     )
     if job.seq_len_from == "--seq-len":
-        return job, [f"{said} what was given is taken"]
-    if length.whole is None:
+        return job, [f"{text} what was given is taken"]
+    if length.rounded is None:
         why = "the log's vary from line to line, as without padding"
-        return job, [f"{said} the YAML's is taken, as {why}; --seq-len takes another"]
-    taken = replace(job, seq_len=length.whole, seq_len_from=_LOG)
-    return taken, [f"{said} the log's is taken, as what was measured; --seq-len takes another"]
+        return job, [f"{text} the YAML's is taken, as {why}; --seq-len takes another"]
+    taken = replace(job, seq_len=length.rounded, seq_len_from=_LOG)
+    return taken, [f"{text} the log's is taken, as what was measured; --seq-len takes another"]
 
 
 def _batch(job: NeuronJob, samples: _Each) -> tuple[NeuronJob, list[str]]:
-    """Sequences of a step, counted."""
+    """Compares the log's sequences per step with the configured batch."""
     if not samples.contradicts(job.batch_size):
         return job, []
-    said = f"the log says {_sequences(samples.mean)} a step, {job.batch_from} {job.batch_size:,}:"
+    text = f"the log says {_sequences(samples.mean)} a step, {job.batch_from} {job.batch_size:,}:"
     if job.batch_from == "--batch-size":
-        return replace(job, batch_overrules=True), [f"{said} {_ASKED}"]
-    if samples.whole is None:
+        return replace(job, batch_overrules=True), [f"{text} {_ASKED}"]
+    if samples.rounded is None:
         why = "the log's vary from line to line"
-        return job, [f"{said} the YAML's is shown, as {why}; throughput is the log's"]
-    taken = _with_batch(job, samples.whole)
-    return taken, [f"{said} the log's is taken, as what was measured; --batch-size takes another"]
+        return job, [f"{text} the YAML's is shown, as {why}; throughput is the log's"]
+    taken = _with_batch(job, samples.rounded)
+    return taken, [f"{text} the log's is taken, as what was measured; --batch-size takes another"]
 
 
 def _tokens(job: NeuronJob, tokens: _Each | None) -> tuple[NeuronJob, list[str]]:
-    """Tokens of a step, where the log does not say how many sequences they are."""
-    whole = job.batch_size * job.seq_len
-    if tokens is None or not tokens.contradicts(whole):
+    """Compares the log's tokens per step, for logs without sequence counts."""
+    configured = job.batch_size * job.seq_len
+    if tokens is None or not tokens.contradicts(configured):
         return job, []
-    times = whole / tokens.mean
+    times = configured / tokens.mean
     ranks = f" Are they those of one of {times:.0f} ranks?" if times > 1 and times % 1 == 0 else ""
-    said = (
+    text = (
         f"the log says {_count(tokens.mean)} tokens a step, while {_sequences(job.batch_size)} of"
-        f" {job.seq_len:,} ({job.batch_from}, {job.seq_len_from}) make {whole:,}"
+        f" {job.seq_len:,} ({job.batch_from}, {job.seq_len_from}) make {configured:,}"
     )
     if job.batch_from == "--batch-size":
-        return replace(job, batch_overrules=True), [f"{said}: {_ASKED}"]
-    said += f": the log's are taken, as what was measured.{ranks} --batch-size takes another"
-    if tokens.whole is None or tokens.whole % job.seq_len:
-        return job, [said]
-    return _with_batch(job, tokens.whole // job.seq_len), [said]
+        return replace(job, batch_overrules=True), [f"{text}: {_ASKED}"]
+    text += f": the log's are taken, as what was measured.{ranks} --batch-size takes another"
+    if tokens.rounded is None or tokens.rounded % job.seq_len:
+        return job, [text]
+    return _with_batch(job, tokens.rounded // job.seq_len), [text]
 
 
 def _with_batch(job: NeuronJob, batch: int) -> NeuronJob:
@@ -153,42 +151,42 @@ def _with_batch(job: NeuronJob, batch: int) -> NeuronJob:
 
 
 def _clock(run: LogRun, steady: Steady, job: NeuronJob, pace: Throughput) -> Iterator[str]:
-    """A program that prints another throughput than its own samples over its own clock."""
+    """Finding: the printed throughput differs from samples over the log's clock."""
     printed, used = _printed(run, steady), steady.sequences_per_s
     if not printed or not isinstance(used, Reading) or _alike(printed, used.value):
         return
-    said = (
+    text = (
         f"the log prints {significant(printed)} sequences/s on average, while its samples over its"
         f" own clock come to {significant(used.value)}"
     )
     if job.batch_overrules and pace.seq_per_s is not None:
         taken = significant(pace.seq_per_s)
-        yield f"{said}; {taken} is taken, as --batch-size was given: that batch over its step time"
+        yield f"{text}; {taken} is taken, as --batch-size was given: that batch over its step time"
     else:
-        yield f"{said}, which is taken; --throughput takes another"
+        yield f"{text}, which is taken; --throughput takes another"
 
 
 def _step_times(run: LogRun, steady: Steady, job: NeuronJob) -> Iterator[str]:
-    """A printed throughput against the batch over the time of a step."""
-    found = _timed(run, steady, job)
-    if found is None:
+    """Finding: the printed throughput differs from the batch over the step time."""
+    differing = _timed(run, steady, job)
+    if differing is None:
         return
-    printed, step_s = found
-    said = (
+    printed, step_s = differing
+    text = (
         f"the log prints {significant(printed)} sequences/s, while {_sequences(job.batch_size)}"
         f" ({job.batch_from}) in its {significant(step_s)} s a step make"
         f" {significant(job.batch_size / step_s)}"
     )
     if not job.batch_overrules:
-        yield f"{said}: what it prints is taken; --batch-size or --throughput takes another"
+        yield f"{text}: what it prints is taken; --batch-size or --throughput takes another"
     elif job.batch_from == "--batch-size":
-        yield f"{said}, which is taken, as --batch-size was given; --throughput takes another"
+        yield f"{text}, which is taken, as --batch-size was given; --throughput takes another"
     else:
-        yield f"{said}, which is taken, as each rank prints its own; --throughput takes another"
+        yield f"{text}, which is taken, as each rank prints its own; --throughput takes another"
 
 
 def _timed(run: LogRun, steady: Steady, job: NeuronJob) -> tuple[float, float] | None:
-    """The printed throughput and the time of a step, where the batch makes another of that."""
+    """Printed throughput and step time, if they disagree with the batch; else None."""
     printed, step = _printed(run, steady), steady.step_s
     if not printed or not isinstance(step, Reading):
         return None
@@ -197,7 +195,7 @@ def _timed(run: LogRun, steady: Steady, job: NeuronJob) -> tuple[float, float] |
 
 
 def _declared_differences(log: ParsedLog, job: NeuronJob, pace: Throughput) -> Iterator[str]:
-    """--throughput against what the log would have said."""
+    """Finding: --throughput differs from the log's."""
     if pace.seq_per_s is None:
         return
     logged = throughput(None, log, job).seq_per_s
@@ -213,28 +211,28 @@ def _printed(run: LogRun, steady: Steady) -> float | None:
     if unit is None:
         return None
     rates = run.rates[unit]
-    found = _each(rates, np.ones_like(rates), run, steady)
-    return None if found is None else found.mean
+    rate = _each(rates, np.ones_like(rates), run, steady)
+    return None if rate is None else rate.mean
 
 
 def _each(amounts: FloatArray, of: FloatArray, run: LogRun, steady: Steady) -> _Each | None:
-    """The one over the other after the warm-up, over the rows that have both."""
+    """`amounts` over `of` after the warm-up, over the rows that have both."""
     rows = slice(steady.first, steady.last)
     amounts, of = amounts[rows], of[rows]
-    known = np.isfinite(amounts) & np.isfinite(of) & (amounts > 0) & (of > 0)
-    if not known.any():
+    has_both = np.isfinite(amounts) & np.isfinite(of) & (amounts > 0) & (of > 0)
+    if not has_both.any():
         return None
-    each = amounts[known] / of[known]
+    each = amounts[has_both] / of[has_both]
     is_exact = bool((each == each[0]).all()) and float(each[0]).is_integer()
-    mean = float(each[0] if is_exact else amounts[known].sum() / of[known].sum())
+    mean = float(each[0] if is_exact else amounts[has_both].sum() / of[has_both].sum())
     # Means of many lines differ by less than the lines do.
     alike_frac = _ALIKE_FRAC / math.sqrt(run.lines_per_row)
     agree = is_exact or bool((np.abs(each / mean - 1) <= alike_frac).all())
     return _Each(mean, max(1, round(mean)) if agree else None, is_exact)
 
 
-def _alike(one: float, other: float) -> bool:
-    return abs(one / other - 1) <= _ALIKE_FRAC
+def _alike(value: float, other: float) -> bool:
+    return abs(value / other - 1) <= _ALIKE_FRAC
 
 
 def _count(value: float) -> str:

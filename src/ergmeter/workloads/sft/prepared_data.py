@@ -1,11 +1,12 @@
-"""What is the model given? The data of a configuration as rows of tokens, and what to say of them.
+"""Prepares the data of a configuration as rows of tokens, with notes on what was cut or left out.
 
-The trap: tokens that vanish. What was cut, left out or not used is counted and told, since two
-trainings that lost different parts of the same file were not trained on the same text.
+Two trainings that lost different parts of the same file were not trained on the same text. So
+tokens that are cut, left out or unused are counted and reported.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +15,20 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from ergmeter.errors import UsageError
-from ergmeter.workloads.sft.config.sections import DataSource, SftConfig
-from ergmeter.workloads.sft.data import packed
-from ergmeter.workloads.sft.data.examples import DATA_SEED, Example, builtin, read
-from ergmeter.workloads.sft.data.packed import Collate, Row
-from ergmeter.workloads.sft.data.templates import Chat, Plain, Rendered, TemplateFile, template_for
-from ergmeter.workloads.sft.data.tokenized import TextEncoder, Truncated
+from ergmeter.workloads.sft import token_batches
+from ergmeter.workloads.sft.config_sections import DataSource, SftConfig
+from ergmeter.workloads.sft.dataset import (
+    DATA_SEED,
+    Chat,
+    Example,
+    Plain,
+    Rendered,
+    TemplateFile,
+    builtin,
+    read,
+    template_for,
+)
+from ergmeter.workloads.sft.token_batches import NO_LOSS, Collate, Row, TextEncoder, Truncated
 
 _SAMPLES = 3
 
@@ -33,8 +42,8 @@ class TokenRows(Dataset[Row]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, place: int) -> Row:
-        return self._rows[place]
+    def __getitem__(self, index: int) -> Row:
+        return self._rows[index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +60,13 @@ class Prepared:
     samples: tuple[Rendered, ...] = field(default=(), repr=False)
 
 
-def prepared(config: SftConfig, tokenizer: Any, *, decoder_start: int | None = None) -> Prepared:  # noqa: ANN401
-    """The configuration's data. `decoder_start`: what a seq2seq model's decoder begins with.
+def prepare_data(
+    config: SftConfig,
+    tokenizer: Any,  # noqa: ANN401  of transformers, which has no types
+    *,
+    decoder_start: int | None = None,
+) -> Prepared:
+    """Prepares the configuration's data. `decoder_start`: a seq2seq decoder's first token.
 
     Where that is not given, it is taken to be the padding for models of T5's kind; others make
     their decoder's input themselves, and then it is not in the batch to be counted.
@@ -64,7 +78,7 @@ def prepared(config: SftConfig, tokenizer: Any, *, decoder_start: int | None = N
         decoder_start = tokenizer.pad_token_id
     fill = tokenizer.pad_token_id
     collate = Collate(
-        fill=next(one for one in (fill, tokenizer.eos_token_id, 0) if one is not None),
+        fill=next(token for token in (fill, tokenizer.eos_token_id, 0) if token is not None),
         multiple=config.data.pad_to_multiple_of or 1,
         is_seq2seq=is_seq2seq,
         start=decoder_start,
@@ -86,7 +100,7 @@ def _is_like_t5(config: SftConfig, tokenizer: Any) -> bool:  # noqa: ANN401
 
 
 class _Making:
-    """The way from files to rows, with what there is to tell of it."""
+    """Makes rows from files, and collects notes."""
 
     def __init__(self, config: SftConfig, tokenizer: Any) -> None:  # noqa: ANN401
         self._config = config
@@ -127,39 +141,39 @@ class _Making:
     def _mixture(self) -> list[Row]:
         rows: dict[str, list[Row]] = {}
         weights: dict[str, float] = {}
-        for place, source in enumerate(self._config.datasets):
-            name = source.name or f"datasets[{place}]"
+        for index, source in enumerate(self._config.datasets):
+            name = source.name or f"datasets[{index}]"
             if name in rows:
                 raise UsageError(f"datasets: two are called {name}; give them different names")
             examples = self._of(source)
             self.documents += len(examples)
             rows[name] = self._made(examples, as_blocks=source.type == "cpt", of=f"{name}: ")
             weights[name] = source.weight
-        mixture, taken = packed.mixed(rows, weights, seed=DATA_SEED)
+        mixture, taken = token_batches.mixed(rows, weights, seed=DATA_SEED)
         for name, number in taken.items():
             self.notes.append(f"{name}: {number} of {len(rows[name])} rows, by its weight")
         return mixture
 
     def _of(self, source: DataSource) -> list[Example]:
         limit = self._config.data.limit
-        found = read(source.path) if source.path else builtin(longest=self.longest)[0]
-        return found[:limit] if limit else found
+        examples = read(source.path) if source.path else builtin(longest=self.longest)[0]
+        return examples[:limit] if limit else examples
 
     def _made(self, examples: Sequence[Example], *, as_blocks: bool, of: str) -> list[Row]:
-        """The rows of these examples; `of`: whose they are, before what is told of them."""
+        """The rows of these examples; `of`: a prefix for their notes."""
         template = Plain() if as_blocks else self._template
-        rendered = [template.rendered(one) for one in examples]
+        rendered = [template.rendered(example) for example in examples]
         if not of or len(self.samples) < _SAMPLES:
             self.samples += rendered[:_SAMPLES]
         if as_blocks:
-            rows, rest = packed.blocks(self._encoder.texts(rendered), size=self.longest)
+            rows, rest = token_batches.blocks(self._encoder.texts(rendered), size=self.longest)
             if rest:
                 self.notes.append(f"{of}the last {rest} tokens fill no block and are not used")
             return rows
-        for one in examples:
-            if one.text is not None and one.where.endswith(".txt"):
+        for example in examples:
+            if example.text is not None and example.where.endswith(".txt"):
                 raise UsageError(
-                    f"{one.where} is one text, which sft can't learn; write task_mode: cpt"
+                    f"{example.where} is one text, which sft can't learn; write task_mode: cpt"
                 )
         return self._documents(examples, rendered, of)
 
@@ -168,18 +182,18 @@ class _Making:
     ) -> list[Row]:
         cut = Truncated(self.longest)
         if self._config.model.type == "seq2seq":
-            texts = [one.where for one in examples if one.text is not None]
+            texts = [example.where for example in examples if example.text is not None]
             if texts:
                 raise UsageError(
                     f"{texts[0]} is text without a question, which seq2seq can't learn"
                 )
             documents = self._encoder.seq2seq(rendered, cut)
         else:
-            documents = self._encoder.causal(rendered, [one.where for one in examples], cut)
+            documents = self._encoder.causal(rendered, [example.where for example in examples], cut)
         self.notes += [of + line for line in cut.lines]
         if self._config.data.packing:
-            return packed.packed(documents, longest=self.longest)
-        return packed.single(documents)
+            return token_batches.packed(documents, longest=self.longest)
+        return token_batches.single(documents)
 
 
 def _read(
@@ -188,3 +202,49 @@ def _read(
     if train is None:
         return builtin(longest=longest)
     return read(train), None if val is None else read(val)
+
+
+# Token counts of an epoch: computed, real and loss-bearing. A padded batch can be half padding, and
+# a long prompt bears no loss.
+
+
+@dataclass(frozen=True, slots=True)
+class EpochTokens:
+    """Tokens of one epoch, its rows taken in their order (a training shuffles them)."""
+
+    rows: int
+    real: int  # text; of a seq2seq model what is read and what is said
+    computed: int  # every place of the rectangles, padding included
+    loss: int  # predicted and compared
+    shortest: int
+    median: float
+    longest: int
+
+
+def epoch_tokens(rows: TokenRows, collate: Collate, *, batch_size: int) -> EpochTokens:
+    """The amounts of these rows, in batches of this size."""
+    listed = [rows[index] for index in range(len(rows))]
+    starts = range(0, len(listed), batch_size)
+    lengths = [len(row["input_ids"]) for row in listed]
+    answer_tokens = sum(len(row["labels"]) for row in listed) if collate.is_seq2seq else 0
+    return EpochTokens(
+        rows=len(listed),
+        real=sum(lengths) + answer_tokens,
+        computed=sum(_places(listed[start : start + batch_size], collate) for start in starts),
+        loss=sum(_bearing(row, collate) for row in listed),
+        shortest=min(lengths),
+        median=statistics.median(lengths),
+        longest=max(lengths),
+    )
+
+
+def _places(rows: Sequence[Row], collate: Collate) -> int:
+    batch = collate(rows)
+    answer_tokens = batch["labels"].numel() if collate.is_seq2seq else 0
+    return batch["input_ids"].numel() + answer_tokens
+
+
+def _bearing(row: Row, collate: Collate) -> int:
+    """A causal model predicts each token from those before, so the first one of a row never."""
+    labels = row["labels"] if collate.is_seq2seq else row["labels"][1:]
+    return sum(label != NO_LOSS for label in labels)

@@ -1,9 +1,8 @@
-"""What does the demo's model read? Short tales, made here from a small grammar.
+"""The demo's training text: short tales, generated from a small grammar.
 
-The trap: text that is nobody's to ship, or text with nothing to learn. These tales need no licence
-and no download, and have structure at several depths: spelling, word order, a pronoun that agrees
-with its name, and a thing and a place that the request names and the tale must repeat. A model's
-loss therefore keeps falling for longer than a demo lasts.
+They need no licence and no download. They have structure at several depths: spelling, word order, a
+pronoun that agrees with its name, and a thing and a place that the request names and the tale
+repeats. A model's loss therefore keeps falling for longer than a demo lasts.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class _Dice:
     def below(self, limit: int) -> int:
         return int(self._random() * limit)
 
-    def one(self, of: Sequence[_T]) -> _T:
+    def pick(self, of: Sequence[_T]) -> _T:
         return of[self.below(len(of))]
 
 
@@ -104,16 +103,16 @@ def documents(size_bytes: int = SIZE_BYTES, *, seed: int = SEED) -> list[Documen
 
 
 def _document(dice: _Dice) -> Document:
-    name, pronoun = dice.one(_PEOPLE)
+    name, pronoun = dice.pick(_PEOPLE)
     words = {
         "name": name,
         "he": pronoun,
         "He": pronoun.capitalize(),
-        "thing": dice.one(_THINGS),
-        "place": dice.one(_PLACES),
+        "thing": dice.pick(_THINGS),
+        "place": dice.pick(_PLACES),
     }
-    middles = [dice.one(_MIDDLES) for _ in range(dice.below(_MOST_MIDDLES + 1))]
-    sentences = [dice.one(_FIRSTS), *middles, dice.one(_LASTS)]
+    middles = [dice.pick(_MIDDLES) for _ in range(dice.below(_MOST_MIDDLES + 1))]
+    sentences = [dice.pick(_FIRSTS), *middles, dice.pick(_LASTS)]
     tale = " ".join(sentence.format(**words, **_passing(dice)) for sentence in sentences)
     prompt = "Tell of {name}, the {thing} and the {place}.".format(**words)
     return Document(prompt.encode() + END, tale.encode() + END)
@@ -122,8 +121,8 @@ def _document(dice: _Dice) -> Document:
 def _passing(dice: _Dice) -> dict[str, str]:
     """Words that hold for one sentence only."""
     return {
-        "adjective": dice.one(_ADJECTIVES),
-        "weather": dice.one(_WEATHER),
-        "helper": dice.one(_HELPERS),
+        "adjective": dice.pick(_ADJECTIVES),
+        "weather": dice.pick(_WEATHER),
+        "helper": dice.pick(_HELPERS),
         "number": str(2 + dice.below(98)),
     }

@@ -1,37 +1,133 @@
-"""How many FLOP/s do products of matrices reach here, by type? Swept over shapes, then held.
+"""Measures matmul FLOP/s by type and memory bandwidth by access pattern.
 
-The trap: matrices of zeros. Bits that do not change draw no power, so under a power limit a product
-of zeros clocks higher: 295 TFLOP/s against 257 with normally distributed numbers, on an A100
-(https://www.thonking.ai/p/strangely-matrix-multiplications). The numbers here are normal.
+Matrices are normally distributed. Zeros draw less power, so under a power limit they clock higher:
+295 TFLOP/s against 257 on an A100 (https://www.thonking.ai/p/strangely-matrix-multiplications).
 
-Shapes matter too: a rate is the best of a sweep over squares and over the layers of Llama 3 with
-some thousand tokens, each as a linear layer multiplies (x times the transpose of its weights).
-mamf-finder (Stas Bekman, Machine Learning Engineering) sweeps thousands of shapes for an hour and
-finds a few percent more.
+A rate is the best of a sweep over squares and over the layers of Llama 3 with some thousand tokens,
+each as a linear layer multiplies (x times the transpose of its weights). mamf-finder (Stas Bekman,
+Machine Learning Engineering) sweeps thousands of shapes for an hour and finds a few percent more.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import signal
 import subprocess
 import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import torch
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.workloads.calibrate.sustained import RepeatedWork, bursts, one_s, spans_s, sustained
+from ergmeter.workloads.calibration_sensors import RepeatedWork, bursts, one_s, spans_s, sustained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ergmeter.hardware.calibration import CalibratedRate
-    from ergmeter.workloads.calibrate.sensors import Watch
-    from ergmeter.workloads.calibrate.sustained import TrialDurations, Work
+    from ergmeter.workloads.calibration_sensors import TrialDurations, Watch, Work
+
+# Memory bandwidth by copy, read and triad. What fits in a cache is many times as fast, so the data
+# is at least four times the last-level caches together. (STREAM asks as much of each array, which
+# takes three times the memory.) Bytes are counted as STREAM counts them,
+# https://www.cs.virginia.edu/stream/ref.html: those that the program reads and writes. A CPU that
+# fetches the line it will write moves more than that.
+
+
+PATTERNS = ("copy", "read", "triad")
+_CACHES = 4
+_WANTED_BYTES = {"cpu": 384 << 20, "cuda": 6 << 30}
+_LEAST_BYTES = 96 << 20  # below which launching it, and small caches unknown to us, would show
+_FREE_SHARE = 4  # a quarter of what is free, so that other processes keep theirs
+_FP32_BYTES = 4
+_CPU_CACHES = Path("/sys/devices/system/cpu")
+
+
+class MemoryStreams:
+    """Memory of a device to go through, taken once for all patterns."""
+
+    def __init__(self, device: torch.device, size_bytes: int | None = None) -> None:
+        self._device = device
+        self._size_bytes = size_bytes
+
+    def bandwidth(
+        self, pattern: str, pace: TrialDurations, *, watch: Watch | None = None
+    ) -> CalibratedRate:
+        """Bytes per second of one pattern, held for a window."""
+        try:
+            return sustained(
+                self.task(pattern),
+                self._device,
+                warmup_s=pace.stream_warmup_s,
+                window_s=pace.stream_window_s,
+                block_s=pace.block_s,
+                watch=watch,
+            )
+        except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise NotMeasurable(f"torch refuses: {reason}") from error
+
+    def task(self, pattern: str) -> RepeatedWork:
+        """One pass through all of the memory."""
+        arrays = {"read": 1, "copy": 2, "triad": 3}[pattern]
+        size = len(self._memory) // arrays
+        a, b, c = (self._memory[i * size : (i + 1) * size] for i in (0, arrays // 2, arrays - 1))
+        works: dict[str, Work] = {
+            "read": a.sum,
+            "copy": lambda: b.copy_(a),
+            "triad": lambda: torch.add(a, c, alpha=3.0, out=b),
+        }
+        each_bytes = size * _FP32_BYTES
+        of = f"{arrays}x{each_bytes / 2**20:.0f} MiB"
+        return RepeatedWork(works[pattern], arrays * each_bytes, "B/s", of)
+
+    @cached_property
+    def _memory(self) -> torch.Tensor:
+        """Normal numbers, the same block of them again and again: drawing each takes seconds."""
+        size = (self._size_bytes or _size_bytes(self._device)) // _FP32_BYTES
+        block = torch.randn(min(size, 1 << 20), device=self._device)
+        return block.repeat(size // len(block))
+
+
+def _size_bytes(device: torch.device) -> int:
+    """Bytes to stream. Raises NotMeasurable if too little memory is free to exceed the caches."""
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+        cache = int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0))
+    else:
+        free, cache = psutil.virtual_memory().available, last_level_bytes(_CPU_CACHES)
+    least = max(_LEAST_BYTES, _CACHES * cache)
+    size = min(max(_WANTED_BYTES[device.type], least), free // _FREE_SHARE)
+    if size < least:
+        raise NotMeasurable(
+            f"{least / 2**20:.0f} MiB are needed to leave {cache / 2**20:.0f} MiB of cache behind,"
+            f" and a quarter of what is free is {free / _FREE_SHARE / 2**20:.0f} MiB"
+        )
+    return size
+
+
+def last_level_bytes(cpus: Path) -> int:
+    """The last-level caches of all CPUs together, by sysfs; 0 where it does not say."""
+    sizes: dict[tuple[int, str], int] = {}
+    for cache in cpus.glob("cpu[0-9]*/cache/index*"):
+        try:
+            level = int((cache / "level").read_text())
+            shared = (cache / "shared_cpu_list").read_text().strip()
+            size = re.fullmatch(r"(\d+)([KM]?)", (cache / "size").read_text().strip())
+        except (OSError, ValueError):
+            continue
+        if size:
+            sizes[level, shared] = int(size[1]) * {"": 1, "K": 1 << 10, "M": 1 << 20}[size[2]]
+    last = max((level for level, _ in sizes), default=0)
+    return sum(size for (level, _), size in sizes.items() if level == last)
+
 
 Shape = tuple[int, int, int]  # rows, columns and depth of the product
 
@@ -77,7 +173,7 @@ _TF32_SINCE = (8, 0)  # compute capability
 def achievable(
     dtype: str, device: torch.device, pace: TrialDurations, *, watch: Watch | None = None
 ) -> tuple[CalibratedRate, dict[str, float]]:
-    """The best rate that is held in this type, and what each shape of the sweep gave for a moment.
+    """The best sustained rate in this type, and the burst rate of each shape.
 
     NotMeasurable, with torch's own reason, where the device does not multiply in this type.
     """
@@ -111,7 +207,7 @@ def _check_survival(dtype: str) -> None:
 
 @contextmanager
 def load(device: torch.device) -> Iterator[None]:
-    """Keep the device at work meanwhile, from a thread of its own."""
+    """Keeps the device busy from a thread."""
     free = _free_bytes(device)
     shape = next((s for s in (_LOAD, *_GPU_SHAPES) if _needed_bytes("fp16", s) < free), None)
     if shape is None:
@@ -140,10 +236,10 @@ def _achievable(
 ) -> tuple[CalibratedRate, dict[str, float]]:
     swept = dict(_swept(dtype, device, pace))
     ranked = sorted(swept, key=lambda shape: -_mean(swept[shape]))
-    held = []
+    sustained_rates = []
     for shape in ranked[: pace.finalists]:
         task = _task(dtype, shape, device)
-        held.append(
+        sustained_rates.append(
             sustained(
                 task,
                 device,
@@ -154,7 +250,7 @@ def _achievable(
             )
         )
         _let_go(device)
-    best = max(held, key=lambda rate: rate.value)
+    best = max(sustained_rates, key=lambda rate: rate.value)
     briefest = max(swept, key=lambda shape: max(swept[shape]))
     if max(swept[briefest]) > best.burst:
         best = replace(
@@ -203,10 +299,10 @@ def _product(dtype: str, shape: Shape, device: torch.device) -> Work:
     x, weights = _narrow(dtype, rows, depth, device), _narrow(dtype, columns, depth, device).t()
     if dtype == "int8":
         return lambda: torch._int_mm(x, weights)
-    one = torch.ones((), device=device)
+    scale = torch.ones((), device=device)
     # Sums kept in the tensor cores' own precision: as forward passes in fp8 run, the faster way.
     return lambda: torch._scaled_mm(
-        x, weights, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+        x, weights, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16, use_fast_accum=True
     )
 
 
@@ -230,7 +326,7 @@ def _precision(wanted: str) -> Iterator[None]:
 
 
 def _free_bytes(device: torch.device) -> int:
-    """What may be used: a tenth is left to whoever needs it."""
+    """Free memory, less a tenth for others."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * 0.9)
     import psutil  # noqa: PLC0415  on a CPU only
@@ -240,9 +336,9 @@ def _free_bytes(device: torch.device) -> int:
 
 def _needed_bytes(dtype: str, shape: Shape) -> int:
     rows, columns, depth = shape
-    kept, making, out = _BYTES[dtype]
+    stored, making, out = _BYTES[dtype]
     both = rows * depth + columns * depth
-    return both * kept + max(rows, columns) * depth * making + rows * columns * out
+    return both * stored + max(rows, columns) * depth * making + rows * columns * out
 
 
 def _let_go(device: torch.device) -> None:
@@ -255,7 +351,7 @@ def _flops(shape: Shape) -> float:
 
 
 def _mean(rates: list[float]) -> float:
-    """Of blocks of equal work: all of it over all their time."""
+    """The mean rate of blocks of equal work: total work over total time."""
     return len(rates) / sum(1 / rate for rate in rates)
 
 

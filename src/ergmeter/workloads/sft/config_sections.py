@@ -1,15 +1,127 @@
-"""What does a training's configuration hold, section by section?
+"""The sections of a training's configuration, and the readers of their values.
 
-The trap: a setting that is written down and never used. In the system this follows, precision,
-optimizer and number of steps stood in the file and in the ledger, and the trainer got none of
-them. So every key that can be written has a field here, and whoever trains reads these fields.
+Every key that can be written has a field here, and the training reads these fields. In the
+original, precision, optimizer and steps were in the file and in the ledger, and the trainer got
+none of them.
 """
 
 from __future__ import annotations
 
+import difflib
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeAlias
+
+# Value readers: each returns the value, or raises with what it should have been. To YAML `2e-4`
+# without a dot is text, and `no` is False. So a number may be written as text, and a choice that
+# has "no" accepts False.
+
+
+class NotTaken(Exception):  # noqa: N818  what it is, rather than that it went wrong
+    """A value that the key does not accept. The text says what it accepts."""
+
+
+Kind: TypeAlias = Callable[[Any], Any]
+
+
+def flag(value: object) -> bool:
+    """True or false."""
+    if isinstance(value, bool):
+        return value
+    raise NotTaken("must be true or false")
+
+
+def word(value: object) -> str:
+    """Some text."""
+    if isinstance(value, str) and value.strip():
+        return value
+    raise NotTaken("must be text")
+
+
+def file(value: object) -> Path:
+    """A path, from the working directory."""
+    if isinstance(value, str) and value.strip():
+        return Path(value).expanduser()
+    raise NotTaken("must be a path")
+
+
+def whole_number(least: int) -> Kind:
+    """A reader of whole numbers of at least `least`."""
+
+    def read(value: object) -> int:
+        if value == "auto":
+            raise NotTaken(
+                "must be a number: `auto` lets each side of a comparison run with another one"
+            )
+        number = _number(value)
+        if number is None or not number.is_integer() or number < least:
+            raise NotTaken(f"must be a whole number of {least} or more")
+        return int(number)
+
+    return read
+
+
+def number(least: float, *, below: float = math.inf, above: bool = False) -> Kind:
+    """A number from `least` on (`above`: past it) and `below` a limit."""
+    wanted = f"above {least:g}" if above else f"of {least:g} or more"
+    if below < math.inf:
+        wanted += f" and below {below:g}"
+
+    def read(value: object) -> float:
+        parsed = _number(value)
+        if parsed is None or not least <= parsed < below or (above and parsed == least):
+            raise NotTaken(f"must be a number {wanted}")
+        return parsed
+
+    return read
+
+
+def choice(*allowed: str | int) -> Kind:
+    """A reader of one of several values."""
+    names = ", ".join(map(str, allowed))
+
+    def read(value: object) -> str | int:
+        if value is False and "no" in allowed:
+            return "no"
+        if isinstance(value, str | int) and not isinstance(value, bool) and value in allowed:
+            return value
+        near = nearest(str(value), [str(option) for option in allowed])
+        raise NotTaken(f"must be one of {names}" + (f"; did you mean {near}?" if near else ""))
+
+    return read
+
+
+def modules(value: object) -> tuple[str, ...] | None:
+    """Names of layers; `auto` leaves the choice to the training."""
+    if value == "auto":
+        return None
+    if isinstance(value, list) and value and all(isinstance(name, str) for name in value):
+        return tuple(value)
+    raise NotTaken("must be a list of layers' names, or auto")
+
+
+def nearest(name: str, names: Sequence[str]) -> str | None:
+    """The closest match of a name, or None."""
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def is_mapping(value: object) -> bool:
+    """Whether it has keys and values."""
+    return isinstance(value, Mapping)
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
 
 BUILTIN = "builtin:"  # a model or a data set that is made here, with no network
 

@@ -1,0 +1,208 @@
+"""The request of an analysis, its progress events, and its result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from ergmeter.errors import FormatError, UsageError
+from ergmeter.flops.conventions import EXACT
+from ergmeter.neuron.compile_cache import Choice
+from ergmeter.neuron.score import Baseline
+
+if TYPE_CHECKING:
+    from ergmeter.importers.log import ParsedLog
+    from ergmeter.neuron.advice import AdviceFinding
+    from ergmeter.neuron.compile_cache import CachedGraphs
+    from ergmeter.neuron.instance import Machine
+    from ergmeter.neuron.kernels import GraphResult, NkiSummary
+    from ergmeter.neuron.mfu import Figures
+    from ergmeter.neuron.score import Score
+    from ergmeter.neuron.throughput import Throughput
+    from ergmeter.neuron.training_job import NeuronJob
+
+# Progress events, for a console or a progress bar.
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisProgress:
+    """Progress of a long task."""
+
+    what: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogRead:
+    """The log has been read; `metrics` is what the document has as `log_metrics`."""
+
+    metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputChosen:
+    """A throughput that was not given on the command line: from the log, or assumed."""
+
+    seq_per_s: float
+    is_from_log: bool
+    how: str | None = None  # how the log's was obtained
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The document so far: inputs and metrics that need no graphs."""
+
+    document: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Searching:
+    """The compile cache is being searched."""
+
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class FoundGraphs:
+    """The number of graphs to count."""
+
+    count: int
+    is_original: bool = False  # said as the original says it, whatever the number
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCounted:
+    """One more graph has been counted."""
+
+    path: str
+
+
+Event: TypeAlias = (
+    AnalysisProgress | LogRead | ThroughputChosen | Inputs | Searching | FoundGraphs | GraphCounted
+)
+Watch: TypeAlias = Callable[[Event], None]
+
+
+DEFAULT_COMPILE_DIR = "/home/ubuntu/neuron_cache"
+DEFAULT_BACKEND = "trn1"
+DEFAULT_CONVENTION = EXACT
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisRequest:
+    """One analysis. None: not given on the command line."""
+
+    config: str
+    model_config: str
+    compile_dir: str | None = None
+    log_file: str | None = None
+    batch_size: int | None = None
+    seq_len: int | None = None
+    throughput: float | None = None
+    num_nodes: int | None = None
+    devices: int | None = None
+    lnc: int | None = None
+    dtype: str | None = None
+    hw_backend: str = DEFAULT_BACKEND
+    convention: str | None = None
+    detailed: bool = False
+    calculate_score: bool = False
+    per_file_scores: bool = False
+    baseline: Baseline = field(default_factory=Baseline)
+    choice: Choice = field(default_factory=Choice)
+    modules_from_log: bool = False
+    graph_runs: str | None = None
+    processes: int | None = None
+
+
+def check_request(request: AnalysisRequest, *, is_original: bool = False) -> None:
+    """Raises UsageError for a size that is 0, negative or not a number.
+
+    The original takes a 0 as not given, and leaves a factor out whose baseline is 0 or less.
+    """
+    base = request.baseline
+    sizes = {
+        "--batch-size": request.batch_size,
+        "--seq-len": request.seq_len,
+        "--throughput": request.throughput,
+        "--num-nodes": request.num_nodes,
+        "--devices": request.devices,
+        "--loss-improvement": base.loss_improvement,
+        "--convergence-rate": base.convergence_rate,
+    }
+    for option, value in sizes.items():
+        if value is None or (is_original and value == 0):
+            continue
+        if not 0 < value < float("inf"):
+            raise UsageError(f"{option} must be a number above 0; got {value:g}")
+    baselines = {"--base-mfu": base.mfu_percent, "--base-throughput": base.throughput_seq_per_s}
+    for option, value in baselines.items():
+        if not math.isfinite(value) or (value <= 0 and not is_original):
+            raise UsageError(f"{option} must be a number above 0; got {value:g}")
+
+
+def check_log(path: str | None) -> None:
+    """Raises UsageError if the log does not exist. Pipes and - (standard input) are accepted."""
+    if path is None or path == "-":
+        return
+    if not Path(path).exists():
+        raise UsageError(f"--log-file {path}: no such file")
+    if Path(path).is_dir():
+        raise UsageError(f"--log-file {path}: is no file")
+
+
+def check_model(path: str) -> None:
+    """Raises UsageError if the model's path or hub name does not exist."""
+    if "=" in path and not Path(path).exists():  # typed dimensions: layers=32,...
+        return
+    if Path(path).exists():
+        _check_config(path)
+        return
+    if path.endswith(".json") or path[:1] in ("/", ".") or "/" not in path:
+        raise UsageError(f"{path}: no such file; --model-config takes the model's config.json")
+    from ergmeter.flops.source import read_model  # noqa: PLC0415  the engine, for a hub's name
+
+    read_model(path)
+
+
+def _check_config(path: str) -> None:
+    """Raises FormatError, naming --model-config, if the file is no config.json."""
+    from ergmeter.flops.config import read_config  # noqa: PLC0415  the engine
+
+    try:
+        read_config(path)
+    except FormatError as error:
+        if Path(path).suffix in (".yaml", ".yml"):
+            advice = "is the training's YAML; is it meant for --config?"
+            raise FormatError(f"--model-config {path} {advice}") from error
+        raise FormatError(f"--model-config {error}") from error
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The inputs and results that a document is made from; graph fields are filled last."""
+
+    request: AnalysisRequest
+    job: NeuronJob
+    machine: Machine
+    pace: Throughput
+    figures: Figures
+    log: ParsedLog | None
+    graphs: CachedGraphs | None = None
+    results: tuple[GraphResult, ...] = ()
+    summary: NkiSummary | None = None
+    findings: tuple[AdviceFinding, ...] = ()
+    score: Score | None = None
+    score_missing: str | None = None  # why no score is known, of the job or of any graph
+
+
+class Analysis(NamedTuple):
+    """The document of a job, its graphs, and the parts they were made from."""
+
+    document: dict[str, Any]
+    files: list[dict[str, Any]]
+    parts: Parts | None = None  # None: the original's numbers, which keep no steps

@@ -1,0 +1,331 @@
+"""FLOPs of a sequence, TFLOP/s and MFU of a job, by a named convention and by the original's.
+
+The original prints the TFLOP of one sequence as "TFLOPs/second". It counts the embedding lookup as
+a matrix product, the softmax as six operations a pair, every pair of tokens despite the causal
+mask, and frozen weights as trained. Here the FLOPs engine counts, and each difference has its own
+number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.errors import FormatError, NotMeasurable, UsageError
+from ergmeter.flops.analytic import step_flops, total
+from ergmeter.flops.batch import Batch
+from ergmeter.flops.config import ModelConfig
+from ergmeter.flops.conventions import sizes
+from ergmeter.flops.source import model_graph, read_model
+from ergmeter.flops.work import TrainedParts, step_work, trained_graph
+from ergmeter.metrics.definitions.compute import HFU, MFU, Peak, TokenRate, compute_results
+from ergmeter.neuron.score import score_statistics
+from ergmeter.records import BOUND_TOLERANCE, Missing, Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ergmeter.flops.graph.graph import Graph
+    from ergmeter.flops.work import Work
+    from ergmeter.neuron.instance import Machine
+    from ergmeter.neuron.throughput import Throughput
+    from ergmeter.neuron.training_job import NeuronJob
+
+# The original's numbers: `calculate_training_metrics.py` of nki-llama, 2025-06-12 (3c877c4), with
+# the FLOPs of neuronx-distributed-training's llama_perf_estimate.py, which it calls.
+#
+# The formulas keep the original's faults, and QUIRKS lists them in the output. Our own count by the
+# same formula differs for all but dense Llamas.
+
+
+VERSION = "nki-llama calculate_training_metrics.py, 2025-06-12 (commit 3c877c4)"
+
+QUIRKS = (
+    "tflops_per_second is TFLOP of one sequence, not per second",
+    "FLOPs count the embedding lookup as a matrix product, the softmax as 6 operations a pair and"
+    " every pair of tokens, causal or not",
+    "query and output projections are hidden x hidden, whatever head_dim says; LoRA is counted as"
+    " full training",
+    "the peak is that of whole instances, 3040 TFLOP/s (trn1) or 10672 (trn2) a node, whatever"
+    " trainer.devices says; nodes are those of --num-nodes, else 1",
+    "without a throughput 100 sequences/s are taken",
+    "the log's throughput is the mean of all printed values that differ from the one before,"
+    " warm-up included; exponents are cut off (2.73e-5 reads as 2.73)",
+    "MACs are summed over every computation of every graph once: no loop counts, no convolutions,"
+    " both branches of a condition, unreadable and absent kernel MACs as 0",
+    "average, minimum and maximum NKI ratio leave out the graphs at 0",
+    "what config.json leaves out is taken from transformers' LlamaConfig: hidden_size 4096, 32"
+    " heads and layers, intermediate_size 11008, vocab_size 32000",
+)
+NOT_KEPT = (
+    "--per-file-scores gives scores without --calculate-score as well, as the guide has it; there"
+    " the original gives none",
+    "a log that is not there is an error instead of a warning",
+    "unreadable kernel configurations are counted instead of announced one by one",
+)
+
+PEAK_TFLOP_PER_S_PER_NODE = {"trn1": 3040.0, "trn2": 10672.0}
+DEFAULT_SEQ_PER_S = 100.0
+
+# What transformers' LlamaConfig takes where config.json does not say.
+_LLAMA = {
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "vocab_size": 32000,
+}
+# Its own also name model.hlo_module.pb and graph.hlo, which these match first.
+PATTERNS = ("*.hlo_module.pb", "*.hlo")
+
+
+@dataclass(frozen=True, slots=True)
+class OriginalFigures:
+    """The original's MFU and throughput numbers, under its own names."""
+
+    mfu_percent: float
+    tflop_per_sequence: float
+    tflop_per_s_per_node: float
+    seq_per_s_per_node: float
+    batch_s: float
+
+
+def original_figures(
+    model: str, *, batch_size: int, seq_len: int, seq_per_s: float, nodes: int, backend: str
+) -> OriginalFigures:
+    """Computes MFU and throughput by the original's formulas."""
+    peak = PEAK_TFLOP_PER_S_PER_NODE.get(backend)
+    if peak is None:
+        raise UsageError(
+            f"--compat knows --hw-backend trn1 and trn2, as the original does; got {backend}"
+        )
+    tflop = sequence_flops(model, seq_len) / 1e12
+    per_node = seq_per_s * tflop / nodes
+    return OriginalFigures(
+        per_node * 100 / peak, tflop, per_node, seq_per_s / nodes, batch_size / seq_per_s
+    )
+
+
+def impossible_mfu(mfu_percent: float, *, why: str = "") -> dict[str, str]:
+    """Reasons, by key, why MFU and score are impossible; empty if they are possible."""
+    if not why and mfu_percent <= 100 * BOUND_TOLERANCE:
+        return {}
+    why = why or "above 100 %: an input is wrong"
+    return {"mfu_percent": why, "training_score": f"computed from an MFU {why}"}
+
+
+def sequence_flops(model: str, seq_len: int) -> int:
+    """Forward and backward FLOPs of one sequence, by the original's formula."""
+    config = read_model(model)
+    fields = config.fields
+    sizes: dict[str, Any] = {n: fields.get(n, default) for n, default in _LLAMA.items()}
+    heads_of_keys = fields.get("num_key_value_heads")
+    sizes["kv"] = sizes["num_attention_heads"] if heads_of_keys is None else heads_of_keys
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise FormatError(f"{config.where}: {name} must be a whole number; got {value!r}")
+    hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
+    head_size, squared = hidden // heads, seq_len * seq_len
+    projections = 2 * hidden**2 * seq_len * 2 + 2 * (2 * sizes["kv"] * head_size * hidden * seq_len)
+    core = 2 * squared * hidden * 2 + 6 * heads * squared
+    feed_forward = 3 * (2 * hidden * sizes["intermediate_size"] * seq_len)
+    tables = 2 * (2 * sizes["vocab_size"] * hidden * seq_len)
+    forward: int = sizes["num_hidden_layers"] * (projections + core + feed_forward) + tables
+    return 3 * forward
+
+
+def original_files(directory: str) -> list[str]:
+    """The files the original would open, in its order: pattern by pattern, each path once."""
+    base = Path(directory)
+    paths = (str(path) for pattern in PATTERNS for path in base.rglob(pattern))
+    return list(dict.fromkeys(paths))
+
+
+def original_summary(files: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The original's summary: ratios only over files above 0, else 0."""
+    good = [file for file in files if file["status"] == "success"]
+    macs, nki = (sum(file[name] for file in good) for name in ("hlo_macs", "nki_macs"))
+    ratios = [file["nki_ratio"] for file in good if file["nki_ratio"] > 0]
+    summary: dict[str, Any] = {
+        "total_files": len(files),
+        "successful_analyses": len(good),
+        "failed_analyses": len(files) - len(good),
+        "total_hlo_macs": macs,
+        "total_nki_macs": nki,
+        "overall_nki_ratio": nki / macs if macs > 0 else 0.0,
+        "average_nki_ratio": sum(ratios) / len(ratios) if ratios else 0.0,
+        "min_nki_ratio": min(ratios, default=0.0),
+        "max_nki_ratio": max(ratios, default=0.0),
+    }
+    return summary | score_statistics(file.get("training_score") for file in good)
+
+
+ORIGINAL = "neuron"  # the convention of the original's estimator, for every family
+
+
+@dataclass(frozen=True)
+class Figures:
+    """FLOPs, FLOP/s, MFU and HFU of a job. FLOPs are of one sequence."""
+
+    convention: str
+    model_flops: float
+    hardware_flops: float | None
+    by_convention: dict[str, float]
+    not_defined: dict[str, str]
+    mfu: Reading | Missing
+    hfu: Reading | Missing
+    mfu_by_convention: dict[str, float]
+    flops_per_s: float | None
+    flops_per_s_per_node: float | None
+    params: int
+    params_trained: int
+    original_flops: float | None  # what the original itself counts, whatever the model is
+    differences: tuple[tuple[str, float], ...]  # why that is another number of FLOPs
+    notes: tuple[str, ...]
+
+
+def figures(
+    model: str, job: NeuronJob, machine: Machine, throughput: Throughput, *, convention: str
+) -> Figures:
+    """Computes FLOPs, MFU and HFU. MFU is absent where throughput or cores are unknown."""
+    graph, notes = _graph(model, job)
+    batch = Batch.of(1, job.seq_len, facts=graph.facts)
+    training = TrainedParts(lora=job.lora, checkpointing=job.checkpointing)
+    try:
+        work = step_work(graph, batch, training=training, chosen=convention)
+    except UsageError as error:
+        if job.lora is None:
+            raise
+        raise UsageError(f"model_alignment_strategy.peft.target_modules: {error}") from error
+    by_convention = {name: flops.model_per_step for name, flops in work.flops.items()}
+    full = _fully_trained(graph, batch)
+    if full is not None:  # whatever is trained: the original knows of no adapters
+        by_convention[ORIGINAL] = full
+    theirs = _original(model, job)
+    mfu, hfu = _utilization(work, job, machine, throughput)
+    rate = throughput.seq_per_s
+    each = work.chosen.model_per_step
+    return Figures(
+        convention=work.chosen.convention,
+        model_flops=each,
+        hardware_flops=work.chosen.hardware_per_step,
+        by_convention=by_convention,
+        not_defined=work.not_defined,
+        mfu=mfu,
+        hfu=hfu,
+        mfu_by_convention=_scaled_mfu(mfu, by_convention, each),
+        flops_per_s=None if rate is None else each * rate,
+        flops_per_s_per_node=None if rate is None else each * rate / machine.nodes,
+        params=work.params,
+        params_trained=work.params_trained,
+        original_flops=theirs,
+        differences=_differences(graph, batch, training, total(work.parts).model, full, theirs),
+        notes=(*notes, *work.assumptions),
+    )
+
+
+def _graph(model: str, job: NeuronJob) -> tuple[Graph, list[str]]:
+    config = read_model(model)
+    fields, notes = config.fields, []
+    for name, value in job.overrides.items():
+        if name in fields and fields[name] != value:
+            notes.append(
+                f"{name} is {value}, as the YAML sets it for the training; {config.where} says"
+                f" {fields[name]}"
+            )
+            fields[name] = value
+    if not config.model_type:
+        fields["model_type"] = "llama"
+        notes.append(f"{config.where} names no model_type: llama is assumed, as the original does")
+    return model_graph(ModelConfig(fields, where=config.where)), notes
+
+
+def _utilization(
+    work: Work, job: NeuronJob, machine: Machine, throughput: Throughput
+) -> tuple[Reading | Missing, Reading | Missing]:
+    if throughput.seq_per_s is None:
+        missing = Missing(throughput.source)
+        return missing, missing
+    if machine.cores is None:
+        missing = Missing(
+            f"how many cores a node of {machine.backend} has is not known: pass --devices"
+        )
+        return missing, missing
+    low, high = (
+        None if end is None else end * job.seq_len for end in (throughput.low, throughput.high)
+    )
+    rate = TokenRate(
+        throughput.seq_per_s * job.seq_len, machine.cores, throughput.basis, throughput.source,
+        low, high,
+    )  # fmt: skip
+    peak = Peak(
+        f"{machine.backend}-core", machine.dtype, machine.core_flops_per_s, machine.source,
+        "reported",
+    )  # fmt: skip
+    results = compute_results(list(work.flops.values()), rate, peak)
+    return results[MFU], results[HFU]
+
+
+def _scaled_mfu(
+    mfu: Reading | Missing, by_convention: dict[str, float], chosen: float
+) -> dict[str, float]:
+    if isinstance(mfu, Missing) or mfu.impossible:
+        return {}
+    return {name: mfu.value * flops / chosen for name, flops in by_convention.items()}
+
+
+def _fully_trained(graph: Graph, batch: Batch) -> float | None:
+    """FLOPs of a sequence by the original's convention; None if not defined for the model."""
+    flops = step_work(graph, batch).flops.get(ORIGINAL)
+    return None if flops is None else flops.model_per_step
+
+
+def _original(model: str, job: NeuronJob) -> float | None:
+    """FLOPs of a sequence as the original counts them; None if config.json has invalid sizes."""
+    try:
+        return float(sequence_flops(model, job.seq_len))
+    except FormatError:
+        return None
+
+
+def _differences(
+    graph: Graph,
+    batch: Batch,
+    training: TrainedParts,
+    ours: float,
+    full: float | None,
+    theirs: float | None,
+) -> tuple[tuple[str, float], ...]:
+    """The original's FLOPs of a sequence minus `exact`, split by reason."""
+    if theirs is None:
+        return ()
+    pieces = {} if full is None else _pieces(graph, batch, training, ours, full)
+    rest = theirs - ours - sum(pieces.values())
+    if abs(rest) > 1e-9 * theirs:
+        pieces["a dense Llama of config.json's sizes counted instead of this model"] = rest
+    return tuple(pieces.items())
+
+
+def _pieces(
+    graph: Graph, batch: Batch, training: TrainedParts, ours: float, full: float
+) -> dict[str, float]:
+    """The original's convention minus `exact`, split by reason."""
+    try:
+        dimensions = sizes(graph)
+    except NotMeasurable:
+        return {}
+    adapted, trainable = trained_graph(graph, training)
+    unmasked = total(step_flops(adapted, batch, trainable=trainable, pairs="computed")).model
+    pieces = {
+        "the embedding lookup counted as a matrix product": 6.0
+        * dimensions.vocab * dimensions.hidden * batch.tokens,
+        "the softmax counted as 6 operations a pair": 18.0
+        * dimensions.heads * batch.seq_len * batch.tokens,
+        "pairs of tokens that the causal mask keeps apart": unmasked - ours,
+    }  # fmt: skip
+    rest = full - ours - sum(pieces.values())
+    name = "weights counted as trained that are frozen" if training.lora else "the rest"
+    if abs(rest) > 1e-9 * full:
+        pieces[name] = rest
+    return pieces

@@ -1,0 +1,238 @@
+"""Throughput of a job in sequences per second, with its source.
+
+Without a throughput the original assumes 100 sequences a second, which for an 8B model on one
+instance is an MFU of 737 %. Here it is then absent, and MFU with it. From a log it is that of the
+steady state: the first lines hold compilation and warm-up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.timeline import BoundedSeries, bounded_series
+from ergmeter.records import Reading
+from ergmeter.runlog.segments import Series
+from ergmeter.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ergmeter.importers.engine.columns import Printed
+    from ergmeter.importers.log import LogRun, ParsedLog
+    from ergmeter.neuron.training_job import NeuronJob
+    from ergmeter.records import Basis, FloatArray
+
+
+# The throughput row by row, for a chart. Rows are computed as the mean is: samples over time if the
+# log has both, else as printed, else the batch over the step time. Rows before the steady state are
+# included and marked as left out.
+
+
+@dataclass(frozen=True)
+class PaceLine:
+    """Sequences per second over steps. `line.t_s` are step numbers, or rows where none were."""
+
+    line: BoundedSeries
+    over: str  # "step", or "row" of the log's last run
+    counted_from: float  # the first step or row that is in the figure
+    how: str
+
+
+def pace_line(log: ParsedLog, job: NeuronJob, *, points: int) -> PaceLine:
+    """The throughput of each log row. Raises NotMeasurable where rows have none."""
+    run = log.last
+    first = run.steady().first
+    way = next(_ways(run, job, first), None)
+    if way is None:
+        raise NotMeasurable(f"{log.path} has no pace of single steps")
+    rates, how = way
+    is_numbered = bool(np.isfinite(run.step).all() and (np.diff(run.step) > 0).all())
+    places = run.step if is_numbered else np.arange(len(run), dtype=np.float64)
+    places_ns = (places * NS_PER_S).astype(np.int64)
+    line = bounded_series(Series(places_ns, rates), zero_ns=0, points=points)
+    counted_from = float(places[min(first, len(run) - 1)])
+    return PaceLine(line, "step" if is_numbered else "row", counted_from, how)
+
+
+def _ways(run: LogRun, job: NeuronJob, first: int) -> Iterator[tuple[FloatArray, str]]:
+    """Ways to compute the throughput of every counted row, in `throughput`'s order."""
+    by_batch = list(_by_batch(run, job))
+    unit = rate_unit(run)
+    ways = [
+        *(by_batch if job.batch_overrules else ()),
+        (_over(run.samples, run.period_s), "sequences over time"),
+        *([(run.rates[unit], "as printed")] if unit else ()),
+        (_over(run.tokens, run.period_s) / job.seq_len, "tokens over time"),
+        *(
+            [(run.rates["tokens/s"] / job.seq_len, "tokens as printed")]
+            if "tokens/s" in run.rates
+            else ()
+        ),
+        *by_batch,
+    ]
+    for rates, how in ways:
+        # A row may have printed nothing; over time the figure is of all rows or of none.
+        is_finite = np.isfinite(rates[first:])
+        if is_finite.any() and (is_finite.all() or "printed" in how):
+            yield rates, how
+
+
+def _by_batch(run: LogRun, job: NeuronJob) -> Iterator[tuple[FloatArray, str]]:
+    batch = np.full(len(run), float(job.batch_size))
+    yield _over(batch * run.covered, run.period_s), f"{job.batch_size} sequences over a step's time"
+    yield _over(batch, run.step_time_s), f"{job.batch_size} sequences over the printed step time"
+
+
+def _over(amounts: FloatArray, seconds: FloatArray) -> FloatArray:
+    """Amounts per second; NaN where either is not known, or no time passed."""
+    rates = np.full(len(amounts), np.nan)
+    np.divide(amounts, seconds, out=rates, where=np.isfinite(seconds) & (seconds > 0))
+    return rates
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Sequences per second of the job, or None with the reason in `source`."""
+
+    seq_per_s: float | None
+    source: str
+    basis: Basis = "reported"
+    is_from_log: bool = False
+    how: str | None = None  # how it was obtained from the log, in a few words
+    low: float | None = None  # the edges of its 95 % interval, where the log has enough rows
+    high: float | None = None
+
+
+def throughput(declared: float | None, log: ParsedLog | None, job: NeuronJob) -> Throughput:
+    """The throughput given on the command line, else that of the log's last run."""
+    if declared is not None:
+        return Throughput(declared, f"{declared:g} sequences/s, as given")
+    if log is None:
+        return Throughput(None, "no throughput: pass --throughput, or --log-file")
+    steady = log.last.steady()
+    sequences, tokens, step = steady.sequences_per_s, steady.tokens_per_s, steady.step_s
+    if isinstance(step, Reading) and job.batch_overrules:
+        return _pace_by_batch(log, step, job)
+    if isinstance(sequences, Reading):
+        source = f"{log.path}: {sequences.note}"
+        return Throughput(
+            sequences.value, source, sequences.basis, is_from_log=True, how=_how(sequences),
+            low=sequences.low, high=sequences.high,
+        )  # fmt: skip
+    if isinstance(tokens, Reading):
+        length = job.seq_len
+        source = f"{log.path}, in sequences of {length}: {tokens.note}"
+        how = f"{_how(tokens)}, in sequences of {length}"
+        low, high = (None if end is None else end / length for end in (tokens.low, tokens.high))
+        return Throughput(
+            tokens.value / length, source, tokens.basis, is_from_log=True, how=how,
+            low=low, high=high,
+        )  # fmt: skip
+    if isinstance(step, Reading):
+        return _pace_by_batch(log, step, job)
+    return Throughput(
+        None, f"{log.path} shows no throughput ({sequences.reason}): pass --throughput"
+    )
+
+
+def _pace_by_batch(log: ParsedLog, step: Reading, job: NeuronJob) -> Throughput:
+    """Throughput as the batch over the log's step time."""
+    batch = f"{job.batch_size} sequence{'' if job.batch_size == 1 else 's'} a step"
+    source = f"{log.path}, with {batch} ({job.batch_from}): {step.note}"
+    how = f"{_how(step)}, with {batch} ({job.batch_from})"
+    # The shortest step makes the most sequences a second; one that may take no time, any number.
+    low, high = (job.batch_size / end if end else None for end in (step.high, step.low))
+    return Throughput(
+        job.batch_size / step.value, source, step.basis, is_from_log=True, how=how,
+        low=low, high=high,
+    )  # fmt: skip
+
+
+def _how(reading: Reading) -> str:
+    """A reading's note without the warm-up rule."""
+    return (reading.note or "").partition(";")[0]
+
+
+# A log's statistics under the original's names: of its last run, rates and times after the warm-up.
+
+
+_NONE: dict[str, Any] = {"average": None, "min": None, "max": None, "count": 0}
+
+
+def log_document(log: ParsedLog, pace: Throughput) -> dict[str, Any]:
+    """`log_metrics`: the last run of the log; rates and times after its warm-up."""
+    run = log.last
+    steady = run.steady()
+    unit = rate_unit(run)
+    rates = _statistics(run.printed[unit].after(steady.first)) if unit else dict(_NONE)
+    if pace.is_from_log:
+        rates |= {"used": pace.seq_per_s, "used_is": pace.source}
+    return {
+        "log_file": log.path,
+        "timestamps": {
+            "first": _stamp(run.first_stamp),
+            "last": _stamp(run.last_stamp),
+            "file_modification": _modified(log.path),
+        },
+        "steps": _steps(run),
+        "step_times": _statistics(run.printed["step_time_s"].after(steady.first)),
+        "throughput": rates,
+        "losses": _losses(run),
+        "format": log.format,
+        "runs_in_log": len(log.runs),
+        "steady_state": {
+            "first_row": int(run.lines[: steady.first].sum()),
+            "last_row": int(run.lines[: steady.last].sum()),
+            "rule": steady.rule,
+        },
+        "notes": list(log.notes),
+    }
+
+
+def _losses(run: LogRun) -> dict[str, Any]:
+    """Printed losses. One that is `nan` or `inf` is counted; a line without one is another case."""
+    tally = run.tally
+    return _statistics(run.printed["loss"]) | {
+        "first": tally.first_loss,
+        "last": tally.last_loss,
+        "not_finite": tally.losses_not_finite,
+        "first_not_finite_step": tally.first_not_finite_step,
+        "not_printed": tally.losses_not_printed,
+    }
+
+
+def rate_unit(run: LogRun) -> str | None:
+    """The unit of the sequences per second that the program printed."""
+    return next((unit for unit in ("sequences/s", "samples/s") if unit in run.rates), None)
+
+
+def _modified(path: str) -> str | None:
+    """When the file was last written; standard input has no such time."""
+    file = Path(path)
+    return _stamp(datetime.fromtimestamp(file.stat().st_mtime)) if file.is_file() else None
+
+
+def _steps(run: LogRun) -> dict[str, Any]:
+    tally = run.tally
+    return {"count": tally.steps, "first": tally.first_step, "last": tally.last_step}
+
+
+def _statistics(printed: Printed) -> dict[str, Any]:
+    if not printed.count:
+        return dict(_NONE)
+    return {
+        "average": printed.mean,
+        "min": float(np.nanmin(printed.low)),
+        "max": float(np.nanmax(printed.high)),
+        "count": printed.count,
+    }
+
+
+def _stamp(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S")

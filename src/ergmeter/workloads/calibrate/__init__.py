@@ -1,1 +1,0 @@
-"""Measures what this machine can reach: FLOP/s, bandwidth, power."""

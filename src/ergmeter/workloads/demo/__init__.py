@@ -1,1 +1,0 @@
-"""The training that `erg demo` measures."""

@@ -1,1 +1,0 @@
-"""The YAML configuration of a fine-tuning: its keys, values and contradictions."""

@@ -1,1 +1,0 @@
-"""The data of a fine-tuning: examples, templates, tokens, packed rows."""
