@@ -30,7 +30,7 @@ from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.metrics.time_breakdown import time_breakdown
-from ergmeter.probes.recording import recorded_device, recorded_samples, recorded_steps
+from ergmeter.probes.replay import recorded_device, recorded_samples, recorded_steps
 from ergmeter.records import Flops, Reading, Summary
 from ergmeter.runlog.manage.pack import unpack
 from ergmeter.runlog.reader import Run

@@ -16,7 +16,7 @@ import pytest
 
 from ergmeter import Meter, Reading, Run
 from ergmeter.metrics.summarize import summarize
-from ergmeter.probes.nvidia.gpm import Counters
+from ergmeter.probes.nvml import Counters
 
 pytestmark = pytest.mark.device
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from ergmeter import Run
-from ergmeter.integrations.batches import Counts, counted
-from ergmeter.integrations.device_fetch import Fetch, now_on
+from ergmeter.integrations.batches import Counts, count_tokens
 from ergmeter.integrations.torch_loop import watch
 from ergmeter.integrations.training import Training
+from ergmeter.integrations.unsettled_steps import Fetch, device_events
 
 pytestmark = [
     pytest.mark.device,
@@ -38,14 +38,14 @@ def batch() -> dict[str, torch.Tensor]:
 
 def test_counting_on_a_busy_device_does_not_wait_and_its_numbers_come_later() -> None:
     given = batch()
-    counted(given)  # the first use of a kernel loads it
-    Fetch(counted(given).laters, None).start().values()  # type: ignore[union-attr]
+    count_tokens(given)  # the first use of a kernel loads it
+    Fetch(count_tokens(given).laters, None).start().values()  # type: ignore[union-attr]
     torch.cuda.synchronize()
     busy(1.0)
     began_s = time.monotonic()
-    counts = counted(given)
+    counts = count_tokens(given)
     assert counts is not None
-    after = now_on(counts.laters)
+    after = device_events(counts.laters)
     told_s = time.monotonic() - began_s
     assert counts.computed == 10
     assert len(counts.laters) == 3  # real, loss, squares; the rest is told by shapes
@@ -60,10 +60,10 @@ def test_counting_on_a_busy_device_does_not_wait_and_its_numbers_come_later() ->
 def test_packed_rows_on_a_device_are_counted_as_on_the_host() -> None:
     rows = {"input_ids": [[1, 2, 3, 4, 5, 0, 0]], "position_ids": [[0, 1, 2, 0, 1, 0, 0]]}
     host = {name: torch.tensor(values) for name, values in rows.items()}
-    counts = counted({name: value.cuda() for name, value in host.items()})
+    counts = count_tokens({name: value.cuda() for name, value in host.items()})
     assert counts is not None
-    fetch = Fetch(counts.laters, now_on(counts.laters)).start()
-    assert counts.settled(fetch.values()) == counted(host) == Counts(7, 2, 5, None, 13)
+    fetch = Fetch(counts.laters, device_events(counts.laters)).start()
+    assert counts.settled(fetch.values()) == count_tokens(host) == Counts(7, 2, 5, None, 13)
 
 
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events")
@@ -71,7 +71,7 @@ def test_many_steps_are_fetched_in_one_copy() -> None:
     numbers = [torch.tensor(number, device="cuda") for number in range(1000)]
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        fetch = Fetch(numbers, now_on(numbers)).start()
+        fetch = Fetch(numbers, device_events(numbers)).start()
         assert fetch.values() == list(range(1000))
     copies = [e for e in profile.events() if "Memcpy DtoH" in e.name]
     assert len(copies) == 1
@@ -82,7 +82,7 @@ def test_a_number_made_on_another_stream_is_not_read_too_early() -> None:
     with torch.cuda.stream(side):
         busy(0.2)
         number = torch.ones(1000, device="cuda", dtype=torch.long).sum()
-        after = now_on([number])
+        after = device_events([number])
     assert Fetch([number], after).start().values() == [1000]
 
 
@@ -103,7 +103,7 @@ def test_a_loss_on_the_device_reaches_its_step_without_being_waited_for(tmp_path
 
 def test_numbers_of_several_places_come_in_their_order() -> None:
     numbers = [torch.tensor(number, device="cpu" if number % 3 else "cuda") for number in range(7)]
-    assert Fetch(numbers, now_on(numbers)).start().values() == list(range(7))
+    assert Fetch(numbers, device_events(numbers)).start().values() == list(range(7))
 
 
 def test_a_graph_that_is_being_captured_is_not_disturbed_by_a_fetch() -> None:

@@ -25,8 +25,7 @@ from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Device, Flops, Missing, Reading, Reported, is_above
 from ergmeter.runlog.reader import Run
 from ergmeter.sinks.console import line
-from ergmeter.sinks.shared.names import Names
-from ergmeter.sinks.shared.updates import SinkValue
+from ergmeter.sinks.shared.updates import Names, SinkValue
 from ergmeter.views import compare as compare_view
 from ergmeter.views import compare_documents
 from ergmeter.views.badge import badge

@@ -1,18 +1,18 @@
-"""EfficientLLM's metrics module, under its names: only the import line changes.
+"""EfficientLLM's metrics module under its original names: only the import line changes.
 
     from ergmeter.compat.efficientllm import (
         initialize_efficientllm_metrics, finalize_efficientllm_metrics, get_metrics_collector,
         should_log_metrics,
     )
 
-What it did wrong shaped this: iteration times in a buffer of a thousand and tokens in a sum without
-end, so that TT and ST read ten times too high after ten thousand iterations; device 0, whatever the
-rank; 0 for what could not be measured. Here iterations go to a run on disk, and every figure is of
-that run from its first iteration on (`metrics.running`), absent where it is not known. The history
-size bounds what is kept in memory; no figure is made from it.
+The original kept a thousand iteration times and an unbounded token sum, so that TT and ST read ten
+times too high after ten thousand iterations. It read device 0 on every rank, and reported 0 for
+what it could not measure. Here iterations go to a run on disk, and every metric is over that run
+from its first iteration (`metrics.live.totals`), absent where unknown. The history size limits
+memory only; no metric is computed from the history.
 
-Nothing in here raises into a training. What the calls mean, and where figures differ from the
-original's, is in docs/migrating-from-efficientllm.md.
+Nothing here raises into a training. docs/migrating-from-efficientllm.md explains the calls and
+where values differ from the original's.
 """
 
 from __future__ import annotations
@@ -36,18 +36,14 @@ if TYPE_CHECKING:
 
     from ergmeter.metrics.live.totals import Amount, RunningTotals, Totals
 
-# -- efficientllm figures --------------------------------------------------------------------------
-# EfficientLLM's figures from a run's totals, and the forms in which people look at them.
+# -- metrics from a run's totals -------------------------------------------------------------------
+# The console block and the TensorBoard names are those of EfficientLLM's documentation. A missing
+# metric has its reason in the block and no point in TensorBoard; the original wrote 0.
 #
-# The console block and the TensorBoard names are those of the EfficientLLM module's documentation.
-# The trap they come with: 0 for what was not measured. A figure that is absent says why in the
-# block, and TensorBoard gets no point for it.
-#
-# Which time a figure is over: AL, TT and ST over the time inside iterations, as their formulas have
-# it (so that TT x parameters x AL is the tokens of an iteration); AMU, PCU and AEC over the wall
-# clock from the first iteration to the last. The catalogue's tokens/s/param, which `erg report`
-# shows, is over the wall clock too: evaluation and whatever else lies between iterations lowers it.
-
+# AL, TT and ST are over the time inside iterations, as their formulas say (TT x parameters x AL is
+# the tokens of an iteration). AMU, PCU and AEC are over the wall clock from the first iteration to
+# the last. The catalogue's tokens/s/param, which `erg report` shows, is over the wall clock too:
+# evaluation and other time between iterations lowers it.
 
 Figures: TypeAlias = "Mapping[str, Amount]"
 
@@ -67,7 +63,7 @@ _BYTES_PER_GB = 1e9
 
 
 def figures(totals: Totals | Missing, parameters: int | None) -> dict[str, Amount]:
-    """The figures of a run so far, in the order of the block. `totals` may say why there are none.
+    """The metrics of a run so far, in the order of the block; Missing where `totals` is.
 
     `parameters` is what the caller declared to be the size of the model.
     """
@@ -89,30 +85,30 @@ def figures(totals: Totals | Missing, parameters: int | None) -> dict[str, Amoun
 _NO_SIZE = "the number of parameters was not given to initialize_efficientllm_metrics"
 
 
-def block(head: str, loss: Amount, found: Figures) -> str:
-    """The console block, with the energy as one line more than is documented."""
+def block(head: str, loss: Amount, values: Figures) -> str:
+    """The console block, with energy as one line more than is documented."""
     lines = [f"[EfficientLLM Metrics] {head}:", f"  Loss: {_text(loss, '.6f')}"]
-    lines += [f"  {label}: {_text(found[name], form)}" for name, label, form in DOCUMENTED]
+    lines += [f"  {label}: {_text(values[name], form)}" for name, label, form in DOCUMENTED]
     name, label, form = ENERGY
-    lines.append(f"  {label}: {_text(found[name], form)}")
+    lines.append(f"  {label}: {_text(values[name], form)}")
     return "\n".join(lines) + "\n"
 
 
-def scalars(found: Figures) -> dict[str, float]:
-    """What goes to TensorBoard, by tag: the six documented, as far as they are known."""
-    known = ((name, found[name]) for name, _, _ in DOCUMENTED)
-    return {f"{TAG}{name}": value for name, value in known if not isinstance(value, Missing)}
+def scalars(values: Figures) -> dict[str, float]:
+    """The six documented TensorBoard scalars by tag, without missing ones."""
+    documented = ((name, values[name]) for name, _, _ in DOCUMENTED)
+    return {f"{TAG}{name}": value for name, value in documented if not isinstance(value, Missing)}
 
 
 def _text(amount: Amount, form: str) -> str:
-    """A figure, or why there is none: in few words, because the block comes again and again."""
+    """A value, or its reason in few words, because the block is printed often."""
     if isinstance(amount, Missing):
         return f"- ({amount.reason.partition(' (')[0].partition('; ')[0]})"
     return format(amount, form)
 
 
 def _counted(amount: Amount, what: str) -> Amount:
-    """A count of 0 says that nobody counted."""
+    """The amount; a count of 0 means that nothing was counted."""
     return Missing(f"the iterations count 0 {what}") if amount == 0 else amount
 
 
@@ -126,34 +122,30 @@ def _over(amount: Amount, by: Amount) -> Amount:
     return by if isinstance(by, Missing) else amount / by
 
 
-# -- efficientllm environment ----------------------------------------------------------------------
-# The four EFFICIENTLLM_* variables, by the original's rules.
-#
-# One of those is a trap: only "true" enables, so that 1 and yes switch everything off without a
-# word. The rule stays, and the word is said. A value that is no number is remarked on and not
-# raised.
-
+# -- the EFFICIENTLLM_* variables ------------------------------------------------------------------
+# By the original's rules: only "true" enables, so that 1 and yes disable everything; that prints a
+# warning here. An invalid number prints a warning too, and does not raise.
 
 ENABLED = "EFFICIENTLLM_METRICS_ENABLED"
 
 
 def collection_interval_s() -> float:
-    """How often devices are to be read, at the least."""
+    """The longest interval between device readings."""
     return _number("EFFICIENTLLM_COLLECTION_INTERVAL", 1.0)
 
 
 def history_size() -> int:
-    """How many iteration times are kept in memory."""
+    """The number of iteration times stored in memory."""
     return max(1, int(_number("EFFICIENTLLM_HISTORY_SIZE", 1000)))
 
 
 def log_interval() -> int:
-    """Every how many iterations to log. Read anew at each call, as in the original."""
+    """Iterations between logs. Read again at each call, as in the original."""
     return max(1, int(_number("EFFICIENTLLM_LOG_INTERVAL", 10)))
 
 
 def is_enabled() -> bool:
-    """Only "true" enables, as in the original; what is neither true nor false is remarked on."""
+    """True only for "true", as in the original; other words print a warning."""
     value = os.environ.get(ENABLED, "true")
     if value.lower() not in ("true", "false"):
         warn_once(f"{ENABLED}={value} is neither true nor false: taken as false; set it to true")
@@ -172,8 +164,7 @@ def _number(name: str, default: float) -> float:
     return number
 
 
-# -- efficientllm ----------------------------------------------------------------------------------
-
+# -- the collector ---------------------------------------------------------------------------------
 
 __all__ = [
     "MetricsCollector",
@@ -196,7 +187,7 @@ _collector: MetricsCollector | None = None
 
 
 class MetricsCollector(Guarded):
-    """The iterations of one process, in a run; and EfficientLLM's figures of it so far."""
+    """Records the iterations of one process in a run, and computes EfficientLLM's metrics of it."""
 
     def __init__(
         self,
@@ -212,7 +203,7 @@ class MetricsCollector(Guarded):
         self.model_parameters = model_parameters
         self.sequence_length = sequence_length
         self.batch_size = batch_size
-        # The newest iteration times, for whoever looks at them.
+        # The newest iteration times, as an attribute of the original.
         self.latency_history: deque[float] = deque(maxlen=max(1, history_size))
         self._meter: Meter | None = None
         self._is_own = False
@@ -222,7 +213,7 @@ class MetricsCollector(Guarded):
         self._index = 0
         self._generated = 0.0
         self._generating_s = 0.0
-        self._known: Totals | Missing | None = None
+        self._last_totals: Totals | Missing | None = None
         self._began_ns = time.monotonic_ns()
         self._looking_s = 0.0
 
@@ -230,7 +221,7 @@ class MetricsCollector(Guarded):
 
     @guarded
     def start_collection(self) -> None:
-        """Begin the run, unless it has begun. The first iteration does it too."""
+        """Begin the run, unless it has begun. The first iteration does so too."""
         if self._meter is not None:
             return
         active_meters.make_way()
@@ -241,7 +232,7 @@ class MetricsCollector(Guarded):
 
     @guarded
     def stop_collection(self) -> None:
-        """End the run. Its figures can still be asked for."""
+        """End the run. Its metrics can still be read."""
         if self._meter is None or self._running is None:
             return
         self._let_go()
@@ -250,7 +241,7 @@ class MetricsCollector(Guarded):
 
     @guarded
     def reset(self) -> None:
-        """Figures are of what comes after this. The run on disk goes on, with a mark in it."""
+        """Start metrics anew from here. The run on disk continues, with a mark."""
         from ergmeter.metrics.live.totals import RunningTotals  # noqa: PLC0415  loads numpy and pyarrow
 
         self.latency_history.clear()
@@ -262,7 +253,7 @@ class MetricsCollector(Guarded):
         since_ns = time.monotonic_ns() if self._running is not None else 0
         if self._running is not None:
             self._meter.mark("figures_reset")
-        self._known = None
+        self._last_totals = None
         self._running = RunningTotals(handover._writer.id, since_ns=since_ns)
 
     @property
@@ -286,7 +277,7 @@ class MetricsCollector(Guarded):
     def record_iteration_end(
         self, tokens_processed: int | None = None, samples_processed: int | None = None
     ) -> None:
-        """It is over: so many tokens (padding included) and samples of this rank."""
+        """An iteration ends, with this rank's tokens (padding included) and samples."""
         end_ns = time.monotonic_ns()
         start_ns, self._start_ns = self._start_ns, None
         if start_ns is None or end_ns <= start_ns:
@@ -302,34 +293,34 @@ class MetricsCollector(Guarded):
         self._index += 1
 
     def record_step_start(self) -> None:
-        """As `record_iteration_start`."""
+        """The same as `record_iteration_start`."""
         self.record_iteration_start()
 
     def record_step_end(self, tokens: int | None = None, samples: int | None = None) -> None:
-        """As `record_iteration_end`; without tokens sequence_length x batch_size, if given."""
+        """As `record_iteration_end`; tokens default to sequence_length x batch_size."""
         samples = self.batch_size or None if samples is None else samples
         tokens = self.sequence_length * self.batch_size or None if tokens is None else tokens
         self.record_iteration_end(tokens, samples)
 
     def should_log_metrics(self, iteration: int) -> bool:
-        """Whether this iteration is one to log after."""
+        """True if this iteration is to be logged."""
         return should_log_metrics(iteration)
 
     @guarded
     def log_metrics(self, iteration: int, loss: Any = None, writer: Any = None) -> None:  # noqa: ANN401
-        """Print the block, and give the six scalars to a TensorBoard writer if there is one."""
-        value = _efficientllm_number(loss)
+        """Print the block, and pass the six scalars to a TensorBoard writer if given."""
+        value = _loss_value(loss)
         self._let_go(None if isinstance(value, Missing) else value)
-        if self._known is None or self._has_time_to_look:
-            self._known = self._totals()
-        found = figures(self._known, self.model_parameters)
-        say(block(f"Iteration {iteration}", value, found))
+        if self._last_totals is None or self._has_time_to_look:
+            self._last_totals = self._totals()
+        values = figures(self._last_totals, self.model_parameters)
+        say(block(f"Iteration {iteration}", value, values))
         if writer is None:
             return
         try:
-            for tag, scalar in scalars(found).items():
+            for tag, scalar in scalars(values).items():
                 writer.add_scalar(tag, scalar, iteration)
-        except Exception as error:  # noqa: BLE001  anybody's writer
+        except Exception as error:  # noqa: BLE001  the user's writer
             warn_once(f"the TensorBoard writer refused: {reason_of(error)}")
 
     def calculate_it(self, tokens_generated: float, time_seconds: float) -> float:
@@ -344,9 +335,9 @@ class MetricsCollector(Guarded):
     # -- what comes of it -------------------------------------------------------------------------
 
     def get_all_metrics(self) -> dict[str, float]:
-        """Every figure by its TensorBoard name, with IT and energy. nan: see `why_missing`."""
-        found = self._all()
-        return {n: math.nan if isinstance(v, Missing) else v for n, v in found.items()}
+        """Every metric by its TensorBoard name, with IT and energy. nan: see `why_missing`."""
+        values = self._all()
+        return {n: math.nan if isinstance(v, Missing) else v for n, v in values.items()}
 
     def why_missing(self) -> dict[str, str]:
         """The reasons for what is nan in `get_all_metrics`."""
@@ -373,12 +364,12 @@ class MetricsCollector(Guarded):
 
     @property
     def _has_time_to_look(self) -> bool:
-        """Whether looking at the run has cost no more than its share so far."""
+        """True while reading the run has cost no more than its share of time."""
         elapsed_s = (time.monotonic_ns() - self._began_ns) / 1e9
         return self._looking_s < _LOOK_S + _LOOK_FRAC * elapsed_s
 
     def _totals(self) -> Totals | Missing:
-        """What adds up to the figures, of the run as it is on disk now."""
+        """The totals of the run as it is on disk now."""
         if not self.enabled:
             return _DISABLED
         if self.failed:
@@ -408,7 +399,7 @@ def initialize_efficientllm_metrics(
     sequence_length: int = 0,
     batch_size: int = 0,
 ) -> MetricsCollector:
-    """Begin to collect. Where the variable says so, say that it is disabled, and nothing more."""
+    """Start collecting; if the environment disables it, print that and do nothing."""
     global _collector
     if _collector is not None:
         _collector.stop_collection()
@@ -427,18 +418,18 @@ def initialize_efficientllm_metrics(
         say(f"[EfficientLLM] Metrics collection disabled via {ENABLED}=false\n")
         return _collector
     _collector.start_collection()
-    if _collector.failed:  # it has said why
+    if _collector.failed:  # it has printed why
         return _collector
-    said = f"Metrics collection initialized for model with {model_parameters} parameters"
+    message = f"Metrics collection initialized for model with {model_parameters} parameters"
     say(
-        f"[EfficientLLM] {said}\n"
+        f"[EfficientLLM] {message}\n"
         f"[EfficientLLM] Collection interval: {interval_s}s, History size: {history}\n"
     )
     return _collector
 
 
 def finalize_efficientllm_metrics() -> None:
-    """End the run, and say where it is."""
+    """End the run, and print where it is."""
     if _collector is None or not _collector.enabled:
         return
     _collector.stop_collection()
@@ -459,7 +450,7 @@ get_efficientllm_collector = get_metrics_collector
 
 
 def should_log_metrics(iteration: int) -> bool:
-    """Whether this iteration is one to log after: every EFFICIENTLLM_LOG_INTERVAL, read anew."""
+    """True for every EFFICIENTLLM_LOG_INTERVAL-th iteration, read again at each call."""
     return is_enabled() and iteration % log_interval() == 0
 
 
@@ -470,29 +461,29 @@ def model_compression_ratio(
     original_performance: float = 1.0,
     compressed_performance: float = 1.0,
 ) -> float:
-    """MCR of a compressed model: how much smaller it is, times how much of its score it keeps.
+    """MCR of a compressed model: size ratio times the share of its score that remains.
 
     (size_original / size_compressed) x (performance_compressed / performance_original): equation 9
     of arXiv 2505.13840. Without scores the ratio of the sizes. A score must grow with quality: of a
     perplexity pass the inverse.
     """
-    given = (original_bytes, compressed_bytes, original_performance, compressed_performance)
-    if not all(math.isfinite(one) for one in given) or min(given[:3]) <= 0 or given[3] < 0:
-        raise UsageError(f"sizes and the original's score must be above 0; got {given}")
+    sizes = (original_bytes, compressed_bytes, original_performance, compressed_performance)
+    if not all(math.isfinite(size) for size in sizes) or min(sizes[:3]) <= 0 or sizes[3] < 0:
+        raise UsageError(f"sizes and the original's score must be above 0; got {sizes}")
     return original_bytes / compressed_bytes * (compressed_performance / original_performance)
 
 
 def _own_gpus() -> set[str]:
-    """The GPUs that this process holds memory on, by NVML's names; empty where torch can't say."""
+    """UUIDs of the GPUs that this process has memory on; empty where torch can't say."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is None or not cuda.is_available() or not cuda.is_initialized():
         return set()
-    held = [index for index in range(cuda.device_count()) if cuda.memory_reserved(index)]
-    return {f"GPU-{getattr(cuda.get_device_properties(index), 'uuid', '')}" for index in held}
+    indices = [index for index in range(cuda.device_count()) if cuda.memory_reserved(index)]
+    return {f"GPU-{getattr(cuda.get_device_properties(index), 'uuid', '')}" for index in indices}
 
 
-def _efficientllm_number(loss: Any) -> Amount:  # noqa: ANN401  a number, or what holds one
+def _loss_value(loss: Any) -> Amount:  # noqa: ANN401  a number, or what holds one
     if loss is None:
         return Missing("no loss was given")
     try:

@@ -1,12 +1,11 @@
-"""The tokens of a batch, three ways, from what the model is really given.
+"""Token counts of a batch (computed, real, loss-bearing), from what the model is given.
 
-Four traps shaped it. A collator counts batches that are prefetched and never used, evaluation too,
-and in a worker's process nothing. A pad token that is also the end-of-text token hides every real
-one of those, so tokens are never compared with it: the attention mask says what is padding. A
-packed row holds several sequences. And a number on a GPU is not to be waited for: what is not in
-host memory stays where it is, as a `Later`, until somebody fetches many at once.
+Counting in a collator is wrong: it sees prefetched batches that are never used and evaluation, and
+in a worker process nothing at all. Tokens are never compared with the pad token, which is often the
+end-of-text token too: the attention mask defines padding. A packed row holds several sequences. A
+number on a GPU is not waited for: it stays there as a `Later`, and many are fetched at once.
 
-Nothing of torch or jax is imported: a tensor is what has a shape, a type and a place.
+Neither torch nor jax is imported: a tensor is what has a shape, a dtype and a device.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ _HOST = ("cpu",)
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a batch holds. An amount is an int, a `Later`, or None where it can't be told."""
+    """Token counts of a batch. An amount is an int, a `Later`, or None where it is unknown."""
 
-    computed: int | None  # every position, padding included; None: it holds no tokens
+    computed: int | None  # every position, padding included; None: no tokens
     samples: Amount  # sequences
     real: Amount  # positions that are not padding
     loss: Amount  # positions that the loss is taken at
@@ -38,15 +37,19 @@ class Counts:
 
     @property
     def laters(self) -> list[Later]:
-        """The amounts that are not known yet."""
-        return [one for one in self._amounts() if one is not None and not isinstance(one, int)]
+        """The amounts that are still on a device."""
+        return [
+            amount
+            for amount in self._amounts()
+            if amount is not None and not isinstance(amount, int)
+        ]
 
     def settled(self, values: Sequence[float]) -> Counts:
-        """With these values in the place of what was not known."""
-        known = iter(values)
+        """These counts, with `values` in place of the amounts on a device."""
+        numbers = iter(values)
         amounts = [
-            one if one is None or isinstance(one, int) else int(next(known))
-            for one in self._amounts()
+            amount if amount is None or isinstance(amount, int) else int(next(numbers))
+            for amount in self._amounts()
         ]
         return Counts(self.computed, *amounts)
 
@@ -54,16 +57,16 @@ class Counts:
         return self.samples, self.real, self.loss, self.squares
 
 
-def rows_only(values: Sequence[Any]) -> Counts | None:
-    """Of a batch without tokens (images, audio, features): how many samples it holds."""
-    for one in _flat(list(values)):
-        shape: Any = getattr(one, "shape", ())
-        if len(shape) > 1 and hasattr(one, "dtype") and not _is_abstract(one):
+def count_samples(values: Sequence[Any]) -> Counts | None:
+    """The number of samples in a batch without tokens (images, audio, features)."""
+    for value in _flat(list(values)):
+        shape: Any = getattr(value, "shape", ())
+        if len(shape) > 1 and hasattr(value, "dtype") and not _is_abstract(value):
             return Counts(None, int(shape[0]), None, None, None)
     return None
 
 
-def counted(batch: object, *, shifts: bool = True) -> Counts | None:
+def count_tokens(batch: object, *, shifts: bool = True) -> Counts | None:
     """The counts of one batch, or None if there are no tokens in it.
 
     `shifts`: labels are the inputs, and the model moves them by one, as causal models of
@@ -81,17 +84,17 @@ def counted(batch: object, *, shifts: bool = True) -> Counts | None:
         if not any(name.endswith("labels") for name in parts):
             return None
         names.remove(_PROMPT)
-    found = [_part(parts, name, shifts=shifts) for name in names]
-    whole = [one for one in found if one is not None]
-    if len(whole) < 2:
-        return whole[0] if whole else None
+    candidates = [_part(parts, name, shifts=shifts) for name in names]
+    counts = [count for count in candidates if count is not None]
+    if len(counts) < 2:
+        return counts[0] if counts else None
     return Counts(
-        sum(one.computed or 0 for one in whole),
-        _sum([one.samples for one in whole]),
-        _sum([one.real for one in whole]),
+        sum(count.computed or 0 for count in counts),
+        _sum([count.samples for count in counts]),
+        _sum([count.real for count in counts]),
         # Beside labels, tokens without any bear no loss: what an encoder reads.
-        _sum([one.loss for one in whole if one.loss is not None] or [None]),
-        _sum([one.squares for one in whole]),
+        _sum([count.loss for count in counts if count.loss is not None] or [None]),
+        _sum([count.squares for count in counts]),
     )
 
 
@@ -120,7 +123,7 @@ def _part(parts: Mapping[str, Any], name: str, *, shifts: bool) -> Counts | None
 
 
 def _packed(positions: Any) -> tuple[Amount, Amount, Amount]:  # noqa: ANN401  tensors
-    """Real positions, sequences and the sum of their squares, where each starts again at 0.
+    """Real positions, sequences and the sum of squared lengths, by positions that restart at 0.
 
     1 + 3 + 5 + ... is a square. Zeros at the end of a row fill it up to a length; a last sequence
     of one token looks the same, and there is nothing to learn from it either.
@@ -149,22 +152,22 @@ def _with_loss(parts: Mapping[str, Any], prefix: str, ids: Any, *, shifts: bool)
     return _number(borne[..., 1:] if shifts else borne)
 
 
-def labelled(labels: Any) -> Amount:  # noqa: ANN401
-    """Positions that the loss is taken at, by labels that are compared as they are."""
+def count_labelled(labels: Any) -> Amount:  # noqa: ANN401
+    """The number of positions that bear a loss, by labels that are not shifted."""
     return _number(_near(labels) >= 0)
 
 
 def _are_targets(labels: Any, ids: Any) -> bool:  # noqa: ANN401
-    """Whether these are a text for each text that is read, of another length than that."""
+    """True if the labels are one target text per input text, of another length."""
     return is_ids(labels) and len(labels.shape) == len(ids.shape) == 2 and len(labels) == len(ids)
 
 
 def _unnamed(batch: object) -> dict[str, Any]:
-    """What looks like tokens in a batch whose parts have no names; and targets, if it is a pair."""
+    """The token tensors of a batch without names, with targets if it is a pair."""
     if is_ids(batch):
         return {_IDS: batch}
     # One row of whole numbers among others may as well be the classes of a batch of pictures.
-    tensors = [one for one in _flat(batch) if is_ids(one) and len(one.shape) == 2]
+    tensors = [value for value in _flat(batch) if is_ids(value) and len(value.shape) == 2]
     if not tensors:
         return {}
     named = {_IDS: tensors[0]}
@@ -175,12 +178,12 @@ def _unnamed(batch: object) -> dict[str, Any]:
 
 def _flat(batch: object) -> list[Any]:
     if isinstance(batch, list | tuple):
-        return [one for part in batch for one in _flat(part)]
+        return [leaf for part in batch for leaf in _flat(part)]
     return [batch]
 
 
 def is_ids(value: Any) -> bool:  # noqa: ANN401
-    """Whether this holds token numbers: whole numbers, in one row or several."""
+    """True for an integer tensor of one or two dimensions: token ids."""
     kind = getattr(value, "dtype", None)
     if kind is None or not 1 <= len(getattr(value, "shape", ())) <= 2:
         return False
@@ -193,15 +196,15 @@ def _is_whole(dtype: Any) -> bool:  # noqa: ANN401
 
 
 def _is_abstract(value: Any) -> bool:  # noqa: ANN401
-    """Shapes without values: torch's meta and fake tensors, what jax traces with."""
-    place = getattr(getattr(value, "device", None), "type", "")
+    """True for shapes without values: torch's meta and fake tensors, jax's tracers."""
+    device_type = getattr(getattr(value, "device", None), "type", "")
     kind: Any = type(value)
-    return place == "meta" or _is_traced(kind)
+    return device_type == "meta" or _is_traced(kind)
 
 
 @cache
 def _is_traced(kind: type) -> bool:
-    names = {one.__name__ for one in kind.__mro__}
+    names = {base.__name__ for base in kind.__mro__}
     return bool(names & {"FakeTensor", "FunctionalTensor", "Tracer"})
 
 
@@ -216,40 +219,40 @@ def _near(value: Any) -> Any:  # noqa: ANN401
         return value
     try:
         return value.numpy()
-    except (AttributeError, RuntimeError, TypeError):  # a tensor of somebody's own kind
+    except (AttributeError, RuntimeError, TypeError):  # a tensor subclass
         return value
 
 
 def _number(those: Any) -> Amount:  # noqa: ANN401
-    """How many of these truths hold."""
+    """The number of true elements."""
     return int(np.count_nonzero(those)) if isinstance(those, np.ndarray) else _amount(those.sum())
 
 
 def _lengths(mask: Any) -> Any:  # noqa: ANN401
-    """How many of each row are kept."""
+    """The number of nonzero elements of each row."""
     if isinstance(mask, np.ndarray):
         return np.count_nonzero(mask, axis=-1)
     return (mask != 0).sum(-1)
 
 
 def is_later(value: Any) -> bool:  # noqa: ANN401
-    """Whether this is a number that lies on a device."""
-    place = getattr(value, "device", None)
-    if place is None:
+    """True for a number that is on a device."""
+    device = getattr(value, "device", None)
+    if device is None:
         return False
-    return getattr(place, "type", None) not in _HOST and not _is_on_host(place)
+    return getattr(device, "type", None) not in _HOST and not _is_on_host(device)
 
 
 def _amount(value: Any) -> Amount:  # noqa: ANN401
-    """The number itself where it lies in host memory, else the promise of it."""
+    """The number itself if it is in host memory, else the tensor on its device."""
     return value if is_later(value) else int(value)
 
 
-def _is_on_host(place: Any) -> bool:  # noqa: ANN401
-    """As numpy ("cpu") and jax (an object with a platform) say it."""
-    return place == "cpu" or getattr(place, "platform", None) in _HOST
+def _is_on_host(device: Any) -> bool:  # noqa: ANN401
+    """True for a host device of numpy ("cpu") or jax (an object with a platform)."""
+    return device == "cpu" or getattr(device, "platform", None) in _HOST
 
 
 def _sum(amounts: list[Amount]) -> Amount:
-    known = [one for one in amounts if one is not None]
-    return sum(known) if len(known) == len(amounts) else None
+    addends = [amount for amount in amounts if amount is not None]
+    return sum(addends) if len(addends) == len(amounts) else None

@@ -1,20 +1,20 @@
-"""`model.generate` of transformers, measured: TTFT, TPOT, tokens/s, IT. One line:
+"""Measures `model.generate` of transformers: TTFT, TPOT, tokens/s, inter-token latency.
 
     measure(model, meter)  # from here on, every model.generate(...) is a record in the run
 
-Each sequence of a batch is a request: a `prefill` span from the call to its first token, with its
-prompt's tokens (without padding where there is an attention mask), and a `decode` span from its
-first token to its last, with the tokens up to and including its end of sequence. What stands after
-that is padding, which was computed and is counted as such.
+Each sequence of a batch is a request. Its `prefill` span lasts from the call to its first token and
+has its prompt's tokens, without padding where there is an attention mask. Its `decode` span lasts
+from its first token to its last, and counts tokens up to and including the end of sequence.
+Positions after that are padding: computed, not real.
 
-The trap: timing what was only asked for. On a GPU, Python runs ahead of the kernels, so a clock
-read in the loop times the asking; waiting for the kernels would slow what is measured. On CUDA an
-event is put into the stream after each token, and all are read once, when `generate` has returned;
-elsewhere the host's clock is read. Which it was is in the note. What is generated stays the same:
-the only thing added to the loop is a stopping criterion that never stops.
+On a GPU, Python runs ahead of the kernels: a clock read in the loop would time the launches, and
+waiting for the kernels would slow generation. On CUDA an event is recorded after each token, and
+all are read when `generate` has returned; elsewhere the host's clock is read. The run's mark names
+the clock. The only addition to the loop is a stopping criterion that never stops, so the output is
+unchanged.
 
-The model itself is not touched, or its copies and pickles would generate with the original: its
-class asks whether this one is measured.
+The model object is not modified, so that its copies and pickles work: its class looks up whether
+the instance is measured.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ def measure(model: Any, meter: Meter) -> Measured:  # noqa: ANN401  any model th
 
 
 _measured: WeakKeyDictionary[Any, Measured] = WeakKeyDictionary()
-_asking: set[type] = set()  # the classes whose generate asks
+_wrapped_classes: set[type] = set()  # whose generate is wrapped
 
 
-def _ask(kind: type) -> None:
-    """Have the class that a model takes its `generate` from ask whether it is measured."""
-    owner = next(one for one in kind.__mro__ if "generate" in vars(one))
-    if owner in _asking:
+def _wrap_generate(kind: type) -> None:
+    """Wrap the class that defines a model's `generate`, to measure registered models."""
+    owner = next(base for base in kind.__mro__ if "generate" in vars(base))
+    if owner in _wrapped_classes:
         return
-    _asking.add(owner)
+    _wrapped_classes.add(owner)
     original: Any = vars(owner)["generate"]
 
     @functools.wraps(original)
@@ -87,13 +87,13 @@ class Measured:
         self._model = ref(model)
         self._meter = meter
         self._numbers = count()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.is_inside = False  # of a class that calls the generate of the one it is made from
-        _ask(type(model))
+        _wrap_generate(type(model))
         _measured[model] = self
 
     def remove(self) -> None:
-        """Measure this model no longer."""
+        """Stop measuring this model."""
         model = self._model()
         if model is not None:
             _measured.pop(model, None)
@@ -112,7 +112,7 @@ class Measured:
     def generated(
         self, original: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:  # noqa: ANN401  whatever generate gives
-        """What the model generates, and a record of it. Our failure is a mark, and nothing else."""
+        """Generate, and record it. An error of ours becomes a mark."""
         asked = times = None
         try:
             asked, times = self._prepared(arguments, options)
@@ -122,20 +122,22 @@ class Measured:
         try:
             if asked is None or times is None:
                 return original(*arguments, **options)
-            given = original(**{**asked.options, "stopping_criteria": _and(times, asked.options)})
+            output = original(
+                **{**asked.options, "stopping_criteria": _with_clock(times, asked.options)}
+            )
         finally:
             self.is_inside = False
         try:
-            self._write(asked, times, getattr(given, "sequences", given))
+            self._write(asked, times, getattr(output, "sequences", output))
         except Exception as error:  # noqa: BLE001  never break what is measured
             self._fail(error)
-        return given
+        return output
 
     def _prepared(
         self, arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[_Asked, _Times] | tuple[None, None]:
-        """What is asked for, and what will be told when each token comes; or a mark why not."""
-        asked = _Asked(self._model(), _named(arguments, options))
+        """The call's arguments and the clock of its tokens; or None and a mark with the reason."""
+        asked = _Asked(self._model(), _by_name(arguments, options))
         why_not = asked.why_not
         if why_not:
             self._tell("generate_not_measured", why_not)
@@ -145,8 +147,8 @@ class Measured:
         return asked, _CudaTimes(asked.device) if on_cuda else _HostTimes()
 
     def _fail(self, error: Exception) -> None:
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        self._tell("generate_not_measured", said[:300])
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        self._tell("generate_not_measured", message[:300])
 
     def _write(self, asked: _Asked, times: _Times, sequences: torch.Tensor) -> None:
         tokens_ns = times.tokens_ns()
@@ -192,42 +194,42 @@ class Measured:
             self._warn(f"generate is not measured: {error}")
 
     def _tell(self, name: str, detail: str) -> None:
-        """In the run, once for each thing to tell."""
-        if (name + detail) in self._told:
+        """Add a mark to the run, once for each text."""
+        if (name + detail) in self._reported:
             return
-        self._told.add(name + detail)
+        self._reported.add(name + detail)
         try:
             self._meter.record(Mark(monotonic_ns(), name, detail))
         except UsageError as error:
             self._warn(f"generate is not measured: {error}")
 
-    def _warn(self, said: str) -> None:
-        if said not in self._told:
-            self._told.add(said)
-            warnings.warn(said, stacklevel=5)
+    def _warn(self, message: str) -> None:
+        if message not in self._reported:
+            self._reported.add(message)
+            warnings.warn(message, stacklevel=5)
 
 
 class GeneratedTokens(Measured):
-    """Counts the tokens that a model generates beside its training; their times are not taken."""
+    """Counts the tokens that a model generates during its training, without timing them."""
 
     def generated(
         self, original: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:  # noqa: ANN401  whatever generate gives
-        """What the model generates, and how many tokens it is."""
+        """Generate, and record the number of new tokens."""
         self.is_inside = True
         try:
-            given = original(*arguments, **options)
+            output = original(*arguments, **options)
         finally:
             self.is_inside = False
         try:
-            asked = _Asked(self._model(), _named(arguments, options))
-            sequences = getattr(given, "sequences", given)
+            asked = _Asked(self._model(), _by_name(arguments, options))
+            sequences = getattr(output, "sequences", output)
             prompt = 1 if asked.model.config.is_encoder_decoder else asked.prompt_length
             tokens = sum(_lengths(sequences[:, prompt:], asked.eos_ids))
             self._record(Reported(monotonic_ns(), GENERATED, float(tokens), "tokens"))
         except Exception as error:  # noqa: BLE001  never break what is measured
             self._fail(error)
-        return given
+        return output
 
 
 GENERATED = "generated_tokens"
@@ -235,14 +237,14 @@ GENERATED = "generated_tokens"
 
 @dataclass
 class _Asked:
-    """What a call of `generate` asks for, as far as it must be known here."""
+    """The arguments of one call of `generate`."""
 
     model: Any
     options: dict[str, Any]  # everything that was passed, by its name
 
     @property
     def why_not(self) -> str:
-        """Why its tokens can't be told apart in time, if they can't."""
+        """Why the times of single tokens can't be measured; empty if they can."""
         beams = self._option("num_beams") or 1
         if beams > 1:
             return f"num_beams={beams}: beams are weighed against each other, no token is final"
@@ -252,31 +254,31 @@ class _Asked:
 
     @property
     def device(self) -> torch.device:
-        """Where the tokens are."""
+        """The device of the tokens."""
         assert self._inputs is not None
         return self._inputs.device
 
     @property
     def eos_ids(self) -> list[int]:
-        """What ends a sequence."""
+        """The token ids that end a sequence."""
         ids = self._option("eos_token_id")
         if ids is None:
             return []
-        return [ids] if isinstance(ids, int) else [int(one) for one in ids]
+        return [ids] if isinstance(ids, int) else [int(token_id) for token_id in ids]
 
     def begins_at(self, lengths: list[int]) -> int:
-        """Where in the output the new tokens begin: a prompt of ids stands before them."""
+        """The position in the output where new tokens begin: after a prompt of ids."""
         if self.model.config.is_encoder_decoder:
             return lengths[0] - 1  # the decoder's own start
         return 0 if self._ids is None else self._ids.shape[1]
 
     @property
     def prompt_length(self) -> int:
-        """Tokens of the prompt that stand before the new ones in the output."""
+        """Tokens of the prompt that precede the new ones in the output."""
         return 0 if self._ids is None else int(self._ids.shape[1])
 
     def prompts(self, rows: int) -> list[tuple[int, int]]:
-        """Tokens of each prompt: computed, and real. One for each sequence that came out."""
+        """Computed and real prompt tokens of each output sequence."""
         assert self._inputs is not None
         batch, computed = self._inputs.shape[:2]
         mask = self.options.get("attention_mask")
@@ -286,7 +288,7 @@ class _Asked:
             else [computed] * batch
         )
         several = rows // batch  # num_return_sequences: each prompt is computed so often
-        return [(computed, int(one)) for one in real for _ in range(several)]
+        return [(computed, int(tokens)) for tokens in real for _ in range(several)]
 
     @property
     def _ids(self) -> torch.Tensor | None:
@@ -302,9 +304,9 @@ class _Asked:
     def _option(self, name: str) -> Any:  # noqa: ANN401
         if self.options.get(name) is not None:
             return self.options[name]
-        given = getattr(self.options.get("generation_config"), name, None)
-        if given is not None:
-            return given
+        value = getattr(self.options.get("generation_config"), name, None)
+        if value is not None:
+            return value
         return getattr(self.model.generation_config, name, None)
 
 
@@ -321,11 +323,11 @@ class _Times:
         return False
 
     def tokens_ns(self) -> list[int]:
-        """When each call's token was there."""
+        """The time of each call's token."""
         raise NotImplementedError
 
     def reached_ns(self, tokens_ns: list[int], length: int) -> int:
-        """When sequences were so long: a call may add several tokens (assisted decoding)."""
+        """When sequences reached this length: a call may add several tokens (assisted decoding)."""
         at = zip(tokens_ns, self.lengths, strict=True)
         return next((t_ns for t_ns, reached in at if reached >= length), tokens_ns[-1])
 
@@ -335,7 +337,7 @@ class _Times:
 
 @dataclass
 class _HostTimes(_Times):
-    """By the host's clock."""
+    """Token times by the host's clock."""
 
     _seen_ns: list[int] = field(default_factory=list)
 
@@ -347,7 +349,7 @@ class _HostTimes(_Times):
 
 
 class _CudaTimes(_Times):
-    """By events in the stream, which cost the host a few microseconds and the device nothing."""
+    """Token times by CUDA events, which cost the host microseconds and the device nothing."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -367,19 +369,19 @@ class _CudaTimes(_Times):
         begun, *tokens = self._events
         if tokens:
             tokens[-1].synchronize()  # generate has read the token already: nothing to wait for
-        return [self.start_ns + round(begun.elapsed_time(one) * _NS_PER_MS) for one in tokens]
+        return [self.start_ns + round(begun.elapsed_time(event) * _NS_PER_MS) for event in tokens]
 
 
-def _named(arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
-    """What was passed by its place, by its name; wrappers pass on whatever they are given."""
-    from transformers import GenerationMixin  # noqa: PLC0415  loaded by whoever has a model
+def _by_name(arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """Positional arguments by their names, with the keyword arguments."""
+    from transformers import GenerationMixin  # noqa: PLC0415  loaded if there is a model
 
     signature = inspect.signature(GenerationMixin.generate)
     names = [name for name in signature.parameters if name != "self"]
     return {**dict(zip(names, arguments, strict=False)), **options}
 
 
-def _and(times: _Times, options: dict[str, Any]) -> Any:  # noqa: ANN401
+def _with_clock(times: _Times, options: dict[str, Any]) -> Any:  # noqa: ANN401
     from transformers import StoppingCriteriaList  # noqa: PLC0415
 
     return StoppingCriteriaList([*(options.get("stopping_criteria") or ()), times])
@@ -390,6 +392,6 @@ def _lengths(new: torch.Tensor, eos_ids: list[int]) -> list[int]:
     if not eos_ids:
         return [new.shape[1]] * len(new)
     is_end = torch.isin(new, torch.tensor(eos_ids, device=new.device))
-    # A place behind the last stands for "never ended".
+    # The length itself means "never ended".
     places = torch.where(is_end.any(-1), is_end.int().argmax(-1) + 1, new.shape[1])
-    return [int(place) for place in places.tolist()]
+    return [int(length) for length in places.tolist()]

@@ -1,6 +1,6 @@
-"""The promise of a drop-in: what goes wrong in it ends its own telling, never the training.
+"""Keeps errors of an integration out of the user's training: one line on stderr, then nothing more.
 
-A drop-in is called from code that was written for another module and catches nothing.
+Drop-ins are called from code written for another module, which catches nothing.
 """
 
 from __future__ import annotations
@@ -17,29 +17,26 @@ if TYPE_CHECKING:
 
     from ergmeter.meter import Meter
 
-# -- stopping --------------------------------------------------------------------------------------
-# Ends a training when an alert asks for it, on all its ranks at the same step.
-#
-# The trap: a rank that ends alone leaves the others waiting for it for ever. So ranks that train
-# together ask each other every few steps, and only where somebody asked for a stop. Whether a rank
-# takes part depends on what its callback was told, which is the same on all of them, and never on
-# how the measuring goes or who else measures: one that could not write its run still answers. A
-# failed question never breaks a training: nobody asks again, and a mark says so.
-
+# -- ending a training on an alert -----------------------------------------------------------------
+# Ranks that train together must end at the same step: one that ends alone leaves the others
+# waiting. So all ranks run a small collective every few steps, and only where an alert may stop the
+# training. Whether a rank takes part depends on its callback's options alone, which are the same on
+# all ranks, not on whether its measuring works. If the collective fails, it is not tried again: a
+# mark says so.
 
 AGREE_EVERY = 10  # steps: one small collective, and a wait for the device
 
 
 class Stopping:
-    """Asks, step by step, whether a training is to end."""
+    """Decides after each step whether a training is to end."""
 
     def __init__(self, *meters: Meter | None) -> None:
-        """Made where the training begins, of those that its callback was given."""
-        known = [one for one in meters if one is not None]
-        self._asks = any(one.plan.alerts and one.plan.alerts.stop_on for one in known)
+        """`meters` are those that the training's callback was given."""
+        present = [meter for meter in meters if meter is not None]
+        self._asks = any(meter.plan.alerts and meter.plan.alerts.stop_on for meter in present)
 
     def is_due(self, meter: Meter | None, step: int) -> bool:
-        """Whether the training should end after this step. `meter`: who measures it, if anyone."""
+        """True if the training should end after this step. `meter` measures it, if there is one."""
         wanted = meter is not None and meter.should_stop
         if world_size() == 1:
             return wanted
@@ -56,32 +53,31 @@ class Stopping:
 
 
 def _any_rank(wanted: bool) -> bool:
-    """Whether one of the ranks wants it."""
+    """True if any rank wants to stop."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_initialized():
         return False  # ranks that can't be asked: to end alone is worse than to go on
     on_gpu = "nccl" in str(torch.distributed.get_backend())
-    said = torch.tensor([int(wanted)], device="cuda" if on_gpu else "cpu")
-    torch.distributed.all_reduce(said, op=torch.distributed.ReduceOp.MAX)
-    return bool(said.item())
+    vote = torch.tensor([int(wanted)], device="cuda" if on_gpu else "cpu")
+    torch.distributed.all_reduce(vote, op=torch.distributed.ReduceOp.MAX)
+    return bool(vote.item())
 
 
-# -- guard -----------------------------------------------------------------------------------------
-
+# -- guarded methods -------------------------------------------------------------------------------
 
 _Called = TypeVar("_Called", bound="Callable[..., Any]")
 _warned: set[str] = set()
 
 
 class Guarded:
-    """Something whose guarded methods do nothing once one of them has failed, or if it is off."""
+    """Base class: guarded methods do nothing once one of them has failed, or if disabled."""
 
     enabled = True
     failed = ""  # why, once it has
 
 
 def guarded(method: _Called) -> _Called:
-    """Wrap a method of a `Guarded`: its failure is one line on stderr, and None is returned."""
+    """Wrap a method of a `Guarded`: an error prints one line on stderr and returns None."""
 
     @wraps(method)
     def call(self: Guarded, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
@@ -98,19 +94,19 @@ def guarded(method: _Called) -> _Called:
 
 
 def reason_of(error: Exception) -> str:
-    """What went wrong, in one line; ours speak for themselves."""
-    said = str(error) if isinstance(error, ErgmeterError) else f"{type(error).__name__}: {error}"
-    return " ".join(said.split())[:500]
+    """The error in one line; our own errors without their class."""
+    message = str(error) if isinstance(error, ErgmeterError) else f"{type(error).__name__}: {error}"
+    return " ".join(message.split())[:500]
 
 
-def warn_once(said: str) -> None:
-    """One line on stderr, the first time."""
-    if said not in _warned:
-        _warned.add(said)
-        sys.stderr.write(f"ergmeter: {said}\n")
+def warn_once(message: str) -> None:
+    """Print one line on stderr, the first time."""
+    if message not in _warned:
+        _warned.add(message)
+        sys.stderr.write(f"ergmeter: {message}\n")
 
 
 def say(text: str) -> None:
-    """Whole lines on stdout in one piece: ranks share a terminal."""
+    """Print whole lines on stdout in one write: ranks share a terminal."""
     sys.stdout.write(text)
     sys.stdout.flush()

@@ -1,12 +1,12 @@
-"""transformers' Trainer, and what is built on it (TRL), measured by one callback.
+"""A callback that measures transformers' Trainer, and what is built on it (TRL).
 
     trainer = Trainer(..., callbacks=[ErgmeterCallback(warmup_steps=3)])
 
-Two traps shaped it. Callbacks are never shown a batch: those who count in the collator or under a
-forward hook count what is prefetched, evaluated or traced. So the trainer itself is looked up among
-the callers of `on_train_begin`, and what it hands to its `training_step` is counted, on this one
-object and until its training is over. And a loss is logged as the mean since the last time it was:
-it is kept with the step it was logged at, and a mark in the run says what it is.
+Callbacks never receive a batch, and collators and forward hooks also see prefetched, evaluated and
+traced ones. So the callback finds the trainer among the callers of `on_train_begin` and counts what
+it passes to `training_step`, on this object alone and until its training ends. The Trainer logs a
+loss as the mean since the last log: it is stored with the step it was logged at, and a mark in the
+run says so.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class ErgmeterCallback(TrainerCallback):
             raise UsageError("give meter= or what to make one of, not both")
         self._asked = meter
         if meter is None:
-            # A mistake is told now, and not once the model is loaded.
+            # Wrong options raise now, not once the model is loaded.
             self._asked = Training(out=out, **options).own
         self.looks_on = bool(options.get("looks_on"))
         self._out = out
-        self._given = meter
+        self._chosen_meter = meter
         self._options = options
         self._trainings = 0
         self._training: Training | None = None
@@ -93,10 +93,10 @@ class ErgmeterCallback(TrainerCallback):
         """Every metric of that run."""
         return self._last_meter().summary()
 
-    # -- what the Trainer says --------------------------------------------------------------------
+    # -- events of the Trainer --------------------------------------------------------------------
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
-        """A training begins, or goes on from a checkpoint."""
+        """A training begins, or resumes from a checkpoint."""
         self._stopping = Stopping(self._asked)
         try:
             self._begin(args, state, kwargs.get("model"))
@@ -104,7 +104,7 @@ class ErgmeterCallback(TrainerCallback):
             self._over(f"not measured ({type(error).__name__}: {error})")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
-        """The batches of a step are there."""
+        """The batches of a step have been fetched."""
         if self._training is not None:
             self._training.step_begin()
 
@@ -124,16 +124,16 @@ class ErgmeterCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,  # noqa: ANN401, ARG002
     ) -> None:
-        """Figures of the steps since the last time; those of evaluations and of the end aside."""
+        """Metrics of the steps since the last log; not those of evaluations and of the end."""
         if self._training is not None and logs and "loss" in logs:
             self._training.logged({name: logs[name] for name in _LOGGED if name in logs})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
-        """The training has come to its end."""
+        """The training has ended."""
         self._over()
 
     def outside(self, phase: Phase, start_ns: int) -> None:
-        """An evaluation or a save has ended, that the Trainer made before or after a training."""
+        """Record an evaluation or save that the Trainer made before or after a training."""
         if self._training is None:
             self._outside.over(phase, start_ns)
 
@@ -148,7 +148,7 @@ class ErgmeterCallback(TrainerCallback):
         self._training = self._another()
         self._training.begin(model, first_step=state.global_step)
         if self._training.meter is None:
-            return  # somebody else tells of this training
+            return  # another callback records this training
         self._meter = self._training.meter
         self._outside.begin(self._training)
         self._training.products_in(next((n for n in _DTYPES if getattr(args, n, None)), None))
@@ -160,15 +160,15 @@ class ErgmeterCallback(TrainerCallback):
 
     def _another(self) -> Training:
         self._trainings += 1
-        if self._given is not None:
-            return Training(self._given)
+        if self._chosen_meter is not None:
+            return Training(self._chosen_meter)
         out = self._out
         if out is not None and self._trainings > 1:
             out = f"{out}-{self._trainings}"
         return Training(out=out, **self._options)
 
     def _watch(self, training: Training) -> None:
-        """Stand in for the trainer's own methods, on this object alone."""
+        """Wrap the trainer's own methods, on this object alone."""
         trainer = self._trainer
         if trainer is None:
             training.mark("tokens_not_counted", "the Trainer that calls this callback isn't found")
@@ -192,11 +192,11 @@ class ErgmeterCallback(TrainerCallback):
         setattr(self._trainer, name, ours)
 
     def _over(self, ended: str | None = None) -> None:
-        """The training has ended, one way or another; the trainer is as it was."""
+        """The training has ended: restore the trainer's methods."""
         training, self._training = self._training, None
         for name, (ours, before) in self._replaced.items():
             if vars(self._trainer).get(name) is not ours:
-                continue  # somebody stands in for ours, which does nothing from now on
+                continue  # wrapped by other code; ours does nothing from now on
             if before is None:
                 delattr(self._trainer, name)
             else:
@@ -217,24 +217,24 @@ class ErgmeterCallback(TrainerCallback):
 
     def _counted(self, called: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(called)
-        def training_step(*given: Any, **named: Any) -> Any:  # noqa: ANN401
+        def training_step(*args: Any, **named: Any) -> Any:  # noqa: ANN401
             if self._training is not None:
-                inputs = named.get("inputs", given[1] if len(given) > 1 else None)
+                inputs = named.get("inputs", args[1] if len(args) > 1 else None)
                 self._micro_steps += 1
                 self._training.batch(inputs if self._counts_tokens else None)
-            return self._passed_on(called, *given, **named)
+            return self._passed_on(called, *args, **named)
 
         return training_step
 
     def _timed(self, called: Callable[..., Any], phase: Phase) -> Callable[..., Any]:
         @wraps(called)
-        def call(*given: Any, **named: Any) -> Any:  # noqa: ANN401
+        def call(*args: Any, **named: Any) -> Any:  # noqa: ANN401
             if self._is_inside or self._training is None:
-                return called(*given, **named)
+                return called(*args, **named)
             self._is_inside = True
             start_ns = monotonic_ns()
             try:
-                result = self._passed_on(called, *given, **named)
+                result = self._passed_on(called, *args, **named)
             finally:
                 self._is_inside = False
             if self._training is not None:
@@ -243,10 +243,10 @@ class ErgmeterCallback(TrainerCallback):
 
         return call
 
-    def _passed_on(self, called: Callable[..., Any], *given: Any, **named: Any) -> Any:  # noqa: ANN401
-        """An error ends the training: a Trainer handles none, but to begin again."""
+    def _passed_on(self, called: Callable[..., Any], *args: Any, **named: Any) -> Any:  # noqa: ANN401
+        """Call it; an error ends the training, since a Trainer handles none."""
         try:
-            return called(*given, **named)
+            return called(*args, **named)
         except BaseException as error:
             self._over(failure(error))
             raise
@@ -258,7 +258,7 @@ class ErgmeterCallback(TrainerCallback):
 
 
 def _counting_generation(trainer: Any, training: Training | None) -> Any:  # noqa: ANN401
-    """Counts what the trained model generates, where its trainer has it do so (GRPO, RLOO)."""
+    """Count what the trained model generates, where its trainer generates (GRPO, RLOO)."""
     model, meter = trainer.model, training.meter if training is not None else None
     if meter is None or not hasattr(trainer, "num_generations") or not hasattr(model, "generate"):
         return None
@@ -268,34 +268,34 @@ def _counting_generation(trainer: Any, training: Training | None) -> Any:  # noq
 
 
 def _trainer_around(callback: TrainerCallback) -> Any:  # noqa: ANN401  a Trainer, or None
-    """The trainer among our callers that holds this callback: callbacks are not told of it."""
+    """The trainer among our callers that has this callback: callbacks are not passed it."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         caller = frame.f_locals.get("self")
-        held = getattr(getattr(caller, "callback_handler", None), "callbacks", ())
-        if any(one is callback for one in held):
+        callbacks = getattr(getattr(caller, "callback_handler", None), "callbacks", ())
+        if any(other is callback for other in callbacks):
             return caller
         frame = frame.f_back
     return None
 
 
 def _tells(callback: ErgmeterCallback, trainer: Any) -> bool:  # noqa: ANN401
-    """Whether it is this one of several that tells: the first, but one that was asked for."""
+    """True for the one callback of several that records: the first that the user asked for."""
     if trainer is None:
         return True
     ours = [c for c in trainer.callback_handler.callbacks if isinstance(c, ErgmeterCallback)]
-    asked = [one for one in ours if not one.looks_on]
+    asked = [other for other in ours if not other.looks_on]
     return (asked or ours)[0] is callback
 
 
 def _is_laid_out(trainer: Any, training: Training) -> bool:  # noqa: ANN401
-    """Whether it is known which ranks are given the same, so that a reader counts them once."""
+    """True if the ranks with equal batches are known, so that a reader counts them once."""
     declared = training.meter is not None and training.meter.plan.settings.layout is not None
     return declared or "at" in (framework_layout(trainer.model) or {})
 
 
 def _counts_whole_sequences(training: Training) -> None:
-    """A batch is the same on all context-parallel ranks: `training_step` cuts it, after we looked.
+    """True on context-parallel ranks: `training_step` cuts the batch after we have counted it.
 
     Sequence parallelism (Ulysses) cuts it in its data loader, before.
     """
@@ -304,11 +304,11 @@ def _counts_whole_sequences(training: Training) -> None:
 
 
 def _ranks_share_batches(trainer: Any) -> bool:  # noqa: ANN401
-    """Whether several ranks are given the same tokens, so that their sum would be too much."""
+    """True if several ranks are given the same tokens, which a sum would count twice."""
     return trainer.get_tp_size() > 1 or _size_of(trainer, "non_data_parallel_size") > 1
 
 
 def _size_of(trainer: Any, name: str) -> int:  # noqa: ANN401
-    """A size of Accelerate's parallelism; 1 where that or this Accelerate knows of none."""
+    """One size of Accelerate's parallelism; 1 where it has none."""
     config = getattr(trainer.accelerator, "parallelism_config", None)
     return int(getattr(config, name, None) or 1)

@@ -1,13 +1,13 @@
-"""A loop of JAX, Flax or anything else that takes batches and returns before the work is done.
+"""Measures a loop of JAX, Flax or anything else that takes batches and dispatches asynchronously.
 
     training = JaxTraining(parameters=params)
     for batch in training(loader):
         state, loss = train_step(state, batch)
 
-The trap: asynchronous dispatch. A jitted function returns at once, so the time that a step takes on
-the host is not the device's. Waiting for it would slow the loop down, so nobody does: the times are
-the host's and the run says so. Over many steps they come to the right total, because the host is
-held back once the device's queue is full, and exactly where the loop looks at its loss.
+A jitted function returns before its work is done, so a step's time on the host is not the device's.
+Waiting would slow the loop, so step times are the host's, and the run says so. Totals over many
+steps are right, because the host blocks once the device's queue is full. They are exact up to where
+the loop reads its loss.
 """
 
 from __future__ import annotations
@@ -72,16 +72,16 @@ class JaxTraining(Guarded):
         self._training = Training(meter, **options)
         self._meter: Meter | None = None
         self._parameters = _number_of(parameters)
-        self._flops, self._no_flops = _counted(flops)  # now: it may take a second
+        self._flops, self._no_flops = _lowered_flops(flops)  # now: it may take a second
         self._shapes = _shapes(flops)
         self._micro_steps = micro_steps
         self._first_step = first_step
         self._done = 0  # micro-batches of the step under way
         self._logged: dict[str, Any] = {}
-        self._is_told = False
+        self._is_described = False
 
     def __call__(self, loader: Iterable[_Batch]) -> Iterator[_Batch]:
-        """The loader's batches: a step lasts from where one is handed out to the next request."""
+        """Yield the loader's batches: a step lasts from one batch to the next request."""
         self._begin()
         batches = iter(loader)
         while True:
@@ -96,7 +96,7 @@ class JaxTraining(Guarded):
 
     @contextmanager
     def step(self, batch: object) -> Iterator[None]:
-        """What trains on this batch, where a loop has no loader to go through."""
+        """A context around the training on one batch, for a loop without a loader."""
         self._before(batch)
         try:
             yield
@@ -109,16 +109,16 @@ class JaxTraining(Guarded):
         self._after()
 
     def logged(self, **values: Any) -> None:  # noqa: ANN401
-        """The loss of this step, its learning_rate, its grad_norm; arrays are not waited for."""
+        """Loss, learning_rate, grad_norm of this step; arrays are not waited for."""
         self._logged |= values
 
     def phase(self, phase: Phase) -> Any:  # noqa: ANN401  a context
-        """Time that is no training step: eval, checkpoint, data."""
+        """A context for time outside training steps: eval, checkpoint, data."""
         self._begin()
         return self._training.phase(phase)
 
     def end(self, ended: str | None = None) -> None:
-        """The training is over. Left out, it is when the program is."""
+        """End the training. Otherwise it ends with the program."""
         self._training.step_cancelled()
         self._training.end(ended)
 
@@ -128,7 +128,7 @@ class JaxTraining(Guarded):
         return self._last_meter().path
 
     def summary(self) -> Summary:
-        """Every metric of the run. The training is over with this."""
+        """Every metric of the run. Ends the training."""
         self.end()
         return self._last_meter().summary()
 
@@ -149,7 +149,7 @@ class JaxTraining(Guarded):
     @guarded
     def _before(self, batch: object) -> None:
         self._begin()
-        if not self._is_told:
+        if not self._is_described:
             self._tell(batch)
         self._training.step_begin()
         for part in _local(batch):
@@ -183,13 +183,13 @@ class JaxTraining(Guarded):
         return self._meter
 
     def _tell(self, batch: object) -> None:
-        """Say how large the model is and what a step of it costs, now that a batch is there."""
-        self._is_told = True
+        """Add model size and FLOPs of a step to the run, at the first batch."""
+        self._is_described = True
         meter = self._training.meter
         if meter is None or meter._handover is None:
             return
         flops, reason = self._flops, self._no_flops
-        ids = next((one for one in jax.tree.leaves(batch) if is_ids(one)), None)
+        ids = next((leaf for leaf in jax.tree.leaves(batch) if is_ids(leaf)), None)
         if self._shapes and flops:
             if ids is None or tuple(ids.shape) not in self._shapes:
                 flops, reason = (), "flops= was lowered for other batches than the first that came"
@@ -197,52 +197,52 @@ class JaxTraining(Guarded):
                 flops = (replace(flops[0], tokens_per_step=prod(ids.shape)),)
         if not flops and meter.plan.flops:  # the Meter was given some
             flops, reason = meter.plan.flops, meter.plan.no_flops
-        found = replace(
+        settings = replace(
             meter.plan.settings, parameters=meter.plan.settings.parameters or self._parameters
         )
-        meter.plan = replace(meter.plan, settings=found, flops=flops, no_flops=reason)
+        meter.plan = replace(meter.plan, settings=settings, flops=flops, no_flops=reason)
         meter._handover.describe(**meter.plan.facts())
 
 
 def _number_of(parameters: Any) -> int | None:  # noqa: ANN401
-    """How many numbers a pytree holds, all devices together."""
+    """The number of elements of a pytree, over all devices."""
     if parameters is None or isinstance(parameters, int):
         return parameters
     leaves = jax.tree.leaves(parameters)
-    sizes: list[int] = [prod(one.shape) for one in leaves if hasattr(one, "shape")]
+    sizes: list[int] = [prod(leaf.shape) for leaf in leaves if hasattr(leaf, "shape")]
     return sum(sizes)
 
 
 def _local(batch: Any) -> list[Any]:  # noqa: ANN401
-    """The batch, or the rows of it that this process feeds where several feed one array.
+    """The batch, or the rows that this process feeds where several feed one array.
 
     A global array must not be computed with here: every process would have to, at the same time.
     """
     leaves, form = jax.tree.flatten(batch)
-    if all(getattr(one, "is_fully_addressable", True) for one in leaves):
+    if all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves):
         return [batch]
-    rows = [_own_rows(one) for one in leaves]
-    if any(one is None for one in rows) or len({len(one or ()) for one in rows}) != 1:
-        return [None]  # cut along its sequences, or in several ways: the tokens can't be told
+    rows = [_own_rows(leaf) for leaf in leaves]
+    if any(pieces is None for pieces in rows) or len({len(pieces or ()) for pieces in rows}) != 1:
+        return [None]  # cut along its sequences, or in several ways: its tokens are unknown
     return [jax.tree.unflatten(form, part) for part in zip(*rows, strict=True)]
 
 
 def _own_rows(array: Any) -> list[Any] | None:  # noqa: ANN401
     if getattr(array, "is_fully_addressable", True):
         return None
-    pieces = [one.data for one in array.addressable_shards if one.replica_id == 0]
+    pieces = [shard.data for shard in array.addressable_shards if shard.replica_id == 0]
     whole_rows = all(piece.shape[1:] == array.shape[1:] for piece in pieces)
     return pieces if pieces and whole_rows else None
 
 
 def _shapes(lowered: Any) -> set[tuple[int, ...]]:  # noqa: ANN401
-    """Of everything that a lowered function takes."""
+    """Shapes of all arguments of a lowered function."""
     if not hasattr(lowered, "args_info"):
         return set()
-    return {tuple(one.shape) for one in jax.tree.leaves(lowered.args_info)}
+    return {tuple(leaf.shape) for leaf in jax.tree.leaves(lowered.args_info)}
 
 
-def _counted(lowered: Any) -> tuple[tuple[Flops, ...], str]:  # noqa: ANN401
+def _lowered_flops(lowered: Any) -> tuple[tuple[Flops, ...], str]:  # noqa: ANN401
     """The FLOPs of the step that was lowered, or why there are none."""
     if lowered is None:
         return (), _NO_FLOPS
@@ -253,7 +253,7 @@ def _counted(lowered: Any) -> tuple[tuple[Flops, ...], str]:  # noqa: ANN401
         return (), f"flops= takes train_step.lower(state, batch), not yet compiled; got a {kind}"
     module = lowered.compiler_ir(dialect="hlo").as_serialized_hlo_module_proto()
     try:
-        found = count_bytes(module, "the train step")
+        count = count_bytes(module, "the train step")
     except FormatError as error:
         return (), str(error)
     if _AGAIN.encode() in module:
@@ -261,21 +261,21 @@ def _counted(lowered: Any) -> tuple[tuple[Flops, ...], str]:  # noqa: ANN401
             (),
             "jax.checkpoint computes a part again, and what that is can't be told apart",
         )
-    unknown = (*found.unknown_loops, *found.unknown_calls)
+    unknown = (*count.unknown_loops, *count.unknown_calls)
     if unknown:
         return (), f"what the compiled step holds can't be counted whole: {', '.join(unknown)}"
-    if found.scope == "shard_map":
+    if count.scope == "shard_map":
         return (), (
             "products inside shard_map have one device's shapes, and those outside all devices':"
             " pass the FLOPs of a step as Flops(...)"
         )
     assumptions = ["products of the train step as it was lowered; elementwise work is left out"]
-    if found.uneven_branches:
+    if count.uneven_branches:
         assumptions.append("of a conditional the costliest branch: at most")
-    if found.uncounted_calls:
-        assumptions.append(f"{', '.join(found.uncounted_calls)}: not counted, no matrix products")
+    if count.uncounted_calls:
+        assumptions.append(f"{', '.join(count.uncounted_calls)}: not counted, no matrix products")
     flops = Flops(
-        model_per_step=float(found.flops),
+        model_per_step=float(count.flops),
         convention="hlo",
         engine="hlo",
         assumptions=tuple(assumptions),

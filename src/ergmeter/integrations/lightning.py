@@ -1,12 +1,12 @@
-"""Lightning's Trainer, measured by one callback.
+"""A callback that measures Lightning's Trainer.
 
     Trainer(callbacks=[ErgmeterCallback()])
 
-Two traps shaped it. `on_train_batch_end` is not the end of a step: with gradient accumulation it
-ends a micro-batch, and the Trainer's own `global_step` tells. And to ask the Trainer for what was
-logged is to wait for the device, if any of it is shown in the progress bar: so the loss is what the
-module returned, which is passed on as it is, still on its device; only of a module that returns
-none is it asked for what it logged, once a second.
+`on_train_batch_end` is not the end of a step: with gradient accumulation it ends a micro-batch, so
+steps are counted by the Trainer's `global_step`. Reading the Trainer's logged values waits for the
+device if one of them is in the progress bar. So the loss is the module's return value, passed on
+while still on its device. Only for a module that returns none are logged values read, once a
+second.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.errors import PluginError, UsageError
 from ergmeter.integrations.guard import Guarded, Stopping, guarded
 from ergmeter.integrations.torch.patches import Waits
-from ergmeter.integrations.torch.precision import of_lightning
+from ergmeter.integrations.torch.roots import lightning_precision
 from ergmeter.integrations.training import Outside, Training, failure
 from ergmeter.units import NS_PER_S
 
@@ -38,7 +38,7 @@ _ON_EACH_STEP = "_step"  # what Lightning adds to the name of what it logs by th
 
 
 def _callback_class() -> Any:  # noqa: ANN401
-    """Of the library that the program uses, if it has loaded one: the other takes seconds."""
+    """The Callback class of the Lightning that is loaded, else of the installed one."""
     loaded = [name for name in _LIBRARIES if name in sys.modules]
     for name in (*loaded, *_LIBRARIES):
         try:
@@ -52,7 +52,7 @@ _Callback: Any = _callback_class()
 
 
 class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
-    """Tells each `fit` of a Trainer to a Meter. Of several in one Trainer the first does."""
+    """Records each `fit` of a Trainer. If a Trainer has several, only the first records."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
     ) -> None:
         """`meter` is used if given, else one that measures already, else one made of `options`."""
         options = options if out is None else {"out": out, **options}
-        self._given: tuple[Meter | None, dict[str, Any]] = (meter, options)
+        self._arguments: tuple[Meter | None, dict[str, Any]] = (meter, options)
         self._next = Training(meter, **options)  # at once: a wrong option is refused here
         self._training: Training | None = None
         self._meter: Meter | None = None
@@ -81,18 +81,18 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         self._losses = 0  # how many that is the sum of
         self._rate: float | None = None
         self._waits: Waits | None = None
-        self._seen: dict[str, Any] = {}
+        self._last_metrics: dict[str, Any] = {}
         self._asked_ns = 0
         self._counts_tokens = True
         self._comes_late = False  # a module that takes the loader itself: its batch is known after
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a spawned process is given: how to make it again."""
-        return {"_given": self._given}
+        """The arguments, from which a spawned process makes it again."""
+        return {"_arguments": self._arguments}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Made again in a process that was spawned."""
-        meter, options = state["_given"]
+        """Make it again in a spawned process."""
+        meter, options = state["_arguments"]
         self.__init__(meter, **options)  # type: ignore[misc]
 
     # -- what comes of it -------------------------------------------------------------------------
@@ -115,18 +115,20 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
 
     @guarded
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
-        """The ranks have met, and what a checkpoint held is restored, the number of steps too."""
+        """The process group exists, and a checkpoint is restored with its step number."""
         self._clear()
-        self._stopping = Stopping(self._given[0], self._next.own)
-        first = next(one for one in trainer.callbacks if isinstance(one, ErgmeterCallback))
+        self._stopping = Stopping(self._arguments[0], self._next.own)
+        first = next(
+            callback for callback in trainer.callbacks if isinstance(callback, ErgmeterCallback)
+        )
         if first is not self:
             return
-        meter, options = self._given
+        meter, options = self._arguments
         training, self._next = self._next, Training(meter, **options)
         self._training = training
         self._steps = trainer.global_step
         training.begin(trainer.strategy.model, first_step=trainer.global_step)
-        training.products_in(of_lightning(trainer.precision))
+        training.products_in(lightning_precision(trainer.precision))
         self._meter = training.meter
         self._outside.begin(training)
         training.total_steps(_steps_planned(trainer))
@@ -137,7 +139,7 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         self._waits = Waits(training, lambda: bool(trainer.training))
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
-        """The last step is done, and so is what followed it."""
+        """The training is done."""
         self._end(trainer, None)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ANN401, ARG002
@@ -145,7 +147,7 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         self._end(trainer, failure(exception))
 
     def _end(self, trainer: Any, ended: str | None) -> None:  # noqa: ANN401
-        """Whatever went wrong before: nothing of ours stays with the Trainer."""
+        """End the training and restore the Trainer, whatever failed before."""
         training, self._training = self._training, None
         if training is None:
             return
@@ -169,7 +171,7 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         batch: Any,  # noqa: ANN401
         batch_idx: int,  # noqa: ARG002
     ) -> None:
-        """A micro-batch is where the model will look at it."""
+        """A micro-batch is on the model's device."""
         training = self._training
         if training is None:
             return
@@ -188,7 +190,7 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         batch: Any,  # noqa: ANN401
         batch_idx: int,  # noqa: ARG002
     ) -> None:
-        """A micro-batch is done, and a step with it if the optimizer has stepped."""
+        """A micro-batch is done, and a step if the optimizer has stepped."""
         self._batch_end(trainer, outputs, batch)
         # Not guarded, as ranks that train together must all come by here.
         if trainer.global_step != self._agreed:
@@ -217,7 +219,7 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         self._loss, self._losses = None, 0
 
     def _add_loss(self, outputs: Any) -> None:  # noqa: ANN401
-        """Of each micro-batch: the step's is their mean."""
+        """Add a micro-batch's loss: the step's is their mean."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
         if loss is not None:
             self._losses += 1
@@ -228,21 +230,25 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         if now_ns - self._asked_ns < _ASKED_EVERY_NS:
             return {}
         self._asked_ns = now_ns
-        shown = dict(trainer.callback_metrics)
-        new = {name: one for name, one in shown.items() if not _is_same(one, self._seen.get(name))}
-        self._seen = shown  # kept, so that no new number is put where an old one was
+        metrics = dict(trainer.callback_metrics)
+        new = {
+            name: value
+            for name, value in metrics.items()
+            if not _is_same(value, self._last_metrics.get(name))
+        }
+        self._last_metrics = metrics  # kept, so that no new number is put where an old one was
         return {name.removesuffix(_ON_EACH_STEP): value for name, value in new.items()}
 
     # -- what is no step --------------------------------------------------------------------------
 
     @guarded
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
-        """Evaluation."""
+        """An evaluation begins."""
         self._eval_ns = time.monotonic_ns()
 
     @guarded
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
-        """Evaluation is over; that of the sanity check comes before the training."""
+        """An evaluation ends; that of the sanity check precedes the training."""
         if self._training is not None:
             self._training.phase_over("eval", self._eval_ns)
         elif self.looks_on:
@@ -251,13 +257,13 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
     on_test_start, on_test_end = on_validation_start, on_validation_end
 
     def outside(self, phase: Phase, start_ns: int) -> None:
-        """A save has ended, that the Trainer made before or after a training."""
+        """Record a save that the Trainer made before or after a training."""
         if self._training is None:
             self._outside.over(phase, start_ns)
 
 
 def _steps_planned(trainer: Any) -> float:  # noqa: ANN401
-    """How many steps there will be; infinity where only time or somebody else ends it."""
+    """The planned number of steps; infinity where only time or the user ends it."""
     if trainer.max_steps >= 0:
         return float(trainer.max_steps)
     if trainer.max_epochs is None or trainer.max_epochs < 0:
@@ -270,19 +276,19 @@ def _steps_planned(trainer: Any) -> float:  # noqa: ANN401
     )
 
 
-def _is_same(one: Any, other: Any) -> bool:  # noqa: ANN401
-    """Whether these are one number in memory: each time it is asked, Lightning wraps it anew."""
-    return other is not None and one.data_ptr() == other.data_ptr()
+def _is_same(value: Any, other: Any) -> bool:  # noqa: ANN401
+    """True if both are one number in memory: Lightning wraps it anew at each read."""
+    return other is not None and value.data_ptr() == other.data_ptr()
 
 
 def _has_its_own_batches(trainer: Any) -> bool:  # noqa: ANN401
-    """Whether each rank trains on other rows: as many replicas of the data as there are ranks."""
-    told = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
-    return bool(told.get("num_replicas", trainer.world_size) == trainer.world_size)
+    """True if each rank trains on other rows: as many data replicas as ranks."""
+    sampler = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
+    return bool(sampler.get("num_replicas", trainer.world_size) == trainer.world_size)
 
 
 def _time_checkpoints(trainer: Any, training: Training) -> None:  # noqa: ANN401
-    """Everybody saves by this method, and no hook says when it is done."""
+    """Time the method that writes all checkpoints: no hook says when it is done."""
     save = trainer.save_checkpoint
 
     @wraps(save)

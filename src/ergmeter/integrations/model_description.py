@@ -1,14 +1,16 @@
-"""What a run says of the model that is trained: its parameters, its type, the FLOPs of a step.
+"""Describes the trained model in its run: parameters, dtype, FLOPs of a step.
 
-The calls of the first two steps are recorded by shape; the second is counted, or the first where
-there is no other. From a configuration FLOPs are read on a thread of ours; modules without one are
-run without weights by another process (`flops.remote`), and this thread only looks whether it is
-done. The training never waits for either; its end does, for a bounded time.
+The calls of the first two steps are recorded by shape; the second is counted, or the first if it is
+the only one. FLOPs of a known configuration are computed on a thread of ours. Modules without one
+are run without weights by another process (`flops.remote`), which this thread polls. The training
+never waits for either; its end does, for a bounded time.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
+import secrets
 import shutil
 import sys
 import threading
@@ -24,8 +26,9 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.flops.counted import remote
 from ergmeter.flops.counted.op_totals import CallFlops
 from ergmeter.flops.counted.remote import Lengths, StepRecord, step_flops
-from ergmeter.integrations.training_identity import training_identity
+from ergmeter.flops.counted.unsharded import sizes, unsharded_parameters
 from ergmeter.runlog import format as fmt
+from ergmeter.runlog.process_group import agreed_word, framework_layout, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +41,49 @@ if TYPE_CHECKING:
     from ergmeter.integrations.unsettled_steps import TokenSums
     from ergmeter.meter import Meter
     from ergmeter.records import Flops
+
+# -- which training a process belongs to -----------------------------------------------------------
+# Two ranks that both call themselves 0 would be counted twice, and two trainings side by side in
+# one command would pass for ranks of one. So the group is asked of the framework, when the first
+# batch has come and the process group exists.
+
+
+_trainings = itertools.count()
+_in_group = itertools.count()  # apart: a rank that has trained alone before is no other's number
+
+
+def training_identity(model: object = None) -> dict[str, Any]:
+    """Facts that tell this training from others in one run; its ranks agree on them."""
+    world = world_size()
+    word = agreed_word(f"ergmeter/training/{next(_in_group)}") if world > 1 else None
+    return {
+        "id": word or secrets.token_hex(6),
+        "world": world,
+        "number": next(_trainings),
+        **({} if model is None else {"model": _class_name(model)}),
+        **_model_sizes(model),
+        **({"layout": layout} if (layout := framework_layout(model)) else {}),
+    }
+
+
+def _class_name(model: object) -> str:
+    """The class of a model, without wrappers of torch.compile or data parallelism."""
+    if hasattr(model, "named_modules"):
+        from ergmeter.flops.counted.meta_model import unwrapped  # noqa: PLC0415  torch is loaded then
+
+        model = unwrapped(cast("Any", model))
+    return type(model).__name__
+
+
+def _model_sizes(model: object) -> dict[str, int]:
+    """Parameters of the unsharded model, not of this rank's shard."""
+    if not hasattr(model, "named_modules"):
+        return {}
+    totals = sizes(unsharded_parameters(model))
+    return {} if totals is None else {"parameters": totals[0], "parameters_trained": totals[1]}
+
+
+# -- the model and its FLOPs -----------------------------------------------------------------------
 
 _STEPS = 2  # that are recorded
 _SHORT_S = 1.0  # a training that is over sooner is counted at its end, in this process if it may be
@@ -54,7 +100,7 @@ _written: WeakKeyDictionary[Meter, tuple[Flops, ...]] = WeakKeyDictionary()
 
 
 class Description:
-    """Of one training, for its Meter."""
+    """Describes the model of one training to its Meter."""
 
     def __init__(
         self,
@@ -62,12 +108,12 @@ class Description:
         model: object,
         recorder: StepRecorder | None = None,
     ) -> None:
-        """`recorder` records the calls already, where somebody has armed one."""
-        self.model = _weakly(model)  # not held: its memory is the program's
+        """`recorder` records the module calls already, if given."""
+        self.model = _weakly(model)  # weak: the program decides when its memory is freed
         self.is_settled = False  # nothing is to be asked of the training's thread any more
         self._meter = meter
         # By the user, who knows better; not by an earlier training of the same Meter.
-        self._given = () if meter.plan.flops is _written.get(meter) else meter.plan.flops
+        self._declared_flops = () if meter.plan.flops is _written.get(meter) else meter.plan.flops
         self._inside: InnerShapes | None = None  # looked at in a framework's first step
         self._layout: BatchLayout | None = None
         self._recorder = recorder or _recorder_of(model)
@@ -82,13 +128,13 @@ class Description:
         self._request: CountRequest | None = None
         self._folder: Path | None = None
         self._counts: list[list[CallFlops]] | None = None
-        self._seen: TokenSums | None = None  # of all steps, at the end
+        self._sums: TokenSums | None = None  # of all steps, at the end
         self._lengths = Lengths()
         self._labelled_flops: list[float] = []  # of each recorded step: products of its labels
-        self._place = 0  # of the recorded step that is counted
+        self._recorded_index = 0  # of the recorded step that is counted
         self._writer_id = ""
         self._identified = threading.Event()
-        self._is_begun = False  # somebody counts it elsewhere
+        self._is_begun = False  # it is counted in another process
         self._is_left = False  # to the recorder, whatever is not counted yet
         self._reread: Callable[[float, float], tuple[Flops, ...]] | None = None
         self._length = 0.0
@@ -96,7 +142,7 @@ class Description:
     # -- on the training's thread -----------------------------------------------------------------
 
     def step_begun(self) -> None:
-        """A framework's step begins: what is called from here on is part of it."""
+        """A framework's step begins: calls from here on are part of it."""
         if self._recorder is None:
             return
         self._recorder.is_paused = False
@@ -106,25 +152,25 @@ class Description:
 
             self._inside = InnerShapes(cast("Any", model))  # a module, as it has a recorder
 
-    def laid_out(self, counts: list[Counts]) -> list[Counts]:
-        """Counts of batches that a framework showed, as the model takes them.
+    def in_model_layout(self, counts: list[Counts]) -> list[Counts]:
+        """Counts of a framework's batches, in the layout that the model takes.
 
         A batch may have a token more in each row than the model is given.
         """
         inside, self._inside = self._inside, None
         if inside is not None:
-            for one in counts:
-                if one.computed and isinstance(one.samples, int) and one.samples:
-                    inside.given((one.samples, one.computed // one.samples))
+            for count in counts:
+                if count.computed and isinstance(count.samples, int) and count.samples:
+                    inside.add_input((count.samples, count.computed // count.samples))
             if self._recorder is not None:
                 inside.called_with(self._recorder.ids_shapes)
             self._layout = inside.layout()
             inside.detach()
         layout = self._layout
-        return counts if layout is None else [layout.applied(one) for one in counts]
+        return counts if layout is None else [layout.applied(count) for count in counts]
 
     def step_over(self, counts: list[Counts], *, is_paused: bool = False) -> None:
-        """A step has ended. `is_paused`: what is called until the next begins is not part of it."""
+        """A step has ended. `is_paused`: calls until the next begins are not part of it."""
         if self.is_settled:
             return
         self._amounts.append(_amounts(counts))
@@ -148,12 +194,12 @@ class Description:
         self._recorded.set()
 
     def drop(self) -> None:
-        """Another model takes its place."""
+        """Stop: another model is trained."""
         self._closing.set()
         self._settle()
 
-    def finish(self, seen: TokenSums, *, waits: bool = True) -> None:
-        """The training is over, or somebody asks for its metrics: wait for the count, bounded.
+    def finish(self, sums: TokenSums, *, waits: bool = True) -> None:
+        """Wait for the FLOP count, for a bounded time; the training may go on.
 
         Where another training begins in this process, `erg record` finishes it without a wait.
         """
@@ -161,7 +207,7 @@ class Description:
             return
         give_up_s = time.monotonic() + _AT_THE_END_S
         self._settle()
-        self._seen = seen
+        self._sums = sums
         self._is_left = not waits and _has_recorder(self._meter.path)
         self._closing.set()
         if self._is_left:
@@ -176,7 +222,7 @@ class Description:
             self._lengths = self._all_lengths()
             self._count_at_the_end(give_up_s)
             self._count_lengths()
-        except Exception as error:  # noqa: BLE001  steps are told all the same
+        except Exception as error:  # noqa: BLE001  an error of ours must not end the recording of steps
             self._give_up(error)
 
     # -- on a thread of ours ----------------------------------------------------------------------
@@ -200,16 +246,16 @@ class Description:
             assert self._record is not None
             if self._record.parameters:
                 handover.describe(training={**identity, "parameters": self._record.parameters})
-            if self._groups and not self._given:
+            if self._groups and not self._declared_flops:
                 self._ask_for_count()
             self._groups, self._outer = [], {}  # which hold the program's modules
-        except Exception as error:  # noqa: BLE001  steps are told all the same
+        except Exception as error:  # noqa: BLE001  an error of ours must not end the recording of steps
             self._give_up(error)
 
     def _read_configuration(self, amounts: tuple[int | None, int | None, float]) -> None:
-        """Of a model that is no module of torch: a configuration, a tree of arrays."""
+        """Count FLOPs of a model that is no torch module: a configuration, a tree of arrays."""
         model = self.model()
-        if model is not None and not self._given:
+        if model is not None and not self._declared_flops:
             self._length = amounts[2]
             self._meter.describe(model, seq_len=round(amounts[2]) or None)
 
@@ -218,15 +264,15 @@ class Description:
 
         assert self._recorder is not None
         steps = self._recorder.steps[:_STEPS]
-        place = max(range(len(steps)), key=lambda n: (bool(steps[n].trained), n))
-        step = steps[place]
-        if not place:  # from before the first step: what ran without gradients may be evaluation
+        index = max(range(len(steps)), key=lambda n: (bool(steps[n].trained), n))
+        step = steps[index]
+        if not index:  # from before the first step: what ran without gradients may be evaluation
             step.calls = {key: call for key, call in step.calls.items() if call.has_grad}
-        amounts = StepAmounts(*self._amounts[place])
+        amounts = StepAmounts(*self._amounts[index])
         labels = self._recorder.labels
         loss = labels.module() if labels is not None and labels.module is not None else None
-        self._labelled_flops = [one.labelled_flops(loss) for one in steps]
-        self._place = place
+        self._labelled_flops = [step.labelled_flops(loss) for step in steps]
+        self._recorded_index = index
         self._record, self._groups, self._reread = recorded_step(step, amounts, self.model(), loss)
         self._length, self._outer = amounts.length, step.outer
         self._recorder.steps = []
@@ -255,7 +301,7 @@ class Description:
             remote.write_lengths(self._folder, self._all_lengths())
 
     def _begin_elsewhere(self) -> None:
-        """Have it counted: by the recorder around us, else by a process of our own."""
+        """Have the step counted by the recorder around us, else by a process of our own."""
         run = self._meter.path
         if self._request is None or self._record is None:
             return
@@ -273,11 +319,11 @@ class Description:
             self._write(why_not=f"the counter can't be started ({error})")
 
     def _is_counted(self) -> bool:
-        """Whether the count has come; it is written then."""
-        found = remote.result(self._folder) if self._folder is not None else None
-        if found is None:
+        """True once the count is here; writes it."""
+        result = remote.result(self._folder) if self._folder is not None else None
+        if result is None:
             return False
-        self._counts = found
+        self._counts = result
         self._write()
         self._clear()
         return True
@@ -315,35 +361,35 @@ class Description:
             time.sleep(_LOOK_S / 5)
 
     def _all_lengths(self) -> Lengths:
-        """The lengths that sequences had on average, where they were not as in the first step."""
-        seen = self._seen
-        if seen is None or not seen.real or not self._length:
+        """Mean sequence lengths over all steps, where they differ from the first step's."""
+        sums = self._sums
+        if sums is None or not sums.real or not self._length:
             return Lengths()
-        is_padded = seen.computed > seen.real
-        is_alike = abs(seen.length - self._length) <= _LENGTHS_ALIKE_FRAC * self._length
-        lengths = Lengths() if is_alike and not is_padded else Lengths(seen.length, is_padded)
+        is_padded = sums.computed > sums.real
+        is_alike = abs(sums.length - self._length) <= _LENGTHS_ALIKE_FRAC * self._length
+        lengths = Lengths() if is_alike and not is_padded else Lengths(sums.length, is_padded)
         is_on_labels = self._record is not None and self._record.is_head_on_labels
-        frac = seen.loss / seen.real if is_on_labels and seen.loss else 0.0
-        return replace(lengths, labelled_ratio=self._labelled_ratio(seen), labelled_frac=frac)
+        frac = sums.loss / sums.real if is_on_labels and sums.loss else 0.0
+        return replace(lengths, labelled_ratio=self._labelled_ratio(sums), labelled_frac=frac)
 
-    def _labelled_ratio(self, seen: TokenSums) -> float:
-        """Labelled positions of a token in all steps, by those of the recorded step.
+    def _labelled_ratio(self, sums: TokenSums) -> float:
+        """Labelled positions per token over all steps, divided by those of the recorded step.
 
         1 unless two recorded steps show that the products go by labels, and not by tokens.
         """
         tokens = [amounts[0] for amounts in self._amounts]
-        steps = list(zip(self._labelled_flops, seen.first_losses, tokens, strict=False))
-        if len(steps) < 2 or not seen.loss or not all(all(step) for step in steps):
+        steps = list(zip(self._labelled_flops, sums.first_losses, tokens, strict=False))
+        if len(steps) < 2 or not sums.loss or not all(all(step) for step in steps):
             return 1.0
         by_label = [flops / (loss or 1) for flops, loss, _ in steps]
         by_token = [flops / (count or 1) for flops, _, count in steps]
         if not _are_equal(by_label) or _are_equal(by_token):
             return 1.0
-        _, loss, count = steps[self._place]
-        return seen.loss / seen.real / ((loss or 1) / (count or 1))
+        _, loss, count = steps[self._recorded_index]
+        return sums.loss / sums.real / ((loss or 1) / (count or 1))
 
     def _count_lengths(self) -> None:
-        """With the lengths that sequences had on average, as attention counts them."""
+        """Count again with the mean sequence lengths, which attention depends on."""
         length = self._lengths.length
         if self._lengths == Lengths():
             return
@@ -359,9 +405,9 @@ class Description:
         self._write()
 
     def _give_up(self, error: Exception) -> None:
-        """Our own fault: the run has no FLOPs, and says why."""
+        """An error of ours: the run has no FLOPs, with the reason."""
         why = f"ergmeter failed to count them ({type(error).__name__}: {error})"[:500]
-        if self._given:
+        if self._declared_flops:
             return
         self._meter.plan = replace(self._meter.plan, flops=(), no_flops=why)
         if self._meter._handover is not None:
@@ -376,7 +422,7 @@ class Description:
         reason = ""
         flops: Sequence[Any] = ()
         try:
-            flops = self._given or step_flops(record, counts, self._lengths)
+            flops = self._declared_flops or step_flops(record, counts, self._lengths)
         except NotMeasurable as error:
             reason = str(error)
         settings = meter.plan.settings
@@ -386,7 +432,7 @@ class Description:
             dtype=settings.dtype or record.dtype,
         )
         meter.plan = replace(meter.plan, settings=settings, flops=tuple(flops), no_flops=reason)
-        if not self._given:
+        if not self._declared_flops:
             _written[meter] = meter.plan.flops
         if meter._handover is not None:
             facts = {"flops": [], "no_flops": "", **meter.plan.facts()}
@@ -402,7 +448,7 @@ def _not_counted(record: StepRecord, why: str) -> list[list[CallFlops]]:
 
 
 def may_count_here() -> bool:
-    """Whether running modules on empty tensors in this process can touch no accelerator."""
+    """True if running modules on meta tensors in this process can touch no accelerator."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return False
@@ -411,13 +457,13 @@ def may_count_here() -> bool:
 
 
 def _has_recorder(run: Path) -> bool:
-    """Whether `erg record` is around this program, and counts what lies in its run."""
-    given = os.environ.get(fmt.RUN_VARIABLE)
-    return bool(given) and Path(given or "") == run and (run / ".hook").is_dir()
+    """True if `erg record` started this program, and counts FLOPs in its run."""
+    recorded = os.environ.get(fmt.RUN_VARIABLE)
+    return bool(recorded) and Path(recorded or "") == run and (run / ".hook").is_dir()
 
 
 def _recorder_of(model: object) -> StepRecorder | None:
-    """A recorder, armed, where a module of torch is trained."""
+    """An armed recorder for a torch module; None for another model."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not isinstance(model, torch.nn.Module):
         return None
@@ -430,17 +476,17 @@ def _recorder_of(model: object) -> StepRecorder | None:
 
 
 def _amounts(counts: list[Counts]) -> tuple[int | None, int | None, float]:
-    """Tokens, samples and the length of a sequence, where they are known."""
-    tokens = [one.computed for one in counts if one.computed is not None]
-    samples = [one.samples for one in counts if isinstance(one.samples, int)]
-    whole = sum(tokens) if counts and len(tokens) == len(counts) else None
+    """Tokens, samples and sequence length of a step, where known."""
+    tokens = [count.computed for count in counts if count.computed is not None]
+    samples = [count.samples for count in counts if isinstance(count.samples, int)]
+    total = sum(tokens) if counts and len(tokens) == len(counts) else None
     rows = sum(samples) if counts and len(samples) == len(counts) else None
-    length = max(1.0, whole / (rows or len(counts))) if whole else 0.0
-    return whole, rows, length
+    length = max(1.0, total / (rows or len(counts))) if total else 0.0
+    return total, rows, length
 
 
 def _weakly(model: object) -> Callable[[], object]:
-    """The model as long as the program has it."""
+    """A weak reference to the model, where it allows one."""
     if model is None:
         return lambda: None
     try:

@@ -1,8 +1,8 @@
-"""The documented path of `ergmeter.compat.training_monitor.functions`: the same module."""
+"""The documented path of `ergmeter.compat.training_monitor.monitor`: the same module."""
 
 import sys
 
-from ergmeter.compat.training_monitor import functions
-from ergmeter.compat.training_monitor.functions import *  # noqa: F403  for type checkers
+from ergmeter.compat.training_monitor import monitor
+from ergmeter.compat.training_monitor.monitor import *  # noqa: F403  for type checkers
 
-sys.modules[__name__] = functions
+sys.modules[__name__] = monitor

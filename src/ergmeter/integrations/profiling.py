@@ -1,4 +1,4 @@
-"""A few steps under torch's profiler, on request: where their time goes.
+"""Profiles a few steps with torch's profiler, on request.
 
     with Meter() as meter, Profile(meter, steps=3) as profile:
         for batch in loader:
@@ -6,13 +6,12 @@
                 train(batch)
             profile.step()
 
-Off unless asked for, because a profiled step takes longer, and because the profiler holds the
-training up between steps: by how much is in the run, beside what it found. The trap: reading the
-trace at once. Its 10 to 500 MB are parsed with Python's lock held, on whichever thread, so that is
-left for after the last step. The trace lies in the run's folder, for https://ui.perfetto.dev.
+Off by default: a profiled step takes longer, and the profiler delays the training between steps.
+The run stores that delay beside the result. A trace of 10 to 500 MB is parsed with the GIL held, so
+it is read after the last step. It stays in the run's folder, for https://ui.perfetto.dev.
 
-Torch has one profiler for a program. Where there is another, of the program's own, ours stays off:
-it would take that one's events, or end the training with "already enabled".
+Torch has one profiler per process. If the program uses its own, ours stays off: it would take the
+other's events, or end the training with "already enabled".
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _Called = TypeVar("_Called", bound="Callable[..., Any]")
 
 
 def _guarded(method: _Called) -> _Called:
-    """Our failure becomes a mark and the end of the profile, never of the training."""
+    """Wrap a method: an error becomes a mark and ends the profile, never the training."""
 
     @wraps(method)
     def call(self: Profile) -> None:
@@ -66,7 +65,7 @@ def _guarded(method: _Called) -> _Called:
 
 
 class Profile:
-    """Of `steps` steps after the first `after`; `step` is called at the end of each step."""
+    """Profiles `steps` steps after the first `after`; call `step` at the end of each step."""
 
     def __init__(self, meter: Meter, *, steps: int, after: int = AFTER) -> None:
         if steps < 1 or after < 0:
@@ -97,11 +96,11 @@ class Profile:
 
     @_guarded
     def start(self) -> None:
-        """Before the first step."""
+        """Prepare, before the first step."""
         began_ns = time.monotonic_ns()
         self._is_on = True
         # The profiler loads all of it when it is made ready, 1 to 3 s in the midst of a training.
-        with suppress(Exception):
+        with suppress(Exception):  # optional: any failure of this import is harmless here
             importlib.import_module("torch._inductor.config")
         if self._after == 0:
             self._begin()
@@ -109,7 +108,7 @@ class Profile:
 
     @_guarded
     def step(self) -> None:
-        """A step is over. Costs next to nothing but for the steps that are profiled."""
+        """A step is over. Costs next to nothing except for profiled steps."""
         if not self._is_on:
             return
         self._count += 1
@@ -123,14 +122,16 @@ class Profile:
         self._held_ns += time.monotonic_ns() - self._end_ns
 
     def stop(self) -> None:
-        """After the last step: what was seen is read now, when no step waits for it."""
+        """End, after the last step, and read the trace."""
         to_see = f"{self._steps} are" if self._steps > 1 else "1 is"
-        said = f"{self._count} steps were made, and {to_see} profiled after the first {self._first}"
-        self.let_go(said)
+        reason = (
+            f"{self._count} steps were made, and {to_see} profiled after the first {self._first}"
+        )
+        self.let_go(reason)
         self.read()
 
     def let_go(self, why: str) -> None:
-        """Look no further. What was seen to its end may still be read.
+        """Stop profiling. A complete trace can still be read.
 
         Torch's profiler belongs to the thread that began it: from another, this does nothing.
         """
@@ -139,12 +140,12 @@ class Profile:
 
     @_guarded
     def read(self) -> None:
-        """Bring what was seen into the run, if there is any: it takes a while."""
+        """Read the trace into the run, if there is one. Takes seconds."""
         path, self._unread = self._unread, None
         if path is None:
             return
-        found = split(events_of(path.read_text(encoding="utf-8", errors="replace")))
-        mark = found.mark(
+        trace = split(events_of(path.read_text(encoding="utf-8", errors="replace")))
+        mark = trace.mark(
             self._end_ns,
             lasted_s=(self._end_ns - self._start_ns) / NS_PER_S,
             held_s=self._held_ns / NS_PER_S,
@@ -172,15 +173,17 @@ class Profile:
             self._export()
 
     def _export(self) -> None:
-        """The profiler has seen its steps. Not packed here: that takes six times as long."""
+        """Write the trace. Not compressed here: that takes six times as long."""
         path = self._meter.path / "profile" / f"rank{self._rank}.json"
         path.parent.mkdir(exist_ok=True)
         self._profiler.export_chrome_trace(str(path))
         self._is_on = False
         self._end()
         self._unread = path
-        said = f"profile/{path.name} is read when the training ends; until then: erg import {path}"
-        self._meter.mark("profile_unread", said)
+        message = (
+            f"profile/{path.name} is read when the training ends; until then: erg import {path}"
+        )
+        self._meter.mark("profile_unread", message)
 
     def _give_up(self, why: str) -> None:
         self._is_on = False
@@ -190,7 +193,7 @@ class Profile:
     def _end(self) -> None:
         profiler, self._profiler = self._profiler, None
         if profiler is not None:
-            with suppress(Exception):
+            with suppress(Exception):  # torch may fail in any way; the training goes on
                 profiler.__exit__(None, None, None)
             with suppress(Exception):  # which the line above does last, unless it fails
                 autograd_profiler.KinetoStepTracker.erase_step_count(_COUNTED_AS)
@@ -202,7 +205,7 @@ class Profile:
 
 
 def _packed(path: Path) -> Path:
-    """The trace in a tenth of the room; as it is where there is no room to pack it."""
+    """Compress the trace to a tenth; returns it unchanged where there is no space for that."""
     packed = path.with_name(f"{path.name}.gz")
     try:
         with path.open("rb") as plain, gzip.open(packed, "wb") as out:
@@ -215,7 +218,7 @@ def _packed(path: Path) -> Path:
 
 
 def _is_another() -> bool:
-    """Whether there is a profiler beside ours, on or made and not yet closed.
+    """True if another profiler is on, or made and not yet closed.
 
     One that waits for its turn, or warms up, is not "enabled". But each is counted from where it
     is made to where it is closed, among those who count steps for torch.
@@ -227,7 +230,7 @@ def _is_another() -> bool:
 
 
 def _activities() -> list[ProfilerActivity]:
-    found = [ProfilerActivity.CPU]
+    activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
-        found.append(ProfilerActivity.CUDA)
-    return found
+        activities.append(ProfilerActivity.CUDA)
+    return activities

@@ -1,13 +1,14 @@
-"""One line for any torch loop: plain, Accelerate, Fabric, DeepSpeed, FSDP, Megatron-style.
+"""Measures any torch loop with one line: plain, Accelerate, Fabric, DeepSpeed, FSDP, Megatron.
 
     watched = watch(model, optimizer, warmup_steps=3)
     for batch in loader:
         ...
     print(watched.summary().readings["throughput.tokens_per_s"])
 
-Steps are seen where the optimizer steps, tokens where the model is called, and what else takes time
-where torch does it: the loop itself is not changed, and nothing waits for a device. What the rules
-are is told in `torch_steps`. The loss is not seen: give it to `watched.logged(loss=...)`.
+Steps are detected where the optimizer steps, tokens where the model is called. Evaluation, data
+loading and checkpoints are timed where torch does them. The loop is not changed and no device is
+waited for; `torch.steps` has the rules. The loss is not visible: pass it to
+`watched.logged(loss=...)`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _MOST_WRAPPED = 5
 
 
 class Watched:
-    """A loop that is watched, until `close` or the end of the program."""
+    """A watched loop, until `close` or the end of the program."""
 
     def __init__(self, loop: Loop, training: Training, handle: Any) -> None:  # noqa: ANN401
         self._loop = loop
@@ -42,7 +43,7 @@ class Watched:
         self._is_closed = False
 
     def logged(self, **values: Any) -> None:  # noqa: ANN401
-        """Figures of the last step: loss, learning_rate, grad_norm. Tensors are not waited for."""
+        """Values of the last step: loss, learning_rate, grad_norm. Tensors are not waited for."""
         self._training.logged(values)
 
     def mark(self, name: str, detail: str = "") -> None:
@@ -62,7 +63,7 @@ class Watched:
         return self._path
 
     def close(self) -> None:
-        """Watch no longer, and close the run."""
+        """Stop watching, and close the run."""
         self._is_closed = True
         if self._training.meter is not None:
             self._path = self._training.meter.path
@@ -95,7 +96,7 @@ class Watched:
 
 
 def watch(model: Any = None, optimizer: Any = None, **options: Any) -> Watched:  # noqa: ANN401
-    """Measure the loop that is about to run, in this process; `options` are a Meter's.
+    """Measure the loop that is about to run in this process; `options` are a Meter's.
 
     `model` is what the loop calls, in whatever it is wrapped, and `optimizer` what steps; left out,
     both are found out when the first optimizer that was made after this line has stepped.
@@ -109,7 +110,7 @@ def watch(model: Any = None, optimizer: Any = None, **options: Any) -> Watched: 
     patches.loops.clear()
     trainings = [training]
     loop = Loop(lambda: trainings.pop() if trainings else None, root=model)
-    patches.look_at_torch()
+    patches.patch_torch()
     patches.loops.append(loop)
     if steps is None:
         handle = register_optimizer_step_post_hook(loop.stepped)
@@ -121,13 +122,13 @@ def watch(model: Any = None, optimizer: Any = None, **options: Any) -> Watched: 
 
 
 def _stepping(optimizer: Any) -> Any:  # noqa: ANN401
-    """The optimizer of torch in what Accelerate, Fabric or DeepSpeed made of it."""
-    found = optimizer
+    """The torch optimizer inside a wrapper of Accelerate, Fabric or DeepSpeed."""
+    inmost = optimizer
     for _ in range(_MOST_WRAPPED):
-        inner = getattr(found, "optimizer", None)
+        inner = getattr(inmost, "optimizer", None)
         if inner is None:
             break
-        found = inner
-    if found is None or isinstance(found, torch.optim.Optimizer):
-        return found
+        inmost = inner
+    if inmost is None or isinstance(inmost, torch.optim.Optimizer):
+        return inmost
     raise UsageError(f"optimizer must be a torch optimizer; got a {type(optimizer).__name__}")

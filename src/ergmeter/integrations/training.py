@@ -1,9 +1,9 @@
-"""One training that a framework runs, told to a Meter: what every integration calls.
+"""One training as every integration reports it to a Meter.
 
-An integration knows when its framework begins a step, hands over a batch, evaluates or saves; it
-says so here and computes nothing. Two promises are kept in this one place. The training thread
-pays for timestamps, shapes and, on a device, for two small reductions that nobody waits for. And
-whatever goes wrong in here is a mark in the run and the end of the telling, never of the training.
+An integration calls this when its framework begins a step, passes a batch, evaluates or saves; it
+computes nothing itself. The training thread pays for timestamps, shapes and, on a device, two small
+reductions that are not waited for. An error in here becomes a mark in the run and ends the
+recording, never the training.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ergmeter.errors import UsageError
-from ergmeter.integrations.batches import Counts, counted, rows_only
-from ergmeter.integrations.device_fetch import now_on
+from ergmeter.integrations.batches import Counts, count_samples, count_tokens
 from ergmeter.integrations.model_description import Description
-from ergmeter.integrations.unsettled_steps import UnsettledSteps
+from ergmeter.integrations.unsettled_steps import UnsettledSteps, device_events
 from ergmeter.meter import Meter, active_meters
 from ergmeter.meter.clock import moment
 from ergmeter.meter.run_plan import print_notice
@@ -37,14 +36,14 @@ if TYPE_CHECKING:
     from ergmeter.integrations.torch.roots import Root
     from ergmeter.records import Phase
 
-_MOST_HELD = 1_000_000  # steps that wait for numbers of a device: then it does not answer
+_MOST_UNSETTLED = 1_000_000  # steps that wait for numbers of a device: then it does not answer
 _MOST_EARLY = 64  # evaluations and saves before a training
 _Called = TypeVar("_Called", bound="Callable[..., Any]")
-_TOO_MANY = f"the device has not said what {_MOST_HELD} steps held: it does not answer"
+_TOO_MANY = f"the device has not said what {_MOST_UNSETTLED} steps held: it does not answer"
 
 
 def _guarded(method: _Called) -> _Called:
-    """Our failure becomes a mark, and this training is told no further."""
+    """Wrap a method: an error becomes a mark and ends the recording of this training."""
 
     @wraps(method)
     def call(self: Training, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
@@ -61,7 +60,7 @@ def _guarded(method: _Called) -> _Called:
 
 
 class Training:
-    """A training from its first step to its last. Any thread of the process may call it."""
+    """One training, from its first step to its last. Safe to call from any thread."""
 
     def __init__(
         self,
@@ -78,9 +77,9 @@ class Training:
         if not is_count or profile_steps < 0:
             raise UsageError(f"profile_steps is a number, 0 or more; got {profile_steps!r}")
         self._own = self.own = Meter(**options) if meter is None else None
-        # Unasked, from the hook of `erg record`: whoever else measures goes first.
+        # True for the hook of `erg record`: any other Meter or callback has priority.
         self._looks_on = self._own is not None and self._own.looks_on
-        self._given = meter
+        self._chosen_meter = meter
         self.meter: Meter | None = None
         self.failed = False
         self._failure = ""
@@ -90,13 +89,13 @@ class Training:
         self._counts: list[Counts] = []
         self._calls: Root | None = None
         self._unknown = False  # a micro-batch of this step without tokens: their sum isn't known
-        self._held = UnsettledSteps(self._pass_on)
+        self._unsettled = UnsettledSteps(self._pass_on)
         self._index = 0
         self._logged: dict[str, Any] = {}
         self._last: Step | None = None
         self._pid = 0
         self._rests = False  # its last step is done
-        self.before_end: Callable[[], None] | None = None  # tells what is still under way
+        self.before_end: Callable[[], None] | None = None  # reports an evaluation in progress
         self._profile_steps = profile_steps
         self._profile: Profile | None = None
 
@@ -106,7 +105,7 @@ class Training:
     def begin(
         self, model: object = None, *, first_step: int = 0, recorder: StepRecorder | None = None
     ) -> None:
-        """The training begins, or goes on after `first_step` steps.
+        """Begin the training, or resume it after `first_step` steps.
 
         `recorder` records its module calls already, where there is one.
         """
@@ -117,9 +116,9 @@ class Training:
         active_meters.end_resting()
         others = active_meters.meters()
         if others and self._looks_on:
-            self.failed = True  # somebody tells what goes on here already
+            self.failed = True  # this process is measured already
             return
-        self.meter = self._given or (others[0] if others else self._own)
+        self.meter = self._chosen_meter or (others[0] if others else self._own)
         assert self.meter is not None
         if self.meter not in others:
             self.meter.start()
@@ -140,7 +139,7 @@ class Training:
 
     @_guarded
     def trains(self, model: object) -> None:
-        """This is the model, whichever was said before."""
+        """Replace the model that `begin` was given."""
         self._shifts = shifts_labels(model)
         if self.meter is not None:
             if self._model is not None:
@@ -148,7 +147,7 @@ class Training:
             self._model = Description(self.meter, model)
 
     def end(self, ended: str | None = None, *, is_followed: bool = False) -> None:
-        """The training is over. A Meter of our own is closed with it, whatever went wrong.
+        """End the training, and close a Meter of our own, whatever failed.
 
         Where another training follows in this process, it does not wait for the FLOP count.
         """
@@ -172,7 +171,7 @@ class Training:
             meter.close(ended)
 
     def rest(self) -> None:
-        """The last step is done: stay open for a last evaluation or save, and hold no model.
+        """After the last step: stay open for a last evaluation or save, without the model.
 
         The run ends with the process, or where another training begins in it.
         """
@@ -186,11 +185,11 @@ class Training:
         self._rests = True
         active_meters.rests(self.meter, self.end)
 
-    # -- what a framework says --------------------------------------------------------------------
+    # -- events of a framework --------------------------------------------------------------------
 
     @_guarded
     def step_begin(self) -> None:
-        """A training step begins, unless one is under way."""
+        """A training step begins, unless one is in progress."""
         if self._start_ns is None:
             self._let_go()
             if self._model is not None and not self._model.is_settled:
@@ -199,8 +198,8 @@ class Training:
 
     @_guarded
     def batch(self, batch: object) -> None:
-        """A micro-batch of the step under way: what the model is given."""
-        counts = counted(batch, shifts=self._shifts) or rows_only(_values(batch))
+        """A micro-batch of the step in progress, as the model is given it."""
+        counts = count_tokens(batch, shifts=self._shifts) or count_samples(_values(batch))
         if counts is None:
             self._unknown = True
             self._look_at_calls(batch)
@@ -212,11 +211,11 @@ class Training:
         self,
         *,
         micro_steps: int | None = None,
-        loss: Any = None,  # noqa: ANN401  a number, or what a framework holds one in
+        loss: Any = None,  # noqa: ANN401  a number, or an object of the framework with one
         learning_rate: float | None = None,
         grad_norm: Any = None,  # noqa: ANN401
     ) -> None:
-        """The optimizer has stepped. What was logged later (`logged`) still reaches this step."""
+        """The optimizer has stepped. Values logged later (`logged`) still reach this step."""
         end_ns = moment()
         if self._start_ns is None:
             return
@@ -224,10 +223,10 @@ class Training:
         counts, self._counts = self._counts, []
         is_unknown, self._unknown = self._unknown, False
         if is_unknown and self._calls is not None:
-            counts = self._calls.taken()[1]
+            counts = self._calls.take_step()[1]
             is_unknown = not counts
         elif self._model is not None:
-            counts = self._model.laid_out(counts)
+            counts = self._model.in_model_layout(counts)
         self._hold(
             Step(
                 start_ns=start_ns,
@@ -249,32 +248,32 @@ class Training:
         micro_steps: int,
         after: Any = None,  # noqa: ANN401
     ) -> None:
-        """A whole step, from whoever puts it together itself; no counts where they aren't known.
+        """Add a whole step, from an integration that detects steps itself.
 
-        `after` is what `now_on` says of counts on a device. As little as can be is done here: loops
-        of tiny steps pay for nothing else.
+        `after` is what `device_events` returned for counts on a device. This does as little as
+        possible: loops of tiny steps pay for nothing else.
         """
         if self.failed:
             self._let_go_of_profile()
             return
-        model, rows = self._model, self._held.rows
+        model, rows = self._model, self._unsettled.rows
         if self._logged or model is None or not model.is_settled:
             self._before(counts)
         rows.append(((start_ns, end_ns, self._index, micro_steps), counts, after))
         self._index += 1
         if self._profile is not None:
             self._profiled()
-        if len(rows) > _MOST_HELD:
+        if len(rows) > _MOST_UNSETTLED:
             self._fail(OverflowError(_TOO_MANY))
 
     @_guarded
     def extend(self, end_ns: int) -> None:
         """The last step is not over: another optimizer has stepped for the same batch."""
-        self._held.extend(end_ns)
+        self._unsettled.extend(end_ns)
 
     @_guarded
     def products_in(self, dtype: str | None) -> None:
-        """What products are computed in, where the Meter was not told and weights don't say."""
+        """Set the precision of products, where neither the Meter nor the weights tell."""
         meter = self.meter
         if dtype is not None and meter is not None and meter.plan.settings.dtype is None:
             meter.plan = replace(meter.plan, settings=replace(meter.plan.settings, dtype=dtype))
@@ -283,14 +282,14 @@ class Training:
 
     @_guarded
     def step_cancelled(self) -> None:
-        """What began was no training step after all."""
+        """What began was no training step."""
         self._start_ns = None
         self._counts = []
         self._unknown = False
 
     @_guarded
     def logged(self, values: Mapping[str, Any]) -> None:
-        """Figures that the framework logs of its last step: loss, learning rate, gradient norm.
+        """Values that the framework logs for its last step: loss, learning rate, gradient norm.
 
         A number may still lie on a device: it is looked at when it is written, not here.
         """
@@ -301,7 +300,7 @@ class Training:
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
-        """Time that is no training step: eval, checkpoint, data."""
+        """A context for time outside training steps: eval, checkpoint, data."""
         start_ns = time.monotonic_ns()
         try:
             yield
@@ -312,10 +311,10 @@ class Training:
     def phase_over(
         self, phase: Phase, start_ns: int, *, end_ns: int | None = None, batch: object = None
     ) -> None:
-        """Such a time is over, that began then."""
+        """Record a phase that began at `start_ns`."""
         end_ns = time.monotonic_ns() if end_ns is None else end_ns
         if self.meter is not None and end_ns > start_ns:
-            counts = counted(batch, shifts=self._shifts) if batch is not None else None
+            counts = count_tokens(batch, shifts=self._shifts) if batch is not None else None
             computed = counts.computed if counts else None
             self.meter.record(Step(start_ns, end_ns, phase=phase, tokens_computed=computed))
 
@@ -327,7 +326,7 @@ class Training:
 
     @_guarded
     def total_steps(self, number: float) -> None:
-        """How many steps the framework means to make, where it knows: for who asks when it ends."""
+        """Set the planned number of steps, for the ETA; ignored where it is unknown."""
         handover = self.meter._handover if self.meter is not None else None
         if handover is not None and 0 < number < float("inf"):
             handover.describe(total_steps=int(number))
@@ -336,26 +335,26 @@ class Training:
 
     @_guarded
     def catch_up(self, *, waits: bool = True) -> None:
-        """Bring what was told so far into the run, FLOPs included; it may go on afterwards."""
+        """Write everything so far to the run, FLOPs included; the training may go on."""
         self._let_go()
         self._settle(wait=True)
         if self._profile is not None:
             self._profile.read()
         if self._model is not None:
-            self._model.finish(self._held.seen, waits=waits)
+            self._model.finish(self._unsettled.sums, waits=waits)
 
     def _give_way(self) -> None:
-        """Somebody begins to measure by their own will."""
+        """End, because the user begins to measure."""
         self.end()
         self.failed = True
 
     def _exit(self) -> None:
-        """The program ends before its training: by an error that it did not handle, or in peace."""
+        """The program ends before its training: by an unhandled error, or normally."""
         error = None if self._rests else getattr(sys, "last_value", None)
         self.end(failure(error) if error is not None else None)
 
     def _look_at_calls(self, batch: object) -> None:
-        """Tokens are those of the model's calls, where a batch holds none (prompts as text)."""
+        """Count the tokens of the model's calls, where a batch has none (prompts as text)."""
         model = self._model.model() if self._model is not None else None
         torch: Any = sys.modules.get("torch")
         if self._calls is None and batch is not None and torch is not None:
@@ -367,26 +366,26 @@ class Training:
 
     def _hold(self, step: Step, counts: list[Counts]) -> None:
         self._index += 1
-        laters = [later for one in counts for later in one.laters]
+        laters = [later for count in counts for later in count.laters]
         self._before(counts, is_paused=True)
         self._last = step
-        self._held.rows.append((step, counts, now_on(laters) if laters else None))
+        self._unsettled.rows.append((step, counts, device_events(laters) if laters else None))
         self._profiled()
-        if len(self._held.rows) > _MOST_HELD:
+        if len(self._unsettled.rows) > _MOST_UNSETTLED:
             raise OverflowError(_TOO_MANY)
 
     @_guarded
     def _before(self, counts: list[Counts], *, is_paused: bool = False) -> None:
-        """What is done before a step is held."""
+        """Prepare to store a step."""
         self._let_go()
         if self._model is not None:
             self._model.step_over(counts, is_paused=is_paused)
 
     def _let_go(self) -> None:
-        """The last step is complete once the next begins: what is logged of it comes in between."""
+        """Complete the last step with what was logged since: the next begins."""
         logged, self._logged = self._logged, {}
         last, self._last = self._last, None
-        self._held.complete(logged, last)
+        self._unsettled.complete(logged, last)
 
     @_guarded
     def _profiled(self) -> None:
@@ -394,7 +393,7 @@ class Training:
             self._profile.step()
 
     def _let_go_of_profile(self) -> None:
-        """After a failure; after one on a thread of ours, at the next call of the training's."""
+        """Stop the profiler after a failure, on the training's thread."""
         if self._profile is not None:
             self._profile.let_go(self._failure)
 
@@ -404,7 +403,7 @@ class Training:
         On the thread that hands over; at the end on the training's, which then may wait.
         """
         if os.getpid() == self._pid:
-            self._held.settle(wait=wait)
+            self._unsettled.settle(wait=wait)
 
     def _pass_on(self, step: Step) -> None:
         assert self.meter is not None
@@ -412,42 +411,42 @@ class Training:
 
     def _fail(self, error: Exception) -> None:
         self.failed = True
-        self._failure = said = f"{type(error).__name__}: {error}"[:500]
+        self._failure = reason = f"{type(error).__name__}: {error}"[:500]
         self._let_go_of_profile()
         if self.meter is not None and self.meter._handover is not None:
             t_ns = time.monotonic_ns()
-            self.meter._handover.marks.append(Mark(t_ns, "integration_failed", said))
+            self.meter._handover.marks.append(Mark(t_ns, "integration_failed", reason))
         elif not self._looks_on:  # there is no run to say it in
             print_notice(f"nothing is measured: {error}")
 
 
 class Outside:
-    """Evaluations and saves that a framework makes before its training, and after its end."""
+    """Evaluations and saves that a framework makes before and after its training."""
 
     def __init__(self) -> None:
         self._early: deque[tuple[Phase, int, int]] = deque(maxlen=_MOST_EARLY)
         self._resting: Training | None = None
 
     def over(self, phase: Phase, start_ns: int) -> None:
-        """Such a time is over, that began then."""
+        """Record a phase that began at `start_ns`."""
         if self._resting is not None and self._resting.meter is not None:
             self._resting.phase_over(phase, start_ns)
         else:  # of which training is known when it begins
             self._early.append((phase, start_ns, time.monotonic_ns()))
 
     def begin(self, training: Training) -> None:
-        """The training begins that those before it belong to."""
+        """Pass the phases before this training on to it."""
         while self._early:
             phase, start_ns, end_ns = self._early.popleft()
             training.phase_over(phase, start_ns, end_ns=end_ns)
 
     def rest(self, training: Training) -> None:
-        """What comes from now on belongs to this training, whose last step is done."""
+        """Pass later phases on to this training, whose last step is done."""
         self._resting = training
 
 
 def failure(error: BaseException) -> str:
-    """How a run ended that this came out of."""
+    """How a run ended, for this error."""
     kind, what = type(error).__name__, " ".join(str(error).split())[:300]
     return f"failed ({kind}: {what})" if what else f"failed ({kind})"
 
@@ -459,17 +458,17 @@ def _values(batch: object) -> list[Any]:
 
 
 def shifts_labels(model: object) -> bool:
-    """Whether the model compares each label with the position before it, as causal models do."""
+    """True if the model compares each label with the position before it, as causal models do."""
     names = {kind.__name__ for part in _around(model) for kind in type(part).__mro__}
     aligned = ("MaskedLM", "Seq2Seq", "ConditionalGeneration", "TokenClassification")
     return not any(name.endswith(aligned) for name in names)
 
 
 def _around(model: object) -> list[object]:
-    """A model and what it is wrapped around."""
-    found = [model]
+    """A model and those that it wraps."""
+    wrapped = [model]
     for name in ("module", "_orig_mod", "base_model", "model"):
-        inner = getattr(found[-1], name, None)
+        inner = getattr(wrapped[-1], name, None)
         if inner is not None and hasattr(inner, "parameters"):
-            found.append(inner)
-    return found
+            wrapped.append(inner)
+    return wrapped

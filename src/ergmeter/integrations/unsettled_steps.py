@@ -1,24 +1,125 @@
-"""Steps that are over, held until the numbers that belong to them are here.
+"""Finished steps whose counts or losses are not here yet: still on a device, or logged later.
 
-A count or a loss may still lie on a device, and a loss is often logged after its step. The trap:
-asking for it at once, which makes the training wait for the device. So a step is held as little
-more than its times, and whoever hands over, on another thread, asks for the numbers of many.
+Reading such a number at once would make the training wait for the device. So a step is stored as
+little more than its times, and the thread that hands over records fetches the numbers of many
+steps together.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ergmeter.integrations.batches import Counts, is_later
-from ergmeter.integrations.device_fetch import Fetch, now_on
+from ergmeter.meter.clock import apart_from_captures
 from ergmeter.records import Step
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+# -- fetching numbers from a device ----------------------------------------------------------------
+# `tensor.item()` waits until the device has done all queued work. Here the numbers of many steps
+# are copied together, by a thread and on a stream of our own, and read once the copy has arrived.
+# The training thread only records an event. While any thread captures a CUDA graph, an allocation
+# or query on another thread invalidates the capture, hence `apart_from_captures`.
+
+Events: TypeAlias = "dict[Any, Any]"  # by device: where its queue stood
+_streams: dict[Any, Any] = {}
+
+
+class Fetch:
+    """Copies numbers from their devices, once `start` is called."""
+
+    def __init__(self, numbers: Sequence[Any], after: Events | None = None) -> None:
+        """`after` is what `device_events` returned when the last number was computed."""
+        self._numbers = list(numbers)
+        self._after = after or {}
+        self._host: list[Any] = []  # of each device: places, and the numbers in host memory
+        self._arrived: list[Any] = []
+
+    def start(self) -> Fetch:
+        """Begin the copies. Runs on a thread of ours."""
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(self._numbers[0], torch.Tensor):
+            return self  # jax: its arrays are fetched by looking at them, here and not in the loop
+        places: dict[Any, list[int]] = {}
+        for index, number in enumerate(self._numbers):
+            places.setdefault(number.device, []).append(index)
+        for device, indices in places.items():
+            numbers = [self._numbers[index] for index in indices]
+            self._host.append((indices, self._copied(torch, device, numbers)))
+        return self
+
+    def _copied(self, torch: Any, device: Any, numbers: list[Any]) -> Any:  # noqa: ANN401
+        if device.type != "cuda":
+            return torch.stack([number.cpu().double() for number in numbers])
+        with (
+            apart_from_captures(),
+            torch.cuda.device(device),
+            torch.cuda.stream(_stream(torch, device)),
+        ):
+            if device in self._after:
+                torch.cuda.current_stream().wait_event(self._after[device])
+            together = torch.stack([number.double() for number in numbers])
+            host = torch.empty(len(numbers), dtype=torch.float64, pin_memory=True)
+            host.copy_(together, non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record()
+        self._arrived.append(arrived)
+        return host
+
+    @property
+    def is_here(self) -> bool:
+        """True if the numbers can be read without waiting."""
+        if not self._arrived:
+            return True
+        with apart_from_captures():
+            return all(event.query() for event in self._arrived)
+
+    def values(self) -> list[float]:
+        """The numbers. Waits for them if they are not here."""
+        if self._arrived:
+            with apart_from_captures():
+                for event in self._arrived:
+                    event.synchronize()
+        if not self._host:
+            return [float(number) for number in self._numbers]
+        values = dict.fromkeys(range(len(self._numbers)), 0.0)
+        for places, host in self._host:
+            values |= zip(places, host.tolist(), strict=True)
+        return [float(value) for value in values.values()]
+
+
+def device_events(numbers: Iterable[Any]) -> Events | None:
+    """Events in the queues of their devices now, without waiting; None without CUDA devices."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    devices = {getattr(number, "device", None) for number in numbers}
+    events: Events = {}
+    for device in devices:
+        if getattr(device, "type", "") == "cuda":
+            events[device] = torch.cuda.Event()
+            events[device].record(torch.cuda.current_stream(device))
+    return events or None
+
+
+def _stream(torch: Any, device: Any) -> Any:  # noqa: ANN401
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream(device)
+    return _streams[device]
+
+
+# -- steps -----------------------------------------------------------------------------------------
+
 Brief: TypeAlias = "Step | tuple[int, int, int, int]"  # start, end, index, micro-steps
-Row: TypeAlias = "tuple[Brief, list[Counts], Any]"  # and what `now_on` says of what is on a device
+Row: TypeAlias = (
+    "tuple[Brief, list[Counts], Any]"  # the events after which numbers on a device are ready
+)
 
 _LOSSES = ("loss", "train_loss", "train/loss")
 _RATES = ("learning_rate", "lr")
@@ -28,73 +129,75 @@ _FIGURES = ("loss", "learning_rate", "grad_norm")
 
 
 class UnsettledSteps:
-    """The steps of one training that wait, in order."""
+    """The finished steps of one training that wait for numbers, in order."""
 
     def __init__(self, pass_on: Callable[[Step], None]) -> None:
-        """`pass_on` is given each step once it is complete."""
+        """`pass_on` receives each step once it is complete."""
         self.rows: deque[Row] = deque()
-        self.seen = TokenSums()
+        self.sums = TokenSums()
         self._pass_on = pass_on
         self._fetch: tuple[Fetch, list[Row]] | None = None
         self._settling = threading.Lock()
 
     def extend(self, end_ns: int) -> None:
-        """The newest step lasts longer than was told."""
+        """Move the end of the newest step."""
         if self.rows:
             step, counts, after = self.rows.pop()
             self.rows.append((replace(_full_step(step), end_ns=end_ns), counts, after))
 
     def complete(self, logged: Mapping[str, Any], last: Step | None) -> None:
-        """What was logged of the newest step, if it is the one that is meant."""
+        """Add logged values to the newest step, if it is `last`."""
         if not logged or not self.rows:
             return
         newest, counts, after = self.rows[-1]
         if newest is last or isinstance(newest, tuple):
             far = [value for value in logged.values() if is_later(value)]
-            after = {**(after or {}), **(now_on(far) or {})}
+            after = {**(after or {}), **(device_events(far) or {})}
             self.rows[-1] = (_with_logged(_full_step(newest), logged), counts, after)
 
     def settle(self, *, wait: bool) -> None:
-        """Pass on the steps whose numbers are known; ask for those of the others."""
+        """Pass on the steps whose numbers are here; begin to fetch those of the others."""
         with self._settling:
             while self._settled(wait=wait):
                 pass
 
     def _settled(self, *, wait: bool) -> bool:
-        """Whether there may be more to pass on."""
+        """One round of `settle`; True if there may be more to pass on."""
         if self._fetch is not None:
             fetch, waiting = self._fetch
             if not (wait or fetch.is_here):
                 return False
             self._fetch = None
             self._give(waiting, fetch.values())
-        # The newest may still be told a loss, which is logged after its end.
+        # The loss of the newest step may be logged after its end.
         ready = [self.rows.popleft() for _ in range(len(self.rows) - (not wait))]
         if not ready:
             return False
         laters = [later for step, counts, _ in ready for later in _laters(step, counts)]
         if laters:
-            newest = {device: one for _, _, after in ready for device, one in (after or {}).items()}
+            newest = {
+                device: event for _, _, after in ready for device, event in (after or {}).items()
+            }
             self._fetch = (Fetch(laters, newest).start(), ready)
         else:
             self._give(ready, [])
         return True
 
     def _give(self, rows: list[Row], values: list[float]) -> None:
-        known = iter(values)
+        numbers = iter(values)
         for step, counts, _ in rows:
-            settled = [one.settled([next(known) for _ in one.laters]) for one in counts]
+            settled = [count.settled([next(numbers) for _ in count.laters]) for count in counts]
             far = [name for name in _FIGURES if is_later(getattr(step, name, None))]
             if far:
-                told: dict[str, Any] = {name: next(known) for name in far}
-                step = replace(_full_step(step), **told)
-            self.seen.add(settled)
+                fetched: dict[str, Any] = {name: next(numbers) for name in far}
+                step = replace(_full_step(step), **fetched)
+            self.sums.add(settled)
             self._pass_on(_with_tokens(_full_step(step), settled))
 
 
 @dataclass
 class TokenSums:
-    """The tokens of all steps so far, as far as attention makes a difference of their lengths."""
+    """Token sums over all steps, with the squares of sequence lengths for attention."""
 
     computed: int = 0
     real: int = 0
@@ -103,35 +206,35 @@ class TokenSums:
     first_losses: list[int | None] = field(default_factory=list)  # of each of the first steps
 
     def add(self, step: list[Counts]) -> None:
-        """The batches of one step, all numbers known."""
-        known = [one for one in step if one.computed is not None]
-        for one in known:
-            computed = one.computed or 0
+        """Add the batches of one step, all of whose numbers are here."""
+        counts = [count for count in step if count.computed is not None]
+        for count in counts:
+            computed = count.computed or 0
             self.computed += computed
-            self.real += computed if one.real is None else int(one.real)
-            self.squares += int(one.squares or 0)
-        loss = _total([one.loss for one in known]) if known else None
+            self.real += computed if count.real is None else int(count.real)
+            self.squares += int(count.squares or 0)
+        loss = _total([count.loss for count in counts]) if counts else None
         self.loss = _total([self.loss, loss])
         if len(self.first_losses) < _FIRST:
             self.first_losses.append(loss)
 
     @property
     def length(self) -> float:
-        """How long the sequence of a token is, on the average of all tokens."""
+        """Mean sequence length, weighted by tokens."""
         return self.squares / self.real
 
 
 def _laters(step: Brief, counts: list[Counts]) -> list[Any]:
-    """What of a step is still on a device: its counts, then what was logged of it."""
+    """The numbers of a step still on a device: its counts, then its logged values."""
     figures = [getattr(step, name, None) for name in _FIGURES]
     return [
-        *(later for one in counts for later in one.laters),
-        *(one for one in figures if is_later(one)),
+        *(later for count in counts for later in count.laters),
+        *(value for value in figures if is_later(value)),
     ]
 
 
 def _full_step(step: Brief) -> Step:
-    """A step that was held as little more than its times."""
+    """A full Step from its times."""
     if isinstance(step, Step):
         return step
     start_ns, end_ns, index, micro_steps = step
@@ -143,15 +246,15 @@ def _with_tokens(step: Step, counts: list[Counts]) -> Step:
         return step
     return replace(
         step,
-        tokens_computed=_total([one.computed for one in counts]),
-        tokens_real=_total([one.real for one in counts]),
-        tokens_loss=_total([one.loss for one in counts]),
-        samples=_total([one.samples for one in counts]),
+        tokens_computed=_total([count.computed for count in counts]),
+        tokens_real=_total([count.real for count in counts]),
+        tokens_loss=_total([count.loss for count in counts]),
+        samples=_total([count.samples for count in counts]),
     )
 
 
 def _total(amounts: list[Any]) -> int | None:
-    return None if any(one is None for one in amounts) else sum(amounts)
+    return None if any(amount is None for amount in amounts) else sum(amounts)
 
 
 def _with_logged(step: Step, logged: Mapping[str, Any]) -> Step:

@@ -20,7 +20,7 @@ from ergmeter.errors import ErgmeterError, NotMeasurable, PluginError, UsageErro
 from ergmeter.meter.run_plan import print_notice
 from ergmeter.ports import Sink, SinkRequest
 from ergmeter.records import Mark
-from ergmeter.sinks.shared.options import OPTIONS, checked, lacks
+from ergmeter.sinks.shared.options import OPTIONS, checked_options, missing_library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -59,7 +59,7 @@ def planned(sinks: Iterable[str | tuple[str, Mapping[str, Any]] | Sink]) -> tupl
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise UsageError(f"no sink {plan.name!r}{hint} (there are: {', '.join(available)})")
         if plan.made is None and plan.name in OPTIONS:  # one of ours: others tell when they load
-            checked(plan.name, plan.options)
+            checked_options(plan.name, plan.options)
     return plans
 
 
@@ -214,7 +214,7 @@ class Feed:
     def start(self) -> None:
         """Begin to feed. What can't be delivered for want of a library is said at once."""
         for plan in self._plans:
-            message = lacks(plan.name) if plan.made is None else ""
+            message = missing_library(plan.name) if plan.made is None else ""
             if message and self._is_first():
                 print_notice(f"nothing goes to the sink {plan.name!r}: {message}")
         self._thread.start()

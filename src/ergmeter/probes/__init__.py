@@ -1,1 +1,1 @@
-"""Reading devices: one module a kind of device, each behind `ergmeter.ports.Probe`."""
+"""Probes: one module for each kind of device, each implementing `ergmeter.ports.Probe`."""

@@ -1,16 +1,14 @@
-"""What does this program's own allocator hold on the device? Asked of torch, if it is there.
+"""Reads torch's caching allocator: bytes allocated and reserved by this process on each GPU.
 
-Two pitfalls. torch answers 0 for a device it has not touched, which is no measurement. And asking
-torch which GPUs there are initialises CUDA: a program on the CPU would get a context on a GPU, and
-one that forks could not use a GPU in its children. So nothing is asked before the program itself
-has initialised CUDA, and torch is never imported for it. The metrics are the allocator's own books:
-reading them does not synchronise the device.
+torch returns 0 for a device it has not used, which is no measurement. Listing GPUs through torch
+initialises CUDA: a CPU program would get a context on a GPU, and children of a fork could not use
+one. So nothing is read before the program itself has initialised CUDA, and torch is never imported
+for it. The values are the allocator's own statistics: reading them does not synchronise the device.
 
-Every rank calls its device cuda:0 or thereabouts, so the host and the process are part of the id.
-What is reserved is told as its high-water mark, like what is allocated: between two readings the
-allocator may take memory and give it back. So are the free parts of blocks that are in use, which
-nobody else can have: of what is reserved and not allocated, they are what fragmentation costs. The
-marks are never reset here: they are the program's own.
+Every rank calls its device cuda:0 or similar, so host and process are part of the id. Reserved
+bytes are the high-water mark, as allocated bytes are: between two readings the allocator may take
+memory and return it. The free parts of blocks in use (split bytes) are what fragmentation costs.
+The peaks are never reset here: they belong to the program.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ class AllocatorProbe:
         return Device(whose, "allocator", name, self.name, facts)
 
     def read(self) -> Sequence[Sample]:
-        """The books of every device that this process has put something on."""
+        """The statistics of every device that this process has used."""
         if not self._cuda.is_initialized():
             return []
         samples = []
@@ -75,4 +73,4 @@ class AllocatorProbe:
         return samples
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""

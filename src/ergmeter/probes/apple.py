@@ -1,9 +1,9 @@
-"""What do the CPU, the GPU and the memory of an Apple chip draw? From `macmon pipe`, without root.
+"""Reads the power of an Apple chip's CPU, GPU and memory from `macmon pipe`, without root.
 
-The trap: taking a part for the whole. What macOS counts is rails of the chip: the GPU's without the
-memory it works in, and nothing of the power supply. The whole machine's power, where the Mac has a
-sensor for it, is a device of a kind of its own, so that no sum adds it to its parts. The Neural
-Engine is left out: its power is macOS's own estimate, and PyTorch and MLX do not use it.
+macOS measures rails of the chip: the GPU's exclude its memory, and none include the power supply.
+Where the Mac has a sensor for the whole machine, that is a device of its own kind, so that no sum
+adds it to its parts. The Neural Engine is left out: its power is an estimate by macOS, and PyTorch
+and MLX do not use it.
 
 `powermetrics` reads the same counters and needs root. macOS has no public interface to them.
 """
@@ -42,10 +42,10 @@ class AppleProbe:
         self._stream = ToolStream(Command(TOOL, command))
         with ExitStack() as undo:
             undo.callback(self._stream.close)
-            self._parts, self.devices = self._described(_report(self._stream.first(FIRST_LINE_S)))
+            self._parts, self.devices = self._describe(_report(self._stream.first(FIRST_LINE_S)))
             undo.pop_all()
 
-    def _described(self, first: Mapping[str, Any]) -> tuple[dict[str, str], Sequence[Device]]:
+    def _describe(self, first: Mapping[str, Any]) -> tuple[dict[str, str], Sequence[Device]]:
         chip = str((first.get("soc") or {}).get("chip_name", "Apple chip"))
         host = platform.node()
         facts = {
@@ -67,9 +67,9 @@ class AppleProbe:
         ]
 
     def read(self) -> list[Sample]:
-        """What was printed since the last time, dated to the middle of each interval."""
+        """Samples printed since the last read, dated to the middle of each interval."""
         samples = []
-        for line in self._stream.taken():
+        for line in self._stream.new_lines():
             report = _report(line)
             t_ns = (line.t_ns or 0) - round(self.period_s * 5e8)
             samples += [_sample(t_ns, device, part, report) for part, device in self._parts.items()]
@@ -81,7 +81,7 @@ class AppleProbe:
 
 
 _KINDS: dict[str, Any] = {"gpu": "gpu", "cpu": "cpu", "ram": "dram", "sys": "module"}
-# What no reading says, by the reason.
+# Fields that are never read, by the reason.
 _ABSENT = {"gpu": {"an Apple GPU has no memory of its own": ["memory_bytes"]}}
 # A GPU has the chip's name: under that one its peak is found.
 _NAMES = {"gpu": "", "cpu": " CPU", "ram": " memory", "sys": ", the whole machine"}
@@ -96,13 +96,13 @@ _SCOPES = {
 def _tool(system: str = sys.platform) -> str:
     if system != "darwin" or platform.machine() != "arm64":
         raise NotMeasurable(f"no Apple chip here: this is {system} on {platform.machine()}")
-    found = shutil.which(TOOL)
-    if found is None:
+    path = shutil.which(TOOL)
+    if path is None:
         raise NotMeasurable(
             "the power of an Apple chip is read through macmon, which needs no root and is not"
             " installed: `brew install macmon`"
         )
-    return found
+    return path
 
 
 def _report(line: Line) -> Mapping[str, Any]:
@@ -116,7 +116,7 @@ def _report(line: Line) -> Mapping[str, Any]:
 
 
 def _present(report: Mapping[str, Any]) -> list[str]:
-    """The parts this Mac gives a power for. Memory and machine read 0 W where it does not."""
+    """The parts this Mac reports power for. Memory and machine read 0 W where it does not."""
     parts = [part for part in ("gpu", "cpu") if _number(report.get(f"{part}_power")) is not None]
     return parts + [part for part in ("ram", "sys") if _number(report.get(f"{part}_power"))]
 

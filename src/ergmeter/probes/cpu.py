@@ -1,7 +1,7 @@
-"""Which CPU is this? For the probes that name one; itself it reads nothing over time.
+"""The CPU's model name, for the probes that name one.
 
-The trap: `platform.processor()` is empty or just the architecture on most Linux systems, so the
-kernel's own list comes first. ARM kernels have no model name there.
+`platform.processor()` is empty or only the architecture on most Linux systems, so /proc/cpuinfo
+comes first. ARM kernels have no model name there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def cpu_model() -> str:
-    """The CPU's model, or the nearest thing the system says."""
+    """The CPU's model name, or the architecture where the system has none."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -1,11 +1,10 @@
-"""What does an NVIDIA Grace CPU draw, and the module it shares with a GPU? From ACPI power meters.
+"""Reads the power of NVIDIA Grace CPUs and of the modules they share with a GPU, from ACPI meters.
 
-The trap: adding the module to the GPU. "Module Power" of a GH200 or GB200 has the GPU, its memory,
-the CPU and its memory in it, and the losses of the regulators: it is a device of a kind of its own,
-which no sum takes in. "Grace Power" is the whole CPU socket; the CPU's and the SysIO's rails are
-parts of it, and are left out with that reason.
+"Module Power" of a GH200 or GB200 includes the GPU, its memory, the CPU, its memory and regulator
+losses. It is a device of its own kind, which no sum includes. "Grace Power" is the whole CPU
+socket; the rails of CPU and SysIO are parts of it, and are left out with that reason.
 
-A meter has no counter, only the mean power of its last interval, 50 ms or 1 s as it is set.
+A meter has no energy counter, only the mean power of its last interval, 50 ms or 1 s as configured.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class _Meter:
-    """One power meter, by what it measures."""
+    """One power meter."""
 
     file: Path  # power1_average, in microwatts
     scope: str
@@ -68,14 +67,14 @@ class GraceProbe:
         if "root" not in request.options and platform.machine() != "aarch64":
             raise NotMeasurable(f"no NVIDIA Grace CPU here: this machine is {platform.machine()}")
         root = Path(request.options.get("root", ROOT))
-        found = list(_meters(root))
-        if not found:
+        meters_ = list(_meters(root))
+        if not meters_:
             raise NotMeasurable(
                 f"no power meter of a Grace CPU under {root}: if this is one, load the kernel"
                 " module acpi_power_meter (`sudo modprobe acpi_power_meter`)"
             )
-        meters = [meter for meter in found if _part_of(meter, found) is None]
-        left_out = {m.label: f"part of {_part_of(m, found)}" for m in found if m not in meters}
+        meters = [meter for meter in meters_ if _part_of(meter, meters_) is None]
+        left_out = {m.label: f"part of {_part_of(m, meters_)}" for m in meters_ if m not in meters}
         host = platform.node()
         self._meters = {f"{self.name}:{host}:{meter.label}": meter for meter in meters}
         self.devices: Sequence[Device] = [
@@ -102,7 +101,7 @@ class GraceProbe:
         return records
 
     def close(self) -> None:
-        """Nothing is held open between reads."""
+        """Nothing to release."""
 
 
 def _meters(root: Path) -> Iterator[_Meter]:
@@ -126,11 +125,11 @@ def _interval_ms(average: Path) -> int | None:
         return None
 
 
-def _part_of(meter: _Meter, found: Sequence[_Meter]) -> str | None:
-    """The meter that has this one's power in it already."""
-    whole = f"Grace Power Socket {meter.socket}"
-    if meter.scope == "SysIO" or (meter.scope == "CPU" and whole in {m.label for m in found}):
-        return whole
+def _part_of(meter: _Meter, meters: Sequence[_Meter]) -> str | None:
+    """The label of the meter that includes this one's power, or None."""
+    socket = f"Grace Power Socket {meter.socket}"
+    if meter.scope == "SysIO" or (meter.scope == "CPU" and socket in {m.label for m in meters}):
+        return socket
     return None
 
 

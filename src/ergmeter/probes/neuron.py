@@ -1,10 +1,9 @@
-"""What are AWS Trainium and Inferentia chips doing? From `neuron-monitor`, and the driver's sysfs.
+"""Reads AWS Trainium and Inferentia chips from `neuron-monitor` and the driver's sysfs.
 
-The trap: a percentage taken for watts. All that the driver says of power is a share of a maximum
-that AWS does not publish, averaged over the last whole minute, the background power already taken
-away. It is no power and no energy, so both stay absent; each minute's shares are written as a mark.
-Who knows the maximum may declare it (`max_power_w`); the estimate that follows from it is written
-as the sensor's average, and no joules are made of it.
+The driver reports power only as a share of a maximum that AWS does not publish, averaged over the
+last whole minute, with background power subtracted. That is neither power nor energy, so both stay
+absent; each minute's shares are written as a mark. A user who knows the maximum may declare it
+(`max_power_w`); the resulting estimate is stored as the sensor's average, and gives no joules.
 
 neuron-monitor counts by NeuronCore, from 0 over all chips; here a chip is the device.
 """
@@ -38,7 +37,7 @@ FIRST_LINE_S = 8.0
 
 POWER_FILE = "stats/power/utilization"
 _MOVED_POWER_FILE = "**/power/utilization"  # driver 2.31 has moved files of its tree
-# What no reading says, by the reason.
+# Fields that are never read, by the reason.
 _ABSENT = {
     "the driver says only a share of a maximum that AWS does not publish, by the minute and without"
     " the background power": ["power_w", "energy_j"],
@@ -48,7 +47,7 @@ _ABSENT = {
 
 @dataclass
 class _Use:
-    """What one chip did in a report."""
+    """The use of one chip in a report."""
 
     busy_frac: float = 0.0
     memory_bytes: int | None = None
@@ -77,7 +76,7 @@ class NeuronProbe:
             with ExitStack() as undo:
                 undo.callback(self._stream.close)
                 first = _report(self._stream.first(FIRST_LINE_S))
-                self._cores, self.devices = self._described(first, request.environment)
+                self._cores, self.devices = self._describe(first, request.environment)
                 undo.pop_all()
         self._chips = {int(device.facts["index"]): device.id for device in self.devices}
         self._power_files = {
@@ -85,9 +84,9 @@ class NeuronProbe:
         }
 
     def read(self) -> list[Sample | Mark]:
-        """What neuron-monitor printed since the last time; and who uses which chip."""
+        """Samples printed since the last read, and marks of who uses which chip."""
         samples: list[Sample | Mark] = []
-        lines = self._stream.taken()
+        lines = self._stream.new_lines()
         t_ns = time.monotonic_ns()
         marks = list(self._power_marks(t_ns))
         used: Mapping[int, _Use] = {}
@@ -103,13 +102,13 @@ class NeuronProbe:
                 )
                 for chip, device in self._chips.items()
             ]
-        return [*samples, *marks, *(self._company(t_ns, used) if lines else ())]
+        return [*samples, *marks, *(self._use_marks(t_ns, used) if lines else ())]
 
     def close(self) -> None:
         """End neuron-monitor."""
         self._stream.close()
 
-    def _described(
+    def _describe(
         self, report: Mapping[str, Any], environment: Mapping[str, str]
     ) -> tuple[int, list[Device]]:
         hardware = report.get("neuron_hardware_info") or {}
@@ -119,8 +118,8 @@ class NeuronProbe:
         except (KeyError, ValueError):
             count = cores = 0
         if count < 1 or cores < 1:
-            said = hardware.get("error") or "it names no chip"
-            raise NotMeasurable(f"{TOOL} sees no Neuron chip ({said}): see `neuron-ls`")
+            reason = hardware.get("error") or "it names no chip"
+            raise NotMeasurable(f"{TOOL} sees no Neuron chip ({reason}): see `neuron-ls`")
         chosen = _visible(environment, count=count, cores=cores)
         kind = str(hardware.get("neuron_device_type", "AWS Neuron chip"))
         facts = {
@@ -143,11 +142,11 @@ class NeuronProbe:
     def _power_marks(self, t_ns: int) -> Iterator[Mark]:
         """A mark for each chip's new minute of power shares."""
         for chip, device in self._chips.items():
-            said = _text(self._power_files[chip])
-            if said is None or said == self._minutes.get(chip):
+            text = _text(self._power_files[chip])
+            if text is None or text == self._minutes.get(chip):
                 continue
-            self._minutes[chip] = said
-            shares = power_shares(said)
+            self._minutes[chip] = text
+            shares = power_shares(text)
             if shares is None:
                 self._shares.pop(chip, None)
                 continue
@@ -161,34 +160,34 @@ class NeuronProbe:
             return None
         return self._shares[chip] * float(self._max_power_w)
 
-    def _company(self, t_ns: int, used: Mapping[int, _Use]) -> Iterator[Mark]:
+    def _use_marks(self, t_ns: int, used: Mapping[int, _Use]) -> Iterator[Mark]:
         pids = {chip: sorted(used[chip].pids) if chip in used else [] for chip in self._chips}
         asked = [(device, lambda chip=chip: pids[chip]) for chip, device in self._chips.items()]
-        seen, shared = self._usage.changes(asked)
-        yield from (Mark(t_ns, "device_used", device) for device in seen)
+        on_chips, shared = self._usage.changes(asked)
+        yield from (Mark(t_ns, "device_used", device) for device in on_chips)
         yield from (Mark(t_ns, "device_shared", f"{chip} {who}") for chip, who in shared.items())
 
 
 def uses(report: Mapping[str, Any], *, cores_per_chip: int) -> dict[int, _Use]:
-    """What each chip did, of those that a program holds a core of."""
-    found: dict[int, _Use] = defaultdict(_Use)
+    """The use of each chip that a program has a core of."""
+    uses_: dict[int, _Use] = defaultdict(_Use)
     for program in report.get("neuron_runtime_data") or ():
         groups = program.get("report") or {}
         counters = groups.get("neuroncore_counters") or {}
-        for core, one in (counters.get("neuroncores_in_use") or {}).items():
-            chip = found[int(core) // cores_per_chip]
-            chip.busy_frac += float(one["neuroncore_utilization"]) / 100 / cores_per_chip
+        for core, use in (counters.get("neuroncores_in_use") or {}).items():
+            chip = uses_[int(core) // cores_per_chip]
+            chip.busy_frac += float(use["neuroncore_utilization"]) / 100 / cores_per_chip
             chip.pids.add(int(program["pid"]))
         memory = (groups.get("memory_used") or {}).get("neuron_runtime_used_bytes") or {}
         breakdown = memory.get("usage_breakdown") or {}
-        for core, held in (breakdown.get("neuroncore_memory_usage") or {}).items():
-            chip = found[int(core) // cores_per_chip]
-            chip.memory_bytes = (chip.memory_bytes or 0) + sum(int(part) for part in held.values())
-    return dict(found)
+        for core, parts in (breakdown.get("neuroncore_memory_usage") or {}).items():
+            chip = uses_[int(core) // cores_per_chip]
+            chip.memory_bytes = (chip.memory_bytes or 0) + sum(int(size) for size in parts.values())
+    return dict(uses_)
 
 
 def power_shares(text: str) -> tuple[float, float, float] | None:
-    """The least, the highest and the mean share of the maximum, 0 to 1; None if there is none.
+    """Minimum, maximum and mean share of the maximum power, 0 to 1; None if there is none.
 
     The driver writes STATUS,TIME,MIN,MAX,AVERAGE, in percent.
     """
@@ -201,12 +200,12 @@ def power_shares(text: str) -> tuple[float, float, float] | None:
 
 
 def _is_share(text: str) -> bool:
-    """Whether it is a number: a file may be read while the driver writes it."""
+    """True if it is a number: a file may be read while the driver writes it."""
     return re.fullmatch(r"\s*\d+(\.\d+)?\s*", text) is not None
 
 
 def _config(period_s: float) -> dict[str, Any]:
-    """neuron-monitor's configuration: what is read here, and nothing else."""
+    """neuron-monitor's configuration, with only the groups that are read here."""
     groups = [{"type": "neuroncore_counters"}, {"type": "memory_used"}]
     return {
         "period": f"{period_s:g}s",
@@ -235,7 +234,7 @@ def _report(line: Line) -> Mapping[str, Any]:
 
 
 def _visible(environment: Mapping[str, str], *, count: int, cores: int) -> list[int]:
-    """The chips that have a core which the process may use."""
+    """The chips with a core that the process may use."""
     value = environment.get("NEURON_RT_VISIBLE_CORES")
     if not value:
         return list(range(count))

@@ -1,14 +1,12 @@
-"""What was the whole machine doing: CPU, waiting for disks, memory, disk and network traffic?
+"""Reads the whole machine: CPU shares, disk wait, memory, disk and network traffic.
 
-The trap: counting traffic twice. The kernel lists a disk, its partitions and the volumes made of
-them side by side, and a network card beside the bonds, bridges and tunnels built on it; the sum
-over the list is up to a multiple of the truth. So only what has hardware behind it counts. A
-container sees no hardware card: there, every interface but the loopback counts. The facts name
-what was counted. Traffic that bypasses the kernel (RDMA, NVLink) is in none of these counters.
+The kernel lists a disk, its partitions and its volumes side by side, and a network card beside the
+bonds, bridges and tunnels on it. Their sum counts traffic several times, so only devices backed by
+hardware count. A container sees no hardware card: there, every interface but the loopback counts.
+The facts name what was counted. Traffic that bypasses the kernel (RDMA, NVLink) is not included.
 
-CPU shares come from the difference between two reads, so the first read has none. Waiting for a
-disk is idle time, not busy time. Time stolen by a hypervisor counts as busy: there was work to do
-(the other way would call a crowded host idle).
+CPU shares are differences between two reads, so the first read has none. Waiting for a disk is idle
+time. Time stolen by a hypervisor counts as busy, because there was work to do.
 """
 
 from __future__ import annotations
@@ -99,18 +97,18 @@ class NodeProbe:
         ]
 
     def close(self) -> None:
-        """Nothing is held open between reads."""
+        """Nothing to release."""
 
 
 def cpu_shares(
     before: Mapping[str, float], after: Mapping[str, float]
 ) -> tuple[float | None, float | None]:
-    """Give the shares of time busy and waiting for a disk, between two readings of CPU times."""
-    spent = {state: after[state] - before[state] for state in after}
+    """Shares of time busy and waiting for a disk, between two readings of CPU times."""
+    elapsed = {state: after[state] - before[state] for state in after}
     # Linux counts guest time in user time as well.
-    total_s = sum(spent.values()) - spent.get("guest", 0.0) - spent.get("guest_nice", 0.0)
-    iowait_s = spent.get("iowait")
-    busy_s = total_s - spent["idle"] - (iowait_s or 0.0)
+    total_s = sum(elapsed.values()) - elapsed.get("guest", 0.0) - elapsed.get("guest_nice", 0.0)
+    iowait_s = elapsed.get("iowait")
+    busy_s = total_s - elapsed["idle"] - (iowait_s or 0.0)
     # The kernel documents that iowait may run backwards; a tick has not passed in under 10 ms.
     if total_s <= 0 or busy_s < 0 or (iowait_s or 0.0) < 0:
         return None, None
@@ -118,14 +116,14 @@ def cpu_shares(
 
 
 def physical_disks(names: Iterable[str], block: Path) -> frozenset[str]:
-    """Choose the disks that have hardware behind them: no partition, LVM, RAID, loop or zram."""
+    """The disks backed by hardware: no partition, LVM, RAID, loop or zram."""
     if not block.is_dir():  # not Linux: the list has whole disks only
         return frozenset(names)
     return frozenset(name for name in names if _is_physical_disk(block / name))
 
 
 def _is_physical_disk(folder: Path) -> bool:
-    """Say whether it is a device of its own, and not one path of several to an NVMe disk."""
+    """True for a device of its own, not one path of several to an NVMe disk."""
     try:
         hidden = (folder / "hidden").read_text().strip() == "1"
     except OSError:
@@ -134,13 +132,13 @@ def _is_physical_disk(folder: Path) -> bool:
 
 
 def network_cards(names: Iterable[str], net: Path) -> frozenset[str]:
-    """Choose the interfaces with hardware behind them, or else all but the loopback."""
+    """The interfaces backed by hardware, or else all but the loopback."""
     outward = frozenset(name for name in names if not re.fullmatch(r"lo\d*", name))
     return frozenset(name for name in outward if (net / name / "device").exists()) or outward
 
 
 def total(counters: Mapping[str, ByteCounters], names: frozenset[str]) -> ByteCounters | None:
-    """Add up the named counters; None if one is missing, as the sum would run backwards."""
+    """The sum of the named counters; None if one is missing, as the sum would run backwards."""
     if not names or not names <= counters.keys():
         return None
     return ByteCounters(
@@ -163,7 +161,7 @@ def _card_counters() -> dict[str, ByteCounters]:
 
 
 def _disk_bytes(path: str) -> tuple[int | None, int | None]:
-    """Give the total and the free bytes of the path's file system."""
+    """Total and free bytes of the path's file system."""
     try:
         usage = shutil.disk_usage(path)
     except OSError:
@@ -172,7 +170,7 @@ def _disk_bytes(path: str) -> tuple[int | None, int | None]:
 
 
 def _cpu_peak() -> dict[str, object]:
-    """What the CPU could do at best, worked out from its parts, with what that assumes."""
+    """The CPU's theoretical peak, with what that assumes."""
     try:
         text = Path("/proc/cpuinfo").read_text("utf-8")
         spec = cpu_peak_of(text, clock_hz=_highest_clock_hz())

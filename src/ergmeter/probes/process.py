@@ -1,18 +1,15 @@
-"""How much memory and CPU time did the measured program use, with everything it started?
+"""Reads memory and CPU time of the measured program and all its descendants.
 
-The trap: CPU time moves. While a child runs, its time is its own; once its parent has waited for
-it, the kernel adds it to the parent's "children" times. Summing own times forgets the dead, and
-adding the children's times as well counts them twice for as long as a sample remembers the child.
-`CpuLedger` credits every second once: growth of own times, and growth of the children's times less
-what was already credited to the child while it lived. A child that lived and died between two
-reads is thereby counted too. (The other way, the cgroup's counter, includes whatever else runs in
-that cgroup.)
+While a child runs, its CPU time is its own; once its parent has waited for it, the kernel adds it
+to the parent's "children" times. Summing own times forgets ended children, and adding the
+children's times counts them twice. `CpuLedger` credits each second once: growth of own times, and
+growth of the children's times less what was credited to the child while it ran. That includes a
+child that lived and ended between two reads. (The cgroup's counter would include other programs.)
 
-Memory is the sum of resident sizes, so pages shared between processes count once in each. The
-proportional size (PSS) would be truer, and makes the kernel walk every page table: milliseconds
-for each process with a large heap. What was held for a moment between two reads is not in it. The
-kernel remembers that, for each process by itself: its high-water mark, of which the largest is read
-with each sample. Marks can't be added up: processes need not have peaked together.
+Memory is the sum of resident sizes, so pages shared between processes count once in each. PSS would
+be more exact, but makes the kernel walk every page table: milliseconds for each large process. A
+peak between two reads is not in the sum. The kernel keeps a high-water mark for each process, of
+which the largest is read with each sample. Marks can't be added: processes need not peak together.
 """
 
 from __future__ import annotations
@@ -32,19 +29,16 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.ports import ProbeRequest
 from ergmeter.records import Device, Sample
 
-# -- cgroup ----------------------------------------------------------------------------------------
-# How much memory and how many cores may a process use at most? From its control groups.
-#
-# The trap: looking at its own cgroup only. A limit set further up, by a container or a batch
-# system, holds for all below it, and in a container the way up may be mounted under another name.
+# -- limits of control groups ----------------------------------------------------------------------
+# A limit set further up, by a container or a batch system, applies to all cgroups below it. In a
+# container the parent may be mounted under another name.
 
-
-# cgroup v1 says "unlimited" as the largest long, rounded down to a page.
+# cgroup v1 writes "unlimited" as the largest long, rounded down to a page.
 UNLIMITED_BYTES = 1 << 62
 
 
 def cgroup_limits(pid: int, proc: Path = Path("/proc")) -> tuple[int | None, float | None]:
-    """Give the bytes and the cores that the process's cgroups allow; None where unlimited.
+    """Bytes and cores that the process's cgroups allow; None where unlimited.
 
     A limit holds for all below it, so the tightest one on the way up counts.
     """
@@ -71,8 +65,8 @@ def _cgroups(pid: int, proc: Path) -> Iterator[Path]:
         _, controllers, path = line.split(":", 2)
         own |= dict.fromkeys(controllers.split(","), path)  # v2's line names no controller
     for line in (proc / "self" / "mountinfo").read_text().splitlines():
-        place, _, kind = line.partition(" - ")
-        root, mount = place.split()[3:5]
+        mount_fields, _, kind = line.partition(" - ")
+        root, mount = mount_fields.split()[3:5]
         file_system, *_, options = kind.split()
         mounted = {"cgroup2": [""], "cgroup": options.split(",")}.get(file_system, [])
         for path in {own[controller] for controller in mounted if controller in own}:
@@ -89,8 +83,7 @@ def _words(cgroup: Path, *names: str) -> list[str]:
         return []
 
 
-# -- process ---------------------------------------------------------------------------------------
-
+# -- the probe -------------------------------------------------------------------------------------
 
 PERIOD_S = 2.0
 # Finding descendants means asking every process on the machine for its parent: 15 µs each, and a
@@ -104,7 +97,7 @@ _HIGH_WATER = re.compile(rb"^VmHWM:\s*(\d+) kB", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the kernel says of one process: its own CPU time, and that of children waited for."""
+    """One process in the kernel's accounts: own CPU time, and that of children waited for."""
 
     parent: int
     started_s: float  # with the pid, an identity: pids are used again
@@ -113,7 +106,7 @@ class Usage:
 
 
 class CpuLedger:
-    """The CPU time of a changing set of processes: each second once, and never less than before."""
+    """CPU time of a changing set of processes: each second once, never decreasing."""
 
     def __init__(self) -> None:
         self.total_s = 0.0
@@ -121,7 +114,7 @@ class CpuLedger:
         self._owed_s: dict[int, float] = {}
 
     def enter(self, now: Mapping[int, Usage]) -> float:
-        """Take in the processes of one read; return the total so far."""
+        """Add the processes of one read; returns the total so far."""
         died_s = self._credited_to_the_dead(now)
         owed_s: dict[int, float] = {}
         for pid, usage in now.items():
@@ -138,7 +131,7 @@ class CpuLedger:
         return self.total_s
 
     def _credited_to_the_dead(self, now: Mapping[int, Usage]) -> dict[int, float]:
-        """Sum what was credited to processes now gone, by the living ancestor that inherits it."""
+        """CPU time credited to processes now gone, by the living ancestor that inherits it."""
         died_s: defaultdict[int, float] = defaultdict(float)
         for pid, usage in self._last.items():
             if pid in now and now[pid].started_s == usage.started_s:
@@ -153,7 +146,7 @@ class CpuLedger:
 class ProcessProbe:
     """Reads the measured process and its descendants, as one device.
 
-    The option `peak_bytes` is asked after the end of the program for what the kernel said of it.
+    The option `peak_bytes` is called after the program's end for the peak that the kernel reports.
     """
 
     name = "process"
@@ -182,7 +175,7 @@ class ProcessProbe:
         self._final_peak: Callable[[], int | None] | None = request.options.get("peak_bytes")
 
     def read(self) -> list[Sample]:
-        """Add up the tree as it is now; nothing once the measured process is gone."""
+        """The sum over the process tree now; nothing once the measured process is gone."""
         self._find_members()
         t_ns = time.monotonic_ns()
         usages: dict[int, Usage] = {}
@@ -196,7 +189,7 @@ class ProcessProbe:
         if self._root.pid not in usages:
             return []
         cpu_s = self._ledger.enter(usages)
-        # An exited process that nobody has waited for yet has CPU times, and no memory to read.
+        # An exited process that was not waited for yet has CPU times, and no memory to read.
         memory_bytes = resident_bytes or None
         peak_bytes = max(marks_bytes) or None
         return [
@@ -210,7 +203,7 @@ class ProcessProbe:
         ]
 
     def read_last(self) -> list[Sample]:
-        """Read once more; of a program that has ended, what is known only then."""
+        """A last reading; for a program that has ended, what is known only then."""
         samples = self.read()
         peak_bytes = self._final_peak() if self._final_peak else None
         if peak_bytes is not None:
@@ -219,7 +212,7 @@ class ProcessProbe:
         return samples
 
     def close(self) -> None:
-        """Nothing is held open between reads."""
+        """Nothing to release."""
 
     def _find_members(self) -> None:
         """Look for new descendants, rarely enough to cost at most TREE_COST_FRAC of the time."""
@@ -230,16 +223,16 @@ class ProcessProbe:
             descendants = self._root.children(recursive=True)
         except psutil.Error:  # the measured process is gone: the read will say so
             return
-        found = [self._root, *descendants]  # parents before their children: see CpuLedger
+        members = [self._root, *descendants]  # parents before their children: see CpuLedger
         # One whose parent died belongs to init now, and is still the program's.
-        orphans = [process for process in self._members if process not in found]
-        self._members = [*found, *(process for process in orphans if process.is_running())]
+        orphans = [process for process in self._members if process not in members]
+        self._members = [*members, *(process for process in orphans if process.is_running())]
         cost_s = time.monotonic() - began_s
         self._look_again_s = began_s + max(TREE_PERIOD_S, cost_s / TREE_COST_FRAC)
 
 
 def _reading(process: psutil.Process) -> tuple[Usage, int] | None:
-    """Read a process's CPU times and resident bytes; None when it is gone."""
+    """A process's CPU times and resident bytes; None when it is gone."""
     try:
         with process.oneshot():
             cpu = process.cpu_times()
@@ -255,13 +248,13 @@ def _reading(process: psutil.Process) -> tuple[Usage, int] | None:
 
 
 def high_water_bytes(pid: int | str) -> int | None:
-    """The most that a process was ever resident with; None where the kernel does not tell."""
+    """The peak resident bytes of a process; None where the kernel does not report it."""
     try:
         status = Path(f"/proc/{pid}/status").read_bytes()
     except OSError:  # gone, or no Linux
         return None
-    found = _HIGH_WATER.search(status)
-    return int(found[1]) * 1024 if found else None
+    match = _HIGH_WATER.search(status)
+    return int(match[1]) * 1024 if match else None
 
 
 def _cpus_in_affinity(pid: int) -> int | None:

@@ -1,16 +1,16 @@
-"""How many joules did the CPU packages and their memory draw? From Linux's powercap counters.
+"""Reads the energy of CPU packages and their DRAM from Linux's powercap counters.
 
-The trap: adding up everything that has an `energy_uj` file. A package already contains its core
-and uncore zones, psys contains the packages, and the same package may be listed twice (through
-MSRs and through MMIO). So each package and each package's DRAM is one device, once; what was left
-out is listed in the facts with its reason. AMD's counters come under the same intel-rapl names.
+Not every `energy_uj` file may be added up: a package contains its core and uncore zones, psys
+contains the packages, and a package may be listed twice (MSR and MMIO). So each package and each
+package's DRAM is one device; what was left out is in the facts with its reason. AMD's counters have
+the same intel-rapl names.
 
-The counters wrap, after some minutes under load. Each is unwrapped into one that only grows,
-on the assumption of at most one wrap between two reads (262 kJ at 500 W last 8 minutes). A fall
-that would need more watts than any package draws is no wrap: the counter was reset, and is lost.
+The counters wrap after some minutes under load. They are unwrapped, assuming at most one wrap
+between two reads (262 kJ at 500 W last 8 minutes). A fall that would need more watts than any
+package draws is a reset: the counter is lost.
 
-A package whose counter stands at 0, beside others that count, stays a device without readings: the
-sum over the packages is then absent, and not quietly that of one socket.
+A package whose counter stays at 0 beside others that count remains a device without readings. The
+sum over packages is then absent, rather than that of one socket.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ZONE = re.compile(r"(?P<package>intel-rapl(-mmio)?:\d+)(?P<sub>:\d+)?")
 
 @dataclass
 class _Zone:
-    """A powercap zone that is a device of its own, and its counter so far."""
+    """A powercap zone that is a device, and its counter so far."""
 
     folder: Path
     label: str  # "package-0" or "package-0:dram"
@@ -58,7 +58,7 @@ class _Zone:
         self.last_s = time.monotonic()
 
     def energy_j(self) -> float:
-        """Read the counter, and add what it counted since the last time.
+        """Joules so far: reads the counter and adds its growth.
 
         ValueError if it fell, and a wrap does not explain it.
         """
@@ -85,13 +85,13 @@ class RaplProbe:
         if not root.is_dir():
             raise NotMeasurable(absence(root))
         skipped: dict[str, str] = {}
-        found = list(_zones(root, skipped))
-        self._zones = [zone for zone in found if _counts(zone, skipped)]
+        zones = list(_zones(root, skipped))
+        self._zones = [zone for zone in zones if _counts(zone, skipped)]
         if not any(zone.kind == "cpu" for zone in self._zones):
             raise NotMeasurable(_no_package(root, skipped))
         host, model = platform.node(), cpu_model()
         devices: list[Device] = []
-        for zone in found:
+        for zone in zones:
             if zone not in self._zones and zone.kind != "cpu":
                 continue
             zone.device = f"{self.name}:{host}:{zone.label}"
@@ -117,11 +117,11 @@ class RaplProbe:
         return records
 
     def close(self) -> None:
-        """Nothing is held open between reads."""
+        """Nothing to release."""
 
 
 def absence(root: Path, system: str = sys.platform) -> str:
-    """Say why there is no powercap directory, and what would help."""
+    """Why there is no powercap directory, and what would help."""
     if system != "linux":
         return f"RAPL counters are read through Linux's powercap, and this is {system}"
     return (
@@ -131,8 +131,8 @@ def absence(root: Path, system: str = sys.platform) -> str:
 
 
 def _zones(root: Path, skipped: dict[str, str]) -> Iterator[_Zone]:
-    """Find the zones that are devices; note the others with the reason they are not."""
-    seen: dict[str, str] = {}
+    """Find the zones that are devices; note the others with their reasons."""
+    domains: dict[str, str] = {}
     # "intel-rapl:" sorts after "intel-rapl-mmio:", and the MSR zones are the ones to prefer.
     for folder in sorted(root.iterdir(), key=lambda folder: ("mmio" in folder.name, folder.name)):
         match = _ZONE.fullmatch(folder.name)
@@ -146,12 +146,12 @@ def _zones(root: Path, skipped: dict[str, str]) -> Iterator[_Zone]:
             continue
         label = f"{inside}:{name}" if match["sub"] else name
         reason = _not_a_device(name, inside, is_part=match["sub"] is not None)
-        if reason is None and label in seen:
-            reason = f"the same {label} as {seen[label]}"
+        if reason is None and label in domains:
+            reason = f"the same {label} as {domains[label]}"
         if reason is not None:
             skipped[folder.name] = reason
             continue
-        seen[label] = folder.name
+        domains[label] = folder.name
         yield _Zone(folder, label, "dram" if match["sub"] else "cpu")
 
 
@@ -188,10 +188,11 @@ def _counts(zone: _Zone, skipped: dict[str, str]) -> bool:
 
 
 def _no_package(root: Path, skipped: dict[str, str]) -> str:
-    seen = "; ".join(f"{zone}: {reason}" for zone, reason in skipped.items())
+    reasons = "; ".join(f"{zone}: {reason}" for zone, reason in skipped.items())
     return (
-        f"no CPU package to read under {root} ({seen or 'no intel-rapl zone'}): a virtual machine, "
-        "a container that hides them, or a kernel without RAPL; measure on the host itself"
+        f"no CPU package to read under {root} ({reasons or 'no intel-rapl zone'}): a virtual"
+        " machine, a container that hides them, or a kernel without RAPL; measure on the host"
+        " itself"
     )
 
 

@@ -1,27 +1,180 @@
-"""What would a run on that GPU have recorded? Plays a recording of a real one, on any machine.
+"""Plays back the recording of a real GPU, on any machine.
 
-The trap: handing over what lies ahead. A sample is given once its moment has come, and dated on
-this machine's clock; what a recording holds, and how its rows become samples, is in `recording`.
+A sample is returned once its time has come, with a timestamp of this machine's clock.
 """
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
+import json
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+import zlib
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import fields, replace
+from itertools import chain
 from pathlib import Path
+from typing import Any, TypeVar
 
-from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.errors import FormatError, NotMeasurable, UsageError
 from ergmeter.ports import ProbeRequest
-from ergmeter.probes.recording import (
-    PROBE,
-    recorded_device,
-    recorded_phases,
-    recorded_samples,
-    recorded_steps,
-)
-from ergmeter.records import Device, Mark, Sample
+from ergmeter.records import Device, Mark, Sample, Step, Window
+from ergmeter.units import HZ_PER_MHZ, J_PER_MJ, NS_PER_S, W_PER_MW
+
+# -- the recording ---------------------------------------------------------------------------------
+# A row has two times: the quick readings, and the energy counter, whose read took milliseconds and
+# is dated at its middle. At 700 W ten milliseconds are seven joules, so each row becomes two
+# samples. Hardware counters are a third, dated at the end of their interval.
+#
+# A recording is a folder with NAME_samples.csv and, where they exist, NAME_gpm.csv, NAME_steps.csv
+# and NAME_trace.json; a CSV may be gzipped. Times are nanoseconds from the recording's start.
+
+PROBE = "replay"  # that plays it
+FRAC_PER_PERCENT = 0.01
+HIDEABLE = frozenset(field.name for field in fields(Sample)) - {"t_ns", "device"}
+
+Row = dict[str, str]
+Record = TypeVar("Record")
+
+
+def recorded_device(path: Path) -> Device:
+    """The recorded device, under an id of its own: the recording has no UUID."""
+    name, trace = _name(path), _trace(path)
+    facts = {"recording": name, "driver": trace.get("driver"), "torch": trace.get("torch")}
+    title = str(trace.get("device", name))
+    return Device(f"replay:{name}", "gpu", title, PROBE, facts)
+
+
+def recorded_samples(path: Path, hide: Collection[str] = ()) -> list[Sample]:
+    """Every sample at its recorded time, in order, without the hidden fields.
+
+    Hiding energy_j or power_w makes the recording that of a lesser device.
+    """
+    if not HIDEABLE.issuperset(hide):
+        raise UsageError(f"cannot hide {hide!r}: give a list of {', '.join(sorted(HIDEABLE))}")
+    device = recorded_device(path).id
+    rows = _records(path, "samples.csv", lambda row: _samples_of_row(row, device))
+    samples = list(chain.from_iterable(rows))
+    if _file(path, "gpm.csv").exists():
+        samples += _records(path, "gpm.csv", lambda row: _activity_sample(row, device))
+    if hide:
+        nothing: dict[str, Any] = dict.fromkeys(hide)
+        left = (replace(sample, **nothing) for sample in samples)
+        samples = [sample for sample in left if sample != Sample(sample.t_ns, device)]
+    return sorted(samples, key=lambda sample: sample.t_ns)
+
+
+def recorded_steps(path: Path) -> list[tuple[str, Step]]:
+    """Every training step, with the name of its phase of the recording."""
+    return _records(path, "steps.csv", lambda row: (row["phase"], _step(row)))
+
+
+def recorded_phases(path: Path) -> dict[str, Window]:
+    """The window of every phase of the recording, from its first step to its last."""
+    try:
+        phases = _trace(path)["phases"]
+        return {phase["name"]: Window(phase["start_ns"], phase["end_ns"]) for phase in phases}
+    except (KeyError, TypeError) as error:
+        file = _file(path, "trace.json")
+        raise FormatError(f"{file}: no phases of a recording here: {error}") from error
+
+
+def _samples_of_row(row: Row, device: str) -> tuple[Sample, Sample]:
+    quick = Sample(
+        int(row["t_ns"]),
+        device,
+        power_w=int(row["power_instant_mw"]) * W_PER_MW,
+        # NVML's PowerUsage is a mean of about a second on this generation.
+        power_average_w=int(row["power_usage_mw"]) * W_PER_MW,
+        memory_bytes=int(row["memory_used_bytes"]),
+        busy_frac=int(row["gpu_util_pct"]) * FRAC_PER_PERCENT,
+        clock_hz=int(row["sm_clock_mhz"]) * HZ_PER_MHZ,
+        temperature_c=float(row["temperature_c"]),
+        throttled=int(row["throttle_reasons"]),
+    )
+    middle_ns = (int(row["energy_read_start_ns"]) + int(row["energy_read_end_ns"])) // 2
+    return quick, Sample(middle_ns, device, energy_j=int(row["energy_counter_mj"]) * J_PER_MJ)
+
+
+# The counters' columns of a recording, and ours.
+_ACTIVITY = {
+    "graphics_util": "graphics_frac",
+    "sm_util": "sm_frac",
+    "sm_occupancy": "occupancy_frac",
+    "tensor_util": "tensor_frac",
+    "dram_bw_util": "dram_frac",
+}
+
+
+def _activity_sample(row: Row, device: str) -> Sample:
+    end_ns = int(row["end_ns"])
+    span_s = (end_ns - int(row["start_ns"])) / NS_PER_S
+    values: dict[str, Any] = {
+        ours: float(row[theirs]) * FRAC_PER_PERCENT for theirs, ours in _ACTIVITY.items()
+    }
+    return Sample(end_ns, device, activity_s=span_s, **values)
+
+
+def _step(row: Row) -> Step:
+    return Step(
+        int(row["start_ns"]),
+        int(row["end_ns"]),
+        index=int(row["step"]),
+        tokens_computed=int(row["tokens"]),
+        samples=int(row["samples"]),
+        loss=float(row["loss"]) if row["loss"] else None,
+    )
+
+
+def _records(path: Path, part: str, record: Callable[[Row], Record]) -> list[Record]:
+    """Read one CSV of the recording, a record a row."""
+    file = _file(path, part)
+    records: list[Record] = []
+    try:
+        data = file.read_bytes()
+        text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode()
+        records.extend(map(record, csv.DictReader(io.StringIO(text))))
+    except (OSError, EOFError, zlib.error) as error:
+        raise FormatError(f"{file}: cannot be read: {error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        where = f"{file}, line {len(records) + 2}"
+        raise FormatError(f"{where}: not a recording's row: {error!r}") from error
+    return records
+
+
+def _name(path: Path) -> str:
+    """The NAME of the one recording in a folder, or of the file given."""
+    files = path.glob("*_samples.csv*") if path.is_dir() else [path]
+    names = {file.name.partition("_samples.csv")[0] for file in files}
+    if len(names) != 1:
+        listed = ", ".join(sorted(names)) or "none"
+        raise FormatError(f"{path}: one NAME_samples.csv or .csv.gz is needed here, found {listed}")
+    return names.pop()
+
+
+def _file(path: Path, part: str) -> Path:
+    """The path of a part of the recording, gzipped where only that exists."""
+    plain = (path if path.is_dir() else path.parent) / f"{_name(path)}_{part}"
+    zipped = plain.with_name(f"{plain.name}.gz")
+    return zipped if zipped.exists() else plain
+
+
+def _trace(path: Path) -> dict[str, Any]:
+    file = _file(path, "trace.json")
+    try:
+        trace = json.loads(file.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise FormatError(f"{file}: not a recording's trace: {error}") from error
+    if not isinstance(trace, dict):
+        raise FormatError(f"{file}: not a recording's trace: a {type(trace).__name__}")
+    return trace
+
+
+# -- the probe -------------------------------------------------------------------------------------
 
 __all__ = [
     "ReplayProbe",
@@ -35,7 +188,7 @@ PERIOD_S = 0.1
 
 
 class ReplayProbe:
-    """Plays a recording from the moment it is made; at speed 1, as fast as it was recorded.
+    """Plays a recording from when it is created; at speed 1, as fast as it was recorded.
 
     At another speed time shrinks and the values stay: joules no longer are watts times seconds.
     """
@@ -61,7 +214,7 @@ class ReplayProbe:
         self._start_ns = time.monotonic_ns()
 
     def read(self) -> list[Sample | Mark]:
-        """Give the samples that have come due since the last read; none when it is over."""
+        """The samples due since the last read; none when it is over."""
         reached_ns = (time.monotonic_ns() - self._start_ns) * self._speed
         due: list[Sample | Mark] = []
         while self._next < len(self._samples) and self._samples[self._next].t_ns <= reached_ns:
@@ -72,5 +225,5 @@ class ReplayProbe:
         return due
 
     def close(self) -> None:
-        """Let the recording go."""
+        """Release the recording."""
         self._samples = []

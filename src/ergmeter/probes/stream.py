@@ -1,9 +1,9 @@
-"""What does a monitoring tool print while it runs? For the probes that read one, line by line.
+"""Runs a monitoring tool and collects the lines it prints, for probes that read one.
 
-The trap: waiting for a tool. A read from its pipe blocks until it prints, and a tool that nobody
-reads from blocks itself. So a thread of its own takes the lines as they come, dated, and a probe
-takes what has come. The tool has a session of its own: Ctrl-C is for the program that is measured.
-If this process is killed, the tool ends at its next line, which it has nowhere to write to.
+A read from a pipe blocks until the tool prints, and a tool whose pipe is full blocks too. So a
+thread takes each line with its time, and a probe takes what has come so far. The tool runs in its
+own session, so that Ctrl-C reaches only the measured program. If this process is killed, the tool
+ends at its next line, which it cannot write.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STOP_S = 1.0
 
 
 class Command(NamedTuple):
-    """A tool by its name, and how it is called."""
+    """A tool's name and its command line."""
 
     tool: str
     arguments: Sequence[str]
@@ -36,19 +36,19 @@ class ToolStream:
 
     def __init__(self, command: Command) -> None:
         self._tool = command.tool
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed with the tool
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed with the tool
         try:
             self._process = subprocess.Popen(
                 [*command.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=self._said,
+                stderr=self._stderr,
                 text=True,
                 errors="replace",
                 start_new_session=True,
             )
         except OSError as error:
-            self._said.close()
+            self._stderr.close()
             raise NotMeasurable(f"{self._tool} does not start: {error}") from None
         self._lines: deque[Line] = deque(maxlen=MAX_WAITING)
         self._came = threading.Event()
@@ -58,7 +58,7 @@ class ToolStream:
         self._thread.start()
 
     def first(self, wait_s: float) -> Line:
-        """The first line, which stays there to be taken. NotMeasurable if none comes in time."""
+        """The first line, which `new_lines` returns again. NotMeasurable if none comes in time."""
         self._came.wait(wait_s)
         if self._lines:
             return self._lines[0]
@@ -66,8 +66,8 @@ class ToolStream:
             raise NotMeasurable(f"{self._tool} printed nothing in {wait_s:g} s: run it by hand")
         raise NotMeasurable(self._ending())
 
-    def taken(self) -> list[Line]:
-        """The lines that have come since the last time. NotMeasurable once there can be no more."""
+    def new_lines(self) -> list[Line]:
+        """The lines since the last call. NotMeasurable once there can be no more."""
         is_over = not self._thread.is_alive()
         lines = [self._lines.popleft() for _ in range(len(self._lines))]
         if is_over and not lines:
@@ -86,7 +86,7 @@ class ToolStream:
         self._thread.join(STOP_S)
         if not self._thread.is_alive() and self._process.stdout is not None:
             self._process.stdout.close()
-        self._said.close()
+        self._stderr.close()
 
     def _take(self) -> None:
         assert self._process.stdout is not None
@@ -100,6 +100,6 @@ class ToolStream:
             ended = f"ended with exit code {self._process.wait(STOP_S)}"
         except subprocess.TimeoutExpired:
             ended = "runs on and prints no more"
-        self._said.seek(0)
-        said = self._said.read().decode(errors="replace").strip().splitlines()
-        return f"{self._tool} {ended}" + (f": {said[-1]}" if said else "")
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        return f"{self._tool} {ended}" + (f": {lines[-1]}" if lines else "")

@@ -1,16 +1,14 @@
-"""Which GPUs does the measured program compute on, how much of their memory is its own, and who
-else is there?
+"""Finds the GPUs that the program uses, its share of their memory, and other processes there.
 
-The trap: on a node with eight GPUs a program that uses one would be billed for all eight. NVML
-knows the processes that have a context on each GPU; ours are the measured process and its
-descendants. Where a launcher started several ranks on this node, one of them reads the GPUs for
-all, and the others are its siblings: there the launcher and its descendants are ours. In a
-container NVML may speak of process numbers that mean nothing there: then nobody is recognised. On a
-GPU where the program was recognised, whoever else computes is another program, and the board's
-energy is not the program's.
+On a node with eight GPUs a program that uses one must not be charged for all eight. NVML lists the
+processes with a context on each GPU; the program's are the measured process and its descendants.
+Where a launcher started several ranks on this node, one rank reads the GPUs for all: there the
+launcher and its descendants are the program's. In a container NVML may list process numbers of
+another namespace; then none is recognised. On a GPU where the program was recognised, any other
+process is another program, and the board's energy is not the program's alone.
 
-A GPU on which the program was not recognised is *unused* only if that is certain (`UseStates`);
-otherwise its use is *unknown*, and the summary says so.
+A GPU without the program is *unused* only if that is certain (`UseStates`); otherwise its use is
+*unknown*, and the summary says so.
 """
 
 from __future__ import annotations
@@ -24,10 +22,10 @@ from typing import Literal, TypeAlias
 import psutil
 
 PERIOD_S = 1.0
-# Finding descendants asks every process on the machine for its parent: so often, and when somebody
-# is seen who was not known.
+# Finding descendants reads the parent of every process: at this interval, and when a process
+# appears that is unknown.
 TREE_PERIOD_S = 5.0
-# These serve whoever computes, and compute nothing themselves.
+# Services of the driver, which compute nothing themselves.
 _SERVANTS = ("nvidia-cuda-mps", "nvidia-persiste", "nv-hostengine", "dcgm")
 # Computes in its own name for the programs that ask it to.
 _MPS_SERVER = "nvidia-cuda-mps"
@@ -44,12 +42,12 @@ Use: TypeAlias = Literal["used", "unused", "unknown"]
 
 
 class UsageWatch:
-    """Asks now and then who computes on a GPU."""
+    """Periodically finds the processes that compute on GPUs."""
 
     def __init__(self, pid: int, environment: Mapping[str, str]) -> None:
         self._pid = _launcher(pid) if _ranks_here(environment) > 1 else pid
         self._due_s = 0.0
-        self._seen: set[str] = set()
+        self._used: set[str] = set()
         self._shared: set[str] = set()
         self._ours: set[int] = set()
         self._others: set[int] = set()
@@ -58,19 +56,20 @@ class UsageWatch:
     def changes(
         self, gpus: Sequence[tuple[str, Callable[[], Collection[int]]]], *, now: bool = False
     ) -> tuple[list[str], dict[str, str]]:
-        """Of these GPUs (id, and how to ask for its processes), those seen in use just now; and
-        those of ours on which somebody else was seen, with who. Each is told once.
+        """The GPUs newly in use by the program, and those newly shared, with the other processes.
 
-        They are asked every PERIOD_S, and if `now`."""
+        `gpus` are ids with a function that lists the processes there. They are read every PERIOD_S,
+        and if `now`.
+        """
         if time.monotonic() < self._due_s and not now:
             return [], {}
         self._due_s = time.monotonic() + PERIOD_S
         on_gpus = {gpu: set(pids()) for gpu, pids in gpus}
-        self._know({pid for pids in on_gpus.values() for pid in pids})
-        used = [gpu for gpu, pids in on_gpus.items() if pids & self._ours and gpu not in self._seen]
-        self._seen.update(used)
-        settled = [gpu for gpu in on_gpus if gpu in self._seen and gpu not in self._shared]
-        others = {gpu: _named(on_gpus[gpu] - self._ours) for gpu in settled}
+        self._update_processes({pid for pids in on_gpus.values() for pid in pids})
+        used = [gpu for gpu, pids in on_gpus.items() if pids & self._ours and gpu not in self._used]
+        self._used.update(used)
+        settled = [gpu for gpu in on_gpus if gpu in self._used and gpu not in self._shared]
+        others = {gpu: _process_names(on_gpus[gpu] - self._ours) for gpu in settled}
         shared = {gpu: names for gpu, names in others.items() if names}
         self._shared.update(shared)
         return used, shared
@@ -78,24 +77,31 @@ class UsageWatch:
     @property
     def has_recognised(self) -> bool:
         """True if the program was seen on a GPU."""
-        return bool(self._seen)
+        return bool(self._used)
 
     def are_ours(self, pids: set[int]) -> bool:
-        """Whether any of these is a process of the program."""
-        self._know(pids)
+        """True if any of these is a process of the program."""
+        self._update_processes(pids)
         return bool(pids & self._ours)
 
-    def own_bytes(self, held: Mapping[str, Mapping[int, int | None]]) -> dict[str, int]:
-        """Of what processes hold on each GPU, the program's part, as far as they are all known."""
-        own = {gpu: [held[gpu][pid] for pid in held[gpu] if pid in self._ours] for gpu in held}
+    def own_bytes(self, bytes_by_gpu: Mapping[str, Mapping[int, int | None]]) -> dict[str, int]:
+        """The program's bytes on each GPU, where those of all its processes are known."""
+        own = {
+            gpu: [bytes_by_gpu[gpu][pid] for pid in bytes_by_gpu[gpu] if pid in self._ours]
+            for gpu in bytes_by_gpu
+        }
         # A sum without one of them is not the program's.
-        known = {gpu: [one for one in every if one is not None] for gpu, every in own.items()}
+        listed = {
+            gpu: [amount for amount in every if amount is not None] for gpu, every in own.items()
+        }
         return {
-            gpu: sum(every) for gpu, every in known.items() if every and len(every) == len(own[gpu])
+            gpu: sum(every)
+            for gpu, every in listed.items()
+            if every and len(every) == len(own[gpu])
         }
 
-    def _know(self, pids: set[int]) -> None:
-        """Tell ours from the others, looking at the machine's processes only where that is due."""
+    def _update_processes(self, pids: set[int]) -> None:
+        """Update which processes are the program's; lists the machine's only when due."""
         is_due = time.monotonic() >= self._tree_due_s
         if not pids or not (is_due or pids - self._ours - self._others):
             return
@@ -113,23 +119,23 @@ class UsageWatch:
 
 @dataclass(frozen=True, slots=True)
 class GpuUsage:
-    """What a driver said of one GPU at one moment. None: it did not say."""
+    """A driver's answer about one GPU at one moment. None: it did not say."""
 
     computing: Collection[int] | None  # processes with a compute context
     drawing: Collection[int] | None  # and with a graphics context
-    memory_bytes: int | None  # in use by anybody, without the driver's own reserve
+    memory_bytes: int | None  # in use by all processes, without the driver's own reserve
 
 
 class UseStates:
-    """Whether the program uses each GPU: used, unused or unknown, as far as was seen so far.
+    """Whether the program uses each GPU so far: used, unused or unknown.
 
-    A GPU is unused if at every look, from the first to the last, the driver listed its processes
-    and none was the program's. A list of other processes is believed where its numbers are ours:
-    the program was recognised on another GPU, or this is the machine's first process namespace. An
-    empty list is believed where too little memory is in use for any context, or the program was
-    recognised on another GPU: in containers and in WSL a list may be empty although somebody
-    computes. Behind an MPS server nobody can be told apart. Where memory in use rises the list is
-    asked for at once, since a short context lies between two looks.
+    A GPU is unused if at every reading the driver listed its processes and none was the program's.
+    A list of other processes is trusted if its process numbers are ours: the program was recognised
+    on another GPU, or this is the machine's first process namespace. An empty list is trusted if
+    too little memory is in use for any context, or the program was recognised on another GPU: in
+    containers and in WSL a list may be empty although a process computes. Processes behind an MPS
+    server can't be distinguished. When memory in use rises, the list is read at once, since a short
+    context may lie between two readings.
     """
 
     def __init__(self, watch: UsageWatch) -> None:
@@ -147,7 +153,7 @@ class UseStates:
         used: Collection[str],
         rose: Mapping[str, int] | None = None,
     ) -> dict[str, tuple[Use, str]]:
-        """The GPUs whose state has changed, each with its new one and why.
+        """The GPUs whose state has changed, each with its new state and reason.
 
         `used`: those on which the program was seen computing. `rose`: those whose memory in use
         has just risen, and to how many bytes.
@@ -158,8 +164,8 @@ class UseStates:
             if rose and gpu in rose and not look.computing and not look.drawing:
                 why = f"its memory in use rose to {rose[gpu] / 1e6:.0f} MB, by a process that had"
                 self._doubts.setdefault(gpu, f"{why} ended before it could be listed")
-        found = {gpu: self._state(gpu) for gpu in looks}
-        changed = {gpu: one for gpu, one in found.items() if one != self._states.get(gpu)}
+        states = {gpu: self._state(gpu) for gpu in looks}
+        changed = {gpu: state for gpu, state in states.items() if state != self._states.get(gpu)}
         self._states.update(changed)
         return changed
 
@@ -180,8 +186,10 @@ class UseStates:
             why = f"{len(pids)} processes on it have numbers that mean nothing in this container"
             self._strange.setdefault(gpu, why)
         elif look.memory_bytes is None or look.memory_bytes >= NO_CONTEXT_BYTES:
-            held = "how much" if look.memory_bytes is None else f"{look.memory_bytes / 1e6:.0f} MB"
-            why = f"the driver lists no process on it, and {held} of its memory is in use"
+            amount = (
+                "how much" if look.memory_bytes is None else f"{look.memory_bytes / 1e6:.0f} MB"
+            )
+            why = f"the driver lists no process on it, and {amount} of its memory is in use"
             why += " is unknown" if look.memory_bytes is None else ""
             self._unlisted.setdefault(gpu, why)
 
@@ -210,8 +218,8 @@ def _is_mps_server(pid: int) -> bool:
         return False
 
 
-def _named(pids: set[int]) -> str:
-    """Who these processes are, but for the driver's own servants."""
+def _process_names(pids: set[int]) -> str:
+    """Names of these processes, without the driver's own services."""
     names = []
     for pid in sorted(pids):
         try:
@@ -226,13 +234,13 @@ def _named(pids: set[int]) -> str:
 
 
 def _ranks_here(environment: Mapping[str, str]) -> int:
-    """How many ranks a launcher says it started on this node (torchrun's and accelerate's word)."""
-    said = environment.get("LOCAL_WORLD_SIZE", "")
-    return int(said) if said.isdecimal() else 1
+    """Ranks that a launcher (torchrun, accelerate) started on this node."""
+    ranks = environment.get("LOCAL_WORLD_SIZE", "")
+    return int(ranks) if ranks.isdecimal() else 1
 
 
 def _launcher(pid: int) -> int:
-    """The parent of a rank, asked while it lives; the rank itself where it can't be told."""
+    """The parent of a rank; the rank itself where that can't be found."""
     try:
         return psutil.Process(pid).ppid() or pid  # 0: it is outside this container
     except psutil.Error:

@@ -1,1 +1,1 @@
-"""Where the figures go while a run is measured: one file a tool that people look at."""
+"""Sinks send metrics to other tools while a run is measured: one module per tool."""

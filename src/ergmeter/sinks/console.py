@@ -1,13 +1,12 @@
-"""How is it going, on the terminal: one line that is drawn again, or a block now and then.
+"""Prints a few metrics to the terminal: one line redrawn in place, or a block now and then.
 
-The trap: a line that spoils the program's own output. It goes to standard error, so that a pipe has
-the program's output alone. On a terminal it is drawn in place, and the cursor goes back to its
-start, so that what the program prints next stands where it would have stood; where tqdm draws bars,
-a plain line goes above them, by tqdm's own means. In a file or a pipe it is a line now and then. A
-line that is too long for the terminal loses whole figures, since half a number is another number.
+It writes to standard error, so that a pipe has the program's output alone. On a terminal the line
+is redrawn in place and the cursor returns to its start, so that the program's next output is where
+it would have been. Where tqdm draws bars, a plain line is printed above them with `tqdm.write`. In
+a file or pipe a line is printed now and then. A line too long for the terminal loses whole values:
+half a number is another number.
 
-In the line, a figure that is neither measured nor derived from measured ones says so; the block
-gives the basis of each.
+In the line, a value that is neither measured nor derived names its basis; the block names each.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.errors import UsageError
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.sinks.shared.options import choice, options_of
-from ergmeter.sinks.shared.updates import Selection, in_words
+from ergmeter.sinks.shared.updates import Selection, readable
 from ergmeter.units import duration
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ _ERASE_TO_END = "\x1b[K"
 
 
 class ConsoleSink:
-    """Prints a few figures to standard error."""
+    """Prints a few metrics to standard error."""
 
     name = "console"
 
@@ -48,10 +47,10 @@ class ConsoleSink:
         self._stream = _stream(options["stream"])
         self._run = request.name
         self._printed_s: float | None = None  # on the updates' clock
-        self._is_drawn = False  # our line stands where the cursor is
+        self._is_drawn = False  # our line is at the cursor
 
     def write(self, update: Update) -> None:
-        """Print, or draw again, where it is time to."""
+        """Print or redraw, if it is time to."""
         figures = self._selection.figures(update)
         if self._style == "block":
             if self._is_due(update):
@@ -64,7 +63,7 @@ class ConsoleSink:
             self._print(self._line(update, figures), update)
 
     def close(self) -> None:
-        """Leave no half-erased line behind."""
+        """Erase the drawn line."""
         self._stream.write(self._erasure())
         self._stream.flush()
 
@@ -83,7 +82,7 @@ class ConsoleSink:
         self._printed_s = update.wall_s
 
     def _erasure(self) -> str:
-        """What takes our drawn line away again."""
+        """The characters that erase our line, if one is drawn."""
         was_drawn, self._is_drawn = self._is_drawn, False
         return "\r" + _ERASE_TO_END if was_drawn else ""
 
@@ -93,12 +92,12 @@ class ConsoleSink:
 
 
 def line(head: str, figures: list[SinkValue], *, columns: int | None) -> str:
-    """The figures in one line, as many as fit."""
+    """The metrics in one line, as many as fit."""
     text = head
-    for one in figures:
-        is_sure = one.reading.basis in ("measured", "derived")
-        basis = "" if is_sure else f" ({one.reading.basis})"
-        longer = f"{text} | {_labelled(one)}{basis}"
+    for figure in figures:
+        is_sure = figure.reading.basis in ("measured", "derived")
+        basis = "" if is_sure else f" ({figure.reading.basis})"
+        longer = f"{text} | {_labelled(figure)}{basis}"
         if columns is not None and len(longer) > columns:
             break
         text = longer
@@ -106,10 +105,10 @@ def line(head: str, figures: list[SinkValue], *, columns: int | None) -> str:
 
 
 def block(run: str, update: Update, figures: list[SinkValue]) -> list[str]:
-    """The figures below each other, with units and basis."""
+    """The metrics one per line, with units and basis."""
     took = duration(update.length_s)
     over = f"{took} of training" if update.is_final else f"the last {took}"
-    rows = [(catalogue()[f.key].title, in_words(f.reading), f.reading.basis) for f in figures]
+    rows = [(catalogue()[f.key].title, readable(f.reading), f.reading.basis) for f in figures]
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
     return [
         f"ergmeter: {run}, step {update.step}, over {over}",
@@ -117,19 +116,19 @@ def block(run: str, update: Update, figures: list[SinkValue]) -> list[str]:
     ]
 
 
-def _labelled(one: SinkValue) -> str:
-    """A value, with its title where the unit does not say it."""
-    title = catalogue()[one.key].title
-    value = in_words(one.reading)
-    return value if title == one.reading.unit else f"{title} {value}"
+def _labelled(figure: SinkValue) -> str:
+    """A value, with its title where the unit does not imply it."""
+    title = catalogue()[figure.key].title
+    value = readable(figure.reading)
+    return value if title == figure.reading.unit else f"{title} {value}"
 
 
-def _stream(given: Any) -> Any:  # noqa: ANN401  anything that can be written to
-    if isinstance(given, str):
-        return getattr(sys, choice(given, ("stderr", "stdout"), option="stream"))
-    if not hasattr(given, "write"):
-        raise UsageError(f"stream is stderr, stdout or a file to write to; got {given!r}")
-    return given
+def _stream(stream: Any) -> Any:  # noqa: ANN401  anything that can be written to
+    if isinstance(stream, str):
+        return getattr(sys, choice(stream, ("stderr", "stdout"), option="stream"))
+    if not hasattr(stream, "write"):
+        raise UsageError(f"stream is stderr, stdout or a file to write to; got {stream!r}")
+    return stream
 
 
 def _bars() -> Any:  # noqa: ANN401  tqdm's class, where one of its bars is alive in this process

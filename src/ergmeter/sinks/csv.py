@@ -1,7 +1,6 @@
-"""A CSV file: one row an update, one row a run, or the row of an energy ledger.
+"""Writes a CSV file: one row per update, one row per run, or the row of an energy ledger.
 
-The trap is a table whose rows have other columns than its header: see `csvfile`. The columns are
-the catalogue's keys, all of them or those that were chosen, also of figures that have no value yet.
+The columns are the catalogue's keys, all or those chosen, also of metrics without a value yet.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import UsageError
-from ergmeter.sinks.shared import ledger
-from ergmeter.sinks.shared.csv_table import CsvFile
+from ergmeter.sinks.shared.appended_file import LEDGER_MEASURED, CsvFile, ledger_columns, ledger_row
 from ergmeter.sinks.shared.options import choice, options_of
 from ergmeter.sinks.shared.updates import Selection
 
@@ -47,27 +45,29 @@ class CsvSink:
             return
         if self._is_ledger:
             own = {**update.summary.readings, **update.unbroken}
-            self._file.append(ledger.row(own, steps=update.step, described=self._own))
+            self._file.append(ledger_row(own, steps=update.step, described=self._own))
             return
         scope = "run" if update.is_final else "window"
         cells = (self._run, scope, update.step, update.wall_s, update.window_kind)
         figures = self._selection.figures(update)
         values = {
-            one.key: f"{one.value!r}{one.reading.mark}" if one.reading.impossible else one.value
-            for one in figures
+            figure.key: f"{figure.value!r}{figure.reading.mark}"
+            if figure.reading.impossible
+            else figure.value
+            for figure in figures
         }
         self._file.append({**dict(zip(_SCOPE, cells, strict=True)), **values, **self._own})
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def _columns(self, *, has_metrics: bool) -> tuple[str, ...]:
         if self._is_ledger and has_metrics:
             raise UsageError("a ledger has SFT-Play's columns; leave metrics= or ledger= away")
         keys = self._selection.columns()
-        measured = ledger.MEASURED if self._is_ledger else (*_SCOPE, *keys)
+        measured = LEDGER_MEASURED if self._is_ledger else (*_SCOPE, *keys)
         taken = [name for name in self._own if name in measured]
         if taken:
             raise UsageError(f"columns= may not say what is measured: {', '.join(taken)}")
-        return ledger.columns(self._own) if self._is_ledger else (*measured, *self._own)
+        return ledger_columns(self._own) if self._is_ledger else (*measured, *self._own)

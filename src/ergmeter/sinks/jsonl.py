@@ -1,7 +1,6 @@
-"""JSON lines: every update with all that is known of it, one object a line.
+"""Writes JSON lines: one object per update.
 
-The trap: a number on its own. Here each keeps its unit, its basis, its bounds and its note, and
-what has no value has its reason.
+Each value has its unit, basis, bounds and note; a missing one has its reason.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ class JsonLinesSink:
             self._file.append_line(line)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def _record(self, update: Update) -> dict[str, object]:
         figures: dict[str, object] = {}
         devices: dict[str, dict[str, object]] = {}
-        for one in self._selection.figures(update):
-            place = figures if one.device is None else devices.setdefault(one.device, {})
-            place[one.key] = _reading_json(one.reading)
+        for figure in self._selection.figures(update):
+            target = figures if figure.device is None else devices.setdefault(figure.device, {})
+            target[figure.key] = _reading_json(figure.reading)
         return {
             "run": self._run,
             "scope": "run" if update.is_final else "window",
@@ -65,16 +64,16 @@ class JsonLinesSink:
 
 
 def _reading_json(reading: Reading) -> dict[str, object]:
-    told: dict[str, object] = {
+    fields: dict[str, object] = {
         "value": float(reading.value),
         "unit": reading.unit,
         "basis": reading.basis,
     }
     for name, bound in (("low", reading.low), ("high", reading.high)):
         if bound is not None and math.isfinite(bound):
-            told[name] = float(bound)
+            fields[name] = float(bound)
     if reading.note:
-        told["note"] = reading.note
+        fields["note"] = reading.note
     if reading.impossible:
-        told["impossible"] = reading.impossible
-    return told
+        fields["impossible"] = reading.impossible
+    return fields

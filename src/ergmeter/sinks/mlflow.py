@@ -1,8 +1,8 @@
-"""MLflow: into the script's active run where it has one, else a new one.
+"""Logs metrics to MLflow: into the script's active run where it has one, else into a new one.
 
-The trap: `mlflow.active_run()` is the calling thread's own. Asked on a sink's thread it is always
-None, and figures would go to a run beside the script's. The active runs of all threads are asked
-for instead. Nothing here changes what is active: the client writes to a run by its id.
+`mlflow.active_run()` belongs to the calling thread: on a sink's thread it is always None, and
+metrics would go to a second run. So the active runs of all threads are looked up. Nothing here
+changes what is active: the client writes to a run by its id.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient, fluent
 
 from ergmeter.errors import UsageError
-from ergmeter.sinks.shared.names import Names
 from ergmeter.sinks.shared.options import options_of
-from ergmeter.sinks.shared.updates import Selection
+from ergmeter.sinks.shared.updates import Names, Selection
 
 if TYPE_CHECKING:
     from ergmeter.ports import SinkRequest, Update
@@ -45,7 +44,7 @@ class MlflowSink:
         self._selection = Selection(options["metrics"], devices=options["devices"])
         self._experiment = options["experiment"]
         self._run_name = options["run_name"]
-        # Making a database is told of line by line on standard error.
+        # Creating a database logs line by line to standard error.
         for noisy in ("mlflow.store.db", "alembic"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
         self._client = _client(options["tracking_uri"])

@@ -1,11 +1,11 @@
-"""OpenTelemetry: metrics to a collector over OTLP, or to a reader of the user's own.
+"""Sends metrics to an OpenTelemetry collector over OTLP, or to a reader of the user's own.
 
-The traps. A synchronous gauge repeats its last value for ever, so a figure that is missing today
-would go out as yesterday's: gauges here are observed, and there is nothing to observe of what is
-missing. And the SDK's periodic reader logs what its exporter could not deliver and forgets it; here
-an update is exported when it is written, and a refusal is raised, so that it is offered again.
+A synchronous gauge repeats its last value for ever, so a missing metric would go out as an old one.
+Gauges here are observable, and a missing metric has no observation. The SDK's periodic reader logs
+a failed export and drops it. Here an update is exported when it is written, and a failure raises,
+so that it is sent again.
 
-Beside our names go those of the semantic conventions for hardware, where they mean the same. Not
+Beside our names, the hardware semantic conventions are used where they mean the same. Not
 `hw.energy`: that is a counter that only grows, and ours is the energy of a window.
 """
 
@@ -23,9 +23,8 @@ from opentelemetry.sdk.resources import Resource
 
 from ergmeter.errors import UsageError
 from ergmeter.metrics.catalog import catalogue
-from ergmeter.sinks.shared.names import Names, explanation, ucum
 from ergmeter.sinks.shared.options import PREFIX, options_of
-from ergmeter.sinks.shared.updates import Selection
+from ergmeter.sinks.shared.updates import Names, Selection, explanation, ucum
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricExporter, MetricsData
@@ -69,18 +68,18 @@ class OtelSink:
         self._instruments: set[str] = set()
 
     def write(self, update: Update) -> None:
-        """Export one update. A reader of the user's own collects it when it will."""
+        """Export one update. A reader of the user's own collects it in its own time."""
         points = self._single(update)
-        for one in self._selection.figures(update):
-            name = self._names.instrument(one.key, is_final=update.is_final)
-            self._observe(name, ucum(catalogue()[one.key].unit), explanation(one.key))
-            attributes: dict[str, str] = {"basis": one.reading.basis}
-            if one.device is not None:
-                attributes["device"] = one.device
+        for figure in self._selection.figures(update):
+            name = self._names.instrument(figure.key, is_final=update.is_final)
+            self._observe(name, ucum(catalogue()[figure.key].unit), explanation(figure.key))
+            attributes: dict[str, str] = {"basis": figure.reading.basis}
+            if figure.device is not None:
+                attributes["device"] = figure.device
             if update.is_final:
                 attributes["window"] = update.window_kind
-            attributes |= _mark(one.reading)
-            points.setdefault(name, []).append(Observation(one.value, attributes))
+            attributes |= _mark(figure.reading)
+            points.setdefault(name, []).append(Observation(figure.value, attributes))
         if self._hardware_names and not update.is_final:
             self._add_hardware(update, points)
         self._points = points
@@ -99,13 +98,13 @@ class OtelSink:
 
     def _add_hardware(self, update: Update, points: dict[str, list[Observation]]) -> None:
         gpus = {id_ for id_, results in update.summary.devices.items() if _OF_A_GPU in results}
-        for one in self._selection.figures(update):
-            if one.device in gpus and one.key in HARDWARE:
-                name, unit, more = HARDWARE[one.key]
-                self._observe(name, unit, explanation(one.key))
-                attributes = {"hw.id": str(one.device), "hw.type": "gpu", **more}
-                attributes |= _mark(one.reading)
-                points.setdefault(name, []).append(Observation(one.value, attributes))
+        for figure in self._selection.figures(update):
+            if figure.device in gpus and figure.key in HARDWARE:
+                name, unit, more = HARDWARE[figure.key]
+                self._observe(name, unit, explanation(figure.key))
+                attributes = {"hw.id": str(figure.device), "hw.type": "gpu", **more}
+                attributes |= _mark(figure.reading)
+                points.setdefault(name, []).append(Observation(figure.value, attributes))
 
     def _observe(self, name: str, unit: str, description: str) -> None:
         """Make an instrument that reports the points of its name, if there isn't one."""
@@ -125,7 +124,7 @@ def _mark(reading: Reading) -> dict[str, str]:
 
 
 class _ExportingReader(MetricReader):
-    """Hands what is collected to an exporter at once, and says if that failed."""
+    """Exports at once what is collected, and raises if that failed."""
 
     def __init__(self, exporter: MetricExporter) -> None:
         super().__init__()

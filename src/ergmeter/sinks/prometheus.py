@@ -1,12 +1,11 @@
-"""Prometheus: an endpoint to be scraped, a gateway that is pushed to, or both.
+"""Serves metrics to Prometheus: an endpoint to scrape, a push gateway, or both.
 
-The trap: a gauge keeps its last value for ever. A figure that is missing today would show as
-yesterday's, and a run that ended as one that still trains. So there are no gauges that are set:
-what is served is the latest update, as it is. After the final one those are the figures of the run
-alone, and the pushed group is replaced by them.
+A gauge keeps its last value for ever: a missing metric would show an old value, and an ended run
+would seem to train. So no gauge is set: the latest update is served as it is. After the final
+update that is the run's metrics alone, and the pushed group is replaced by them.
 
-An endpoint ends with the program, often before the next scrape. For the final figures of the run
-of a job that ends, push.
+An endpoint ends with the program, often before the next scrape. Use push for the final metrics of a
+job that ends.
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ from prometheus_client import CollectorRegistry, push_to_gateway, start_http_ser
 from prometheus_client.core import GaugeMetricFamily
 
 from ergmeter.errors import UsageError
-from ergmeter.sinks.shared.names import Names, explanation
 from ergmeter.sinks.shared.options import options_of
-from ergmeter.sinks.shared.updates import Selection
+from ergmeter.sinks.shared.updates import Names, Selection, explanation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +48,7 @@ class PrometheusSink:
             self._serve(options["address"], options["port"])
 
     def write(self, update: Update) -> None:
-        """Make this what is served, and push it."""
+        """Serve this update, and push it."""
         self._latest = update
         if self._gateway is not None:
             push_to_gateway(
@@ -62,33 +60,33 @@ class PrometheusSink:
             )
 
     def close(self) -> None:
-        """Stop serving. What was pushed stays with the gateway."""
+        """Stop serving. Pushed values stay with the gateway."""
         if self.url is not None:
             self._server.shutdown()
             self._server.server_close()
             self._thread.join()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """What a scrape gets: called by the library."""
+        """The metrics of a scrape: called by the library."""
         update = self._latest
         if update is None:
             return
         yield self._single("step", "optimizer steps done", update.step)
         yield self._single("updated_seconds", "when the window ended, unix time", update.wall_s)
         families: dict[str, GaugeMetricFamily] = {}
-        for one in self._selection.figures(update):
-            series = self._names.series(one.key, is_final=update.is_final)
+        for figure in self._selection.figures(update):
+            series = self._names.series(figure.key, is_final=update.is_final)
             if series not in families:
                 over = "at the end of the run: " if update.is_final else ""
-                families[series] = GaugeMetricFamily(series, over + explanation(one.key))
-            labels = {"run": self._run, "basis": one.reading.basis}
-            if one.device is not None:
-                labels["device"] = one.device
+                families[series] = GaugeMetricFamily(series, over + explanation(figure.key))
+            labels = {"run": self._run, "basis": figure.reading.basis}
+            if figure.device is not None:
+                labels["device"] = figure.device
             if update.is_final:
                 labels["window"] = update.window_kind
-            if one.reading.impossible:
+            if figure.reading.impossible:
                 labels["impossible"] = "true"
-            families[series].add_sample(series, labels, one.value)
+            families[series].add_sample(series, labels, figure.value)
         yield from families.values()
 
     def _single(self, name: str, says: str, value: float) -> GaugeMetricFamily:

@@ -1,9 +1,9 @@
-"""TensorBoard: scalars in an event file of our own, beside the script's.
+"""Writes TensorBoard scalars to an event file of our own, beside the script's.
 
-The trap: half a record. A reader stops at it, and all that comes after is lost, so a record goes in
-whole or not at all. The usual writer keeps a queue and a thread, and tells of a full disk one call
-late; records are made here with TensorBoard's own code and written at once. Neither torch nor
-TensorFlow is needed. Values are 32-bit floats, as everybody's scalars are.
+A reader stops at an incomplete record and loses all that follows, so a record is written whole or
+not at all. The usual writer has a queue and a thread, and reports a full disk one call late.
+Records are made here with TensorBoard's own code and written at once. Neither torch nor TensorFlow
+is needed. Values are 32-bit floats, as in all TensorBoard scalars.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from ergmeter.sinks.shared.appended_file import AppendedFile
-from ergmeter.sinks.shared.names import Names
 from ergmeter.sinks.shared.options import options_of
-from ergmeter.sinks.shared.updates import Selection
+from ergmeter.sinks.shared.updates import Names, Selection
 
 if TYPE_CHECKING:
     from ergmeter.ports import SinkRequest, Update
@@ -57,7 +56,7 @@ class TensorBoardSink:
         self._append(Event(wall_time=update.wall_s, step=update.step, summary=summary))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def _append(self, event: Event) -> None:
@@ -68,7 +67,7 @@ class TensorBoardSink:
 
 
 def _text(tag: str, text: str) -> Summary.Value:
-    """A value of TensorBoard's text plugin, which is known by its name in the metadata."""
+    """A value of TensorBoard's text plugin, named in its metadata."""
     kind = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
     tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()])
     return Summary.Value(tag=tag, metadata=kind, tensor=tensor)

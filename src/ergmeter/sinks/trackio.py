@@ -1,8 +1,8 @@
-"""trackio: rows in its local SQLite file, which `trackio show` draws.
+"""Writes rows to trackio's local SQLite file, which `trackio show` draws.
 
-The trap: `trackio.init` prints three lines, starts threads that read the GPU beside us, and stamps
-each row with the time at which it was sent. Its importers of logs write to the same storage without
-all that, with the time given; so does this. Nothing goes to a Space: `trackio sync` does that.
+`trackio.init` prints three lines, starts threads that read the GPU, and stamps each row with the
+time it was sent. Its log importers write to the same storage with given times, and so does this.
+Nothing goes to a Space: `trackio sync` does that.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from trackio.sqlite_storage import SQLiteStorage
 
 from ergmeter.errors import UsageError
-from ergmeter.sinks.shared.names import Names
 from ergmeter.sinks.shared.options import options_of
-from ergmeter.sinks.shared.updates import Selection
+from ergmeter.sinks.shared.updates import Names, Selection
 
 if TYPE_CHECKING:
     from ergmeter.ports import SinkRequest, Update
@@ -47,7 +46,7 @@ class TrackioSink:
             raise UsageError(str(error)) from error
 
     def write(self, update: Update) -> None:
-        """Add one row; the id keeps one that is offered again from being two."""
+        """Add one row; its id prevents a second one when it is sent again."""
         tagged = self._names.tagged(self._selection.figures(update), is_final=update.is_final)
         row = {self._names.window: update.window_kind, **tagged} if update.is_final else tagged
         scope = "run" if update.is_final else "window"

@@ -1,12 +1,11 @@
-"""Weights & Biases: into the script's own run where it has one in this process, else a new one.
+"""Logs metrics to Weights & Biases: into the script's run of this process, else into a new one.
 
-The trap: W&B's step. Every `log` moves the run's one counter on, and a script that then logs at its
-own, smaller step is told that its data is ignored. In a run that is not ours nothing is therefore
-committed: our figures wait for the script's next row and go with it (two updates between two rows
-are one: the later). Their axis is `ergmeter/step`, not W&B's.
+Every `log` advances W&B's one step counter, and a script that then logs at a smaller step has its
+data ignored. So in a script's run nothing is committed: our values go with the script's next row
+(of two updates between rows, the later). Their axis is `ergmeter/step`, not W&B's.
 
-A new run is made beside the script's: it does not become `wandb.run`, captures no output and prints
-nothing. Whether it goes to a server is for the environment to say (WANDB_MODE).
+A new run does not become `wandb.run`, captures no output and prints nothing. The environment
+decides whether it goes to a server (WANDB_MODE).
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import wandb
 
 from ergmeter.errors import PluginError
-from ergmeter.sinks.shared.names import Names
 from ergmeter.sinks.shared.options import options_of
-from ergmeter.sinks.shared.updates import Selection
+from ergmeter.sinks.shared.updates import Names, Selection
 
 if TYPE_CHECKING:
     from ergmeter.ports import SinkRequest, Update
@@ -28,7 +26,7 @@ PROJECT = "ergmeter"
 
 
 class WandbSink:
-    """Logs each update; the final figures of the run go to the run's summary."""
+    """Logs each update; the run's final values go to its summary."""
 
     name = "wandb"
 

@@ -26,7 +26,7 @@ import torch
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.hardware.calibration import Calibration
 from ergmeter.ports import ProbeRequest
-from ergmeter.probes.amd.amd import AmdProbe
+from ergmeter.probes.amd import AmdProbe
 from ergmeter.records import Device
 from ergmeter.sampler import open_probes
 from ergmeter.version import __version__

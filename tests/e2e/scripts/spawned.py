@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from ergmeter.integrations.training_identity import training_identity
+from ergmeter.integrations.model_description import training_identity
 
 
 def rank(number: int, out: str, port: str, turn: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ergmeter.integrations.device_fetch import Fetch, now_on
+from ergmeter.integrations.unsettled_steps import Fetch, device_events
 
 
 def test_numbers_of_torch_come_in_their_order_and_whole() -> None:
@@ -30,5 +30,5 @@ def test_numbers_of_jax_come_by_being_looked_at() -> None:
 
 
 def test_on_the_host_there_is_no_queue_to_stand_in() -> None:
-    assert now_on([torch.tensor(3)]) is None
-    assert now_on([7]) is None
+    assert device_events([torch.tensor(3)]) is None
+    assert device_events([7]) is None

@@ -78,7 +78,7 @@ from types import SimpleNamespace
 from accelerate import ParallelismConfig
 from accelerate.state import AcceleratorState
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from ergmeter.integrations import training_identity as world
+from ergmeter.integrations import model_description as world
 from ergmeter.integrations.huggingface import ErgmeterCallback
 
 class Trainer:

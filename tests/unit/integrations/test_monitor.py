@@ -10,11 +10,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ergmeter.compat.training_monitor import functions
-from ergmeter.compat.training_monitor.functions import (
-    calculate_mfu_with_profiler,
-    get_gpu_peak_flops,
-)
+from ergmeter.compat.training_monitor import monitor
+from ergmeter.compat.training_monitor.monitor import calculate_mfu_with_profiler, get_gpu_peak_flops
 from ergmeter.errors import UsageError
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
@@ -86,7 +83,7 @@ def test_a_model_without_a_configuration_is_counted_by_running_its_shapes() -> N
 @pytest.mark.usefixtures("h100")
 def test_it_is_counted_once(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     first = calculate_mfu_with_profiler(model, 4, 32, 0.1)
-    monkeypatch.setattr(functions, "_counted", lambda *_: pytest.fail("counted again"))
+    monkeypatch.setattr(monitor, "_sequence_flops", lambda *_: pytest.fail("counted again"))
     assert calculate_mfu_with_profiler(model, 8, 32, 0.2) == pytest.approx(first)
 
 
@@ -102,7 +99,7 @@ def test_freezing_counts_anew(model: Any) -> None:
 def test_weights_in_fp32_do_not_say_what_products_are_in(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(functions, "_warned", set())
+    monkeypatch.setattr(monitor, "_warned", set())
     held = model.to(torch.float32)
     with pytest.warns(UserWarning, match="pass dtype=") as said:
         assumed = calculate_mfu_with_profiler(held, 4, 32, 0.1)
@@ -119,7 +116,7 @@ def test_an_unknown_peak_is_nan_and_one_warning(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _=None: "NVIDIA H299")
-    monkeypatch.setattr(functions, "_warned", set())
+    monkeypatch.setattr(monitor, "_warned", set())
     with pytest.warns(UserWarning, match="unknown peak"):
         assert math.isnan(calculate_mfu_with_profiler(model, 4, 32, 0.1))
     with warnings.catch_warnings():
@@ -135,7 +132,7 @@ def test_peaks_by_name_and_type() -> None:
 
 def test_without_a_gpu_there_is_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(functions, "_warned", set())
+    monkeypatch.setattr(monitor, "_warned", set())
     with pytest.warns(UserWarning, match="no CUDA device"):
         assert math.isnan(get_gpu_peak_flops())
 

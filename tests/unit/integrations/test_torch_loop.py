@@ -369,7 +369,7 @@ def test_after_it_has_made_way_a_loop_is_told_again(tmp_path: Path) -> None:
 
     model = Small()
     optimizer = sgd(model)
-    loop = Loop(make, is_told=lambda: bool(active_meters.meters()), root=model)
+    loop = Loop(make, is_recorded_elsewhere=lambda: bool(active_meters.meters()), root=model)
     handle = optimizer.register_step_post_hook(loop.stepped)
     for turn in range(9):
         meter = Meter(tmp_path / "own", probes=[]).start() if turn == 3 else None

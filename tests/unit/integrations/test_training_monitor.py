@@ -13,14 +13,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ergmeter.compat.training_monitor.functions import (
+from ergmeter.compat.training_monitor.monitor import (
+    MonitorSettings,
     TrainingMonitor,
     calculate_mfu_with_profiler,
     knowledge,
 )
-from ergmeter.compat.training_monitor.log_file import TrainingLog
-from ergmeter.compat.training_monitor.metrics import Masked
-from ergmeter.compat.training_monitor.settings import MonitorSettings
+from ergmeter.compat.training_monitor.step_log import Masked, TrainingLog
 from ergmeter.integrations import guard
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Reading

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ergmeter.integrations.training_identity import training_identity
+from ergmeter.integrations.model_description import training_identity
 
 
 def test_a_compiled_model_has_the_name_of_its_class() -> None:

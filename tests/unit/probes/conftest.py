@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ergmeter.ports import ProbeRequest
-from ergmeter.probes.nvidia import gpm, nvml
-from ergmeter.probes.nvidia.nvml import NvmlProbe
+from ergmeter.probes import nvml
+from ergmeter.probes.nvml import NvmlProbe
 from tests.nvml.library import Gpu, Library, Script
 from tests.unit.probes.scripted import Open
 
@@ -36,7 +36,7 @@ def opened(machine: Callable[..., Script], monkeypatch: pytest.MonkeyPatch) -> O
     monkeypatch.setattr(nvml, "SLOW_PERIOD_S", 0.0)
     monkeypatch.setattr(nvml, "ACTIVITY_PERIOD_S", 0.0)
     monkeypatch.setattr(nvml, "ACTIVITY_SHARE", math.inf)
-    monkeypatch.setattr(gpm, "SHORTEST_S", 0.0)
+    monkeypatch.setattr(nvml, "SHORTEST_S", 0.0)
 
     def probe(
         *gpus: Gpu, environment: dict[str, str] | None = None, pid: int = 1, **system: object

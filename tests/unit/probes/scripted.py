@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ergmeter.probes.nvidia.nvml import NvmlProbe
+from ergmeter.probes.nvml import NvmlProbe
 from ergmeter.records import Mark, Sample
 from tests.nvml.library import Gpu
 

@@ -16,8 +16,8 @@ import pytest
 from ergmeter import doctor
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import Probe, ProbeRequest
-from ergmeter.probes.amd import amd
-from ergmeter.probes.amd.amd import AmdProbe
+from ergmeter.probes import amd
+from ergmeter.probes.amd import AmdProbe
 from ergmeter.probes.usage import PERIOD_S
 from ergmeter.records import Mark, Sample
 from tests.amd.library import (
@@ -334,7 +334,7 @@ import sys
 import time
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import ProbeRequest
-from ergmeter.probes.amd.amd import AmdProbe
+from ergmeter.probes.amd import AmdProbe
 from ergmeter.probes.usage import PERIOD_S
 try:
     AmdProbe(ProbeRequest(1, "/", options={"kfd": "/nowhere/kfd"}))
@@ -349,7 +349,7 @@ def test_a_binding_without_its_library_is_refused_and_prints_nothing(tmp_path: P
     code = f"""
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import ProbeRequest
-from ergmeter.probes.amd.amd import AmdProbe
+from ergmeter.probes.amd import AmdProbe
 from ergmeter.probes.usage import PERIOD_S
 try:
     AmdProbe(ProbeRequest(1, "/", options={{"kfd": {os.devnull!r}}}))

@@ -13,9 +13,8 @@ import pytest
 from ergmeter import sampler
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import ProbeRequest
-from ergmeter.probes.nvidia import dcgm
-from ergmeter.probes.nvidia import visible as cuda_order
-from ergmeter.probes.nvidia.dcgm import DcgmProbe
+from ergmeter.probes import cuda_visible_devices, dcgm
+from ergmeter.probes.dcgm import DcgmProbe
 from ergmeter.probes.stream import ToolStream
 from ergmeter.records import Mark, Sample
 from tests.nvml.library import default_uuid
@@ -146,9 +145,9 @@ def test_where_gpus_differ_a_number_is_what_cuda_says_it_is(
     opened: Callable[..., DcgmProbe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     discovery = BACKWARDS.format("NVIDIA H100", "NVIDIA T4")
-    monkeypatch.setattr(cuda_order, "cuda_uuids", lambda *_, **__: ["GPU-far"])
+    monkeypatch.setattr(cuda_visible_devices, "cuda_uuids", lambda *_, **__: ["GPU-far"])
     assert [d.id for d in opened(discovery=discovery, visible="0").devices] == ["GPU-far"]
-    monkeypatch.setattr(cuda_order, "cuda_uuids", lambda *_, **__: [])
+    monkeypatch.setattr(cuda_visible_devices, "cuda_uuids", lambda *_, **__: [])
     (device,) = opened(discovery=discovery, visible="0").devices
     assert device.id == "GPU-near"
     assert device.facts["order_is_assumed"] is True

@@ -15,8 +15,8 @@ import pytest
 
 from ergmeter import doctor
 from ergmeter.ports import Probe, ProbeRequest
-from ergmeter.probes.nvidia import nvml
-from ergmeter.probes.nvidia.nvml import NvmlProbe
+from ergmeter.probes import nvml
+from ergmeter.probes.nvml import NvmlProbe
 from ergmeter.records import Sample
 from tests.nvml.library import Gpu, Library, Script, default_uuid
 from tests.unit.probes.scripted import RAMP, STEP, Open, counters, gauges, joules
@@ -160,7 +160,7 @@ OPEN_AND_READ = """
 import time
 from ergmeter.ports import ProbeRequest
 from ergmeter.probes import nvml, usage
-from ergmeter.probes.nvidia.nvml import NvmlProbe
+from ergmeter.probes.nvml import NvmlProbe
 probe = NvmlProbe(ProbeRequest(1, "/"))
 def energy():
     return next((r.t_ns, r.energy_j) for r in probe.read() if r.energy_j is not None)
@@ -195,7 +195,7 @@ READ_FOR_THREE_SECONDS = """
 import time
 from ergmeter.ports import ProbeRequest
 from ergmeter.probes import nvml, usage
-from ergmeter.probes.nvidia.nvml import NvmlProbe
+from ergmeter.probes.nvml import NvmlProbe
 probe = NvmlProbe(ProbeRequest(1, "/"))
 device = probe.devices[0]
 mine = []

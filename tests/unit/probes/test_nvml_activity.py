@@ -10,8 +10,8 @@ import pynvml
 import pytest
 
 from ergmeter.ports import ProbeRequest
-from ergmeter.probes.nvidia import gpm, nvml
-from ergmeter.probes.nvidia.nvml import NvmlProbe
+from ergmeter.probes import nvml
+from ergmeter.probes.nvml import NvmlProbe
 from ergmeter.records import ACTIVITY, Mark, Sample
 from tests.nvml.library import Fault, Gpu, Library, Script, default_uuid
 from tests.unit.probes.scripted import Open, marks
@@ -138,7 +138,7 @@ def test_they_are_read_as_often_as_they_may_cost_and_always_at_the_last(
     machine: Callable[..., Script], library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nvml, "ACTIVITY_SHARE", 1e-12)  # once read, not due again
-    monkeypatch.setattr(gpm, "SHORTEST_S", 0.0)
+    monkeypatch.setattr(nvml, "SHORTEST_S", 0.0)
     machine(Gpu(activity={"sm": 10.0}))
     probe = NvmlProbe(ProbeRequest(pid=1, path="/"))
     library.stand_at(1)

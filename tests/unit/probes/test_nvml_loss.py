@@ -10,8 +10,8 @@ import pytest
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import ProbeRequest
-from ergmeter.probes.nvidia import nvml, nvml_gpu
-from ergmeter.probes.nvidia.nvml import NvmlProbe
+from ergmeter.probes import nvml
+from ergmeter.probes.nvml import NvmlProbe
 from ergmeter.records import Mark, Sample
 from tests.nvml.library import Fault, Gpu, Library, Script, default_uuid
 from tests.unit.probes.scripted import RAMP, Open, counters, gauges, indices, marks
@@ -62,7 +62,7 @@ def test_a_gpu_that_answers_nothing_is_lost_whatever_nvml_calls_it(
 ) -> None:
     probe = opened(RAMP, Gpu(no_energy=True, faults=[Fault("all", pynvml.NVML_ERROR_UNKNOWN, 3)]))
     library.stand_at(4)
-    for _ in range(nvml_gpu.SILENT_READINGS - 1):
+    for _ in range(nvml.SILENT_READINGS - 1):
         assert marks(probe.read()) == []
     (mark,) = marks(probe.read())
     assert mark.detail.startswith(default_uuid(1))
@@ -80,7 +80,7 @@ def test_an_error_on_a_reading_of_power_alone_does_not_lose_the_gpu(
     probe.read()
     for _ in range(3):  # never as many in a row as it takes, but more of them altogether
         library.stand_at(1.5)
-        for _ in range(nvml_gpu.SILENT_READINGS - 1):
+        for _ in range(nvml.SILENT_READINGS - 1):
             assert list(probe.read()) == []
         library.stand_at(2.5)
         (sample,) = probe.read()

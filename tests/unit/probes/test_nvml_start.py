@@ -73,7 +73,7 @@ def test_a_probe_that_refuses_does_not_keep_nvml_open(
 
 OPEN = """
 from ergmeter.ports import ProbeRequest
-from ergmeter.probes.nvidia.nvml import NvmlProbe
+from ergmeter.probes.nvml import NvmlProbe
 NvmlProbe(ProbeRequest(1, "/"))
 """
 

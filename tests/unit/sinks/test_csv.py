@@ -10,7 +10,7 @@ import pytest
 from ergmeter.errors import UsageError
 from ergmeter.records import Reading
 from ergmeter.sinks.csv import CsvSink
-from ergmeter.sinks.shared import ledger
+from ergmeter.sinks.shared import appended_file
 from tests.unit.sinks.updates import RUN, UPDATES, request, update, written
 
 # The header that SFT-Play's own files have.
@@ -62,7 +62,9 @@ def test_every_measured_column_of_a_ledger_is_an_alias_of_the_catalogue() -> Non
     from ergmeter.metrics.catalog import catalogue
 
     aliases = [a for metric in catalogue().values() for a in metric.aliases]
-    assert {a.name for a in aliases if a.system == ledger.SYSTEM} == set(ledger.MEASURED)
+    assert {a.name for a in aliases if a.system == appended_file.SYSTEM} == set(
+        appended_file.LEDGER_MEASURED
+    )
 
 
 def test_what_is_measured_is_not_for_the_user_to_say(tmp_path: Path) -> None:

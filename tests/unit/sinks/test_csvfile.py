@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from ergmeter.errors import UsageError
-from ergmeter.sinks.shared.csv_table import CsvFile
+from ergmeter.sinks.shared.appended_file import CsvFile
 
 APPENDS = """
 import sys
-from ergmeter.sinks.shared.csv_table import CsvFile
+from ergmeter.sinks.shared.appended_file import CsvFile
 path, who, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 sys.stdin.readline()  # both start at once
 file = CsvFile(path, ["who", "index", "text"])
@@ -26,7 +26,7 @@ for index in range(count):
 
 FILLS_DISK = """
 import resource, signal, sys
-from ergmeter.sinks.shared.csv_table import CsvFile
+from ergmeter.sinks.shared.appended_file import CsvFile
 file = CsvFile(sys.argv[1], ["a", "b"])
 file.append({"a": 1, "b": 2})
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a full disk, for this process

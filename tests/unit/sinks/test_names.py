@@ -8,7 +8,7 @@ import pytest
 
 from ergmeter.errors import UsageError
 from ergmeter.metrics.catalog import catalogue
-from ergmeter.sinks.shared.names import Names, explanation, ucum
+from ergmeter.sinks.shared.updates import Names, explanation, ucum
 
 
 def test_a_key_in_each_tools_spelling() -> None:

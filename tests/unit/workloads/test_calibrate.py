@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.hardware.calibration import FOLDER_VARIABLE, CalibratedRate, save_calibration
 from ergmeter.ports import ProbeRequest
-from ergmeter.probes.amd import amd
+from ergmeter.probes import amd
 from ergmeter.records import Device
 from ergmeter.sampler import open_probes
 from ergmeter.workloads import calibration, calibration_rates

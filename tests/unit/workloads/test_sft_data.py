@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.integrations.batches import counted
+from ergmeter.integrations.batches import count_tokens
 from ergmeter.workloads.sft import build_model, token_batches
 from ergmeter.workloads.sft.config_file import load
 from ergmeter.workloads.sft.dataset import Chat, Plain, TemplateFile, builtin, read
@@ -98,7 +98,7 @@ def test_a_padded_batch_holds_the_tokens_one_counts_by_hand(
     assert data.examples == data.documents == 3
     assert batch["input_ids"].shape == (3, max(REAL))
     assert batch["attention_mask"].sum(-1).tolist() == REAL
-    counts = counted(batch)
+    counts = count_tokens(batch)
     assert counts is not None
     assert (counts.real, counts.loss, counts.computed) == (sum(REAL), sum(LOSS), 3 * max(REAL))
     found = epoch_tokens(data.train, data.collate, batch_size=3)
@@ -138,7 +138,7 @@ def test_a_packed_batch_holds_the_tokens_one_counts_by_hand(
     assert (data.examples, data.documents) == (2, 3)  # 7 + 9 fill a row of 16, 4 are left
     assert "attention_mask" not in batch  # with one, documents would see each other
     assert batch["position_ids"].tolist() == [[*range(7), *range(9)], [*range(4), *[0] * 12]]
-    counts = counted(batch)
+    counts = count_tokens(batch)
     assert counts is not None
     assert (counts.real, counts.loss, counts.samples) == (sum(REAL), sum(LOSS), 3)
     found = epoch_tokens(data.train, data.collate, batch_size=2)
@@ -151,7 +151,7 @@ def test_texts_that_are_packed_bear_no_loss_at_their_border(
     data = prepare([{"text": "one two three"}, {"text": "four five"}], **{"data.packing": True})
     labels = data.train[0]["labels"]
     assert [place for place, label in enumerate(labels) if label == NO_LOSS] == [0, 5]
-    counts = counted(all_of(data))
+    counts = count_tokens(all_of(data))
     assert counts is not None
     assert (counts.real, counts.loss) == (5 + 4, 4 + 3)
 
@@ -208,7 +208,7 @@ def test_blocks_of_continued_pre_training_are_full_and_all_of_them_is_learnt(
     assert batch["attention_mask"].sum().item() == 8
     assert torch.equal(batch["labels"], batch["input_ids"])
     assert data.notes == ("the last 3 tokens fill no block and are not used",)
-    counts = counted(batch)
+    counts = count_tokens(batch)
     assert counts is not None
     assert (counts.real, counts.loss) == (8, 2 * 3)
 
@@ -260,7 +260,7 @@ def test_what_a_seq2seq_model_reads_and_says_is_counted_by_hand(
     assert batch["attention_mask"].sum(-1).tolist() == read_
     assert batch["decoder_attention_mask"].sum(-1).tolist() == said
     assert (batch["labels"] != NO_LOSS).sum(-1).tolist() == said
-    assert counted(batch).real == sum(read_) + sum(said)  # type: ignore[union-attr]
+    assert count_tokens(batch).real == sum(read_) + sum(said)  # type: ignore[union-attr]
     found = epoch_tokens(data.train, data.collate, batch_size=2)
     assert (found.real, found.loss) == (sum(read_) + sum(said), sum(said))
     assert found.computed == 2 * max(read_) + 2 * max(said)

@@ -26,7 +26,7 @@ import pynvml
 
 from ergmeter.bench.execute.state import OpenDirectory, write_json
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.probes.nvidia import visible
+from ergmeter.probes import cuda_visible_devices
 
 PROGRAM = "nvidia-smi"
 LOG, NOTE = "gpu_memory_logs.csv", "gpu_memory_logs.json"  # in a cell's directory
@@ -130,7 +130,7 @@ def devices(environment: Mapping[str, str], gpus: Sequence[tuple[str, str]]) -> 
     cuda_visible = environment.get("CUDA_VISIBLE_DEVICES")
     if cuda_visible is not None and cuda_visible.strip() in ("", "-1"):
         raise NotMeasurable("CUDA_VISIBLE_DEVICES shows the cell no GPU")
-    named = visible.named(environment, gpus)
+    named = cuda_visible_devices.with_uuids(environment, gpus)
     if named is None:
         raise NotMeasurable(
             f"CUDA may number the GPUs here otherwise than {PROGRAM}, and can't be asked;"

@@ -1,51 +1,181 @@
-"""TrainingMonitor: one line a step, and the run, training_log.json and W&B come of it.
+"""TrainingMonitor, and the functions of a profiler-based MFU monitor, under their original names.
 
     monitor = TrainingMonitor("./outputs", config, flops_profile_freq=500, model=model)
     for step in range(total_steps):
         ...
         monitor.log_step(step, epoch, loss, grad_norm, learning_rate, attention_mask)
 
-The trap that shaped it: a monitor that is part of what it measures. The original ran a forward pass
-of its own in eval mode, left the model so, and counted the time for it in the next step. Here a
-step lasts from the end of one call to the start of the next, and FLOPs are known without running
-anything. Nothing raises into the training.
+    mfu = calculate_mfu_with_profiler(model, batch_size=4, seq_length=512, step_time=0.1)
+
+The original ran a forward pass under torch.profiler: that counts a third of a training step at
+best, leaves the model in eval mode, and adds its time to the next step. It assumed an A100's peak
+for unknown GPUs and clamped MFU at 1. Here the model is not run: FLOPs are counted from its
+configuration or, without one, on tensors without memory. A step lasts from the end of one call to
+the start of the next. Unknown values are nan, with one warning, never 0. Nothing raises into the
+training. docs/migrating-from-training-monitor.md has the rest.
 """
 
 from __future__ import annotations
 
 import atexit
+import json
+import math
 import os
 import time
+import warnings
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 
-from ergmeter.compat.training_monitor.functions import knowledge
-from ergmeter.compat.training_monitor.log_file import TrainingLog
-from ergmeter.compat.training_monitor.metrics import Masked, StepConstants, step_figures
-from ergmeter.compat.training_monitor.settings import MonitorSettings
-from ergmeter.compat.training_monitor.wandb_rows import WandbRows
-from ergmeter.errors import ErgmeterError, NotMeasurable
+from ergmeter.compat.training_monitor.step_log import (
+    Masked,
+    StepConstants,
+    TrainingLog,
+    WandbRows,
+    step_figures,
+)
+from ergmeter.errors import ErgmeterError, NotMeasurable, UsageError
+from ergmeter.flops.counted.count import count
+from ergmeter.flops.live import model_work
 from ergmeter.integrations.guard import Guarded, guarded, say, warn_once
 from ergmeter.integrations.training import Training
-from ergmeter.integrations.training_identity import world_size
 from ergmeter.metrics.definitions.compute import table_peak
 from ergmeter.records import BOUND_TOLERANCE, Missing
+from ergmeter.runlog.process_group import world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import nn
 
     from ergmeter.metrics.live.totals import Amount
 
+__all__ = ["TrainingMonitor", "calculate_mfu_with_profiler", "get_gpu_peak_flops", "knowledge"]
+
+# -- settings --------------------------------------------------------------------------------------
+# The documented key, `monitoring.flops_profile_freq`, was never read by the original, which read
+# `monitor.freq`. Here every spelling is read, the nearest to the caller first. Without a batch size
+# in the configuration it is unknown, not 32.
+
+Config: TypeAlias = Mapping[str, Any]
+
+_PROFILE_FREQ = 500
+_PROFILE_KEYS = (
+    "monitoring.flops_profile_freq",
+    "monitor.freq.flops_profile_freq",
+    "monitor.flops_profile_freq",
+)
+# How often the original did what, in steps.
+_FREQUENCIES = {"training_log_freq": 10, "perf_log_freq": 10, "local_save_freq": 200}
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorSettings:
+    """The settings. None: the configuration does not say."""
+
+    flops_profile_freq: int
+    flops_profile_freq_from: str
+    freq: Mapping[str, int]
+    micro_steps: int  # forward passes a step: gradient accumulation
+    batch_size: int | None  # sequences of a step, of all ranks
+    batch_size_from: str
+    seq_length: int | None
+    wandb: Config
+
+    @classmethod
+    def of(
+        cls, config: Config | None, *, flops_profile_freq: int | None, world: int
+    ) -> MonitorSettings:
+        """Read a configuration. An argument overrides it."""
+        config = config if isinstance(config, Mapping) else {}
+        deepspeed = _deepspeed(config)
+        asked, source = _profile_freq(config, flops_profile_freq)
+        freq = {
+            n: _whole_number(_at(config, f"monitor.freq.{n}")) or d for n, d in _FREQUENCIES.items()
+        }
+        micro_steps = (
+            _whole_number(deepspeed.get("gradient_accumulation_steps"))
+            or _whole_number(_at(config, "training.gradient_accumulation_steps"))
+            or _whole_number(config.get("gradient_accumulation_steps"))
+            or 1
+        )
+        batch, whence = _batch(config, deepspeed, micro_steps, world)
+        return cls(
+            flops_profile_freq=asked,
+            flops_profile_freq_from=source,
+            freq=freq,
+            micro_steps=micro_steps,
+            batch_size=batch,
+            batch_size_from=whence,
+            seq_length=_whole_number(_at(config, "model.max_sequence_length")),
+            wandb=_mapping(config.get("wandb")),
+        )
+
+
+def _profile_freq(config: Config, argument: int | None) -> tuple[int, str]:
+    if _whole_number(argument):
+        return int(argument or 0), "the argument"
+    for key in _PROFILE_KEYS:
+        freq = _whole_number(_at(config, key))
+        if freq:
+            return freq, key
+    return _PROFILE_FREQ, "the default"
+
+
+def _batch(
+    config: Config, deepspeed: Config, micro_steps: int, world: int
+) -> tuple[int | None, str]:
+    """Sequences per step: DeepSpeed's total, the product of its parts, or the root's value."""
+    total = _whole_number(deepspeed.get("train_batch_size"))
+    if total:
+        return total, "deepspeed.train_batch_size"
+    micro = _whole_number(deepspeed.get("train_micro_batch_size_per_gpu"))
+    if micro:
+        return micro * micro_steps * world, f"deepspeed: {micro} x {micro_steps} x {world} ranks"
+    root = _whole_number(config.get("train_batch_size"))
+    return (root, "train_batch_size") if root else (None, "not in the configuration")
+
+
+def _deepspeed(config: Config) -> Config:
+    """DeepSpeed's own configuration: inline, or from the file named here."""
+    section = config.get("deepspeed")
+    if isinstance(section, str | Path):
+        try:
+            section = json.loads(Path(section).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+    return _mapping(section)
+
+
+def _at(config: Config, key: str) -> Any:  # noqa: ANN401  any JSON value
+    node: Any = config
+    for part in key.split("."):
+        node = _mapping(node).get(part)
+    return node
+
+
+def _mapping(value: object) -> Config:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _whole_number(value: object) -> int | None:
+    """An integer of 1 or more, also from text; None for others, such as DeepSpeed's "auto"."""
+    try:
+        number = int(value)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        return None
+    return number if number >= 1 else None
+
+
+# -- the monitor -----------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True)
 class _Logged:
-    """A step that was logged, until its tokens are known."""
+    """A logged step, until its tokens are here."""
 
     entry: dict[str, Any]
     step_s: float | None
@@ -54,7 +184,7 @@ class _Logged:
 
 
 class TrainingMonitor(Guarded):
-    """Takes down every step: to a run, to training_log.json and, where it is asked to, to W&B."""
+    """Writes every step to a run, to training_log.json and, on request, to W&B."""
 
     def __init__(
         self,
@@ -67,7 +197,7 @@ class TrainingMonitor(Guarded):
         dtype: str | None = None,
         peak_flops_per_s: float | None = None,
     ) -> None:
-        """`model` gives MFU; `dtype` is what products are in, where its weights do not say.
+        """`model` is needed for MFU; `dtype` is that of products, where its weights do not tell.
 
         `peak_flops_per_s` is the dense peak of one device, where the table does not know it.
         """
@@ -105,14 +235,14 @@ class TrainingMonitor(Guarded):
     # -- what a loop calls ------------------------------------------------------------------------
 
     def set_model_ref(self, model: nn.Module) -> None:
-        """The model whose MFU it is."""
+        """Set the model whose MFU is computed."""
         self.model_ref = model
         if self._training.meter is not None:
             self._training.trains(model)
 
     @guarded
     def start_training(self) -> None:
-        """The first step begins here. Without it, its time is not known and not made up."""
+        """The first step begins here. Without this call its duration is unknown."""
         self._begin()
         self._next_step()
 
@@ -129,7 +259,7 @@ class TrainingMonitor(Guarded):
         *,
         real_time_flops: float | None = None,
     ) -> None:
-        """An optimizer step is over. It took from the end of the last call to the start of this."""
+        """An optimizer step is over. It began at the end of the last call."""
         end_ns = time.monotonic_ns()
         self._begin()
         masked = Masked.of(attention_mask, fetched=self._is_first)
@@ -141,7 +271,7 @@ class TrainingMonitor(Guarded):
             "learning_rate": _float(learning_rate),
         }
         step_s = None
-        if self._start_ns is not None:  # else nobody saw it begin, and it is not made up
+        if self._start_ns is not None:  # else its beginning, and so its duration, is unknown
             self._tell(self._start_ns, end_ns, entry, masked)
             step_s = None if self._holds_evaluation else (end_ns - self._start_ns) / 1e9
         entry |= {"step_time": step_s, "timestamp": time.time()}
@@ -160,11 +290,11 @@ class TrainingMonitor(Guarded):
     ) -> None:
         """An epoch is over."""
         self._settle()
-        found = {"epoch": int(epoch), "avg_loss": _float(avg_loss)}
-        found |= {"elapsed_time": _float(elapsed_time), "timestamp": time.time()}
-        self._log.epochs.append(found)
-        values = {"training/epoch_avg_loss": found["avg_loss"], "training/epoch_number": epoch}
-        values["training/epoch_time"] = found["elapsed_time"]
+        entry = {"epoch": int(epoch), "avg_loss": _float(avg_loss)}
+        entry |= {"elapsed_time": _float(elapsed_time), "timestamp": time.time()}
+        self._log.epochs.append(entry)
+        values = {"training/epoch_avg_loss": entry["avg_loss"], "training/epoch_number": epoch}
+        values["training/epoch_time"] = entry["elapsed_time"]
         self._rows.log(values, step=current_step)
         self.save_logs()
 
@@ -176,7 +306,7 @@ class TrainingMonitor(Guarded):
         eval_accuracy: float | None = None,
         additional_metrics: Mapping[str, Any] | None = None,
     ) -> None:
-        """An evaluation is over. After `log_step` of the same step its time is no step's."""
+        """An evaluation is over. After `log_step` of the same step its time belongs to no step."""
         self._settle()
         if self._start_ns is not None and step == self._last_step:
             self._training.phase_over("eval", self._start_ns)
@@ -194,21 +324,21 @@ class TrainingMonitor(Guarded):
     def log_metrics(
         self, metrics: Mapping[str, Any], step: int | None = None, commit: bool = True
     ) -> None:
-        """Any figures, to W&B."""
+        """Send any values to W&B."""
         del commit  # a row ends where the next step's begins
         self._settle()
         self._rows.log(metrics, step=step)
 
     @guarded
     def save_logs(self) -> None:
-        """Write training_log.json. It is written every so often, and at exit, by itself."""
+        """Write training_log.json. It is also written periodically and at exit."""
         self._settle(wait=True)
         if self._is_first and self._last_step is not None:
             self._log.save(self._total_s)
 
     @guarded
     def finish_training(self) -> None:
-        """The training is over: everything is written and closed."""
+        """End the training: write and close everything."""
         self.save_logs()
         self._rows.log({"training/total_time": self._total_s})
         self._rows.finish()
@@ -241,14 +371,14 @@ class TrainingMonitor(Guarded):
         return self._log.recent[-1] if self._log.recent else None
 
     def get_avg_metrics(self, last_n_steps: int = 100) -> dict[str, Any]:
-        """Means over the newest steps, each over those that have it; time over steps."""
+        """Means over the newest steps that have each value."""
         recent = self.step_logs[-last_n_steps:]
-        found: dict[str, Any] = {}
+        means: dict[str, Any] = {}
         for name in ("loss", "grad_norm", "step_time", "mfu"):
             values = [entry[name] for entry in recent if entry.get(name) is not None]
             if values:
-                found[f"avg_{name}"] = sum(values) / len(values)
-        return {**found, "num_steps": len(recent)} if recent else {}
+                means[f"avg_{name}"] = sum(values) / len(values)
+        return {**means, "num_steps": len(recent)} if recent else {}
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -270,21 +400,21 @@ class TrainingMonitor(Guarded):
                 )
 
     def _next_step(self) -> None:
-        """Last of all: what logging costs is in no step."""
+        """Start the next step's clock, last: the cost of logging is in no step."""
         self._holds_evaluation = False
         self._start_ns = time.monotonic_ns()
 
     def _tell(
         self, start_ns: int, end_ns: int, entry: Mapping[str, Any], masked: Masked | None
     ) -> None:
-        """To the run."""
+        """Add the step to the run."""
         micro_steps = self.settings.micro_steps
         counts = [masked.counts(micro_steps)] if masked is not None else []
         self._training.stepped(start_ns, end_ns, counts, micro_steps=micro_steps)
         self._training.logged({n: entry[n] for n in ("loss", "learning_rate", "grad_norm")})
 
     def _settle(self, *, wait: bool = False) -> None:
-        """Finish the steps whose tokens are known, in order."""
+        """Finish the steps whose tokens are here, in order."""
         while self._waiting:
             masked = self._waiting[0].masked
             if not (wait or masked is None or masked.is_here):
@@ -294,28 +424,28 @@ class TrainingMonitor(Guarded):
     def _finish(self, logged: _Logged) -> None:
         if not self._is_first:
             return
-        place = StepConstants(
+        constants = StepConstants(
             self.settings.micro_steps,
             world_size(),
             self.batch_size,
             self._token_flops,
             self._peak_flops_per_s,
         )
-        figures = step_figures(logged.step_s, logged.masked, place)
-        known = {n: None if isinstance(v, Missing) else v for n, v in figures.items()}
+        figures = step_figures(logged.step_s, logged.masked, constants)
+        values = {n: None if isinstance(v, Missing) else v for n, v in figures.items()}
         entry, step = logged.entry, logged.entry["step"]
-        entry |= {name: known.get(name) for name in ("mfu", "tokens_per_second")}
+        entry |= {name: values.get(name) for name in ("mfu", "tokens_per_second")}
         self._log.append(entry)
         if step % self.flops_profile_freq == 0:
             mfu = figures["mfu"]
-            said = f"- ({mfu.reason})" if isinstance(mfu, Missing) else _marked_mfu(mfu)
-            say(f"🔍 步骤 {step}: 使用profiler计算MFU = {said}\n")
-        row = {} if logged.skip_wandb else self._row(step, entry, known)
+            shown_mfu = f"- ({mfu.reason})" if isinstance(mfu, Missing) else _marked_mfu(mfu)
+            say(f"🔍 步骤 {step}: 使用profiler计算MFU = {shown_mfu}\n")
+        row = {} if logged.skip_wandb else self._row(step, entry, values)
         if row:
             self._rows.log(row, step=step)
 
     def _row(
-        self, step: int, entry: Mapping[str, Any], known: Mapping[str, float | None]
+        self, step: int, entry: Mapping[str, Any], values: Mapping[str, float | None]
     ) -> dict[str, Any]:
         row: dict[str, Any] = {}
         if step % self.freq["training_log_freq"] == 0:
@@ -327,7 +457,7 @@ class TrainingMonitor(Guarded):
             }
             row |= {f"training/{name}": entry[key] for name, key in names.items()}
         if step % self.freq["perf_log_freq"] == 0:
-            row |= {f"perf/{name}": value for name, value in known.items()}
+            row |= {f"perf/{name}": value for name, value in values.items()}
         return row
 
     def _token_flops(self, length: float) -> float:
@@ -336,15 +466,15 @@ class TrainingMonitor(Guarded):
         return knowledge(self.model_ref).token_flops(self.model_ref, length)
 
     def _peak_flops_per_s(self) -> Amount:
-        """Of this rank's device, looked up once."""
+        """The peak of this rank's device, looked up once."""
         if self._peak is None:
             try:
-                self._peak = self._looked_up()
+                self._peak = self._lookup_peak()
             except ErgmeterError as error:
                 self._peak = Missing(str(error))
         return self._peak
 
-    def _looked_up(self) -> float:
+    def _lookup_peak(self) -> float:
         if not torch.cuda.is_available():
             raise NotMeasurable("no CUDA device here whose peak is known; pass peak_flops_per_s=")
         dtype = self._dtype or (knowledge(self.model_ref).dtype if self.model_ref else None)
@@ -369,3 +499,126 @@ def _float(value: Any) -> float | None:  # noqa: ANN401  a number, or what holds
 
 def _marked_mfu(mfu: float) -> str:
     return f"{mfu:.4f}{' (impossible: above 1)' if mfu > BOUND_TOLERANCE else ''}"
+
+
+# -- functions -------------------------------------------------------------------------------------
+
+_facts_of_models: WeakKeyDictionary[nn.Module, _ModelFacts] = WeakKeyDictionary()
+_warned: set[str] = set()
+_SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16"}  # fp32 does not imply fp32 products
+
+
+def calculate_mfu_with_profiler(
+    model: nn.Module,
+    batch_size: int,
+    seq_length: int,
+    step_time: float,
+    *,
+    dtype: str | None = None,
+) -> float:
+    """MFU of a training step of `batch_size` sequences on one device, in `step_time` seconds.
+
+    nan where the FLOPs or the device's peak are not known; above 1 if an input is wrong. `dtype` is
+    what products are computed in (bf16, fp16, tf32, fp32, ...): that of the weights if not given;
+    of fp32 weights it can't be seen, so bf16 as under autocast is assumed, with one warning.
+    """
+    if not math.isfinite(step_time) or step_time <= 0:
+        raise UsageError(f"step_time must be seconds above 0; got {step_time!r}")
+    if batch_size < 1 or seq_length < 1:
+        raise UsageError(
+            f"batch_size and seq_length must be 1 or more; got {batch_size!r} and {seq_length!r}"
+        )
+    facts = knowledge(model)
+    try:
+        flops = batch_size * facts.sequence_flops(model, seq_length)
+    except ErgmeterError as error:
+        return _unknown(f"no MFU: {error}")
+    peak = get_gpu_peak_flops(dtype=dtype or facts.dtype or "bf16")
+    if dtype is None and facts.dtype is None and not math.isnan(peak):
+        _warn_once(
+            "weights in fp32: products are taken to be in bf16, as under autocast; pass dtype="
+        )
+    return flops / step_time / peak
+
+
+def get_gpu_peak_flops(device: int | str | None = None, *, dtype: str = "bf16") -> float:
+    """Dense peak of a GPU in FLOP/s, by its driver's name; nan if unknown."""
+    try:
+        if device is None or isinstance(device, int):
+            if not torch.cuda.is_available():
+                raise NotMeasurable("there is no CUDA device here whose peak could be looked up")
+            device = torch.cuda.get_device_name(device)
+        return table_peak(device, dtype).flops_per_s
+    except ErgmeterError as error:
+        return _unknown(str(error))
+
+
+class _ModelFacts:
+    """FLOPs of one sequence by its length, while the same parameters are trained.
+
+    Walking through a model's modules takes a millisecond, so its parameters are cached. Adding an
+    adapter freezes the others, which is detected too.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = list(model.parameters())
+        self._trained = self._now_trained()
+        self._flops: dict[int, float] = {}
+        dtypes = {parameter.dtype for parameter in self._parameters}
+        self.dtype = next((_SHORT[dtype] for dtype in _SHORT if dtype in dtypes), None)
+
+    def sequence_flops(self, model: nn.Module, seq_length: int) -> float:
+        """FLOPs of a sequence, counted at the first call for a length."""
+        if seq_length not in self._flops:
+            self._flops[seq_length] = _sequence_flops(model, seq_length)
+        return self._flops[seq_length]
+
+    def token_flops(self, model: nn.Module, length: float) -> float:
+        """FLOPs of a token, interpolated between powers of two of the length.
+
+        A line between those is exact where attention sees all that is before it: FLOPs of a token
+        grow linearly then. So few lengths are ever counted, whatever lengths a training has.
+        """
+        below = 1 << math.floor(math.log2(max(1.0, length)))
+        low = self.sequence_flops(model, below) / below
+        if length <= below:
+            return low
+        try:
+            high = self.sequence_flops(model, 2 * below) / (2 * below)
+        except ErgmeterError:  # more positions than the model has
+            exact = round(length)
+            return self.sequence_flops(model, exact) / exact
+        return low + (high - low) * (length - below) / below
+
+    def is_current(self) -> bool:
+        """True if nothing was frozen or unfrozen since."""
+        return self._now_trained() == self._trained
+
+    def _now_trained(self) -> int:
+        return sum([parameter.requires_grad for parameter in self._parameters])
+
+
+def knowledge(model: nn.Module) -> _ModelFacts:
+    """The cached facts of a model: FLOPs by length, and the dtype of its weights."""
+    facts = _facts_of_models.get(model)
+    if facts is None or not facts.is_current():
+        facts = _facts_of_models[model] = _ModelFacts(model)
+    return facts
+
+
+def _sequence_flops(model: nn.Module, seq_length: int) -> float:
+    try:
+        return model_work(model, seq_length)[0].chosen.model_per_step
+    except ErgmeterError:  # no configuration, or a family that is not known: run it
+        return count(model, batch_size=1, seq_len=seq_length).needed.model
+
+
+def _unknown(why: str) -> float:
+    _warn_once(why)
+    return math.nan
+
+
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, stacklevel=4)

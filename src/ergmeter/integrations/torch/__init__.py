@@ -1,1 +1,1 @@
-"""Training loops of torch: optimizer steps, module calls, saves, precision."""
+"""Training loops of torch: optimizer steps, module calls, checkpoints, precision."""

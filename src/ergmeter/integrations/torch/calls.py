@@ -1,11 +1,11 @@
-"""Outermost module calls of a loop, and the record of those that one training step makes.
+"""Records the outermost module calls of a loop, by shape, and those of one training step.
 
-Three pitfalls shaped it. A global hook is seen by torch.compile, which warns and compiles anew when
-it goes: so the call of Module itself is replaced, and put back for as long as an outermost call
-lasts; nothing inside ever sees it. A record must not keep data alive: arguments become shapes at
-once, and a call is found again in the autograd graph by sequence numbers, never by its outputs. And
-a head may be multiplied outside of any module: matrix products between the recorded calls and the
-loss are read from the graph's own sizes when backward is called.
+A global module hook makes torch.compile warn and recompile. So `Module.__call__` itself is
+replaced, and restored while an outermost call runs: nothing inside ever sees the replacement. A
+record must not keep data alive. Arguments become shapes at once, and calls are found again in the
+autograd graph by sequence numbers, never by outputs. A head may be multiplied outside of any
+module: matrix products between the recorded calls and the loss are read from the sizes in the
+graph when backward is called.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ergmeter.flops.counted.op_costs import PRODUCT_NAME
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ergmeter.integrations.torch.loss_labels import LossLabels
+    from ergmeter.integrations.torch.roots import LossLabels
 
 _Module: Any = nn.Module
 _is_grad_enabled = torch.is_grad_enabled
@@ -49,22 +49,22 @@ _REDIRECTED = ("_ForwardRedirection", "_redirection_through_forward")  # Lightni
 
 
 class CallListener(Protocol):
-    """Who is told of outermost calls."""
+    """Receives outermost module calls."""
 
     def before(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_wrapper: bool
     ) -> Any:  # noqa: ANN401
-        """A call is about to be made. What is returned comes back with `after`."""
+        """A call is about to be made. The result is passed to `after`."""
 
     def after(self, token: Any, result: Any) -> None:  # noqa: ANN401
-        """It has been made."""
+        """The call has returned."""
 
     def fail(self, error: Exception) -> None:
-        """One of these two has failed."""
+        """`before` or `after` has failed."""
 
 
 class OutermostCalls:
-    """Tells listeners of outermost calls on the thread that armed it; of those in wrappers too."""
+    """Reports outermost calls on the thread that armed it, and those inside wrappers."""
 
     def __init__(self) -> None:
         self._listeners: tuple[CallListener, ...] = ()
@@ -74,7 +74,7 @@ class OutermostCalls:
         self._thread = 0
 
     def add(self, listener: CallListener) -> None:
-        """Tell this one from now on, of calls on the present thread."""
+        """Report calls on the present thread to this listener."""
         self._thread = get_ident()
         if listener not in self._listeners:
             self._listeners = (*self._listeners, listener)
@@ -83,10 +83,12 @@ class OutermostCalls:
             _Module.__call__ = self._ours = self._replacement(self._original)
 
     def remove(self, listener: CallListener) -> None:
-        """Tell it no more; with the last one no trace is left."""
-        self._listeners = tuple(one for one in self._listeners if one is not listener)
+        """Stop reporting to it; with the last listener the patch is removed."""
+        self._listeners = tuple(other for other in self._listeners if other is not listener)
         if not self._listeners and self._original is not None:
-            if _Module.__call__ is self._ours:  # else somebody stands before us: we only pass on
+            if (
+                _Module.__call__ is self._ours
+            ):  # else other code wrapped ours, which then only passes on
                 _Module.__call__ = self._original
             self._original = self._ours = None
             self._thread = 0
@@ -98,7 +100,7 @@ class OutermostCalls:
                 return original(module, *args, **kwargs)
             is_wrapper = _is_transparent(module)
             self._inside = not is_wrapper
-            # Else somebody stands before us, and stays there.
+            # Else other code wrapped ours, and stays.
             is_first = _Module.__call__ is ours and not is_wrapper
             if is_first:
                 _Module.__call__ = original
@@ -148,7 +150,7 @@ def _is_transparent(module: nn.Module) -> bool:
 
 
 def _keep_from_dynamo(original: Any) -> None:  # noqa: ANN401
-    """It remembers the call that it found when it was imported, to know one that was changed."""
+    """Restore the call that dynamo remembers from its import, to detect changed ones."""
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     if dynamo is not None and hasattr(dynamo, "unpatched_nn_module_call"):
         dynamo.unpatched_nn_module_call = original
@@ -157,7 +159,7 @@ def _keep_from_dynamo(original: Any) -> None:  # noqa: ANN401
 # -- the calls of a step ---------------------------------------------------------------------------
 
 _FSDP = "FullyShardedDataParallel"
-_WRAPPER = object()  # stands for a wrapper's call
+_WRAPPER = object()  # token of a wrapper's call
 _NO_BACKWARD = (
     "no call of backward was seen: it is taken to go through every call of a trained module"
 )
@@ -178,42 +180,42 @@ class StepCalls:
         self.not_recorded: Counter[str] = Counter()  # calls that could not be
 
     def labelled_flops(self, loss: nn.Module | None) -> float:
-        """Products of a forward pass that may depend on the labels: the loss's, and those outside.
+        """Forward products that may depend on the labels: the loss's, and those outside modules.
 
         By the autograd graph; 0 where it does not say.
         """
-        own = [one for one in self.calls.values() if loss is not None and one.module is loss]
-        if any(one.graph_flops is None for one in own):
+        own = [call for call in self.calls.values() if loss is not None and call.module is loss]
+        if any(call.graph_flops is None for call in own):
             return 0.0
-        found = sum(one.times * one.graph_flops[0] for one in own if one.graph_flops)
-        return self.outside.forward + found
+        flops = sum(call.times * call.graph_flops[0] for call in own if call.graph_flops)
+        return self.outside.forward + flops
 
     @property
     def trained(self) -> list[ModuleCall]:
         """Calls that a backward pass went through."""
         is_walked = self.backwards and self.outside.is_complete
         return [
-            one
-            for one in self.calls.values()
-            if one.has_grad and (one.is_walked_back or (not is_walked and any(one.trained)))
+            call
+            for call in self.calls.values()
+            if call.has_grad and (call.is_walked_back or (not is_walked and any(call.trained)))
         ]
 
     @property
     def others(self) -> list[ModuleCall]:
         """All other calls: of frozen models, or without gradients."""
-        trained = {id(one) for one in self.trained}
-        return [one for one in self.calls.values() if id(one) not in trained]
+        trained = {id(call) for call in self.trained}
+        return [call for call in self.calls.values() if id(call) not in trained]
 
 
 class StepRecorder:
     """Records the calls of a training's first steps, until it is stopped."""
 
     def __init__(self, labels: LossLabels | None = None) -> None:
-        """`labels` counts those of a loss, where somebody merges them into the steps' counts."""
+        """`labels` counts a loss's labels, where the caller adds them to the counts of steps."""
         self.labels = labels
         self.failure = ""  # why nothing is recorded any more
         self.is_evaluating: Callable[[], bool] = lambda: False
-        self.is_paused = False  # between the steps of a framework that says where they begin
+        self.is_paused = False  # between the steps of a framework that reports their beginning
         self.steps: list[StepCalls] = []
         self._nodes = CallNodes()
         self._now = StepCalls(self._nodes)
@@ -225,20 +227,20 @@ class StepRecorder:
 
     @property
     def ids_shapes(self) -> set[tuple[int, ...]]:
-        """Shapes of the tokens that modules were called with in the step under way."""
-        found = (ids_shape(call) for call in self._now.calls.values())
-        return {shape for shape in found if shape is not None}
+        """Shapes of the token ids that modules were called with in this step."""
+        shapes = (ids_shape(call) for call in self._now.calls.values())
+        return {shape for shape in shapes if shape is not None}
 
     def arm(self) -> None:
-        """Record from now on."""
+        """Start recording."""
         if self._backward is None:
             _armed.add(self)
             outermost.add(self)
             self._backward = torch.autograd.backward
-            self._ours = torch.autograd.backward = self._then_walked(self._backward)
+            self._ours = torch.autograd.backward = self._walking_backward(self._backward)
 
     def stop(self) -> None:
-        """Record no more, and leave no trace."""
+        """Stop recording, and remove all patches."""
         _armed.discard(self)
         outermost.remove(self)
         if self._backward is not None and torch.autograd.backward is self._ours:
@@ -251,7 +253,7 @@ class StepRecorder:
     def step_over(self) -> int:
         """A step has ended; returns how many were recorded."""
         is_unseen = not self._now.backwards and any(
-            one.has_grad for one in self._now.calls.values()
+            call.has_grad for call in self._now.calls.values()
         )
         if is_unseen:  # torch.autograd.grad, or an engine of the program's own
             self._now.outside.assumptions.append(_NO_BACKWARD)
@@ -271,7 +273,7 @@ class StepRecorder:
         return len(self.steps)
 
     def fail(self, error: Exception) -> None:
-        """Our own fault: say so, and record no more."""
+        """An error of ours: store it and stop recording."""
         self.stop()
         self.failure = f"{type(error).__name__}: {error}"[:300]
 
@@ -280,7 +282,7 @@ class StepRecorder:
     def before(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_wrapper: bool
     ) -> Any:  # noqa: ANN401
-        """Note the shapes of what a module is given."""
+        """Record the shapes of a module's arguments."""
         if is_wrapper:
             self._wrappers.append(module)
             return _WRAPPER
@@ -314,7 +316,7 @@ class StepRecorder:
         return whole_key, call, _sequence_nr()
 
     def after(self, token: Any, result: Any) -> None:  # noqa: ANN401, ARG002
-        """The call is over; which nodes of the autograd graph are its own is known."""
+        """Record which autograd nodes the call made."""
         if token is _WRAPPER:
             self._wrappers.pop()
             return
@@ -332,8 +334,8 @@ class StepRecorder:
             self._nodes = CallNodes()
             self._now = StepCalls(self._nodes)
             return
-        sharded = (one for one in self._wrappers if type(one).__name__ == _FSDP)
-        now.outer.update({id(call.module): one for one in sharded})
+        sharded = (wrapper for wrapper in self._wrappers if type(wrapper).__name__ == _FSDP)
+        now.outer.update({id(call.module): wrapper for wrapper in sharded})
         self._nodes.add(start_nr, _sequence_nr(), key, call)
 
     def _parameters_of(self, module: nn.Module) -> list[nn.Parameter]:
@@ -347,19 +349,21 @@ class StepRecorder:
         return books[number][1]
 
     def _generates(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = next((t for t in _tensors((args, kwargs)) if t.dim() >= 2), None)
-        if given is not None:
+        tensor = next((t for t in _tensors((args, kwargs)) if t.dim() >= 2), None)
+        if tensor is not None:
             _, before = self._now.generated.get(id(module), (module, 0))
-            positions = given.shape[0] * given.shape[1]
+            positions = tensor.shape[0] * tensor.shape[1]
             self._now.generated[id(module)] = (module, before + positions)
 
-    def _then_walked(self, backward: Any) -> Any:  # noqa: ANN401
+    def _walking_backward(self, backward: Any) -> Any:  # noqa: ANN401
         def call(tensors: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             try:
                 is_inner = _backward_task() != -1  # of a re-entrant checkpoint
                 if not (self.is_paused or is_inner or self.is_evaluating()):
                     self._now.backwards += 1
-                    nodes = [one.grad_fn for one in _tensors(tensors) if one.grad_fn is not None]
+                    nodes = [
+                        tensor.grad_fn for tensor in _tensors(tensors) if tensor.grad_fn is not None
+                    ]
                     self._now.outside.walk_back(nodes)
                     if self.labels is not None:
                         self.labels.decide(has_products=self._now.outside.forward > 0)
@@ -374,21 +378,21 @@ _armed: WeakSet[StepRecorder] = WeakSet()
 
 
 def stop_recording() -> None:
-    """In a forked child: what was recorded is the parent's, and nobody here ends it."""
+    """Stop all recorders in a forked child: their records belong to the parent."""
     for recorder in tuple(_armed):
         recorder.stop()
 
 
 def _is_whole_in_graph(call: ModuleCall) -> bool:
-    """Whether all that a call multiplies has gradients. A frozen first layer would have none."""
+    """True if everything a call multiplies has gradients. A frozen first layer has none."""
     values = (*call.args, *call.kwargs.values())
     return all(call.trained) or any(
-        isinstance(one, TensorSpec) and one.requires_grad for one in values
+        isinstance(value, TensorSpec) and value.requires_grad for value in values
     )
 
 
 def _is_in_reentrant_checkpoint() -> bool:
-    """Whether this call is made by a checkpoint that runs it without gradients first."""
+    """True if a checkpoint makes this call, first without gradients."""
     checkpoint: Any = sys.modules.get("torch.utils.checkpoint")
     frame: Any = sys._getframe(1)
     wanted = getattr(getattr(checkpoint, "CheckpointFunction", None), "forward", None)
@@ -400,7 +404,7 @@ def _is_in_reentrant_checkpoint() -> bool:
 
 
 def _is_checkpointed() -> bool:
-    """Whether torch.utils.checkpoint (without re-entry) is around this call."""
+    """True if torch.utils.checkpoint (without re-entry) is around this call."""
     hooks: Any = _saved_hooks(True)
     return bool(hooks) and "_checkpoint_hook" in getattr(hooks[0], "__qualname__", "")
 
@@ -408,9 +412,9 @@ def _is_checkpointed() -> bool:
 def _gives_parameters(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     values = (*args, *kwargs.values())
     return any(
-        isinstance(one, nn.Parameter)
-        or (isinstance(one, nn.Module) and next(one.parameters(), None) is not None)
-        for one in values
+        isinstance(value, nn.Parameter)
+        or (isinstance(value, nn.Module) and next(value.parameters(), None) is not None)
+        for value in values
     )
 
 
@@ -418,11 +422,11 @@ def _tensors(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:  # noqa: ANN
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict) and depth < 4:
-        for one in value.values():
-            yield from _tensors(one, depth + 1)
+        for item in value.values():
+            yield from _tensors(item, depth + 1)
     elif isinstance(value, list | tuple) and depth < 4:
-        for one in value:
-            yield from _tensors(one, depth + 1)
+        for item in value:
+            yield from _tensors(item, depth + 1)
 
 
 # -- arguments as shapes ---------------------------------------------------------------------------
@@ -432,7 +436,7 @@ _DEEPEST = 6
 
 
 class _ObjectSpec:
-    """An object of some class whose tensors are shapes; made again where it is read."""
+    """An object whose tensors are replaced by shapes; rebuilt when unpickled."""
 
     def __init__(self, kind: type, state: Any, items: Any) -> None:  # noqa: ANN401
         self.kind, self.state, self.items = kind, state, items
@@ -452,17 +456,17 @@ def _set_state(made: Any, state: dict[str, Any]) -> None:  # noqa: ANN401
 
 
 def _state_of(value: Any) -> dict[str, Any]:  # noqa: ANN401
-    """The attributes of an object, in its dictionary or in slots."""
+    """The attributes of an object, from its dictionary and slots."""
     slots = [getattr(kind, "__slots__", ()) for kind in type(value).__mro__]
     names = [n for own in slots for n in ((own,) if isinstance(own, str) else own)]
-    held = {name: getattr(value, name) for name in names if hasattr(value, name)}
-    return {name: one for name, one in held.items() if not name.startswith("__")} | getattr(
-        value, "__dict__", {}
-    )
+    attributes = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    return {
+        name: attribute for name, attribute in attributes.items() if not name.startswith("__")
+    } | getattr(value, "__dict__", {})
 
 
 def _spec(value: Any, key: list[Any], depth: int = 0) -> Any:  # noqa: ANN401, C901  one case a line
-    """A value without data, and what tells it from others appended to `key`."""
+    """A value without data; appends what identifies it to `key`."""
     if isinstance(value, nn.Parameter | nn.Module):
         key.append(id(value))
         return value
@@ -480,25 +484,25 @@ def _spec(value: Any, key: list[Any], depth: int = 0) -> Any:  # noqa: ANN401, C
         return None
     key.append(type(value))
     if isinstance(value, dict):
-        items = {name: _spec(one, key, depth + 1) for name, one in value.items()}
+        items = {name: _spec(item, key, depth + 1) for name, item in value.items()}
         key.extend(map(str, items))
         if type(value) is dict:
             return items
-        own = {name: _spec(one, key, depth + 1) for name, one in _state_of(value).items()}
+        own = {name: _spec(item, key, depth + 1) for name, item in _state_of(value).items()}
         return _ObjectSpec(type(value), own, items)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         # Not by its own constructor, which may want tensors.
-        return tuple.__new__(type(value), [_spec(one, key, depth + 1) for one in value])
+        return tuple.__new__(type(value), [_spec(item, key, depth + 1) for item in value])
     if isinstance(value, list | tuple | set | frozenset):
         kind = torch.Size if isinstance(value, torch.Size) else type(value)
-        return kind(_spec(one, key, depth + 1) for one in value)
+        return kind(_spec(item, key, depth + 1) for item in value)
     if callable(value):
         return value
     state = _state_of(value)
     if not state:
-        key.append(id(value))  # nothing tells it from another of its kind
+        key.append(id(value))  # no state to identify it by
         return value
-    specs = {name: _spec(one, key, depth + 1) for name, one in state.items()}
+    specs = {name: _spec(item, key, depth + 1) for name, item in state.items()}
     return _ObjectSpec(type(value), specs, None)
 
 
@@ -512,7 +516,7 @@ _FUSED_HEAD = ("crossentropy", "linear_cross", "lmhead")
 
 
 class CallNodes:
-    """Which call made a node of the autograd graph, by sequence numbers, over all recorded steps.
+    """Maps autograd nodes to the calls that made them, by sequence numbers, over all steps.
 
     A step may begin between a model's call and its way back: in a GAN the generator's batch is used
     by both optimizers.
@@ -527,17 +531,17 @@ class CallNodes:
         return len(self._starts)
 
     def add(self, start_nr: int, end_nr: int, key: Any, call: ModuleCall) -> None:  # noqa: ANN401
-        """Nodes from the one number up to the other are of this call."""
+        """Assign the nodes from `start_nr` up to `end_nr` to this call."""
         self._starts.append(start_nr)
         self._calls.append((end_nr, key, call))
 
     def call_of(self, number: int) -> tuple[Any, int, int] | None:
-        """The call that a node is of: its key, first number and the number after its last."""
-        place = bisect_right(self._starts, number) - 1
-        if place < 0:
+        """The call of a node: its key, first number and the number after its last."""
+        index = bisect_right(self._starts, number) - 1
+        if index < 0:
             return None
-        end_nr, key, _ = self._calls[place]
-        return (key, self._starts[place], end_nr) if number < end_nr else None
+        end_nr, key, _ = self._calls[index]
+        return (key, self._starts[index], end_nr) if number < end_nr else None
 
     def without_nodes_at(self, number: int) -> list[tuple[Any, ModuleCall]]:
         """Calls that made no node when this was the next number."""
@@ -555,7 +559,7 @@ class Products:
         self.assumptions: list[str] = []
 
     def add(self, node: Any, name: str) -> None:  # noqa: ANN401  a node of the autograd graph
-        """What this node multiplies."""
+        """Add the products of this node."""
         if name in _RULES:
             forward, backward = _RULES[name](node)
             if forward is None:
@@ -569,7 +573,7 @@ class Products:
             self.unknown[name] += 1
 
     def _add_function(self, node: Any, name: str) -> None:  # noqa: ANN401
-        """Somebody's own function may multiply, if it is given a matrix of weights."""
+        """Add a custom function: it may multiply, if it is given a weight matrix."""
         weights = [
             edge
             for edge in node.next_functions
@@ -581,21 +585,23 @@ class Products:
             shape = _edge_shape(weights[0])
             inputs = [_edge_shape(e) for e in node.next_functions if e[0] and e != weights[0]]
             rows = [
-                one for one in inputs if one and shape and one[-1] == shape[-1] and len(one) > 1
+                size
+                for size in inputs
+                if size and shape and size[-1] == shape[-1] and len(size) > 1
             ]
             if len(rows) == 1 and shape is not None:
                 once = 2 * prod(rows[0]) * shape[0]
                 self.forward += once
                 self.backward += 2 * once
-                said = f"{name} is counted as one product of its input and its weights"
-                if said not in self.assumptions:
-                    self.assumptions.append(said)
+                assumption = f"{name} is counted as one product of its input and its weights"
+                if assumption not in self.assumptions:
+                    self.assumptions.append(assumption)
                 return
         self.unknown[name] += 1
 
 
 class OutsideProducts(Products):
-    """Those that no recorded call made; and inside of small calls, for when one can't be run."""
+    """Products outside of recorded calls, and inside small ones, in case they can't be run."""
 
     def __init__(self, nodes: CallNodes) -> None:
         super().__init__()
@@ -608,15 +614,15 @@ class OutsideProducts(Products):
         self.is_complete = True
 
     def inside_flops(self, key: Any) -> tuple[float, float] | None:  # noqa: ANN401
-        """FLOPs of a call forward and backward, on the average of those that were walked."""
-        found = list(self._inside.get(key, {}).values())
-        if not found or any(one.unknown for one in found):
+        """Forward and backward FLOPs of a call, averaged over those that were walked."""
+        walked = list(self._inside.get(key, {}).values())
+        if not walked or any(products.unknown for products in walked):
             return None
-        forward, backward = sum(p.forward for p in found), sum(p.backward for p in found)
-        return forward / len(found), backward / len(found)
+        forward, backward = sum(p.forward for p in walked), sum(p.backward for p in walked)
+        return forward / len(walked), backward / len(walked)
 
     def walk_back(self, nodes: Sequence[Any]) -> None:
-        """What a backward pass from these goes through. A second one is named as not counted."""
+        """Walk a backward pass from these nodes. A second one is reported as uncounted."""
         met: set[int] = set()
         for node in nodes:
             self.walk(node, met)
@@ -651,10 +657,10 @@ class OutsideProducts(Products):
                 self.unknown[f"more than {_MOST_NODES} operations outside of modules"] = 1
                 return
             self._look_at(node, products)
-            waiting += [one for one, _ in node.next_functions if one is not None]
+            waiting += [before for before, _ in node.next_functions if before is not None]
 
     def _inside_of(self, key: Any, start_nr: int, end_nr: int) -> Products | None:  # noqa: ANN401
-        """Products of a call, as far as calls of its size can still be walked in this step."""
+        """Products of a call, while the step's budget allows walking calls of its size."""
         calls = self._inside.setdefault(key, {})
         if start_nr not in calls and end_nr - start_nr <= self._left_inside:
             self._left_inside -= end_nr - start_nr
@@ -671,7 +677,7 @@ class OutsideProducts(Products):
             products.unknown[name] += 1
 
     def _checkpointed(self, number: int) -> None:
-        """Calls in a re-entrant checkpoint: first without gradients, with them on the way back."""
+        """Mark the calls of a re-entrant checkpoint: they have gradients on the way back only."""
         for key, call in self._nodes.without_nodes_at(number + 1):
             call.has_grad = call.is_recomputed = True
             self._reach(key, number)
@@ -695,10 +701,10 @@ def _leaf(node: Any) -> Any:  # noqa: ANN401
 
 
 def _edge_shape(edge: tuple[Any, int]) -> tuple[int, ...] | None:
-    node, place = edge
+    node, output = edge
     if node is None or not hasattr(node, "_input_metadata"):
         return None
-    return tuple(int(size) for size in node._input_metadata[place].shape)
+    return tuple(int(size) for size in node._input_metadata[output].shape)
 
 
 def _out(node: Any) -> tuple[int, ...]:  # noqa: ANN401
@@ -709,7 +715,7 @@ _Cost = tuple[int | None, int]
 
 
 def _summed(sizes: str, *, first: int) -> Callable[[Any], _Cost]:
-    """A product of two matrices: which saved sizes end in what is summed over."""
+    """The cost of a product of two matrices; `sizes` names those that end in the inner one."""
 
     def rule(node: Any) -> _Cost:  # noqa: ANN401
         once = 2 * prod(_out(node)) * int(getattr(node, sizes)[-1])

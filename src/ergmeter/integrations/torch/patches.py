@@ -1,8 +1,8 @@
-"""Where torch is looked at: optimizers, evaluation mode, data loaders, and what saves a checkpoint.
+"""Wraps torch's optimizers, evaluation mode, data loaders and checkpoint writers to time them.
 
-The trap: `torch.save` alone. Most checkpoints are safetensors by now, and the little torch.save of
-the arguments beside them makes "0.0 s, measured" of a minute. Everything here is put in place once
-and for all and tells whichever loops are watched; one that is over hears no more.
+`torch.save` alone is not enough: most checkpoints are safetensors, and the small torch.save of the
+arguments beside them would report "0.0 s, measured" for a minute. Each wrapper is installed once
+per process and informs the loops that are watched at that time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ergmeter.integrations.torch.calls import stop_recording
-from ergmeter.integrations.torch.roots import alone
+from ergmeter.integrations.torch.roots import without_wrapper
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,55 +50,55 @@ _waits: list[Waits] = []
 
 
 class Waits:
-    """Times what a training waits for its data, where a framework tells of everything else."""
+    """Times a training's waits for data, where a framework reports everything else."""
 
     def __init__(self, training: Training, trains: Callable[[], bool]) -> None:
-        """On this thread; `trains` says whether a batch is for training or for evaluation."""
+        """`trains` returns whether a batch is for training; waits on other threads do not count."""
         self._training = training
         self._trains = trains
         self._thread = get_ident()
-        look_at_torch()
+        patch_torch()
         _waits.append(self)
 
     def fetched(self, start_ns: int) -> None:
-        """A batch was waited for."""
+        """A batch was fetched, since `start_ns`."""
         if get_ident() == self._thread and self._trains():
             self._training.phase_over("data", start_ns)
 
     def close(self) -> None:
-        """It is over."""
+        """Stop timing."""
         if self in _waits:
             _waits.remove(self)
 
 
-def look_at_torch() -> None:
-    """Evaluation mode, data loaders, checkpoints and new optimizers."""
+def patch_torch() -> None:
+    """Wrap evaluation mode, data loaders, checkpoint writers and new optimizers, once."""
     if "torch" in _wrapped:
         return
     _wrapped.add("torch")
     module, optimizer = torch.nn.Module, torch.optim.Optimizer
-    module.train = _with_mode(module.train)  # type: ignore[method-assign]
-    optimizer.__init__ = _then_made(optimizer.__init__)  # type: ignore[method-assign]
+    module.train = _reporting_mode(module.train)  # type: ignore[method-assign]
+    optimizer.__init__ = _reporting_init(optimizer.__init__)  # type: ignore[method-assign]
     iterator = torch.utils.data.dataloader._BaseDataLoaderIter
     iterator.__next__ = _timed_fetch(iterator.__next__)  # type: ignore[method-assign]
-    module._replicate_for_data_parallel = _then_alone(module._replicate_for_data_parallel)  # type: ignore[method-assign]
+    module._replicate_for_data_parallel = _unwrapping_replicate(module._replicate_for_data_parallel)  # type: ignore[method-assign]
     for name in SAVES:
         if name in sys.modules:
-            look_at_saves(name, sys.modules[name])
+            patch_saves(name, sys.modules[name])
     if hasattr(os, "register_at_fork"):  # Windows does not fork
         os.register_at_fork(after_in_child=_forked)
 
 
 def _forked() -> None:
-    """In a forked child: what was seen is the parent's."""
+    """In a forked child: drop what belongs to the parent."""
     _waits.clear()
     stop_recording()
     for loop in loops:
         loop.forked()
 
 
-def look_at_saves(name: str, module: ModuleType) -> None:
-    """Time what this module writes checkpoints with. A save inside another counts once.
+def patch_saves(name: str, module: ModuleType) -> None:
+    """Time the checkpoint writers of this module. A save inside another counts once.
 
     A module that imports torch is still empty when torch has been imported: whatever it does not
     define yet is wrapped once it has been executed.
@@ -118,33 +118,33 @@ def _replace(holder: Any, name: str, save: Any, timed: Any) -> None:  # noqa: AN
     # Copies, which are made at once: another thread may be importing, and going through what grows
     # is an error, also where a list is made of it.
     loaded = sys.modules.copy().items()
-    others = [one for key, one in loaded if key.startswith(_HOLD_NAMES) or key == home]
+    others = [other for key, other in loaded if key.startswith(_HOLD_NAMES) or key == home]
     for other in others:
-        for held, value in getattr(other, "__dict__", {}).copy().items():
+        for attribute, value in getattr(other, "__dict__", {}).copy().items():
             if value is save:
-                setattr(other, held, timed)
+                setattr(other, attribute, timed)
 
 
-def _with_mode(train: Callable[..., Any]) -> Callable[..., Any]:
+def _reporting_mode(train: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(train)
     def call(self: Any, mode: bool = True) -> Any:  # noqa: ANN401  as torch's
-        found = train(self, mode)
+        result = train(self, mode)
         for loop in loops:
             loop.mode(self, training=mode)
-        return found
+        return result
 
     return call
 
 
-def _then_alone(replicate: Callable[..., Any]) -> Callable[..., Any]:
+def _unwrapping_replicate(replicate: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(replicate)
     def call(self: Any) -> Any:  # noqa: ANN401
-        return alone(replicate(self))
+        return without_wrapper(replicate(self))
 
     return call
 
 
-def _then_made(init: Callable[..., Any]) -> Callable[..., Any]:
+def _reporting_init(init: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(init)
     def call(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         init(self, *args, **kwargs)
@@ -171,7 +171,7 @@ def _timed_fetch(fetch: Callable[..., Any]) -> Callable[..., Any]:
 def _timed_save(save: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(save)
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        if any(isinstance(one, io.BytesIO) for one in args):  # passed on to somebody, not kept
+        if any(isinstance(arg, io.BytesIO) for arg in args):  # in memory: no checkpoint
             return save(*args, **kwargs)
         starts_ns = [(loop, loop.saves()) for loop in loops]
         try:

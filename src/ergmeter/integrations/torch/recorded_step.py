@@ -61,7 +61,7 @@ class _Head:
 def recorded_step(
     step: StepCalls, amounts: StepAmounts, model: object = None, loss: object = None
 ) -> tuple[StepRecord, list[list[ModuleCall]], Reread | None]:
-    """The record of a step, and the calls of it that have to be run to be counted, by module.
+    """The record of a step, and the calls that have to be run to be counted, by module.
 
     Where the largest model was counted from its configuration, also what counts it again for
     sequences of another length. `model` is counted so where no call was seen, as in a step that is
@@ -74,34 +74,34 @@ def recorded_step(
         modules, unseen = [model], (_UNSEEN,)
     analytic: tuple[Flops, ...] = ()
     reason, dtype, positions, reread, head = "", None, None, None, _Head()
-    whole = [step.outer.get(id(one), one) for one in modules]
-    held = unsharded_parameters(_Together(whole)) if whole else []
+    unsharded = [step.outer.get(id(module), module) for module in modules]
+    parameters = unsharded_parameters(_Together(unsharded)) if unsharded else []
     if modules:
-        primary = [one for one in trained if one.module is modules[0]]
+        primary = [call for call in trained if call.module is modules[0]]
         try:
             head = _head(primary)
-            reread = _configured(whole[0], head, amounts)
+            reread = _configured(unsharded[0], head, amounts)
             analytic = reread(amounts.length, 0.0)
         except ErgmeterError as error:
             reread, reason = None, f"{_UNCALLED}; {error}" if unseen else ""
-        dtype = dtype_of(held)
+        dtype = dtype_of(parameters)
         if analytic:
             positions = _positions(primary, amounts)
-            trained = [one for one in trained if one.module is not modules[0]]
-    calls = [(one, MODEL) for one in trained] + [(one, OTHER) for one in others]
+            trained = [call for call in trained if call.module is not modules[0]]
+    calls = [(call, MODEL) for call in trained] + [(call, OTHER) for call in others]
     groups: dict[int, list[tuple[ModuleCall, str]]] = {}
     for call, part in calls:
         groups.setdefault(id(call.module), []).append((call, part))
     outside = step.outside
     lost = (f"{name} x {times}" for name, times in (outside.unknown + step.not_recorded).items())
-    found = sizes(held) if held else None
+    counts = sizes(parameters) if parameters else None
     record = StepRecord(
         groups=tuple(
             tuple(
                 RecordedCall(
-                    _name(one.module), part, one.times, one.graph_flops, one.module is loss
+                    _name(call.module), part, call.times, call.graph_flops, call.module is loss
                 )
-                for one, part in group
+                for call, part in group
             )
             for group in groups.values()
         ),
@@ -116,32 +116,32 @@ def recorded_step(
         positions=positions,
         is_head_on_labels=bool(analytic) and head.is_on_labels,
         generated={_name(module): n for module, n in step.generated.values()},
-        parameters=None if found is None else found[0] or None,
+        parameters=None if counts is None else counts[0] or None,
         dtype=dtype,
         reason=reason if not trained and not outside.forward else "",
     )
-    return record, [[one for one, _ in group] for group in groups.values()], reread
+    return record, [[call for call, _ in group] for group in groups.values()], reread
 
 
 def _modules(calls: Sequence[ModuleCall]) -> list[nn.Module]:
-    """Each module of these calls once, the largest first."""
-    found = {id(one.module): one.module for one in calls}
-    return sorted(found.values(), key=lambda one: -sum(p.numel() for p in one.parameters()))
+    """Each module of these calls, the largest first."""
+    modules = {id(call.module): call.module for call in calls}
+    return sorted(modules.values(), key=lambda module: -sum(p.numel() for p in module.parameters()))
 
 
 class _Together:
-    """Several modules as if they were one, for whoever lists their parameters."""
+    """Several modules as one, to list their parameters."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules_in = modules
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        seen: set[int] = set()
+        ids: set[int] = set()
         several = len(self._modules_in) > 1
         for number, outer in enumerate(self._modules_in):
             for name, module in outer.named_modules():
-                if id(module) not in seen:
-                    seen.add(id(module))
+                if id(module) not in ids:
+                    ids.add(id(module))
                     yield f"{number}.{name}" if several else name, module
 
 
@@ -162,32 +162,33 @@ def _configured(primary: nn.Module, head: _Head, amounts: StepAmounts) -> Reread
         is_known = head.is_on_labels and labelled_frac
         applied = replace(head, share=labelled_frac) if is_known else head
         return tuple(
-            _with_head(one, cost, applied) if one.convention == _EXACT else one for one in flops
+            _with_head(entry, cost, applied) if entry.convention == _EXACT else entry
+            for entry in flops
         )
 
     return count
 
 
 def _with_head(flops: Flops, cost: PartFlops, head: _Head) -> Flops:
-    """A count in which the head costs what its positions do, on padding too."""
+    """A count in which the head costs as much as its positions, on padding too."""
     hardware, padding = flops.hardware_per_step, flops.hardware_per_padding
     less = cost.model * (1 - head.share)
     again = cost.forward if head.is_repeated else 0.0
     if padding is not None and flops.tokens_per_step:
         padding += (-cost.model if head.is_on_labels else again) / flops.tokens_per_step
-    said = f"the head is applied to {head.share:.1%} of the positions ({head.reason})"
+    assumption = f"the head is applied to {head.share:.1%} of the positions ({head.reason})"
     return replace(
         flops,
         model_per_step=flops.model_per_step - less,
         hardware_per_step=None if hardware is None else hardware - less + again * head.share,
         hardware_per_padding=padding,
-        assumptions=(*flops.assumptions, said),
+        assumptions=(*flops.assumptions, assumption),
     )
 
 
 def _head(calls: Sequence[ModuleCall]) -> _Head:
     """The positions that logits were asked for in these calls."""
-    kept = total = 0
+    positions = total = 0
     is_fused = bool(calls) and all(call.kwargs.get(_FUSED_HEAD) is True for call in calls)
     for call in calls:
         shape = ids_shape(call)
@@ -197,15 +198,15 @@ def _head(calls: Sequence[ModuleCall]) -> _Head:
         if shape is None or asked is None:
             return _Head()
         length = asked.shape[0] if isinstance(asked, TensorSpec) else asked
-        kept += call.times * shape[0] * min(int(length), shape[1])
+        positions += call.times * shape[0] * min(int(length), shape[1])
         total += call.times * shape[0] * shape[1]
     if not total:
         return _Head()
     if not is_fused:
-        return _Head(kept / total, reason=_KEPT_LOGITS[0])
+        return _Head(positions / total, reason=_KEPT_LOGITS[0])
     parameter = next(calls[0].module.parameters(), None)
     is_on_labels = parameter is not None and parameter.device.type in _TRITON
-    return _Head(kept / total, is_on_labels, is_repeated=True, reason=_FUSED_HEAD)
+    return _Head(positions / total, is_on_labels, is_repeated=True, reason=_FUSED_HEAD)
 
 
 def _positions(calls: Sequence[ModuleCall], amounts: StepAmounts) -> float | None:

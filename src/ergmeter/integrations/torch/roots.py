@@ -1,14 +1,15 @@
-"""The model that an optimizer trains: which of the modules that a loop calls it is, and its calls.
+"""Finds the model that an optimizer trains among the modules of a loop, and counts its calls.
 
-Two pitfalls shaped it. The first module called in training mode may be a frozen teacher: so the
-root is the outermost called module that owns the optimizer's parameters, as `torch_calls` shows
-calls until it is known. And a hook on a module is copied, pickled and scripted with the module: so
-a root is looked at where module.compile() puts what it made, which none of these takes along.
+The first module called in training mode may be a frozen teacher. So the root is the outermost
+called module that owns the optimizer's parameters; `torch.calls` reports calls until it is known. A
+hook on a module would be copied, pickled and scripted with it. So a root's wrapper sits where
+module.compile() stores its result, which none of these copy.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,11 +19,18 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 
-from ergmeter.integrations.batches import Counts, counted, is_ids, rows_only
-from ergmeter.integrations.device_fetch import now_on
+from ergmeter.integrations.batches import (
+    Amount,
+    Counts,
+    count_labelled,
+    count_samples,
+    count_tokens,
+    is_ids,
+    is_later,
+)
 from ergmeter.integrations.torch.calls import outermost
-from ergmeter.integrations.torch.precision import of_call
 from ergmeter.integrations.training import shifts_labels
+from ergmeter.integrations.unsettled_steps import device_events
 from ergmeter.meter.clock import moment
 
 if TYPE_CHECKING:
@@ -32,11 +40,65 @@ if TYPE_CHECKING:
 
     from ergmeter.integrations.torch.steps import Loop
 
+# -- precision of matrix products ------------------------------------------------------------------
+# Weights in fp32 do not tell under autocast. Only what is certain is reported: that autocast is off
+# where a model is called proves nothing, since it may be switched on inside.
+
+_SHORT = {"torch.bfloat16": "bf16", "torch.float16": "fp16"}
+_ACCELERATE = ("bf16", "fp16")  # with fp8 some products are, and some are not
+# As Lightning and Fabric call it; "transformer-engine" is left out for the same reason.
+_LIGHTNING = {
+    "bf16-mixed": "bf16",
+    "bf16-true": "bf16",
+    "16-mixed": "fp16",
+    "16-true": "fp16",
+}
+
+
+def call_precision(module: Any, wrapped: Any) -> str | None:  # noqa: ANN401  torch modules
+    """The precision of products in a call, by autocast or by the framework's settings."""
+    return _autocast(wrapped) or lightning_precision(_fabric(module)) or _accelerate(wrapped)
+
+
+def lightning_precision(precision: object) -> str | None:
+    """The precision by Lightning's name for it."""
+    return _LIGHTNING.get(str(precision))
+
+
+def _autocast(module: Any) -> str | None:  # noqa: ANN401
+    torch: Any = sys.modules["torch"]
+    first = next(module.parameters(), None)
+    if first is None:
+        return None
+    kind = first.device.type
+    try:
+        is_on = torch.is_autocast_enabled(kind)
+        return _SHORT.get(str(torch.get_autocast_dtype(kind))) if is_on else None
+    except (TypeError, RuntimeError, AttributeError):  # torch before 2.4; a device without it
+        return None
+
+
+def _fabric(module: Any) -> object:  # noqa: ANN401
+    strategy = getattr(module, "_strategy", None)
+    return getattr(getattr(strategy, "precision", None), "precision", None)
+
+
+def _accelerate(module: Any) -> str | None:  # noqa: ANN401
+    """The precision that Accelerate puts into the forward of a model it prepares."""
+    state: Any = sys.modules.get("accelerate.state")
+    if state is None or not hasattr(module, "_original_forward"):
+        return None
+    precision = str(state.AcceleratorState._shared_state.get("_mixed_precision"))
+    return precision if precision in _ACCELERATE else None
+
+
+# -- roots -----------------------------------------------------------------------------------------
+
 _CALL = "_compiled_call_impl"  # where torch looks first when a module is called, since 2.2
 _OURS = "ergmeter_stands_before"  # of what we put there: what was there
 _NAMED = "input_ids"
 _WRAPPED_IN = ("module", "_orig_mod")
-_KEPT_COUNTS = 4096  # of a module that nobody trains, as far as is known
+_MOST_COUNTS = 4096  # per module that is not known to be trained
 _SEQUENCE_FIRST = (torch.nn.RNNBase, torch.nn.MultiheadAttention)
 _KEPT_EVALS = 64
 _is_grad_enabled = torch.is_grad_enabled
@@ -45,7 +107,7 @@ _backward_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
 class Root:
-    """One module that a loop calls: when it began to compute for a step, and with what tokens."""
+    """One module that a loop calls: when its step began, and with what tokens."""
 
     def __init__(self, module: nn.Module, loop: Loop) -> None:
         self.module = ref(module)
@@ -56,7 +118,7 @@ class Root:
         self.start_ns: int | None = None
         self.counts: list[Counts] = []
         self.on_device: list[Any] | None = None  # the last numbers that are not in host memory
-        self.unknown = 0  # batches without tokens: their sum can't be told, then
+        self.unknown = 0  # batches without tokens: the step's sum is unknown then
         self.trains_in_eval = False  # fine-tuned in eval mode, as some do for frozen statistics
         self.aside: tuple[int, list[Counts]] | None = None  # of forwards that may be evaluation
         self.early_evals: list[list[int]] = []  # before the first step: start and end
@@ -72,14 +134,14 @@ class Root:
         self._layout = BatchLayout()
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """The module is about to compute this. Few lines: they are paid for each time.
+        """The module is about to compute this. Runs at every call: kept short.
 
         True if it is no training forward: then `Loop.evaluated` waits for its return.
         """
         if self._thread != get_ident() and self._thread:
             return False
         if not _is_grad_enabled() or not (module.training or self.trains_in_eval):
-            self._called_aside(args, kwargs)
+            self._call_outside_training(args, kwargs)
             return True
         if _backward_task() != -1:
             return False  # computed again for the backward pass
@@ -88,21 +150,21 @@ class Root:
             self._in_early_eval = False
             if self._loop.eval_ns is not None:
                 self._loop.trains(self, self.start_ns)
-        found = None
+        counts = None
         if not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor):
-            found = self._alike.get((args[0].shape, args[0].dtype))
-        if found is None:
+            counts = self._alike.get((args[0].shape, args[0].dtype))
+        if counts is None:
             self._thread = get_ident()
             self._is_called(module)
-            found = self._tokens(args, kwargs)
-        if found is None:
+            counts = self._tokens(args, kwargs)
+        if counts is None:
             self.unknown += 1
-        elif self._call is not None or len(self.counts) < _KEPT_COUNTS:
-            self.counts.append(found)
+        elif self._call is not None or len(self.counts) < _MOST_COUNTS:
+            self.counts.append(counts)
         return False
 
     def evaluates_early(self, now_ns: int) -> None:
-        """It is called without gradients before the first step."""
+        """A call without gradients begins, before the first step."""
         if not self._in_early_eval and len(self.early_evals) < _KEPT_EVALS:
             self._in_early_eval = True
             self.early_evals.append([now_ns, now_ns])
@@ -112,8 +174,8 @@ class Root:
         if self._in_early_eval:
             self.early_evals[-1][1] = now_ns
 
-    def _called_aside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """For an evaluation; or, in eval mode but with gradients, perhaps for a training step."""
+    def _call_outside_training(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A call for evaluation; in eval mode with gradients, perhaps for a training step."""
         now_ns = time.monotonic_ns()
         self._loop.evaluates(self, now_ns)
         if not _is_grad_enabled() or _backward_task() != -1:
@@ -121,18 +183,18 @@ class Root:
         self._is_called(self.module())
         if self.aside is None:
             self.aside = (now_ns, [])
-        found = self._tokens(args, kwargs)
-        if found is not None and len(self.aside[1]) < _KEPT_COUNTS:
-            self.aside[1].append(found)
+        counts = self._tokens(args, kwargs)
+        if counts is not None and len(self.aside[1]) < _MOST_COUNTS:
+            self.aside[1].append(counts)
 
     def _is_called(self, module: nn.Module | None) -> None:
         if not self.was_called and module is not None:
             self.was_called = True
-            self.dtype = of_call(module, unwrapped(module)[-1])
+            self.dtype = call_precision(module, unwrapped(module)[-1])
             self._inside = InnerShapes(module)
 
-    def taken(self) -> tuple[int | None, list[Counts], int, Any]:
-        """When the step that is over now began, and what it was given; the next begins anew."""
+    def take_step(self) -> tuple[int | None, list[Counts], int, Any]:
+        """The start and the counts of the step that ends now; the next begins empty."""
         if self.start_ns is None and self.aside is not None:
             self.start_ns, self.counts = self.aside
             self.trains_in_eval = True
@@ -146,25 +208,25 @@ class Root:
             self._layout = self._inside.layout()
             self._inside.detach()
             self._inside = None
-            counts = [self._layout.applied(one) for one in counts]
-            self._alike = {key: self._layout.applied(one) for key, one in self._alike.items()}
-        after = now_on(on_device) if on_device is not None else None
+            counts = [self._layout.applied(count) for count in counts]
+            self._alike = {key: self._layout.applied(count) for key, count in self._alike.items()}
+        after = device_events(on_device) if on_device is not None else None
         return start_ns, [] if unknown else counts, len(counts) + unknown or 1, after
 
     def drop(self) -> None:
-        """Forget what was seen since the last step, and ask the device nothing."""
+        """Drop what was counted since the last step, without asking the device."""
         self.start_ns = self.on_device = self.aside = None
         self.counts, self.unknown = [], 0
 
     def attach(self) -> None:
-        """See every call of it from now on."""
+        """Wrap the module's calls."""
         module = self.module()
         if self._call is None and module is not None:
-            self._call = _looked_into(self, module)
+            self._call = _counting_call(self, module)
             module.__dict__[_CALL] = self._call
 
     def detach(self) -> None:
-        """See none any more."""
+        """Remove the wrapper."""
         self.active = False
         if self._inside is not None:
             self._inside.detach()
@@ -176,15 +238,15 @@ class Root:
         self._call = None
 
     def owned(self, parameters: Mapping[int, int]) -> int:
-        """How many numbers of these parameters are this module's."""
+        """The number of elements of these parameters that are this module's."""
         module = self.module()
         if module is None:
             return 0
-        return sum(parameters.get(id(one), 0) for one in module.parameters())
+        return sum(parameters.get(id(parameter), 0) for parameter in module.parameters())
 
     @property
     def trainable(self) -> int:
-        """How many numbers of it could be trained."""
+        """The number of trainable elements."""
         module = self.module()
         return sum(p.numel() for p in module.parameters() if p.requires_grad) if module else 0
 
@@ -193,23 +255,25 @@ class Root:
             return None
         values = (*args, *kwargs.values())
         if self._inside is not None:
-            ids = next((one for one in values if is_ids(one)), None)
+            ids = next((value for value in values if is_ids(value)), None)
             if ids is not None:
-                self._inside.given(tuple(ids.shape))
-        found = counted(self._batch(args, kwargs), shifts=self._shifts)
-        if found is None and self._loop.optimizers_made < 2:  # a GAN's batches are of two kinds
-            found = rows_only(values)
-        if found is not None:
-            found = self._layout.applied(found)
-        if found is not None and found.laters:
-            self.on_device = found.laters
-        elif found is not None and _is_one_tensor(args, kwargs) and len(self._alike) < _KEPT_COUNTS:
+                self._inside.add_input(tuple(ids.shape))
+        counts = count_tokens(self._batch(args, kwargs), shifts=self._shifts)
+        if counts is None and self._loop.optimizers_made < 2:  # a GAN's batches are of two kinds
+            counts = count_samples(values)
+        if counts is not None:
+            counts = self._layout.applied(counts)
+        if counts is not None and counts.laters:
+            self.on_device = counts.laters
+        elif (
+            counts is not None and _is_one_tensor(args, kwargs) and len(self._alike) < _MOST_COUNTS
+        ):
             # Nothing but its shape was asked, and the next is often the same.
-            self._alike[args[0].shape, args[0].dtype] = found
-        return found
+            self._alike[args[0].shape, args[0].dtype] = counts
+        return counts
 
     def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        """What was passed, by names where there are some: as a dict or a tuple, as loops do."""
+        """The call's arguments as a batch: by names where there are some."""
         if len(args) == 1 and isinstance(args[0], Mapping):
             return args[0]
         named = dict(zip(self._names, args, strict=False)) | kwargs
@@ -220,14 +284,14 @@ class Root:
 
 
 class BatchLayout(NamedTuple):
-    """How a model takes its batches, as was seen inside it."""
+    """How a model takes its batches, by shapes inside it."""
 
     drops_last: bool = False  # rows of T + 1 tokens, of which it reads T
     is_sequence_first: bool = False  # (T, B)
     knows_axis: bool = True
 
     def applied(self, counts: Counts) -> Counts:
-        """Counts of a batch as of (B, T), by this layout."""
+        """Counts taken as of (B, T), corrected by this layout."""
         samples, computed = counts.samples, counts.computed
         if not self.knows_axis:
             return replace(counts, samples=None)
@@ -248,13 +312,13 @@ class InnerShapes:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._given: set[tuple[int, ...]] = set()
+        self._inputs: set[tuple[int, ...]] = set()
         self._embedded: set[tuple[int, ...]] = set()
         self._layered: set[tuple[int, ...]] = set()
         self._places: list[tuple[ref[nn.Module], Any]] = []
         parts = list(module.modules())
-        layers = [one for one in parts if getattr(one, "batch_first", None) is False]
-        layers = [one for one in layers if isinstance(one, _SEQUENCE_FIRST)]
+        layers = [part for part in parts if getattr(part, "batch_first", None) is False]
+        layers = [layer for layer in layers if isinstance(layer, _SEQUENCE_FIRST)]
         self._has_layers = bool(layers)
         if any(type(p).__name__ == "OptimizedModule" or p.__dict__.get(_CALL) for p in parts[1:]):
             return
@@ -266,18 +330,18 @@ class InnerShapes:
         for part in layers:
             self._look_at(part, self._layered)
 
-    def given(self, shape: tuple[int, ...]) -> None:
-        """The model is given ids of this shape."""
-        self._given.add(shape)
+    def add_input(self, shape: tuple[int, ...]) -> None:
+        """The model is called with ids of this shape."""
+        self._inputs.add(shape)
 
     def called_with(self, shapes: set[tuple[int, ...]]) -> None:
-        """What outermost calls were given, where no embedding could be looked at."""
+        """Use the shapes of outermost calls, where no embedding could be wrapped."""
         if not self._embedded:
             self._embedded = shapes
 
     def layout(self) -> BatchLayout:
-        """What the shapes say, as far as they agree."""
-        pairs = [shape for shape in self._given if len(shape) == 2]
+        """The layout that the shapes agree on."""
+        pairs = [shape for shape in self._inputs if len(shape) == 2]
         tokens = {shape for shape in self._embedded if len(shape) == 2}
         shorter = {(rows, length - 1) for rows, length in pairs}
         drops = bool(pairs) and shorter <= tokens and not tokens & set(pairs)
@@ -291,9 +355,9 @@ class InnerShapes:
         return BatchLayout(knows_axis=False)
 
     def detach(self) -> None:
-        """Look no longer."""
-        for place, ours in self._places:
-            module = place()
+        """Remove the wrappers."""
+        for reference, ours in self._places:
+            module = reference()
             if module is not None and module.__dict__.get(_CALL) is ours:
                 module.__dict__.pop(_CALL)
         self._places = []
@@ -304,7 +368,9 @@ class InnerShapes:
         def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             called = to()
             assert called is not None
-            first = next((one for one in (*args, *kwargs.values()) if hasattr(one, "shape")), None)
+            first = next(
+                (value for value in (*args, *kwargs.values()) if hasattr(value, "shape")), None
+            )
             if first is not None and not _is_compiling():
                 shapes.add(tuple(first.shape))
             return called._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
@@ -314,8 +380,8 @@ class InnerShapes:
         self._places.append((to, call))
 
 
-def _looked_into(root: Root, module: nn.Module) -> Callable[..., Any]:
-    """What a module calls itself by, with a look at what it is given."""
+def _counting_call(root: Root, module: nn.Module) -> Callable[..., Any]:
+    """A replacement for a module's call that counts its arguments first."""
     to = ref(module)  # or a model would hold itself, and its memory, until it is collected
     compiled = root.compiled = module.__dict__.get(_CALL)
 
@@ -328,9 +394,9 @@ def _looked_into(root: Root, module: nn.Module) -> Callable[..., Any]:
             except Exception as error:  # noqa: BLE001  never break training
                 root._loop.fail(error)
         if is_aside:
-            found = (compiled or called._call_impl)(*args, **kwargs)
+            result = (compiled or called._call_impl)(*args, **kwargs)
             root._loop.evaluated(root)
-            return found
+            return result
         if compiled is not None:
             return compiled(*args, **kwargs)
         return called._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
@@ -340,7 +406,7 @@ def _looked_into(root: Root, module: nn.Module) -> Callable[..., Any]:
 
 
 class _NoLoop:
-    """For a root whose steps a framework tells."""
+    """Stands in for a Loop where a framework reports the steps."""
 
     eval_ns: int | None = None
     optimizers_made = 2
@@ -357,7 +423,7 @@ class _NoLoop:
 
 
 def tokens_of_calls(model: nn.Module) -> Root:
-    """Counts the tokens of a model's calls with gradients, where batches do not show them.
+    """Count the tokens of a model's calls with gradients, where batches have none.
 
     As in reinforcement learning, where a batch is prompts, and what is trained on is generated.
     """
@@ -366,8 +432,8 @@ def tokens_of_calls(model: nn.Module) -> Root:
     return root
 
 
-def alone(replica: nn.Module) -> nn.Module:
-    """A copy that DataParallel made, attributes and all: without our look at the original."""
+def without_wrapper(replica: nn.Module) -> nn.Module:
+    """A DataParallel replica without our wrapper, which it copied from the original."""
     ours = getattr(replica.__dict__.get(_CALL), "__dict__", {})
     if _OURS in ours:
         replica.__dict__.pop(_CALL)
@@ -377,95 +443,101 @@ def alone(replica: nn.Module) -> nn.Module:
 
 
 class Discovery:
-    """Looks at every outermost call, until the optimizers that were made have found their roots."""
+    """Inspects every outermost call until each new optimizer's root is known."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._seen: WeakKeyDictionary[nn.Module, Root | None] = WeakKeyDictionary()
+        self._roots: WeakKeyDictionary[nn.Module, Root | None] = WeakKeyDictionary()
         self._wrappers = 0  # that the present call is inside of
         self.armed = False  # calls are looked at
 
     def arm(self) -> None:
-        """Look at the calls from now on."""
+        """Start to inspect calls."""
         self.armed = True
         outermost.add(self)
 
     def disarm(self) -> None:
-        """Leave no trace."""
+        """Stop, and remove all traces."""
         self.armed = False
         outermost.remove(self)
         self._wrappers = 0
-        self._seen = WeakKeyDictionary()
+        self._roots = WeakKeyDictionary()
 
     def before(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_wrapper: bool
     ) -> Any:  # noqa: ANN401
-        """An outermost call is about to be made; what a wrapper calls is the same call."""
+        """An outermost call begins; a call inside a wrapper is the same call."""
         self._wrappers += is_wrapper
-        aside = self.see(module, args, kwargs) if self._wrappers <= is_wrapper else None
+        aside = self.inspect_call(module, args, kwargs) if self._wrappers <= is_wrapper else None
         return (is_wrapper, aside) if is_wrapper or aside is not None else None
 
     def after(self, token: Any, result: Any) -> None:  # noqa: ANN401, ARG002
-        """A call of a wrapper, or one that is no training, is over."""
+        """A call of a wrapper, or one outside training, has ended."""
         is_wrapper, aside = token
         if aside is not None:
             self._loop.evaluated(aside)
         self._wrappers = max(0, self._wrappers - is_wrapper)
 
     def fail(self, error: Exception) -> None:
-        """Our own fault."""
+        """Report an error of ours."""
         self._loop.fail(error)
 
-    def know(self, root: Root) -> None:
-        """This module's calls are seen by a hook of its own."""
+    def ignore(self, root: Root) -> None:
+        """Ignore this module: its root has a wrapper of its own."""
         module = root.module()
         if module is not None:
-            self._seen[module] = None
+            self._roots[module] = None
 
-    def see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Root | None:
-        """An outermost call is about to be made. Returns the root of one that is no training."""
-        if module not in self._seen:
+    def inspect_call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Root | None:
+        """An outermost call begins. Returns the root of a call outside training, else None."""
+        if module not in self._roots:
             has_parameters = next(module.parameters(), None) is not None
-            self._seen[module] = Root(module, self._loop) if has_parameters else None
-        root = self._seen[module]
+            self._roots[module] = Root(module, self._loop) if has_parameters else None
+        root = self._roots[module]
         return root if root is not None and root.called(module, args, kwargs) else None
 
     def forget(self) -> None:
-        """A step is over: what was called in it is not called for the next."""
-        for root in self._seen.values():
+        """A step is over: drop the calls made in it."""
+        for root in self._roots.values():
             if root is not None:
-                root.taken()
+                root.take_step()
 
     def root_of(self, optimizer: torch.optim.Optimizer) -> Root | None:
-        """The module that owns what this optimizer trains, of those that were called.
+        """The called module that owns what this optimizer trains.
 
         Optimizers with copies of their own (ZeRO, Megatron) own nothing of any module: then it is
         the largest that was called in training mode.
         """
         parameters = parameters_of(optimizer)
-        called = [one for one in self._seen.values() if one is not None and one.was_called]
+        called = [root for root in self._roots.values() if root is not None and root.was_called]
         if not called:
             return None
-        best = max(called, key=lambda one: one.owned(parameters))
+        best = max(called, key=lambda root: root.owned(parameters))
         if best.owned(parameters):
             return best
-        return max(called, key=lambda one: one.trainable)
+        return max(called, key=lambda root: root.trainable)
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:
-    """What an optimizer trains: how many numbers each has, by their ids."""
-    return {id(one): one.numel() for group in optimizer.param_groups for one in group["params"]}
+    """The parameters that an optimizer trains: sizes by id."""
+    return {
+        id(parameter): parameter.numel()
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
 
 
 def unwrapped(module: nn.Module) -> list[nn.Module]:
-    """A module, and what it was wrapped around."""
-    found = [module]
+    """A module and those that it wraps, outermost first."""
+    modules = [module]
     while True:
-        inner = (found[-1]._modules.get(name) for name in _WRAPPED_IN)
-        inside = next((one for one in inner if one is not None), None)
+        inner = (modules[-1]._modules.get(name) for name in _WRAPPED_IN)
+        inside = next((part for part in inner if part is not None), None)
         if inside is None:
-            return found
-        found.append(inside)
+            return modules
+        modules.append(inside)
 
 
 def _argument_names(module: nn.Module) -> tuple[str, ...]:
@@ -480,6 +552,107 @@ def _is_one_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def is_captured() -> bool:
-    """Whether a CUDA graph is being recorded: nothing of ours may get into it."""
+    """True while a CUDA graph is captured: nothing of ours may get into it."""
     cuda: Any = torch.cuda
     return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+
+
+# -- labels given to a loss module -----------------------------------------------------------------
+# A loss that has the output projection may apply it to labelled positions alone, as torchtune's
+# LinearCrossEntropyLoss does. Their number differs between steps, and the FLOPs with it. So the
+# calls of such a loss are counted over the whole training, not only in the recorded steps. A loss
+# without products (nn.CrossEntropyLoss) looks the same, and is released after the first backward
+# pass, so that ordinary loops pay nothing.
+
+
+class LossLabels:
+    """Counts the labels given to one loss module, from its first call to `detach`."""
+
+    def __init__(self) -> None:
+        self.module: ref[nn.Module] | None = None
+        self._amounts: list[Amount] = []  # of the step in progress, one for each call
+        self._call: Any = None
+        self._is_over = False
+
+    @property
+    def is_active(self) -> bool:
+        """True while a loss is counted."""
+        return self._call is not None
+
+    def look_at(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count this module's calls, including this one, if it is a loss with labels."""
+        if self._is_over or (self.module is not None and self.module() is module):
+            return
+        if _labels((*args, *kwargs.values())) is None:
+            return
+        if self.module is not None or module.__dict__.get(_CALL) is not None:
+            self.detach()  # two losses: which positions bear one is unknown; or one is compiled
+            return
+        self.module = ref(module)
+        self._call = self._counted_call(module)
+        module.__dict__[_CALL] = self._call
+
+    def decide(self, *, has_products: bool) -> None:
+        """After a backward pass: detach if no product can depend on the labels."""
+        module = self.module() if self.module is not None else None
+        if module is not None and not has_products and next(module.parameters(), None) is None:
+            self.detach()
+
+    def detach(self) -> None:
+        """Stop counting, and remove the wrapper."""
+        module = self.module() if self.module is not None else None
+        if module is not None and module.__dict__.get(_CALL) is self._call is not None:
+            module.__dict__.pop(_CALL)
+        self._call, self._amounts, self._is_over = None, [], True
+
+    def merged(self, counts: list[Counts], after: Any) -> tuple[list[Counts], Any]:  # noqa: ANN401
+        """The counts of a step with labelled positions, if there is one loss per batch.
+
+        `after` is what `device_events` returned for these counts.
+        """
+        amounts, self._amounts = self._amounts, []
+        if len(amounts) != len(counts) or any(count.loss is not None for count in counts):
+            return counts, after
+        merged = [
+            replace(count, loss=amount) for count, amount in zip(counts, amounts, strict=True)
+        ]
+        later = device_events([amount for amount in amounts if is_later(amount)])
+        return merged, {**(after or {}), **later} if later else after
+
+    def _counted_call(self, module: nn.Module) -> Any:  # noqa: ANN401
+        to = ref(module)
+
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            called = to()
+            assert called is not None
+            if self._call is call and not _is_compiling():
+                try:
+                    self._count((*args, *kwargs.values()))
+                except Exception:  # noqa: BLE001  never break training
+                    self.detach()
+            return called._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+        return call
+
+    def _count(self, values: tuple[Any, ...]) -> None:
+        if not _is_grad_enabled() or _backward_task() != -1:
+            return  # evaluation, or computed again for the backward pass
+        if is_captured():
+            self.detach()  # replays of a CUDA graph are not seen
+            return
+        labels = _labels(values)
+        self._amounts.append(None if labels is None else count_labelled(labels))
+
+
+def _labels(values: tuple[Any, ...]) -> Any:  # noqa: ANN401
+    """The labels among these values, one per differentiated row; else None."""
+    rows = {
+        value.numel() // value.shape[-1]
+        for value in values
+        if isinstance(value, torch.Tensor)
+        and value.requires_grad
+        and value.dim() > 1
+        and value.shape[-1]
+    }
+    candidates = [value for value in values if isinstance(value, torch.Tensor) and is_ids(value)]
+    return candidates[0] if len(candidates) == 1 and rows == {candidates[0].numel()} else None

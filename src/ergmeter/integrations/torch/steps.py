@@ -1,14 +1,13 @@
-"""Steps of any torch loop, put together from what can be seen without asking: optimizers that step,
-models that are called, data that is fetched, files that are saved.
+"""Detects the steps of any torch loop from optimizer steps, model calls, data fetches and saves.
 
-The rules. A step lasts from the first training forward of the model to the end of its optimizer's
-step; one that a GradScaler skips is none, and what it was given counts with the next. Optimizers
-that step for the same batch make one step: back to back, or in rounds as in a GAN, where a step is
-over when one of them steps again. An optimizer of another model that steps twice while the others
-rest, or whose forerunners are gone, begins a training of its own. Evaluation lasts from `.eval()`,
-or the first forward without gradients, to `.train()` or the next training forward.
+A step lasts from the first training forward of the model to the end of its optimizer's step. A step
+that a GradScaler skips is none; its batches count with the next. Optimizers that step for the same
+batch make one step: back to back, or in rounds as in a GAN, where a step ends when one of them
+steps again. An optimizer of another model begins a new training if it steps twice while the others
+rest, or if the others are gone. Evaluation lasts from `.eval()`, or the first forward without
+gradients, to `.train()` or the next training forward.
 
-The trap: believing in one model, one optimizer and one training per process.
+A process may have several models, optimizers and trainings.
 """
 
 from __future__ import annotations
@@ -23,8 +22,13 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 
 from ergmeter.integrations.torch.calls import StepRecorder
-from ergmeter.integrations.torch.loss_labels import LossLabels
-from ergmeter.integrations.torch.roots import Discovery, Root, is_captured, parameters_of
+from ergmeter.integrations.torch.roots import (
+    Discovery,
+    LossLabels,
+    Root,
+    is_captured,
+    parameters_of,
+)
 from ergmeter.meter.clock import moment
 
 if TYPE_CHECKING:
@@ -43,12 +47,12 @@ _is_compiling = torch.compiler.is_compiling
 
 
 def _say_nothing(*_step: object) -> None:
-    """No training is seen."""
+    """Stands in for `Training.stepped` while there is no training."""
 
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """What an optimizer ended: a step, or its part of one."""
+    """The step, or part of a step, that an optimizer ended."""
 
     start_ns: int | None  # None: no call of a model was seen
     end_ns: int
@@ -59,46 +63,46 @@ class OptimizerStep:
 
 @dataclass
 class Newcomer:
-    """An optimizer of another model, of which it is not known yet whether it joins the others."""
+    """An optimizer of another model that may join the training or begin its own."""
 
     optimizer: ref[Optimizer]
     piece: OptimizerStep
 
 
 class Loop:
-    """What goes on in this process. Its methods are told events, and never raise."""
+    """Turns a process's torch events into steps of trainings. Its methods never raise."""
 
     def __init__(
         self,
         make: Callable[[], Training | None],
         *,
-        is_told: Callable[[], bool] = lambda: False,
+        is_recorded_elsewhere: Callable[[], bool] = lambda: False,
         on_made: Callable[[], None] = lambda: None,
         root: nn.Module | None = None,
     ) -> None:
-        """`make` gives a Training for one that begins, or None if there is to be no more.
+        """`make` returns a Training for one that begins, or None if there is to be no more.
 
-        `is_told`: somebody else tells what goes on here. `on_made` is called when the first
-        optimizer is made. `root` is the model, where it is known.
+        `is_recorded_elsewhere` returns True while another integration records this process.
+        `on_made` is called when the first optimizer is made. `root` is the model, where known.
         """
         self._make = make
-        self._is_told = is_told
+        self._is_recorded_elsewhere = is_recorded_elsewhere
         self._on_made: Callable[[], None] | None = on_made
         self.training: Training | None = None
         self.discovery = Discovery(self)
         self.off = False
-        self._given = Root(root, self) if root is not None else None
+        self._declared_root = Root(root, self) if root is not None else None
         # The calls of the first steps, from before it is known who trains.
         self._recorder: StepRecorder | None = None
         self._labels: LossLabels | None = None  # of this training's loss, where they are counted
-        if self._given is not None:
-            self._given.attach()
+        if self._declared_root is not None:
+            self._declared_root.attach()
             self._record()
         self._roots: list[Root] = []  # of this training; the first is the one whose tokens count
         self._members: dict[int, ref[Optimizer]] = {}
         self._root: Root | None = None  # the first of them
         self._say: Callable[..., None] = _say_nothing
-        self._told: dict[str, Any] = {}  # logged within the step under way
+        self._logged: dict[str, Any] = {}  # logged within the step under way
         self._only = 0  # the one member's id, if there is one: all but a few loops
         self._round: set[int] = set()
         self._newcomers: list[Newcomer] = []
@@ -117,8 +121,8 @@ class Loop:
     # -- optimizers -------------------------------------------------------------------------------
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
-        """Somebody is going to train: look who is called."""
-        if self.off or self._given is not None:
+        """An optimizer was made: inspect calls to find its model."""
+        if self.off or self._declared_root is not None:
             return
         self._unresolved.add(optimizer)
         self.optimizers_made += 1
@@ -155,15 +159,15 @@ class Loop:
                 and root is not None
                 and root.start_ns is not None
                 and not (root.unknown or root.aside or root.on_device is not None)
-                and not (self._waits or self._told or self._newcomers or self.discovery.armed)
+                and not (self._waits or self._logged or self._newcomers or self.discovery.armed)
                 and self._labels is None
                 and self.training is not None
                 and not self.training.failed
-            ):  # nothing to do but to tell it, as of all steps but a few
+            ):  # the usual step: only report it
                 counts, root.counts = root.counts, []
                 self._say(root.start_ns, end_ns, counts, len(counts))
                 root.start_ns, self._end_ns = None, end_ns
-            elif self.training is None and self._is_told():
+            elif self.training is None and self._is_recorded_elsewhere():
                 self._resolved(optimizer)
             else:
                 self._stepped(optimizer, end_ns)
@@ -174,9 +178,9 @@ class Loop:
     def _stepped(self, optimizer: Optimizer, end_ns: int) -> None:
         training = self.training
         if training is not None and (training.failed or training.meter is None):
-            self._let_go()  # it was ended for somebody who measures by their own will
+            self._let_go()  # it was ended because the user's own Meter began
             training = None
-        if training is None and self._is_told():
+        if training is None and self._is_recorded_elsewhere():
             self._resolved(optimizer)
         elif training is None:
             self._begin(optimizer, [], end_ns)
@@ -186,10 +190,10 @@ class Loop:
             self._other_stepped(optimizer, end_ns, training)
 
     def _member_stepped(self, optimizer: Optimizer, end_ns: int, training: Training) -> None:
-        for one in self._newcomers:  # they stepped between two steps of ours: of one round
-            training.extend(one.piece.end_ns)
-            self._join(one.optimizer())
-            self._round.add(id(one.optimizer()))
+        for newcomer in self._newcomers:  # they stepped between two steps of ours: of one round
+            training.extend(newcomer.piece.end_ns)
+            self._join(newcomer.optimizer())
+            self._round.add(id(newcomer.optimizer()))
         self._newcomers = []
         piece = self._piece(end_ns)
         if id(optimizer) in self._round or not self._round:
@@ -203,7 +207,9 @@ class Loop:
     def _other_stepped(self, optimizer: Optimizer, end_ns: int, training: Training) -> None:
         root = self._root_of(optimizer)
         began_ns = root.start_ns if root is not None else None
-        before = [one.piece for one in self._newcomers if one.optimizer() is optimizer]
+        before = [
+            newcomer.piece for newcomer in self._newcomers if newcomer.optimizer() is optimizer
+        ]
         if before or not self._members:
             self._begin(optimizer, before, end_ns)
         elif root in self._roots or began_ns is None or began_ns < self._end_ns:
@@ -211,8 +217,8 @@ class Loop:
             self._member_stepped(optimizer, end_ns, training)
         else:
             self._newcomers.append(Newcomer(ref(optimizer), self._piece(end_ns, root)))
-            for one in self._roots:
-                one.taken()
+            for other in self._roots:
+                other.take_step()
 
     def _join(self, optimizer: Optimizer | None) -> None:
         if optimizer is None:
@@ -225,17 +231,17 @@ class Loop:
         self._only = 0
 
     def _root_of(self, optimizer: Optimizer) -> Root | None:
-        """Its root, looked for when it steps for the first time."""
+        """The optimizer's root, searched for at its first step."""
         if optimizer in self._roots_of:
             return self._roots_of[optimizer]
-        root = self._given or self.discovery.root_of(optimizer)
+        root = self._declared_root or self.discovery.root_of(optimizer)
         if root is None:
             trained = parameters_of(optimizer)
-            root = next((one for one in self._roots if one.owned(trained)), None)
+            root = next((other for other in self._roots if other.owned(trained)), None)
         self._roots_of[optimizer] = root
         if root is not None:
             root.attach()
-            self.discovery.know(root)
+            self.discovery.ignore(root)
         self._resolved(optimizer)
         return root
 
@@ -243,15 +249,15 @@ class Loop:
         self._unresolved.discard(optimizer)
         if not self._unresolved:
             self.discovery.disarm()
-            if self.training is None and self._is_told():
-                self._stop_recording()  # somebody else tells what goes on here
+            if self.training is None and self._is_recorded_elsewhere():
+                self._stop_recording()  # another integration records this process
 
     # -- trainings --------------------------------------------------------------------------------
 
     def _begin(self, optimizer: Optimizer, before: list[OptimizerStep], end_ns: int) -> None:
-        """A training begins, whose first step has just been seen."""
+        """A training begins, whose first step has just ended."""
         root = self._root_of(optimizer)
-        told = self._told if self.training is None else {}
+        logged = self._logged if self.training is None else {}
         self.end(is_followed=True)
         training = self._make()
         if training is None:
@@ -260,7 +266,7 @@ class Loop:
         self.training = training
         self._roots = [root] if root is not None else []
         self._root = root
-        self._told = told
+        self._logged = logged
         self._say = training.stepped
         self._members = {}
         self._enter(optimizer)
@@ -275,13 +281,13 @@ class Loop:
         training.before_end = self._end_evaluation
         for start_ns, evaluated_ns in root.early_evals if root is not None else ():
             training.phase_over("eval", start_ns, end_ns=evaluated_ns)
-        for one in (*before, piece):
-            self._tell(one)
+        for step in (*before, piece):
+            self._tell(step)
         if root is not None:
             root.active = True
 
     def _recorder_now(self) -> StepRecorder:
-        """Who records the calls of the training that begins."""
+        """The recorder for the training that begins."""
         recorder, self._recorder = self._recorder or StepRecorder(LossLabels()), None
         recorder.is_evaluating = self._is_evaluating
         self._labels = recorder.labels
@@ -302,7 +308,7 @@ class Loop:
         members[number] = ref(optimizer, gone)
 
     def end(self, *, is_followed: bool = False) -> None:
-        """The training that was seen is over, and another begins if it is followed."""
+        """End the training; another begins if `is_followed`."""
         training = self.training
         self._end_evaluation()
         self._let_go()
@@ -310,7 +316,7 @@ class Loop:
             training.end(is_followed=is_followed)
 
     def stop(self) -> None:
-        """Look no further."""
+        """Stop watching."""
         self.off = True
         self.discovery.disarm()
         self._stop_recording()
@@ -318,10 +324,10 @@ class Loop:
         self._detach()
 
     def _detach(self) -> None:
-        for root in {self._given, *self._roots, *self._roots_of.values()}:
-            if root is not None:  # nobody will take what they count
+        for root in {self._declared_root, *self._roots, *self._roots_of.values()}:
+            if root is not None:  # drop their counts
                 root.detach()
-                root.taken()
+                root.take_step()
         self._let_go_of_labels()
 
     def _let_go_of_labels(self) -> None:
@@ -337,13 +343,13 @@ class Loop:
         self._roots, self._members, self._round, self._newcomers = [], {}, set(), []
         self._root = None
         self._say = _say_nothing
-        self._told = {}
+        self._logged = {}
         self._only = self._end_ns = self._thread = 0
         self._said_captured = self._said_no_start = False
         self.eval_ns = self._eval_fetch = None
 
     def fail(self, error: Exception) -> None:
-        """Our own fault: say so in the run, and look no further."""
+        """An error of ours: mark it in the run, and stop watching."""
         self.off = True
         self.discovery.disarm()
         self._stop_recording()
@@ -353,23 +359,23 @@ class Loop:
         self._roots = []
 
     def forked(self) -> None:
-        """In a forked child: what was seen is the parent's."""
+        """In a forked child: drop what belongs to the parent."""
         self._stop_recording()
         self._let_go()
         self._roots_of = WeakKeyDictionary()
 
     def _piece(self, end_ns: int, root: Root | None = None) -> OptimizerStep:
-        """What was seen of the roots since the step before."""
+        """What the roots computed since the last step."""
         first = root or (self._roots[0] if self._roots else None)
         if first is None:
             return OptimizerStep(None, end_ns, [], 1)
-        start_ns, counts, micro_steps, after = first.taken()
+        start_ns, counts, micro_steps, after = first.take_step()
         if self._labels is not None and root is None:
             counts, after = self._labels.merged(counts, after)
         starts_ns = [start_ns] if start_ns is not None else []
         if root is None and len(self._roots) > 1:
-            more = [one.taken()[0] for one in self._roots[1:]]
-            starts_ns += [one for one in more if one is not None]
+            more = [other.take_step()[0] for other in self._roots[1:]]
+            starts_ns += [other_ns for other_ns in more if other_ns is not None]
         return OptimizerStep(min(starts_ns, default=None), end_ns, counts, micro_steps, after)
 
     def _tell(self, piece: OptimizerStep) -> None:
@@ -383,14 +389,14 @@ class Loop:
         if piece.start_ns is None:
             self._say_no_start()
         start_ns = piece.start_ns or before_ns
-        if start_ns:  # else it is the first, and nobody knows how long it took
+        if start_ns:  # else it is the first, whose duration is unknown
             self._say(start_ns, piece.end_ns, piece.counts, piece.micro_steps, piece.after)
-        if self._told:
-            told, self._told = self._told, {}
-            self.training.logged(told)
+        if self._logged:
+            logged, self._logged = self._logged, {}
+            self.training.logged(logged)
 
     def _say_captured(self) -> None:
-        """A step is recorded, not made; when it is replayed, nobody calls anything."""
+        """Mark that a step was captured in a CUDA graph: its replays make no calls."""
         for root in self._roots:
             root.drop()
         if not self._said_captured and self.training is not None:
@@ -405,7 +411,7 @@ class Loop:
     # -- what else takes time ---------------------------------------------------------------------
 
     def trains(self, root: Root, now_ns: int) -> None:
-        """A root is called for a training step: an evaluation is over."""
+        """A root is called for a training step: an evaluation has ended."""
         if self.eval_ns is not None and root in self._roots:
             fetch, self._eval_fetch = self._eval_fetch, None
             self._evaluated(fetch[0] if fetch else now_ns)
@@ -413,7 +419,7 @@ class Loop:
                 self.training.phase_over("data", fetch[0], end_ns=fetch[1])
 
     def evaluates(self, root: Root, now_ns: int) -> None:
-        """A root is called for something else."""
+        """A root is called outside training."""
         if self._roots and root is self._roots[0]:
             self._eval_fetch = None
             if self.eval_ns is None:
@@ -422,19 +428,19 @@ class Loop:
             root.evaluates_early(now_ns)
 
     def evaluated(self, root: Root) -> None:
-        """That call has returned: where no training follows, the evaluation ends here."""
+        """That call has returned: without further training the evaluation ends here."""
         if self.training is None:
             root.evaluated_early(time.monotonic_ns())
         elif self.eval_ns is not None and root in self._roots:
             self._eval_end_ns = time.monotonic_ns()
 
     def _end_evaluation(self) -> None:
-        """The training is over in the middle of an evaluation, or after its last one."""
+        """End the evaluation that is in progress when a training ends."""
         if self.eval_ns is not None and self._eval_end_ns > self.eval_ns:
             self._evaluated(self._eval_end_ns)
 
     def evaluated_nothing(self) -> None:
-        """What looked like an evaluation was the training."""
+        """The supposed evaluation was training."""
         self.eval_ns = self._eval_fetch = None
 
     def mode(self, module: nn.Module, *, training: bool) -> None:
@@ -456,7 +462,7 @@ class Loop:
             self.training.phase_over("eval", start_ns, end_ns=end_ns)
 
     def fetched(self, start_ns: int) -> None:
-        """A batch was waited for."""
+        """A batch was fetched, since `start_ns`."""
         end_ns = time.monotonic_ns()
         if self._is_elsewhere():
             return
@@ -468,18 +474,18 @@ class Loop:
             self._waits.append((start_ns, end_ns))
 
     def _is_elsewhere(self) -> bool:
-        """Whether this is a thread that does not train: the training does not wait for it."""
+        """True on a thread that does not train: the training does not wait for it."""
         return self._thread != 0 and self._thread != get_ident()
 
     def saves(self) -> int | None:
-        """A checkpoint begins, if the training waits for it. One inside another is the same one."""
+        """A checkpoint begins, if the training waits for it. A nested save is part of the outer."""
         if self._is_elsewhere():
             return None
         self._saving += 1
         return time.monotonic_ns()
 
     def saved(self, start_ns: int | None) -> None:
-        """It is written."""
+        """The checkpoint is written."""
         if start_ns is None:
             return
         self._saving -= 1
@@ -493,12 +499,12 @@ class Loop:
         training.phase_over("checkpoint", start_ns)
 
     def logged(self, values: dict[str, Any]) -> None:
-        """The program logs these figures: of the step under way, or else of the last one."""
+        """The program logs these values: of the step in progress, else of the last one."""
         if self.off or (self.training is None and not self._unresolved):
             return
         if self.eval_ns is not None:  # figures of an evaluation, whatever they are called
             return
         if self.training is None or (self._root is not None and self._root.start_ns is not None):
-            self._told.update(values)
+            self._logged.update(values)
         else:
             self.training.logged(values)

@@ -48,7 +48,7 @@ class _Then(object):
         try:
             import importlib
 
-            importlib.import_module("ergmeter.integrations.hook.passive").attach(spec.name, module)
+            importlib.import_module("ergmeter.integrations.record_hook").attach(spec.name, module)
         except Exception as error:
             _say((("attached", "%s: %s: %s" % (spec.name, type(error).__name__, error)),))
 

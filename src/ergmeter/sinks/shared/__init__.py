@@ -1,1 +1,1 @@
-"""What sinks share: options, metric names, updates, files that several processes append to."""
+"""Shared by the sinks: options, selection and names of metrics, files that are appended to."""

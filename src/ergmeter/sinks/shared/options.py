@@ -1,7 +1,7 @@
-"""What was a sink asked to do? Its options by name, the unknown ones refused.
+"""Options of the sinks: defaults, checks, and what each sink needs to be installed.
 
-The trap: an option that is misspelt and ignored. `projekt="llama"` would send a run to the default
-project, and nobody would know why; so a name that a sink does not take is a mistake, and is said.
+A misspelt option is an error: `projekt="llama"` would otherwise send a run to the default project.
+Sinks load in a thread of their own, later; options and libraries are checked here, at once.
 """
 
 from __future__ import annotations
@@ -17,16 +17,9 @@ if TYPE_CHECKING:
 
     from ergmeter.ports import SinkRequest
 
-# -- declared --------------------------------------------------------------------------------------
-# What each of our sinks takes and needs, known without loading it.
-#
-# The trap: a misspelt option or a library that isn't installed, told when ten hours of training are
-# over. Sinks load in a thread of their own, later and heavily; what can be wrong with them is here.
-
-
 PREFIX = "ergmeter"
 _TRACKER: dict[str, Any] = {"metrics": None, "prefix": PREFIX, "devices": True}
-# Options by name, with their defaults; None stands for what the sink finds out itself.
+# Options by name, with their defaults; None: the sink determines it itself.
 OPTIONS: dict[str, dict[str, Any]] = {
     "console": {"metrics": None, "style": "line", "every_s": 60.0, "stream": "stderr"},
     "csv": {"metrics": None, "path": None, "rows": "updates", "ledger": False, "columns": None},
@@ -55,51 +48,48 @@ _NEEDS = {
 }
 
 
-def lacks(sink: str) -> str:
-    """What a sink of ours needs that isn't here, with the cure; else nothing."""
+def missing_library(sink: str) -> str:
+    """The missing library that a sink needs, with the command to install it; else empty."""
     needed = _NEEDS.get(sink)
     if needed is None or find_spec(needed) is not None:
         return ""
     return f"{needed} is not installed; pip install 'ergmeter[{sink}]'"
 
 
-# -- options ---------------------------------------------------------------------------------------
-
-
 _TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
-def options_of(request: SinkRequest, *, sink: str, **found: Any) -> dict[str, Any]:  # noqa: ANN401
-    """The options of a request, with the defaults of this sink, and those that it found out."""
-    return checked(sink, request.options, **found)
+def options_of(request: SinkRequest, *, sink: str, **defaults: Any) -> dict[str, Any]:  # noqa: ANN401
+    """The options of a request, with this sink's defaults and those it computed."""
+    return checked_options(sink, request.options, **defaults)
 
 
-def checked(sink: str, options: Mapping[str, Any], **found: Any) -> dict[str, Any]:  # noqa: ANN401
-    """All options of a sink. UsageError for what it does not take.
+def checked_options(sink: str, options: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:  # noqa: ANN401
+    """All options of a sink. UsageError for an unknown one.
 
     Text, as a command line gives it, becomes a number or a truth where the default is one.
     """
-    known = {**OPTIONS[sink], **found}
+    allowed = {**OPTIONS[sink], **defaults}
     for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        if name not in allowed:
+            near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}? " if near else ""
             raise UsageError(
-                f"the sink {sink!r} has no option {name!r}; {hint}it takes {', '.join(known)}"
+                f"the sink {sink!r} has no option {name!r}; {hint}it takes {', '.join(allowed)}"
             )
-    given = {**known, **options}
-    return {name: _like(known[name], value, option=name) for name, value in given.items()}
+    values = {**allowed, **options}
+    return {name: _like(allowed[name], value, option=name) for name, value in values.items()}
 
 
 def choice(value: str, of: tuple[str, ...], *, option: str) -> str:
-    """One of a few words. UsageError for any other."""
+    """The value, if it is one of `of`; else UsageError."""
     if value not in of:
         raise UsageError(f"{option} is one of {', '.join(of)}; got {value!r}")
     return value
 
 
 def _like(default: Any, value: Any, *, option: str) -> Any:  # noqa: ANN401
-    """A text as what the default is."""
+    """Text converted to the type of the default."""
     if not isinstance(value, str) or not isinstance(default, int | float):
         return value
     try:

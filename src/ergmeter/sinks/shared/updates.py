@@ -1,18 +1,28 @@
-"""Which figures of an update go out? Those that have a value, of the metrics that were asked for.
+"""Selects the metrics of an update to send, and spells their names for each tool.
 
-The trap: a figure that is missing and goes out as 0, or stays on a dashboard at its last value as
-if it were today's. What is `Missing` is left out of what is sent, here, once for all sinks; so is
-what is no finite number, which no tool draws and JSON cannot say.
+A missing metric must not go out as 0, nor stay on a dashboard at its last value. So `Missing` and
+non-finite values are left out here, for all sinks.
+
+| key                       | throughput.tokens_per_s          | at the end of the run     |
+| trackers (TensorBoard...) | ergmeter/throughput.tokens_per_s | ergmeter-run/throughput.. |
+| Prometheus                | ergmeter_throughput_tokens_per_s | ergmeter_run_throughput.. |
+| OpenTelemetry             | ergmeter.throughput.tokens_per_s | ergmeter.run.throughput.. |
+
+The run's final values have their own names: under the same name they would be one more point of the
+curve, and a table of runs would compare last windows.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeGuard
 
+from ergmeter.errors import UsageError
 from ergmeter.metrics.catalog import catalogue, find
 from ergmeter.records import Missing, Reading
+from ergmeter.sinks.shared.options import PREFIX
 from ergmeter.units import duration, scaled, significant
 
 if TYPE_CHECKING:
@@ -32,7 +42,7 @@ class SinkValue:
 
     @property
     def value(self) -> float:
-        """The bare number."""
+        """The value as a float."""
         return float(self.reading.value)
 
 
@@ -46,16 +56,16 @@ class Selection:
         self._devices = devices
 
     def columns(self) -> tuple[str, ...]:
-        """The keys of a table, whose columns are fixed before anything is known."""
+        """The keys of a table, whose columns are fixed before the first value."""
         return tuple(catalogue()) if self.keys is None else self.keys
 
     def figures(self, update: Update) -> list[SinkValue]:
-        """What to send of an update: of the run first, then device by device."""
+        """The values to send of an update: of the run first, then device by device."""
         summary = update.summary
-        found = [SinkValue(key, r) for key, r in self._chosen(summary.readings) if _is_known(r)]
+        values = [SinkValue(key, r) for key, r in self._chosen(summary.readings) if _is_known(r)]
         for device, results in summary.devices.items() if self._devices else ():
-            found += [SinkValue(k, r, device) for k, r in self._chosen(results) if _is_known(r)]
-        return found
+            values += [SinkValue(k, r, device) for k, r in self._chosen(results) if _is_known(r)]
+        return values
 
     def missing(self, update: Update) -> dict[str, str]:
         """Why a chosen metric has no value, by key."""
@@ -70,8 +80,8 @@ class Selection:
         return ((key, results[key]) for key in keys)
 
 
-def in_words(reading: Reading) -> str:
-    """A value in the unit a person would say it in, marked if it is impossible."""
+def readable(reading: Reading) -> str:
+    """A value in a unit that people read, marked if it is impossible."""
     return _number(reading.value, reading.unit) + reading.mark
 
 
@@ -89,3 +99,79 @@ def _number(number: float, unit: str) -> str:
 
 def _is_known(result: Result) -> TypeGuard[Reading]:
     return isinstance(result, Reading) and math.isfinite(result.value)
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+# UCUM has no unit for counted things; an annotation in braces names them (ucum.org, section 6).
+_UCUM = {
+    "B": "By",
+    "C": "Cel",
+    "frac": "1",
+    "1": "1",
+    "Wh": "W.h",
+    **{unit: unit for unit in ("s", "h", "J", "W", "Hz", "g")},
+    "tokens": "{token}",
+    "samples": "{sample}",
+    "steps": "{step}",
+    "requests": "{request}",
+    "cores": "{core}",
+    "param": "{parameter}",
+}
+
+
+class Names:
+    """The names of a key for one prefix."""
+
+    def __init__(self, prefix: str = PREFIX) -> None:
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", prefix):
+            raise UsageError(
+                f"prefix starts with a letter and has letters, digits, - and _; got {prefix!r}"
+            )
+        self._prefix = prefix
+
+    def tag(self, name: str, *, device: str | None = None, is_final: bool = False) -> str:
+        """A tracker's name for a metric: a folder, the key, and the device if any."""
+        folder = f"{self._prefix}-run" if is_final else self._prefix
+        # MLflow takes letters, digits and a few signs, and no other in a name.
+        of = "" if device is None else "/" + re.sub(r"[^A-Za-z0-9_.-]", "-", device)
+        return f"{folder}/{name}{of}"
+
+    def tagged(self, figures: Iterable[SinkValue], *, is_final: bool) -> dict[str, float]:
+        """Values by a tracker's names.
+
+        An impossible value goes under a name of its own: a tracker's scalars carry no mark.
+        """
+        return {
+            self.tag(
+                f"{figure.key}_impossible" if figure.reading.impossible else figure.key,
+                device=figure.device,
+                is_final=is_final,
+            ): figure.value
+            for figure in figures
+        }
+
+    @property
+    def window(self) -> str:
+        """A tracker's name for the window kind of the final values."""
+        return self.tag("window", is_final=True)
+
+    def series(self, name: str, *, is_final: bool = False) -> str:
+        """Prometheus's name."""
+        dotted = f"{self._prefix}.run.{name}" if is_final else f"{self._prefix}.{name}"
+        return re.sub(r"[^A-Za-z0-9_]", "_", dotted)
+
+    def instrument(self, name: str, *, is_final: bool = False) -> str:
+        """OpenTelemetry's name."""
+        return f"{self._prefix}.run.{name}" if is_final else f"{self._prefix}.{name}"
+
+
+def ucum(unit: str) -> str:
+    """A unit of the catalogue as UCUM writes it: tokens/s is {token}/s."""
+    return "/".join(_UCUM.get(part, f"{{{part}}}") for part in unit.split("/"))
+
+
+def explanation(key: str) -> str:
+    """A metric in a line: title, unit, formula."""
+    metric = catalogue()[key]
+    return f"{metric.title} [{metric.unit}]: {metric.formula}"

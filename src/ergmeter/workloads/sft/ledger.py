@@ -20,8 +20,8 @@ from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
-from ergmeter.sinks.shared import ledger
-from ergmeter.sinks.shared.csv_table import CsvFile
+from ergmeter.sinks.shared import appended_file
+from ergmeter.sinks.shared.appended_file import CsvFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +53,7 @@ MORE = (
     *("driver", "power_limit_W", "torch", "transformers", "peft", "trl", "bitsandbytes", "unsloth"),
     *("git_commit", "data_sha256", "config", "status", "started", "run"),
 )
-COLUMNS = (*ledger.COLUMNS, *MORE)
+COLUMNS = (*appended_file.LEDGER_COLUMNS, *MORE)
 _FIGURES = {
     "window_s": "time.window_s",
     "window_steps": "steps.count",
@@ -79,7 +79,7 @@ class LedgerRow:
 def row(run: Run, facts: Mapping[str, Any]) -> dict[str, object]:
     """The ledger row of a finished training, from its run and its facts."""
     summary = summarize(run, Settings(window=UNBROKEN))
-    cells = ledger.row(summary.readings, steps=0, described={})
+    cells = appended_file.ledger_row(summary.readings, steps=0, described={})
     for name, key in _FIGURES.items():
         reading = summary.readings[key]
         cells[name] = reading.value if isinstance(reading, Reading) else None

@@ -1,13 +1,12 @@
-"""What do the parts of a GPU do, where NVML can't say it? From NVIDIA's DCGM, if it runs here.
+"""Reads GPU hardware counters through NVIDIA's DCGM, where NVML has none.
 
-DCGM reads hardware counters also of Volta to Ada, and under rights that its service has and we need
-not have. Asked for by name (`--probe nvml --probe dcgm`), through its own tool, which prints a line
-for each GPU and interval. (dcgm-exporter's page was the other way: it has new figures every 30 s
-unless told otherwise, and does not say when they are from.)
+DCGM reads counters of Volta to Ada too, with the permissions of its own service. It is requested by
+name (`--probe nvml --probe dcgm`) and read through its tool, which prints a line per GPU and
+interval. (dcgm-exporter updates every 30 s by default, without a timestamp.)
 
-The trap: DCGM numbers GPUs in an order of its own, and CUDA_VISIBLE_DEVICES does not mean it. UUIDs
-and places on the bus come from `dcgmi discovery`: a number counts along the bus, as in NVML, or as
-CUDA itself says where GPUs differ. So its figures are those of the GPUs that NVML reads.
+DCGM numbers GPUs in its own order, which CUDA_VISIBLE_DEVICES does not use. UUIDs and bus ids come
+from `dcgmi discovery`: a number counts along the bus, as in NVML, or as CUDA says where GPUs
+differ. So its values belong to the same GPUs that NVML reads.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from typing import Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import ProbeRequest
-from ergmeter.probes.nvidia.visible import named, visible
+from ergmeter.probes.cuda_visible_devices import visible, with_uuids
 from ergmeter.probes.stream import Command, ToolStream
 from ergmeter.records import Device, Mark, Sample
 from ergmeter.units import NS_PER_S
 
 PERIOD_S = 1.0
 TOOL = "dcgmi"
-ANSWER_S = 8.0  # for all of its answers: after 10 s nobody waits for a probe any more
+ANSWER_S = 8.0  # for all of its answers: a probe has 10 s to open
 
 # DCGM's numbers of its profiling fields. Shares are fractions there, rates bytes per second.
 _FIELDS = {
@@ -43,7 +42,7 @@ _FIELDS = {
     1011: "nvlink_sent_bytes_per_s",
     1012: "nvlink_received_bytes_per_s",
 }
-_FOUND = re.compile(
+_DISCOVERED_GPU = re.compile(
     r"^\|\s*(?P<id>\d+)\s*\|\s*Name: (?P<name>.*?)\s*\|$"
     r".*?PCI Bus ID: (?P<bus>\S+).*?Device UUID: (?P<uuid>GPU-\S+)",
     re.MULTILINE | re.DOTALL,
@@ -61,13 +60,13 @@ class DcgmProbe:
         if shutil.which(tool) is None:
             raise NotMeasurable(f"no {tool} here: install NVIDIA's DCGM (datacenter-gpu-manager)")
         until_s = time.monotonic() + ANSWER_S
-        found = _discovered(tool, wait_s=ANSWER_S / 2)
-        identities = [(gpu["uuid"], gpu["name"]) for gpu in found]
-        by_uuid = named(request.environment, identities, wait_s=ANSWER_S / 4)
+        uuids = _discover_gpus(tool, wait_s=ANSWER_S / 2)
+        identities = [(gpu["uuid"], gpu["name"]) for gpu in uuids]
+        by_uuid = with_uuids(request.environment, identities, wait_s=ANSWER_S / 4)
         assumed = {"order_is_assumed": True} if by_uuid is None else {}
-        # Whole boards: what DCGM says of MIG instances has their board's name and a number.
+        # Whole boards: DCGM's lines of MIG instances have their board's name and a number.
         chosen = visible(by_uuid or request.environment, [uuid for uuid, _ in identities])
-        gpus = [found[one] for one in chosen if isinstance(one, int)]
+        gpus = [uuids[index] for index in chosen if isinstance(index, int)]
         self._ids = {gpu["id"]: gpu["uuid"] for gpu in gpus}
         self.devices: Sequence[Device] = [
             Device(
@@ -86,8 +85,8 @@ class DcgmProbe:
             undo.pop_all()
 
     def read(self) -> list[Sample | Mark]:
-        """What was printed since the last read. Raises NotMeasurable once the tool has ended."""
-        samples = (self._sample(line.text, line.t_ns) for line in self._stream.taken())
+        """Samples printed since the last read. Raises NotMeasurable once the tool has ended."""
+        samples = (self._sample(line.text, line.t_ns) for line in self._stream.new_lines())
         return [sample for sample in samples if sample is not None]
 
     def close(self) -> None:
@@ -95,11 +94,11 @@ class DcgmProbe:
         self._stream.close()
 
     def _sample(self, text: str, t_ns: int | None) -> Sample | None:
-        """A line of figures as a sample: each is the mean since the line before."""
+        """One printed line as a sample: each value is the mean since the line before."""
         words = text.split()
         if len(words) != 2 + len(_FIELDS) or words[0] != "GPU" or words[1] not in self._ids:
             return None  # a heading, or a GPU that is not the program's
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             field: float(word)
             for field, word in zip(_FIELDS.values(), words[2:], strict=True)
             if _is_number(word)
@@ -108,29 +107,29 @@ class DcgmProbe:
         since_ns = self._since_ns[words[1]] or t_ns - round(self.period_s * NS_PER_S)
         self._since_ns[words[1]] = t_ns
         span_s = (t_ns - since_ns) / NS_PER_S
-        return Sample(t_ns, self._ids[words[1]], activity_s=span_s, **found) if found else None
+        return Sample(t_ns, self._ids[words[1]], activity_s=span_s, **values) if values else None
 
 
 def _is_number(word: str) -> bool:
-    """Whether DCGM knew it: else it prints N/A, as on the first line after its service began."""
+    """True if DCGM has a value: it prints N/A otherwise, as on its first line."""
     return re.fullmatch(r"\d+(\.\d+)?", word) is not None
 
 
-def _discovered(tool: str, *, wait_s: float) -> list[dict[str, Any]]:
-    """The GPUs that DCGM knows, along the bus, as NVML has them."""
+def _discover_gpus(tool: str, *, wait_s: float) -> list[dict[str, Any]]:
+    """The GPUs that DCGM lists, in bus order, as NVML has them."""
     try:
         done = subprocess.run(
             [tool, "discovery", "-l"], capture_output=True, text=True, timeout=wait_s, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotMeasurable(f"{TOOL} does not answer ({error}): is nv-hostengine up?") from None
-    found = [match.groupdict() for match in _FOUND.finditer(done.stdout)]
-    if not found:
-        said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[0]
+    gpus = [match.groupdict() for match in _DISCOVERED_GPU.finditer(done.stdout)]
+    if not gpus:
+        answer = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[0]
         raise NotMeasurable(
-            f"{TOOL} finds no GPU (it says: {said}): start its service, nvidia-dcgm"
+            f"{TOOL} finds no GPU (it says: {answer}): start its service, nvidia-dcgm"
         )
-    return sorted(found, key=lambda gpu: _bus_address(gpu["bus"]))
+    return sorted(gpus, key=lambda gpu: _bus_address(gpu["bus"]))
 
 
 def _bus_address(bus: str) -> tuple[int, ...]:

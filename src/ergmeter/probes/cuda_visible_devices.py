@@ -1,11 +1,11 @@
-"""Which of the GPUs that NVML lists can a process see?
+"""The GPUs and MIG instances that CUDA shows to a process.
 
-The trap: NVML ignores CUDA_VISIBLE_DEVICES, so index 0 there may be a GPU this process never uses.
+NVML ignores CUDA_VISIBLE_DEVICES, so its index 0 may be a GPU that the process never uses.
 
-A GPU in MIG mode is several devices, and never one by itself. An entry names an instance by its own
-UUID, or in the older way by that of its board and two numbers (MIG-GPU-<uuid>/<gpu instance>/
-<compute instance>). Where a whole board in MIG mode is named, CUDA takes one instance of it: all
-are read, and the processes on them tell which.
+A GPU in MIG mode is several devices, and never one by itself. An entry names an instance by its
+UUID, or in the older form by that of its board and two numbers (MIG-GPU-<uuid>/<gpu instance>/
+<compute instance>). Where a whole board in MIG mode is named, CUDA takes one of its instances. All
+of them are read, and the processes on them tell which it is.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from dataclasses import dataclass
 
 from ergmeter.errors import NotMeasurable
 
-# -- visible ---------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class Instance:
@@ -27,7 +25,7 @@ class Instance:
 
     uuid: str
     gpu: int  # NVML's index of the board
-    place: int  # NVML's index of the instance there
+    mig_index: int  # NVML's index of the instance there
     gpu_instance: int
     compute_instance: int
 
@@ -37,7 +35,7 @@ def visible(
     uuids: Sequence[str],
     instances: Mapping[int, Sequence[Instance]] | None = None,
 ) -> list[int | Instance]:
-    """What CUDA shows to a process with this environment: NVML indices of GPUs, and MIG instances.
+    """The devices that CUDA shows to a process: NVML indices of GPUs, and MIG instances.
 
     `instances` has those of each GPU that is in MIG mode. As CUDA reads the list: it ends at the
     first entry that names nothing, and one GPU named twice makes the whole list void.
@@ -49,22 +47,22 @@ def visible(
     if value is None:
         chosen: list[int | Instance] = list(range(len(uuids)))
     else:
-        chosen = _listed(value, uuids, partitioned)
-    found = [part for one in chosen for part in _parts(one, partitioned)]
-    if not found:
+        chosen = _choose_listed(value, uuids, partitioned)
+    devices = [part for entry in chosen for part in _parts(entry, partitioned)]
+    if not devices:
         raise NotMeasurable(
             "every GPU that can be seen is in MIG mode and has no instance: make one with"
             " `nvidia-smi mig -cgi`, or turn MIG mode off"
         )
-    return found
+    return devices
 
 
-def _listed(
+def _choose_listed(
     value: str, uuids: Sequence[str], partitioned: Mapping[int, Sequence[Instance]]
 ) -> list[int | Instance]:
     chosen: list[int | Instance] = []
     for entry in value.split(","):
-        named = _named(entry.strip(), uuids, partitioned)
+        named = _device_of_entry(entry.strip(), uuids, partitioned)
         if named is None:
             break
         chosen.append(named)
@@ -76,54 +74,51 @@ def _listed(
     return chosen
 
 
-def _named(
+def _device_of_entry(
     entry: str, uuids: Sequence[str], partitioned: Mapping[int, Sequence[Instance]]
 ) -> int | Instance | None:
     if entry.startswith("MIG-"):
-        every = [one for instances in partitioned.values() for one in instances]
-        return _only([one for one in every if _is_called(one, entry, uuids)])
+        every = [instance for instances in partitioned.values() for instance in instances]
+        return _only([instance for instance in every if _matches(instance, entry, uuids)])
     if entry.startswith("GPU-"):
         return _only([index for index, uuid in enumerate(uuids) if uuid.startswith(entry)])
     digits = re.match(r"\d+", entry)
     return int(digits[0]) if digits and int(digits[0]) < len(uuids) else None
 
 
-def _is_called(one: Instance, entry: str, uuids: Sequence[str]) -> bool:
-    """Whether an entry is an instance's UUID or the start of it, or its place on its board."""
+def _matches(instance: Instance, entry: str, uuids: Sequence[str]) -> bool:
+    """True if an entry is the start of an instance's UUID, or its numbers on its board."""
     older = re.fullmatch(r"MIG-(GPU-[^/]+)/(\d+)/(\d+)", entry)
     if older is None:
-        return one.uuid.startswith(entry)
+        return instance.uuid.startswith(entry)
     numbers = (int(older[2]), int(older[3]))
-    return uuids[one.gpu].startswith(older[1]) and numbers == (
-        one.gpu_instance,
-        one.compute_instance,
+    return uuids[instance.gpu].startswith(older[1]) and numbers == (
+        instance.gpu_instance,
+        instance.compute_instance,
     )
 
 
-def _only(found: Sequence[int] | Sequence[Instance]) -> int | Instance | None:
-    return found[0] if len(found) == 1 else None
+def _only(matches: Sequence[int] | Sequence[Instance]) -> int | Instance | None:
+    return matches[0] if len(matches) == 1 else None
 
 
 def _parts(
-    one: int | Instance, partitioned: Mapping[int, Sequence[Instance]]
+    device: int | Instance, partitioned: Mapping[int, Sequence[Instance]]
 ) -> Sequence[int | Instance]:
-    return partitioned.get(one, [one]) if isinstance(one, int) else [one]
+    return partitioned.get(device, [device]) if isinstance(device, int) else [device]
 
 
 def is_order_assumed(environment: Mapping[str, str], names: set[str]) -> bool:
-    """Whether CUDA may number these GPUs otherwise than NVML does, the fastest first."""
+    """True if CUDA may number these GPUs differently from NVML, the fastest first."""
     if len(names) < 2 or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
         return False
     return re.search(r"(^|,)\s*\d", environment.get("CUDA_VISIBLE_DEVICES", "")) is not None
 
 
-# -- cuda order ------------------------------------------------------------------------------------
-# Which GPUs does CUDA show to a program, by UUID? Asked of CUDA itself, where NVML can't know.
-#
-# The trap: NVML numbers GPUs along the PCI bus and CUDA from the fastest, by a rule of its own. On
-# a machine with different GPUs, number 0 may be two GPUs. CUDA is asked in a process of its own
-# that has the program's environment and makes no context, so that nothing is taken from any GPU.
-
+# -- CUDA's order of GPUs --------------------------------------------------------------------------
+# NVML numbers GPUs along the PCI bus, CUDA by speed. On a machine with different GPUs, number 0 may
+# be two different ones. CUDA is asked in a process of its own that has the program's environment
+# and creates no context, so that it takes nothing from any GPU.
 
 ANSWER_S = 5.0
 
@@ -140,7 +135,7 @@ for index in range(count.value):
 """
 
 
-def named(
+def with_uuids(
     environment: Mapping[str, str], gpus: Sequence[tuple[str, str]], *, wait_s: float = ANSWER_S
 ) -> Mapping[str, str] | None:
     """The environment with the GPUs of its list by UUID, where CUDA may count otherwise than along
@@ -154,7 +149,7 @@ def named(
 
 
 def cuda_uuids(environment: Mapping[str, str], *, wait_s: float = ANSWER_S) -> list[str]:
-    """The GPUs that a program with this environment sees, in its order; none if CUDA can't say."""
+    """UUIDs of the GPUs that a program with this environment sees; none if CUDA can't say."""
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-c", _ASK],

@@ -1,1 +1,0 @@
-"""What `erg record` runs inside a program that does not import ergmeter."""

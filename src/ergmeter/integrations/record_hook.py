@@ -1,0 +1,301 @@
+"""The hook of `erg record` inside a program that does not use ergmeter.
+
+The bootstrap on the program's path calls `attach` when a known library has been imported; nothing
+is imported for our sake. Frameworks get their callback, other loops are watched. Where a Meter or a
+callback of the program already measures, the hook stays out; where one begins later, the hook ends.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from contextlib import suppress
+from functools import wraps
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.integrations.training import Training
+from ergmeter.meter import active_meters
+from ergmeter.records import Reported
+from ergmeter.runlog import format as fmt
+from ergmeter.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import ModuleType
+
+    from ergmeter.integrations.torch.steps import Loop
+    from ergmeter.records import Phase
+
+# -- values logged to TensorBoard, W&B or MLflow ---------------------------------------------------
+# At most one value a second is stored per name, so that the log stays bounded. A tensor on a device
+# is left there. Whatever fails here, the program's own call is made unchanged.
+
+_EVERY_NS = NS_PER_S
+_OURS = "ergmeter_taps"  # set on what we put in place of a tracker's function
+_MOST_NAMES = 1000
+_NOT_TRAINING = ("val", "eval", "test", "dev")  # how folders of a second writer are called
+# What loops call the loss of a step, where they do not call it that.
+_LOSSES = {
+    "loss/train",
+    "train loss",
+    "training/loss",
+    "training_loss",
+    "losses/train",
+    "loss_train",
+}
+
+
+class Taps:
+    """Passes on values logged to trackers, at a bounded rate."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._last_ns: dict[str, int] = {}
+
+    def record(self, values: Mapping[str, Any]) -> None:
+        """Record values that the program has logged."""
+        try:
+            numbers = {str(name): _number(value) for name, value in values.items()}
+            reported = {name: value for name, value in numbers.items() if value is not None}
+            self._loop.logged(
+                {"loss" if name.lower() in _LOSSES else name: v for name, v in reported.items()}
+            )
+            self._report(reported)
+        except Exception as error:  # noqa: BLE001  never break training
+            self._loop.fail(error)
+
+    def _report(self, values: Mapping[str, float]) -> None:
+        meters = active_meters.meters()
+        if not meters or self._loop.off:
+            return
+        now_ns = time.monotonic_ns()
+        for name, value in values.items():
+            is_new = name not in self._last_ns and len(self._last_ns) < _MOST_NAMES
+            if is_new or now_ns - self._last_ns.get(name, now_ns) >= _EVERY_NS:
+                self._last_ns[name] = now_ns
+                meters[0].record(Reported(now_ns, name, value, ""))
+
+    def tap(self, name: str, module: ModuleType) -> None:
+        """Wrap this tracker's logging functions."""
+        if name == "wandb":
+            run = module.sdk.wandb_run.Run
+            run.log = _then(run.log, lambda args, kwargs: _first(args[1:], kwargs, "data"), self)
+            module.init = self._tapping_init(module, module.init)  # type: ignore[attr-defined]
+        elif name == "mlflow":
+            module.log_metric = _then(module.log_metric, _pair_of("key", "value", 0), self)  # type: ignore[attr-defined]
+            module.log_metrics = _then(  # type: ignore[attr-defined]
+                module.log_metrics, lambda args, kwargs: _first(args, kwargs, "metrics"), self
+            )
+        else:  # TensorBoard
+            writer = module.SummaryWriter
+            writer.add_scalar = _then(writer.add_scalar, _scalar, self)
+
+    def _tapping_init(self, wandb: Any, init: Callable[..., Any]) -> Callable[..., Any]:  # noqa: ANN401
+        """`wandb.init` under mode="disabled" returns a run with a `log` of its own."""
+
+        @wraps(init)
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            run = init(*args, **kwargs)
+            try:
+                log = run.log
+                if not hasattr(log, _OURS):
+                    run.log = _then(log, lambda args, kwargs: _first(args, kwargs, "data"), self)
+                    if wandb.log == log:
+                        wandb.log = run.log
+            except Exception as error:  # noqa: BLE001  never break training
+                self._loop.fail(error)
+            return run
+
+        return call
+
+
+def _then(
+    log: Callable[..., Any], values: Callable[[Any, Any], Any], taps: Taps
+) -> Callable[..., Any]:
+    @wraps(log)
+    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        result = log(*args, **kwargs)
+        try:
+            logged = values(args, kwargs)
+        except Exception:  # noqa: BLE001  a call that we do not understand
+            logged = None
+        if isinstance(logged, dict):
+            taps.record(logged)
+        return result
+
+    setattr(call, _OURS, True)
+    return call
+
+
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:  # noqa: ANN401
+    return args[0] if args else kwargs.get(name)
+
+
+def _pair_of(key: str, value: str, skip: int) -> Callable[[Any, Any], dict[str, Any]]:
+    def pair(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        rest = args[skip:]
+        name = rest[0] if rest else kwargs[key]
+        return {name: rest[1] if len(rest) > 1 else kwargs[value]}
+
+    return pair
+
+
+def _scalar(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """A scalar by its tag, under its writer's folder if there are several writers."""
+    pair = _pair_of("tag", "scalar_value", 1)(args, kwargs)
+    folder = PurePath(str(getattr(args[0], "log_dir", ""))).name
+    if folder.lower().startswith(_NOT_TRAINING):
+        return {f"{folder}/{tag}": value for tag, value in pair.items()}
+    return pair
+
+
+def _number(value: Any) -> float | None:  # noqa: ANN401
+    """A number in host memory; None for one on a device."""
+    if isinstance(value, int | float):
+        return None if isinstance(value, bool) else float(value)
+    device = getattr(value, "device", None)
+    is_here = device is None or getattr(device, "type", device) == "cpu"
+    if is_here and getattr(value, "size", None) is not None and hasattr(value, "item"):
+        shape = tuple(getattr(value, "shape", ()))
+        return float(value.item()) if all(side == 1 for side in shape) else None
+    return None
+
+
+# -- attaching to libraries ------------------------------------------------------------------------
+
+_TRACKERS = ("wandb", "mlflow", "torch.utils.tensorboard.writer")
+_NEEDED = (
+    "pyarrow", "ergmeter.runlog.writer", "ergmeter.runlog.arrays", "ergmeter.probes.allocator",
+    "ergmeter.integrations.torch.recorded_step", "ergmeter.flops.counted.skeleton",
+)  # fmt: skip
+_loop: Loop | None = None
+_taps: Taps | None = None
+_later: dict[str, ModuleType] = {}
+
+
+def attach(name: str, module: ModuleType) -> None:
+    """Called when this library has just been imported."""
+    if name == "torch":
+        _watch_loops()
+    elif name == "transformers.trainer":
+        _give_callback(module.Trainer, "ergmeter.integrations.huggingface", _add_to_trainer)
+        _time_outside(module.Trainer, "evaluate", "eval")
+        _time_outside(module.Trainer, "save_model", "checkpoint")
+    elif name.endswith("trainer.trainer"):
+        _give_callback(module.Trainer, "ergmeter.integrations.lightning", _add_to_lightning)
+        _time_outside(module.Trainer, "save_checkpoint", "checkpoint")
+    elif name not in _TRACKERS:
+        _look_at(name, module)
+    elif _taps is not None:
+        _taps.tap(name, module)
+    else:  # before torch
+        _later[name] = module
+    announce(name)
+
+
+def announce(name: str) -> None:
+    """Tell the recorder around us which library was attached, or what failed."""
+    path = Path(os.environ.get(fmt.RUN_VARIABLE, "")) / ".hook" / str(os.getpid())
+    with suppress(OSError), path.open("a") as file:
+        file.write(f"attached\t{name}\n")
+
+
+def _watch_loops() -> None:
+    global _loop, _taps
+    from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: PLC0415
+
+    from ergmeter.integrations.torch import patches  # noqa: PLC0415
+    from ergmeter.integrations.torch.steps import Loop  # noqa: PLC0415
+
+    _loop = Loop(_training, is_recorded_elsewhere=active_meters.is_training, on_made=_get_ready)
+    _taps = Taps(_loop)
+    for name, module in _later.items():
+        _taps.tap(name, module)
+    patches.patch_torch()
+    patches.loops.append(_loop)
+    register_optimizer_step_post_hook(_loop.stepped)
+
+
+def _training() -> Training | None:
+    if active_meters.is_training() or not _has_run():
+        return None
+    active_meters.end_resting()
+    training = Training(looks_on=True)
+    if "multiprocessing.util" in sys.modules:
+        # Its children leave by os._exit; before the Meter's own finalizer, which has priority 10.
+        sys.modules["multiprocessing.util"].Finalize(None, training.end, exitpriority=20)
+    return training
+
+
+def _has_run() -> bool:
+    """True if the run of the recorder around us still exists."""
+    run = os.environ.get(fmt.RUN_VARIABLE)
+    return bool(run) and (Path(run or "") / ".hook").is_dir()
+
+
+def _get_ready() -> None:
+    """Import what a Meter needs when an optimizer is made, so that no step waits for it.
+
+    On a thread of ours it would hold the interpreter up all the same, in the first steps.
+    """
+    active_meters.hook()
+    with suppress(Exception):  # the Meter will report what is wrong
+        for name in _NEEDED:
+            importlib.import_module(name)
+
+
+def _look_at(name: str, module: ModuleType) -> None:
+    if "torch" not in sys.modules:
+        return
+    from ergmeter.integrations.torch import patches  # noqa: PLC0415
+
+    patches.patch_saves(name, module)
+
+
+def _give_callback(trainer: Any, where: str, add: Callable[[Any, type], None]) -> None:  # noqa: ANN401
+    """Add our callback to every new Trainer of this class."""
+    init = trainer.__init__
+
+    @wraps(init)
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        init(self, *args, **kwargs)
+        try:
+            if _has_run():
+                __import__(where)
+                add(self, sys.modules[where].ErgmeterCallback)
+        except Exception as error:  # noqa: BLE001  never break training
+            announce(f"{where}: {type(error).__name__}: {error}"[:300])
+
+    trainer.__init__ = call
+
+
+def _time_outside(trainer: Any, method: str, phase: Phase) -> None:  # noqa: ANN401
+    """Time this method where it is called before or after a training."""
+    original = getattr(trainer, method)
+
+    @wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        start_ns = time.monotonic_ns()
+        result = original(self, *args, **kwargs)
+        handler = getattr(self, "callback_handler", self)
+        for callback in getattr(handler, "callbacks", ()):
+            if getattr(callback, "looks_on", False) is True:
+                callback.outside(phase, start_ns)
+        return result
+
+    setattr(trainer, method, call)
+
+
+def _add_to_trainer(trainer: Any, callback: type) -> None:  # noqa: ANN401
+    if not any(isinstance(other, callback) for other in trainer.callback_handler.callbacks):
+        # Of a kind of its own: a program that adds another later would be warned of two.
+        unasked = type("ErgmeterLooksOn", (callback,), {"__doc__": callback.__doc__})
+        trainer.add_callback(unasked(looks_on=True))
+
+
+def _add_to_lightning(trainer: Any, callback: type) -> None:  # noqa: ANN401
+    if not any(isinstance(other, callback) for other in trainer.callbacks):
+        trainer.callbacks.append(callback(looks_on=True))

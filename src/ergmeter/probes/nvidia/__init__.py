@@ -1,1 +1,0 @@
-"""NVIDIA GPUs: NVML, its hardware counters (GPM), MIG, DCGM."""
