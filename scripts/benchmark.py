@@ -26,8 +26,8 @@ from ergmeter.bench.plan.plan import plan
 from ergmeter.cli.measure.bench import wrong
 from ergmeter.compat import fms
 from ergmeter.errors import ErgmeterError, PluginError
-from ergmeter.views.bench import plan as bench_plan
-from ergmeter.views.bench import run as bench_run
+from ergmeter.views.bench import progress as bench_plan
+from ergmeter.views.bench import progress as bench_run
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "scenarios.yaml"
 INTERRUPTED = 130

@@ -37,11 +37,11 @@ from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 from ergmeter.runlog.writer import Writer, create_run
 from ergmeter.units import duration
-from ergmeter.views.badge import badge
-from ergmeter.views.html.compare_page import compare_page
-from ergmeter.views.html.report import report
-from ergmeter.views.plots import charts, plot
+from ergmeter.views.charts.plots import charts, plot
+from ergmeter.views.compare_page import compare_page
 from ergmeter.views.run.card import value
+from ergmeter.views.run.model_card import badge
+from ergmeter.views.run.report_page import report
 
 ROOT = Path(__file__).parents[1]
 RECORDING = ROOT / "tests" / "data" / "h200"

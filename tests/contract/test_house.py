@@ -109,7 +109,7 @@ def test_no_alias_means_two_metrics() -> None:
 
 
 def test_the_metrics_page_is_what_the_catalogue_says() -> None:
-    assert (ROOT / "docs" / "metrics.md").read_text() == reference.page(), "run ./dev docs"
+    assert (ROOT / "docs" / "metrics.md").read_text() == reference.metrics_page(), "run ./dev docs"
 
 
 def test_the_commands_page_is_what_the_commands_say() -> None:

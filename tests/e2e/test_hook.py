@@ -17,7 +17,7 @@ from ergmeter.metrics.timeline import loss_series
 from ergmeter.records import PHASES, Missing, Reading
 from ergmeter.runlog.reader import Run
 from ergmeter.units import NS_PER_S
-from ergmeter.views.run.card import sparkline
+from ergmeter.views.run.card import loss_curve
 from tests.e2e.clocks import bounds_s
 from tests.e2e.conftest import ERG, PYTHON, QUICK, TIMEOUT_S, needs, script
 from tests.e2e.told import steps
@@ -301,7 +301,7 @@ def test_losses_are_seen_as_programs_print_them_the_first_and_the_last_too(
     else:
         assert losses == truth["losses"]
     if kind == "plain":  # its first line begins the first printed step
-        drawn = sparkline(run)
+        drawn = loss_curve(run)
         assert drawn is not None
         assert drawn.plain.split()[-3:] == [str(truth["losses"][0]), "to", str(truth["losses"][-1])]
     if kind == "table":  # no optimizer steps: the lines are the steps

@@ -27,12 +27,11 @@ from ergmeter.runlog.reader import Run
 from ergmeter.sinks.console import line
 from ergmeter.sinks.shared.updates import Names, SinkValue
 from ergmeter.views import compare as compare_view
-from ergmeter.views import compare_documents
-from ergmeter.views.badge import badge
 from ergmeter.views.bench.report import figure_in_words
-from ergmeter.views.calculate.calibrate import _of_peak
-from ergmeter.views.html.report import report
+from ergmeter.views.calculate.machine import _of_peak
 from ergmeter.views.run import watch
+from ergmeter.views.run.model_card import badge
+from ergmeter.views.run.report_page import report
 from ergmeter.views.serve import live
 from ergmeter.views.serve import responses as serve_work
 from tests.runs import add_writer, even_steps, make_run, reading, reason

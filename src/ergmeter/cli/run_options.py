@@ -52,7 +52,7 @@ def check_page(page: Path | None, outputs: Iterable[Path] = ()) -> None:
         )
     if page.resolve() in [output.resolve() for output in outputs]:
         raise click.UsageError(f"--html {page} is another output as well; name another file")
-    from ergmeter.views.plots import converter
+    from ergmeter.views.charts.plots import converter
 
     converter()
 

@@ -1,1 +1,1 @@
-"""Views render what is below and compute nothing."""
+"""Views render what the layers below computed. They compute no metric themselves."""

@@ -1,25 +1,30 @@
-"""What `erg compare` found, on the terminal: groups, verdicts, what could explain them.
+"""A comparison of runs as terminal text, JSON, CSV and Markdown (`erg compare`).
 
-The trap: a table in which the reader picks the winner. Figures stand above with how sure each is,
-and the verdicts below say what they show; what is not comparable has figures and no verdict.
+The table shows each value with its interval; the verdicts follow below it. Groups that are not
+comparable have values and no verdict, so that a reader does not pick a winner from the table.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import textwrap
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group as Lines
 from rich.table import Table
 from rich.text import Text
 
 from ergmeter.compare.comparison import impossible_entry, mean_of
+from ergmeter.compare.grouping import differing_facts
 from ergmeter.compare.verdicts import DEVICE_MEMORY, HOST_MEMORY, JOULES, LOSS, RATE
 from ergmeter.errors import NotMeasurable
-from ergmeter.records import Reading
+from ergmeter.records import Missing, Reading
 from ergmeter.units import ratio_text, significant
-from ergmeter.views.run.card import bare, interval, value
+from ergmeter.views import documents
+from ergmeter.views.blocks import escaped
+from ergmeter.views.run.card import column_text, interval, value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
     from ergmeter.compare.comparison import Comparison, Front, GroupPair
     from ergmeter.compare.entry import Entry
     from ergmeter.compare.grouping import Group
-    from ergmeter.compare.verdicts import Measure
+    from ergmeter.compare.verdicts import Measure, Verdict
     from ergmeter.stats.ratio import Contrast, Mean
 
 _HEADS = {
@@ -62,102 +67,103 @@ _ACROSS = 6  # figures beside one another in 80 columns
 _MANY = 5
 
 
-def page(found: Comparison) -> RenderableType:
-    """All of it: figures, verdicts pair by pair, the front, what to know."""
+def page(comparison: Comparison) -> RenderableType:
+    """Render for the terminal: table, verdicts by pair, Pareto front, notes."""
     parts: list[RenderableType] = []
-    for start in range(0, len(found.measures), _ACROSS):
-        parts += [_table(found, found.measures[start : start + _ACROSS]), Text()]
-    before = before_verdicts(found)
+    for start in range(0, len(comparison.measures), _ACROSS):
+        parts += [_table(comparison, comparison.measures[start : start + _ACROSS]), Text()]
+    before = before_verdicts(comparison)
     if before:
         parts += [*(_Hanging("", "yellow", line) for line in before), Text()]
-    for pair in found.pairs:
+    for pair in comparison.pairs:
         parts += [*_pair(pair), Text()]
-    if found.front:
-        parts += [_Hanging("", "", front_in_words(found.front)), Text()]
-    parts += [_Hanging("", "dim", f"note: {note}") for note in footnotes(found)]
+    if comparison.front:
+        parts += [_Hanging("", "", front_in_words(comparison.front)), Text()]
+    parts += [_Hanging("", "dim", f"note: {note}") for note in footnotes(comparison)]
     return Lines(*parts)
 
 
 def head(measured: Measure) -> str:
-    """A short name for a column."""
+    """Return the short title of a column."""
     return _HEADS.get(measured.key, measured.title)
 
 
-def cell(found: Comparison, group: Group, measured: Measure) -> tuple[str, str]:
-    """A group's mean and how sure it is, or a dash."""
+def cell(comparison: Comparison, group: Group, measured: Measure) -> tuple[str, str]:
+    """Return a group's mean and its spread, or a dash."""
     try:
-        mean = mean_of(group, measured, confidence=found.options.confidence)
+        mean = mean_of(group, measured, confidence=comparison.options.confidence)
     except NotMeasurable:
         wrong = impossible_entry(group, measured.key)
         found_wrong = wrong.figures[measured.key] if wrong is not None else None
-        return bare(found_wrong) if found_wrong is not None else "-", ""
-    said = bare(Reading(mean.value, measured.unit, "measured"))
+        return column_text(found_wrong) if found_wrong is not None else "-", ""
+    value_text = column_text(Reading(mean.value, measured.unit, "measured"))
     if is_assumed(group, measured):
-        return said, "assumed"
-    return said, _spread(mean, measured)
+        return value_text, "assumed"
+    return value_text, _spread(mean, measured)
 
 
 def is_assumed(group: Group, measured: Measure) -> bool:
-    """Whether a group's figure rests on an assumption, so that its repeats do not tell how sure."""
+    """True if a group's value rests on an assumption: its repeats do not show the uncertainty."""
     return any(measured.key in entry.assumed for entry in group.entries)
 
 
-def before_verdicts(found: Comparison) -> list[str]:
-    """What one must know to judge the verdicts: which runs are not in them, and which are in them
-    though something disturbed them."""
+def before_verdicts(comparison: Comparison) -> list[str]:
+    """Return notes on runs left out of the verdicts, and on disturbed runs in them."""
     return [
-        *(f"left out: {line}" for line in found.left_out),
-        *(f"compare with care: {line}" for line in found.cautions),
+        *(f"left out: {line}" for line in comparison.left_out),
+        *(f"compare with care: {line}" for line in comparison.cautions),
     ]
 
 
-def footnotes(found: Comparison) -> list[str]:
-    """What holds of all of it."""
-    said = list(found.notes)
-    sure = [v for p in found.pairs for v in p.verdicts if v.contrast and v.contrast.low is not None]
+def footnotes(comparison: Comparison) -> list[str]:
+    """Return the notes on the whole comparison."""
+    notes = list(comparison.notes)
+    sure = [
+        v for p in comparison.pairs for v in p.verdicts if v.contrast and v.contrast.low is not None
+    ]
     if len(sure) >= _MANY:
-        wrong = (1 - found.options.confidence) * 100
-        said.append(
+        wrong = (1 - comparison.options.confidence) * 100
+        notes.append(
             f"{len(sure)} intervals, each by itself: where nothing differs, {wrong:g} % of such"
             " claim that something does"
         )
-    return said
+    return notes
 
 
 def front_in_words(front: Front) -> str:
-    """Who is on the front and who is not; of many the first, and how many more there are."""
+    """Describe the Pareto front; long lists are cut with a count."""
     axes = ", ".join(_HEADS.get(key, key) for key in front.axes)
-    said = f"Pareto front ({axes}): {some(front.on) or 'nobody'}"
+    text = f"Pareto front ({axes}): {first_names(front.on) or 'nobody'}"
     if front.beaten:
-        who = some([f"{name} (by {beaters(by)})" for name, by in front.beaten.items()])
-        said += f"; beaten: {who}"
-    return said + (f" ({front.remark})" if front.remark else "")
+        who = first_names([f"{name} (by {beaters(by)})" for name, by in front.beaten.items()])
+        text += f"; beaten: {who}"
+    return text + (f" ({front.remark})" if front.remark else "")
 
 
 def beaters(names: Sequence[str], *, most: int = 3) -> str:
-    """By whom a group is beaten: of many the first."""
+    """Return the groups that beat a group, cut with a count."""
     more = [f"{len(names) - most} more"] if len(names) > most else []
     return " and ".join([*names[:most], *more])
 
 
-def some(names: Sequence[str], *, most: int = 8) -> str:
-    """The first of some names, and how many more there are."""
+def first_names(names: Sequence[str], *, most: int = 8) -> str:
+    """Return the first names, and the number of others."""
     more = [f"{len(names) - most} more"] if len(names) > most else []
     return ", ".join([*names[:most], *more])
 
 
 def title(pair: GroupPair) -> str:
-    """Who against whom, and how it was done."""
+    """Return the compared groups and the method."""
     done = next((v.contrast for v in pair.verdicts if v.contrast), None)
     if done is None:
         return f"{pair.other} against {pair.baseline}"
-    method = "" if done.low is None else f", {done.method}"  # of one run there is no interval
+    method = "" if done.low is None else f", {done.method}"  # a single run has no interval
     runs = f"{done.repeats[0]} and {done.repeats[1]} runs"
     return f"{pair.other} against {pair.baseline} ({runs}{method})"
 
 
-def around(pair: GroupPair) -> Iterable[tuple[str, str]]:
-    """What stands beside the verdicts: a style and a line each."""
+def beside_verdicts(pair: GroupPair) -> Iterable[tuple[str, str]]:
+    """Yield style and text of the lines beside a pair's verdicts."""
     fair = pair.fairness
     for refusal in fair.refusals:
         yield "red", f"not comparable: {refusal}"
@@ -172,48 +178,48 @@ def around(pair: GroupPair) -> Iterable[tuple[str, str]]:
         yield "dim", f"not checked, not told by both sides: {', '.join(fair.unknown)}"
 
 
-def contrast_in_words(one: Contrast | None) -> str:
-    """A ratio or a difference with its interval, as short as it can be told."""
-    if one is None:
+def contrast_in_words(contrast: Contrast | None) -> str:
+    """Return a ratio or difference with its interval."""
+    if contrast is None:
         return "absent"
-    said = _short(one.value, one)
-    if one.low is None or one.high is None:
-        return f"{said}, {'one run' if min(one.repeats) == 1 else 'no interval'}"
-    if one.is_exact:
-        return f"{said}, in every run"
-    return f"{said} ({_short(one.low, one)} to {_short(one.high, one)})"
+    ratio_text = _short(contrast.value, contrast)
+    if contrast.low is None or contrast.high is None:
+        return f"{ratio_text}, {'one run' if min(contrast.repeats) == 1 else 'no interval'}"
+    if contrast.is_exact:
+        return f"{ratio_text}, in every run"
+    return f"{ratio_text} ({_short(contrast.low, contrast)} to {_short(contrast.high, contrast)})"
 
 
-def _short(number: float, one: Contrast) -> str:
-    return ratio_text(number) if one.scale == "ratio" else significant(number, 3)
+def _short(number: float, contrast: Contrast) -> str:
+    return ratio_text(number) if contrast.scale == "ratio" else significant(number, 3)
 
 
 def figure_in_words(entry: Entry, measured: Measure) -> str:
-    """A run's figure with its interval and how it was obtained; or why there is none."""
-    found = entry.figures.get(measured.key)
-    if not isinstance(found, Reading):
+    """Return a run's value with interval and basis, or the reason for its absence."""
+    result = entry.figures.get(measured.key)
+    if not isinstance(result, Reading):
         return f"- ({entry.why_not(measured.key)})"
-    between = f" ({interval(found)})" if interval(found) else ""
-    return f"{value(found).removesuffix(' 1')}{between}, {found.basis}"
+    between = f" ({interval(result)})" if interval(result) else ""
+    return f"{value(result).removesuffix(' 1')}{between}, {result.basis}"
 
 
-def _table(found: Comparison, measures: tuple[Measure, ...]) -> Table:
+def _table(comparison: Comparison, measures: tuple[Measure, ...]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(", ".join(found.group_by), overflow="fold")
+    table.add_column(", ".join(comparison.group_by), overflow="fold")
     table.add_column("runs", justify="right")
     for measured in measures:
         table.add_column(head(measured), justify="right", no_wrap=True)
-    for group in found.groups:
+    for group in comparison.groups:
         cells = [
             Text.assemble(value, "\n", (spread, "dim"))
-            for value, spread in (cell(found, group, measured) for measured in measures)
+            for value, spread in (cell(comparison, group, measured) for measured in measures)
         ]
         table.add_row(Text(group.name, "bold"), str(len(group.entries)), *cells)
     return table
 
 
 def _spread(mean: Mean, measured: Measure) -> str:
-    """Half of the mean's interval; of a geometric mean in percent, its longer half."""
+    """Return half the interval of a mean; for a geometric mean the longer half, in percent."""
     if mean.low is None or mean.high is None:
         return ""
     if measured.is_quality:
@@ -228,14 +234,16 @@ def _spread(mean: Mean, measured: Measure) -> str:
 
 def _pair(pair: GroupPair) -> list[RenderableType]:
     lines: list[RenderableType] = [Text(title(pair), "bold")]
-    lines += [_Hanging(*_STYLES[one.state], one.words, indent="  ") for one in pair.verdicts]
-    lines += [_Hanging("", style, line, indent="  ") for style, line in around(pair)]
+    lines += [
+        _Hanging(*_STYLES[verdict.state], verdict.words, indent="  ") for verdict in pair.verdicts
+    ]
+    lines += [_Hanging("", style, line, indent="  ") for style, line in beside_verdicts(pair)]
     return lines
 
 
 @dataclass(frozen=True)
 class _Hanging:
-    """A sign and a line in from the margin, which goes on below itself and not below the sign."""
+    """A sign and a text with a hanging indent."""
 
     sign: str
     style: str
@@ -256,3 +264,207 @@ class _Hanging:
             yield Text.assemble(
                 (line[:cut], self.style), (line[cut:], "" if self.sign else self.style)
             )
+
+
+# JSON, CSV and Markdown.
+
+
+_CSV = (
+    *("baseline", "group", "metric", "unit", "baseline_mean", "group_mean", "scale", "value"),
+    *("low", "high", "confidence", "method", "baseline_runs", "group_runs", "state", "verdict"),
+)
+
+
+def document(comparison: Comparison) -> dict[str, Any]:
+    """Return everything as JSON: repeats, means, intervals with their method, reasons."""
+    body = {
+        "group_by": list(comparison.group_by),
+        "baseline": comparison.groups[0].name,
+        "confidence": comparison.options.confidence,
+        "is_comparable": comparison.is_comparable,
+        "metrics": [asdict(measured) for measured in comparison.measures],
+        "groups": [_group(comparison, group) for group in comparison.groups],
+        "pairs": [_pair_json(pair) for pair in comparison.pairs],
+        "pareto": asdict(comparison.front) if comparison.front else None,
+        "target_loss": comparison.options.target_loss,
+        "notes": [*comparison.cautions, *footnotes(comparison)],
+        "left_out": list(comparison.left_out),
+    }
+    return dict(documents.finite(body))
+
+
+def table(comparison: Comparison) -> str:
+    """Return a CSV row for each metric of each pair."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _CSV, lineterminator="\n")
+    writer.writeheader()
+    groups = {group.name: group for group in comparison.groups}
+    for pair in comparison.pairs:
+        if not pair.is_comparable:
+            why = f"not comparable: {'; '.join(pair.fairness.refusals)}"
+            writer.writerow(
+                {"baseline": pair.baseline, "group": pair.other, "state": "refused", "verdict": why}
+            )
+        for verdict in pair.verdicts:
+            ours, theirs = groups[pair.other], groups[pair.baseline]
+            means = {
+                "baseline_mean": _mean(comparison, theirs, verdict.measure),
+                "group_mean": _mean(comparison, ours, verdict.measure),
+            }
+            writer.writerow(
+                {"baseline": pair.baseline, "group": pair.other, **means, **_row(verdict)}
+            )
+    return text.getvalue()
+
+
+def markdown(comparison: Comparison) -> str:
+    """Render as Markdown: omissions, verdicts, Pareto front, tables."""
+    lines = [f"- {escaped(line)}" for line in before_verdicts(comparison)]
+    lines += [""] if lines else []
+    for pair in comparison.pairs:
+        lines += [f"**{escaped(title(pair))}**", ""]
+        lines += [f"- **{verdict.state}**: {escaped(verdict.words)}" for verdict in pair.verdicts]
+        lines += [f"- {escaped(line)}" for _, line in beside_verdicts(pair)]
+        lines.append("")
+    if comparison.front:
+        lines += [escaped(front_in_words(comparison.front)), ""]
+    for heads, rows in (
+        _groups(comparison),
+        _contrasts(comparison),
+        _differing(comparison),
+        _runs(comparison),
+    ):
+        if rows:
+            lines += [_line(heads), _line("---" for _ in heads), *map(_line, rows), ""]
+    lines += [f"- note: {escaped(note)}" for note in footnotes(comparison)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+_Rows = tuple[list[str], list[list[str]]]
+
+
+def _groups(comparison: Comparison) -> _Rows:
+    heads = [", ".join(comparison.group_by), "runs", *map(head, comparison.measures)]
+    rows = []
+    for group in comparison.groups:
+        cells = [
+            " ".join(cell(comparison, group, measure)).strip() for measure in comparison.measures
+        ]
+        rows.append([group.name, str(len(group.entries)), *cells])
+    return heads, rows
+
+
+def _contrasts(comparison: Comparison) -> _Rows:
+    heads = ["group", "figure", f"against {comparison.groups[0].name}", "runs", "how"]
+    rows = []
+    for pair in comparison.pairs:
+        for verdict in pair.verdicts:
+            if verdict.contrast is None:
+                rows.append([pair.other, verdict.measure.noun, "-", "", verdict.words])
+                continue
+            runs = f"{verdict.contrast.repeats[0]} and {verdict.contrast.repeats[1]}"
+            how = (
+                verdict.contrast.method
+                if verdict.contrast.low is not None
+                else verdict.contrast.why
+            )
+            rows.append(
+                [pair.other, verdict.measure.noun, contrast_in_words(verdict.contrast), runs, how]
+            )
+    return heads, rows
+
+
+def _differing(comparison: Comparison) -> _Rows:
+    heads = ["differs in configuration", *(group.name for group in comparison.groups)]
+    return heads, [[what, *values] for what, values in differing_facts(comparison.groups)]
+
+
+def _runs(comparison: Comparison) -> _Rows:
+    heads = ["group", "run", *map(head, comparison.measures)]
+    rows = [
+        [
+            group.name,
+            entry.source,
+            *(figure_in_words(entry, measure) for measure in comparison.measures),
+        ]
+        for group in comparison.groups
+        for entry in group.entries
+    ]
+    return heads, rows
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(map(escaped, cells))} |"
+
+
+def _mean(comparison: Comparison, group: Group, measured: Measure) -> float | None:
+    try:
+        return mean_of(group, measured, confidence=comparison.options.confidence).value
+    except NotMeasurable:
+        return None
+
+
+def _group(comparison: Comparison, group: Group) -> dict[str, Any]:
+    means: dict[str, Any] = {}
+    for measured in comparison.measures:
+        try:
+            mean = mean_of(group, measured, confidence=comparison.options.confidence)
+            means[measured.key] = asdict(mean)
+        except NotMeasurable as error:
+            means[measured.key] = {"missing": str(error)}
+    runs = [_entry(entry, comparison) for entry in group.entries]
+    return {"name": group.name, "means": means, "runs": runs}
+
+
+def _entry(entry: Entry, comparison: Comparison) -> dict[str, Any]:
+    absent = Missing("the source does not hold it")
+    return {
+        "source": entry.source,
+        "facts": dict(entry.facts),
+        "readings": {
+            measure.key: documents.result(entry.figures.get(measure.key, absent))
+            for measure in comparison.measures
+        },
+        "remarks": list(entry.remarks),
+    }
+
+
+def _pair_json(pair: GroupPair) -> dict[str, Any]:
+    return {
+        "baseline": pair.baseline,
+        "group": pair.other,
+        "is_comparable": pair.is_comparable,
+        **asdict(pair.fairness),
+        "verdicts": [
+            {
+                "metric": verdict.measure.key,
+                "state": verdict.state,
+                "words": verdict.words,
+                "contrast": asdict(verdict.contrast) if verdict.contrast else None,
+                "needed": asdict(verdict.needed) if verdict.needed else None,
+            }
+            for verdict in pair.verdicts
+        ],
+    }
+
+
+def _row(verdict: Verdict) -> dict[str, object]:
+    contrast = verdict.contrast
+    row: dict[str, object] = {
+        "metric": verdict.measure.key,
+        "unit": verdict.measure.unit,
+        "state": verdict.state,
+        "verdict": verdict.words,
+    }
+    if contrast is None:
+        return row
+    return row | {
+        "scale": contrast.scale,
+        "value": contrast.value,
+        "low": contrast.low,
+        "high": contrast.high,
+        "confidence": contrast.confidence,
+        "method": contrast.method,
+        "baseline_runs": contrast.repeats[1],
+        "group_runs": contrast.repeats[0],
+    }

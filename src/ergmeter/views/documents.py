@@ -1,45 +1,85 @@
-"""A summary as JSON and as plain lines, for programs and for pipes."""
+"""Run summaries, labels and tables for programs: JSON, plain lines, CSV, Parquet.
+
+Labels are written by hand and by other tools. If they cannot be read, the view shows one line
+with the reason, and all metrics as usual.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ergmeter.errors import FormatError, NotMeasurable, UsageError
 from ergmeter.metrics.catalog import find
+from ergmeter.metrics.definitions.energy_breakdown import energy_of, step_rows
 from ergmeter.metrics.evidence.gpu_use import gpu_use
-from ergmeter.metrics.summarize import settings_of
-from ergmeter.records import Missing
+from ergmeter.metrics.summarize import evidence_of, settings_of
+from ergmeter.records import COLUMN_KINDS, Missing
 from ergmeter.runlog.format import training_of
-from ergmeter.units import NO_UNIT, significant
-from ergmeter.views.labels import label_document
+from ergmeter.runlog.manage.labels import labels_of
+from ergmeter.units import NO_UNIT, printable, significant
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
+    from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.records import Result, Summary
     from ergmeter.runlog.reader import Run
     from ergmeter.runlog.settings import Settings
 
+# Labels.
 
-def result(found: Result) -> dict[str, Any]:
-    """A reading, or the reason why there is none."""
-    if isinstance(found, Missing):
-        return {"missing": found.reason}
-    if not math.isfinite(found.value):
-        return {"missing": f"the value is not finite ({found.value})"}
+
+def label_lines(run: Run) -> list[tuple[str, str]]:
+    """Return tags in one line and each note in its own, as pairs of title and text."""
+    try:
+        labels = labels_of(run.path)
+    except FormatError as error:
+        return [("tags and notes", f"can't be read: {printable(str(error))}")]
+    tags = [("tags", ", ".join(map(printable, labels.tags)))] if labels.tags else []
+    return [
+        *tags,
+        *((f"note of {printable(at)[:10]}", printable(note)) for at, note in labels.notes),
+    ]
+
+
+def label_document(run: Run) -> dict[str, Any]:
+    """Return labels as JSON, or the reason why they cannot be read."""
+    try:
+        labels = labels_of(run.path)
+    except FormatError as error:
+        return {"missing": str(error)}
     return {
-        "value": found.value,
-        "unit": found.unit,
-        "basis": found.basis,
-        "low": finite(found.low),
-        "high": finite(found.high),
-        "note": found.note,
-        "impossible": found.impossible or None,
+        "tags": list(labels.tags),
+        "notes": [{"at": at, "text": note} for at, note in labels.notes],
+    }
+
+
+def result(result: Result) -> dict[str, Any]:
+    """Return a reading as JSON, or the reason for its absence."""
+    if isinstance(result, Missing):
+        return {"missing": result.reason}
+    if not math.isfinite(result.value):
+        return {"missing": f"the value is not finite ({result.value})"}
+    return {
+        "value": result.value,
+        "unit": result.unit,
+        "basis": result.basis,
+        "low": finite(result.low),
+        "high": finite(result.high),
+        "note": result.note,
+        "impossible": result.impossible or None,
     }
 
 
 def finite(value: Any) -> Any:  # noqa: ANN401  whatever JSON can hold
-    """The same with null for every NaN and infinity in it: JSON has no word for them."""
+    """Return the value with null for each NaN and infinity, which JSON lacks."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -50,20 +90,20 @@ def finite(value: Any) -> Any:  # noqa: ANN401  whatever JSON can hold
 
 
 def metrics(summary: Summary, names: Iterable[str]) -> dict[str, Any]:
-    """Just these metrics, by key or alias, each under its key and in the catalogue's unit."""
+    """Return these metrics, by key or alias, in the catalogue's unit."""
     keys = [find(name)[0].key for name in names]
     return {"readings": {key: result(summary.readings[key]) for key in keys}}
 
 
 def _training(run: Run, number: int) -> dict[str, Any]:
-    """One of several trainings in a run, by the number that `erg report --training` takes."""
+    """Return one of several trainings in a run, by the number for `erg report --training`."""
     writers = [w for w in run.writers if training_of(w) == run.trainings[number - 1]]
     facts = writers[0].header["training"]
     return {"number": number, "ranks": len(writers), "model": facts.get("model")}
 
 
 def report(run: Run, summary: Summary, overrides: Settings | None = None) -> dict[str, Any]:
-    """Everything a summary holds, and the settings it was made under.
+    """Return a summary as JSON, with the settings it was made under.
 
     `readings` is keyed by the catalogue.
     """
@@ -79,7 +119,7 @@ def report(run: Run, summary: Summary, overrides: Settings | None = None) -> dic
         "settings": settings.as_json(),
         "trainings": [_training(run, number + 1) for number in range(len(run.trainings))],
         "window": finite(summary.window),
-        "readings": {key: result(found) for key, found in summary.readings.items()},
+        "readings": {key: result(reading) for key, reading in summary.readings.items()},
         "devices": {
             device.id: {
                 "kind": device.kind,
@@ -99,16 +139,16 @@ def report(run: Run, summary: Summary, overrides: Settings | None = None) -> dic
 
 
 def metric_lines(summary: Summary, names: Iterable[str]) -> list[str]:
-    """A line for each metric, by key or alias; a reason that several share is given once."""
-    told: dict[str, str] = {}
+    """Return a line for each metric, by key or alias; shared reasons once."""
+    named_reasons: dict[str, str] = {}
     lines = []
     for name in names:
-        found = summary.readings[find(name)[0].key]
-        if isinstance(found, Missing) and found.reason in told:
-            lines.append(f"{_label(name)} - (as {told[found.reason]})")
+        reading = summary.readings[find(name)[0].key]
+        if isinstance(reading, Missing) and reading.reason in named_reasons:
+            lines.append(f"{_label(name)} - (as {named_reasons[reading.reason]})")
             continue
-        if isinstance(found, Missing):
-            told[found.reason] = _label(name)
+        if isinstance(reading, Missing):
+            named_reasons[reading.reason] = _label(name)
         lines.append(_metric_line(summary, name))
     return lines
 
@@ -119,17 +159,96 @@ def _label(name: str) -> str:
 
 
 def _metric_line(summary: Summary, name: str) -> str:
-    """In the unit that name says: `AEC 341.2 W (measured; ...)`."""
+    """Return a metric in the unit of its name: `AEC 341.2 W (measured; ...)`."""
     metric, alias = find(name)
-    found = summary.readings[metric.key]
+    reading = summary.readings[metric.key]
     label = _label(name)
-    if isinstance(found, Missing):
-        return f"{label} - ({found.reason})"
-    scale, unit = (alias.scale, alias.unit) if alias else (1.0, found.unit)
+    if isinstance(reading, Missing):
+        return f"{label} - ({reading.reason})"
+    scale, unit = (alias.scale, alias.unit) if alias else (1.0, reading.unit)
     interval = ""
-    if found.low is not None and found.high is not None:
-        interval = f" [{significant(found.low * scale)}, {significant(found.high * scale)}]"
-    number = significant(found.value * scale, 6)
+    if reading.low is not None and reading.high is not None:
+        interval = f" [{significant(reading.low * scale)}, {significant(reading.high * scale)}]"
+    number = significant(reading.value * scale, 6)
     named = "" if unit == NO_UNIT else f" {unit}"
-    why = f"{found.impossible}; " if found.impossible else ""
-    return f"{label} {number}{named}{interval}{found.mark} ({found.basis}; {why}{found.note})"
+    why = f"{reading.impossible}; " if reading.impossible else ""
+    return f"{label} {number}{named}{interval}{reading.mark} ({reading.basis}; {why}{reading.note})"
+
+
+# Export of tables.
+
+
+def export(
+    run: Run, summary: Summary, target: Path, *, form: str, force: bool = False
+) -> Iterator[Path]:
+    """Write the files and yield their paths. Refuses to overwrite unless forced."""
+    target.mkdir(parents=True, exist_ok=True)
+    evidence = evidence_of(run)
+    # With all hosts on one clock, as in the report.
+    all_tables = {name: evidence.run.table(name) for name in COLUMN_KINDS}
+    tables = {name: table for name, table in all_tables.items() if table.num_columns}
+    if "steps" in tables:
+        tables["steps"] = _with_energy(evidence, tables["steps"])
+    if form == "json":
+        path = _free(target / "export.json", force=force)
+        body: dict[str, Any] = {"summary": report(run, summary)}
+        body |= {name: finite(_rows(table)) for name, table in tables.items()}
+        path.write_text(json.dumps(body, allow_nan=False))
+        yield path
+        return
+    for name, table in tables.items():
+        path = _free(target / f"{name}.{form}", force=force)
+        _write(table, path, form)
+        yield path
+    path = target / "summary.json"  # the same in every format
+    path.write_text(json.dumps(report(run, summary), indent=1, allow_nan=False))
+    yield path
+
+
+def _with_energy(evidence: Evidence, table: pa.Table) -> pa.Table:
+    """Return the steps with the energy of all devices in each, as in the report.
+
+    With several ranks only the one with the most steps has energy: otherwise a sum over the column
+    would count each joule once per rank. Steps without energy in the report have none here.
+    """
+    try:
+        lane = step_rows(evidence)
+        start_ns, end_ns = (table[name].to_numpy() for name in ("start_ns", "end_ns"))
+        each = energy_of(evidence, start_ns, end_ns)
+    except NotMeasurable:
+        return table
+    numbers = np.unique(lane["writer"]).astype(int)
+    writers = [evidence.run.writers[number].header["writer"] for number in numbers]
+    is_own = pc.is_in(table["writer"], pa.array(writers)).to_numpy()
+    for name, values in (
+        ("energy_j", each.joules), ("energy_low_j", each.low_j), ("energy_high_j", each.high_j),
+    ):  # fmt: skip
+        absent = ~is_own | np.isnan(values)
+        table = table.append_column(name, pa.array(values, mask=absent))
+    return table
+
+
+def _rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Return rows as plain values; nanosecond times as text, which Python's datetime lacks."""
+    for number, column in enumerate(table.schema):
+        if pa.types.is_timestamp(column.type):
+            table = table.set_column(number, column.name, table[number].cast(pa.string()))
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
+
+
+def _free(path: Path, *, force: bool) -> Path:
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists; --force overwrites it, --out chooses another directory")
+    return path
+
+
+def _write(table: pa.Table, path: Path, form: str) -> None:
+    if form == "csv":
+        import pyarrow.csv  # noqa: PLC0415  each format loads its own code
+
+        pyarrow.csv.write_csv(table, path)
+    else:
+        import pyarrow.parquet  # noqa: PLC0415
+
+        pyarrow.parquet.write_table(table, path, compression="zstd")

@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from ergmeter.bench import comparing
-from ergmeter.bench.gate import gate
+from ergmeter.bench import comparing, gate
 from ergmeter.bench.overview import Overview
 from ergmeter.bench.tables import as_table
-from ergmeter.views.html.bench_compare_page import bench_compare_page
-from ergmeter.views.html.bench_page import bench_page
+from ergmeter.views.bench.page import bench_compare_page, bench_page
 from tests.unit.bench.rows import repeats, row
 
 pytest.importorskip("vl_convert")

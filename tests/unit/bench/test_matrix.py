@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from ergmeter.bench.gate import cell_verdicts, gate
+from ergmeter.bench import gate
+from ergmeter.bench import gate as cell_verdicts
 from ergmeter.bench.overview import Matrix, matrix, overview, report_of
 from ergmeter.bench.tables import as_table
-from ergmeter.views.charts.matrix_chart import matrix_chart
+from ergmeter.views.bench.page import matrix_chart
 from tests.unit.bench.rows import repeats, row
 
 

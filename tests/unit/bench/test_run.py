@@ -13,7 +13,7 @@ import yaml
 from ergmeter.bench.execute import driver, launching, state
 from ergmeter.bench.launchers.local import LocalLauncher
 from ergmeter.bench.plan.cells import BenchPlan, Cell
-from ergmeter.views.bench import run
+from ergmeter.views.bench import progress as run
 
 Erg = Callable[..., tuple[int, str, str]]
 

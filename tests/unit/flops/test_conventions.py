@@ -15,7 +15,7 @@ from ergmeter.flops.graph.adapters import Lora
 from ergmeter.flops.graph.graph import Graph
 from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import TrainedParts, step_work
-from ergmeter.views.calculate import conventions as view
+from ergmeter.views.calculate import flops as view
 
 LLAMA_8B = {
     "model_type": "llama",
@@ -294,4 +294,4 @@ def test_sizes_are_sums_over_the_model() -> None:
 
 def test_the_page_is_current() -> None:
     page = Path(__file__).parents[3] / "docs" / "conventions.md"
-    assert page.read_text("utf-8") == view.page(), "run ./dev docs"
+    assert page.read_text("utf-8") == view.conventions_page(), "run ./dev docs"

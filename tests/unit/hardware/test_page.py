@@ -5,17 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from ergmeter.hardware import built_in_devices
-from ergmeter.views.calculate import hardware as view
+from ergmeter.views.calculate import reference as view
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_the_hardware_page_is_what_the_table_says() -> None:
-    assert (ROOT / "docs" / "hardware.md").read_text() == view.page(), "run ./dev docs"
+    assert (ROOT / "docs" / "hardware.md").read_text() == view.hardware_page(), "run ./dev docs"
 
 
 def cells(key: str) -> list[str]:
-    line = next(line for line in view.page().splitlines() if line.startswith(f"| `{key}` |"))
+    line = next(
+        line for line in view.hardware_page().splitlines() if line.startswith(f"| `{key}` |")
+    )
     return [cell.strip() for cell in line.strip("|").split(" | ")]
 
 

@@ -17,7 +17,7 @@ from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Mark, Sample, Step
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
-from ergmeter.views.html.report import report
+from ergmeter.views.run.report_page import report
 from tests.runs import GPU, add_writer, even_steps, make_run, run_of
 from tests.unit.metrics.test_h200 import replayed
 from tests.unit.metrics.test_h200_run import unpacked

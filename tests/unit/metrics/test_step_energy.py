@@ -17,7 +17,7 @@ from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Device, Sample, Step, Window
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
-from ergmeter.views.run.export import export
+from ergmeter.views.documents import export
 from tests.runs import GPU, add_writer, even_steps, reading, reason, run_of
 
 S = 10**9

@@ -10,7 +10,7 @@ import pytest
 
 from ergmeter.neuron.document import rank_graphs
 from ergmeter.neuron.score import factors
-from ergmeter.views.analyze.markdown import escaped
+from ergmeter.views.blocks import escaped
 from tests.unit.neuron.graphs import config, one_dot, write
 
 Erg = Callable[..., tuple[int, str, str]]

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Device, Mark, Missing, Reading, Step
-from ergmeter.views.badge import badge, width
+from ergmeter.views.run.model_card import badge, width
 from tests.runs import even_steps, run_of
 from tests.unit.metrics.test_explain_made import H200, made, read
 from tests.unit.metrics.test_h200_run import unpacked

@@ -13,10 +13,9 @@ from ergmeter.compare.comparison import CompareOptions, Comparison, compare
 from ergmeter.compare.entry import Entry, SourceEntries
 from ergmeter.compare.grouping import differing_facts
 from ergmeter.records import Missing, Reading, Result
-from ergmeter.views.charts.chart import Chart
+from ergmeter.views.charts.chart import Chart, with_colours
 from ergmeter.views.charts.compare_charts import compare_charts
-from ergmeter.views.charts.palette import painted
-from ergmeter.views.plots import converter, lite
+from ergmeter.views.charts.plots import converter, vega_lite_version
 
 pytest.importorskip("vl_convert")
 
@@ -242,8 +241,8 @@ def test_every_spec_is_one_that_vega_can_draw_in_both_lights() -> None:
         assert chart.spec is not None
         assert json.loads(json.dumps(chart.spec, allow_nan=False)) == chart.spec
         for theme in ("light", "dark"):
-            spec = {**painted(chart.spec, theme), "width": 600}
-            drawn = converter().vegalite_to_svg(spec, vl_version=lite())
+            spec = {**with_colours(chart.spec, theme), "width": 600}
+            drawn = converter().vegalite_to_svg(spec, vl_version=vega_lite_version())
             assert "var(" not in drawn
             assert drawn.count("<text") > 2
 

@@ -21,10 +21,9 @@ from ergmeter.compare.run_curves import (
     RunCurves,
 )
 from ergmeter.records import Missing
-from ergmeter.views.charts.chart import Chart
+from ergmeter.views.charts.chart import Chart, with_colours
 from ergmeter.views.charts.compare_curves import CourseCharts, course_charts
-from ergmeter.views.charts.palette import painted
-from ergmeter.views.plots import converter, lite
+from ergmeter.views.charts.plots import converter, vega_lite_version
 
 pytest.importorskip("vl_convert")
 
@@ -117,7 +116,7 @@ def test_losses_are_over_tokens_if_all_have_them_and_the_rest_over_time() -> Non
     found = made(whole, silent, sizes=(1, 1))
     assert chart(found, "loss").axis == "step"
     assert "tokens" in chart(found, "loss").axes
-    assert "Not over tokens: g1 (none told)." in found.said
+    assert "Not over tokens: g1 (none told)." in found.notes
 
 
 def test_the_axis_that_was_asked_for_is_shown_first_where_there_is_one() -> None:
@@ -128,7 +127,7 @@ def test_the_axis_that_was_asked_for_is_shown_first_where_there_is_one() -> None
     assert layer(chart(found, "power_w"))["encoding"]["x"]["field"] == "time"
     found = made(traced(0, 0, power_w=course(1.0, axes=("time",))), sizes=(1,), x="tokens")
     assert found.first == "own"
-    assert found.said[-1] == "Not over tokens, as was asked for: no run can tell them."
+    assert found.notes[-1] == "Not over tokens, as was asked for: no run can tell them."
 
 
 def test_who_lacks_a_curve_is_named_and_a_curve_that_all_lack_too() -> None:
@@ -138,19 +137,19 @@ def test_who_lacks_a_curve_is_named_and_a_curve_that_all_lack_too() -> None:
     assert chart(found, "power_w").note.endswith("no line of g1: no power_w")
     assert [label for label, _ in chart(found, "power_w").legend] == ["g0"]
     assert "no line" not in chart(found, "loss").note
-    assert "Not shown: throughput. Why: no tokens_per_s" in found.said
-    assert not any("loss" in line for line in found.said)
+    assert "Not shown: throughput. Why: no tokens_per_s" in found.notes
+    assert not any("loss" in line for line in found.notes)
 
 
 def test_what_is_left_out_is_counted_with_the_rule() -> None:
     found = made(traced(0, 0, loss=course(3.0)), sizes=(4,), left_out=3)
-    assert found.said[0] == (
+    assert found.notes[0] == (
         "1 of 4 runs are drawn: the first of each group in turn, at most 8 groups, 6 runs of a"
         " group and 12 lines."
     )
     nobody = course_charts(ComparedCurves((), 0, 3), groups(0))
     assert (nobody.charts, nobody.axes) == ((), ())
-    assert nobody.said == (
+    assert nobody.notes == (
         "3 runs are not drawn: a ledger's row has no steps and no samples: name the run's"
         " directory.",
     )
@@ -184,7 +183,7 @@ def test_every_spec_is_one_that_vega_can_draw_in_both_lights() -> None:
         assert one.spec is not None
         assert json.loads(json.dumps(one.spec, allow_nan=False)) == one.spec
         for theme in ("light", "dark"):
-            spec = {**painted(one.spec, theme), "width": 600}
-            drawn = converter().vegalite_to_svg(spec, vl_version=lite())
+            spec = {**with_colours(one.spec, theme), "width": 600}
+            drawn = converter().vegalite_to_svg(spec, vl_version=vega_lite_version())
             assert "var(" not in drawn
             assert drawn.count("stroke-dasharray") >= 5

@@ -13,7 +13,7 @@ from ergmeter.metrics.explain.block import LossBlock
 from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.runlog.reader import Run
-from ergmeter.views.charts.waterfall_chart import GAINED, LEFT, LOST, ONE_BLOCK, waterfall_chart
+from ergmeter.views.charts.run_charts import GAINED, LEFT, LOST, ONE_BLOCK, waterfall_chart
 from ergmeter.views.run.explain import _bar, share
 from tests.runs import even_steps, run_of
 from tests.unit.metrics.test_explain_made import FAST, made, waiting

@@ -24,13 +24,12 @@ from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Device, Mark, Sample, Step
 from ergmeter.runlog.manage.labels import annotate, tag
 from ergmeter.runlog.reader import Run
-from ergmeter.views import plots
-from ergmeter.views.charts.chart import Chart, scale_for
-from ergmeter.views.charts.palette import DARK, LIGHT, SERIES, painted
+from ergmeter.views.charts import plots
+from ergmeter.views.charts.chart import DARK, LIGHT, SERIES, Chart, scale_for, with_colours
 from ergmeter.views.charts.run_charts import figure_charts
 from ergmeter.views.charts.time_charts import time_charts
 from ergmeter.views.html.page import td
-from ergmeter.views.html.report import report
+from ergmeter.views.run.report_page import report
 from tests.runs import add_writer, even_steps, make_run, run_of
 
 pytest.importorskip("vl_convert")
@@ -320,8 +319,8 @@ def test_text_stands_out_from_its_ground_as_wcag_asks(theme: dict[str, str]) -> 
 
 def test_a_file_has_the_colours_of_its_theme_and_no_variables(ladder: Path) -> None:
     for chart in charts_of(Run.open(ladder)).values():
-        assert "var(--" not in json.dumps(painted(chart.spec, "dark"))
-    assert painted(list(SERIES[:1]), "light") == ["#0072b2"]
+        assert "var(--" not in json.dumps(with_colours(chart.spec, "dark"))
+    assert with_colours(list(SERIES[:1]), "light") == ["#0072b2"]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from ergmeter.runlog.identity import writer_header
 from ergmeter.runlog.manage.labels import annotate, tag
 from ergmeter.runlog.writer import Writer
 from ergmeter.views.html.page import vega
-from ergmeter.views.serve import api, assets, openapi
+from ergmeter.views.serve import api, pages
 from ergmeter.views.serve.pool import Pool
 from tests.runs import GPU, make_run
 from tests.unit.views.serving import HOSTILE, a_run, client, ids, until
@@ -263,7 +263,7 @@ def test_of_a_long_run_the_page_is_there_before_its_report_and_then_is_the_repor
 def test_the_figures_of_one_run_do_not_wait_for_the_list(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ergmeter.views.serve.listing.RunListing.start", lambda _: None)
+    monkeypatch.setattr("ergmeter.views.serve.app_state.RunListing.start", lambda _: None)
     with client(root) as app:
         run = ids(app)["slow"]
         row = app.get(f"/api/run/{run}/row").json()
@@ -277,7 +277,7 @@ def test_the_figures_of_one_run_do_not_wait_for_the_list(
 def test_the_figures_of_one_run_are_those_of_its_files_now(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ergmeter.views.serve.listing.RunListing.start", lambda _: None)
+    monkeypatch.setattr("ergmeter.views.serve.app_state.RunListing.start", lambda _: None)
     monkeypatch.setattr("ergmeter.views.serve.folder._STAMP_AGE_S", 0.0)
     with client(root) as app:
         run = ids(app)["slow"]
@@ -386,7 +386,7 @@ def test_a_report_that_can_not_be_made_is_a_page_that_says_why(tmp_path: Path) -
 
 def test_every_refusal_is_described() -> None:
     """What the guard and the API answer with, as their code has it."""
-    for path, said in openapi.document()["paths"].items():
+    for path, said in api.openapi_document()["paths"].items():
         codes = set(said["get"]["responses"])
         wanted = {"200", "400", "401", "403", "404", "405", "413", "414", "421", "422", "503"}
         assert codes == wanted, path
@@ -395,10 +395,12 @@ def test_every_refusal_is_described() -> None:
 def test_so_many_runs_as_the_description_says_are_watched_and_compared() -> None:
     for path, most in (("/api/events", api.MOST_WATCHED), ("/api/compare", api.MOST_COMPARED)):
         (said,) = [
-            p for p in openapi.document()["paths"][path]["get"]["parameters"] if p["name"] == "ids"
+            p
+            for p in api.openapi_document()["paths"][path]["get"]["parameters"]
+            if p["name"] == "ids"
         ]
         ids_ = [f"{number:012x}" for number in range(most + 1)]
         assert re.search(said["schema"]["pattern"], ",".join(ids_[:most]))
         assert not re.search(said["schema"]["pattern"], ",".join(ids_))
-    worker = assets.asset("watch.js").body.decode()
+    worker = pages.asset("watch.js").body.decode()
     assert f"const MOST = {api.MOST_WATCHED};" in worker

@@ -22,7 +22,7 @@ LEDGER = "tok_per_s,tokens_processed,wall_s\n1,2,3\n"
 def scanned(folder: Folder) -> list[str]:
     """The ledgers of a scan that is made now."""
     folder._scanned_s = float("-inf")
-    return [place.name for place in folder.places("ledger")]
+    return [place.name for place in folder.items("ledger")]
 
 
 def test_a_table_is_looked_at_once_and_again_when_it_changes(
@@ -68,7 +68,7 @@ def test_who_asks_during_a_scan_waits_for_it_and_makes_none(tmp_path: Path) -> N
 
     folder = Slow(tmp_path)
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda _: [p.name for p in folder.places("run")], range(8)))
+        found = list(threads.map(lambda _: [p.name for p in folder.items("run")], range(8)))
     assert found == [["one"]] * 8
     assert len(walks) == 1
 
@@ -85,5 +85,5 @@ def test_stamps_that_are_made_during_a_scan_do_not_end_it(tmp_path: Path) -> Non
                 yield one
 
     folder._stamps = Growing({"gone": (0.0, ""), "another": (0.0, "")})
-    assert [place.name for place in folder.places("run")] == ["one"]
+    assert [place.name for place in folder.items("run")] == ["one"]
     assert not folder._stamps

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from ergmeter.views.serve import openapi
+from ergmeter.views.serve import api
 from ergmeter.views.serve.app import web_app
 from ergmeter.views.serve.folder import Folder, Kind
 from ergmeter.views.serve.guard import LOOPBACK, Access
@@ -25,7 +25,7 @@ from tests.unit.views.serving import a_run, client, ids
 schemathesis = pytest.importorskip("schemathesis")
 
 KINDS: tuple[Kind, ...] = ("run", "bench", "ledger")
-QUESTIONS = [path for path in openapi.document()["paths"] if "events" not in path]
+QUESTIONS = [path for path in api.openapi_document()["paths"] if "events" not in path]
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +40,11 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = Folder(root)
     made = web_app(folder, access, pool=pool)
     # Ids that there are, or nearly every answer would be 404.
-    there = [p.id for kind in KINDS for p in folder.places(kind)]
+    there = [p.id for kind in KINDS for p in folder.items(kind)]
     ids_ = {"type": "string", "enum": [*there, "0" * 12]}
     with pytest.MonkeyPatch.context() as patch, TestClient(made):
-        patch.setitem(openapi._ID, "schema", ids_)
-        patch.setitem(openapi._IDS, "schema", ids_)
+        patch.setitem(api._ID_PARAMETER, "schema", ids_)
+        patch.setitem(api._IDS, "schema", ids_)
         yield made
 
 

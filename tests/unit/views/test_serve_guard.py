@@ -12,9 +12,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from ergmeter.errors import UsageError
+from ergmeter.views.serve.app import ListenAddress, _onward
 from ergmeter.views.serve.folder import Folder
 from ergmeter.views.serve.guard import Access
-from ergmeter.views.serve.running import ListenAddress, _onward
 from tests.unit.views.serving import a_run, client, ids
 
 TOKEN = "correct-horse-battery"
@@ -172,7 +172,7 @@ def test_links_that_lead_out_are_not_followed(tmp_path: Path) -> None:
     (root / "away").symlink_to(outside)
     (root / "up").symlink_to(tmp_path)
     folder = Folder(root)
-    assert [place.name for place in folder.places("run")] == ["one"]
+    assert [place.name for place in folder.items("run")] == ["one"]
     assert sorted(folder.left_out) == [
         "away: a link; links are not followed",
         "up: a link; links are not followed",
@@ -190,7 +190,7 @@ def test_packed_runs_are_left_out_with_the_way_to_have_them(tmp_path: Path) -> N
         (tmp_path / "away").mkdir(exist_ok=True)
         (tmp_path / "away" / name).touch()
     folder = Folder(tmp_path)
-    assert [place.name for place in folder.places("run")] == ["one"]
+    assert [place.name for place in folder.items("run")] == ["one"]
     assert folder.left_out == [
         "away/a.zip, away/b.tar.gz, away/c.tgz, ...: not looked into;"
         " `erg runs unpack FILE` makes a run of a packed one"
@@ -209,9 +209,9 @@ def test_no_answer_tells_where_the_directory_lies(app: TestClient, tmp_path: Pat
 def test_an_id_is_of_a_place_and_not_of_what_a_run_says(tmp_path: Path) -> None:
     a_run(tmp_path / "a", "same")
     a_run(tmp_path / "b", "same")
-    found = Folder(tmp_path).places("run")
+    found = Folder(tmp_path).items("run")
     assert len({place.id for place in found}) == 2
-    assert [place.id for place in Folder(tmp_path).places("run")] == [place.id for place in found]
+    assert [place.id for place in Folder(tmp_path).items("run")] == [place.id for place in found]
 
 
 def test_a_name_that_is_no_text_is_listed(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_packed_runs_are_named_also_where_there_are_too_many_directories(
     for number in range(5):
         (tmp_path / f"{number}").mkdir()
     folder = Folder(tmp_path)
-    folder.places("run")
+    folder.items("run")
     assert [said.partition(":")[0] for said in folder.left_out] == [
         "more than 3 directories",
         "one.zip",

@@ -125,7 +125,7 @@ def _dies_or_answers(name: str, *arguments: object) -> bytes:
 def test_fifty_who_watch_one_run_share_one_look(tmp_path: Path) -> None:
     a_run(tmp_path / "one", closed=False)
     folder = Folder(tmp_path)
-    place = folder.places("run")[0]
+    place = folder.items("run")[0]
 
     async def watch() -> tuple[list[list[bytes]], int, dict[str, int]]:
         all_tails = Tails(folder)
@@ -158,7 +158,7 @@ def test_a_run_is_looked_at_when_its_files_have_grown_and_not_before(
     monkeypatch.setattr("ergmeter.views.serve.folder._STAMP_AGE_S", 0.0)
     run = a_run(tmp_path / "one", closed=False)
     folder = Folder(tmp_path)
-    place = folder.places("run")[0]
+    place = folder.items("run")[0]
     glances: list[str] = []
 
     def stamped(one: ServedItem) -> str:
@@ -194,7 +194,7 @@ def test_more_than_so_many_may_not_watch(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(tails, "MOST_LISTENERS", 2)
     a_run(tmp_path / "one")
     folder = Folder(tmp_path)
-    places = folder.places("run")
+    places = folder.items("run")
 
     async def watch() -> None:
         every = Tails(folder)

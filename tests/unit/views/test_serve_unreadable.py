@@ -12,13 +12,10 @@ from typing import Any
 import pytest
 
 from ergmeter.errors import FormatError
-from ergmeter.views.serve import app_state as desks
-from ergmeter.views.serve import listing as listings
-from ergmeter.views.serve import responses
+from ergmeter.views.serve import app_state, responses
 from ergmeter.views.serve import tail as tails
-from ergmeter.views.serve.app_state import AnswerCache, Desk
+from ergmeter.views.serve.app_state import AnswerCache, AppState, RunListing
 from ergmeter.views.serve.folder import Folder, ServedItem
-from ergmeter.views.serve.listing import RunListing
 from ergmeter.views.serve.live import LiveLook
 from ergmeter.views.serve.tail import Tails
 from tests.unit.views.serving import a_run, client, ids
@@ -30,7 +27,7 @@ def led_out(tmp_path: Path) -> tuple[Folder, ServedItem]:
     inside = a_run(tmp_path / "runs" / "one", closed=False)
     (inside / "writer").symlink_to(next(outside.glob("*/writer.json")).parent)
     folder = Folder(tmp_path / "runs")
-    return folder, folder.places("run")[0]
+    return folder, folder.items("run")[0]
 
 
 def test_who_watches_a_run_that_leads_out_is_told_so_and_no_more(tmp_path: Path) -> None:
@@ -53,7 +50,7 @@ def test_a_link_made_while_somebody_watches_ends_what_is_told(
     outside = a_run(tmp_path / "outside" / "secret")
     inside = a_run(tmp_path / "runs" / "one")
     folder = Folder(tmp_path / "runs")
-    place = folder.places("run")[0]
+    place = folder.items("run")[0]
 
     async def watch() -> list[str]:
         async with Tails(folder).watch([place]) as listener:
@@ -67,14 +64,14 @@ def test_a_link_made_while_somebody_watches_ends_what_is_told(
 def test_the_state_of_a_run_that_leads_out_is_not_told(tmp_path: Path) -> None:
     folder, place = led_out(tmp_path)
     with pytest.raises(FormatError, match="leads out of the directory"):
-        asyncio.run(Desk(folder).state(place))
+        asyncio.run(AppState(folder).state(place))
 
 
 def test_a_run_that_became_a_link_itself_is_refused(tmp_path: Path) -> None:
     outside = a_run(tmp_path / "outside")
     one = a_run(tmp_path / "runs" / "one")
     folder = Folder(tmp_path / "runs")
-    (place,) = folder.places("run")
+    (place,) = folder.items("run")
     one.rename(tmp_path / "away")
     one.symlink_to(outside)
     with pytest.raises(FormatError, match="one leads out of the directory"):
@@ -95,7 +92,7 @@ def test_a_directory_that_may_not_be_entered_hides_no_other(
         return stat(path, **more)
 
     monkeypatch.setattr(Path, "stat", refusing)
-    assert [place.name for place in Folder(tmp_path).places("run")] == ["fine"]
+    assert [place.name for place in Folder(tmp_path).items("run")] == ["fine"]
 
 
 def test_links_in_a_circle_make_a_run_unreadable_and_nothing_more(tmp_path: Path) -> None:
@@ -104,7 +101,7 @@ def test_links_in_a_circle_make_a_run_unreadable_and_nothing_more(tmp_path: Path
     (one / "b").symlink_to(one / "a")
     folder = Folder(tmp_path)
     with pytest.raises(FormatError, match="one"):
-        folder.stamp(folder.places("run")[0])
+        folder.stamp(folder.items("run")[0])
 
 
 def rounds(listing: RunListing, folder: Folder, count: int) -> None:
@@ -122,7 +119,7 @@ def test_a_run_that_fails_is_read_again_only_when_its_files_change(
 ) -> None:
     one = a_run(tmp_path / "one")
     folder = Folder(tmp_path)
-    (place,) = folder.places("run")
+    (place,) = folder.items("run")
     asked = []
 
     async def read(*_what: object, **_more: object) -> bytes:
@@ -141,7 +138,7 @@ def test_a_run_that_fails_is_read_again_only_when_its_files_change(
 def test_a_run_is_read_again_when_its_link_is_gone(tmp_path: Path) -> None:
     one = a_run(tmp_path / "runs" / "one")
     folder = Folder(tmp_path / "runs")
-    (place,) = folder.places("run")
+    (place,) = folder.items("run")
 
     async def read(*_what: object, **_more: object) -> bytes:
         return json.dumps({"status": "finished"}).encode()
@@ -158,16 +155,16 @@ def test_a_run_is_read_again_when_its_link_is_gone(tmp_path: Path) -> None:
 def test_a_round_that_fails_is_not_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listings, "_ROUND_S", 0.01)
+    monkeypatch.setattr(app_state, "_ROUND_S", 0.01)
     a_run(tmp_path / "one")
     tries = []
 
     class Failing(Folder):
-        def places(self, kind: Any) -> list[ServedItem]:
+        def items(self, kind: Any) -> list[ServedItem]:
             tries.append(1)
             if len(tries) == 1:
                 raise PermissionError(13, "Permission denied")
-            return super().places(kind)
+            return super().items(kind)
 
     folder = Failing(tmp_path)
 
@@ -190,10 +187,10 @@ def test_a_round_that_fails_is_not_the_last(
 def test_readings_of_a_long_run_do_not_hold_up_the_short_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desks, "_LONG_BYTES", 0)
+    monkeypatch.setattr(app_state, "_LONG_BYTES", 0)
     a_run(tmp_path / "one")
     with client(tmp_path) as app:
-        pool = app.app._app.state.desk.pool
+        pool = app.app._app.state.shared.pool
         lanes, ask = [], pool.ask
 
         async def noted(name: str, *arguments: object, lane: str) -> bytes:
@@ -208,7 +205,8 @@ def test_readings_of_a_long_run_do_not_hold_up_the_short_ones(
 def test_under_the_root_of_all_paths_texts_stay_as_they_are(tmp_path: Path) -> None:
     folder = Folder(Path("/"))
     assert (
-        folder.shown("see https://a.example/b and /tmp/x") == "see https://a.example/b and /tmp/x"
+        folder.relative("see https://a.example/b and /tmp/x")
+        == "see https://a.example/b and /tmp/x"
     )
     assert (
         responses._packed_json({"at": "https://a.example/b"}, "/")
@@ -234,7 +232,7 @@ def test_a_look_that_fails_is_told_and_is_not_the_last(
     monkeypatch.setattr(LiveLook, "now", failing)
 
     async def watch() -> list[dict[str, Any]]:
-        async with Tails(folder).watch(folder.places("run")) as listener:
+        async with Tails(folder).watch(folder.items("run")) as listener:
             both = [*await listener.next(20.0), *await listener.next(20.0)]
             return [json.loads(one) for one in both]
 
@@ -258,7 +256,7 @@ def test_a_run_that_two_read_at_once_is_listed(tmp_path: Path) -> None:
     """A page of it asks while the list is filled; it goes on, so that no stamp of it is kept."""
     a_run(tmp_path / "one")
     folder = Folder(tmp_path)
-    (place,) = folder.places("run")
+    (place,) = folder.items("run")
 
     async def read(*_what: object, **_more: object) -> bytes:
         await asyncio.sleep(0.01)
@@ -275,7 +273,7 @@ def test_a_run_that_two_read_at_once_is_listed(tmp_path: Path) -> None:
 def test_the_head_of_a_damaged_run_is_of_the_one_that_is_there(tmp_path: Path) -> None:
     one = a_run(tmp_path / "one", "first")
     folder = Folder(tmp_path)
-    (place,) = folder.places("run")
+    (place,) = folder.items("run")
 
     async def read(*_what: object, **_more: object) -> bytes:
         raise FormatError("damaged")
@@ -292,7 +290,7 @@ def test_what_changes_after_the_end_is_listed_however_soon(tmp_path: Path) -> No
     """A tag, say: what was answered a moment before is not taken for an answer of now."""
     one = a_run(tmp_path / "one")
     folder, kept = Folder(tmp_path), AnswerCache()
-    (place,) = folder.places("run")
+    (place,) = folder.items("run")
 
     async def made() -> bytes:
         return json.dumps({"status": "finished", "size": len(list(one.iterdir()))}).encode()

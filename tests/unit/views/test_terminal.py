@@ -56,7 +56,7 @@ def test_no_line_of_the_card_is_wider_than_the_terminal(tmp_path: Path) -> None:
     assert {len(line) for line in frame} == {WIDTH}
     (curve,) = (line for line in frame if "loss  " in line)
     assert "1.234e-05 to 0.002468" in curve
-    assert sum(character in terminal._BARS for character in curve) == terminal._CELLS
+    assert sum(character in terminal.BARS for character in curve) == terminal._CELLS
 
 
 def test_the_path_of_the_run_stands_whole_on_its_line_however_long(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_phases_say_that_they_are_of_the_whole_run(tmp_path: Path) -> None:
     ],
 )
 def test_a_status_is_brief_in_a_list(status: str, said: str) -> None:
-    assert terminal.brief(status) == said
+    assert terminal.short_status(status) == said
 
 
 def test_a_noisy_run_is_called_so_in_one_line_and_a_quiet_one_is_not(tmp_path: Path) -> None:
@@ -281,10 +281,10 @@ def test_a_program_that_was_never_read_has_no_memory_for_that_reason(tmp_path: P
 
 
 def test_a_column_of_a_list_leaves_the_unit_to_its_title() -> None:
-    assert terminal.bare(Reading(36_981.0, "tokens/s", "measured")) == "36,981"
-    assert terminal.bare(Reading(0.0031, "J/token", "measured")) == "0.0031"
-    assert terminal.bare(Reading(0.111, "s", "measured")) == "111 ms"
-    assert math.isnan(float(terminal.bare(Reading(math.nan, "tokens/s", "measured"))))
+    assert terminal.column_text(Reading(36_981.0, "tokens/s", "measured")) == "36,981"
+    assert terminal.column_text(Reading(0.0031, "J/token", "measured")) == "0.0031"
+    assert terminal.column_text(Reading(0.111, "s", "measured")) == "111 ms"
+    assert math.isnan(float(terminal.column_text(Reading(math.nan, "tokens/s", "measured"))))
 
 
 def test_the_card_of_a_log_offers_no_sensors_and_shows_every_loss(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_the_first_printed_loss_is_drawn_where_steps_tell_none(tmp_path: Path) -
     path = create_run(tmp_path / "run", run_header("test", ["train.py"]))
     add_writer(path, steps=even_steps(70))
     add_writer(path, steps=printed, reported=[first], stream="output")
-    curve = terminal.sparkline(Run.open(path))
+    curve = terminal.loss_curve(Run.open(path))
     assert curve is not None
     assert curve.plain.strip() == "loss, as printed  █▇▆▅▄▃▂▁ 8 to 1"
 
@@ -324,6 +324,6 @@ def test_the_loss_of_several_ranks_is_drawn_once(tmp_path: Path) -> None:
             for number, one in enumerate(even_steps(8, tokens_computed=10))
         ]
         add_writer(path, steps=steps)
-    curve = terminal.sparkline(Run.open(path))
+    curve = terminal.loss_curve(Run.open(path))
     assert curve is not None
     assert curve.plain.strip() == "loss  █▇▆▅▄▃▂▁ 8 to 1"

@@ -181,7 +181,7 @@ def command(
     else:
         click.echo(f"\nMetrics saved to: {path}")
     if page is not None:
-        from ergmeter.views.html.analyze_page import analysis_page
+        from ergmeter.views.analyze.page import analysis_page
 
         write_page(page, analysis_page(analysis), is_told_apart=form != "text")
 
@@ -196,7 +196,7 @@ def main() -> None:
 def _analyze(request: AnalysisRequest, *, compat: bool, is_quiet: bool, per_file: bool) -> Analysis:
     from ergmeter.neuron.analysis_types import AnalysisProgress
     from ergmeter.views.analyze import console as view
-    from ergmeter.views.analyze.graphs import files_section
+    from ergmeter.views.analyze.parts import files_section
 
     if compat:
         from ergmeter.compat.nki_llama.document import analyze_compat as analyze
@@ -281,9 +281,9 @@ def _check_shown(request: AnalysisRequest, *, form: str, per_file: bool, is_writ
 
 
 def _markdown(analysis: Analysis) -> str:
-    from ergmeter.views.analyze.headline import title
-    from ergmeter.views.analyze.markdown import markdown
     from ergmeter.views.analyze.parts import analysis_parts
+    from ergmeter.views.analyze.text import title
+    from ergmeter.views.blocks import markdown
 
     parts = analysis_parts(analysis.document, analysis.files, most_graphs=_GRAPHS_IN_MARKDOWN)
     return markdown(title(analysis.document), parts)
@@ -342,7 +342,7 @@ def _compare(paths: tuple[str, ...], *, form: str, page: Path | None) -> None:
         click.echo(json.dumps(comparison.document(), indent=1, allow_nan=False))
     elif form == "md":
         from ergmeter.views.analyze.compare import comparison_parts, title
-        from ergmeter.views.analyze.markdown import markdown
+        from ergmeter.views.blocks import markdown
 
         click.echo(markdown(title(comparison), comparison_parts(comparison)), nl=False)
     else:
@@ -354,6 +354,6 @@ def _compare(paths: tuple[str, ...], *, form: str, page: Path | None) -> None:
         for part in analyze_compare.parts(comparison):
             console.print(part)
     if page is not None:
-        from ergmeter.views.html.analyze_page import comparison_page
+        from ergmeter.views.analyze.page import comparison_page
 
         write_page(page, comparison_page(comparison), is_told_apart=form != "text")

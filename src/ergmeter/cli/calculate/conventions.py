@@ -15,15 +15,15 @@ import click
 def command(name: str | None, markdown: bool, as_json: bool) -> None:
     """Explain how FLOPs are counted under a convention; without NAME, list them all."""
     from ergmeter.flops.conventions import CONVENTIONS, convention
-    from ergmeter.views.calculate import conventions as view
+    from ergmeter.views.calculate import flops as view
 
     if markdown:
-        click.echo(view.page(), nl=False)
+        click.echo(view.conventions_page(), nl=False)
         return
     conventions = [convention(name)] if name else list(CONVENTIONS.values())
     if as_json:
-        click.echo(json.dumps([view.document(each) for each in conventions], indent=1))
+        click.echo(json.dumps([view.conventions_document(each) for each in conventions], indent=1))
         return
     # 80 where there is no terminal.
     width = shutil.get_terminal_size().columns
-    click.echo("\n\n".join(view.entry(each, width=width) for each in conventions))
+    click.echo("\n\n".join(view.convention_entry(each, width=width) for each in conventions))

@@ -212,7 +212,7 @@ def command(
     room = _room(options, specs)
     parallel = _parallel(options)
     if options["inference"]:
-        table = view.served(_served(model, shape, options, parallel), room)
+        table = view.serving_estimate(_served(model, shape, options, parallel), room)
     else:
         table = _trained(model, shape, training(), options, parallel, specs, room)
     _show(table, as_json=as_json)
@@ -286,7 +286,7 @@ def _trained(
     work = step_work(graph, batch, training=how)
     results = memory_results(memory, room, changes[0].most, spread=job.spread)
     results |= plan_results(work.chosen, _plan(options, parallel, specs), _peak(options, specs))
-    return view.trained(memory, room, results, changes, work)
+    return view.training_estimate(memory, room, results, changes, work)
 
 
 def _print(table: Any) -> None:  # noqa: ANN401  loading its class would load the view

@@ -136,7 +136,7 @@ def _count(
     counted = count_step(
         config, batch, training, train=train, source_len=source_len, adapted=adapted
     )
-    agreed = view.agreed(config, counted, batch, training, train=train, source_len=source_len)
+    agreed = view.cross_check(config, counted, batch, training, train=train, source_len=source_len)
     if as_json:
         click.echo(json.dumps(view.document(counted, agreed), indent=1, allow_nan=False))
         return

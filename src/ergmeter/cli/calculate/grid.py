@@ -24,13 +24,13 @@ def command(name: str | None, as_json: bool) -> None:
     from rich.console import Console
 
     from ergmeter.hardware.grid import grid_named, grids
-    from ergmeter.views.calculate import grid as view
+    from ergmeter.views.calculate import reference as view
 
     rows = [grid_named(name)] if name else list(grids())
     if as_json:
-        documents = [view.document(row) for row in rows]
+        documents = [view.grid_document(row) for row in rows]
         click.echo(json.dumps(documents[0] if name else documents, indent=1, allow_nan=False))
     elif name:
-        click.echo("\n".join(view.entry(rows[0])))
+        click.echo("\n".join(view.grid_entry(rows[0])))
     else:
-        Console().print(view.listing(rows))
+        Console().print(view.grid_listing(rows))

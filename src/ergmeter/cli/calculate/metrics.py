@@ -14,9 +14,9 @@ def command(name: str | None, markdown: bool) -> None:
     from ergmeter.views.calculate import reference
 
     if markdown:
-        click.echo(reference.page(), nl=False)
+        click.echo(reference.metrics_page(), nl=False)
     elif name:
-        click.echo("\n".join(reference.entry(find(name)[0])))
+        click.echo("\n".join(reference.metric_entry(find(name)[0])))
     else:
         for metric in catalogue().values():
             aliases = ", ".join(alias.name for alias in metric.aliases)

@@ -26,17 +26,21 @@ def command(
     from ergmeter.errors import UsageError
     from ergmeter.hardware import devices, lookup
     from ergmeter.records import DTYPES
-    from ergmeter.views.calculate import hardware
+    from ergmeter.views.calculate import reference
 
     if markdown:
-        click.echo(hardware.page(), nl=False)
+        click.echo(reference.hardware_page(), nl=False)
         return
     if name:
         spec = lookup(name)
         if dtype:
             spec.peak(dtype)  # says so if there is none
-        document = json.dumps(hardware.document(spec), indent=1, allow_nan=False)
-        click.echo(document if as_json else "\n".join(hardware.entry(spec, width=Console().width)))
+        document = json.dumps(reference.hardware_document(spec), indent=1, allow_nan=False)
+        click.echo(
+            document
+            if as_json
+            else "\n".join(reference.hardware_entry(spec, width=Console().width))
+        )
         return
     if dtype and dtype not in DTYPES:
         raise UsageError(f"no type {dtype!r}; the table has {', '.join(DTYPES)}")
@@ -47,6 +51,10 @@ def command(
     rows = [row for row in rows if not vendor or row.vendor == vendor.lower()]
     rows = [row for row in rows if not dtype or dtype in row.peak_flops_per_s]
     if as_json:
-        click.echo(json.dumps([hardware.document(row) for row in rows], indent=1, allow_nan=False))
+        click.echo(
+            json.dumps(
+                [reference.hardware_document(row) for row in rows], indent=1, allow_nan=False
+            )
+        )
     else:
-        Console().print(hardware.listing(rows, dtype=dtype))
+        Console().print(reference.hardware_listing(rows, dtype=dtype))

@@ -60,8 +60,8 @@ def command(
     """
     from ergmeter.metrics.catalog import find
     from ergmeter.metrics.summarize import settings_of, summarize
-    from ergmeter.views.badge import badge as badge_svg
     from ergmeter.views.run import model_card as view
+    from ergmeter.views.run.model_card import badge as badge_svg
 
     key = find(_SHORT.get(metric.lower(), metric))[0].key
     if badge is not None and badge.suffix.lower() != ".svg":

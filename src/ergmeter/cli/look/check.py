@@ -43,10 +43,10 @@ def command(settings: Settings, runs: tuple[Path, ...], training: int | None, as
     checks = [(run, fitness(evidence_of(run, settings))) for run in opened]
     if as_json:
         click.echo(
-            json.dumps([view.document(*check) for check in checks], indent=1, allow_nan=False)
+            json.dumps([view.check_document(*check) for check in checks], indent=1, allow_nan=False)
         )
     else:
         console = Console()
         for run, result in checks:
-            console.print(view.page(run, result, is_alone=len(checks) == 1))
+            console.print(view.check_page(run, result, is_alone=len(checks) == 1))
     return 1 if any(result.verdict == "not fit" for _, result in checks) else 0

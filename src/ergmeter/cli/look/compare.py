@@ -141,7 +141,7 @@ def command(
     comparison = compare(entries, options)
     if page is not None:
         from ergmeter.compare.run_curves import compared_curves
-        from ergmeter.views.html.compare_page import compare_page
+        from ergmeter.views.compare_page import compare_page
 
         write_page(
             page, compare_page(comparison, compared_curves(comparison.groups, settings), x=axis)
@@ -151,7 +151,7 @@ def command(
 
 
 def _show(comparison: Comparison, form: str) -> None:
-    from ergmeter.views import compare_documents
+    from ergmeter.views import compare as compare_documents
 
     if form == "json":
         click.echo(json.dumps(compare_documents.document(comparison), indent=1, allow_nan=False))

@@ -50,11 +50,11 @@ def command(
     check_page(page)
     explanation = explain(evidence_of(run, settings, flops=flops))
     if page is not None:
-        from ergmeter.views.html.explain_page import explain_page
+        from ergmeter.views.run.report_page import explain_page
 
         write_page(page, explain_page(run, explanation))
     if markdown:
-        from ergmeter.views.analyze.markdown import markdown as markdown_text
+        from ergmeter.views.blocks import markdown as markdown_text
         from ergmeter.views.run.explain import explain_parts
 
         title = f"{run.name}: where the rest of the peak went, {explanation.window}"

@@ -27,7 +27,7 @@ def command(run: Path, form: str, out: Path | None, force: bool) -> int:
     """
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.reader import Run
-    from ergmeter.views.run.export import export
+    from ergmeter.views.documents import export
 
     opened = Run.open(run)
     target = out or run.with_name(f"{run.resolve().name}-export")

@@ -35,7 +35,7 @@ def command(job: str | None, directory: Path, as_json: bool) -> int:
     from ergmeter.errors import FormatError, UsageError
     from ergmeter.runlog.format import run_paths
     from ergmeter.runlog.reader import Run
-    from ergmeter.views.run import job as view
+    from ergmeter.views.run import check as view
 
     opened, damaged = [], []
     for path in run_paths(directory):
@@ -52,9 +52,9 @@ def command(job: str | None, directory: Path, as_json: bool) -> int:
     parts = [JobRun.of(run) for run in all_jobs[name]]
     results = job_results(parts)
     if as_json:
-        click.echo(json.dumps(view.document(name, parts, results), indent=1, allow_nan=False))
+        click.echo(json.dumps(view.job_document(name, parts, results), indent=1, allow_nan=False))
     else:
-        Console().print(view.page(name, parts, results))
+        Console().print(view.job_page(name, parts, results))
     for line in damaged:
         click.echo(f"erg: {line}", err=True)
     return 1 if damaged else 0

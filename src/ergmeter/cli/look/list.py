@@ -62,8 +62,8 @@ def command(directory: Path, as_json: bool) -> int:
             (
                 printable(path.name),
                 _made(run),
-                card.brief(summary.status),
-                *(card.bare(r) for r in readings.values()),
+                card.short_status(summary.status),
+                *(card.column_text(r) for r in readings.values()),
                 ", ".join(map(printable, labels.tags)),
             )
         )

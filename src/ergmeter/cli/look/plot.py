@@ -109,7 +109,7 @@ def command(
     erg plot runs/a --kind all -o plots
     """
     from ergmeter.metrics.summarize import evidence_of, summary_of
-    from ergmeter.views.plots import charts, converter, plot, reasons
+    from ergmeter.views.charts.plots import charts, converter, plot, reasons
 
     wanted = KINDS if _ALL in kinds else tuple(dict.fromkeys(kinds))
     if out is None:

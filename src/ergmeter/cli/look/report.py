@@ -99,7 +99,7 @@ def _print_figures(
 
 def _write_page(run: Run, page: Path, settings: Settings, flops: tuple[Flops, ...]) -> None:
     from ergmeter.metrics.summarize import evidence_of, summary_of
-    from ergmeter.views.html.report import report
+    from ergmeter.views.run.report_page import report
 
     several = len(run.trainings)
     if several > 1 and not run.beside:

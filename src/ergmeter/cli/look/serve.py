@@ -38,8 +38,8 @@ def command(directory: Path, port: int, host: str, token: str | None, is_to_open
     from ergmeter.errors import PluginError
 
     try:
-        from ergmeter.views.serve import running
+        from ergmeter.views.serve import app
     except ImportError as error:
         raise PluginError(f"erg serve needs {error.name}: pip install 'ergmeter[serve]'") from error
-    address = running.ListenAddress(host, port, token)
-    running.serve(directory, address, say=click.echo, is_to_open=is_to_open)
+    address = app.ListenAddress(host, port, token)
+    app.serve(directory, address, say=click.echo, is_to_open=is_to_open)

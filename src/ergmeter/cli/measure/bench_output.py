@@ -28,7 +28,7 @@ _MOST = 200  # rows on a terminal
 def show_starts(plan: BenchPlan, out: Path, *, seed: int, rerun: Collection[str]) -> None:
     """Every cell as it would be started here, by their numbers; then the order that was drawn."""
     from ergmeter.bench.execute import driver, launching, state
-    from ergmeter.views.bench import plan as bench_plan
+    from ergmeter.views.bench import progress as bench_plan
 
     for line in plan.warnings:
         click.echo(line, err=True)
@@ -57,7 +57,7 @@ def live_progress(progress: BenchProgress, out: Path) -> Iterator[Callable[[Benc
     from rich.live import Live
 
     from ergmeter.bench.overview import varying
-    from ergmeter.views.bench import run
+    from ergmeter.views.bench import progress as run
 
     names = varying(progress.plan.cells)
     console = Console(stderr=True)
@@ -87,7 +87,7 @@ def ending(progress: BenchProgress, out: Path, *, is_done: bool) -> int:
     from rich.console import Console
 
     from ergmeter.bench.overview import varying
-    from ergmeter.views.bench import run
+    from ergmeter.views.bench import progress as run
 
     console = Console()
     failed = progress.failed
@@ -217,7 +217,7 @@ def report(
                 columns = batch.select(TABLE_COLUMNS) if memory else batch
                 click.echo(tables.csv_text(columns, header=number == 0), nl=False)
     if page is not None:
-        from ergmeter.views.html.bench_page import bench_page
+        from ergmeter.views.bench.page import bench_page
 
         write_page(page, bench_page(pictured, name=results.name or str(results), out=page))
     if form == "md":
@@ -267,7 +267,7 @@ def listed(directory: Path, every: bool, chosen: str | None, as_json: bool) -> N
     from ergmeter.bench.execute import state
     from ergmeter.bench.overview import CellListing, cell_document
     from ergmeter.bench.plan import plan
-    from ergmeter.views.bench import run
+    from ergmeter.views.bench import progress as run
 
     wanted = _statuses(chosen)
     cells = plan.cells(directory / state.PLAN)
@@ -356,7 +356,7 @@ def compare(
     comparison = comparing.compare(*sides, options=options)
     if page is not None:
         from ergmeter.bench.gate import gate
-        from ergmeter.views.html.bench_compare_page import bench_compare_page
+        from ergmeter.views.bench.page import bench_compare_page
 
         judged = gate(*sides, rules, options=options)
         write_page(page, bench_compare_page(comparison, judged, new=str(new), ref=str(ref)))

@@ -123,8 +123,8 @@ def _show(calibration: Calibration, where: str) -> None:
     from rich.console import Console
 
     from ergmeter.units import duration
-    from ergmeter.views.calculate.calibrate import page
+    from ergmeter.views.calculate.machine import calibration_page
 
-    Console().print(page(calibration))
+    Console().print(calibration_page(calibration))
     how = "interrupted after" if calibration.interrupted else "measured in"
     click.echo(f"{how} {duration(calibration.took_s)}; {where}")

@@ -18,11 +18,11 @@ def command(as_json: bool) -> int:
     from rich.console import Console
 
     from ergmeter import doctor
-    from ergmeter.views.calculate import doctor as view
+    from ergmeter.views.calculate import machine as view
 
     findings = doctor.examine()
     if as_json:
         click.echo(json.dumps(doctor.document(findings), indent=1))
     else:
-        Console().print(view.page(findings))
+        Console().print(view.doctor_page(findings))
     return 0

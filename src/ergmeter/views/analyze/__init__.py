@@ -1,1 +1,1 @@
-"""What `erg analyze` shows: console, page parts and Markdown."""
+"""Output of `erg analyze` (Trainium): terminal, Markdown, HTML, comparison."""

@@ -1,4 +1,4 @@
-"""Earlier outputs of `erg analyze` side by side: rows and sentences, and those on the terminal."""
+"""Comparison of earlier `erg analyze` outputs: table rows, sentences, document parts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rich.text import Text
 from ergmeter.neuron.compare import METRICS
 from ergmeter.units import significant
 from ergmeter.version import __version__
-from ergmeter.views.analyze.blocks import Items, PagePart, Paragraph, TableBlock
 from ergmeter.views.analyze.text import wrapped
+from ergmeter.views.blocks import Items, PagePart, Paragraph, TableBlock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ergmeter.neuron.compare import EarlierOutput, OutputComparison, OutputGroup, RepeatSpread
-
-# -- analyze compare -------------------------------------------------------------------------------
-
 
 _HARD_SPACE = "\u00a0"
 _MEAN = "mean of"
@@ -36,39 +33,39 @@ TITLES = {
 }
 
 
-def parts(found: OutputComparison) -> Iterator[RenderableType]:
-    """The outputs, then a line of means for each group of repeats."""
+def parts(comparison: OutputComparison) -> Iterator[RenderableType]:
+    """Yield the table of outputs, then means for each group of repeats."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    first, *others = heads(found)
+    first, *others = heads(comparison)
     table.add_column(first, overflow="fold")
     for title in others:
         table.add_column(title, justify="right", no_wrap=True)
-    for cells in rows(found):
+    for cells in rows(comparison):
         table.add_row(*cells, style="bold" if cells[0].startswith(_MEAN) else None)
     yield table
-    for text in changes(found):
+    for text in changes(comparison):
         yield Text("\n".join(_whole_words(text)))
-    for note in found.notes:
+    for note in comparison.notes:
         yield Text("\n".join(wrapped(note)), style="dim")
 
 
-def heads(found: OutputComparison) -> tuple[str, ...]:
-    """Over the columns of `rows`."""
-    under = f" ({found.convention})" if found.convention else ""
+def heads(comparison: OutputComparison) -> tuple[str, ...]:
+    """Return the column titles of `rows`."""
+    under = f" ({comparison.convention})" if comparison.convention else ""
     return (
         "output",
         *(TITLES[name] + (under if name == "mfu_percent" else "") for name in METRICS),
     )
 
 
-def rows(found: OutputComparison) -> Iterator[tuple[str, ...]]:
-    """A row for each output, and two for each group that has repeats."""
-    called = names_of(found)
-    for group in found.groups:
+def rows(comparison: OutputComparison) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each output, and two for each group with repeats."""
+    called = names_of(comparison)
+    for group in comparison.groups:
         for output in group.outputs:
             yield (
                 called[output.path],
-                *(_metric_text(output, name, found.convention) for name in METRICS),
+                *(_metric_text(output, name, comparison.convention) for name in METRICS),
             )
         many = len(group.outputs)
         if many > 1:
@@ -78,7 +75,7 @@ def rows(found: OutputComparison) -> Iterator[tuple[str, ...]]:
 
 
 def _metric_text(output: EarlierOutput, name: str, convention: str | None) -> str:
-    """An output's own value, marked if it is impossible."""
+    """Return an output's value, marked if it is impossible."""
     if output.impossible(name):
         own = output.document.get(name)
         return "-" if own is None else f"{significant(own, 5)} (impossible)"
@@ -86,17 +83,19 @@ def _metric_text(output: EarlierOutput, name: str, convention: str | None) -> st
     return "-" if value is None else significant(value, 5)
 
 
-def changes(found: OutputComparison) -> Iterator[str]:
-    """From each group to the next."""
-    called = names_of(found)
-    for before, group in zip(found.groups, found.groups[1:], strict=False):
-        old, new = (_names([called[one.path] for one in of.outputs]) for of in (before, group))
+def changes(comparison: OutputComparison) -> Iterator[str]:
+    """Yield a sentence about each change from one group to the next."""
+    called = names_of(comparison)
+    for before, group in zip(comparison.groups, comparison.groups[1:], strict=False):
+        old, new = (
+            _names([called[output.path] for output in of.outputs]) for of in (before, group)
+        )
         yield f"{old} → {new}: {_change(before, group)}"
 
 
-def names_of(found: OutputComparison) -> dict[str, str]:
-    """Paths without what all of them have in front, where that is shorter."""
-    paths = [output.path for group in found.groups for output in group.outputs]
+def names_of(comparison: OutputComparison) -> dict[str, str]:
+    """Return paths without their common prefix, where that is shorter."""
+    paths = [output.path for group in comparison.groups for output in group.outputs]
     shared = len(os.path.commonpath([str(Path(path).absolute().parent) for path in paths]))
     return {
         path: min(path, str(Path(path).absolute())[shared:].lstrip("/"), key=len) for path in paths
@@ -108,7 +107,7 @@ def _names(paths: list[str]) -> str:
 
 
 def _whole_words(text: str) -> Iterator[str]:
-    """Lines in which a number and its unit stay together."""
+    """Yield lines wrapped so that a number and its unit stay together."""
     for line in wrapped(text.replace(" %", f"{_HARD_SPACE}%")):
         yield line.replace(_HARD_SPACE, " ")
 
@@ -127,9 +126,9 @@ def _deviation(spread: RepeatSpread | None) -> str:
 
 
 def _change(before: OutputGroup, after: OutputGroup) -> str:
-    """What was changed from one group to the next, and what it did."""
+    """Describe the inputs that differ between two groups, and the effect."""
     inputs = "; ".join(
-        f"{name} {input_shown(old)} → {input_shown(new)}"
+        f"{name} {input_text(old)} → {input_text(new)}"
         for name, (old, new) in after.changed.items()
     )
     inputs = inputs or "nothing that is known of the inputs changed"
@@ -143,8 +142,8 @@ def _change(before: OutputGroup, after: OutputGroup) -> str:
     return f"{inputs}: {', '.join(effects) or 'nothing to compare'}"
 
 
-def input_shown(value: Any) -> str:  # noqa: ANN401  whatever the documents hold
-    """An input as a person would write it."""
+def input_text(value: Any) -> str:  # noqa: ANN401  whatever the documents hold
+    """Format an input value for reading."""
     if isinstance(value, dict):  # LoRA
         return f"r={value.get('r')} on {', '.join(map(str, value.get('targets') or ()))}"
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -160,43 +159,48 @@ def _effect(name: str, old: RepeatSpread, new: RepeatSpread) -> str:
     return f"{change} ({'within' if is_within else 'beyond'} the spread of the repeats)"
 
 
-# -- analyze compare parts -------------------------------------------------------------------------
-# Earlier outputs of `erg analyze` side by side, in parts: for the page and for Markdown.
+# The same comparison as document parts.
 
 
-def comparison_parts(found: OutputComparison) -> list[PagePart]:
-    """Every part, in the order in which they are read."""
-    said = tuple(changes(found))
-    one = Paragraph("All outputs have the same inputs: they are repeats of one run.")
-    notes = Items(found.notes) if found.notes else Paragraph("Nothing to note.")
+def comparison_parts(comparison: OutputComparison) -> list[PagePart]:
+    """Return all document parts in reading order."""
+    sentences = tuple(changes(comparison))
+    repeats = Paragraph("All outputs have the same inputs: they are repeats of one run.")
+    notes = Items(comparison.notes) if comparison.notes else Paragraph("Nothing to note.")
     return [
-        PagePart("outputs", "Outputs", (TableBlock("outputs", heads(found), tuple(rows(found))),)),
-        PagePart("changes", "What changed", (Items(said) if said else one,)),
+        PagePart(
+            "outputs",
+            "Outputs",
+            (TableBlock("outputs", heads(comparison), tuple(rows(comparison))),),
+        ),
+        PagePart("changes", "What changed", (Items(sentences) if sentences else repeats,)),
         PagePart("notes", "To be noted", (notes,)),
-        PagePart("inputs", "Inputs", (_inputs(found),)),
-        PagePart("cite", "How to cite", (Paragraph(_citation(found), is_to_copy=True),)),
+        PagePart("inputs", "Inputs", (_inputs(comparison),)),
+        PagePart("cite", "How to cite", (Paragraph(_citation(comparison), is_to_copy=True),)),
     ]
 
 
-def title(found: OutputComparison) -> str:
-    """How many outputs of how many kinds."""
-    outputs = sum(len(group.outputs) for group in found.groups)
-    kinds = len(found.groups)
+def title(comparison: OutputComparison) -> str:
+    """Return the number of outputs and of groups."""
+    outputs = sum(len(group.outputs) for group in comparison.groups)
+    kinds = len(comparison.groups)
     same = "with the same inputs" if kinds == 1 else f"in {kinds} groups, each of the same inputs"
     return f"{outputs} outputs of erg analyze, {same}"
 
 
-def _inputs(found: OutputComparison) -> TableBlock:
-    """What makes outputs repeats of one run, a column for each group."""
-    called = names_of(found)
-    groups = [f"{called[group.outputs[0].path]} ({len(group.outputs)})" for group in found.groups]
-    names = found.groups[0].inputs
+def _inputs(comparison: OutputComparison) -> TableBlock:
+    """Tabulate the inputs that define a group, one column for each group."""
+    called = names_of(comparison)
+    groups = [
+        f"{called[group.outputs[0].path]} ({len(group.outputs)})" for group in comparison.groups
+    ]
+    names = comparison.groups[0].inputs
     lines = tuple(
         (
             name.replace("_", " "),
             *(
-                "-" if (value := group.inputs[name]) is None else input_shown(value)
-                for group in found.groups
+                "-" if (value := group.inputs[name]) is None else input_text(value)
+                for group in comparison.groups
             ),
         )
         for name in names
@@ -204,7 +208,7 @@ def _inputs(found: OutputComparison) -> TableBlock:
     return TableBlock("inputs of each group", ("input", *groups), lines)
 
 
-def _citation(found: OutputComparison) -> str:
-    under = f", MFU under {found.convention}" if found.convention else ""
-    said = "; ".join(changes(found)) or "repeats of one run"
-    return f"ergmeter {__version__}: {title(found)}{under}: {said}."
+def _citation(comparison: OutputComparison) -> str:
+    under = f", MFU under {comparison.convention}" if comparison.convention else ""
+    sentence = "; ".join(changes(comparison)) or "repeats of one run"
+    return f"ergmeter {__version__}: {title(comparison)}{under}: {sentence}."

@@ -1,8 +1,4 @@
-"""The console of `erg analyze`: the sections of the original, in its order, with their reasons.
-
-Lines that scripts look for keep their beginning ("MFU: 13.65%", "Final Training Score: 2.7324");
-what is new stands behind it or on lines of its own.
-"""
+"""The result of `erg analyze` on the terminal, in the original tool's layout."""
 
 from __future__ import annotations
 
@@ -26,20 +22,18 @@ from ergmeter.views.analyze.text import bound, counted, fixed, heading, mark, ra
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    Document = Mapping[str, Any]
     from ergmeter.neuron.analysis_types import Event
 
-    AnalyzeDocument = Mapping[str, Any]
+    Document = Mapping[str, Any]
 
-# -- analyze log -----------------------------------------------------------------------------------
-# What a log holds, on the console of `erg analyze`, under the original's labels.
+# The training log, under the original's labels.
 
 
 _WIDE = 60
 
 
 def log_section(log: Document) -> Iterator[str]:
-    """What the log holds."""
+    """Yield the lines about the training log."""
     yield ""
     yield from heading("LOG FILE METRICS SUMMARY", _WIDE)
     yield f"Log file: {log['log_file']}"
@@ -69,7 +63,7 @@ def log_section(log: Document) -> Iterator[str]:
 
 
 def _without_a_loss(losses: Document) -> Iterator[str]:
-    """What the original does not tell apart: a loss that is no number, and none."""
+    """Yield counts of NaN losses and of missing losses, which the original counts as one."""
     broken, silent = losses.get("not_finite", 0), losses.get("not_printed", 0)
     printed = broken + losses["count"]
     if broken and not losses["count"]:
@@ -96,20 +90,17 @@ def _statistics(title: str, of: Document, unit: str, digits: int) -> Iterator[st
     yield f"  Number of measurements: {of['count']}"
 
 
-# -- analyze ---------------------------------------------------------------------------------------
-
-
 _NARROW = 50
 
 
 def event_lines(event: Event) -> Iterator[str]:
-    """What is said of an event."""
+    """Yield the console lines of a progress event."""
     match event:
         case LogRead(metrics):
             yield from log_section(metrics)
-        case ThroughputChosen(seq_per_s, True, said):
+        case ThroughputChosen(seq_per_s, True, reason):
             yield f"\nUsing average throughput from log file: {seq_per_s:.2f} seq/s"
-            yield from wrapped(said, "  ") if said else ()
+            yield from wrapped(reason, "  ") if reason else ()
         case ThroughputChosen():
             yield "Warning: No throughput information provided, using default"
         case Inputs(document):
@@ -122,15 +113,15 @@ def event_lines(event: Event) -> Iterator[str]:
             yield f"Analyzing: {path}"
 
 
-def inputs_section(document: AnalyzeDocument) -> Iterator[str]:
-    """What the figures are made from."""
+def inputs_section(document: Document) -> Iterator[str]:
+    """Yield the inputs of the metrics."""
     rate = document["throughput_seq_per_sec"]
     yield "\nCalculating metrics with:"
     yield f"  Model config: {document['model_config']}"
     yield f"  Batch size: {document['batch_size']}{_by_log(document, 'batch_size')}"
     yield f"  Sequence length: {document['sequence_length']}{_by_log(document, 'sequence_length')}"
-    shown = rate if "peak" not in document else None if rate is None else significant(rate, 6)
-    yield f"  Throughput: {'-' if shown is None else shown} seq/s"
+    rate_text = rate if "peak" not in document else None if rate is None else significant(rate, 6)
+    yield f"  Throughput: {'-' if rate_text is None else rate_text} seq/s"
     yield f"  Hardware: {document['hardware_backend']}"
     yield f"  Nodes: {document['num_nodes']}"
     if "peak" not in document:
@@ -156,12 +147,12 @@ def inputs_section(document: AnalyzeDocument) -> Iterator[str]:
         )
 
 
-def _by_log(document: AnalyzeDocument, key: str) -> str:
+def _by_log(document: Document, key: str) -> str:
     return " (the log's)" if document.get(f"{key}_from") == "the log" else ""
 
 
-def score_section(document: AnalyzeDocument) -> Iterator[str]:
-    """The factors of the score, and their product."""
+def score_section(document: Document) -> Iterator[str]:
+    """Yield the factors of the score and their product."""
     parts = document["training_score_breakdown"]
     yield "\nTraining Score Breakdown:"
     yield "=" * _NARROW
@@ -200,8 +191,8 @@ def score_section(document: AnalyzeDocument) -> Iterator[str]:
         yield from wrapped(f"({parts['remark']})")
 
 
-def summary_section(document: AnalyzeDocument) -> Iterator[str]:
-    """The figures everybody looks for, then what they stand on."""
+def summary_section(document: Document) -> Iterator[str]:
+    """Yield the headline metrics, then their basis."""
     yield ""
     yield from heading("TRAINING METRICS SUMMARY", _NARROW)
     missing = document.get("missing", {})
@@ -222,7 +213,7 @@ def summary_section(document: AnalyzeDocument) -> Iterator[str]:
     yield from _reasons(document)
 
 
-def _by_convention(document: AnalyzeDocument) -> Iterator[str]:
+def _by_convention(document: Document) -> Iterator[str]:
     yield f"TFLOP per sequence: {document['tflop_per_sequence']:.2f} ({document['convention']})"
     hfu, mfu = document["hfu_percent"], document["mfu_percent"]
     if hfu is not None and mfu is not None and hfu > mfu * (1 + 1e-9):
@@ -245,8 +236,8 @@ def _by_convention(document: AnalyzeDocument) -> Iterator[str]:
         yield f"  {extra:+10.3f}  {reason}"
 
 
-def _is_same(theirs: AnalyzeDocument, document: AnalyzeDocument) -> bool:
-    """Whether the original's figures are those that stand above already."""
+def _is_same(theirs: Document, document: Document) -> bool:
+    """True if the original's metrics equal those printed above."""
     names = ("tflop_per_sequence", "mfu_percent")
     return all(
         theirs[name] is not None
@@ -256,7 +247,7 @@ def _is_same(theirs: AnalyzeDocument, document: AnalyzeDocument) -> bool:
     )
 
 
-def _nki_summary(summary: AnalyzeDocument) -> Iterator[str]:
+def _nki_summary(summary: Document) -> Iterator[str]:
     yield "\nNKI Analysis Summary:"
     yield f"  Files analyzed: {summary['successful_analyses']}/{summary['total_files']}"
     for name in ("overall", "average", "min", "max"):
@@ -264,8 +255,8 @@ def _nki_summary(summary: AnalyzeDocument) -> Iterator[str]:
     yield f"  Total HLO MACs: {fixed(summary['total_hlo_macs'], 0)}"
     yield f"  Total NKI MACs: {fixed(summary['total_nki_macs'], 0)}"
     if "weighting" in summary and summary["successful_analyses"]:
-        said = f"Ratios are over {summary['ratios_are_over']}; {summary['weighting']}"
-        yield from wrapped(said, "  ")
+        text = f"Ratios are over {summary['ratios_are_over']}; {summary['weighting']}"
+        yield from wrapped(text, "  ")
         calls = summary["kernel_calls"]
         if any(calls.values()):
             yield (
@@ -274,10 +265,10 @@ def _nki_summary(summary: AnalyzeDocument) -> Iterator[str]:
             )
 
 
-def _reasons(document: AnalyzeDocument) -> Iterator[str]:
-    """What explains the figures, what was assumed, and what was kept of the original."""
+def _reasons(document: Document) -> Iterator[str]:
+    """Yield explanations, assumptions and the quirks kept from the original."""
     groups = {
-        "Worth knowing": [one["text"] for one in document.get("findings", ())],
+        "Worth knowing": [finding["text"] for finding in document.get("findings", ())],
         "Assumed and noted": document.get("notes", ()),
         "Not known in the graphs": [
             counted(count, what)
@@ -296,25 +287,25 @@ def _reasons(document: AnalyzeDocument) -> Iterator[str]:
                 yield from wrapped(text, "  - ")
 
 
-def _failed(document: AnalyzeDocument) -> Iterator[str]:
-    """Graphs that can't be read, each kind of reason once."""
-    kinds: dict[str, list[AnalyzeDocument]] = {}
-    for one in document["nki_analysis"].get("failed", ()):
-        kinds.setdefault(re.sub(r"\d+", "N", one["error"]), []).append(one)
+def _failed(document: Document) -> Iterator[str]:
+    """Yield unreadable graphs, grouped by reason."""
+    kinds: dict[str, list[Document]] = {}
+    for file in document["nki_analysis"].get("failed", ()):
+        kinds.setdefault(re.sub(r"\d+", "N", file["error"]), []).append(file)
     for struck in kinds.values():
-        names = abbreviated_list([_file_path(one) for one in struck])
+        names = abbreviated_list([_file_path(file) for file in struck])
         graphs = "graph" if len(struck) == 1 else "graphs"
         yield f"{len(struck)} {graphs} that can't be read ({names}): {struck[0]['error']}"
 
 
-def _file_path(file: AnalyzeDocument) -> str:
-    """A file within its module, where it is in one."""
+def _file_path(file: Document) -> str:
+    """Return the path of a file, with its module if it has one."""
     module, path = file["module_name"], str(file["file_path"])
     _, inside, name = path.rpartition(f"{module}/")
     return f"{module}/{name}" if module and inside else path
 
 
-def _left_out(document: AnalyzeDocument) -> Iterator[str]:
+def _left_out(document: Document) -> Iterator[str]:
     for why, count in document["nki_analysis"].get("left_out", {}).items():
         yield f"{count} {'file' if count == 1 else 'files'} left out: {why}"
 
@@ -328,5 +319,5 @@ def _percent(value: float) -> str:
 
 
 def _or_dash(value: float | None, unit: str) -> str:
-    """Where a rate is not known, MFU is not, and its line has said why."""
+    """Format MFU, or a dash without a rate; the rate's line has the reason."""
     return "-" if value is None else f"{value:.2f}{unit}"

@@ -1,1 +1,1 @@
-"""What `erg bench` shows on the terminal."""
+"""Output of `erg bench`: plan, progress, report, comparison, pages."""

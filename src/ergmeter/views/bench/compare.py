@@ -1,4 +1,4 @@
-"""NEW against REF, cell by cell: for the terminal, as Markdown, CSV, JSON; and the gate's word."""
+"""A bench comparison and the gate's verdict: terminal, Markdown, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from ergmeter.bench.comparing import TOGETHER, amount
 from ergmeter.bench.pairing import conditions
 from ergmeter.units import scaled, significant
 from ergmeter.views import documents
-from ergmeter.views.analyze.markdown import escaped
-from ergmeter.views.bench.report import markdown_row
+from ergmeter.views.blocks import escaped, markdown_row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,100 +44,101 @@ _CSV = (
 )
 
 
-def page(found: BenchComparison, *, most: int = _MOST) -> RenderableType:
-    """The terminal's: changes with their intervals, then what is odd, missing or failed."""
-    table = Table("cell", *found.metrics, box=None, pad_edge=False, header_style="dim")
-    for cell in found.cells[:most]:
-        table.add_row(*map(Text, changes(cell.pair.name, cell.figures, found.metrics)))
-    if found.together:
-        row = changes(TOGETHER, found.together, found.metrics)
-        table.add_row(*(Text(one, "bold") for one in row))
+def page(comparison: BenchComparison, *, most: int = _MOST) -> RenderableType:
+    """Render for the terminal: changes with intervals, then anomalies and failures."""
+    table = Table("cell", *comparison.metrics, box=None, pad_edge=False, header_style="dim")
+    for cell in comparison.cells[:most]:
+        table.add_row(*map(Text, changes(cell.pair.name, cell.figures, comparison.metrics)))
+    if comparison.together:
+        row = changes(TOGETHER, comparison.together, comparison.metrics)
+        table.add_row(*(Text(cell, "bold") for cell in row))
     parts: list[RenderableType] = [table]
-    if len(found.cells) > most:
-        parts.append(Text(f"and {len(found.cells) - most} more: --format csv has them", "dim"))
-    parts += [Text(line) for line in (*amounts(found)[:most], *remarks(found)[:most])]
-    parts += [Text(line, "dim") for line in legend(found)]
+    if len(comparison.cells) > most:
+        parts.append(Text(f"and {len(comparison.cells) - most} more: --format csv has them", "dim"))
+    parts += [Text(line) for line in (*amounts(comparison)[:most], *remarks(comparison)[:most])]
+    parts += [Text(line, "dim") for line in legend(comparison)]
     return Group(*parts)
 
 
-def markdown(found: BenchComparison) -> str:
-    """To paste."""
-    heads = ("cell", *found.metrics)
+def markdown(comparison: BenchComparison) -> str:
+    """Render as Markdown."""
+    heads = ("cell", *comparison.metrics)
     lines = [markdown_row(heads), markdown_row("---" for _ in heads)]
     lines += [
-        markdown_row(changes(cell.pair.name, cell.figures, found.metrics)) for cell in found.cells
+        markdown_row(changes(cell.pair.name, cell.figures, comparison.metrics))
+        for cell in comparison.cells
     ]
-    if found.together:
-        lines.append(markdown_row(changes(TOGETHER, found.together, found.metrics)))
-    told = [*amounts(found), *remarks(found), *legend(found)]
-    return "\n".join([*lines, "", *(f"- {escaped(line)}" for line in told)]).rstrip() + "\n"
+    if comparison.together:
+        lines.append(markdown_row(changes(TOGETHER, comparison.together, comparison.metrics)))
+    notes = [*amounts(comparison), *remarks(comparison), *legend(comparison)]
+    return "\n".join([*lines, "", *(f"- {escaped(line)}" for line in notes)]).rstrip() + "\n"
 
 
-def csv_text(found: BenchComparison) -> str:
-    """A row for each figure of each cell."""
+def csv_text(comparison: BenchComparison) -> str:
+    """Return a CSV row for each metric of each cell."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _CSV, lineterminator="\n")
     writer.writeheader()
-    for cell in found.cells:
-        for metric, one in cell.figures.items():
-            writer.writerow({"cell": cell.pair.name, "metric": metric, **_flat(one)})
+    for cell in comparison.cells:
+        for metric, figure in cell.figures.items():
+            writer.writerow({"cell": cell.pair.name, "metric": metric, **_flat(figure)})
     return text.getvalue()
 
 
-def document(found: BenchComparison) -> dict[str, Any]:
-    """Everything, for programs."""
-    whole = {
-        "matched_by": list(found.paired.by),
-        "confidence": found.options.confidence,
+def document(comparison: BenchComparison) -> dict[str, Any]:
+    """Return the comparison as JSON."""
+    body = {
+        "matched_by": list(comparison.paired.by),
+        "confidence": comparison.options.confidence,
         "cells": [
             {
                 "name": cell.pair.name,
-                "figures": {metric: asdict(one) for metric, one in cell.figures.items()},
+                "figures": {metric: asdict(figure) for metric, figure in cell.figures.items()},
                 "paradox": cell.paradox or None,
             }
-            for cell in found.cells
+            for cell in comparison.cells
         ],
-        "together": {metric: asdict(one) for metric, one in found.together.items()},
-        "chosen": found.paired.chosen or None,
-        "remarks": remarks(found),
+        "together": {metric: asdict(change) for metric, change in comparison.together.items()},
+        "chosen": comparison.paired.chosen or None,
+        "remarks": remarks(comparison),
     }
-    return dict(documents.finite(whole))
+    return dict(documents.finite(body))
 
 
-def amounts(found: BenchComparison) -> list[str]:
-    """What each side came to, with the number of its runs."""
+def amounts(comparison: BenchComparison) -> list[str]:
+    """Return each side's values with the number of its runs."""
     return [
         f"{cell.pair.name}, REF to NEW: "
         + ", ".join(
-            f"{metric} {amount(one, one.ref)} to {amount(one, one.new)}"
-            for metric, one in cell.figures.items()
+            f"{metric} {amount(figure, figure.ref)} to {amount(figure, figure.new)}"
+            for metric, figure in cell.figures.items()
         )
         + f" ({len(cell.pair.ref.ok)} and {len(cell.pair.new.ok)} runs)"
-        for cell in found.cells
+        for cell in comparison.cells
         if cell.figures
     ]
 
 
-def legend(found: BenchComparison) -> list[str]:
-    """How the table is to be read."""
-    chosen = f"; {found.paired.chosen}" if found.paired.chosen else ""
+def legend(comparison: BenchComparison) -> list[str]:
+    """Explain how to read the table."""
+    chosen = f"; {comparison.paired.chosen}" if comparison.paired.chosen else ""
     return [
         f"by how much NEW is above (+) or below (-) REF{chosen}; cells are matched by"
-        f" {', '.join(found.paired.by)}",
+        f" {', '.join(comparison.paired.by)}",
         "figures are geometric means of the runs that are ok, in brackets is the interval of"
-        f" {found.options.confidence * 100:g} % of their ratio",
+        f" {comparison.options.confidence * 100:g} % of their ratio",
     ]
 
 
-def remarks(found: BenchComparison) -> list[str]:
-    """What the table can't show: paradoxes, failures, cells without a partner, single runs."""
-    lines = conditions(found.paired)
-    lines += [f"{cell.pair.name}: {cell.paradox}" for cell in found.cells if cell.paradox]
-    lines += [line for cell in found.cells for line in _failures(cell)]
-    lines += [f"missing in NEW: {pair.name}" for pair in found.paired.only_ref]
-    lines += [f"not in REF: {pair.name}" for pair in found.paired.only_new]
-    figures = [one for cell in found.cells for one in cell.figures.values()]
-    single = sum(one.low is None for one in figures)
+def remarks(comparison: BenchComparison) -> list[str]:
+    """Return paradoxes, failures, cells on one side only and single runs."""
+    lines = conditions(comparison.paired)
+    lines += [f"{cell.pair.name}: {cell.paradox}" for cell in comparison.cells if cell.paradox]
+    lines += [line for cell in comparison.cells for line in _failures(cell)]
+    lines += [f"missing in NEW: {pair.name}" for pair in comparison.paired.only_ref]
+    lines += [f"not in REF: {pair.name}" for pair in comparison.paired.only_new]
+    figures = [figure for cell in comparison.cells for figure in cell.figures.values()]
+    single = sum(figure.low is None for figure in figures)
     if single:
         lines.append(
             f"{single} of {len(figures)} figures are of single runs: they have no interval, and a"
@@ -157,153 +157,161 @@ def _failures(cell: Compared) -> list[str]:
     ]
 
 
-def gate_page(found: Gate, *, most: int = _MOST) -> RenderableType:
-    """The verdict, what is red, what could not be told, and how many passed."""
-    sign = _SIGNS[found.state]
-    parts: list[RenderableType] = [Text.assemble(sign, "  ", (gate_title(found), "bold"))]
-    told = _gate_lines(found)
-    for state, name, words in told[:most]:
+def gate_page(gate: Gate, *, most: int = _MOST) -> RenderableType:
+    """Render the gate's verdict: failures, undecided cells, number of passes."""
+    sign = _SIGNS[gate.state]
+    parts: list[RenderableType] = [Text.assemble(sign, "  ", (gate_title(gate), "bold"))]
+    rows = _gate_lines(gate)
+    for state, name, words in rows[:most]:
         parts.append(Text.assemble("  ", _SIGNS[state], f"  {name}: ", words))
-    if len(told) > most:
-        parts.append(Text(f"  and {len(told) - most} more: --format json has them", "dim"))
-    parts += [Text(f"  {line}", "dim") for line in gate_method(found)]
+    if len(rows) > most:
+        parts.append(Text(f"  and {len(rows) - most} more: --format json has them", "dim"))
+    parts += [Text(f"  {line}", "dim") for line in gate_method(gate)]
     return Group(*parts)
 
 
-def gate_markdown(found: Gate, *, most: int = 100) -> str:
-    """For a pull request: the verdict, a table of what is not plainly fine, the rest folded."""
-    lines = [f"### {_MARKS[found.state]} {escaped(gate_title(found))}", ""]
-    told = _gate_lines(found)
-    if told:
+def gate_markdown(gate: Gate, *, most: int = 100) -> str:
+    """Render for a pull request: the verdict, a table of non-passes, passes folded."""
+    lines = [f"### {_MARKS[gate.state]} {escaped(gate_title(gate))}", ""]
+    rows = _gate_lines(gate)
+    if rows:
         lines += [markdown_row(("", "cell", "what")), markdown_row(("---",) * 3)]
-        lines += [markdown_row((_MARKS[s], name, words)) for s, name, words in told[:most]]
-        if len(told) > most:
-            lines.append(markdown_row(("", f"and {len(told) - most} more", "")))
+        lines += [markdown_row((_MARKS[s], name, words)) for s, name, words in rows[:most]]
+        if len(rows) > most:
+            lines.append(markdown_row(("", f"and {len(rows) - most} more", "")))
         lines.append("")
-    passed = [one for one in found.judgements if one.state == "pass"]
+    passed = [judgement for judgement in gate.judgements if judgement.state == "pass"]
     if passed:
         lines += [f"<details><summary>{len(passed)} within the rules</summary>", ""]
         lines += [markdown_row(("cell", "rule", "change")), markdown_row(("---",) * 3)]
-        lines += [markdown_row((one.name, str(one.rule), one.words)) for one in passed[:most]]
+        lines += [
+            markdown_row((judgement.name, str(judgement.rule), judgement.words))
+            for judgement in passed[:most]
+        ]
         lines += ["", "</details>", ""]
-    return "\n".join([*lines, *(f"- {escaped(line)}" for line in gate_method(found))]) + "\n"
+    return "\n".join([*lines, *(f"- {escaped(line)}" for line in gate_method(gate))]) + "\n"
 
 
-def gate_document(found: Gate) -> dict[str, Any]:
-    """Everything, for programs."""
-    whole = {
-        "state": found.state,
-        "exit_code": found.exit_code,
-        "rules": [str(rule) for rule in found.rules],
-        "confidence": found.options.confidence,
-        "matched_by": list(found.paired.by),
-        "judgements": [_judgement(one) for one in found.judgements],
-        "findings": [asdict(one) for one in found.findings],
-        "missing": [pair.name for pair in found.paired.only_ref],
-        "unjudged": [str(rule) for rule in found.unjudged],
-        "problem": found.why_useless or None,
-        "conditions": conditions(found.paired),
+def gate_document(gate: Gate) -> dict[str, Any]:
+    """Return the gate's verdict as JSON."""
+    body = {
+        "state": gate.state,
+        "exit_code": gate.exit_code,
+        "rules": [str(rule) for rule in gate.rules],
+        "confidence": gate.options.confidence,
+        "matched_by": list(gate.paired.by),
+        "judgements": [_judgement(judgement) for judgement in gate.judgements],
+        "findings": [asdict(finding) for finding in gate.findings],
+        "missing": [pair.name for pair in gate.paired.only_ref],
+        "unjudged": [str(rule) for rule in gate.unjudged],
+        "problem": gate.why_useless or None,
+        "conditions": conditions(gate.paired),
     }
-    return dict(documents.finite(whole))
+    return dict(documents.finite(body))
 
 
-def _judgement(one: Judgement) -> dict[str, Any]:
+def _judgement(judgement: Judgement) -> dict[str, Any]:
     return {
-        "cell": one.name,
-        "rule": str(one.rule),
-        "state": one.state,
-        "words": one.words,
-        "figure": asdict(one.figure) if one.figure else None,
+        "cell": judgement.name,
+        "rule": str(judgement.rule),
+        "state": judgement.state,
+        "words": judgement.words,
+        "figure": asdict(judgement.figure) if judgement.figure else None,
     }
 
 
-def gate_title(found: Gate) -> str:
-    """What a gate came to, in one line."""
+def gate_title(gate: Gate) -> str:
+    """Return the gate's verdict in one line."""
     states: tuple[State, ...] = ("red", "inconclusive", "pass")
-    counts = ", ".join(f"{n} {state}" for state in states if (n := found.count(state)))
-    return f"{_TITLES[found.state]} ({counts or 'nothing to judge'})"
+    counts = ", ".join(f"{n} {state}" for state in states if (n := gate.count(state)))
+    return f"{_TITLES[gate.state]} ({counts or 'nothing to judge'})"
 
 
-def _gate_lines(found: Gate) -> list[tuple[State, str, str]]:
-    """What is not plainly fine, the red first."""
+def _gate_lines(gate: Gate) -> list[tuple[State, str, str]]:
+    """Return the judgements that are not a pass, failures first."""
     rows: list[tuple[State, str, str]] = [
-        (one.state, one.name, f"{one.rule}: {one.words}")
-        for one in found.judgements
-        if one.state != "pass"
+        (judgement.state, judgement.name, f"{judgement.rule}: {judgement.words}")
+        for judgement in gate.judgements
+        if judgement.state != "pass"
     ]
-    rows += [(one.state, one.name, one.words) for one in found.findings]
+    rows += [(finding.state, finding.name, finding.words) for finding in gate.findings]
     order = list(_SIGNS)
     return sorted(rows, key=lambda row: order.index(row[0]))
 
 
-def gate_method(found: Gate) -> list[str]:
-    """The rules, and how it was judged by them."""
-    lines = [found.why_useless] if found.why_useless else []
-    if found.unjudged and not found.why_useless:
-        said = "; ".join(str(rule) for rule in found.unjudged)
-        lines.append(f"not judged, since no cell has it on both sides: {said}")
-    lines += conditions(found.paired)
-    lines.append(f"rules: {'; '.join(str(rule) for rule in found.rules)}")
-    alpha = (1.0 - found.options.confidence) * 100
+def gate_method(gate: Gate) -> list[str]:
+    """Return the rules and how they were applied."""
+    lines = [gate.why_useless] if gate.why_useless else []
+    if gate.unjudged and not gate.why_useless:
+        rules = "; ".join(str(rule) for rule in gate.unjudged)
+        lines.append(f"not judged, since no cell has it on both sides: {rules}")
+    lines += conditions(gate.paired)
+    lines.append(f"rules: {'; '.join(str(rule) for rule in gate.rules)}")
+    alpha = (1.0 - gate.options.confidence) * 100
     lines.append(
         "red is beyond the rule and more than chance; where nothing changed, the whole gate goes"
         f" red in at most {significant(alpha, 2)} % of cases"
     )
-    if found.unknown:
+    if gate.unknown:
         lines.append(
-            f"{found.unknown} figures are of single runs: "
+            f"{gate.unknown} figures are of single runs: "
             + (
                 "held to the plain threshold, as their noise is not known"
-                if found.is_plain
+                if gate.is_plain
                 else "repeat the cells (--repeats 3), give their --noise, or judge --plain"
             )
         )
-    elif found.is_plain:
+    elif gate.is_plain:
         lines.append("--plain changed nothing: no figure is of single runs without a known noise")
     return lines
 
 
 def changes(name: str, figures: Any, metrics: Sequence[str]) -> list[str]:  # noqa: ANN401  a mapping
-    """A row of the table: by how much each figure differs."""
-    return [name, *(change_in_words(figures[one]) if one in figures else "-" for one in metrics)]
+    """Return a table row: the change of each metric."""
+    return [
+        name,
+        *(change_in_words(figures[metric]) if metric in figures else "-" for metric in metrics),
+    ]
 
 
-def change_in_words(one: CellChange) -> str:
-    """By how much NEW differs from REF, with the interval if there is one."""
-    value = _share(one.value, one)
-    if one.low is None or one.high is None:
+def change_in_words(change: CellChange) -> str:
+    """Return the difference of NEW from REF, with its interval if there is one."""
+    value = _share(change.value, change)
+    if change.low is None or change.high is None:
         return value
-    if one.low == one.high:
+    if change.low == change.high:
         return f"{value} (exact)"
-    return f"{value} ({_share(one.low, one, '')} to {_share(one.high, one, '')})"
+    return f"{value} ({_share(change.low, change, '')} to {_share(change.high, change, '')})"
 
 
-def _share(value: float, one: CellChange, percent: str = " %") -> str:
-    if one.scale == "difference":
+def _share(value: float, change: CellChange, percent: str = " %") -> str:
+    if change.scale == "difference":
         size = (
-            scaled(abs(value), "B") if one.column.endswith("_bytes") else significant(abs(value), 3)
+            scaled(abs(value), "B")
+            if change.column.endswith("_bytes")
+            else significant(abs(value), 3)
         )
         return f"{'+' if value >= 0 else '-'}{size}"
     return f"{(value - 1.0) * 100:+.1f}{percent}"
 
 
 def unit_of(column: str) -> str:
-    """The unit of a figure, by its column's name; empty where it has none, or a compound one."""
+    """Return a metric's unit by its column name; empty if none or compound."""
     units = {"_bytes": "B", "_j": "J", "_s": "s", "_frac": ""}
     ends = (unit for end, unit in units.items() if column.endswith(end) and "_per_" not in column)
     return next(ends, "")
 
 
-def _flat(one: CellChange) -> dict[str, Any]:
+def _flat(change: CellChange) -> dict[str, Any]:
     return {
-        "column": one.column,
-        "ref": one.ref,
-        "new": one.new,
-        "value": one.value,
-        "low": one.low,
-        "high": one.high,
-        "new_runs": one.repeats[0],
-        "ref_runs": one.repeats[1],
-        "noise": one.noise,
-        "basis": one.basis,
+        "column": change.column,
+        "ref": change.ref,
+        "new": change.new,
+        "value": change.value,
+        "low": change.low,
+        "high": change.high,
+        "new_runs": change.repeats[0],
+        "ref_runs": change.repeats[1],
+        "noise": change.noise,
+        "basis": change.basis,
     }

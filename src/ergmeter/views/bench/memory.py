@@ -1,4 +1,4 @@
-"""`erg bench report --memory`: each cell's memory by everybody who tells it, to the byte."""
+"""The memory table of a bench, by each source that reports it (`erg bench report --memory`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ergmeter.units import scaled
-from ergmeter.views.bench.report import markdown_row
+from ergmeter.views.blocks import markdown_row
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,41 +24,41 @@ _NOTES = (
 )
 
 
-def page(found: MemoryTable) -> RenderableType:
-    """A line for each figure of each cell; what is absent with its reason."""
+def page(memory: MemoryTable) -> RenderableType:
+    """Render a line for each memory metric of each cell; absent ones with their reason."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for head in _HEADS:
         is_note = head == "" and len(table.columns) == len(_HEADS) - 1
         table.add_column(head, justify="right" if head == "bytes" else "left", no_wrap=not is_note)
-    for line in _lines(found):
+    for line in _lines(memory):
         table.add_row(*(Text(cell) for cell in line))
-    return Group(table, *(Text(line, "dim") for line in _memory_notes(found)))
+    return Group(table, *(Text(line, "dim") for line in _memory_notes(memory)))
 
 
-def markdown(found: MemoryTable) -> str:
-    """The same, to paste."""
+def markdown(table: MemoryTable) -> str:
+    """Render the same table as Markdown."""
     lines = [markdown_row(_HEADS), markdown_row("---" for _ in _HEADS)]
-    lines += [markdown_row(line) for line in _lines(found)]
-    return "\n".join([*lines, "", *(f"- {line}" for line in _memory_notes(found))]) + "\n"
+    lines += [markdown_row(line) for line in _lines(table)]
+    return "\n".join([*lines, "", *(f"- {line}" for line in _memory_notes(table))]) + "\n"
 
 
-def _lines(found: MemoryTable) -> list[tuple[str, ...]]:
+def _lines(table: MemoryTable) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = []
-    for name, figures in found.cells:
-        shown = name
-        for one in figures:
-            if one.value_bytes is None:
-                told = ("-", "")
+    for name, figures in table.cells:
+        label = name
+        for figure in figures:
+            if figure.value_bytes is None:
+                sums = ("-", "")
             else:
-                exact = f"{one.value_bytes:,.0f}".replace(",", " ")
-                told = (exact, scaled(one.value_bytes, "B"))
-            lines.append((shown, one.by, one.of, *told, one.note))
-            shown = ""
+                exact = f"{figure.value_bytes:,.0f}".replace(",", " ")
+                sums = (exact, scaled(figure.value_bytes, "B"))
+            lines.append((label, figure.by, figure.of, *sums, figure.note))
+            label = ""
     return lines
 
 
-def _memory_notes(found: MemoryTable) -> list[str]:
-    if not found.cells:
+def _memory_notes(table: MemoryTable) -> list[str]:
+    if not table.cells:
         return ["no cell has run yet"]
-    more = [f"and {found.more} more cells: --all shows them"] if found.more else []
+    more = [f"and {table.more} more cells: --all shows them"] if table.more else []
     return [*more, *_NOTES]

@@ -1,1 +1,1 @@
-"""What the calculating commands show: FLOPs, estimates, tables of devices and grids."""
+"""Output of the commands that calculate: FLOPs, estimates, reference tables."""

@@ -1,4 +1,4 @@
-"""A counted step as tables: by module, by operator, and where the analytic engine differs."""
+"""A counted step: tables by module and operator, and differences from the analytic count."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _DEPTH = 3  # of a module's dotted name: model.layers.0 and the like
 
 
 @dataclass(frozen=True, slots=True)
-class Agreed:
-    """What the analytic engine says of the same step; or why it says nothing."""
+class AnalyticComparison:
+    """The analytic count of the same step, or the reason why there is none."""
 
     sentence: str
     exact_flops: float | None = None  # the model FLOPs that `--engine analytic` leads with
 
 
-def agreed(
+def cross_check(
     config: ModelConfig,
     counted: CountedStep,
     batch: Batch,
@@ -45,17 +45,17 @@ def agreed(
     *,
     train: bool,
     source_len: int | None,
-) -> Agreed:
-    """Hold the count against the analytic one of what was run, and say what the step needs.
+) -> AnalyticComparison:
+    """Compare the count with the analytic count of the same step.
 
-    Running computes every pair of the rectangle, and the head at every position of a prompt.
+    The run computes all pairs of the attention rectangle, and the head at every prompt position.
     """
     try:
         plain = model_graph(config)
     except UnknownArchitectureError as error:
-        return Agreed(f"{config.where}: {error.said}")
+        return AnalyticComparison(f"{config.where}: {error.said}")
     except FormatError as error:
-        return Agreed(str(error))
+        return AnalyticComparison(str(error))
     graph, trained = trained_graph(plain, training)
     is_prompt = not train and writes(graph)
 
@@ -78,7 +78,7 @@ def agreed(
 
     needed = total(analytic("needed", last_logits=is_prompt)).model
     head = " and the head on the last token alone" if is_prompt else ""
-    return Agreed(
+    return AnalyticComparison(
         f"of what was run, {agreement(analytic('computed'), counted).sentence}; exact, with just"
         f" the pairs that the mask and windows let meet{head}, is {scaled(needed, 'FLOP')}"
         f" ({100 * (needed / counted.model - 1):+.1f} %)",
@@ -87,14 +87,14 @@ def agreed(
 
 
 def _lengths(batch: Batch) -> list[int] | None:
-    """The documents that a batch was made of, where they are not whole sequences."""
+    """Return document lengths if a batch does not consist of full sequences."""
     if batch.is_grid:
         return None
     return [document.new for document in batch.documents for _ in range(document.count)]
 
 
 def tables(counted: CountedStep) -> list[Table]:
-    """By module and by operator."""
+    """Return the tables by module and by operator."""
     return [
         _table("module", counted.modules(depth=_DEPTH)),
         _table("operator", counted.operators),
@@ -113,36 +113,36 @@ def _table(title: str, rows: dict[str, PartFlops]) -> Table:
 
 
 def _alike(rows: dict[str, PartFlops]) -> list[tuple[str, PartFlops]]:
-    """The rows, of layers that follow each other and cost the same one for all."""
-    found: list[tuple[str, PartFlops]] = []
+    """Merge consecutive layers of equal cost into one row."""
+    merged: list[tuple[str, PartFlops]] = []
     for (form, flops), group in groupby(rows.items(), lambda row: (_form(row[0]), row[1])):
         names = [name for name, _ in group]
         last = re.findall(r"\d+", names[-1])
         many = f"{names[0]} to {last[-1]}, each" if len(names) > 1 and form and last else names[0]
-        found.append((many, flops))
-    return found
+        merged.append((many, flops))
+    return merged
 
 
 def _form(name: str) -> str:
     return re.sub(r"\d+", "*", name)
 
 
-def lines(counted: CountedStep, found: Agreed) -> list[Text]:
-    """What stands below the tables."""
+def lines(counted: CountedStep, agreed: AnalyticComparison) -> list[Text]:
+    """Return the lines below the tables."""
     sums = counted.total
-    said = [
+    text_lines = [
         f"{scaled(sums.model, 'FLOP')} as run: attention over the whole rectangle, masks not"
         f" seen, the head at every position; {scaled(sums.hardware, 'FLOP')} with what is computed"
         f" again, in fused attention too; {counted.params} parameters",
-        found.sentence,
+        agreed.sentence,
         *counted.not_counted,
-        *(f"assumed: {one}" for one in counted.assumptions),
+        *(f"assumed: {assumption}" for assumption in counted.assumptions),
     ]
-    return [Text(line) for line in said]
+    return [Text(line) for line in text_lines]
 
 
-def document(counted: CountedStep, found: Agreed) -> dict[str, Any]:
-    """Everything, in FLOPs."""
+def document(counted: CountedStep, agreed: AnalyticComparison) -> dict[str, Any]:
+    """Return the count as JSON, in FLOPs."""
     return {
         "engine": "counted",
         "attention": "the whole rectangle, as computed; masks and windows are not seen",
@@ -154,8 +154,8 @@ def document(counted: CountedStep, found: Agreed) -> dict[str, Any]:
         "modules": {name: _numbers(flops) for name, flops in counted.modules().items()},
         "operators": {name: _numbers(flops) for name, flops in counted.operators.items()},
         "not_counted": counted.calls_not_counted,
-        "analytic": found.sentence,
-        "exact_model_flops": found.exact_flops,
+        "analytic": agreed.sentence,
+        "exact_model_flops": agreed.exact_flops,
         "assumptions": list(counted.assumptions),
     }
 

@@ -1,7 +1,7 @@
-"""An estimate on the terminal and as JSON: the moments of a step, the verdict, the bill.
+"""An estimate on the terminal and as JSON: memory, verdict, time and cost.
 
-It is read in a terminal of 80 columns: what is absent for one reason is one line, and what was
-assumed stands in a block of its own.
+The layout fits 80 columns. Metrics absent for one reason share one line; assumptions have their
+own block.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ if TYPE_CHECKING:
     from ergmeter.records import Result
 
 # Shown in the tables, the verdict or the heading.
-_SHOWN = ("estimate.memory_", "estimate.batch_size_max", "estimate.micro_batch_max")
+_MAIN_KEYS = ("estimate.memory_", "estimate.batch_size_max", "estimate.micro_batch_max")
 
 
 @dataclass(frozen=True)
 class EstimateView:
-    """What there is to show."""
+    """An estimate ready to be shown."""
 
     verdict: str
     results: dict[str, Result]
     assumptions: tuple[str, ...]
     memory: Memory | None = None  # of a training
     ways: tuple[Way, ...] = ()
-    params: tuple[int, int] | None = None  # all, trained
-    held: Serving | None = None  # of serving
+    params: tuple[int, int] | None = None  # total and trained parameters
+    serving: Serving | None = None  # of serving
     fits: bool | None = None
 
 
-def trained(
+def training_estimate(
     memory: Memory,
     room: Room | Missing,
     results: dict[str, Result],
     ways: list[Way],
     work: Work,
 ) -> EstimateView:
-    """A training."""
+    """Estimate a training."""
     return EstimateView(
         verdict(memory.peak.total_bytes, room),
         results,
@@ -64,10 +64,10 @@ def trained(
     )
 
 
-def served(held: dict[str, Serving], room: Room | Missing) -> EstimateView:
-    """Serving, as asked and with other types for weights and caches."""
+def serving_estimate(servings: dict[str, Serving], room: Room | Missing) -> EstimateView:
+    """Estimate serving, as asked and with other types for weights and caches."""
     usable = None if isinstance(room, Missing) else room.usable_bytes
-    asked = held[AS_ASKED]
+    asked = servings[AS_ASKED]
     changes = [
         Way(
             name,
@@ -75,7 +75,7 @@ def served(held: dict[str, Serving], room: Room | Missing) -> EstimateView:
             None if usable is None else each.sequences_max(usable),
             None if usable is None else each.total_bytes <= usable,
         )
-        for name, each in held.items()
+        for name, each in servings.items()
         if each is asked or each.total_bytes < asked.total_bytes
     ]
     return EstimateView(
@@ -83,28 +83,28 @@ def served(held: dict[str, Serving], room: Room | Missing) -> EstimateView:
         serving_results(asked, room),
         asked.assumptions,
         ways=tuple(changes),
-        held=asked,
+        serving=asked,
         fits=changes[0].fits,
     )
 
 
-def parts(shown: EstimateView) -> list[RenderableType]:
-    """What is printed, from top to bottom."""
-    found: list[RenderableType] = []
-    if shown.memory is not None:
-        found.append(moments_table(shown.memory))
-    elif shown.held is not None:
-        found.append(_serving_table(shown.held))
-    found.append(Text(shown.verdict, style="bold"))
-    if shown.ways:
-        found.append(ways_table(shown))
-    found.extend(lines(shown))
-    found.append(_assumed(shown.assumptions))
-    return found
+def parts(estimate_view: EstimateView) -> list[RenderableType]:
+    """Return all blocks from top to bottom."""
+    blocks: list[RenderableType] = []
+    if estimate_view.memory is not None:
+        blocks.append(moments_table(estimate_view.memory))
+    elif estimate_view.serving is not None:
+        blocks.append(_serving_table(estimate_view.serving))
+    blocks.append(Text(estimate_view.verdict, style="bold"))
+    if estimate_view.ways:
+        blocks.append(ways_table(estimate_view))
+    blocks.extend(lines(estimate_view))
+    blocks.append(_assumed(estimate_view.assumptions))
+    return blocks
 
 
 def moments_table(memory: Memory) -> Table:
-    """What a device holds at each moment; the largest is the peak."""
+    """Tabulate memory at each moment of a step; the largest is the peak."""
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("GB on a device")
     for moment in memory.moments:
@@ -117,14 +117,14 @@ def moments_table(memory: Memory) -> Table:
     return table
 
 
-def _serving_table(held: Serving) -> Table:
+def _serving_table(serving: Serving) -> Table:
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("GB on a device")
     table.add_column("to serve", justify="right")
-    table.add_row("weights", _gb(held.weights_bytes))
-    cached = f"cache of {held.sequences} x {held.context} tokens"
-    table.add_row(cached, _gb(held.sequences * held.cache_bytes))
-    table.add_row("all", _gb(held.total_bytes))
+    table.add_row("weights", _gb(serving.weights_bytes))
+    cached = f"cache of {serving.sequences} x {serving.context} tokens"
+    table.add_row(cached, _gb(serving.sequences * serving.cache_bytes))
+    table.add_row("all", _gb(serving.total_bytes))
     return table
 
 
@@ -134,17 +134,17 @@ def _gb(value: float) -> str:
     return f"{value / 1e9:.2f}" if value >= 5e6 else "<0.01"
 
 
-def ways_table(shown: EstimateView) -> Table:
-    """The peak as asked and with each change; what fits beside it."""
-    has_room = shown.fits is not None
+def ways_table(estimate_view: EstimateView) -> Table:
+    """Tabulate the peak as asked and with each change, and what fits."""
+    has_room = estimate_view.fits is not None
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("with", overflow="fold")
     table.add_column("peak", justify="right", no_wrap=True)
     if has_room:
         table.add_column("", no_wrap=True)
-        counted = "micro-batch" if shown.held is None else "sequences"
+        counted = "micro-batch" if estimate_view.serving is None else "sequences"
         table.add_column(f"{counted}\nthat fits", justify="right")
-    for way in shown.ways:
+    for way in estimate_view.ways:
         cells = [way.name, scaled(way.peak_bytes, "B")]
         if has_room:
             cells += ["fits" if way.fits else "too much", _most(way)]
@@ -153,36 +153,36 @@ def ways_table(shown: EstimateView) -> Table:
 
 
 def _most(way: Way) -> str:
-    """How many; "-" where nothing is cached, so that memory sets no limit."""
+    """Format the largest batch; "-" if nothing is cached, so that memory sets no limit."""
     if way.most is None:
         return "-" if way.fits else "none"
     return f"{way.most}"
 
 
-def lines(shown: EstimateView) -> list[Text]:
-    """The readings about time, energy, carbon and cost; those absent for one reason together."""
-    said, absent = [], dict[str, list[str]]()
-    for key, one in shown.results.items():
-        if key.startswith(_SHOWN):
+def lines(estimate_view: EstimateView) -> list[Text]:
+    """Return time, energy, carbon and cost; absent metrics grouped by reason."""
+    texts, absent = [], dict[str, list[str]]()
+    for key, reading in estimate_view.results.items():
+        if key.startswith(_MAIN_KEYS):
             continue
-        if isinstance(one, Missing):
-            absent.setdefault(one.reason, []).append(key.removeprefix("estimate."))
+        if isinstance(reading, Missing):
+            absent.setdefault(reading.reason, []).append(key.removeprefix("estimate."))
             continue
         line = Text(f"{key}  ")
-        line.append(_figure(one.value, one.unit), style="bold")
-        line.append(f"  (estimate; {one.note})", style="dim")
-        said.append(line)
-    said += [
+        line.append(_figure(reading.value, reading.unit), style="bold")
+        line.append(f"  (estimate; {reading.note})", style="dim")
+        texts.append(line)
+    texts += [
         Text(f"{', '.join(names)}: - ({reason})", style="dim") for reason, names in absent.items()
     ]
-    if shown.memory is not None and shown.memory.host_bytes:
-        held = scaled(shown.memory.host_bytes, "B")
-        said.append(Text(f"and {held} of optimizer in memory that is paged to the host"))
-    return said
+    if estimate_view.memory is not None and estimate_view.memory.host_bytes:
+        on_host = scaled(estimate_view.memory.host_bytes, "B")
+        texts.append(Text(f"and {on_host} of optimizer in memory that is paged to the host"))
+    return texts
 
 
 def _assumed(assumptions: tuple[str, ...]) -> Table:
-    """A block with a line for each, which a longer one continues below itself."""
+    """Return the block of assumptions, one a line, continued with an indent."""
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True, style="dim")
     table.add_column(style="dim", overflow="fold")
@@ -199,34 +199,34 @@ def _figure(value: float, unit: str) -> str:
     return f"{significant(value)} {unit}"
 
 
-def document(shown: EstimateView) -> dict[str, Any]:
-    """Everything, in base units."""
-    counted = "micro_batch_max" if shown.held is None else "sequences_max"
-    found: dict[str, Any] = {
-        "readings": {key: result(one) for key, one in shown.results.items()},
-        "verdict": shown.verdict,
-        "fits": shown.fits,
+def document(estimate_view: EstimateView) -> dict[str, Any]:
+    """Return the estimate as JSON, in base units."""
+    counted = "micro_batch_max" if estimate_view.serving is None else "sequences_max"
+    body: dict[str, Any] = {
+        "readings": {key: result(reading) for key, reading in estimate_view.results.items()},
+        "verdict": estimate_view.verdict,
+        "fits": estimate_view.fits,
         "ways": [
             {"with": way.name, "peak_bytes": way.peak_bytes, "fits": way.fits, counted: way.most}
-            for way in shown.ways
+            for way in estimate_view.ways
         ],
-        "assumptions": list(shown.assumptions),
+        "assumptions": list(estimate_view.assumptions),
     }
-    if shown.memory is not None:
-        found |= _training(shown, shown.memory)
-    if shown.held is not None:
-        held = shown.held
-        found["serving"] = {
-            "weights_bytes": held.weights_bytes,
-            "cache_bytes_per_sequence": held.cache_bytes,
-            "sequences_per_device": held.sequences,
-            "context": held.context,
+    if estimate_view.memory is not None:
+        body |= _training(estimate_view, estimate_view.memory)
+    if estimate_view.serving is not None:
+        serving = estimate_view.serving
+        body["serving"] = {
+            "weights_bytes": serving.weights_bytes,
+            "cache_bytes_per_sequence": serving.cache_bytes,
+            "sequences_per_device": serving.sequences,
+            "context": serving.context,
         }
-    return found
+    return body
 
 
-def _training(shown: EstimateView, memory: Memory) -> dict[str, Any]:
-    params, trained_params = shown.params or (None, None)
+def _training(estimate_view: EstimateView, memory: Memory) -> dict[str, Any]:
+    params, trained_params = estimate_view.params or (None, None)
     return {
         "params": params,
         "params_trained": trained_params,

@@ -1,7 +1,8 @@
-"""The work of a step as tables and as JSON, and readings in lines."""
+"""FLOPs of a step and the conventions they are counted under: tables and JSON."""
 
 from __future__ import annotations
 
+from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -10,7 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ergmeter.flops.analytic import total
+from ergmeter.flops.batch import Batch
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.conventions import CONVENTIONS, LETTERS
+from ergmeter.flops.source import model_graph
+from ergmeter.flops.work import step_work
 from ergmeter.metrics.definitions.compute import NotApplicable, percent
 from ergmeter.records import Missing
 from ergmeter.units import scaled, significant
@@ -18,22 +23,126 @@ from ergmeter.views.documents import result
 
 if TYPE_CHECKING:
     from ergmeter.flops.analytic import PartFlops
+    from ergmeter.flops.conventions import Convention
     from ergmeter.flops.work import Work
     from ergmeter.records import Result
 
+# Conventions.
+
+
+# Llama 3 8B (arXiv 2407.21783, table 3): the model that most published results are of.
+_EXAMPLE = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+}
+_LENGTHS = (2048, 8192, 131072)
+
+
+def convention_entry(convention: Convention, *, width: int) -> str:
+    """Describe one convention in lines of `width` columns."""
+    letters = ", ".join(f"{letter} {word}" for letter, word in convention.letters.items())
+    text_lines = [
+        convention.definition,
+        *([f"letters: {letters}; per token"] if letters else []),
+        *_limits(convention),
+        f"source: {convention.source}",
+    ]
+    wrap = TextWrapper(width, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
+    return "\n".join(
+        [f"{convention.name}: {convention.formula}", *(wrap.fill(line) for line in text_lines)]
+    )
+
+
+def _limits(convention: Convention) -> list[str]:
+    """Return what a convention does not apply to."""
+    if convention.weights is None:
+        return []
+    limits = (
+        ["training with LoRA"]
+        if convention.is_for_lora
+        else ["whole sequences, every weight trained"]
+    )
+    limits += ["a causal mask"] if convention.halves else []
+    limits += [convention.only_for] if convention.only_for else []
+    return [f"for: {', '.join(limits)}"]
+
+
+def conventions_document(convention: Convention) -> dict[str, Any]:
+    """Return one convention as JSON."""
+    return {
+        "name": convention.name,
+        "formula_per_token": convention.formula,
+        "letters": convention.letters,
+        "definition": convention.definition,
+        "limits": _limits(convention),
+        "source": convention.source,
+    }
+
+
+def _more(convention: Convention) -> str:
+    return f" Only for {convention.only_for}." if convention.only_for else ""
+
+
+def conventions_page() -> str:
+    """Return the page docs/conventions.md."""
+    text_lines = [
+        "# Conventions: how others count a training step",
+        "",
+        "<!-- Made by `erg conventions --markdown`; do not edit. -->",
+        "",
+        f"Per token. {', '.join(f'{letter}: {word}' for letter, word in LETTERS.items())}.",
+        "[flops.md](flops.md) derives `exact`; all others are other people's formulas as they are,",
+        "for comparing with their figures, and for whole sequences. But for those of LoRA they are",
+        "for training every weight. `--convention NAME` chooses one; every report shows the spread",
+        "over the rest that are defined for the model, and says which are not and why.",
+        "",
+        "| name | per token | what it counts | source |",
+        "| --- | --- | --- | --- |",
+    ]
+    text_lines += [
+        f"| `{convention.name}` | {convention.formula}"
+        f" | {convention.definition}{_more(convention)} | {convention.source} |"
+        for convention in CONVENTIONS.values()
+    ]
+    text_lines += [
+        "",
+        "## Side by side",
+        "",
+        "Llama 3 8B, GFLOP per token of a full training step, and against `exact`:",
+        "",
+        "| convention | " + " | ".join(f"T = {length}" for length in _LENGTHS) + " |",
+        "| --- | " + " | ".join("---:" for _ in _LENGTHS) + " |",
+    ]
+    graph = model_graph(ModelConfig(dict(_EXAMPLE), where="the example"))
+    works = [step_work(graph, Batch.of(1, length)) for length in _LENGTHS]
+    for name in works[0].flops:
+        cells = []
+        for work, length in zip(works, _LENGTHS, strict=True):
+            flops, exact = work.flops[name].model_per_step, work.chosen.model_per_step
+            off = round(100 * (flops / exact - 1), 1) or 0.0  # no -0.0
+            cells.append(f"{flops / length / 1e9:.2f} ({off:+.1f} %)")
+        text_lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return "\n".join(text_lines) + "\n"
+
 
 def parts_table(work: Work) -> Table:
-    """What each part of the model costs in a step."""
+    """Tabulate the cost of each part of the model in a step."""
     sums, tokens = total(work.parts), work.batch.tokens_real
     step, token = _scale(sums.model), _scale(sums.model / tokens)
     extra = "; extra: computed again, or on padding" if sums.recomputed else ""
-    one = _token(work)
-    each = f", {token[1]}FLOP {one}" if tokens > 1 else ""
+    unit = _token(work)
+    each = f", {token[1]}FLOP {unit}" if tokens > 1 else ""
     table = _table(f"exact, by part: {step[1]}FLOP a step{each}{extra}")
     table.add_column("part", no_wrap=True)
     columns = ["forward", *(["backward"] if sums.backward else [])]
     columns += ["extra"] if sums.recomputed else []
-    for name in (*columns, "share", *([one] if tokens > 1 else [])):
+    for name in (*columns, "share", *([unit] if tokens > 1 else [])):
         table.add_column(name, justify="right", no_wrap=True)
     for part, flops in [*work.parts.items(), ("all", sums)]:
         if not flops.hardware:
@@ -61,7 +170,7 @@ def _table(title: str) -> Table:
 
 
 def _scale(value: float) -> tuple[float, str]:
-    """The factor and the prefix that a whole table is printed in."""
+    """Return the factor and SI prefix of a table."""
     for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
         if value >= factor:
             return factor, prefix
@@ -69,7 +178,7 @@ def _scale(value: float) -> tuple[float, str]:
 
 
 def _number(value: float, scale: tuple[float, str]) -> str:
-    """In the unit of the table; what is too little for it, in one of its own."""
+    """Format in the table's unit; values too small for it in their own."""
     if not value:
         return "-"
     if value < _LEAST * scale[0]:
@@ -81,21 +190,21 @@ _LEAST = 1e-3
 
 
 def _token(work: Work) -> str:
-    """What a figure for each token is for: padding is no token."""
+    """Return the unit of per-token values; padding does not count."""
     return "a token" if work.batch.tokens == work.batch.tokens_real else "a real token"
 
 
 def conventions_table(work: Work) -> Table | None:
-    """The step under each convention, and how far each is from the chosen one, if there are any."""
+    """Tabulate the step under each convention, with the difference from the chosen one."""
     if len(work.flops) == 1:
         return None
     chosen = work.chosen
     tokens = chosen.tokens_per_step or 1
     step, token = _scale(chosen.model_per_step), _scale(chosen.model_per_step / tokens)
-    one = _token(work)
-    table = _table(f"as others count it: {step[1]}FLOP a step, {token[1]}FLOP {one}")
+    unit = _token(work)
+    table = _table(f"as others count it: {step[1]}FLOP a step, {token[1]}FLOP {unit}")
     table.add_column("convention", no_wrap=True)
-    for name in ("a step", one, f"vs {chosen.convention}"):
+    for name in ("a step", unit, f"vs {chosen.convention}"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column(_PER[work.phase], style="dim")
     for name, flops in work.flops.items():
@@ -110,48 +219,48 @@ def conventions_table(work: Work) -> Table | None:
     return table
 
 
-# Their formulas are of training; reading a prompt is a third of it.
+# The formulas are for training; prefill is a third of it.
 _PER = {"train": "formula, a token", "prefill": "a third of this, a token", "decode": ""}
 
 
 def convention_lines(work: Work) -> list[Text]:
-    """What stands below the conventions: letters, and those that say nothing of this step."""
+    """Return the legend of the conventions, and those that do not cover this step."""
     used = {letter for name in work.flops for letter in CONVENTIONS[name].letters}
-    said = []
+    text_lines = []
     if used:
         words = ", ".join(f"{letter} {LETTERS[letter]}" for letter in LETTERS if letter in used)
-        said.append(f"{words}. `erg conventions NAME` says what each counts.")
+        text_lines.append(f"{words}. `erg conventions NAME` says what each counts.")
     if used and not work.batch.is_grid:
-        said.append("formulas count whole sequences with their padding, not documents")
+        text_lines.append("formulas count whole sequences with their padding, not documents")
     elsewhere = work.not_defined
-    if work.training.lora is None:  # of what is for LoRA there is no need to speak
+    if work.training.lora is None:  # LoRA conventions are not mentioned without adapters
         elsewhere = {n: why for n, why in elsewhere.items() if not CONVENTIONS[n].is_for_lora}
     for reason, names in _by_reason(elsewhere).items():
         which = ", ".join(names) if len(work.flops) > 1 else "every other convention"
-        said.append(f"not defined here: {which}: {reason}")
-    return [Text(line, style="dim") for line in said]
+        text_lines.append(f"not defined here: {which}: {reason}")
+    return [Text(line, style="dim") for line in text_lines]
 
 
 def _by_reason(reasons: dict[str, str]) -> dict[str, list[str]]:
-    """What shares a reason, so that it is said once."""
-    found: dict[str, list[str]] = {}
+    """Group names by their reason."""
+    names_by_reason: dict[str, list[str]] = {}
     for name, reason in reasons.items():
-        found.setdefault(reason, []).append(name)
-    return found
+        names_by_reason.setdefault(reason, []).append(name)
+    return names_by_reason
 
 
 def lines(work: Work) -> list[Text]:
-    """What stands above the tables: the step, the model, the bytes, what is assumed."""
-    said = [f"{_count(work.params)} parameters"]
+    """Return the lines above the tables: step, model, bytes, assumptions."""
+    facts = [f"{_count(work.params)} parameters"]
     if work.params_active != work.params:
-        said.append(f"{_count(work.params_active)} active per token")
+        facts.append(f"{_count(work.params_active)} active per token")
     if work.params_trained != work.params and work.phase == "train":
         share = 100 * work.params_trained / work.params
-        said.append(f"{_count(work.params_trained)} trained ({significant(share, 3)} %)")
-    found = [Text(_step(work), style="bold"), Text(", ".join(said))]
+        facts.append(f"{_count(work.params_trained)} trained ({significant(share, 3)} %)")
+    text_lines = [Text(_step(work), style="bold"), Text(", ".join(facts))]
     if work.params_given is not None:
         used = ", ".join(work.of_params_given)
-        found.append(Text(f"given: N = {_count(work.params_given)} parameters, in {used}"))
+        text_lines.append(Text(f"given: N = {_count(work.params_given)} parameters, in {used}"))
     traffic = work.traffic
     if traffic is not None:
         moved = (
@@ -160,15 +269,15 @@ def lines(work: Work) -> list[Text]:
             f" cache read {scaled(traffic.cache_read_bytes, 'B')}, written"
             f" {scaled(traffic.cache_written_bytes, 'B')}"
         )
-        found.append(Text(moved))
+        text_lines.append(Text(moved))
     if work.kept:
-        found.append(Text(f"kept: {'; '.join(work.kept)}", style="dim"))
-    found += [Text(f"assumed: {line}", style="dim") for line in work.assumptions]
-    return found
+        text_lines.append(Text(f"kept: {'; '.join(work.kept)}", style="dim"))
+    text_lines += [Text(f"assumed: {line}", style="dim") for line in work.assumptions]
+    return text_lines
 
 
 def _step(work: Work) -> str:
-    """What one step is, in a line."""
+    """Describe one step in a line."""
     batch, first = work.batch, work.batch.documents[0]
     if work.phase == "decode":
         each = " each" if batch.sequences > 1 else ""
@@ -205,10 +314,10 @@ def _count(number: int) -> str:
 
 
 def document(work: Work) -> dict[str, Any]:
-    """Everything, in FLOPs and bytes."""
+    """Return the work of a step as JSON, in FLOPs and bytes."""
     sums = total(work.parts)
     chosen = work.chosen
-    whole: dict[str, Any] = {
+    body: dict[str, Any] = {
         "step": _step(work),
         "phase": work.phase,
         "convention": chosen.convention,
@@ -237,14 +346,14 @@ def document(work: Work) -> dict[str, Any]:
     }
     traffic = work.traffic
     if traffic is not None:
-        whole["bytes_moved"] = {
+        body["bytes_moved"] = {
             "weights": traffic.weights_bytes,
             "cache_read": traffic.cache_read_bytes,
             "cache_written": traffic.cache_written_bytes,
             "total": traffic.total_bytes,
         }
-        whole["kept"] = {"weights_bytes": work.kept_bytes, "as": list(work.kept)}
-    return whole
+        body["kept"] = {"weights_bytes": work.kept_bytes, "as": list(work.kept)}
+    return body
 
 
 def _n_given(work: Work) -> dict[str, Any]:
@@ -263,33 +372,38 @@ def _numbers(flops: PartFlops) -> dict[str, float]:
     }
 
 
-def readings(found: dict[str, Result]) -> dict[str, Any]:
-    """Readings by key, as `erg report --json` has them."""
-    return {"readings": {key: result(one) for key, one in found.items()}}
+def readings(results: dict[str, Result]) -> dict[str, Any]:
+    """Return readings by key, in the form of `erg report --json`."""
+    return {"readings": {key: result(reading) for key, reading in results.items()}}
 
 
-def reading_lines(found: dict[str, Result]) -> list[Text | Padding]:
-    """Readings as a person reads them: the figure, then how it came about; then what is absent.
+def reading_lines(results: dict[str, Result]) -> list[Text | Padding]:
+    """Return readings as lines: value, basis and note, then absent metrics.
 
-    What does not apply to the job is not a row, and a reason that several share is said once.
+    Metrics that do not apply to the job have no line; shared reasons are given once.
     """
-    said: list[Text | Padding] = []
+    text_lines: list[Text | Padding] = []
     absent: dict[str, str] = {}
-    for key, one in found.items():
-        if isinstance(one, Missing):
-            if not isinstance(one, NotApplicable):
-                absent[key] = one.reason
+    for key, reading in results.items():
+        if isinstance(reading, Missing):
+            if not isinstance(reading, NotApplicable):
+                absent[key] = reading.reason
             continue
-        is_share = one.unit == "frac"
-        value = percent(one.value, decimals=2) if is_share else scaled(one.value, one.unit)
+        is_share = reading.unit == "frac"
+        value = (
+            percent(reading.value, decimals=2) if is_share else scaled(reading.value, reading.unit)
+        )
         line = Text(f"{key}  ")
         line.append(value, style="bold")
-        line.append(one.mark, style="bold red")
-        line.append(f"  {one.basis}", style="dim")
-        said += [line, _below("; ".join(part for part in (one.impossible, one.note) if part))]
+        line.append(reading.mark, style="bold red")
+        line.append(f"  {reading.basis}", style="dim")
+        text_lines += [
+            line,
+            _below("; ".join(part for part in (reading.impossible, reading.note) if part)),
+        ]
     for reason, keys in _by_reason(absent).items():
-        said += [Text(f"{', '.join(keys)}  -"), _below(reason)]
-    return said
+        text_lines += [Text(f"{', '.join(keys)}  -"), _below(reason)]
+    return text_lines
 
 
 def _below(note: str) -> Padding:

@@ -1,7 +1,7 @@
-"""Counted HLO modules on the terminal and as JSON.
+"""FLOPs counted from HLO modules, on the terminal and as JSON.
 
-The trap: a total that looks complete. Whatever a count leaves open (loops that depend on data,
-kernels that do not state their MACs, calls that may hold products) stands right below it.
+A total is followed by what the count leaves open: loops whose length depends on data, kernels that
+do not state their MACs, and custom calls.
 """
 
 from __future__ import annotations
@@ -35,15 +35,19 @@ _INDENT = "  "
 def modules_view(
     counted: Sequence[FileCount], *, by: str, left_out: Mapping[str, int], verbose: bool
 ) -> Iterator[RenderableType]:
-    """The table that was asked for, the total, what it leaves open, and what failed."""
-    counts = [one.count for one in counted if one.count]
+    """Yield the requested table, the total, what it leaves open, and failures."""
+    counts = [file.count for file in counted if file.count]
     if counts:
         yield _table(counted, by)
         if by == "module":
             bounds = {count.bound for count in counts}
-            yield from (Text(f"{_SIGNS[b]} {said}", "dim") for b, said in _BOUNDS if b in bounds)
+            yield from (
+                Text(f"{_SIGNS[b]} {meaning}", "dim") for b, meaning in _BOUNDS if b in bounds
+            )
             marks = {mark(count) for count in counts if count.macs}
-            yield from (Text(f"{m} {said}", "dim") for m, said in LEGEND.items() if m in marks)
+            yield from (
+                Text(f"{m} {meaning}", "dim") for m, meaning in LEGEND.items() if m in marks
+            )
         if by == "computation" and len(counts) > 1:
             merged = len(counts)
             yield Text(f"computations of the same name in {merged} modules are added up", "dim")
@@ -55,15 +59,15 @@ def modules_view(
     in_table = bool(counts) and by == "module"
     yield from (Text(line, "red") for line in failures(counted, in_table=in_table))
     if verbose:
-        remembered = sum(one.from_memo for one in counted)
+        remembered = sum(file.from_memo for file in counted)
         yield Text(f"reader: {reader_name()}; {remembered} of {len(counted)} from memory", "dim")
 
 
 def document(counted: Sequence[FileCount], *, left_out: Mapping[str, int]) -> dict[str, Any]:
-    """All of it, for programs."""
-    counts = [one.count for one in counted if one.count]
+    """Return all counts as JSON."""
+    counts = [file.count for file in counted if file.count]
     return {
-        "files": [_file(one) for one in counted],
+        "files": [_file(file) for file in counted],
         "counted": len(counts),
         "failed": len(counted) - len(counts),
         "left_out": dict(left_out),
@@ -74,16 +78,16 @@ def document(counted: Sequence[FileCount], *, left_out: Mapping[str, int]) -> di
     }
 
 
-def _file(one: FileCount) -> dict[str, Any]:
+def _file(file_count: FileCount) -> dict[str, Any]:
     head: dict[str, Any] = {
-        "path": str(one.path),
-        "size_bytes": one.size_bytes,
-        "from_memo": one.from_memo,
-        "error": one.error,
+        "path": str(file_count.path),
+        "size_bytes": file_count.size_bytes,
+        "from_memo": file_count.from_memo,
+        "error": file_count.error,
     }
-    if one.count is None:
+    if file_count.count is None:
         return head
-    count = one.count
+    count = file_count.count
     derived = ("bound", "flops", "nki_macs", "nki_calls", "nki_calls_known", "nki_share_frac")
     return {
         **head,
@@ -96,59 +100,59 @@ def _file(one: FileCount) -> dict[str, Any]:
 def _table(counted: Sequence[FileCount], by: str) -> Table:
     if by == "module":
         return _modules(counted)
-    counts = [one.count for one in counted if one.count]
+    counts = [file.count for file in counted if file.count]
     if by == "kernel":
         return _kernels(counts)
     sums: Counter[str] = Counter()
     for count in counts:
         sums.update(count.by_op if by == "op" else count.by_computation)
     table = _grid(by, "MACs", "share")
-    whole = sum(sums.values())
+    total = sum(sums.values())
     for name, macs in sums.most_common():
-        table.add_row(name, f"{macs:,}", percent(macs / whole) if whole else "-")
+        table.add_row(name, f"{macs:,}", percent(macs / total) if total else "-")
     return table
 
 
 def _modules(counted: Sequence[FileCount]) -> Table:
-    """A row each, under its directory; a file name that all have stands in the title."""
+    """Fill a row for each module under its directory; a common file name is in the title."""
     table = _grid("module", "MACs", "NKI", "instr.")
     shared, same, places = _places(counted)
     title = f"{shared}, each {same}" if same else str(shared)
     table.title, table.title_justify, table.title_style = title, "left", "dim"
     above = shared
-    for one, place in zip(counted, places, strict=True):
-        if one.count:
-            depth = len(place.parent.relative_to(shared).parts)
-            for heading in _headings(above.relative_to(shared), place.parent.relative_to(shared)):
+    for file, path in zip(counted, places, strict=True):
+        if file.count:
+            depth = len(path.parent.relative_to(shared).parts)
+            for heading in _headings(above.relative_to(shared), path.parent.relative_to(shared)):
                 table.add_row(Text(heading, "dim"))
-            above = place.parent
-            count = one.count
+            above = path.parent
+            count = file.count
             nki = f"{percent(count.nki_macs / count.macs)}{mark(count)}" if count.macs else "-"
             sign = f"{_SIGNS[count.bound]} " if count.bound else ""
             table.add_row(
-                _INDENT * (depth - 1) + place.name,
+                _INDENT * (depth - 1) + path.name,
                 f"{sign}{count.macs:,}",
                 nki,
-                f"{one.count.instructions:,}",
+                f"{file.count.instructions:,}",
             )
     return table
 
 
 def _headings(above: Path, here: Path) -> Iterator[str]:
-    """The directories that are new, one a line: a path of them is wider than a terminal."""
-    known = 0
-    while above.parts[: known + 1] == here.parts[: known + 1] and known < len(here.parts):
-        known += 1
-    for depth in range(known, len(here.parts)):
+    """Yield new directories, one a line: full paths are wider than a terminal."""
+    stated = 0
+    while above.parts[: stated + 1] == here.parts[: stated + 1] and stated < len(here.parts):
+        stated += 1
+    for depth in range(stated, len(here.parts)):
         yield f"{_INDENT * depth}{here.parts[depth]}/"
 
 
 def _places(counted: Sequence[FileCount]) -> tuple[Path, str | None, list[Path]]:
-    """The directory that all are below, the file name if all have one, and where each is."""
-    paths = [one.path.absolute() for one in counted]
+    """Return the common directory, the common file name if any, and each path."""
+    paths = [file.path.absolute() for file in counted]
     same = paths[0].name if len(paths) > 1 and len({path.name for path in paths}) == 1 else None
     places = [path.parent if same else path for path in paths]
-    return Path(os.path.commonpath([place.parent for place in places])), same, places
+    return Path(os.path.commonpath([path.parent for path in places])), same, places
 
 
 def _kernels(counts: Sequence[ModuleCount]) -> Table:
@@ -181,34 +185,34 @@ def _total(counts: Sequence[ModuleCount]) -> Iterator[Text]:
     yield Text(f"{words}{macs:,} MACs ({scaled(2 * macs, 'FLOP')}){of}", "bold")
     if once != macs:
         yield Text(f"{once:,} if every loop is counted once, as XLA's cost analysis does", "dim")
-    known = sum(count.nki_calls_known for count in counts)
+    stated = sum(count.nki_calls_known for count in counts)
     calls = sum(count.nki_calls for count in counts)
     if calls:
         nki = sum(count.nki_macs for count in counts)
         state = (
-            f"{known} of {calls} calls state their"
+            f"{stated} of {calls} calls state their"
             if calls > 1
-            else f"{known} of 1 call states its"
+            else f"{stated} of 1 call states its"
         )
         yield Text(f"{nki:,} of them in NKI kernels ({state} MACs)")
 
 
 def bound_of(counts: Sequence[ModuleCount]) -> str:
-    """How the sum of counts stands to the truth, as `ModuleCount.bound`."""
+    """Return the bound of a sum of counts, as `ModuleCount.bound`."""
     bounds = {count.bound for count in counts} - {""}
     return bounds.pop() if len(bounds) == 1 else "about" if bounds else ""
 
 
 def _scopes(counts: Sequence[ModuleCount]) -> Iterator[str]:
-    """Whose work the counts are: that of one device, or of all."""
-    found = Counter((count.scope, count.devices) for count in counts)
-    for (scope, devices), number in found.items():
-        which = "" if len(found) == 1 else f"{number} of {len(counts)} modules: "
+    """Yield whether counts are of one device or of all."""
+    modules = Counter((count.scope, count.devices) for count in counts)
+    for (scope, devices), number in modules.items():
+        which = "" if len(modules) == 1 else f"{number} of {len(counts)} modules: "
         yield which + scope_in_words(scope, devices)
 
 
 def scope_in_words(scope: str, devices: int | None) -> str:
-    """Whose work a count is."""
+    """Return whose work a count is: one device's or all devices'."""
     if scope == "one device":
         shared = f", one of {devices} that the module is partitioned over" if devices else ""
         return f"the work of one device{shared}"
@@ -222,12 +226,12 @@ def scope_in_words(scope: str, devices: int | None) -> str:
 
 
 def _open(counts: Sequence[ModuleCount]) -> Iterator[str]:
-    """What the total leaves open."""
+    """Yield what the total leaves open."""
     calls: Counter[str] = Counter()
     for count in counts:
         for kernel in count.kernels:
             calls[kernel.state] += kernel.calls
-    yield from (_unknown(calls[state], *said) for state, said in _UNKNOWN.items() if calls[state])
+    yield from (_unknown(calls[state], *words) for state, words in _UNKNOWN.items() if calls[state])
     unknown: Counter[str] = Counter()
     for count in counts:
         unknown.update(count.unknown_calls)
@@ -252,7 +256,7 @@ def _open(counts: Sequence[ModuleCount]) -> Iterator[str]:
 
 
 def _uncounted(counts: Sequence[ModuleCount]) -> Iterator[str]:
-    """Operations that are no products, with their calls and FLOPs."""
+    """Yield operations other than products, with their calls and FLOPs."""
     calls: Counter[str] = Counter()
     flops: Counter[str] = Counter()
     for count in counts:
@@ -272,7 +276,7 @@ _FORMULAS = {
     "triangular-solve": "n^2 a right-hand side",
     "fft": "5 N log2 N, half of it for real points",
 }
-# What stands before a count, and what it means.
+# Signs before a count, and their meaning.
 _SIGNS = {"at least": "≥", "at most": "≤", "about": "≈"}
 _BOUNDS = (
     ("at least", "at least: something of it is not counted, or counted once: see below"),
@@ -281,16 +285,16 @@ _BOUNDS = (
 )
 
 
-# Of one kernel, and of several.
+# Singular and plural.
 _UNKNOWN = {
     "absent": ("that does not state its MACs", "that do not state their MACs"),
     "unreadable": ("whose configuration can't be read", "whose configurations can't be read"),
 }
 
 
-def _unknown(calls: int, one: str, many: str) -> str:
+def _unknown(calls: int, text: str, many: str) -> str:
     if calls == 1:
-        return f"not counted: 1 call of an NKI kernel {one}"
+        return f"not counted: 1 call of an NKI kernel {text}"
     return f"not counted: {calls} calls of NKI kernels {many}"
 
 
@@ -300,26 +304,26 @@ def _some(names: Sequence[str]) -> str:
 
 
 def failures(counted: Sequence[FileCount], *, in_table: bool) -> Iterator[str]:
-    """Each kind of error once, with how many files it struck and one of them."""
+    """Yield each kind of error once, with the number of files and an example."""
     kinds: dict[str, list[str]] = {}
     errors: dict[str, str] = {}
-    for one, name in zip(counted, _names(counted, in_table=in_table), strict=True):
-        if one.error:
-            kind = re.sub(r"\d+", "N", one.error)
+    for file, name in zip(counted, _names(counted, in_table=in_table), strict=True):
+        if file.error:
+            kind = re.sub(r"\d+", "N", file.error)
             kinds.setdefault(kind, []).append(name)
-            errors.setdefault(kind, one.error)
+            errors.setdefault(kind, file.error)
     for kind, struck in kinds.items():
         more = f" (and {len(struck) - 1} more like it)" if len(struck) > 1 else ""
         yield f"{struck[0]}: {errors[kind]}{more}"
 
 
 def _names(counted: Sequence[FileCount], *, in_table: bool) -> list[str]:
-    """What files are called: below the title of a table, else from here."""
+    """Return file names relative to the table's title, else to the working directory."""
     if not counted:
         return []
     if in_table:
         shared, _, places = _places(counted)
-        return [str(place.relative_to(shared)) for place in places]
+        return [str(path.relative_to(shared)) for path in places]
     here = Path.cwd()
-    paths = [one.path.absolute() for one in counted]
+    paths = [file.path.absolute() for file in counted]
     return [str(p.relative_to(here)) if p.is_relative_to(here) else str(p) for p in paths]

@@ -1,8 +1,12 @@
-"""What a chart is here: a Vega-Lite spec with the table that says the same in words.
+"""The chart type: a Vega-Lite specification, its data table, and the colours it is drawn in.
 
-The trap: a chart that misleads. No area stands on a cut axis, no curve runs between two readings,
-an axis names its unit, and a chart that can't be drawn keeps its place with the reason. The same
-spec makes the page and the file.
+Areas start at 0, lines do not bridge missing readings, and each axis names its unit. A chart that
+cannot be drawn stays on the page with the reason. Pages and image files use the same specification.
+
+Specifications name colours as CSS variables (`var(--c1)`), so that a page can switch between light
+and dark. Image files have no style sheet; there the colours are filled in. The palette is that of
+Okabe and Ito (2008), which works for colour-blind readers, ordered by contrast. Yellow is left out
+on white.
 """
 
 from __future__ import annotations
@@ -16,12 +20,93 @@ from ergmeter.units import significant
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+# Colours.
+
+
+LIGHT = {
+    "bg": "#ffffff",
+    "card": "#f6f7f9",
+    "ink": "#1b1f24",
+    "dim": "#57606a",
+    "grid": "#dde1e6",
+    "shade": "#e9ecef",
+    "mark": "#57606a",
+    "c1": "#0072b2",
+    "c2": "#d55e00",
+    "c3": "#009e73",
+    "c4": "#cc79a7",
+    "c5": "#e69f00",
+    "c6": "#56b4e9",
+    "c7": "#1b1f24",
+    "c8": "#8c959f",
+}
+DARK = {
+    "bg": "#14171b",
+    "card": "#1d2127",
+    "ink": "#e8eaed",
+    "dim": "#a9b1ba",
+    "grid": "#343a42",
+    "shade": "#242a31",
+    "mark": "#a9b1ba",
+    "c1": "#56b4e9",
+    "c2": "#e69f00",
+    "c3": "#00b386",
+    "c4": "#cc79a7",
+    "c5": "#e8742a",
+    "c6": "#f0e442",
+    "c7": "#e8eaed",
+    "c8": "#848d97",
+}
+THEMES = {"light": LIGHT, "dark": DARK}
+SERIES = tuple(f"var(--c{number})" for number in range(1, 9))
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
+
+
+def config() -> dict[str, Any]:
+    """Return the Vega-Lite configuration of all charts."""
+    text = {"labelColor": "var(--dim)", "titleColor": "var(--ink)", "labelFontSize": 11}
+    return {
+        "background": "transparent",
+        "font": _FONT,
+        "view": {"stroke": None},
+        "axis": {
+            **text,
+            "titleFontSize": 12,
+            "titleFontWeight": "normal",
+            "gridColor": "var(--grid)",
+            "domainColor": "var(--grid)",
+            "tickColor": "var(--grid)",
+            "labelLimit": 150,
+            "labelSeparation": 8,  # overlapping labels: one is hidden
+        },
+        "legend": {**text, "title": None, "orient": "top", "labelLimit": 230, "symbolSize": 80},
+        "range": {"category": list(SERIES)},
+        "aria": True,
+    }
+
+
+def with_colours(spec: Any, theme: str) -> Any:  # noqa: ANN401  whatever JSON can hold
+    """Return a specification with a theme's colours filled in, for a file."""
+    if isinstance(spec, dict):
+        return {key: with_colours(value, theme) for key, value in spec.items()}
+    if isinstance(spec, list):
+        return [with_colours(value, theme) for value in spec]
+    if isinstance(spec, str) and spec.startswith("var(--"):
+        return THEMES[theme][spec.removeprefix("var(--").removesuffix(")")]
+    return spec
+
+
+def style_variables(theme: str) -> str:
+    """Return the colours as CSS declarations."""
+    return "".join(f"--{name}:{colour};" for name, colour in THEMES[theme].items())
+
+
 _SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 @dataclass(frozen=True)
 class Table:
-    """A chart's content in words: for who can't see it, and for who wants the figures."""
+    """The data table of a chart."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -29,10 +114,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart, or why there is none. `on_time` ones share their time axis.
+    """A chart, or the reason why it is not drawn. Charts with `on_time` share their time axis.
 
-    The legend is for the page, which wraps it; a file has the one that Vega draws. `axes` are the x
-    encodings that the reader may choose from, by name, and `axis` is the one that suits the chart.
+    The legend is for the page, which wraps it; files use Vega's own. `axes` are the x encodings
+    that a reader may choose from, by name; `axis` is the default one.
     """
 
     id: str
@@ -50,30 +135,30 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How values are brought to the unit that the axis names."""
+    """The factor and unit of an axis."""
 
     factor: float
     unit: str
 
     def text(self, value: float) -> str:
-        """A value with its unit; a share in percent."""
+        """Format a value with its unit; a share in percent."""
         if self.unit == "frac":
             return f"{significant(value * 100, 3)} %"
         return f"{significant(value / self.factor)} {self.unit}"
 
 
 def scale_for(unit: str, most: float) -> Scale:
-    """An SI prefix for the axis, by the highest value on it."""
+    """Return the SI prefix of an axis by its highest value."""
     if unit in ("frac", "C", ""):
         return Scale(1.0, {"C": "°C"}.get(unit, unit))
     if unit == "s":
         return Scale(1e-3, "ms") if most < 1 else Scale(1.0, "s")
-    factor, prefix = next((one for one in _SI if abs(most) >= one[0]), _SI[-1])
+    factor, prefix = next((step for step in _SI if abs(most) >= step[0]), _SI[-1])
     return Scale(factor, prefix + unit)
 
 
 def framed(description: str, height: int, layers: list[dict[str, Any]]) -> dict[str, Any]:
-    """A spec of these layers, as wide as what holds it."""
+    """Return a specification of these layers, as wide as its container."""
     return {
         "description": description,
         "width": "container",
@@ -86,7 +171,7 @@ def framed(description: str, height: int, layers: list[dict[str, Any]]) -> dict[
 def chart_of(
     id_: str, title: str, unit: str, draw: Callable[[], Chart], *, on_time: bool = False
 ) -> Chart:
-    """A chart, or its place with the reason."""
+    """Return the chart, or an empty one with the reason."""
     try:
         return draw()
     except NotMeasurable as error:

@@ -1,8 +1,7 @@
-"""Dots with their intervals, a row each, and a line where nothing differs.
+"""Dots with confidence intervals, one row each, and a line at no difference.
 
-The trap: a dot that looks as sure as its neighbour. One whose scatter is not known has no interval,
-a shape of its own and the words beside it; what is absent keeps its row and says so. Names stand
-above their dots and not on an axis, where a long one would be cut or leave the dots no room.
+A value without an interval has its own shape and a note. An absent value keeps its row. Names stand
+above their dots: on an axis, long names would be cut or take the space of the dots.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Kind = Literal["better", "worse", "differs", "open", "pass", "plain", "bare", "absent"]
-# A colour, a shape, and the sign that stands for the shape in a legend.
+# Colour, shape, and the shape's sign in a legend.
 LOOKS: dict[Kind, tuple[str, str, str]] = {
     "better": ("c3", "triangle-up", "▲"),
     "worse": ("c2", "triangle-down", "▼"),
@@ -27,13 +26,13 @@ LOOKS: dict[Kind, tuple[str, str, str]] = {
     "bare": ("c8", "diamond", "◆"),
     "absent": ("c8", "circle", ""),
 }
-_FIGURE_PX = 190  # what the words on the right may take of a row
-_LONG = 22  # characters of a name, beyond which a narrow window has no room for words beside it
+_FIGURE_PX = 190  # of a row, for the text on the right
+_LONG = 22  # characters; longer names leave no room for text beside them in a narrow window
 
 
 @dataclass(frozen=True, slots=True)
 class _Tiers:
-    """How high a row is, and where within it its name, its figure and its dot are."""
+    """The height of a row, and the positions of name, value and dot within it."""
 
     px: int
     name: float
@@ -42,7 +41,7 @@ class _Tiers:
 
     @property
     def is_shared(self) -> bool:
-        """Whether name and figure stand in one line."""
+        """True if name and value share a line."""
         return self.name == self.figure
 
 
@@ -52,23 +51,23 @@ _THREE = _Tiers(58, 0.16, 0.44, 0.78)
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """One row: a value with its interval, if it has one, or nothing, and what is said of it.
+    """One row: a value with its interval, both optional, and its text.
 
-    `limits` are what a rule allows, where there is one.
+    `limits` are the values that a rule allows, if there is one.
     """
 
     name: str
     value: float | None
     low: float | None
     high: float | None
-    said: str
+    value_text: str
     kind: Kind
     limits: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What the dots are measured along. `neutral` is where nothing differs."""
+    """The axis of the dots. `neutral` is the value of no difference."""
 
     title: str
     is_log: bool = False
@@ -87,44 +86,44 @@ def interval_chart(
     table: Table,
     note: str = "",
 ) -> Chart:
-    """The rows in their order. `words` says what each kind of dot stands for."""
-    described = "; ".join(f"{one.name} {one.said}" for one in dots[:12])
+    """Return the chart, rows in order. `words` explains each kind of dot."""
+    described = "; ".join(f"{dot.name} {dot.value_text}" for dot in dots[:12])
     more = f"; and {len(dots) - 12} more, in the table" if len(dots) > 12 else ""
-    used = dict.fromkeys(one.kind for one in dots)
+    used = dict.fromkeys(dot.kind for dot in dots)
     legend = tuple(
-        (f"{LOOKS[kind][2]} {said}", LOOKS[kind][0]) for kind, said in words.items() if kind in used
+        (f"{LOOKS[kind][2]} {word}", LOOKS[kind][0]) for kind, word in words.items() if kind in used
     )
-    tiers = _THREE if any(len(one.name) > _LONG for one in dots) else _TWO
+    tiers = _THREE if any(len(dot.name) > _LONG for dot in dots) else _TWO
     layers = _layers(dots, axis, tiers)
     spec = framed(f"{title}: {described}{more}", tiers.px * len(dots), layers)
     return Chart(id_, title, unit, spec, table, note, legend=legend)
 
 
 def _layers(dots: Sequence[Dot], axis: Axis, tiers: _Tiers) -> list[dict[str, Any]]:
-    """From the line behind all to the words; Vega complains of a layer that has nothing in it."""
-    rows = [_row(number, one) for number, one in enumerate(dots)]
-    drawn = [row for row in rows if row["v"] is not None]
-    spans = [row for row in drawn if row["low"] is not None]
-    limits = [{"i": n, "v": at} for n, one in enumerate(dots) for at in one.limits]
+    """Return the layers from back to front, without empty ones: Vega warns about those."""
+    rows = [_row(number, dot) for number, dot in enumerate(dots)]
+    present = [row for row in rows if row["v"] is not None]
+    spans = [row for row in present if row["low"] is not None]
+    limits = [{"i": n, "v": at} for n, dot in enumerate(dots) for at in dot.limits]
     line = [] if axis.neutral is None else [{"v": axis.neutral}]
     x, y = _x(axis), _y(tiers.dot)
     across = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y, "color": _colour()}
     shape = {"field": "shape", "type": "nominal", "scale": None, "legend": None}
     tooltip = [{"field": "name", "title": "of"}, {"field": "said", "title": "is"}]
     at = {"x": {**x, "field": "v"}, "y": y}
-    down_px = (tiers.dot - 0.5) * tiers.px  # a tick heeds no place within its band
+    down_px = (tiers.dot - 0.5) * tiers.px  # ticks ignore the position within a band
     tick = {"type": "tick", "orient": "vertical", "size": 20, "yOffset": down_px}
     dot = {"type": "point", "filled": True, "size": 95, "opacity": 1}
     layers = [
-        # Words have a rim of the ground's colour, so that the line does not strike them out.
+        # Texts have an outline in the background colour, so that the line does not cross them.
         _layer("neutral", line, {"type": "rule", "color": "var(--dim)"}, {"x": at["x"]}),
         _layer("spans", spans, {"type": "rule", "strokeWidth": 3}, across),
         _layer(
-            "points", drawn, dot, {**at, "color": _colour(), "shape": shape, "tooltip": tooltip}
+            "points", present, dot, {**at, "color": _colour(), "shape": shape, "tooltip": tooltip}
         ),
         _layer("limits", limits, {**tick, "thickness": 3, "color": "var(--ink)"}, at),
     ]
-    return [*(one for one in layers if one["data"]["values"]), *_words(rows, tiers)]
+    return [*(layer for layer in layers if layer["data"]["values"]), *_words(rows, tiers)]
 
 
 def _layer(
@@ -137,14 +136,14 @@ def _layer(
     }
 
 
-def _row(number: int, one: Dot) -> dict[str, Any]:
-    colour, shape, _ = LOOKS[one.kind]
-    ends = (one.low, one.high) if one.low is not None and one.high is not None else (None, None)
+def _row(number: int, dot: Dot) -> dict[str, Any]:
+    colour, shape, _ = LOOKS[dot.kind]
+    ends = (dot.low, dot.high) if dot.low is not None and dot.high is not None else (None, None)
     return {
         "i": number,
-        "name": one.name,
-        "said": one.said,
-        "v": one.value,
+        "name": dot.name,
+        "said": dot.value_text,
+        "v": dot.value,
         "low": ends[0],
         "high": ends[1],
         "shape": shape,
@@ -167,7 +166,7 @@ def _x(axis: Axis) -> dict[str, Any]:
 
 
 def _y(at: float) -> dict[str, Any]:
-    """A row's place; its band is the row, and `at` says where within it."""
+    """Return the vertical encoding of a row; `at` is the position within its band."""
     scale = {"type": "band", "padding": 0}
     return {"field": "i", "type": "ordinal", "axis": None, "scale": scale, "bandPosition": at}
 
@@ -177,8 +176,7 @@ def _colour() -> dict[str, Any]:
 
 
 def _words(rows: list[dict[str, Any]], tiers: _Tiers) -> list[dict[str, Any]]:
-    """The name of a row, and its figure on the right of it or below it; cut where the window is too
-    narrow for them."""
+    """Return the texts of a row: name and value, cut to the width."""
     mark = {"type": "text", "baseline": "middle", "fontSize": 12, "aria": False}
     wide = {"expr": f"width - {_FIGURE_PX}" if tiers.is_shared else "width"}
     name = {**mark, "align": "left", "limit": wide}

@@ -1,6 +1,6 @@
-"""What charts over time share: the axis, the zoom, the marks, the shade over what is not counted.
+"""Shared parts of charts over time: axis, zoom, marks, and the shade over uncounted time.
 
-The trap: a wheel that zooms a chart when one wants to scroll the page. Shift and the wheel zooms.
+The plain mouse wheel scrolls the page; Shift and the wheel zooms.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ergmeter.records import Mark
     from ergmeter.views.charts.chart import Scale
 
-# What stands to the left of every chart over time takes as much room: a moment is at one place.
+# All charts over time have the same left margin, so that their time axes align.
 LEFT = {"minExtent": 64, "maxExtent": 64}
 NO_TITLE = " "  # takes the room of one
 _TICKS = 5
@@ -31,7 +31,7 @@ _FIRST = (
 )
 # For files: the page has legends that wrap.
 _LEGEND = {"columns": {"expr": "max(1, floor(width / 170))"}}
-# What says nothing about the course of a run.
+# Marks that are not shown.
 _PLAIN = (
     "opened",
     "closed",
@@ -45,7 +45,7 @@ _PLAIN = (
 
 
 def time_axis(evidence: Evidence) -> dict[str, Any]:
-    """From the run's start to its end."""
+    """Return the time axis, from the run's start to its end."""
     whole_s = timeline.watched(evidence).duration_s
     return {
         "field": "t",
@@ -65,7 +65,7 @@ def line_layers(
     has_zero: bool,
     is_stepped: bool,
 ) -> list[dict[str, Any]]:
-    """Lines through readings, and the nearest reading to the pointer."""
+    """Return lines through readings, and the reading nearest to the pointer."""
     y = value_axis(rows, scale, has_zero=has_zero)
     few = max(line.readings for line in lines.values()) <= _DOTS
     mark = {
@@ -103,7 +103,7 @@ def line_layers(
 
 
 def value_axis(rows: list[dict[str, Any]], scale: Scale, *, has_zero: bool) -> dict[str, Any]:
-    """What the values of lines are read on."""
+    """Return the axis of the values."""
     is_share = scale.unit == "frac"
     return {
         "field": "v",
@@ -115,7 +115,7 @@ def value_axis(rows: list[dict[str, Any]], scale: Scale, *, has_zero: bool) -> d
 
 
 def value_words(scale: Scale) -> dict[str, Any]:
-    """A value beside the pointer."""
+    """Return the expression of a value beside the pointer."""
     is_share = scale.unit == "frac"
     return {
         "field": "v",
@@ -128,7 +128,7 @@ def value_words(scale: Scale) -> dict[str, Any]:
 def nearest(
     axes: dict[str, Any], words: list[dict[str, Any]], *, looked_up: Sequence[dict[str, Any]] = ()
 ) -> dict[str, Any]:
-    """The reading that is nearest to the pointer, with its words."""
+    """Return the layer of the reading nearest to the pointer."""
     select = {"type": "point", "nearest": True, "on": "pointerover", "clear": "pointerout"}
     return {
         "data": {"name": "points"},
@@ -144,9 +144,9 @@ def nearest(
 
 
 def _value_scale(rows: list[dict[str, Any]], *, has_zero: bool, is_share: bool) -> dict[str, Any]:
-    """From 0 where that means something, a share up to 1; of what was 0 throughout, still an axis.
+    """Return the scale: from 0 if `has_zero`, a share up to 1. All-zero values still get an axis.
 
-    A share above 1 is an error in what it is made of, and is shown.
+    A share above 1 is wrong, and is shown.
     """
     most = max((row["v"] for row in rows if row["v"] is not None), default=0.0)
     if is_share:
@@ -156,7 +156,7 @@ def _value_scale(rows: list[dict[str, Any]], *, has_zero: bool, is_share: bool) 
 
 
 def zoom() -> dict[str, Any]:
-    """The shared zoom: shift and the wheel, or dragging. A bare wheel scrolls the page."""
+    """Return the shared zoom: Shift and the wheel, or dragging."""
     return {
         "name": "zoom",
         "select": {"type": "interval", "encodings": ["x"], "zoom": "wheel![event.shiftKey]"},
@@ -165,7 +165,7 @@ def zoom() -> dict[str, Any]:
 
 
 def ground(evidence: Evidence) -> list[dict[str, Any]]:
-    """What lies behind every line: a shade over what is not counted, and the marks."""
+    """Return the background: shade over uncounted time, and marks."""
     whole_s = timeline.watched(evidence).duration_s
     x = {**time_axis(evidence)}
     layers: list[dict[str, Any]] = []
@@ -175,7 +175,7 @@ def ground(evidence: Evidence) -> list[dict[str, Any]]:
     except NotMeasurable:  # all of it is warm-up
         edges = (whole_s, whole_s)
     shades = [{"t": 0.0, "e": edges[0]}, {"t": edges[1], "e": whole_s}]
-    shades = [one for one in shades if one["e"] > one["t"]]
+    shades = [shade for shade in shades if shade["e"] > shade["t"]]
     if shades:
         layers.append(
             {
@@ -203,9 +203,9 @@ def ground(evidence: Evidence) -> list[dict[str, Any]]:
 
 
 def marks_of(evidence: Evidence) -> list[dict[str, Any]]:
-    """The marks worth showing, as many as can be: alerts before others, in order of time."""
-    found = _worth_showing(evidence)
-    first = sorted(found, key=lambda mark: mark.name not in _FIRST)[:_MARKS]
+    """Return the marks to show, alerts preferred, in order of time."""
+    marks = _worth_showing(evidence)
+    first = sorted(marks, key=lambda mark: mark.name not in _FIRST)[:_MARKS]
     return [
         {
             "t": round(timeline.seconds(evidence, mark.t_ns), 6),
@@ -217,7 +217,7 @@ def marks_of(evidence: Evidence) -> list[dict[str, Any]]:
 
 
 def marks_left_out(evidence: Evidence) -> str:
-    """In words how many marks there are that are not shown; nothing where all are."""
+    """Return a note on the number of marks not shown, empty if none."""
     more = len(_worth_showing(evidence)) - _MARKS
     return f"{more} more marks are not shown" if more > 0 else ""
 

@@ -1,7 +1,7 @@
-"""Charts over the time of a run, all on one axis: seconds since it began.
+"""Charts over the time of a run, all on one axis: seconds since the start.
 
-The trap: lines that can't be set against each other. Every chart has the same time axis, the same
-marks and the same shade over what is not counted, and what one zooms into the others show too.
+All charts have the same axis, marks and shade over uncounted time, and they zoom together.
+The phase strip above them merges steps closer than a pixel into one span with its step count.
 """
 
 from __future__ import annotations
@@ -16,10 +16,18 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import timeline
 from ergmeter.metrics.device_energy import boundary
 from ergmeter.metrics.evidence.samples import sampled, why_absent
-from ergmeter.units import duration
-from ergmeter.views.charts.chart import Chart, Scale, Table, chart_of, framed, scale_for
-from ergmeter.views.charts.phase_chart import phase_chart
-from ergmeter.views.charts.time_axis import ground, line_layers
+from ergmeter.units import duration, significant
+from ergmeter.views.charts.chart import SERIES, Chart, Scale, Table, chart_of, framed, scale_for
+from ergmeter.views.charts.time_axis import (
+    LEFT,
+    NO_TITLE,
+    ground,
+    line_layers,
+    marks_left_out,
+    marks_of,
+    time_axis,
+    zoom,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -28,24 +36,171 @@ if TYPE_CHECKING:
     from ergmeter.metrics.timeline import BoundedSeries
     from ergmeter.records import Device
 
+# Phase strip.
+
+
+_PHASES = {
+    "train": "steps",
+    "eval": "evaluation",
+    "checkpoint": "checkpoint",
+    "data": "data wait",
+    "prefill": "prompts",
+    "decode": "answers",
+    "idle": "idle",
+}
+
+
+def phase_chart(evidence: Evidence) -> Chart:
+    """Return spans by phase, and marks. Raises NotMeasurable without spans."""
+    spans = timeline.phase_spans(evidence)
+    marks = marks_of(evidence)
+    if not spans:
+        evidence.work  # noqa: B018  says why there are no steps
+        raise NotMeasurable("no span was recorded")
+    order = [*(_PHASES[span.phase] for span in spans), *(["marks"] if marks else [])]
+    y = {
+        "field": "phase",
+        "type": "nominal",
+        "title": NO_TITLE,
+        "sort": order,
+        "scale": {"domain": order},
+        "axis": LEFT,
+    }
+    x = time_axis(evidence)
+    layers = [*ground(evidence), _span_layer(spans, x, y), *_mark_points(marks, x, y)]
+    described = ", ".join(f"{int(span.counts.sum())} {_PHASES[span.phase]}" for span in spans)
+    spec = framed(f"phases over time: {described}", 26 * len(order), layers)
+    ranks = len(evidence.all_steps.lanes)
+    whose = f"of the rank that told the most of {ranks}" if ranks > 1 else ""
+    note = "; ".join(part for part in (whose, marks_left_out(evidence)) if part)
+    table = _phase_table(spans, marks)
+    return Chart("phases", "steps, phases and marks", "s", spec, table, note, on_time=True)
+
+
+def _span_layer(
+    spans: Sequence[timeline.PhaseSpans], x: dict[str, Any], y: dict[str, Any]
+) -> dict[str, Any]:
+    names = [_PHASES[span.phase] for span in spans]
+    places = list(_PHASES.values())
+    colour = {
+        "field": "phase",
+        "type": "nominal",
+        "legend": None,
+        "scale": {"domain": names, "range": [SERIES[places.index(name)] for name in names]},
+    }
+    seconds = {"type": "quantitative", "format": ".6~g"}
+    return {
+        "data": {"name": "points", "values": _span_rows(spans)},
+        "mark": {
+            "type": "rect",
+            "clip": True,
+            "height": {"band": 0.7},
+            "aria": False,
+            "strokeWidth": 0.5,
+        },
+        "params": [zoom()],
+        "encoding": {
+            "x": x,
+            "x2": {"field": "e"},
+            "y": y,
+            "color": colour,
+            "stroke": colour,
+            # Adjacent steps alternate in shade: a line between them would hide short ones.
+            "opacity": {"condition": {"test": "datum.odd === 1", "value": 0.65}, "value": 1},
+            "tooltip": [
+                {"field": "phase", "title": "phase"},
+                {"field": "t", "title": "from, s", **seconds},
+                {"field": "e", "title": "to, s", **seconds},
+                {"field": "spans", "title": "spans", "type": "quantitative"},
+            ],
+        },
+    }
+
+
+def _span_rows(spans: Sequence[timeline.PhaseSpans]) -> list[dict[str, Any]]:
+    return [
+        {
+            "t": round(start, 6),
+            "e": round(end, 6),
+            "phase": _PHASES[span.phase],
+            "spans": count,
+            "odd": number % 2,
+        }
+        for span in spans
+        for number, (start, end, count) in enumerate(
+            zip(span.start_s.tolist(), span.end_s.tolist(), span.counts.tolist(), strict=True)
+        )
+    ]
+
+
+def _phase_table(spans: Sequence[timeline.PhaseSpans], marks: Sequence[dict[str, Any]]) -> Table:
+    phases = (
+        (
+            _PHASES[span.phase],
+            str(int(span.counts.sum())),
+            f"{significant(float(span.start_s.min()))} s",
+            f"{significant(float(span.end_s.max()))} s",
+        )
+        for span in spans
+    )
+    named = (
+        (f"mark {mark['name']}", "", f"{significant(mark['t'])} s", mark["detail"])
+        for mark in marks
+    )
+    return Table(("phase", "spans", "first from", "last to"), (*phases, *named))
+
+
+def _mark_points(
+    marks: list[dict[str, Any]], x: dict[str, Any], y: dict[str, Any]
+) -> list[dict[str, Any]]:
+    if not marks:
+        return []
+    return [
+        {
+            "data": {
+                "name": "named_marks",
+                "values": [{**mark, "phase": "marks"} for mark in marks],
+            },
+            "mark": {
+                "type": "point",
+                "shape": "triangle-down",
+                "filled": True,
+                "size": 70,
+                "color": "var(--mark)",
+                "clip": True,
+                "aria": False,
+            },
+            "encoding": {
+                "x": x,
+                "y": y,
+                "tooltip": [
+                    {"field": "name", "title": "mark"},
+                    {"field": "detail", "title": "detail"},
+                    {"field": "t", "title": "s", "type": "quantitative", "format": ".6~g"},
+                ],
+            },
+        }
+    ]
+
+
 _LINES = 8  # that can be told apart
 _POINTS = 1600  # of a chart, whatever the run's length
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column of the samples of one kind of device, and what its line is called."""
+    """A sample column of one kind of device, with the label of its line."""
 
     name: str
     label: str
     kind: str = "gpu"
     is_counter: bool = False
-    since: str = ""  # the column that tells when its first interval began
+    since: str = ""  # the column with the start of its first interval
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """One chart of samples over time."""
+    """A chart of samples over time."""
 
     id: str
     title: str
@@ -120,12 +275,12 @@ _KINDS = (
         is_stepped=True,
     ),
 )
-IDS = ("phases", "power", "energy", *(one.id for one in _KINDS), "steps", "loss")
+IDS = ("phases", "power", "energy", *(kind.id for kind in _KINDS), "steps", "loss")
 
 
 def time_charts(evidence: Evidence, only: Collection[str] = IDS) -> list[Chart]:
-    """Every chart over time, or some, in the order in which they stand below each other."""
-    of_samples = {one.id: (one.title, one.unit, partial(_of_kind, kind=one)) for one in _KINDS}
+    """Return all charts over time, or some, in page order."""
+    of_samples = {kind.id: (kind.title, kind.unit, partial(_of_kind, kind=kind)) for kind in _KINDS}
     beside = {id_: of_samples.pop(id_) for id_ in ("node", "disk", "network")}
     every: dict[str, tuple[str, str, Callable[[Evidence], Chart]]] = {
         "phases": ("steps, phases and marks", "", phase_chart),
@@ -158,7 +313,7 @@ def _of_kind(evidence: Evidence, *, kind: _Kind) -> Chart:
 
 
 def _lines_of(evidence: Evidence, kind: _Kind) -> tuple[dict[str, BoundedSeries], str]:
-    """The lines by their label; raises NotMeasurable where there are none."""
+    """Return lines by label. Raises NotMeasurable if there are none."""
     wanted = [
         (device, column)
         for column in kind.columns
@@ -173,7 +328,7 @@ def _lines_of(evidence: Evidence, kind: _Kind) -> tuple[dict[str, BoundedSeries]
     note = ""
     if len(wanted) > _LINES:
         main = wanted[0][1]
-        wanted = [one for one in wanted if one[1] == main]
+        wanted = [line for line in wanted if line[1] == main]
         note = f"of each device, {main.label}; `erg export` has the rest"
     if len(wanted) > _LINES:
         note += f"; {_LINES} of {len(wanted)} devices are shown"
@@ -210,7 +365,7 @@ def _why_none(evidence: Evidence, column: _Column) -> str:
 
 
 def names_of(evidence: Evidence, devices: Iterable[Device]) -> dict[str, str]:
-    """What to call each device among others, by its id: an index is that of one node."""
+    """Return device names by id, unique across nodes."""
     names = {device.id: _short_name(device) for device in devices}
     hosts = {
         device.id: str(writer.header.get("host"))
@@ -227,7 +382,7 @@ def names_of(evidence: Evidence, devices: Iterable[Device]) -> dict[str, str]:
 
 
 def _short_name(device: Device) -> str:
-    """By its index, where the driver gives one."""
+    """Return the name of a device, by its index if the driver has one."""
     index = device.facts.get("index")
     word = {"gpu": "GPU", "allocator": "allocator", "node": "node", "cpu": "CPU"}.get(
         device.kind, device.kind
@@ -240,12 +395,12 @@ def _short_name(device: Device) -> str:
 def _power(evidence: Evidence) -> Chart:
     devices = boundary(evidence)
     points = _POINTS // min(_LINES, len(devices))
-    found = [
+    power_lines = [
         (device, timeline.power_line(evidence, device, points=points))
         for device in devices[:_LINES]
     ]
     names = _names(evidence, devices)
-    lines = {names[device.id]: line for device, line in found if line is not None}
+    lines = {names[device.id]: line for device, line in power_lines if line is not None}
     if not lines:
         raise NotMeasurable(f"{devices[0].name} tells energy and no power")
     # By a counter alone, a value holds for the interval that ends with it.

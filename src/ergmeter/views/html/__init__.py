@@ -1,1 +1,1 @@
-"""Reports to be looked at: charts as Vega-Lite, and one page that needs no network."""
+"""The frame of all HTML pages: style, scripts and chart data in one file."""

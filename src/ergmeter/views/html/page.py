@@ -1,9 +1,8 @@
-"""One page that needs nothing else: style, script, charts and text in a single file.
+"""A self-contained HTML page: style, scripts, charts and text in one file, nothing loaded.
 
-The trap: a run that is called `<script>`. Everything that comes from a run goes through `text`; the
-charts' data stands in a block of JSON in which no `<` is left; and the page allows itself, by a
-content security policy, just the two scripts and the one style whose hashes it names. Nothing is
-loaded, so the page is the same on a laptop in a train, and in ten years.
+Names come from runs and may contain markup. All text from a run goes through `text`, the JSON
+of the charts contains no `<`, and the content security policy allows only the style and the two
+scripts whose hashes it lists.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.views.charts.palette import config, style_variables
-from ergmeter.views.plots import converter, lite
-from ergmeter.views.run.card import in_short
+from ergmeter.views.charts.chart import config, style_variables
+from ergmeter.views.charts.plots import converter, vega_lite_version
+from ergmeter.views.run.card import short_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,19 +27,19 @@ if TYPE_CHECKING:
     from ergmeter.views.charts.chart import Chart, Table
 
 _HERE = Path(__file__).parent
-# Characters: of a cell on one line and of one that is no sentence; beyond which a word is broken.
+# Characters: of a cell kept on one line, of a phrase, and of a word that may be broken.
 _SHORT, _PHRASE, _WORD = 28, 48, 40
 _JOINT = re.compile(r"(?<=\w[./])(?=[A-Za-z]\w{4})")
 
 
 def text(value: object) -> str:
-    """Anything as text, in an element or in an attribute. What can't be shown is left out."""
+    """Escape anything as HTML text or attribute; unprintable characters are dropped."""
     cleaned = "".join(c for c in str(value) if c in "\n\t" or c.isprintable())
     return html.escape(cleaned, quote=True)
 
 
 def header(name: str, about: str, links: dict[str, str]) -> str:
-    """The head of a page: what it is of, and the way to its parts."""
+    """Return the page header: title and navigation."""
     items = "".join(f'<li><a href="#{id_}">{text(word)}</a></li>' for id_, word in links.items())
     return (
         f'<header><div class="bar"><h1>{text(name)}</h1>'
@@ -51,7 +50,7 @@ def header(name: str, about: str, links: dict[str, str]) -> str:
 
 
 def section(id_: str, title: str, *parts: str) -> str:
-    """A part of the page, with a heading that can be linked to."""
+    """Return a section with a linkable heading."""
     inner = "\n".join(part for part in parts if part)
     return (
         f'<section id="{text(id_)}" aria-labelledby="{text(id_)}-title">'
@@ -59,10 +58,10 @@ def section(id_: str, title: str, *parts: str) -> str:
     )
 
 
-def table(found: Table, *, caption: str) -> str:
-    """Rows and columns, that scroll by themselves where the page is narrow."""
-    head = "".join(f'<th scope="col">{text(one)}</th>' for one in found.head)
-    rows = "".join(f"<tr>{''.join(map(td, row))}</tr>" for row in found.rows)
+def table(table: Table, *, caption: str) -> str:
+    """Return a table that scrolls within a narrow page."""
+    head = "".join(f'<th scope="col">{text(title)}</th>' for title in table.head)
+    rows = "".join(f"<tr>{''.join(map(td, row))}</tr>" for row in table.rows)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{text(caption)}"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
@@ -70,23 +69,25 @@ def table(found: Table, *, caption: str) -> str:
 
 
 def td(words: str) -> str:
-    """A cell of a table, as wide as its words ask for: a short one stays on one line, a sentence
-    has room, a path or a key may go on below after a joint, and just a word that is too long for
-    any column may be broken."""
+    """Return a table cell with a class for its width.
+
+    Short texts stay on one line and sentences wrap. Paths and keys may break after a separator;
+    only words too long for any column break elsewhere.
+    """
     kind = "short" if len(words) <= _SHORT else "prose" if len(words) > _PHRASE else "phrase"
     if max(map(len, words.split()), default=0) > _WORD:
         kind = "unbroken"
     return f'<td class="{kind}">{_JOINT.sub("<wbr>", text(words))}</td>'
 
 
-def listed(told: Iterable[str]) -> str:
-    """Sentences, one below the other; nothing where there are none."""
-    items = "".join(f"<li>{text(line)}</li>" for line in told)
+def bullet_list(sentences: Iterable[str]) -> str:
+    """Return sentences as a list, or nothing if there are none."""
+    items = "".join(f"<li>{text(line)}</li>" for line in sentences)
     return f"<ul>{items}</ul>" if items else ""
 
 
 def figure(chart: Chart) -> str:
-    """A chart with its title, its note, and its content in words."""
+    """Return a chart with title, note and data table."""
     unit = f" ({text('%' if chart.unit == 'frac' else chart.unit)})" if chart.unit else ""
     title = f"<h3>{text(chart.title)}{unit}</h3>"
     if chart.spec is None:
@@ -97,28 +98,28 @@ def figure(chart: Chart) -> str:
     if chart.table is not None:
         inner = table(chart.table, caption=f"{chart.title}, in words")
         words = f"<details><summary>in words</summary>{inner}</details>"
-    place = f'<div class="chart" id="chart-{text(chart.id)}"></div>'
-    if len(chart.legend) > 1 or chart.axes:  # a single line of one run is what the title says
+    holder = f'<div class="chart" id="chart-{text(chart.id)}"></div>'
+    if len(chart.legend) > 1 or chart.axes:  # the title already names a single line
         labels = "".join(
             f'<li class="{colour}">{text(label)}</li>' for label, colour in chart.legend
         )
-        place = f'<ul class="legend">{labels}</ul>{place}'
-    return f'<figure id="{text(chart.id)}">{title}{place}{note}{words}</figure>'
+        holder = f'<ul class="legend">{labels}</ul>{holder}'
+    return f'<figure id="{text(chart.id)}">{title}{holder}{note}{words}</figure>'
 
 
 def absent(charts: Iterable[Chart], run: Run) -> str:
-    """Charts that could not be drawn: those that share a reason in one line with it."""
-    return reasons(((one.title, one.reason) for one in charts if one.spec is None), run)
+    """Return the charts that are not drawn, grouped by reason."""
+    return reasons(((chart.title, chart.reason) for chart in charts if chart.spec is None), run)
 
 
-def reasons(told: Iterable[tuple[str, str]], run: Run, *, word: str = "Not shown") -> str:
-    """What is absent and why, once for each reason. What each probe said stands at one place."""
+def reasons(named_reasons: Iterable[tuple[str, str]], run: Run, *, word: str = "Not shown") -> str:
+    """Return absent items grouped by reason; probe errors only once."""
     by_reason: dict[str, list[str]] = {}
-    for what, why in told:
+    for what, why in named_reasons:
         by_reason.setdefault(why, []).append(what)
     lines = []
     for why, titles in by_reason.items():
-        short = in_short(why, run)
+        short = short_reason(why, run)
         more = ' (<a href="#probes">what each probe said</a>)' if short != why else ""
         lines.append(
             f'<p class="absent">{word}: {text(", ".join(titles))}. Why: {text(short)}{more}</p>'
@@ -130,20 +131,20 @@ def page(
     *, title: str, header: str, sections: Iterable[str], charts: Iterable[Chart],
     whole_s: tuple[float, float], counted_s: tuple[float, float],
 ) -> str:  # fmt: skip
-    """The whole document."""
-    held = {
-        "config": {**config(), "aria": False},  # the script describes each as a whole
+    """Return the complete HTML document."""
+    data_json = {
+        "config": {**config(), "aria": False},  # the script describes each chart as a whole
         "whole": list(whole_s),
         "counted": list(counted_s),
         "charts": [
             {
-                "id": one.id,
-                "onTime": one.on_time,
-                "spec": without_legends(one.spec),
-                **({"axes": one.axes, "axis": one.axis} if one.axes else {}),
+                "id": chart.id,
+                "onTime": chart.on_time,
+                "spec": without_legends(chart.spec),
+                **({"axes": chart.axes, "axis": chart.axis} if chart.axes else {}),
             }
-            for one in charts
-            if one.spec is not None
+            for chart in charts
+            if chart.spec is not None
         ],
     }
     library, script, style = vega(), _own("drawing.js") + _own("page.js"), _style()
@@ -169,7 +170,7 @@ def page(
 <main id="main">
 {parts}
 </main>
-<script type="application/json" id="charts">{data(held)}</script>
+<script type="application/json" id="charts">{data(data_json)}</script>
 <script>{library}</script>
 <script>{script}</script>
 </body>
@@ -178,25 +179,25 @@ def page(
 
 
 def without_legends(spec: Any) -> Any:  # noqa: ANN401  whatever JSON can hold
-    """The same, for a page that has legends of its own: Vega's do not wrap."""
+    """Return a specification without Vega's legends, which do not wrap."""
     if isinstance(spec, dict):
-        kept = {key: without_legends(inner) for key, inner in spec.items() if key != "legend"}
-        return {**kept, "legend": None} if "field" in kept and "scale" in kept else kept
+        plain = {key: without_legends(inner) for key, inner in spec.items() if key != "legend"}
+        return {**plain, "legend": None} if "field" in plain and "scale" in plain else plain
     if isinstance(spec, list):
         return [without_legends(inner) for inner in spec]
     return spec
 
 
 def data(value: Any) -> str:  # noqa: ANN401  whatever JSON can hold
-    """JSON in which nothing ends a script or begins one."""
+    """Return JSON that is safe inside a script element."""
     dumped = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return dumped.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 @cache
 def vega() -> str:
-    """Vega, Vega-Lite and Vega-Embed, as their Python package has them: 0.9 MB, in 2 s."""
-    bundle = str(converter().javascript_bundle(vl_version=lite()))
+    """Return Vega, Vega-Lite and Vega-Embed from vl-convert: 0.9 MB, takes 2 s."""
+    bundle = str(converter().javascript_bundle(vl_version=vega_lite_version()))
     # Inside a string or a pattern `<\\/script` is the same, and does not end the element.
     return re.sub(r"</(?=script)", r"<\\/", bundle, flags=re.IGNORECASE)
 

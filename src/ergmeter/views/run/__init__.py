@@ -1,1 +1,1 @@
-"""What is shown of one run on the terminal: card, check, explain, memory, live view."""
+"""Output about one run: card, report page, check, explain, memory, live view."""

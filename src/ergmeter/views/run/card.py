@@ -1,7 +1,7 @@
-"""The card: the whole answer on the terminal, with what is missing and why.
+"""The summary card of a run on the terminal.
 
-The trap: a frame that breaks what one would copy. The card fits 80 columns, and the command with
-the run's path stands below it, on a line of its own that is never cut or wrapped.
+The card fits 80 columns. The next command, with the path of the run, stands below the frame on one
+unwrapped line, so that it can be copied.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ergmeter.metrics.evidence.window import BY_NUMBER
 from ergmeter.records import PHASES, Missing, Reading
 from ergmeter.runlog.reader import FINISHED, IMPORTED, RUNNING
 from ergmeter.units import NO_UNIT, duration, number_of, scaled, significant, tallied
-from ergmeter.views.labels import label_lines
+from ergmeter.views.documents import label_lines
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-    from ergmeter.records import Result, Summary
+    from ergmeter.records import FloatArray, Result, Summary
     from ergmeter.runlog.reader import Run
 
-# What the card shows, by group. A missing one in bold print stays in its place with its reason;
+# The card's metrics by group. Absent metrics marked True keep their row with the reason;
 # the others are left out, and `erg report --all` has them.
 _GROUPS: dict[str, list[tuple[str, bool]]] = {
     "throughput": [
@@ -64,7 +64,7 @@ _GROUPS: dict[str, list[tuple[str, bool]]] = {
         ("latency.tpot_p95_s", False),
         ("latency.e2e_median_s", False),
     ],
-    # With MFU, which comes next, a ladder: each rung says less than the one above it seems to.
+    # With MFU, which comes next, these form a ladder from busy time to useful FLOPs.
     "activity": [
         ("utilization.busy_frac", False),
         ("activity.sm_frac", False),
@@ -109,16 +109,16 @@ _GROUPS: dict[str, list[tuple[str, bool]]] = {
 }
 _BASIS_STYLE = {"measured": "green", "derived": "cyan", "reported": "yellow", "assumed": "magenta"}
 _OF_A_LOG = "from a log, which holds no readings of energy, devices or host memory"
-_BARS = "▁▂▃▄▅▆▇█"
+BARS = "▁▂▃▄▅▆▇█"
 _OTHER_LOSS = re.compile("eval|val|test|load_balancing|aux|z_")
 _CELLS = 46  # bars, so that both ends of the curve fit beside them in 80 columns
-_TITLE_CHARACTERS = 27  # of a title; a longer one, or one beside a long value, goes on below
-# Starting Python is most of what a short recording costs, and says nothing of a longer one.
+_TITLE_CHARACTERS = 27  # of a title; longer ones wrap
+# In a short recording most of the overhead is Python's start, so it is not representative.
 _OWN_COST_FROM_S = 30.0
 
 
 def show(console: Console, run: Run, summary: Summary) -> None:
-    """Print the card, and below it how to see more of the run."""
+    """Print the card, and how to see more of the run."""
     console.print(card(run, summary))
     console.print(Text("every metric, with its window and its note:", "dim"))
     again = f"erg report {shlex.quote(_from_here(run.path))} --all"
@@ -126,53 +126,55 @@ def show(console: Console, run: Run, summary: Summary) -> None:
 
 
 def _from_here(path: Path) -> str:
-    """A path as one would type it here."""
+    """Return a path relative to the working directory if it is below it."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def card(run: Run, summary: Summary) -> RenderableType:
-    """The card of a run: what ran, the figures with their basis, what to know about them."""
+    """Return the card: run, metrics with their basis, notes."""
     from ergmeter.metrics.definitions.training import divergence  # noqa: PLC0415  numpy
 
     body: list[RenderableType] = [*_what_ran(run, summary), _figures(run, summary)]
-    curve = sparkline(run, is_lost=bool(divergence(summary.readings)))
+    curve = loss_curve(run, is_lost=bool(divergence(summary.readings)))
     if curve:
         body.append(curve)
-    remarks = to_know(summary)
+    remarks = reader_notes(summary)
     if remarks:
         body.append(_remarks(remarks))
     title = Text.assemble(" ", (summary.run, "bold"), "  ", _status(summary.status), " ")
     return Panel(Group(*body), title=title, title_align="left", width=100, padding=(0, 1))
 
 
-def to_know(summary: Summary) -> tuple[str, ...]:
-    """What a reader must know beside the figures; without what stands as a reason already."""
-    told = {found.reason for found in summary.readings.values() if isinstance(found, Missing)}
-    return tuple(note for note in summary.notes if note not in told)
+def reader_notes(summary: Summary) -> tuple[str, ...]:
+    """Return the notes, without those already given as a reason."""
+    reasons = {
+        reading.reason for reading in summary.readings.values() if isinstance(reading, Missing)
+    }
+    return tuple(note for note in summary.notes if note not in reasons)
 
 
 def every_metric(summary: Summary) -> RenderableType:
-    """Every metric with its interval and note; the missing ones with their reason."""
+    """Render every metric with interval and note; absent ones with their reason."""
     lines: list[RenderableType] = []
-    told: dict[str, str] = {}
-    for key, found in summary.readings.items():
-        if isinstance(found, Reading):
-            head = Text.assemble((key, "bold"), "  ", _styled_value(found), "  ")
-            lines.append(head.append_text(_basis(found)))
-            parts = (found.impossible, interval(found), found.note)
-            said = "; ".join(part for part in parts if part)
+    named_reasons: dict[str, str] = {}
+    for key, reading in summary.readings.items():
+        if isinstance(reading, Reading):
+            head = Text.assemble((key, "bold"), "  ", _styled_value(reading), "  ")
+            lines.append(head.append_text(_basis(reading)))
+            parts = (reading.impossible, interval(reading), reading.note)
+            remark = "; ".join(part for part in parts if part)
         else:
             lines.append(Text.assemble((key, "bold"), "  -"))
-            first = told.setdefault(found.reason, key)
-            said = found.reason if first == key else f"as {first}"
-        lines.append(_Indented(said))
+            first = named_reasons.setdefault(reading.reason, key)
+            remark = reading.reason if first == key else f"as {first}"
+        lines.append(_Indented(remark))
     return Group(*lines)
 
 
 @dataclass(frozen=True)
 class _Indented:
-    """Dim text in from the margin. rich's own padding fills each line with blanks to its end."""
+    """Indented dim text. rich's own padding fills each line with trailing blanks."""
 
     text: str
 
@@ -189,7 +191,7 @@ class _Indented:
 
 
 def value(reading: Reading) -> str:
-    """A value in the unit a person would say it in, marked if it is impossible."""
+    """Format a value in a readable unit, marked if it is impossible."""
     return _in_words(reading.value, reading.unit, beside=reading.value) + reading.mark
 
 
@@ -198,7 +200,7 @@ def _styled_value(reading: Reading) -> Text:
 
 
 def _in_words(number: float, unit: str, *, beside: float) -> str:
-    """A number of a reading, with the prefix that its value has."""
+    """Format a number of a reading, with the prefix of its value."""
     if unit == "s":
         return duration(number)
     if unit == "frac":
@@ -209,15 +211,15 @@ def _in_words(number: float, unit: str, *, beside: float) -> str:
         return f"{significant(number, 3)} of a core" if number < 1 else f"{number:.2f} cores"
     if unit in ("tokens", "steps"):
         return f"{number:,.0f} {unit}"
-    said = f"{number:,.0f}" if abs(number) >= 10_000 else significant(number)
-    return said if unit == NO_UNIT else f"{said} {unit}"
+    text = f"{number:,.0f}" if abs(number) >= 10_000 else significant(number)
+    return text if unit == NO_UNIT else f"{text} {unit}"
 
 
 def interval(reading: Reading) -> str:
-    """Low to high, with the unit once where both have the same."""
+    """Format an interval, with the unit once if both ends share it."""
     if reading.low is None or reading.high is None:
         return ""
-    # Beside 0 the prefix is that of the end that is farther from it.
+    # Around 0 the prefix is that of the larger end.
     beside = reading.value or max(reading.low, reading.high, key=abs)
     low, high = (_in_words(end, reading.unit, beside=beside) for end in (reading.low, reading.high))
     number, _, unit = low.partition(" ")
@@ -226,7 +228,7 @@ def interval(reading: Reading) -> str:
 
 
 def _spread(reading: Reading) -> str:
-    """Half the interval, in percent: what fits beside a number, in seven characters."""
+    """Return half the interval in percent, in at most seven characters."""
     if reading.low is None or reading.high is None or reading.low <= 0 <= reading.high:
         return ""
     half = (reading.high - reading.low) / 2 / abs(reading.value) * 100
@@ -238,7 +240,7 @@ def _spread(reading: Reading) -> str:
 
 
 def _is_nothing(key: str, reading: Reading) -> bool:
-    """Whether a trend is none, as its interval holds 0; or an HFU that is the MFU again."""
+    """True for a trend whose interval contains 0, and for an HFU equal to the MFU."""
     if key == "utilization.hfu_frac":
         return reading.note.startswith("nothing is computed twice")
     if reading.low is None or reading.high is None:
@@ -271,12 +273,12 @@ def _what_ran(run: Run, summary: Summary) -> list[Text]:
     lines.append(Text(_OF_A_LOG if is_of_a_log else where, "dim"))
     over, _, more = over.partition("; ")
     lines += [Text(line, "dim") for line in (f"{over}{_rule(summary)}", more) if line]
-    lines += [Text.assemble((f"{what}: ", "dim"), said) for what, said in label_lines(run)]
+    lines += [Text.assemble((f"{what}: ", "dim"), line) for what, line in label_lines(run)]
     return lines
 
 
 def _rule(summary: Summary) -> str:
-    """How the warm-up was chosen, where its number of steps does not say so already."""
+    """Return how the warm-up was chosen, unless the step count already says so."""
     left_out = summary.readings["time.warmup_steps"]
     if not isinstance(left_out, Reading) or not left_out.value:
         return ""
@@ -298,10 +300,10 @@ def _figures(run: Run, summary: Summary) -> RenderableType:
         for key in [key for key, keep in members if _has_place(run, summary, key, keep=keep)]:
             if label:
                 figures.add_row("", "", "", "", "")
-            found = summary.readings[key]
+            reading = summary.readings[key]
             cells = (
-                (_styled_value(found), _spread(found), _basis(found))
-                if isinstance(found, Reading)
+                (_styled_value(reading), _spread(reading), _basis(reading))
+                if isinstance(reading, Reading)
                 else ("-", "", "")
             )
             figures.add_row(label, catalogue()[key].title, *cells)
@@ -310,17 +312,17 @@ def _figures(run: Run, summary: Summary) -> RenderableType:
 
 
 def _has_place(run: Run, summary: Summary, key: str, *, keep: bool) -> bool:
-    """Whether a figure is on the card; one that is kept is there also where it is missing."""
-    found = summary.readings.get(key)
-    if not isinstance(found, Reading):
-        return keep and found is not None and not _is_beside_the_point(run, summary, key)
+    """True if a metric is on the card; some stay there when absent."""
+    reading = summary.readings.get(key)
+    if not isinstance(reading, Reading):
+        return keep and reading is not None and not _is_beside_the_point(run, summary, key)
     if key == "overhead.cpu_frac":
         return _is_long(summary)
-    return not _is_nothing(key, found)
+    return not _is_nothing(key, reading)
 
 
 def _is_beside_the_point(run: Run, summary: Summary, key: str) -> bool:
-    """Whether nobody expects this of such a run: readings of a log, steps of inference."""
+    """True if a metric is not expected for this kind of run, such as steps for inference."""
     is_of_a_log = summary.status == IMPORTED and not run.devices
     if is_of_a_log and key.startswith(("energy.", "memory.")):
         return True
@@ -333,24 +335,24 @@ def _is_long(summary: Summary) -> bool:
 
 
 def _absent(run: Run, summary: Summary) -> list[Text]:
-    kept = [key for members in _GROUPS.values() for key, keep in members if keep]
-    kept = [key for key in kept if not _is_beside_the_point(run, summary, key)]
-    missing = {key: summary.readings.get(key) for key in kept}
-    said: dict[str, list[str]] = {}
-    for key, found in missing.items():
-        if isinstance(found, Missing):
-            said.setdefault(found.reason, []).append(catalogue()[key].title)
+    fixed_keys = [key for members in _GROUPS.values() for key, keep in members if keep]
+    fixed_keys = [key for key in fixed_keys if not _is_beside_the_point(run, summary, key)]
+    missing = {key: summary.readings.get(key) for key in fixed_keys}
+    keys_by_reason: dict[str, list[str]] = {}
+    for key, result in missing.items():
+        if isinstance(result, Missing):
+            keys_by_reason.setdefault(result.reason, []).append(catalogue()[key].title)
     return [
-        Text.assemble("\n", (f"no {', '.join(titles)}: ", "yellow"), in_short(reason, run))
-        for reason, titles in said.items()
+        Text.assemble("\n", (f"no {', '.join(titles)}: ", "yellow"), short_reason(reason, run))
+        for reason, titles in keys_by_reason.items()
     ]
 
 
-def in_short(reason: str, run: Run) -> str:
-    """A reason without what each probe said, which is long: `--all` and the doctor have it."""
-    said = [f"{name}: {why}" for name, why in run.unavailable.items()]
-    said = [one for one in said if one in reason]
-    return reason.replace(f" ({'; '.join(said)})", "") if said else reason
+def short_reason(reason: str, run: Run) -> str:
+    """Return a reason without the probes' messages, which `--all` and `erg doctor` show."""
+    reasons = [f"{name}: {why}" for name, why in run.unavailable.items()]
+    reasons = [text for text in reasons if text in reason]
+    return reason.replace(f" ({'; '.join(reasons)})", "") if reasons else reason
 
 
 def _remarks(notes: tuple[str, ...]) -> Table:
@@ -361,15 +363,28 @@ def _remarks(notes: tuple[str, ...]) -> Table:
     return lines
 
 
-def sparkline(run: Run, *, is_lost: bool = False) -> Text | None:
-    """The loss over the run, if there was one: each bar the mean of as many steps. `is_lost`: what
-    came after the last number of it is none."""
+def curve_bars(values: FloatArray, cells: int) -> str:
+    """Return at most `cells` bars from the lowest to the highest mean of equal parts."""
+    import numpy as np  # noqa: PLC0415
+
+    edges = np.linspace(0, len(values), min(cells, len(values)) + 1).astype(int)
+    means = np.array([values[a:b].mean() for a, b in pairwise(edges)])
+    low, high = float(means.min()), float(means.max())
+    level = (means - low) / (high - low) if high > low else np.zeros(len(means))
+    return "".join(BARS[round(float(x) * (len(BARS) - 1))] for x in level)
+
+
+def loss_curve(run: Run, *, is_lost: bool = False) -> Text | None:
+    """Return the loss over the run, each bar the mean of equally many steps; None without losses.
+
+    `is_lost`: the loss became NaN after its last number.
+    """
     import numpy as np  # noqa: PLC0415
 
     from ergmeter.metrics.evidence.steps import read_steps  # noqa: PLC0415
 
     steps, label, is_printed = read_steps(run), "loss  ", "imported" in run.header
-    # Where nobody tells it, it may have been printed.
+    # Without losses in the steps, use printed ones.
     if not any(np.isfinite(lane["loss"]).any() for lane in steps.lanes):
         label = "loss, as printed  " if len(steps) else label
         steps, is_printed = read_steps(run, "output"), True
@@ -377,7 +392,7 @@ def sparkline(run: Run, *, is_lost: bool = False) -> Text | None:
     start_ns = train.lowest("start_ns") if len(train) else None
     first = _before_steps(run, start_ns, is_printed=is_printed)
     tells = train.where_each(lambda lane: np.isfinite(lane["loss"]))
-    if len(tells):  # of several ranks the first that tells it
+    if len(tells):  # the first rank that reports it
         rank = min(lane["rank"].min() for lane in tells.lanes)
         tells = tells.where_each(lambda lane: lane["rank"] == rank)
     loss = np.concatenate([first, tells["loss"][np.argsort(tells["start_ns"])]])
@@ -385,36 +400,37 @@ def sparkline(run: Run, *, is_lost: bool = False) -> Text | None:
     if len(loss) < 3:
         return None
     after = ", then no number" if is_lost else ""
-    cells = min(_CELLS + len("loss  ") - len(label) - len(after), len(loss))
-    edges = np.linspace(0, len(loss), cells + 1).astype(int)
-    means = np.array([loss[a:b].mean() for a, b in pairwise(edges)])
-    low, high = float(means.min()), float(means.max())
-    level = (means - low) / (high - low) if high > low else np.zeros(cells)
-    bars = "".join(_BARS[round(float(x) * (len(_BARS) - 1))] for x in level)
+    bars = curve_bars(loss, _CELLS + len("loss  ") - len(label) - len(after))
     ends = f" {significant(float(loss[0]))} to {significant(float(loss[-1]))}"
     return Text.assemble("\n", (label, "dim"), bars, (ends, "dim"), (after, "red"))
 
 
 def _before_steps(run: Run, start_ns: int | None, *, is_printed: bool) -> list[float]:
-    """The loss of the printed line that the first step begins with; of a log whose lines have no
-    times, all losses that it names as the first."""
+    """Return the loss printed at the start of the first step.
+
+    In a log without times, return all losses under the first loss name.
+    """
     if not is_printed or (start_ns is None and "imported" not in run.header):
         return []
-    said = [one for one in run.reported() if one.name.endswith("loss") and not one.unit]
-    said = [one for one in said if not _OTHER_LOSS.match(one.name)]
+    losses = [
+        reported
+        for reported in run.reported()
+        if reported.name.endswith("loss") and not reported.unit
+    ]
+    losses = [reported for reported in losses if not _OTHER_LOSS.match(reported.name)]
     if start_ns is not None:
-        return [one.value for one in said if one.t_ns == start_ns][:1]
-    return [one.value for one in said if one.name == said[0].name]
+        return [reported.value for reported in losses if reported.t_ns == start_ns][:1]
+    return [reported.value for reported in losses if reported.name == losses[0].name]
 
 
-def brief(status: str) -> str:
-    """A status in one word for a column: `failed (2)`, `failed (ValueError)`, `SIGKILL`."""
+def short_status(status: str) -> str:
+    """Return a status in one word: `failed (2)`, `failed (ValueError)`, `SIGKILL`."""
     status = re.sub(r"\(exit code (\d+)\)", r"(\1)", status).removeprefix("killed by ")
     return re.sub(r"\((\w+): .*\)$", r"(\1)", status, flags=re.DOTALL)
 
 
-def bare(found: Result) -> str:
-    """A result in a column whose title says the unit; a duration keeps its own."""
-    if not isinstance(found, Reading):
+def column_text(result: Result) -> str:
+    """Format a result for a column whose title has the unit; durations keep theirs."""
+    if not isinstance(result, Reading):
         return "-"
-    return value(found).removesuffix(f" {found.unit}") if found.unit != "s" else value(found)
+    return value(result).removesuffix(f" {result.unit}") if result.unit != "s" else value(result)

@@ -1,6 +1,6 @@
-"""The waterfall of `erg explain`, on the terminal and as JSON. Fits 80 columns; bars are ASCII.
+"""The waterfall of `erg explain`, on the terminal and as JSON. Fits 80 columns, ASCII bars.
 
-The words are those of `explain_parts`, as the page and the Markdown have them.
+`explain_parts` makes the same content for the HTML page and for Markdown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.text import Text
 from ergmeter.metrics.explain.waterfall import levels
 from ergmeter.records import Missing
 from ergmeter.units import scaled, significant
-from ergmeter.views.analyze.blocks import Items, PagePart, Paragraph, TableBlock
+from ergmeter.views.blocks import Items, PagePart, Paragraph, TableBlock
 from ergmeter.views.documents import finite, result
 
 if TYPE_CHECKING:
@@ -29,15 +29,9 @@ if TYPE_CHECKING:
     from ergmeter.metrics.explain.waterfall import Change, Explanation
     from ergmeter.runlog.reader import Run
 
-# -- explain parts ---------------------------------------------------------------------------------
-# `erg explain` in words: what its terminal, its Markdown and its page say alike.
-#
-# The trap: three texts of one waterfall that drift apart. Each figure and each sentence is made
-# here; the page adds the drawing.
-
 
 NOTHING = "nothing can be told apart: no MFU, no readings of a device, no waits between steps"
-_LEAST = 0.01  # percent, that a share is given to
+_LEAST = 0.01  # percent; shares are rounded to it
 _OF_JOULES = (
     "each block is what is lost beyond the ones above it; joules of waits and stalls of 0.2 s and"
     " more are as drawn, the others are divided by share"
@@ -49,133 +43,141 @@ NOT_TOLD = "not told apart"
 RECORD_NEXT = "to record next time"
 
 
-def share(one: LossBlock) -> str:
-    """The share of the peak that a block takes; with a plus what it gives."""
-    value = 100 * abs(one.share_frac)
-    sign = "+" if one.share_frac < 0 else ""
+def share(block: LossBlock) -> str:
+    """Return a block's share of the peak; a gain with a plus sign."""
+    value = 100 * abs(block.share_frac)
+    sign = "+" if block.share_frac < 0 else ""
     if 0 < value < _LEAST:
         return f"{sign}< {_LEAST} %"
-    said = f"{value:.1f}" if value >= 0.05 or not value else significant(value, 1)
-    return f"{sign}{said} %"
+    number = f"{value:.1f}" if value >= 0.05 or not value else significant(value, 1)
+    return f"{sign}{number} %"
 
 
-def joules(one: LossBlock) -> str:
-    """What a block drew; a gain has drawn nothing."""
-    return "" if one.joules is None or one.share_frac < 0 else scaled(one.joules, "J")
+def joules(block: LossBlock) -> str:
+    """Return a block's energy; a gain has none."""
+    return "" if block.joules is None or block.share_frac < 0 else scaled(block.joules, "J")
 
 
-def whole_joules(found: Explanation) -> str:
-    """What the window drew, where that is known."""
-    return "" if isinstance(found.energy, Missing) else scaled(found.energy.value, "J")
+def total_joules(explanation: Explanation) -> str:
+    """Return the energy of the window, if known."""
+    return "" if isinstance(explanation.energy, Missing) else scaled(explanation.energy.value, "J")
 
 
-def said_of_joules(found: Explanation) -> str:
-    """How blocks came to their joules, or why they have none."""
-    if isinstance(found.energy, Missing):
-        return f"no joules: {found.energy.reason}"
-    return _OF_JOULES if found.blocks else ""
+def energy_note(explanation: Explanation) -> str:
+    """Return how energy was attributed to blocks, or why it was not."""
+    if isinstance(explanation.energy, Missing):
+        return f"no joules: {explanation.energy.reason}"
+    return _OF_JOULES if explanation.blocks else ""
 
 
-def gain(one: Change) -> str:
-    """How much faster a change would make the run, at the most."""
-    most = "less than" if one.is_bound else "up to"
-    if one.gain_frac >= 1:
-        return f"{most} {1 + one.gain_frac:.1f} times as fast"
-    return f"{most} {100 * one.gain_frac:.0f} % faster"
+def gain(change: Change) -> str:
+    """Return the upper bound of a change's speedup."""
+    most = "less than" if change.is_bound else "up to"
+    if change.gain_frac >= 1:
+        return f"{most} {1 + change.gain_frac:.1f} times as fast"
+    return f"{most} {100 * change.gain_frac:.0f} % faster"
 
 
-def facts(one: LossBlock) -> str:
-    """The evidence of a block."""
-    return "; ".join(f"{fact.key}: {fact.said}" for fact in one.facts)
+def facts(block: LossBlock) -> str:
+    """Return the evidence of a block."""
+    return "; ".join(f"{fact.key}: {fact.said}" for fact in block.facts)
 
 
-def not_told(found: Explanation) -> dict[str, str]:
-    """What is not told apart, by the reason that it shares."""
+def unattributed(explanation: Explanation) -> dict[str, str]:
+    """Return unattributed causes by their reason."""
     by_reason: dict[str, list[str]] = {}
-    for name, why in found.missing.items():
+    for name, why in explanation.missing.items():
         by_reason.setdefault(why, []).append(name.removesuffix("_frac").replace("_", " "))
     return {why: ", ".join(names) for why, names in by_reason.items()}
 
 
-def change_lines(found: Explanation) -> tuple[str, ...]:
-    """What to try, what it would bring at the most, and what says so."""
-    return tuple(f"{one.advice}. {gain(one).capitalize()}: {one.why}" for one in found.changes)
+def change_lines(explanation: Explanation) -> tuple[str, ...]:
+    """Return advice with the upper bound of its gain and the evidence."""
+    return tuple(
+        f"{change.advice}. {gain(change).capitalize()}: {change.why}"
+        for change in explanation.changes
+    )
 
 
-def explain_parts(found: Explanation) -> Iterator[PagePart]:
-    """Everything, the waterfall as a table first."""
-    if found.achieved is None:
+def explain_parts(explanation: Explanation) -> Iterator[PagePart]:
+    """Yield all document parts, the waterfall table first."""
+    if explanation.achieved is None:
         yield PagePart("waterfall-part", _TITLE, (Paragraph(f"{NOTHING}."),))
     else:
         rows = tuple(
             (level.block.title, share(level.block), joules(level.block), level.block.basis)
-            for level in levels(found)
+            for level in levels(explanation)
         )
-        peak = ("peak", "100.0 %", whole_joules(found), "")
+        peak = ("peak", "100.0 %", total_joules(explanation), "")
         head = ("block", "of the peak", "joules", "how")
         table = TableBlock(WATERFALL, head, (peak, *rows))
-        said = (Paragraph(one) for one in (said_of_joules(found),) if one)
-        yield PagePart("waterfall-part", _TITLE, (Paragraph(f"100 % is {found.of}."), table, *said))
+        paragraphs = (Paragraph(text) for text in (energy_note(explanation),) if text)
+        yield PagePart(
+            "waterfall-part", _TITLE, (Paragraph(f"100 % is {explanation.of}."), table, *paragraphs)
+        )
     lists = {
-        ("remarks", "what to know"): found.remarks,
-        ("changes", CHANGES): change_lines(found),
-        ("not-told", NOT_TOLD): tuple(f"{names}: {why}" for why, names in not_told(found).items()),
-        ("record-next", RECORD_NEXT): found.record_next,
+        ("remarks", "what to know"): explanation.remarks,
+        ("changes", CHANGES): change_lines(explanation),
+        ("not-told", NOT_TOLD): tuple(
+            f"{names}: {why}" for why, names in unattributed(explanation).items()
+        ),
+        ("record-next", RECORD_NEXT): explanation.record_next,
     }
     for (id_, title), texts in lists.items():
         if texts:
             yield PagePart(id_, title.capitalize(), (Items(texts),))
-    if found.achieved is not None:
-        whole = (*found.blocks, found.achieved)
-        seen = tuple((one.title, one.why, facts(one)) for one in whole)
+    if explanation.achieved is not None:
+        blocks = (*explanation.blocks, explanation.achieved)
+        evidence_rows = tuple((block.title, block.why, facts(block)) for block in blocks)
         yield PagePart(
-            "evidence", "Evidence", (TableBlock("evidence", ("block", "is", "seen"), seen),)
+            "evidence",
+            "Evidence",
+            (TableBlock("evidence", ("block", "is", "seen"), evidence_rows),),
         )
 
 
-# -- explain ---------------------------------------------------------------------------------------
-
-
-_CELLS = 20  # of a bar: all of the peak
+_CELLS = 20  # width of a bar at 100 % of the peak
 _EXPLAIN_TITLE = 29
 _STYLES = {"measured": "green", "derived": "cyan", "reported": "yellow", "assumed": "magenta"}
 
 
-def page(run: Run, found: Explanation) -> RenderableType:
-    """The waterfall, what to know about it, what to try, and what could not be told apart."""
+def page(run: Run, explanation: Explanation) -> RenderableType:
+    """Render the waterfall, notes, advice, and unattributed losses."""
     parts: list[RenderableType] = [
-        Text.assemble((run.name, "bold"), (f"  {found.window}", "dim")),
+        Text.assemble((run.name, "bold"), (f"  {explanation.window}", "dim")),
     ]
-    if found.achieved:
-        parts += [Text(f"100 % is {found.of}\n", "dim"), _waterfall(found)]
+    if explanation.achieved:
+        parts += [Text(f"100 % is {explanation.of}\n", "dim"), _waterfall(explanation)]
     else:
         parts.append(Text(NOTHING, "yellow"))
-    if said_of_joules(found):
-        parts.append(Text(f"\n{said_of_joules(found)}", "dim"))
-    parts += [Padding(Text(f"* {said}"), (1, 0, 0, 0)) for said in found.remarks]
-    parts += _changes(found)
-    parts += _missing(found)
+    if energy_note(explanation):
+        parts.append(Text(f"\n{energy_note(explanation)}", "dim"))
+    parts += [Padding(Text(f"* {remark}"), (1, 0, 0, 0)) for remark in explanation.remarks]
+    parts += _changes(explanation)
+    parts += _missing(explanation)
     return Group(*parts)
 
 
-def _waterfall(found: Explanation) -> Table:
+def _waterfall(explanation: Explanation) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 1, 0, 0))
     table.add_column(width=_EXPLAIN_TITLE)
     table.add_column(width=_CELLS, no_wrap=True)
     table.add_column(justify="right", no_wrap=True, width=8)
     table.add_column(justify="right", no_wrap=True, width=9)
     table.add_column(no_wrap=True, width=8)
-    table.add_row(Text("peak", "bold"), "#" * _CELLS, "100.0 %", whole_joules(found), "")
-    for level in levels(found):
-        one = level.block
-        title = Text(one.title, "bold" if one is found.achieved else "")
+    table.add_row(Text("peak", "bold"), "#" * _CELLS, "100.0 %", total_joules(explanation), "")
+    for level in levels(explanation):
+        block = level.block
+        title = Text(block.title, "bold" if block is explanation.achieved else "")
         bar = _bar(level.to_frac, level.from_frac)
-        table.add_row(title, bar, share(one), joules(one), Text(one.basis, _STYLES[one.basis]))
+        table.add_row(
+            title, bar, share(block), joules(block), Text(block.basis, _STYLES[block.basis])
+        )
     return table
 
 
 def _bar(low: float, high: float) -> str:
-    """A piece of the bar in its place; one that is too short for a cell is a mark."""
+    """Return the segment of a bar at its position; at least one mark."""
     low, high = min(low, high), max(low, high)
     first, last = (
         math.floor(max(0.0, low) * _CELLS + 0.5),
@@ -186,51 +188,51 @@ def _bar(low: float, high: float) -> str:
     return " " * min(first, _CELLS - 1) + "|"
 
 
-def _changes(found: Explanation) -> list[RenderableType]:
-    if not found.changes:
+def _changes(explanation: Explanation) -> list[RenderableType]:
+    if not explanation.changes:
         return []
     lines: list[RenderableType] = [Text(f"\n{CHANGES}", "bold")]
-    for number, one in enumerate(found.changes, 1):
-        lines.append(Text(f"{number}. {one.advice}"))
-        lines.append(Padding(Text(f"{gain(one)}: {one.why}", "dim"), (0, 0, 0, 3)))
+    for number, change in enumerate(explanation.changes, 1):
+        lines.append(Text(f"{number}. {change.advice}"))
+        lines.append(Padding(Text(f"{gain(change)}: {change.why}", "dim"), (0, 0, 0, 3)))
     return lines
 
 
-def _missing(found: Explanation) -> list[RenderableType]:
+def _missing(explanation: Explanation) -> list[RenderableType]:
     lines: list[RenderableType] = []
-    if found.missing:
+    if explanation.missing:
         lines.append(Text(f"\n{NOT_TOLD}", "bold"))
-    for why, names in not_told(found).items():
+    for why, names in unattributed(explanation).items():
         lines.append(Text.assemble((f"- {names}: ", "dim"), why))
-    if found.record_next:
+    if explanation.record_next:
         lines.append(Text(f"\n{RECORD_NEXT}", "bold"))
-        lines += [Text(f"- {one}") for one in found.record_next]
+        lines += [Text(f"- {advice}") for advice in explanation.record_next]
     return lines
 
 
-def evidence(found: Explanation) -> RenderableType:
-    """Block by block what it rests on."""
-    if not found.achieved:
+def evidence(explanation: Explanation) -> RenderableType:
+    """Render the evidence block by block."""
+    if not explanation.achieved:
         return Group()
     lines: list[RenderableType] = [Text("\nevidence", "bold")]
-    for one in (*found.blocks, found.achieved):
-        lines.append(Text.assemble(f"{one.title}: ", (one.why, "dim")))
-        if one.facts:
-            lines.append(Padding(Text(facts(one), "dim"), (0, 0, 0, 3)))
+    for block in (*explanation.blocks, explanation.achieved):
+        lines.append(Text.assemble(f"{block.title}: ", (block.why, "dim")))
+        if block.facts:
+            lines.append(Padding(Text(facts(block), "dim"), (0, 0, 0, 3)))
     return Group(*lines)
 
 
-def document(run: Run, found: Explanation) -> dict[str, Any]:
-    """The same, for programs. Shares add up to 1, joules to the energy of the window."""
+def document(run: Run, explanation: Explanation) -> dict[str, Any]:
+    """Return JSON. Shares add up to 1, joules to the energy of the window."""
     return {
         "run": str(run.path),
-        "window": found.window,
-        "of": found.of,
-        "energy": result(found.energy),
-        "blocks": [finite(asdict(one)) for one in found.blocks],
-        "achieved": finite(asdict(found.achieved)) if found.achieved else None,
-        "remarks": list(found.remarks),
-        "changes": [finite(asdict(one)) for one in found.changes],
-        "missing": found.missing,
-        "record_next": list(found.record_next),
+        "window": explanation.window,
+        "of": explanation.of,
+        "energy": result(explanation.energy),
+        "blocks": [finite(asdict(block)) for block in explanation.blocks],
+        "achieved": finite(asdict(explanation.achieved)) if explanation.achieved else None,
+        "remarks": list(explanation.remarks),
+        "changes": [finite(asdict(change)) for change in explanation.changes],
+        "missing": explanation.missing,
+        "record_next": list(explanation.record_next),
     }

@@ -1,7 +1,7 @@
-"""What came of `erg load`: a row for each level, and below it what to know about the figures.
+"""The result of `erg load`: one row for each load level, and notes below.
 
-The trap: a table that hides who was slow. Failed requests stand in the row, with their reasons
-below, and so does the client's own CPU: at a whole core the client was measured, not the server.
+Failed requests stand in the row, with their reasons below. So does the client's CPU: at a full core
+the client was the bottleneck, not the server.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _COLUMNS = {
     " \np95": "latency.tpot_p95_s",
     "whole ms\nmedian": "latency.e2e_median_s",
 }
-# In a line of their own: most runs have none, and the table fits 80 columns.
+# On their own lines: most runs have none, and the table must fit 80 columns.
 _BELOW = {
     "offered": "throughput.offered_requests_per_s",
     "failed": "throughput.failed_requests_per_s",
@@ -46,13 +46,13 @@ _BELOW = {
     "energy": "energy.joules_per_generated_token",
 }
 _OF_FAILURES = ("failed", "drain time")
-_BUSY_FRAC = 0.8  # of a core: beyond it the client may be what is measured
+_BUSY_FRAC = 0.8  # of a core: above it the client may be the bottleneck
 _GROUPS = ("latency.", "throughput.", "requests.", "time.window_s", "energy.", "overhead.client")
 
 
 @dataclass(frozen=True, slots=True)
 class LevelRow:
-    """One level: what it was to do, what happened, and what its run came to."""
+    """One load level: target, outcome and summary of its run."""
 
     plan: LevelPlan
     outcome: LevelOutcome
@@ -88,35 +88,35 @@ def _table(levels: list[LevelRow]) -> Table:
     return table
 
 
-def _cell(found: Result) -> str:
-    if not isinstance(found, Reading):
+def _cell(result: Result) -> str:
+    if not isinstance(result, Reading):
         return "-"
-    return significant(found.value * (1e3 if found.unit == "s" else 1.0), 3)
+    return significant(result.value * (1e3 if result.unit == "s" else 1.0), 3)
 
 
 def _below(levels: list[LevelRow]) -> list[str]:
-    """What only some loads have: a line for each level."""
+    """Return metrics that only some loads have, a line for each level."""
     return [
-        f"{level.plan.pace.label}: {what} {value(found)} ({found.note.partition('; ')[0]})"
+        f"{level.plan.pace.label}: {what} {value(reading)} ({reading.note.partition('; ')[0]})"
         for what, key in _BELOW.items()
         for level in levels
         if what != "offered" or isinstance(level.plan.pace, Open)
         if what not in _OF_FAILURES or level.outcome.failed
-        if isinstance(found := level.summary.readings[key], Reading)
+        if isinstance(reading := level.summary.readings[key], Reading)
     ]
 
 
 def remarks(levels: list[LevelRow]) -> list[str]:
-    """What a reader of the table must know."""
-    found = []
+    """Return notes on reading the table."""
+    lines = []
     for level in levels:
-        found += [f"{level.plan.pace.label}: {remark}" for remark in _remarks(level)]
+        lines += [f"{level.plan.pace.label}: {remark}" for remark in _remarks(level)]
     first = levels[0].plan
     if not first.asking.counts_tokens:
-        found.append("the server sends no usage: a chunk with text stands for a token (assumed)")
+        lines.append("the server sends no usage: a chunk with text stands for a token (assumed)")
     if first.why_no_energy:
-        found.append(f"no energy: {first.why_no_energy}")
-    return list(dict.fromkeys(found))
+        lines.append(f"no energy: {first.why_no_energy}")
+    return list(dict.fromkeys(lines))
 
 
 def _remarks(level: LevelRow) -> Iterator[str]:
@@ -150,15 +150,15 @@ def _remarks(level: LevelRow) -> Iterator[str]:
 
 
 def _missing(readings: dict[str, Result]) -> list[str]:
-    """Why a figure of the table is not there; a reason that several share is given once."""
+    """Return the reasons of absent values, each once."""
     reasons = [
-        found.reason for key in _COLUMNS.values() if isinstance(found := readings[key], Missing)
+        reading.reason for key in _COLUMNS.values() if isinstance(reading := readings[key], Missing)
     ]
     return list(dict.fromkeys(reasons))
 
 
 def document(levels: list[LevelRow]) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the levels as JSON."""
     first = levels[0].plan.asking
     return {
         "url": first.target.address.url,
@@ -173,7 +173,7 @@ def document(levels: list[LevelRow]) -> dict[str, Any]:
 
 def _entry(level: LevelRow) -> dict[str, Any]:
     outcome = level.outcome
-    kept = {k: v for k, v in level.summary.readings.items() if k.startswith(_GROUPS)}
+    readings = {k: v for k, v in level.summary.readings.items() if k.startswith(_GROUPS)}
     return {
         "run": str(outcome.run),
         "clock": level.plan.pace.clock,
@@ -189,5 +189,5 @@ def _entry(level: LevelRow) -> dict[str, Any]:
         "most_in_flight": outcome.most_in_flight,
         "client_cpu_frac": float(significant(outcome.cpu_frac)),
         "client_lag_p99_s": float(significant(outcome.lag_p99_s)),
-        "readings": {key: documents.result(found) for key, found in kept.items()},
+        "readings": {key: documents.result(reading) for key, reading in readings.items()},
     }

@@ -1,8 +1,7 @@
-"""Memory over time, on the terminal: what each device held, whose it was, and in which phase.
+"""Device memory over time on the terminal: peaks, owners and phases.
 
-The trap: a curve on a cut axis, on which 5 % more looks like twice as much. A full bar is all the
-memory that the device has, and each bar is the most that was read in its share of the time. There
-are no more bars than readings; a share in which nothing was read is empty.
+A full bar is the memory of the device, and each bar is the highest reading of its interval. There
+are no more bars than readings; an interval without a reading is empty.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from rich.text import Text
 from ergmeter.metrics.evidence.steps import read_steps
 from ergmeter.records import PHASES
 from ergmeter.units import NS_PER_S, duration, scaled
+from ergmeter.views.run.card import BARS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,21 +25,20 @@ if TYPE_CHECKING:
     from ergmeter.runlog.reader import Run
     from ergmeter.runlog.segments import Series
 
-CELLS = 44, 8  # bars: at most, and at least
-_BARS = "▁▂▃▄▅▆▇█"
-# What is shown of a device, in this order: a column, and whose it is.
+CELLS = 44, 8  # bars: most and fewest
+# Rows of a device, in order: column and owner.
 _ROWS = {
     "gpu": {"memory_bytes": "in use by all", "process_bytes": "the program's"},
     "allocator": {"reserved_bytes": "reserved", "allocated_bytes": "in tensors"},
     "process": {"memory_bytes": "resident"},
 }
-# A reading may miss what is held between two of them; where a mark is kept, the card's peak is it.
+# Readings may miss a peak between them. Where a high-water mark exists, it is the card's peak.
 _MARKS = {
     ("process", "memory_bytes"): "memory_peak_bytes",
     ("allocator", "allocated_bytes"): "allocated_peak_bytes",
 }
 _KEEPERS = {"process": "the kernel's mark", "allocator": "the allocator's mark"}
-# The phase that a bar stands for is the first of these that was on in it.
+# A bar shows the first of these phases that occurred in its interval.
 _LETTERS = {"checkpoint": "c", "eval": "e", "train": "t", "prefill": "p", "decode": "d"}
 
 
@@ -48,11 +47,11 @@ class _Row:
     device: Device
     whose: str
     series: Series
-    marks: Series | None  # the high-water mark that somebody keeps of it
+    marks: Series | None  # its high-water mark
 
 
 def timeline(run: Run) -> RenderableType:
-    """The memory of every device of a run over its time; a sentence where there is none."""
+    """Render device memory over time, or a sentence if there is none."""
     rows = _rows(run)
     if not rows:
         return Text("no memory was read in this run: `erg report --all` says why")
@@ -88,26 +87,26 @@ def _line(label: str, bars: str, peak: str) -> Text:
 
 
 def _rows(run: Run) -> list[_Row]:
-    found = {
+    columns = {
         column: run.series(column) for column in dict.fromkeys(c for k in _ROWS.values() for c in k)
     }
     order = list(_ROWS)
     devices = [device for device in run.devices.values() if device.kind in _ROWS]
     return [
-        _Row(device, whose, found[column][device.id], _marks(run, device, column))
+        _Row(device, whose, columns[column][device.id], _marks(run, device, column))
         for device in sorted(devices, key=lambda device: order.index(device.kind))
         for column, whose in _ROWS[device.kind].items()
-        if device.id in found[column]
+        if device.id in columns[column]
     ]
 
 
 def _marks(run: Run, device: Device, column: str) -> Series | None:
-    kept = _MARKS.get((device.kind, column))
-    return run.series(kept).get(device.id) if kept else None
+    mark = _MARKS.get((device.kind, column))
+    return run.series(mark).get(device.id) if mark else None
 
 
 def _full(run: Run, row: _Row) -> float | None:
-    """All the memory there is: the device's own, or that of the device an allocator takes from."""
+    """Return the capacity: the device's own, or that of an allocator's device."""
     under = run.devices.get(str(row.device.facts.get("uuid")), row.device)
     total = under.facts.get("memory_total_bytes")
     return float(total) if total else None
@@ -119,12 +118,12 @@ def _peak(row: _Row, full: float | None) -> str:
 
 
 def _beyond(row: _Row) -> list[Text]:
-    """The most by a mark, where that is more than was read."""
+    """Return the peak recorded by a mark, if above all readings."""
     most = float(row.marks.values.max()) if row.marks is not None else 0.0
     if most <= float(row.series.values.max()):
         return []
-    said = f"up to {scaled(most, 'B')} between readings, by {_KEEPERS[row.device.kind]}"
-    return [Text(f"{'':<17}{said}", "dim")]
+    text = f"up to {scaled(most, 'B')} between readings, by {_KEEPERS[row.device.kind]}"
+    return [Text(f"{'':<17}{text}", "dim")]
 
 
 def _bars(series: Series, edges_ns: FloatArray, full: float | None) -> str:
@@ -133,9 +132,9 @@ def _bars(series: Series, edges_ns: FloatArray, full: float | None) -> str:
     most = np.full(cells, -1.0)
     np.maximum.at(most, places, series.values)
     top = full or float(series.values.max()) or 1.0
-    steps = len(_BARS) - 1
+    steps = len(BARS) - 1
     return "".join(
-        " " if one < 0 else _BARS[min(steps, round(float(one) / top * steps))] for one in most
+        " " if peak < 0 else BARS[min(steps, round(float(peak) / top * steps))] for peak in most
     )
 
 
@@ -147,7 +146,7 @@ def _phases(run: Run, edges_ns: FloatArray) -> str:
     for phase, letter in reversed(_LETTERS.items()):
         own = steps["phase"] == PHASES.index(phase)
         starts, ends = np.sort(steps["start_ns"][own]), np.sort(steps["end_ns"][own])
-        # More have begun before a cell's end than have ended before its start: one is on in it.
+        # More phases began before a cell's end than ended before its start: one is active in it.
         begun = np.searchsorted(starts, edges_ns[1:], side="left")
         over = np.searchsorted(ends, edges_ns[:-1], side="right")
         for cell in np.flatnonzero(begun > over):

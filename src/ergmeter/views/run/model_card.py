@@ -1,9 +1,11 @@
-"""A run as a section of a model card: figures with their basis, metadata, a paragraph to cite.
+"""A run as a section of a model card, and one metric as an SVG badge.
 
-The trap: a figure that outlives its footnote. A card is copied without the run, so each figure has
-its basis and window beside it, what was not measured is named with its reason, and the Hub's
-`co2_eq_emissions` is written only where energy was measured and somebody stated the grid: the Hub
-shows that number alone. It is of all steps, warm-up included: those were emitted too.
+A card is copied without its run, so each value has its basis and window beside it, and each absent
+value its reason. The Hub shows `co2_eq_emissions` alone: it is written only if energy was measured
+and the grid was declared. It covers all steps, warm-up included.
+
+A badge is drawn with any font, so each text has a `textLength` estimated from its letters. An
+absent metric is grey, never 0.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from xml.sax.saxutils import escape, quoteattr
 
 import yaml
 
@@ -22,7 +25,7 @@ from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import FINISHED, IMPORTED
 from ergmeter.units import printable, tallied
 from ergmeter.version import __version__
-from ergmeter.views.labels import label_lines
+from ergmeter.views.documents import label_lines
 from ergmeter.views.run.card import interval, value
 
 if TYPE_CHECKING:
@@ -31,6 +34,67 @@ if TYPE_CHECKING:
     from ergmeter.records import Flops, Result, Summary
     from ergmeter.runlog.reader import Run
     from ergmeter.runlog.settings import Settings
+
+# Badge.
+
+
+_HEIGHT, _MARGIN, _BASE = 20, 7, 14
+_LABEL_COLOUR = "#444"
+# Contrast with white of 4.5 and more; told apart by their words, not by colour alone.
+_COLOURS = {"measured": "#2a6f3c", "derived": "#1f6187", "reported": "#7a5a00"}
+_COLOURS |= {"assumed": "#7b3f8c", "impossible": "#b3261e", "": "#666"}
+_LABELS = {
+    "energy.joules_per_token": "energy per token",
+    "utilization.mfu_frac": "MFU",
+    "throughput.tokens_per_s": "throughput",
+}
+_NARROW, _WIDE = "ijl.,:;|!'()[] ftr/-", "mwMW%@"
+_MOST = 60  # characters of a text
+
+
+def badge(key: str, result: Result) -> str:
+    """Return the SVG badge of a metric: name, value and basis."""
+    label = _short(_LABELS.get(key) or catalogue()[key].title)
+    if isinstance(result, Reading):
+        text = f"{value(result)}, {result.basis}"
+        colour = _COLOURS["impossible" if result.impossible else result.basis]
+        title = f"{label}: {text}{result.impossible and f' ({result.impossible})'}"
+    else:
+        text, colour = "not measured", _COLOURS[""]
+        title = f"{label}: not measured ({result.reason})"
+    return _badge_svg(label, _short(text), colour, printable(title))
+
+
+def _badge_svg(label: str, figure_text: str, colour: str, title: str) -> str:
+    left, right = (width(text) + 2 * _MARGIN for text in (label, figure_text))
+    total = left + right
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="{_HEIGHT}"'
+        f' viewBox="0 0 {total} {_HEIGHT}" role="img"'
+        f" aria-label={quoteattr(f'{label}: {figure_text}')}>\n"
+        f"<title>{escape(title)}</title>\n"
+        f'<rect width="{left}" height="{_HEIGHT}" fill="{_LABEL_COLOUR}"/>\n'
+        f'<rect x="{left}" width="{right}" height="{_HEIGHT}" fill="{colour}"/>\n'
+        '<g fill="#fff" font-family="Verdana,DejaVu Sans,Geneva,sans-serif" font-size="11">\n'
+        f"{_text(label, _MARGIN)}\n{_text(figure_text, left + _MARGIN)}\n</g>\n</svg>\n"
+    )
+
+
+def _text(text: str, x: int) -> str:
+    fitted = f'textLength="{width(text)}" lengthAdjust="spacingAndGlyphs"'
+    return f'<text x="{x}" y="{_BASE}" {fitted}>{escape(text)}</text>'
+
+
+def width(text: str) -> int:
+    """Estimate the width of a text in 11 px Verdana."""
+    each = (4.2 if letter in _NARROW else 10.2 if letter in _WIDE else 7.0 for letter in text)
+    return max(1, round(sum(each)))
+
+
+def _short(text: str) -> str:
+    text = printable(text)  # XML does not allow control characters, escaped or not
+    return text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"
+
 
 CARBON = "carbon.co2e_g"
 _FIGURES = (
@@ -55,13 +119,13 @@ _OF_ALL = ("energy.run_j", CARBON)  # of all steps
 _EXPECTED = ("throughput.tokens_per_s", "utilization.mfu_frac", "energy.joules_per_token", CARBON)
 _CITED = ("throughput.tokens_per_s", "utilization.mfu_frac", "energy.joules_per_token")
 _ADAPTERS = ("bridge-lora", "automodel-lora")  # counts of FLOPs that are for runs with adapters
-_ALERTS = 5  # that are named
+_ALERTS = 5  # named; the others are counted
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~&$])")
 
 
 @dataclass(frozen=True)
 class OwnerFacts:
-    """What the run does not say and its owner may."""
+    """Facts that the run does not contain and its owner may declare."""
 
     location: str | None = None
     training_type: str | None = None
@@ -69,23 +133,23 @@ class OwnerFacts:
 
 @dataclass(frozen=True)
 class Sources:
-    """A run, its figures after the warm-up and of all its steps, and what was declared."""
+    """A run, its summaries after warm-up and over all steps, and declarations."""
 
     run: Run
     summary: Summary
-    whole: Summary
+    all_steps: Summary
     settings: Settings
-    told: OwnerFacts
+    owner_facts: OwnerFacts
     flops: Sequence[Flops] = ()
 
 
 def figure(of: Sources, key: str) -> Result:
-    """One figure as the section gives it: energy and carbon are of all steps."""
-    return (of.whole if key in _OF_ALL else of.summary).readings[key]
+    """Return a metric; energy and carbon are over all steps."""
+    return (of.all_steps if key in _OF_ALL else of.summary).readings[key]
 
 
 def page(of: Sources) -> str:
-    """The section, with the metadata in front where there is any."""
+    """Return the section, preceded by the metadata if there is any."""
     parts = [
         _front(of),
         f"## {'Training efficiency' if _trains(of) else 'Efficiency'}, energy and carbon\n",
@@ -98,51 +162,48 @@ def page(of: Sources) -> str:
     return "\n".join(part for part in parts if part)
 
 
-# -- metadata -----------------------------------------------------------------------------------
-
-
 def metadata(of: Sources) -> dict[str, Any]:
-    """The Hub's metadata: `co2_eq_emissions` in grams, or nothing where it is not known."""
-    carbon = of.whole.readings[CARBON]
+    """Return the Hub's metadata: `co2_eq_emissions` in grams, empty if unknown."""
+    carbon = of.all_steps.readings[CARBON]
     if isinstance(carbon, Missing) or not _trains(of):  # the Hub's field is of the training
         return {}
-    found: dict[str, Any] = {
+    emissions: dict[str, Any] = {
         "emissions": float(f"{carbon.value:.4g}"),
         "source": f"ergmeter {__version__}: {printable(carbon.note)}",
     }
-    kind = of.told.training_type or _kind(of.flops or of.run.flops)
+    kind = of.owner_facts.training_type or _kind(of.flops or of.run.flops)
     if kind:
-        found["training_type"] = kind
-    place = of.told.location or _source_link(of.settings.grid_source)
-    if place:
-        found["geographical_location"] = place
+        emissions["training_type"] = kind
+    location = of.owner_facts.location or _source_link(of.settings.grid_source)
+    if location:
+        emissions["geographical_location"] = location
     hardware = _hardware(of)
     if hardware:
-        found["hardware_used"] = hardware
-    return {"co2_eq_emissions": found}
+        emissions["hardware_used"] = hardware
+    return {"co2_eq_emissions": emissions}
 
 
 def _front(of: Sources) -> str:
-    found = metadata(of)
-    if not found:
+    fields = metadata(of)
+    if not fields:
         return ""
-    text = yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=10_000)
+    text = yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=10_000)
     return f"---\n{text}---\n"
 
 
 def _kind(flops: Sequence[Flops]) -> str | None:
-    """Adapters are trained on a model that there is already; of the rest nothing is known."""
-    has_adapters = any(one.convention in _ADAPTERS for one in flops)
+    """Return "fine-tuning" for adapters; None if unknown."""
+    has_adapters = any(flop.convention in _ADAPTERS for flop in flops)
     return "fine-tuning" if has_adapters else None
 
 
 def _source_link(source: str | None) -> str | None:
-    """The place whose grid was declared by name."""
+    """Return the name of the declared grid."""
     return next((row.name for row in grids() if row.said == source), None)
 
 
 def _hardware(of: Sources) -> str:
-    """What the figures are of: the accelerators that were used, or else the processors."""
+    """Return the accelerators used, else the processors."""
     devices = of.run.devices
     used = [devices[id_] for id_ in of.summary.devices if id_ in devices]
     names = [device.name for device in used if device.kind == "gpu"]
@@ -152,21 +213,18 @@ def _hardware(of: Sources) -> str:
     return tallied(map(printable, names))
 
 
-# -- what is read -------------------------------------------------------------------------------
-
-
 def _table(of: Sources) -> str:
     rows = ["| figure | value | from - to | basis | over |", "| --- | --- | --- | --- | --- |"]
     for key in _FIGURES:
         rows += _row(key, of.summary, "the window")
     for key in _OF_ALL:
-        rows += _row(key, of.whole, "all steps")
+        rows += _row(key, of.all_steps, "all steps")
     hardware = _hardware(of)
     rows += [f"| hardware | {_safe(hardware)} | | as its driver says | |"] if hardware else []
     if len(rows) == 2:
         return ""
     over = (
-        f"The window: {_safe(_over(of.summary))}. All steps: {_safe(_over(of.whole))}."
+        f"The window: {_safe(_over(of.summary))}. All steps: {_safe(_over(of.all_steps))}."
         if any("all steps" in row for row in rows)
         else f"The window: {_safe(_over(of.summary))}."
     )
@@ -174,10 +232,10 @@ def _table(of: Sources) -> str:
 
 
 def _row(key: str, summary: Summary, over: str) -> list[str]:
-    found = summary.readings.get(key)
-    if not isinstance(found, Reading):
+    reading = summary.readings.get(key)
+    if not isinstance(reading, Reading):
         return []
-    cells = (catalogue()[key].title, value(found), interval(found), found.basis, over)
+    cells = (catalogue()[key].title, value(reading), interval(reading), reading.basis, over)
     return [f"| {' | '.join(_safe(cell) for cell in cells)} |"]
 
 
@@ -190,20 +248,20 @@ def _over(summary: Summary) -> str:
 def _absent(of: Sources) -> str:
     lines = []
     for key in _EXPECTED:
-        found = figure(of, key)
-        if isinstance(found, Missing):
-            lines.append(f"- {catalogue()[key].title}: {_safe(found.reason)}")
+        result = figure(of, key)
+        if isinstance(result, Missing):
+            lines.append(f"- {catalogue()[key].title}: {_safe(result.reason)}")
     return "\n".join(["Not measured:\n", *lines, ""]) if lines else ""
 
 
 def _how(of: Sources) -> str:
-    """The notes of the figures that rest on most."""
+    """Return the notes of the most important metrics."""
     lines = []
-    pairs = [(key, of.summary) for key in _CITED] + [(CARBON, of.whole)]
+    pairs = [(key, of.summary) for key in _CITED] + [(CARBON, of.all_steps)]
     for key, summary in pairs:
-        found = summary.readings[key]
-        if isinstance(found, Reading) and found.note:
-            lines.append(f"- {catalogue()[key].title} ({found.basis}): {_safe(found.note)}")
+        reading = summary.readings[key]
+        if isinstance(reading, Reading) and reading.note:
+            lines.append(f"- {catalogue()[key].title} ({reading.basis}): {_safe(reading.note)}")
     basis = (
         "Measured: read from a device or a clock. Derived: computed from what was measured."
         " Reported: somebody else's figure. Assumed: rests on a figure that was stated."
@@ -212,51 +270,55 @@ def _how(of: Sources) -> str:
 
 
 def _labels(of: Sources) -> str:
-    """What people said of the run, in a list below the figures."""
-    said = [f"- {_safe(what)}: {_safe(words)}" for what, words in label_lines(of.run)]
-    return "\n".join(["Said of the run:\n", *said, ""]) if said else ""
+    """Return tags and notes as a list."""
+    items = [f"- {_safe(what)}: {_safe(words)}" for what, words in label_lines(of.run)]
+    return "\n".join(["Said of the run:\n", *items, ""]) if items else ""
 
 
 def _paragraph(of: Sources) -> str:
-    """Sentences that can be cited as they are."""
-    said = []
+    """Return citable sentences."""
+    clauses = []
     for key in _CITED:
-        found = of.summary.readings[key]
-        if isinstance(found, Reading):
-            span = f" ({interval(found)})" if interval(found) else ""
-            peak = peak_text(found.note) if key == "utilization.mfu_frac" else ""
+        reading = of.summary.readings[key]
+        if isinstance(reading, Reading):
+            span = f" ({interval(reading)})" if interval(reading) else ""
+            peak = peak_text(reading.note) if key == "utilization.mfu_frac" else ""
             of_peak = f" of {peak}" if peak else ""
-            said.append(f"{_NAMED[key].format(value(found))}{span}{of_peak}, {found.basis}")
+            clauses.append(f"{_NAMED[key].format(value(reading))}{span}{of_peak}, {reading.basis}")
     hardware = f" on {_hardware(of)}" if _hardware(of) else ""
     how = "read from its log" if of.run.header.get("imported") else "measured"
     what = "training" if _trains(of) else "run"
     first = f"This {what} was {how} with ergmeter {__version__}{hardware}, {_over(of.summary)}"
-    sentences = [f"{first}: {'; '.join(said)}." if said else f"{first}."]
-    energy, carbon = (of.whole.readings[key] for key in _OF_ALL)
+    sentences = [f"{first}: {'; '.join(clauses)}." if clauses else f"{first}."]
+    energy, carbon = (of.all_steps.readings[key] for key in _OF_ALL)
     if isinstance(energy, Reading):
         parts = "steps" if _trains(of) else "requests"
-        drawn = f"All of its {parts} drew {value(energy)} ({energy.basis})"
+        text = f"All of its {parts} drew {value(energy)} ({energy.basis})"
         if isinstance(carbon, Reading):
             pue = f" and a PUE of {of.settings.pue:.4g}" if of.settings.pue is not None else ""
-            drawn += f", which is {value(carbon)} of CO2e ({carbon.basis})"
-            drawn += f" at {of.settings.grid_g_per_kwh:.4g} g/kWh{pue}"
-        sentences.append(f"{drawn}; what else the machine drew is not in it.")
+            text += f", which is {value(carbon)} of CO2e ({carbon.basis})"
+            text += f" at {of.settings.grid_g_per_kwh:.4g} g/kWh{pue}"
+        sentences.append(f"{text}; what else the machine drew is not in it.")
     return _safe(" ".join([*sentences, *_ending(of)])) + "\n"
 
 
 def _ending(of: Sources) -> list[str]:
-    """How the run ended where that is not as it should, who asked for it, and what alarmed it."""
-    said = []
+    """Return how the run ended if not normally, who asked for it, and alerts."""
+    clauses = []
     if of.summary.status not in (FINISHED, IMPORTED):
-        said.append(f"The run did not end as it should, or goes on: {of.summary.status}.")
-    asked = dict.fromkeys(one.detail for one in of.run.marks if one.name == "stop_asked")
+        clauses.append(f"The run did not end as it should, or goes on: {of.summary.status}.")
+    asked = dict.fromkeys(mark.detail for mark in of.run.marks if mark.name == "stop_asked")
     if asked:
-        said.append(f"It was asked to stop by an alert: {'; '.join(asked)}.")
-    others = dict.fromkeys(one.text for one in noted_alerts(of.run, {}) if one.text not in asked)
+        clauses.append(f"It was asked to stop by an alert: {'; '.join(asked)}.")
+    others = dict.fromkeys(
+        noted_alert.text
+        for noted_alert in noted_alerts(of.run, {})
+        if noted_alert.text not in asked
+    )
     if others:
         more = "; and more" if len(others) > _ALERTS else ""
-        said.append(f"Alerts: {'; '.join(list(others)[:_ALERTS])}{more}.")
-    return said
+        clauses.append(f"Alerts: {'; '.join(list(others)[:_ALERTS])}{more}.")
+    return clauses
 
 
 def _trains(of: Sources) -> bool:
@@ -271,5 +333,5 @@ _NAMED = {
 
 
 def _safe(text: str) -> str:
-    """A text in which nothing is Markdown or HTML, whatever a run or a device is called."""
+    """Escape Markdown and HTML in names from runs and devices."""
     return _MARKUP.sub(r"\\\1", printable(text)).replace("\\&", "&amp;").replace("\\<", "&lt;")

@@ -1,15 +1,13 @@
-"""A run while it is going, on a terminal of 60 to 200 columns, or as lines where there is none.
+"""The live view of a run: 60 to 200 terminal columns, or plain lines without a terminal.
 
-The trap: a page that breaks where it is narrow. What does not fit is left out whole, first the
-bases, then the curves, never half a number; a name goes on in the next line. What is not known
-keeps its place and says why, as far as there is room for a whole clause.
+In a narrow terminal, basis labels are dropped first, then sparklines; numbers are never cut. An
+unknown value keeps its row with the reason, as far as whole clauses fit.
 """
 
 from __future__ import annotations
 
 import re
 from datetime import datetime
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +18,7 @@ from rich.text import Text
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import CUT_OFF, FINISHED, RUNNING
 from ergmeter.units import NS_PER_S, duration, printable, scaled, significant
-from ergmeter.views.run.card import value
+from ergmeter.views.run.card import curve_bars, value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,21 +28,20 @@ if TYPE_CHECKING:
     from ergmeter.metrics.live.frame import Gauges, LiveFrame
     from ergmeter.records import Result
 
-_BARS = "▁▂▃▄▅▆▇█"
-_FOR_BASES = 72  # columns, from which on there is room for them
-_CURVE = (10, 80)  # cells at the least and at the most
+_FOR_BASES = 72  # columns from which they fit
+_CURVE = (10, 80)  # fewest and most cells
 _GAP = 2
 _MOST_DEVICES = 16
 _MOST_RANKS = 8
 _MOST_ALERTS = 6
-_OLD_S = 30.0  # from which on figures so far say how old they are
+_OLD_S = 30.0  # totals older than this show their age
 _GAUGES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("power_w", "power", lambda x: f"{x:.0f} W"),
     ("memory_bytes", "memory", lambda x: scaled(x, "B")),
     ("temperature_c", "heat", lambda x: f"{x:.0f} °C"),
     ("busy_frac", "busy", lambda x: f"{x * 100:.0f} %"),
 )
-# Of each row: its title, its figure lately, its curve, and its figure so far.
+# Rows: title, recent metric, curve, total.
 _ROWS = (
     ("tokens/s", "throughput.tokens_per_s", "tokens_per_s", "throughput.tokens_per_s"),
     ("step time", "time.step_s", "step_s", "time.step_s"),
@@ -60,41 +57,45 @@ _CALLED = {RUNNING: "going", CUT_OFF: "cut off: nobody writes it any more"}
 
 
 def page(frame: LiveFrame, *, columns: int, lines: int | None = None) -> RenderableType:
-    """Everything about a run, in so many columns. `lines`: the room there is for it."""
+    """Render the live view in `columns` columns and at most `lines` lines."""
     parts: list[RenderableType] = [*_head(frame), Text(), _figures(frame, columns)]
     parts += [*_age(frame), *_missing(frame, columns)]
     parts += _devices(frame)
     parts += _ranks(frame)
-    # What came last is what one looks for: of the rest as much as there is room for.
+    # Keep the last lines, and of the rest as many as fit.
     room = _MOST_ALERTS if lines is None else max(2, min(_MOST_ALERTS, lines - 24))
     parts += _alerts(frame, room)
     return Group(*parts)
 
 
 def line(frame: LiveFrame) -> str:
-    """The same in one line, for a file or a pipe."""
+    """Return the live view in one line, for a file or a pipe."""
     parts = [_progress(frame)]
     for title, key, _, _ in _ROWS:
-        found = frame.recent.get(key)
-        if isinstance(found, Reading):
-            parts.append(value(found) if title == "tokens/s" else f"{title} {value(found)}")
+        reading = frame.recent.get(key)
+        if isinstance(reading, Reading):
+            parts.append(value(reading) if title == "tokens/s" else f"{title} {value(reading)}")
         elif title == "loss" and frame.loss is not None:
             parts.append(f"loss {significant(frame.loss)}")
-    for column, title, said in _GAUGES[1:3]:
-        most = [one.values[column] for one in _shown_devices(frame) if column in one.values]
+    for column, title, format_value in _GAUGES[1:3]:
+        most = [
+            shown_device.values[column]
+            for shown_device in _shown_devices(frame)
+            if column in shown_device.values
+        ]
         if most:
-            parts.append(f"{title} {said(max(most))}")
+            parts.append(f"{title} {format_value(max(most))}")
     for key, title in (("energy.joules_per_token", "J/token"), ("utilization.mfu_frac", "MFU")):
-        found = frame.so_far.get(key)
-        if isinstance(found, Reading):
+        reading = frame.so_far.get(key)
+        if isinstance(reading, Reading):
             word = ", provisional" if frame.is_provisional else ""
-            parts.append(f"{title} so far {value(found)} ({found.basis}{word})")
+            parts.append(f"{title} so far {value(reading)} ({reading.basis}{word})")
     parts.append(_eta(frame))
     return f"{_clock(frame, frame.newest_ns)} " + " | ".join(parts)
 
 
 def alert_line(frame: LiveFrame, number: int) -> str:
-    """One of its alerts, as a line of its own."""
+    """Return an alert as one line."""
     alert = frame.alerts[number]
     return f"{_clock(frame, alert.t_ns)} alert: {printable(alert.said)}"
 
@@ -106,13 +107,13 @@ def _head(frame: LiveFrame) -> list[Text]:
     title.append(f"  {duration(frame.elapsed_s)}", "dim")
     if frame.trainings > 1:
         title.append(f"  training {frame.training} of {frame.trainings} (--training)", "dim")
-    said = Text(f"{_progress(frame)}, {_eta(frame)}")
+    status = Text(f"{_progress(frame)}, {_eta(frame)}")
     if frame.total and frame.done is not None:
         share = min(1.0, frame.done / frame.total)
         filled = round(share * 20)
         bar = "█" * filled + "░" * (20 - filled)
-        said = Text.assemble((bar, "cyan"), f" {share * 100:.0f} %  ", said)
-    return [title, *([Text(REPLACED, "yellow")] if frame.replaced else []), said]
+        status = Text.assemble((bar, "cyan"), f" {share * 100:.0f} %  ", status)
+    return [title, *([Text(REPLACED, "yellow")] if frame.replaced else []), status]
 
 
 def _progress(frame: LiveFrame) -> str:
@@ -141,14 +142,14 @@ def _figures(frame: LiveFrame, columns: int) -> Table:
     with_bases = columns >= _FOR_BASES
     rows: list[list[str]] = []
     for title, now, _, so_far in _ROWS:
-        found = frame.so_far.get(so_far)
+        total = frame.so_far.get(so_far)
         printed = "as printed" if title == "loss" and frame.loss_is_printed else ""
-        basis = found.basis if isinstance(found, Reading) else printed
-        figures = [_now(frame, title, now), _value(found) if so_far else ""]
+        basis = total.basis if isinstance(total, Reading) else printed
+        figures = [_now(frame, title, now), _value(total) if so_far else ""]
         rows.append([title, *figures, *([basis] if with_bases else [])])
     so_far_head = "so far (provisional)" if frame.is_provisional else "so far"
     heads = ["", "lately", so_far_head, ""][: len(rows[0])]
-    # The curves have what the figures leave.
+    # Curves get the remaining width.
     taken = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     cells = min(_CURVE[1], columns - sum(taken) - _GAP * (len(taken) + 1))
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
@@ -180,75 +181,78 @@ def _now(frame: LiveFrame, title: str, key: str) -> str:
     return _value(frame.recent.get(key)) if key else ""
 
 
-def _value(found: Result | None) -> str:
-    return value(found) if isinstance(found, Reading) else "-"
+def _value(result: Result | None) -> str:
+    return value(result) if isinstance(result, Reading) else "-"
 
 
 def sparkline(points: tuple[float, ...], cells: int) -> str:
-    """A curve in so many cells at most, each the mean of its points; "" of fewer than two."""
-    known = np.array([point for point in points if np.isfinite(point)])
-    if len(known) < 2:
+    """Return a curve of at most `cells` characters, "" for fewer than two points."""
+    finite = np.array([point for point in points if np.isfinite(point)])
+    if len(finite) < 2:
         return ""
-    edges = np.linspace(0, len(known), min(cells, len(known)) + 1).astype(int)
-    means = np.array([known[a:b].mean() for a, b in pairwise(edges)])
-    low, high = float(means.min()), float(means.max())
-    level = (means - low) / (high - low) if high > low else np.zeros(len(means))
-    return "".join(_BARS[round(float(x) * (len(_BARS) - 1))] for x in level)
+    return curve_bars(finite, cells)
 
 
 def _missing(frame: LiveFrame, columns: int) -> list[Text]:
-    """Why a figure is not there, each reason once and in one line."""
-    said: dict[str, list[str]] = {}
+    """Return the reasons of absent metrics, each once."""
+    titles_by_reason: dict[str, list[str]] = {}
     for title, now, _, so_far in _ROWS:
-        for found in (frame.so_far.get(so_far), frame.recent.get(now)):
-            if isinstance(found, Missing) and title not in said.setdefault(found.reason, []):
-                said[found.reason].append(title)
+        for result in (frame.so_far.get(so_far), frame.recent.get(now)):
+            if isinstance(result, Missing) and title not in titles_by_reason.setdefault(
+                result.reason, []
+            ):
+                titles_by_reason[result.reason].append(title)
     return [
         Text(_clauses(f"no {', '.join(titles)}: {printable(reason)}", columns), "yellow")
-        for reason, titles in said.items()
+        for reason, titles in titles_by_reason.items()
         if titles
     ]
 
 
 def _clauses(text: str, columns: int) -> str:
-    """As many whole clauses as fit into a line, two at the least: what, and why."""
-    ends = [found.start() for found in re.finditer(r"[:;] | \(", text)][1:]
+    """Return as many whole clauses as fit into a line, at least two."""
+    ends = [match.start() for match in re.finditer(r"[:;] | \(", text)][1:]
     ends = [end for end in ends if text.count("(", 0, end) == text.count(")", 0, end)]
     fitting = [end for end in (*ends, len(text)) if end <= columns]
     return text[: max(fitting, default=min(ends, default=len(text)))]
 
 
 def _shown_devices(frame: LiveFrame) -> list[Gauges]:
-    """The accelerators; where there is none the program and the CPUs."""
-    accelerators = [one for one in frame.gauges if one.device.kind == "gpu"]
-    return accelerators or [one for one in frame.gauges if one.device.kind in ("cpu", "process")]
+    """Return the accelerators, else the process and the CPUs."""
+    accelerators = [gauge for gauge in frame.gauges if gauge.device.kind == "gpu"]
+    return accelerators or [
+        gauge for gauge in frame.gauges if gauge.device.kind in ("cpu", "process")
+    ]
 
 
 def _devices(frame: LiveFrame) -> list[RenderableType]:
-    shown = _shown_devices(frame)
-    if not shown:
+    devices = _shown_devices(frame)
+    if not devices:
         return []
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("device", overflow="fold")
-    used = [g for g in _GAUGES if any(g[0] in one.values for one in shown)]
+    used = [g for g in _GAUGES if any(g[0] in device.values for device in devices)]
     for _, title, _ in used:
         table.add_column(title, justify="right", no_wrap=True)
-    for number, one in enumerate(shown[:_MOST_DEVICES]):
-        called = printable(one.device.name)
-        name = f"{number} {called}" if one.device.kind == "gpu" else called
-        cells = [said(one.values[c]) if c in one.values else "-" for c, _, said in used]
+    for number, device in enumerate(devices[:_MOST_DEVICES]):
+        called = printable(device.device.name)
+        name = f"{number} {called}" if device.device.kind == "gpu" else called
+        cells = [
+            format_value(device.values[c]) if c in device.values else "-"
+            for c, _, format_value in used
+        ]
         table.add_row(Text(name), *cells)
-    more = len(shown) - _MOST_DEVICES
+    more = len(devices) - _MOST_DEVICES
     return [Text(), table, *([Text(f"and {more} more", "dim")] if more > 0 else [])]
 
 
 def _ranks(frame: LiveFrame) -> list[Text]:
     if len(frame.ranks) < 2:
         return []
-    slowest = sorted(frame.ranks.items(), key=lambda one: one[1])
-    said = ", ".join(f"{rank}: {done:,}" for rank, done in slowest[:_MOST_RANKS])
+    slowest = sorted(frame.ranks.items(), key=lambda entry: entry[1])
+    counts = ", ".join(f"{rank}: {done:,}" for rank, done in slowest[:_MOST_RANKS])
     more = f", and {len(slowest) - _MOST_RANKS} more" if len(slowest) > _MOST_RANKS else ""
-    return [Text(f"steps by rank, the slowest first: {said}{more}", "dim")]
+    return [Text(f"steps by rank, the slowest first: {counts}{more}", "dim")]
 
 
 def _alerts(frame: LiveFrame, room: int) -> list[RenderableType]:
@@ -260,8 +264,8 @@ def _alerts(frame: LiveFrame, room: int) -> list[RenderableType]:
         parts.append(Text(f"{left_out} earlier alerts", "dim"))
     for alert in frame.alerts[-room:]:
         when = _clock(frame, alert.t_ns)
-        seen = "" if alert.was_told else "  (seen now, not told during the run)"
-        parts.append(Text.assemble((f"{when} ! ", "red"), printable(alert.said), (seen, "dim")))
+        timing = "" if alert.was_told else "  (seen now, not told during the run)"
+        parts.append(Text.assemble((f"{when} ! ", "red"), printable(alert.said), (timing, "dim")))
     unjudged = [f"{rule} ({why})" for rule, why in frame.unjudged.items()]
     if unjudged:
         parts.append(Text(f"not judged: {printable('; '.join(unjudged))}", "dim"))
@@ -269,6 +273,6 @@ def _alerts(frame: LiveFrame, room: int) -> list[RenderableType]:
 
 
 def _clock(frame: LiveFrame, t_ns: int) -> str:
-    """The time of day, here."""
+    """Return the local time of day."""
     wall_s = (t_ns + frame.run.wall_zero_ns) / NS_PER_S
     return datetime.fromtimestamp(wall_s).astimezone().strftime("%H:%M:%S")

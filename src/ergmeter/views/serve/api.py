@@ -1,7 +1,7 @@
-"""The API: what the pages show, as JSON, for anybody's programs too. Read only.
+"""The read-only JSON API, and its OpenAPI 3.1 document.
 
-Every answer is bounded: a chart has so many points whatever the run's length, a comparison so many
-runs. What makes no sense is answered with 400 and a line that says what would.
+All answers are bounded: points in a chart, runs in a comparison. Invalid requests get status 400
+and a message with the valid values.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import asyncio
 import json
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
-from ergmeter.views.serve import openapi
+from ergmeter.records import COLUMN_KINDS
+from ergmeter.version import __version__
 from ergmeter.views.serve.tail import TooManyError
 
 if TYPE_CHECKING:
@@ -24,8 +25,133 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from ergmeter.views.serve.app_state import Desk
+    from ergmeter.views.serve.app_state import AppState
     from ergmeter.views.serve.folder import Kind, ServedItem
+
+# OpenAPI document.
+
+
+_ID_PARAMETER = {
+    "name": "id",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string", "pattern": "^[0-9a-f]{12}$"},
+}
+
+
+def _ids(most: int) -> dict[str, Any]:
+    pattern = f"^[0-9a-f]{{12}}(,[0-9a-f]{{12}}){{0,{most - 1}}}$"
+    return {
+        "name": "ids",
+        "in": "query",
+        "required": True,
+        "description": f"ids of runs, {most} at the most, joined by commas",
+        "schema": {"type": "string", "pattern": pattern},
+    }
+
+
+_IDS, _WATCHED = _ids(50), _ids(200)
+_ONLY = {
+    "name": "only",
+    "in": "query",
+    "description": "just these charts, joined by commas: power, steps, loss, ...",
+    "schema": {"type": "string"},
+}
+_COLUMN = "|".join(
+    [
+        *(n for n, kind in COLUMN_KINDS["samples"].items() if kind in ("float", "count")),
+        *("step_s", "loss"),
+    ]
+)
+_SERIES = (
+    {
+        "name": "columns",
+        "in": "query",
+        "description": "columns of the samples, step_s or loss, joined by commas; default power_w",
+        "schema": {"type": "string", "pattern": f"^({_COLUMN})(,({_COLUMN})){{0,11}}$"},
+    },
+    {
+        "name": "from",
+        "in": "query",
+        "description": "seconds since the run began",
+        "schema": {"type": "number"},
+    },
+    {"name": "to", "in": "query", "schema": {"type": "number"}},
+    {
+        "name": "points",
+        "in": "query",
+        "description": "no more than so many points, all lines together",
+        "schema": {"type": "integer", "minimum": 10, "maximum": 10_000, "default": 2000},
+    },
+)
+_COMPARE = (
+    {"name": "group_by", "in": "query", "schema": {"type": "string"}},
+    {"name": "anyway", "in": "query", "schema": {"type": "boolean", "default": False}},
+)
+_ERRORS = {
+    400: "what was asked makes no sense; `error` says what would",
+    401: "a token is needed",
+    403: "asked by a page from elsewhere",
+    404: "there is nothing of this id",
+    405: "read only",
+    413: "a question has no body",
+    414: "the address is too long",
+    421: "this is not the name it is served under",
+    422: "its files can't be read; `error` says why",
+    503: "too many are watching; `error` says how many may",
+}
+
+
+def openapi_document() -> dict[str, Any]:
+    """Return the OpenAPI description of the API."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "erg serve",
+            "version": __version__,
+            "description": "Runs of ergmeter, read only. A figure has value, unit, basis, low,"
+            " high, note and `impossible` (null, or why the value cannot be right), or"
+            " `missing` with the reason.",
+        },
+        "paths": {
+            "/api/runs": _get("every run, with what has been read of it", key="runs"),
+            "/api/run/{id}": _get("what a run came to", _ID_PARAMETER, key="readings"),
+            "/api/run/{id}/row": _get("a run as the list has it", _ID_PARAMETER, key="is_pending"),
+            "/api/run/{id}/charts": _get(
+                "charts of a run, as Vega-Lite", _ID_PARAMETER, _ONLY, key="charts"
+            ),
+            "/api/run/{id}/series": _get(
+                "readings over time", _ID_PARAMETER, *_SERIES, key="lines"
+            ),
+            "/api/run/{id}/events": _get("a run as it goes on", _ID_PARAMETER, is_stream=True),
+            "/api/events": _get("runs as they go on", _WATCHED, is_stream=True),
+            "/api/compare": _get("runs held against the first", _IDS, *_COMPARE, key="groups"),
+            "/api/benches": _get("the benches there are", key="benches"),
+            "/api/bench/{id}": _get("the configurations of a bench", _ID_PARAMETER, key="groups"),
+            "/api/ledgers": _get("the energy ledgers there are", key="ledgers"),
+            "/api/ledger/{id}": _get("the rows of a ledger", _ID_PARAMETER, key="rows"),
+        },
+        "components": {"schemas": {"Error": _object("error")}},
+    }
+
+
+def _object(key: str) -> dict[str, Any]:
+    return {"type": "object", "required": [key]}
+
+
+def _get(
+    summary: str, *parameters: dict[str, Any], key: str = "", is_stream: bool = False
+) -> dict[str, Any]:
+    content: dict[str, Any] = {"application/json": {"schema": _object(key)}}
+    if is_stream:
+        content = {"text/event-stream": {"schema": {"type": "string"}}}
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    failures = {
+        str(code): {"description": words, "content": error} for code, words in _ERRORS.items()
+    }
+    responses = {"200": {"description": summary, "content": content}, **failures}
+    return {"get": {"summary": summary, "parameters": list(parameters), "responses": responses}}
+
 
 DEFAULT_POINTS, MOST_POINTS = 2000, 10_000
 MOST_COMPARED = 50
@@ -37,9 +163,9 @@ _ID = re.compile(r"[0-9a-f]{12}")
 _YES = {"": False, "0": False, "1": True, "false": False, "true": True}
 
 
-def routes(desk: Desk) -> list[Route]:
-    """Every address under /api."""
-    api = _Api(desk)
+def routes(shared: AppState) -> list[Route]:
+    """Return all routes under /api."""
+    api = _Api(shared)
     table: dict[str, Callable[[Request], Awaitable[Response]]] = {
         "/api/openapi.json": api.described,
         "/api/runs": api.runs,
@@ -69,46 +195,50 @@ def _careful(
         except TooManyError as error:
             return JSONResponse({"error": str(error)}, 503)
         except UsageError as error:
-            return JSONResponse({"error": request.app.state.desk.folder.shown(str(error))}, 400)
+            return JSONResponse(
+                {"error": request.app.state.shared.folder.relative(str(error))}, 400
+            )
         except ErgmeterError as error:
-            return JSONResponse({"error": request.app.state.desk.folder.shown(str(error))}, 422)
+            return JSONResponse(
+                {"error": request.app.state.shared.folder.relative(str(error))}, 422
+            )
 
     return careful
 
 
 class _NotThereError(FormatError):
-    """No such id."""
+    """The id does not exist."""
 
 
 class _Api:
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, shared: AppState) -> None:
+        self._shared = shared
 
     async def described(self, _request: Request) -> Response:
-        return JSONResponse(openapi.document())
+        return JSONResponse(openapi_document())
 
     async def runs(self, request: Request) -> Response:
-        whole = json.dumps(await self._desk.listing.rows(), default=str).encode()
-        tag = f'"{hash(whole) & (2**64 - 1):x}"'
+        body = json.dumps(await self._shared.listing.rows(), default=str).encode()
+        tag = f'"{hash(body) & (2**64 - 1):x}"'
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers={"etag": tag})
         headers = {"etag": tag, "cache-control": "no-cache"}
-        return Response(whole, headers=headers, media_type="application/json")
+        return Response(body, headers=headers, media_type="application/json")
 
     async def run(self, request: Request) -> Response:
-        return _json(await self._desk.read("document", await self._place(request, "run")))
+        return _json(await self._shared.read("document", await self._item_of(request, "run")))
 
     async def row(self, request: Request) -> Response:
-        place = await self._place(request, "run")
-        return JSONResponse(await self._desk.listing.row_read(place))
+        item = await self._item_of(request, "run")
+        return JSONResponse(await self._shared.listing.row_read(item))
 
     async def charts(self, request: Request) -> Response:
-        place = await self._place(request, "run")
+        item = await self._item_of(request, "run")
         only = sorted(set(_words(request, "only", MOST_COLUMNS)))
-        return _json(await self._desk.charts(place, only))
+        return _json(await self._shared.charts(item, only))
 
     async def series(self, request: Request) -> Response:
-        place = await self._place(request, "run")
+        item = await self._item_of(request, "run")
         columns = _words(request, "columns", MOST_COLUMNS) or [_DEFAULT_COLUMNS]
         span = (_number(request, "from", -math.inf), _number(request, "to", math.inf))
         if span[0] >= span[1]:
@@ -116,27 +246,27 @@ class _Api:
         most = _number(request, "points", DEFAULT_POINTS)
         if not 10 <= most <= MOST_POINTS:
             raise UsageError(f"points={most:g} is not between 10 and {MOST_POINTS}")
-        return _json(await self._desk.read("series", place, columns, span, int(most)))
+        return _json(await self._shared.read("series", item, columns, span, int(most)))
 
     async def run_events(self, request: Request) -> Response:
-        return await self._stream([await self._place(request, "run")])
+        return await self._stream([await self._item_of(request, "run")])
 
     async def events(self, request: Request) -> Response:
         ids = _words(request, "ids", MOST_WATCHED)
         if not ids or not all(_ID.fullmatch(id) for id in ids):
             raise UsageError("ids=: name runs by their ids, joined by commas")
-        found = {id: await asyncio.to_thread(self._desk.folder.place, id, "run") for id in ids}
-        # One that went must not end the stream of the others.
-        gone = [id for id, place in found.items() if place is None]
-        return await self._stream([one for one in found.values() if one is not None], gone)
+        items = {id: await asyncio.to_thread(self._shared.folder.item, id, "run") for id in ids}
+        # A vanished run must not end the stream of the others.
+        gone = [id for id, item in items.items() if item is None]
+        return await self._stream([item for item in items.values() if item is not None], gone)
 
     async def compare(self, request: Request) -> Response:
-        places = await self._chosen(request, MOST_COMPARED)
+        items = await self._chosen(request, MOST_COMPARED)
         by = _words(request, "group_by", MOST_COLUMNS)
         anyway = request.query_params.get("anyway", "").lower()
         if anyway not in _YES:
             raise UsageError(f"anyway={anyway[:20]!r} is neither true nor false")
-        return _json(await self._desk.compared(places, by, anyway=_YES[anyway]))
+        return _json(await self._shared.compared(items, by, anyway=_YES[anyway]))
 
     async def benches(self, _request: Request) -> Response:
         return await self._names("bench", "benches")
@@ -145,54 +275,54 @@ class _Api:
         return await self._names("ledger", "ledgers")
 
     async def bench(self, request: Request) -> Response:
-        place = await self._place(request, "bench")
-        whole = json.loads(await self._desk.read("bench", place))
-        runs = await asyncio.to_thread(self._desk.folder.places, "run")
-        # By the cell's directory: the run that a scan has found in it, and no other.
-        ids = {one.name.removesuffix("/run"): one.id for one in runs if one.bench == place.id}
-        return JSONResponse({**whole, "runs": ids})
+        item = await self._item_of(request, "bench")
+        body = json.loads(await self._shared.read("bench", item))
+        runs = await asyncio.to_thread(self._shared.folder.items, "run")
+        # By cell directory, only runs that a scan found.
+        ids = {run.name.removesuffix("/run"): run.id for run in runs if run.bench == item.id}
+        return JSONResponse({**body, "runs": ids})
 
     async def ledger(self, request: Request) -> Response:
-        return _json(await self._desk.read("ledger", await self._place(request, "ledger")))
+        return _json(await self._shared.read("ledger", await self._item_of(request, "ledger")))
 
     async def _names(self, kind: Kind, word: str) -> Response:
-        places = await asyncio.to_thread(self._desk.folder.places, kind)
-        return JSONResponse({word: [{"id": one.id, "name": one.name} for one in places]})
+        items = await asyncio.to_thread(self._shared.folder.items, kind)
+        return JSONResponse({word: [{"id": item.id, "name": item.name} for item in items]})
 
-    async def _place(self, request: Request, kind: Kind) -> ServedItem:
-        return await self._known(request.path_params["id"], kind)
+    async def _item_of(self, request: Request, kind: Kind) -> ServedItem:
+        return await self._item(request.path_params["id"], kind)
 
-    async def _known(self, id: str, kind: Kind) -> ServedItem:
-        found = None
+    async def _item(self, id: str, kind: Kind) -> ServedItem:
+        item = None
         if _ID.fullmatch(id):
-            found = await asyncio.to_thread(self._desk.folder.place, id, kind)
-        if found is None:
+            item = await asyncio.to_thread(self._shared.folder.item, id, kind)
+        if item is None:
             raise _NotThereError(f"no {kind} {id[:20]!r} here")
-        return found
+        return item
 
     async def _chosen(self, request: Request, most: int) -> list[ServedItem]:
         ids = list(dict.fromkeys(_words(request, "ids", most)))
         if not ids:
             raise UsageError("ids=: name runs by their ids, joined by commas")
-        return [await self._known(id, "run") for id in ids]
+        return [await self._item(id, "run") for id in ids]
 
-    async def _stream(self, places: list[ServedItem], gone: Sequence[str] = ()) -> Response:
-        watching = self._desk.tails.watch(places)
+    async def _stream(self, items: list[ServedItem], gone: Sequence[str] = ()) -> Response:
+        watching = self._shared.tails.watch(items)
         listener = await watching.__aenter__()
 
-        async def told() -> AsyncIterator[bytes]:
+        async def events() -> AsyncIterator[bytes]:
             try:
                 yield b"retry: 1000\n\n"
                 for id in gone:
                     yield _event(json.dumps({"id": id, "state": "gone"}).encode())
                 while True:
-                    seen = await listener.next(_KEEP_ALIVE_S)
-                    # A line of comment finds out whether anybody is still there.
-                    yield b"".join(map(_event, seen)) or b": still here\n\n"
+                    event = await listener.next(_KEEP_ALIVE_S)
+                    # A comment line detects a closed connection.
+                    yield b"".join(map(_event, event)) or b": still here\n\n"
             finally:
                 await watching.__aexit__(None, None, None)
 
-        return StreamingResponse(told(), media_type="text/event-stream")
+        return StreamingResponse(events(), media_type="text/event-stream")
 
 
 def _event(data: bytes) -> bytes:
@@ -204,21 +334,21 @@ def _json(body: bytes) -> Response:
 
 
 def _words(request: Request, name: str, most: int) -> list[str]:
-    said = request.query_params.get(name, "")
-    words = [word for word in said.split(",") if word]
+    text = request.query_params.get(name, "")
+    words = [word for word in text.split(",") if word]
     if len(words) > most:
         raise UsageError(f"{name}=: {len(words)} are more than {most}")
     return words
 
 
 def _number(request: Request, name: str, default: float) -> float:
-    said = request.query_params.get(name)
-    if said is None:
+    text = request.query_params.get(name)
+    if text is None:
         return default
     try:
-        value = float(said)
+        value = float(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value) or abs(value) > 1e12:
-        raise UsageError(f"{name}={said[:40]!r} is no number")
+        raise UsageError(f"{name}={text[:40]!r} is no number")
     return value

@@ -1,21 +1,23 @@
-"""What all requests share: the folder, the workers, what is kept, who watches.
+"""State shared by all requests: folder, workers, answer cache, list of runs.
 
-The trap: a page that waits for the longest run there is. A question about a long run goes into a
-lane of its own, and its page does not wait for the answer.
+Long runs have their own queue, so that other pages do not wait for them. The list of runs appears
+at once with names and dates. Metrics are read in the background while somebody views the list,
+shortest runs first, and cached until the files change.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import time
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import ErgmeterError
-from ergmeter.views.serve.listing import RunListing
+from ergmeter.runlog import format as fmt
 from ergmeter.views.serve.pool import LIVE, SOON, Pool
 from ergmeter.views.serve.tail import Tails
 
@@ -25,12 +27,149 @@ if TYPE_CHECKING:
     from ergmeter.views.serve.folder import Folder, ServedItem
     from ergmeter.views.serve.pool import Lane
 
-# -- kept ------------------------------------------------------------------------------------------
-# What was read of a run, kept until its files change.
-#
-# The trap: a run that is being written changes with every look, and its summary takes longer the
-# longer it is. So an answer about a run whose files have moved on is given again for ten times as
-# long as it took to make: a tenth of a core at most is spent on each, however many ask.
+# List of runs.
+
+
+_ROUND_S = 1.0
+_INTEREST_S = 30.0  # a page counts as open this long after its last request
+_LARGEST_HEADER_BYTES = 2**20
+_HEADER_FIELDS = ("name", "created", "command")
+_RUNNING = "running"
+
+
+class RunListing:
+    """The list of runs with the metrics read so far."""
+
+    def __init__(self, folder: Folder, read: Callable[..., Awaitable[bytes]]) -> None:
+        self._folder = folder
+        self._read_of = read
+        self._rows: dict[str, dict[str, Any]] = {}
+        self._stamps: dict[str, str] = {}
+        self._heads: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {}
+        self._asked_s = time.monotonic()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start reading in the background."""
+        self._task = asyncio.create_task(self._fill())
+
+    def stop(self) -> None:
+        """Stop reading."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def rows(self) -> dict[str, Any]:
+        """Return all runs; `pending` is the number still to be read."""
+        self._asked_s = time.monotonic()
+        items = await asyncio.to_thread(self._folder.items, "run")
+        rows = await asyncio.to_thread(lambda: [self.row(item) for item in items])
+        pending = sum(1 for row in rows if row["is_pending"])
+        return {"runs": rows, "pending": pending, "left_out": self._folder.left_out}
+
+    async def row_read(self, item: ServedItem) -> dict[str, Any]:
+        """Return one run with its metrics, read now if outdated."""
+        if await self._is_due(item):
+            await self._read(item)
+        return await asyncio.to_thread(self.row, item)
+
+    def row(self, item: ServedItem) -> dict[str, Any]:
+        """Return what is known of one run."""
+        cached = self._rows.get(item.id)
+        base = {"id": item.id, "name": item.name, "bench": item.bench}
+        if cached is None:
+            return {**base, **self._head(item), "is_pending": True}
+        return {**base, **cached, "is_pending": False}
+
+    def _head(self, item: ServedItem) -> dict[str, Any]:
+        """Return the run's header fields, empty if it is damaged."""
+        file_of = item.path / fmt.RUN_FILE
+        head: dict[str, Any] = {}
+        try:
+            status = file_of.stat()
+        except OSError:
+            return head
+        stamp = (
+            status.st_ino,
+            status.st_size,
+            status.st_mtime_ns,
+        )  # another run has another header
+        cached = self._heads.get(item.id)
+        if cached is not None and cached[0] == stamp:
+            return cached[1]
+        try:
+            with file_of.open("rb") as file:
+                header = json.loads(file.read(_LARGEST_HEADER_BYTES))
+            if isinstance(header, dict):
+                head = {name: header.get(name) for name in _HEADER_FIELDS}
+                head["title"] = str(head.pop("name") or item.name)
+        except (OSError, ValueError, RecursionError):
+            pass
+        self._heads[item.id] = stamp, head
+        return head
+
+    async def _fill(self) -> None:
+        while True:
+            if time.monotonic() - self._asked_s < _INTEREST_S:
+                # A failed round must not end the loop.
+                await asyncio.gather(self._round(), return_exceptions=True)
+            await asyncio.sleep(_ROUND_S)
+
+    async def _round(self) -> None:
+        items = await asyncio.to_thread(self._folder.items, "run")
+        self._forget({item.id for item in items})
+        due = [item for item in items if await self._is_due(item)]
+        # Short runs first: a long one would delay all others.
+        for item in sorted(due, key=self._folder.size_bytes):
+            # A run that breaks its reader must not hide the others.
+            (failure,) = await asyncio.gather(self._read(item), return_exceptions=True)
+            if failure is not None:
+                self._rows[item.id] = self._unreadable(item, repr(failure))
+
+    async def _is_due(self, item: ServedItem) -> bool:
+        """True if a run must be read again; a changed status alone is updated here."""
+        cached = self._rows.get(item.id)
+        try:
+            stamp = await asyncio.to_thread(self._folder.stamp, item)
+            if cached is not None and cached.get("status") == _RUNNING:
+                live = await asyncio.to_thread(importlib.import_module, LIVE)
+                state = await asyncio.to_thread(live.status, str(item.path))
+                self._rows[item.id] = {**cached, "status": state}
+        except ErgmeterError as error:
+            self._rows[item.id] = self._unreadable(item, str(error))
+            self._stamps.pop(item.id, None)  # read it again once it is readable, even if unchanged
+            return False
+        return cached is None or self._stamps.get(item.id) != stamp
+
+    async def _read(self, item: ServedItem) -> None:
+        try:
+            # Also for unreadable runs: they are retried when their files change.
+            self._stamps[item.id] = stamp = await asyncio.to_thread(self._folder.stamp, item)
+            state = str(self._rows.get(item.id, {}).get("status"))
+            # A run that has ended since is read anew, however recently it was read. So is a run
+            # whose files changed after its end: an answer from before would stay for good.
+            asked = state if state == _RUNNING else f"{state} {stamp}"
+            row = json.loads(await self._read_of("row", item, state=asked))
+            if self._stamps.get(item.id) != stamp:  # another request has read it since
+                return
+            self._rows[item.id] = row
+            if row["status"] == _RUNNING:
+                self._stamps.pop(item.id, None)
+        except ErgmeterError as error:
+            self._rows[item.id] = self._unreadable(item, str(error))
+
+    def _unreadable(self, item: ServedItem, why: str) -> dict[str, Any]:
+        reason = self._folder.relative(why)
+        return {**self._head(item), "status": "unreadable", "why": reason, "readings": {}}
+
+    def _forget(self, present: set[str]) -> None:
+        for head in (self._rows, self._stamps, self._heads):
+            for id in head.keys() - present:
+                head.pop(id, None)
+
+
+# Answer cache. A run that is being written changes all the time, and its summary takes longer as it
+# grows. An outdated answer is therefore reused for ten times as long as it took to make: this
+# limits each question to a tenth of a core.
 
 
 _MOST_BYTES = 64 * 2**20
@@ -46,13 +185,13 @@ class _Answer:
     took_s: float
 
     def is_due(self, stamp: str) -> bool:
-        """Whether it is to be made again."""
+        """True if the answer must be made again."""
         age_s = time.monotonic() - self.made_s
         return stamp != self.stamp and age_s > max(_SHORTEST_S, _PATIENCE * self.took_s)
 
 
 class AnswerCache:
-    """Answers by question, the least used let go. A question that is being answered is joined."""
+    """Answers by question, least recently used dropped first. Equal questions share one task."""
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._answers: OrderedDict[str, _Answer] = OrderedDict()
@@ -62,30 +201,30 @@ class AnswerCache:
 
     @property
     def size_bytes(self) -> int:
-        """What the answers take."""
+        """Return the size of all answers."""
         return self._bytes
 
     async def answer(
         self, question: str, stamp: str, make: Callable[[], Awaitable[bytes]]
     ) -> bytes:
-        """What was said to this question, or is said now: the first time, or where it is due."""
-        known = self.known(question, stamp)
-        if known is not None:
-            return known
+        """Return the cached answer, or make one if there is none or it is due."""
+        cached = self.cached(question, stamp)
+        if cached is not None:
+            return cached
         if question not in self._asked:
             task = asyncio.ensure_future(self._made(question, stamp, make))
             self._asked[question] = task
             task.add_done_callback(lambda done: self._done(question, done))
-        # Who goes away must not take the answer with him: others may wait for the same.
+        # A cancelled request must not cancel the task: others may wait for it.
         return await asyncio.shield(self._asked[question])
 
-    def known(self, question: str, stamp: str) -> bytes | None:
-        """What was said to this question, if that still holds."""
-        kept = self._answers.get(question)
-        if kept is None:
+    def cached(self, question: str, stamp: str) -> bytes | None:
+        """Return the answer if it is still valid."""
+        cached = self._answers.get(question)
+        if cached is None:
             return None
         self._answers.move_to_end(question)
-        return None if kept.is_due(stamp) else kept.body
+        return None if cached.is_due(stamp) else cached.body
 
     async def _made(self, question: str, stamp: str, make: Callable[[], Awaitable[bytes]]) -> bytes:
         began_s = time.monotonic()
@@ -105,10 +244,7 @@ class AnswerCache:
     def _done(self, question: str, task: asyncio.Task[bytes]) -> None:
         self._asked.pop(question, None)
         if not task.cancelled():
-            task.exception()  # whoever waits has it; nobody may have waited
-
-
-# -- desk ------------------------------------------------------------------------------------------
+            task.exception()  # waiters receive it; there may be none
 
 
 _LONG_BYTES = 20 * 10**6  # a million samples or so: a second to read
@@ -116,12 +252,12 @@ _SOON_BYTES = 300 * 10**6  # thirty million or so: seconds for one column of the
 
 
 @dataclass
-class Desk:
-    """One per app."""
+class AppState:
+    """The state of one app."""
 
     folder: Folder
     pool: Pool = field(default_factory=Pool)
-    kept: AnswerCache = field(default_factory=AnswerCache)
+    answers: AnswerCache = field(default_factory=AnswerCache)
 
     def __post_init__(self) -> None:
         self.listing = RunListing(self.folder, self.read)
@@ -130,92 +266,101 @@ class Desk:
     async def read(
         self,
         what: str,
-        place: ServedItem,
+        item: ServedItem,
         *arguments: object,
         state: str = "",
         lane: Lane | None = None,
     ) -> bytes:
-        """What `work` says of a place, kept while its files stay as they are."""
-        stamp = await asyncio.to_thread(self.folder.stamp, place)
-        question = _question(what, place, *arguments, state=state)
+        """Return an answer of `responses` about an item, cached until its files change."""
+        stamp = await asyncio.to_thread(self.folder.stamp, item)
+        question = _question(what, item, *arguments, state=state)
         root = str(self.folder.root)
-        chosen = lane or self.lane(place)
+        chosen = lane or self.lane(item)
 
         async def make() -> bytes:
-            return await self.pool.ask(what, str(place.path), root, *arguments, lane=chosen)
+            return await self.pool.ask(what, str(item.path), root, *arguments, lane=chosen)
 
-        return await self.kept.answer(question, stamp, make)
+        return await self.answers.answer(question, stamp, make)
 
-    async def charts(self, place: ServedItem, only: list[str]) -> bytes:
-        """Charts over time; all of them, or just some. Those that are there soon wait for none of
-        the rest: the page of a long run shows them first."""
-        await asyncio.to_thread(self.folder.stamp, place)
-        is_soon = only and SOON.issuperset(only) and self.folder.size_bytes(place) < _SOON_BYTES
-        return await self.read("charts", place, only, lane="short" if is_soon else None)
+    async def charts(self, item: ServedItem, only: list[str]) -> bytes:
+        """Return all or some charts over time.
 
-    def lane(self, place: ServedItem) -> Lane:
-        """Whether reading all of it takes long."""
-        return "long" if self.folder.size_bytes(place) > _LONG_BYTES else "short"
+        Quick charts do not wait for the others: the page of a long run shows them first.
+        """
+        await asyncio.to_thread(self.folder.stamp, item)
+        is_soon = only and SOON.issuperset(only) and self.folder.size_bytes(item) < _SOON_BYTES
+        return await self.read("charts", item, only, lane="short" if is_soon else None)
+
+    def lane(self, item: ServedItem) -> Lane:
+        """Return the queue: long if reading the whole item takes long."""
+        return "long" if self.folder.size_bytes(item) > _LONG_BYTES else "short"
 
     async def compared(
-        self, places: list[ServedItem], group_by: list[str], *, anyway: bool
+        self, items: list[ServedItem], group_by: list[str], *, anyway: bool
     ) -> bytes:
-        """What a comparison of runs says."""
-        stamps = [await asyncio.to_thread(self.folder.stamp, place) for place in places]
-        question = f"compared {[place.id for place in places]} {group_by} {anyway}"
-        lane: Lane = "long" if any(self.lane(place) == "long" for place in places) else "short"
-        paths, root = [str(place.path) for place in places], str(self.folder.root)
-        return await self.kept.answer(
+        """Return a comparison of runs."""
+        stamps = [await asyncio.to_thread(self.folder.stamp, item) for item in items]
+        question = f"compared {[item.id for item in items]} {group_by} {anyway}"
+        lane: Lane = "long" if any(self.lane(item) == "long" for item in items) else "short"
+        paths, root = [str(item.path) for item in items], str(self.folder.root)
+        return await self.answers.answer(
             question,
             " ".join(stamps),
             lambda: self.pool.ask("compared", paths, root, group_by, anyway, lane=lane),
         )
 
-    async def report(self, place: ServedItem) -> bytes:
-        """The report of a run in the state that it is in."""
-        return await self.read("report", place, state=await self.state(place))
+    async def report(self, item: ServedItem) -> bytes:
+        """Return the report of a run in its current state."""
+        return await self.read("report", item, state=await self.state(item))
 
-    async def report_soon(self, place: ServedItem, *, within_s: float) -> bytes | None:
-        """The report, if the run has ended and it is there in so short a time. It is made on; that
-        of a long run is not begun here, but when its page has asked for what comes first."""
-        state = await self.state(place)
+    async def report_soon(self, item: ServedItem, *, within_s: float) -> bytes | None:
+        """Return the report if the run has ended and it is ready within `within_s`, else None.
+
+        Its making goes on. For a long run it is not started here, but once its page has asked for
+        the quick charts.
+        """
+        state = await self.state(item)
         if state == "running":
             return None
-        if self.lane(place) == "long":
-            stamp = await asyncio.to_thread(self.folder.stamp, place)
-            return self.kept.known(_question("report", place, state=state), stamp)
+        if self.lane(item) == "long":
+            stamp = await asyncio.to_thread(self.folder.stamp, item)
+            return self.answers.cached(_question("report", item, state=state), stamp)
         try:
-            making = asyncio.ensure_future(self.report(place))
+            making = asyncio.ensure_future(self.report(item))
             return await asyncio.wait_for(asyncio.shield(making), within_s)
         except asyncio.TimeoutError:
             return None
 
-    async def state(self, place: ServedItem) -> str:
-        """How a run is doing. FormatError if it is gone or leads out of the directory."""
-        await asyncio.to_thread(self.folder.stamp, place)
+    async def state(self, item: ServedItem) -> str:
+        """Return the status of a run. Raises FormatError if it is gone or outside."""
+        await asyncio.to_thread(self.folder.stamp, item)
         live = await asyncio.to_thread(importlib.import_module, LIVE)
-        return str(await asyncio.to_thread(live.status, str(place.path)))
+        return str(await asyncio.to_thread(live.status, str(item.path)))
 
     async def library(self) -> bytes:
-        """The charting library, made once."""
-        return await self.kept.answer("library", "", lambda: self.pool.ask("library", lane="long"))
+        """Return the charting library, made once."""
+
+        def ask() -> Awaitable[bytes]:
+            return self.pool.ask("library", lane="long")
+
+        return await self.answers.answer("library", "", ask)
 
     def start(self) -> None:
-        """Begin to read behind the pages, and to load what the first page of a run needs."""
+        """Start background reading, and load what the first run page needs."""
         self.listing.start()
         self._preparing = asyncio.create_task(self._prepare())
 
     async def _prepare(self) -> None:
         await asyncio.to_thread(importlib.import_module, LIVE)
-        with suppress(ErgmeterError):  # who asks for it is told
+        with suppress(ErgmeterError):  # a later request gets the error
             await asyncio.gather(self.pool.ask("ready"), self.library())
 
     def stop(self) -> None:
-        """End all that was begun."""
+        """Stop all background work."""
         self.listing.stop()
         self._preparing.cancel()
         self.pool.close()
 
 
-def _question(what: str, place: ServedItem, *arguments: object, state: str = "") -> str:
-    return f"{what} {place.id} {state} {arguments}"
+def _question(what: str, item: ServedItem, *arguments: object, state: str = "") -> str:
+    return f"{what} {item.id} {state} {arguments}"

@@ -1,12 +1,11 @@
-"""Who may ask, and what a browser may do with the answer.
+"""Access control and security headers of the server.
 
-The traps: a page on the internet whose name is made to mean 127.0.0.1 reads what is served there
-(DNS rebinding), so the Host header must be one of ours; a token in an address stays in histories
-and logs, so it is taken once and a cookie given for it; and a run's name is whatever somebody
-wrote, so nothing is run that did not come from a file of ours (Content-Security-Policy).
+The Host header must be one of ours, against DNS rebinding. A token in an address would stay in
+histories and logs, so it is exchanged once for a cookie. Names in runs are untrusted, so the
+Content-Security-Policy allows only our own scripts.
 
-A redirect would be the shorter way from the token to the cookie. A browser that came by a link from
-elsewhere does not send a SameSite=Strict cookie after it, so a page of our own leads on.
+After the token a page of our own leads on. A redirect would lose the SameSite=Strict cookie if the
+browser came from another site's link.
 """
 
 from __future__ import annotations
@@ -54,35 +53,35 @@ _PLAIN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>erg serv
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Under which names we are asked, and with which token; None where none is needed."""
+    """The accepted host names and the token; None if no token is needed."""
 
     hosts: frozenset[str] = frozenset(LOOPBACK)
     token: str | None = None
-    # Bound to every address, it is asked by each of them; a name must still be one of ours, since
-    # only a name can be made to mean another address.
+    # Bound to the wildcard address, any IP address is valid. Names must still be ours: only a
+    # name can be rebound to another address.
     by_number: bool = False
 
     def is_ours(self, host: str) -> bool:
-        """Whether this is where we are, as a Host header has it, without its port."""
+        """True if a Host header (without port) names this server."""
         return host in self.hosts or (self.by_number and _is_number(host))
 
     @property
     def cookie(self) -> str:
-        """The cookie's name: by the token, since cookies do not know ports."""
+        """Return the cookie's name, derived from the token: cookies ignore ports."""
         return f"erg_{self._digest('name')[:8]}"
 
     @property
     def ticket(self) -> str:
-        """What the cookie holds: not the token, which opens every door it is given to."""
+        """Return the cookie's value, derived from the token but not the token itself."""
         return self._digest("ticket")
 
-    def is_token(self, said: str) -> bool:
-        """Whether this is the token, in a time that does not tell how much of it is."""
-        return self.token is not None and hmac.compare_digest(said.encode(), self.token.encode())
+    def is_token(self, text: str) -> bool:
+        """Compare with the token in constant time."""
+        return self.token is not None and hmac.compare_digest(text.encode(), self.token.encode())
 
-    def is_ticket(self, said: str) -> bool:
-        """The same of the cookie."""
-        return hmac.compare_digest(said.encode(), self.ticket.encode())
+    def is_ticket(self, text: str) -> bool:
+        """Compare with the ticket in constant time."""
+        return hmac.compare_digest(text.encode(), self.ticket.encode())
 
     def _digest(self, purpose: str) -> str:
         key = (self.token or "").encode()
@@ -90,14 +89,14 @@ class Access:
 
 
 class Guard:
-    """Stands before the app: refuses, and puts on every answer what a browser must heed."""
+    """ASGI middleware: rejects requests and adds security headers."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -118,7 +117,7 @@ class Guard:
         if len(scope["path"]) + len(scope["query_string"]) > _LONGEST_ADDRESS:
             return refused(414, "the address is too long")
         # A browser drops tabs and line ends: "/\t/elsewhere" would lead to another host.
-        if any(ord(one) < 0x20 or ord(one) == 0x7F for one in scope["path"]):
+        if any(ord(character) < 0x20 or ord(character) == 0x7F for character in scope["path"]):
             return refused(404, "the address has control characters in it")
         if not self._access.is_ours(_host(headers.get("host", ""))):
             return refused(421, "this is not the name it is served under")
@@ -131,15 +130,17 @@ class Guard:
         return self._unknown(scope, headers) if self._access.token is not None else None
 
     def _unknown(self, scope: Scope, headers: Headers) -> Response | None:
-        """Whoever shows neither token nor cookie."""
-        said = headers.get("authorization", "")
-        if said.lower().startswith("bearer ") and self._access.is_token(said[7:].strip()):
+        """Answer a request without a valid token or cookie."""
+        authorization = headers.get("authorization", "")
+        if authorization.lower().startswith("bearer ") and self._access.is_token(
+            authorization[7:].strip()
+        ):
             return None
         if self._access.is_ticket(_cookie(headers, self._access.cookie)):
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         if any(name == "token" and self._access.is_token(value) for name, value in query):
-            rest = urlencode([one for one in query if one[0] != "token"])
+            rest = urlencode([pair for pair in query if pair[0] != "token"])
             return self._admitted(scope["path"] + (f"?{rest}" if rest else ""))
         why = "a token is needed: open the address that erg serve printed, with its token"
         bearer = {"www-authenticate": "Bearer"}
@@ -160,20 +161,20 @@ class Guard:
 
 
 def wants_page(path: str, headers: Headers) -> bool:
-    """Whether a person is to read the answer: a browser asks for a page, a program for the API."""
+    """True if a browser asks for a page; programs use the API."""
     return "text/html" in headers.get("accept", "") and not path.startswith("/api/")
 
 
 def refused(code: int, why: str, headers: dict[str, str] | None = None) -> Response:
-    """An answer that is none, with its reason."""
+    """Return an error response with its reason."""
     body = json.dumps({"error": why})
     return Response(body, code, headers, media_type="application/json")
 
 
 def _host(header: str) -> str:
-    """The name in a Host header, without its port; nothing where it is none."""
-    found = _HOST.fullmatch(header.strip().lower())
-    return found["name"] or found["number"] if found else ""
+    """Return the host name of a Host header without its port, "" if invalid."""
+    match = _HOST.fullmatch(header.strip().lower())
+    return match["name"] or match["number"] if match else ""
 
 
 def _is_number(host: str) -> bool:
@@ -185,7 +186,7 @@ def _is_number(host: str) -> bool:
 
 
 def _is_foreign(headers: Headers) -> bool:
-    """Whether another page asks for more than to be left for ours. Old browsers do not say."""
+    """True for cross-site requests other than navigation. Old browsers do not declare them."""
     site = headers.get("sec-fetch-site", "none")
     is_visit = headers.get("sec-fetch-mode") == "navigate"
     return site not in ("none", "same-origin") and not is_visit
@@ -193,7 +194,7 @@ def _is_foreign(headers: Headers) -> bool:
 
 def _cookie(headers: Headers, name: str) -> str:
     try:
-        found = SimpleCookie(headers.get("cookie", "")).get(name)
+        cookie = SimpleCookie(headers.get("cookie", "")).get(name)
     except CookieError:
         return ""
-    return found.value if found else ""
+    return cookie.value if cookie else ""

@@ -1,8 +1,7 @@
-"""A look at a run that is being written: what came since the look before.
+"""The newest part of a run that is being written.
 
-The trap: reading all of it again. A look takes the newest part of the run only, so that it costs
-the same in the first minute and after a day. And a directory may hold another run than it did at
-the look before: what was seen of the one is told of no other.
+Each update reads only rows since the last one, so that its cost does not grow with the run. If the
+directory contains another run than before, the state starts anew.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from ergmeter.views.run import card
 if TYPE_CHECKING:
     from ergmeter.records import Result
 
-_FIRST_S = 10.0  # how far back the first look goes
+_FIRST_S = 10.0  # how far back the first update reads
 _MARKS = 5
-_QUIET_S, _QUIET_STEPS = 30.0, 5  # without a step for so long, the figures before are not shown
+_QUIET_S, _QUIET_STEPS = 30.0, 5  # after so long without a step, older metrics are hidden
 KEYS = (
     "throughput.tokens_per_s",
     "time.step_s",
@@ -35,7 +34,7 @@ KEYS = (
     "memory.device_peak_bytes",
     "memory.process_peak_bytes",
 )
-# What every run has, and says nothing about its course.
+# Marks of every run that are not shown.
 _PLAIN = (
     "opened",
     "closed",
@@ -48,15 +47,15 @@ _PLAIN = (
 
 
 def status(path: str) -> str:
-    """How a run is doing, which changes without its files when a writer dies."""
+    """Return the status of a run; it changes without its files if a writer dies."""
     try:
         return Run.open(path).status
-    except OSError as error:  # it went while it was read
+    except OSError as error:  # it was removed during the read
         raise FormatError(f"{path} can't be read ({error.strerror or error})") from error
 
 
 class LiveLook:
-    """Looks at one run again and again."""
+    """Follows one run incrementally."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -66,37 +65,37 @@ class LiveLook:
     def _start_anew(self, *, trainings: int) -> None:
         self._trainings = trainings
         self._since_ns: int | None = None
-        self._usual_s = 0.0  # a step, in the look before
+        self._usual_s = 0.0  # a step, in the last update
         self._last: dict[str, Any] = {"step": None, "readings": {}}
 
     def now(self) -> dict[str, Any]:
-        """Its state, and what its newest steps came to. Never raises for what a run holds."""
+        """Return the state and the newest steps. Never raises because of a run's content."""
         try:
             run = Run.open(self._path)
-            if run.header.get("id") != self._id:  # another one, recorded under the same path
+            if run.header.get("id") != self._id:  # another run, recorded under the same path
                 self._id = run.header.get("id")
                 self._start_anew(trainings=0)
             state, several = run.status, len(run.trainings)
-            if several > max(1, self._trainings):  # what was seen is of the one before
+            if several > max(1, self._trainings):  # earlier state is of the previous run
                 self._start_anew(trainings=several)
-            # Figures of several trainings there are none: what goes on is the newest.
+            # With several trainings, follow the newest.
             run = run.training(several) if several > 1 else run
             if state == RUNNING:
                 self._update(run)
             marks = [mark for mark in run.marks if mark.name not in _PLAIN][-_MARKS:]
         except (ErgmeterError, OSError) as error:
-            # What is still there is not gone.
+            # Still present, so not gone.
             state = "unreadable" if Path(self._path).is_dir() else "gone"
             return {**self._last, "state": state, "why": str(error), "marks": []}
-        said = [{"name": mark.name, "detail": mark.detail[:200]} for mark in marks]
+        mark_rows = [{"name": mark.name, "detail": mark.detail[:200]} for mark in marks]
         quiet_s = self._quiet_s(run) if state == RUNNING else None
         if quiet_s is not None:
             self._last = {**self._last, "readings": {}}
-            said.append({"name": "quiet", "detail": f"last step {duration(quiet_s)} ago"})
-        return {**self._last, "title": run.name, "state": state, "marks": said}
+            mark_rows.append({"name": "quiet", "detail": f"last step {duration(quiet_s)} ago"})
+        return {**self._last, "title": run.name, "state": state, "marks": mark_rows}
 
     def _quiet_s(self, run: Run) -> float | None:
-        """For how long there has been no step, where that is long."""
+        """Return the seconds since the last step, if they are many."""
         if self._last["step"] is None or self._since_ns is None:
             return None
         quiet_s = (time.time_ns() - run.wall_zero_ns - self._since_ns) / NS_PER_S
@@ -107,29 +106,29 @@ class LiveLook:
             now_ns = time.time_ns() - run.wall_zero_ns
             self._since_ns = max(0, now_ns - round(_FIRST_S * NS_PER_S))
         try:
-            if self._last["step"] is None:  # from the start of a step, and not from within one
+            if self._last["step"] is None:  # from the start of a step, not within one
                 lanes = evidence_since(run, self._since_ns).counted.lanes
                 starts_ns = [int(lane["start_ns"].min()) for lane in lanes if len(lane)]
                 self._since_ns = min(self._since_ns, max(starts_ns))
-            found = recent(run, since_ns=self._since_ns, keys=KEYS)
+            update = recent(run, since_ns=self._since_ns, keys=KEYS)
         except NotMeasurable:
             return
-        self._since_ns = found.window.end_ns
-        step_s = found.summary.readings["time.step_s"]
+        self._since_ns = update.window.end_ns
+        step_s = update.summary.readings["time.step_s"]
         self._usual_s = step_s.value if isinstance(step_s, Reading) else 0.0
-        shown = {key: _result_json(found.summary.readings[key]) for key in KEYS}
+        readings = {key: _result_json(update.summary.readings[key]) for key in KEYS}
         self._last = {
-            "step": found.step,
-            "lasted_s": (found.window.end_ns - run.start_ns) / NS_PER_S,
-            "window_s": found.length_s,
-            "window": duration(found.length_s),
-            "readings": shown,
+            "step": update.step,
+            "lasted_s": (update.window.end_ns - run.start_ns) / NS_PER_S,
+            "window_s": update.length_s,
+            "window": duration(update.length_s),
+            "readings": readings,
         }
 
 
-def _result_json(found: Result) -> dict[str, Any]:
-    whole = documents.result(found)
-    if isinstance(found, Reading):
+def _result_json(result: Result) -> dict[str, Any]:
+    body = documents.result(result)
+    if isinstance(result, Reading):
         # A loss has no unit to show; a tile that is named by its unit shows just the number.
-        whole |= {"text": card.value(found), "bare": card.bare(found)}
-    return whole
+        body |= {"text": card.value(result), "bare": card.column_text(result)}
+    return body

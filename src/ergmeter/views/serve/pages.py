@@ -1,21 +1,28 @@
-"""The pages: frames that the script fills from the API.
+"""The HTML pages that the script fills from the API, and their static files.
 
-The trap: a run's name in a page's source. Nothing of a run stands in these frames: what the script
-gets from the API it sets as text, which a browser shows and never reads.
+No text of a run is in a page's source: the script sets it as text. Static files have a content
+digest in their address, so that browsers can cache them for good. The charting library is the one
+that vl-convert ships, about a megabyte.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gzip
+import hashlib
 import html
 import re
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib import metadata, resources
 from typing import TYPE_CHECKING
 
-from starlette.responses import HTMLResponse, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from ergmeter.errors import ErgmeterError, FormatError
-from ergmeter.views.serve import assets
+from ergmeter.views.charts import chart
 from ergmeter.views.serve.guard import refused, wants_page
 from ergmeter.views.serve.pool import LIBRARY
 
@@ -25,6 +32,100 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from ergmeter.views.serve.folder import Kind
+
+# Static files.
+
+
+_TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+_NAMES = ("app.css", "nav.css", "app.js", "theme.js", "watch.js", "icon.svg")
+_LIBRARY = "charts.js"
+_MORE = {
+    "light": "--link:#0a5a8c;--good:#00694c;--bad:#a33600;",
+    "dark": "--link:#7cc4f0;--good:#3ecfa5;--bad:#ff9b5e;",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A static file as it is sent."""
+
+    body: bytes
+    small: bytes
+    digest: str
+    media_type: str
+
+
+@cache
+def asset(name: str) -> Asset:
+    """Return a static file by name."""
+    text = _read(__package__, f"static/{name}")
+    if name == "app.css":
+        text = _colours() + _read("ergmeter.views.html", "page.css") + text
+    if name == "app.js":
+        text = _read("ergmeter.views.html", "drawing.js") + text
+    return _packed(text.encode(), name)
+
+
+@lru_cache(20)
+def _packed(body: bytes, name: str) -> Asset:
+    digest = hashlib.sha256(body).hexdigest()[:16]
+    return Asset(body, gzip.compress(body, 6, mtime=0), digest, _TYPES[name.rpartition(".")[2]])
+
+
+def address(name: str) -> str:
+    """Return the address of a static file; does not build the charting library."""
+    stem, _, ending = name.rpartition(".")
+    digest = _bundle_version() if name == _LIBRARY else asset(name).digest
+    return f"/static/{stem}-{digest}.{ending}"
+
+
+async def served(request: Request) -> Response:
+    """Serve a static file, cacheable for a year."""
+    file_name = request.path_params["name"]
+    stem, _, rest = file_name.rpartition("-")
+    name = f"{stem}.{rest.rpartition('.')[2]}"
+    if name not in (*_NAMES, _LIBRARY) or address(name) != f"/static/{file_name}":
+        return refused(404, "no such file")
+    if name == _LIBRARY:
+        body = await request.app.state.shared.library()
+        packed = await run_in_threadpool(_packed, body, name)
+    else:
+        packed = asset(name)
+    headers = {"cache-control": "public, max-age=31536000, immutable", "vary": "accept-encoding"}
+    body = packed.body
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        headers["content-encoding"], body = "gzip", packed.small
+    return Response(body, headers=headers, media_type=packed.media_type)
+
+
+async def icon(_request: Request) -> Response:
+    """Serve /favicon.ico."""
+    return RedirectResponse(address("icon.svg"))
+
+
+@cache
+def _bundle_version() -> str:
+    try:
+        version = metadata.version("vl-convert-python")
+    except metadata.PackageNotFoundError:
+        version = "none"  # asked for it, the worker says what to install
+    return hashlib.sha256(version.encode()).hexdigest()[:16]
+
+
+def _read(package: str, path: str) -> str:
+    return resources.files(package).joinpath(path).read_text(encoding="utf-8")
+
+
+def _colours() -> str:
+    light, dark = (
+        f"color-scheme:{theme};{chart.style_variables(theme)}{more}"
+        for theme, more in _MORE.items()
+    )
+    return (
+        f":root{{{light}}}:root[data-theme=dark]{{{dark}}}"
+        f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}\n"
+    )
+
 
 _NAV = {"/": "Runs", "/benches": "Benches", "/ledgers": "Ledgers"}
 _FRAME = """<!doctype html>
@@ -89,61 +190,61 @@ _TABLE = '<p class="state" id="state-line" role="status">reading</p><div id="tab
 
 
 def routes() -> list[Route]:
-    """Every page, and the files they are made with."""
+    """Return the routes of pages and static files."""
     table = {
         "/": ("runs", "Runs", _RUNS),
         "/compare": ("compare", "Comparison", _COMPARE),
         "/benches": ("benches", "Benches", _TABLE),
         "/ledgers": ("ledgers", "Ledgers", _TABLE),
     }
-    found = [Route(path, _page(*what)) for path, what in table.items()]
+    page_routes = [Route(path, _page(*what)) for path, what in table.items()]
     return [
-        *found,
+        *page_routes,
         Route("/bench/{id}", _page_of("bench", frame("bench", "Bench", _BENCH))),
         Route("/ledger/{id}", _page_of("ledger", frame("ledger", "Ledger", _TABLE))),
         Route("/run/{id}", _run),
         Route("/run/{id}/report", _report),
-        Route("/static/{name}", assets.served),
-        Route("/favicon.ico", assets.icon),
+        Route("/static/{name}", served),
+        Route("/favicon.ico", icon),
     ]
 
 
 async def _run(request: Request) -> Response:
-    """A run: its report where that is there at once, else a page that follows it until it is."""
-    desk = request.app.state.desk
-    place = await asyncio.to_thread(desk.folder.place, request.path_params["id"], "run")
-    if place is None:
-        return without(request, 404, "There is no run of this address")
+    """Serve a run's report if ready at once, else a page that waits for it."""
+    shared = request.app.state.shared
+    item = await asyncio.to_thread(shared.folder.item, request.path_params["id"], "run")
+    if item is None:
+        return error_page(request, 404, "There is no run of this address")
     try:
-        found = await desk.report_soon(place, within_s=_AT_ONCE_S)
+        body = await shared.report_soon(item, within_s=_AT_ONCE_S)
     except ErgmeterError:
-        found = None  # the page says why
-    return HTMLResponse(frame("run", "Run", _RUN)) if found is None else _as_page(found)
+        body = None  # the page says why
+    return HTMLResponse(frame("run", "Run", _RUN)) if body is None else _as_page(body)
 
 
 async def _report(request: Request) -> Response:
-    """The report of a run, however long it takes to make."""
-    desk = request.app.state.desk
-    place = await asyncio.to_thread(desk.folder.place, request.path_params["id"], "run")
-    if place is None:
-        return without(request, 404, "There is no run of this address")
+    """Serve a run's report, however long it takes."""
+    shared = request.app.state.shared
+    item = await asyncio.to_thread(shared.folder.item, request.path_params["id"], "run")
+    if item is None:
+        return error_page(request, 404, "There is no run of this address")
     try:
-        return _as_page(await desk.report(place))
+        return _as_page(await shared.report(item))
     except ErgmeterError as error:
-        return without(request, 422, desk.folder.shown(str(error)))
+        return error_page(request, 422, shared.folder.relative(str(error)))
 
 
-def without(request: Request, code: int, why: str) -> Response:
-    """Why there is no such page: as a page for a browser, as JSON for a program and the API."""
+def error_page(request: Request, code: int, why: str) -> Response:
+    """Return an error: a page for a browser, JSON for programs and the API."""
     if not wants_page(request.url.path, request.headers):
         return refused(code, why)
     return HTMLResponse(frame("none", _TITLES[code], _NONE.format(why=html.escape(why))), code)
 
 
-def _as_page(found: bytes) -> Response:
-    """The report as a page of the app: with the way back, and the library from its own file."""
-    library = f'<script src="{assets.address("charts.js")}"></script>'
-    page = found.decode().replace(LIBRARY, library, 1)
+def _as_page(body: bytes) -> Response:
+    """Return the report with navigation and the library from its own file."""
+    library = f'<script src="{address("charts.js")}"></script>'
+    page = body.decode().replace(LIBRARY, library, 1)
     policy = _POLICY.search(page)
     if policy is None:
         raise FormatError("the report names no policy of its own")
@@ -154,7 +255,7 @@ def _as_page(found: bytes) -> Response:
 
 
 def _widened(policy: str) -> str:
-    """What a report allows itself, and our own files beside it."""
+    """Return the report's content security policy extended by our own files."""
     directives = [part.strip() for part in html.unescape(policy).split(";") if part.strip()]
     widened = [f"{part} 'self'" if part.partition(" ")[0] in _OURS else part for part in directives]
     return "; ".join([*widened, "frame-ancestors 'none'"])
@@ -162,9 +263,9 @@ def _widened(policy: str) -> str:
 
 def _head() -> str:
     return (
-        f'<link rel="icon" href="{assets.address("icon.svg")}">'
-        f'<link rel="stylesheet" href="{assets.address("nav.css")}">'
-        f'<script src="{assets.address("theme.js")}"></script>'
+        f'<link rel="icon" href="{address("icon.svg")}">'
+        f'<link rel="stylesheet" href="{address("nav.css")}">'
+        f'<script src="{address("theme.js")}"></script>'
     )
 
 
@@ -181,29 +282,29 @@ def _page(page: str, title: str, body: str) -> Callable[[Request], Awaitable[Res
 
 
 def _page_of(kind: Kind, page: str) -> Callable[[Request], Awaitable[Response]]:
-    """A page about something that a scan has found; where it has not, one that says so."""
+    """Return a handler for a page about an item, or a not-found page."""
 
     async def answer(request: Request) -> Response:
-        folder = request.app.state.desk.folder
-        if await asyncio.to_thread(folder.place, request.path_params["id"], kind) is None:
-            return without(request, 404, f"There is no {kind} of this address")
+        folder = request.app.state.shared.folder
+        if await asyncio.to_thread(folder.item, request.path_params["id"], kind) is None:
+            return error_page(request, 404, f"There is no {kind} of this address")
         return HTMLResponse(page)
 
     return answer
 
 
 def frame(page: str, title: str, body: str) -> str:
-    """A whole page around a body. What of it is a run's has been escaped."""
+    """Return a page around a body whose run text is already escaped."""
     nav = "".join(f'<a href="{address}">{word}</a>' for address, word in _NAV.items())
     return _FRAME.format(
         page=page,
         title=title,
         body=body,
         nav=nav,
-        css=assets.address("app.css"),
-        theme=assets.address("theme.js"),
-        script=assets.address("app.js"),
-        worker=assets.address("watch.js"),
-        charts=assets.address("charts.js"),
-        icon=assets.address("icon.svg"),
+        css=address("app.css"),
+        theme=address("theme.js"),
+        script=address("app.js"),
+        worker=address("watch.js"),
+        charts=address("charts.js"),
+        icon=address("icon.svg"),
     )

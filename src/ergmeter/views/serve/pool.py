@@ -1,9 +1,8 @@
-"""Where runs are read: in processes beside the server, so that a long one holds nobody up.
+"""Worker processes that read runs, so that a long read does not block the server.
 
-The trap: threads. Reading ten million samples takes seconds of Python, during which no other page
-would move. And one queue: a short run would wait for a long one, so each kind has a lane. A worker
-goes with its parent, however that ended, and one that died (out of memory, as a rule) costs the
-question it was asked and no more.
+Reading ten million samples takes seconds of Python, and threads would block all other pages. Short
+and long runs have separate queues. A worker exits with its parent. If a worker dies, usually out of
+memory, only its current request fails.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ from ergmeter.errors import ErgmeterError, FormatError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LIBRARY = "<!--the charting library-->"  # stands for it in a report: it has a file of its own
-# Charts that are there soon: of steps alone, and of one column of the samples.
+LIBRARY = "<!--the charting library-->"  # placeholder in a report: the library has its own file
+# Quick charts: from steps alone, or from one sample column.
 SOON = frozenset({"phases", "steps", "loss", "power"})
-# Loaded when it is needed, by name: a server that shows a list needs none of it.
+# Imported by name when needed: a server that shows only the list does not need it.
 LIVE = "ergmeter.views.serve.live"
 Lane = Literal["short", "long"]
 
 
 class Pool:
-    """Does what `work` can do, by name. Starts its workers when the first question comes."""
+    """Calls functions of `responses` by name in workers, started with the first request."""
 
     def __init__(self, executor: Callable[[], Executor] | None = None) -> None:
         self._make = executor or _process
         self._lanes: dict[Lane, Executor] = {}
 
     async def ask(self, name: str, *arguments: object, lane: Lane = "short") -> bytes:
-        """What the function of this name in `work` says. Its own errors come back as they are."""
+        """Call the named function of `responses`. Its own errors are raised here."""
         if lane not in self._lanes:
             self._lanes[lane] = self._make()
         executor = self._lanes[lane]
@@ -53,25 +52,25 @@ class Pool:
             raise FormatError("reading it ended the reader: out of memory, most likely") from error
 
     def close(self) -> None:
-        """End the workers, also those that are at it."""
+        """Stop the workers, busy ones included."""
         lanes, self._lanes = self._lanes, {}
         for executor in lanes.values():
             processes = list((getattr(executor, "_processes", None) or {}).values())
             for process in processes:
                 process.terminate()
-            # Until the thread that minds them is gone too: at the interpreter's end it would be
-            # woken through a pipe that it is just closing, which is a traceback.
+            # Wait for the executor's thread too. At interpreter exit it would be
+            # woken through a pipe that is being closed, which prints a traceback.
             executor.shutdown(wait=bool(processes), cancel_futures=True)
 
 
 def _process() -> Executor:
-    # Not forked: the server has threads, and a fork of one that holds a lock waits for ever.
+    # Not forked: the server has threads, and a forked held lock would never be released.
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(1, mp_context=context, initializer=_begin)
 
 
 def _begin() -> None:
-    """In a worker: leave Ctrl-C to the server, and go when it goes."""
+    """Set up a worker: ignore Ctrl-C, exit with the server."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -87,9 +86,9 @@ def _answer(name: str, *arguments: object) -> bytes:
     # By name, so that the server itself never loads what the workers need.
     function = getattr(importlib.import_module("ergmeter.views.serve.responses"), name)
     try:
-        found: bytes = function(*arguments)
-    except OSError as error:  # a file that went while it was read
+        answer: bytes = function(*arguments)
+    except OSError as error:  # a file removed during the read
         raise FormatError(f"can't be read ({error.strerror or error})") from error
     except ErgmeterError:
         raise
-    return found
+    return answer

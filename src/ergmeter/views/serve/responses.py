@@ -1,7 +1,7 @@
-"""What is read of runs, benches and ledgers, as JSON. Called in a process of its own.
+"""JSON and pages about runs, benches and ledgers. Called by name in a worker process.
 
-The trap: a number that only this page has. All that is said here was computed below, by the same
-functions that `erg report`, `erg check`, `erg compare` and `erg bench report` show.
+All values come from the functions that `erg report`, `erg check`, `erg compare` and `erg bench
+report` use.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from ergmeter.runlog.manage.labels import Labels, labels_of
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S, duration, significant
-from ergmeter.views import compare, compare_documents, documents
+from ergmeter.views import compare, documents
 from ergmeter.views.bench import report as bench_report
 from ergmeter.views.bench.report import figure_in_words
-from ergmeter.views.charts import palette
+from ergmeter.views.charts import chart
 from ergmeter.views.charts.compare_charts import compare_charts
 from ergmeter.views.charts.compare_curves import ABOUT, course_charts
 from ergmeter.views.charts.time_charts import IDS, time_charts
-from ergmeter.views.html import report as html_report
 from ergmeter.views.html.page import vega, without_legends
 from ergmeter.views.run import card, check
+from ergmeter.views.run import report_page as html_report
 from ergmeter.views.serve.pool import LIBRARY
 
 if TYPE_CHECKING:
@@ -59,20 +59,15 @@ if TYPE_CHECKING:
     from ergmeter.metrics.timeline import BoundedSeries
     from ergmeter.records import Device, Result
 
-# -- matrix ----------------------------------------------------------------------------------------
-# The cells of a bench by what tells them apart: one entry a configuration, for a matrix.
-#
-# The trap: a choice of axes that nobody made. All settings that vary are told, and the page's
-# reader says which two; where more vary, several configurations stand in one place, each with its
-# name.
+# Bench matrix. All settings that vary are returned; the reader picks the two axes.
 
 
 _AXES = ("scenario", "num_gpus", "nodes", *ARGUMENTS)
 
 
-def matrix(found: pa.Table) -> dict[str, Any]:
-    """The settings that vary, the figures there are, and each configuration with both."""
-    rows = found.drop_columns(["raw"]).to_pylist()
+def matrix(table: pa.Table) -> dict[str, Any]:
+    """Return the settings that vary, the metrics, and each configuration."""
+    rows = table.drop_columns(["raw"]).to_pylist()
     axes = [name for name in _AXES if len({row[name] for row in rows}) > 1] or ["scenario"]
     groups: dict[object, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -86,106 +81,105 @@ def matrix(found: pa.Table) -> dict[str, Any]:
     return {"axes": axes, "figures": figures, "groups": cells, "cells": len(rows)}
 
 
-def _group(one: Configuration, figures: tuple[str, ...]) -> dict[str, Any]:
+def _group(configuration: Configuration, figures: tuple[str, ...]) -> dict[str, Any]:
     return {
-        "axes": dict(one.settings),
-        "status": one.status,
-        "is_ok": one.is_ok,
-        "reason": one.reason,
-        "figures": {name: _figure(one, name) for name in figures},
-        "paths": list(one.paths),
+        "axes": dict(configuration.settings),
+        "status": configuration.status,
+        "is_ok": configuration.is_ok,
+        "reason": configuration.reason,
+        "figures": {name: _figure(configuration, name) for name in figures},
+        "paths": list(configuration.paths),
     }
 
 
-def _figure(one: Configuration, name: str) -> dict[str, Any] | None:
-    """The mean of the repeats that came to an end, as `erg bench report` has it."""
-    if name not in one.figures:
+def _figure(configuration: Configuration, name: str) -> dict[str, Any] | None:
+    """Return the mean over completed repeats, as in `erg bench report`."""
+    if name not in configuration.figures:
         return None
-    value, runs = one.figures[name], one.runs[name]
+    value, runs = configuration.figures[name], configuration.runs[name]
     return {
         "value": value if math.isfinite(value) else None,
-        "text": figure_in_words(one, name),
+        "text": figure_in_words(configuration, name),
         "runs": runs,
-        "impossible": one.impossible.get(name),
+        "impossible": configuration.impossible.get(name),
     }
 
 
-# -- ledger table ----------------------------------------------------------------------------------
-# In which order are the columns of a ledger shown, and which of them need no column?
-#
-# The trap: a ledger has sixty columns, and a table of all of them is read by nobody. What people
-# look for comes first, what is the same in every row is said once, and a figure has as many digits
-# as one reads; its full value stays with it.
+# Ledger table. The columns most looked for come first; columns with one value in all rows are
+# returned once. Values are rounded for display and kept in full beside it.
 
 
-# By key of the catalogue or column of the ledger. They stay in the table, also where all are alike.
+# By catalogue key or ledger column. They stay in the table even if constant.
 _FIRST = (
     *("backend", RATE, JOULES, DEVICE_MEMORY, HOST_MEMORY, LOSS, EVAL_LOSS),
     *("steps", "started", "status"),
 )
-# Where a title of the catalogue is another column's name, or does not say what it is of.
+# Replaces catalogue titles that are ambiguous among ledger columns.
 _HEADS = {"steps.count": "steps in the window", "time.run_s": "duration", EVAL_LOSS: "eval loss"}
 _DIGITS = 5
 
 
 def ledger_table(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Heads, and rows of cells with their full value; what all rows say alike, once."""
+    """Return heads and rows with full values; constant columns once."""
     columns = _columns(entries)
-    cells = {one: [_cell(entry, one) for entry in entries] for one in columns}
-    alike = [one for one in columns if one not in _FIRST and _is_same(cells[one])]
-    shown = [one for one in columns if one not in alike]
+    cells = {column: [_cell(entry, column) for entry in entries] for column in columns}
+    alike = [column for column in columns if column not in _FIRST and _is_same(cells[column])]
+    differing = [column for column in columns if column not in alike]
     heads = _heads(columns)
     return {
-        "heads": [heads[one] for one in shown],
-        "rows": [[cells[one][row] for one in shown] for row in range(len(entries))],
-        "alike": [{"head": heads[one], **cells[one][0]} for one in alike],
+        "heads": [heads[column] for column in differing],
+        "rows": [[cells[column][row] for column in differing] for row in range(len(entries))],
+        "alike": [{"head": heads[column], **cells[column][0]} for column in alike],
     }
 
 
 def _columns(entries: Sequence[Entry]) -> list[str]:
-    """What some row has, the important first, then figures, then facts."""
+    """Return the non-empty columns: important first, then metrics, then facts."""
     figures = dict.fromkeys(
         key for entry in entries for key in entry.figures if entry.value(key) is not None
     )
     there = [*figures, *dict.fromkeys(name for entry in entries for name in entry.facts)]
-    return [*(one for one in _FIRST if one in there), *(one for one in there if one not in _FIRST)]
+    return [
+        *(column for column in _FIRST if column in there),
+        *(column for column in there if column not in _FIRST),
+    ]
 
 
 def _heads(columns: Sequence[str]) -> dict[str, str]:
-    known = catalogue()
-    titles = {one: known[one].title if one in known else one for one in columns}
-    titles |= {one: _HEADS[one] for one in columns if one in _HEADS}
+    metrics = catalogue()
+    titles = {column: metrics[column].title if column in metrics else column for column in columns}
+    titles |= {column: _HEADS[column] for column in columns if column in _HEADS}
     often = Counter(titles.values())
-    return {one: f"{said} ({one})" if often[said] > 1 else said for one, said in titles.items()}
+    return {
+        column: f"{title} ({column})" if often[title] > 1 else title
+        for column, title in titles.items()
+    }
 
 
 def _cell(entry: Entry, column: str) -> dict[str, str]:
-    """What is shown, and in full."""
-    found = entry.figures.get(column)
-    if isinstance(found, Reading):
-        text = card.value(found).removesuffix(" 1")
-        return {"text": text, "title": f"{found.value:.17g} {found.unit}".removesuffix(" 1")}
-    said = entry.facts.get(column)
-    if said is None:
-        return {"text": "-", "title": entry.why_not(column) if found else "not said"}
-    return {"text": _rounded(said), "title": said}
+    """Return the displayed text and the full value."""
+    figure = entry.figures.get(column)
+    if isinstance(figure, Reading):
+        text = card.value(figure).removesuffix(" 1")
+        return {"text": text, "title": f"{figure.value:.17g} {figure.unit}".removesuffix(" 1")}
+    fact = entry.facts.get(column)
+    if fact is None:
+        return {"text": "-", "title": entry.why_not(column) if figure else "not said"}
+    return {"text": _rounded(fact), "title": fact}
 
 
-def _rounded(said: str) -> str:
-    """A fraction of many digits with few; versions, whole numbers and words as they are."""
-    if len(said) <= _DIGITS + 2 or not said.lstrip("-").replace(".", "", 1).isdigit():
-        return said
-    return significant(float(said), _DIGITS) if "." in said else said
+def _rounded(text: str) -> str:
+    """Round long fractions; versions, integers and words are unchanged."""
+    if len(text) <= _DIGITS + 2 or not text.lstrip("-").replace(".", "", 1).isdigit():
+        return text
+    return significant(float(text), _DIGITS) if "." in text else text
 
 
 def _is_same(cells: Sequence[dict[str, str]]) -> bool:
-    return len({one["title"] for one in cells}) == 1
+    return len({cell["title"] for cell in cells}) == 1
 
 
-# -- work ------------------------------------------------------------------------------------------
-
-
-# What the list shows of a run.
+# Metrics in the list of runs.
 LISTED = (
     "throughput.tokens_per_s",
     "time.step_s",
@@ -207,15 +201,17 @@ _Span: TypeAlias = "tuple[float, float]"
 
 
 def row(path: str, root: str) -> bytes:
-    """A run in the list: what it is, and the figures of the columns, and no more: this is also what
-    the page of a long run shows first."""
+    """Return a run's row in the list: description and the metrics of the columns.
+
+    The page of a long run shows this first, so it must stay cheap.
+    """
     run = Run.open(path)
-    found = readings_of(evidence_of(run), LISTED)
+    results = readings_of(evidence_of(run), LISTED)
     return _packed_json(
         {
             **about(run),
             "status": run.status,
-            "readings": {key: _brief(one) for key, one in found.items()},
+            "readings": {key: _brief(result) for key, result in results.items()},
             "is_damaged": bool(run.verified()),
         },
         root,
@@ -223,9 +219,9 @@ def row(path: str, root: str) -> bytes:
 
 
 def about(run: Run) -> dict[str, Any]:
-    """What a run says of itself."""
+    """Return a run's own description."""
     accelerators = [run.devices[id_].name for id_, use in gpu_use(run).items() if use.counts]
-    names = accelerators or [one.name for one in run.devices.values() if one.kind == "cpu"]
+    names = accelerators or [device.name for device in run.devices.values() if device.kind == "cpu"]
     counts = [f"{names.count(n)} x {n}" for n in dict.fromkeys(names)]
     labels = _labels(run)
     return {
@@ -241,34 +237,34 @@ def about(run: Run) -> dict[str, Any]:
 
 
 def document(path: str, root: str) -> bytes:
-    """A run's summary and what `erg check` found."""
+    """Return a run's summary and check."""
     run = Run.open(path)
     evidence = evidence_of(run)
     summary = summary_of(evidence)
-    found = fitness(evidence)
-    whole = {
+    verdict = fitness(evidence)
+    body = {
         **documents.report(run, summary),
         **about(run),
         "titles": _titles(summary.readings),
-        "shown": {key: _brief(found) for key, found in summary.readings.items()},
-        "check": check.document(run, found),
+        "shown": {key: _brief(reading) for key, reading in summary.readings.items()},
+        "check": check.check_document(run, verdict),
         "ahead": _remaining_json(evidence),
     }
-    return _packed_json(whole, root)
+    return _packed_json(body, root)
 
 
 def charts(path: str, root: str, only: Sequence[str]) -> bytes:
-    """The charts of a run over time, as the report has them; all of them or just some."""
+    """Return all or some charts of a run over time, as in the report."""
     unknown = [name for name in only if name not in IDS]
     if unknown:
         raise UsageError(f"no chart {unknown[0]!r}; there are {', '.join(IDS)}")
-    found = time_charts(evidence_of(Run.open(path)), only or IDS)
-    charts_ = [{**asdict(one), "spec": without_legends(one.spec)} for one in found]
-    return _packed_json({"config": palette.config(), "charts": charts_}, root)
+    run_charts = time_charts(evidence_of(Run.open(path)), only or IDS)
+    charts_ = [{**asdict(chart), "spec": without_legends(chart.spec)} for chart in run_charts]
+    return _packed_json({"config": chart.config(), "charts": charts_}, root)
 
 
 def report(path: str, root: str) -> bytes:
-    """The page that `erg report --html` writes, less the charting library in it."""
+    """Return the page of `erg report --html` without the charting library."""
     evidence = evidence_of(Run.open(path))
     page = html_report.report(evidence, summary_of(evidence))
     page = page.replace(f"<script>{vega()}</script>", LIBRARY)
@@ -276,48 +272,51 @@ def report(path: str, root: str) -> bytes:
 
 
 def ready() -> bytes:
-    """Nothing: whoever is asked has by then loaded all that reading takes."""
+    """Return nothing; calling it loads all imports in the worker."""
     return b""
 
 
 def library() -> bytes:
-    """The charting library."""
+    """Return the charting library."""
     return vega().encode()
 
 
 def series(path: str, root: str, columns: Sequence[str], span: _Span, most: int) -> bytes:
-    """Columns over time, device by device, in no more points than asked for, all together."""
+    """Return columns over time by device, at most `most` points in total."""
     unknown = [name for name in columns if name not in SERIES]
     if unknown:
         raise UsageError(f"no column {unknown[0]!r}; there are {', '.join(SERIES)}")
     evidence = evidence_of(Run.open(path))
-    wanted = [(name, one) for name in columns for one in _sources(evidence, name)]
-    shown = wanted[: max(1, most // _FEWEST)]
-    # Around a gap both neighbours and a break are kept besides: half as many again at the most.
-    points = max(4, most * 2 // (5 * max(1, len(shown))))
-    lines = [_line(evidence, device, name, span=span, points=points) for name, device in shown]
-    whole = {"columns": list(columns), "lines": lines, "left_out": len(wanted) - len(shown)}
-    return _packed_json(whole, root)
+    wanted = [(name, source) for name in columns for source in _sources(evidence, name)]
+    chosen = wanted[: max(1, most // _FEWEST)]
+    # Both neighbours of a gap and a break are kept too: at most 1.5 times the points.
+    points = max(4, most * 2 // (5 * max(1, len(chosen))))
+    lines = [_line(evidence, device, name, span=span, points=points) for name, device in chosen]
+    body = {"columns": list(columns), "lines": lines, "left_out": len(wanted) - len(chosen)}
+    return _packed_json(body, root)
 
 
 def compared(paths: Sequence[str], root: str, group_by: Sequence[str], anyway: bool) -> bytes:
-    """What `erg compare` says of these runs."""
+    """Return a comparison as `erg compare` makes it."""
     options = comparison.CompareOptions(group_by=tuple(group_by), anyway=anyway)
-    entries = read_entries([Path(one) for one in paths], keys=comparison.figures_needed(options))
-    found = comparison.compare(entries, options)
-    heads = {one.key: compare.head(one) for one in found.measures}
+    entries = read_entries([Path(path) for path in paths], keys=comparison.figures_needed(options))
+    outcome = comparison.compare(entries, options)
+    heads = {measure.key: compare.head(measure) for measure in outcome.measures}
     cells = [
-        {one.key: " ".join(compare.cell(found, g, one)).strip() for one in found.measures}
-        for g in found.groups
+        {
+            measure.key: " ".join(compare.cell(outcome, g, measure)).strip()
+            for measure in outcome.measures
+        }
+        for g in outcome.groups
     ]
     # The page has a link for what is an option on a command line.
     words = [
-        [line for _, line in compare.around(pair) if not line.startswith("--")]
-        for pair in found.pairs
+        [line for _, line in compare.beside_verdicts(pair) if not line.startswith("--")]
+        for pair in outcome.pairs
     ]
-    titles = [compare.title(pair) for pair in found.pairs]
-    front = compare.front_in_words(found.front) if found.front else None
-    shown = {
+    titles = [compare.title(pair) for pair in outcome.pairs]
+    front = compare.front_in_words(outcome.front) if outcome.front else None
+    texts = {
         "heads": heads,
         "cells": cells,
         "titles": titles,
@@ -325,98 +324,106 @@ def compared(paths: Sequence[str], root: str, group_by: Sequence[str], anyway: b
         "front": front,
         "signs": compare.SIGNS,
     }
-    over = course_charts(compared_curves(found.groups), found.groups)
-    drawn_ = {
-        "config": palette.config(),
-        "charts": [asdict(one) for one in compare_charts(found)],
-        "courses": {**asdict(over), "about": ABOUT},
+    over = course_charts(compared_curves(outcome.groups), outcome.groups)
+    drawings = {
+        "config": chart.config(),
+        "charts": [asdict(chart) for chart in compare_charts(outcome)],
+        "courses": {
+            "charts": [asdict(chart) for chart in over.charts],
+            "axes": over.axes,
+            "first": over.first,
+            "said": over.notes,
+            "about": ABOUT,
+        },
     }
-    return _packed_json({**compare_documents.document(found), "shown": shown, **drawn_}, root)
+    return _packed_json({**compare.document(outcome), "shown": texts, **drawings}, root)
 
 
 def bench(path: str, root: str) -> bytes:
-    """The cells of a bench by configuration, its repeats averaged, as `erg bench report` has them.
+    """Return a bench by configuration, repeats averaged, as in `erg bench report`.
 
-    What a program printed is left out: it may be megabytes.
+    Program output is left out: it may be megabytes.
     """
-    found = results.table(Path(path), keep=False)
-    return _packed_json({**matrix(found), "notes": bench_report.notes(overview(found))}, root)
+    cells = results.table(Path(path), keep=False)
+    return _packed_json({**matrix(cells), "notes": bench_report.notes(overview(cells))}, root)
 
 
 def ledger(path: str, root: str) -> bytes:
-    """The rows of an energy ledger that can be read, and why the others can't."""
-    found = read_ledger(Path(path), given=path)
-    facts = list(dict.fromkeys(name for entry in found.entries for name in entry.facts))
-    keys = list(dict.fromkeys(key for entry in found.entries for key in entry.figures))
+    """Return the readable rows of an energy ledger, and why others are not."""
+    entries_read = read_ledger(Path(path), given=path)
+    facts = list(dict.fromkeys(name for entry in entries_read.entries for name in entry.facts))
+    keys = list(dict.fromkeys(key for entry in entries_read.entries for key in entry.figures))
     rows = [
         {
             "source": entry.source,
             "facts": dict(entry.facts),
-            "readings": {key: _brief(said) for key, said in entry.figures.items()},
+            "readings": {key: _brief(figure) for key, figure in entry.figures.items()},
             "remarks": list(entry.remarks),
         }
-        for entry in found.entries
+        for entry in entries_read.entries
     ]
-    whole = {"facts": facts, "metrics": keys, "titles": _titles(keys), "rows": rows}
-    told = {"table": ledger_table(found.entries), "left_out": list(found.left_out)}
-    return _packed_json({**whole, **told}, root)
+    body = {"facts": facts, "metrics": keys, "titles": _titles(keys), "rows": rows}
+    tables = {"table": ledger_table(entries_read.entries), "left_out": list(entries_read.left_out)}
+    return _packed_json({**body, **tables}, root)
 
 
 def _remaining_json(evidence: Evidence) -> dict[str, Any]:
-    """How far a run is, and what is left; or why nobody knows."""
+    """Return progress and remaining time, or the reason why unknown."""
     try:
-        found = remaining(evidence)
+        progress = remaining(evidence)
     except NotMeasurable as error:
         return {"missing": str(error)}
-    left = "not known yet" if found.left_s is None else duration(found.left_s)
-    done = f"{found.done:,.0f} of {found.total:,.0f} {found.unit} ({found.done_frac:.1%})"
-    return {**asdict(found), "text": f"{done}; left, at the counted rate: {left}"}
+    left = "not known yet" if progress.left_s is None else duration(progress.left_s)
+    done = (
+        f"{progress.done:,.0f} of {progress.total:,.0f} {progress.unit} ({progress.done_frac:.1%})"
+    )
+    return {**asdict(progress), "text": f"{done}; left, at the counted rate: {left}"}
 
 
 def _model(run: Run) -> str | None:
-    said = run.workload.get("model") or run.workload.get("model_name_or_path")
-    if said:
-        return str(said)
+    declared = run.workload.get("model") or run.workload.get("model_name_or_path")
+    if declared:
+        return str(declared)
     trained = (w.header.get("training") for w in run.writers)
-    models = (one.get("model") for one in trained if isinstance(one, dict))
-    return next((str(one) for one in models if one), None)
+    models = (setup.get("model") for setup in trained if isinstance(setup, dict))
+    return next((str(model) for model in models if model), None)
 
 
 def _labels(run: Run) -> Labels:
     try:
         return labels_of(run.path)
-    except FormatError:  # broken labels must not cost the figures; `erg list` says what is wrong
+    except FormatError:  # broken labels must not hide metrics; `erg list` reports them
         return Labels()
 
 
 def _titles(keys: Iterable[str]) -> dict[str, str]:
-    known = catalogue()
-    return {key: known[key].title for key in keys if key in known}
+    metrics = catalogue()
+    return {key: metrics[key].title for key in keys if key in metrics}
 
 
-def _brief(found: Result) -> dict[str, Any]:
-    """A reading with the words a person reads; or why there is none."""
-    whole = documents.result(found)
-    if isinstance(found, Reading) and "value" in whole:
+def _brief(result: Result) -> dict[str, Any]:
+    """Return a reading with its display text, or the reason for its absence."""
+    body = documents.result(result)
+    if isinstance(result, Reading) and "value" in body:
         # A loss has no unit to show; a column names its unit in its head.
-        text, bare = (say(found).removesuffix(" 1") for say in (card.value, card.bare))
-        whole |= {"text": text, "bare": bare, "interval": card.interval(found)}
-    elif isinstance(found, Missing):
-        whole["text"] = "-"
-    return whole
+        text, bare = (say(result).removesuffix(" 1") for say in (card.value, card.column_text))
+        body |= {"text": text, "bare": bare, "interval": card.interval(result)}
+    elif isinstance(result, Missing):
+        body["text"] = "-"
+    return body
 
 
 def _sources(evidence: Evidence, column: str) -> list[Device | None]:
     if column in _OF_STEPS:
         return [None]
-    said = evidence.series(column)
-    return [one for one in evidence.run.devices.values() if one.id in said]
+    series = evidence.series(column)
+    return [device for device in evidence.run.devices.values() if device.id in series]
 
 
 def _line(
     evidence: Evidence, device: Device | None, column: str, *, span: _Span, points: int
 ) -> dict[str, Any]:
-    """One line of a chart, or why there is none."""
+    """Return a line of a chart, or the reason for its absence."""
     try:
         if device is None:
             line = _OF_STEPS[column](evidence, points=points)
@@ -428,7 +435,7 @@ def _line(
     return {
         "column": column,
         "device": device.id if device else None,
-        "is_rate": column in _COUNTERS,  # per second, of what only ever grows
+        "is_rate": column in _COUNTERS,  # rate per second of a counter
         "t_s": line.t_s[inside].tolist(),
         "values": line.values[inside].tolist(),
         "readings": line.readings,
@@ -438,23 +445,26 @@ def _line(
 def _sampled(
     evidence: Evidence, device: Device, column: str, *, span: _Span, points: int
 ) -> BoundedSeries:
-    """A column in a span of time: bounded within it, so that a closer look shows more."""
-    found = evidence.series(column)[device.id]
-    found = timeline.rate(found) if column in _COUNTERS else found
+    """Return a column within a time span, downsampled within it."""
+    readings = evidence.series(column)[device.id]
+    readings = timeline.rate(readings) if column in _COUNTERS else readings
     zero_ns = timeline.zero_ns(evidence)
-    ends_ns = [zero_ns + one * NS_PER_S for one in span]
-    first, last = np.searchsorted(found.t_ns, ends_ns[0]), np.searchsorted(found.t_ns, ends_ns[1])
-    part = Series(found.t_ns[first:last], found.values[first:last])
+    ends_ns = [zero_ns + end_s * NS_PER_S for end_s in span]
+    first, last = (
+        np.searchsorted(readings.t_ns, ends_ns[0]),
+        np.searchsorted(readings.t_ns, ends_ns[1]),
+    )
+    part = Series(readings.t_ns[first:last], readings.values[first:last])
     return timeline.bounded_series(part, zero_ns=zero_ns, points=points)
 
 
-def _packed_json(whole: dict[str, Any], root: str) -> bytes:
-    """As JSON, with paths as they are under the directory: where it lies is nobody's business."""
-    text = json.dumps(documents.finite(whole), allow_nan=False, default=str)
+def _packed_json(body: dict[str, Any], root: str) -> bytes:
+    """Return JSON with paths made relative to the directory."""
+    text = json.dumps(documents.finite(body), allow_nan=False, default=str)
     inside = json.dumps(root)[1:-1]
     return _under(text, inside).encode("utf-8", "replace")
 
 
 def _under(text: str, root: str) -> str:
-    """With paths as they are under a directory; of `/` they are so already."""
+    """Return text with paths made relative to a directory; unchanged for `/`."""
     return text if root == "/" else text.replace(f"{root}/", "")

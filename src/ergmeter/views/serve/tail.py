@@ -1,13 +1,8 @@
-"""Runs that are being watched: one look at each, for all who watch it.
+"""Follows runs that are being written, with one reader for all viewers of a run.
 
-The trap: a reader for each open page. Fifty pages of one run are fifty readers of its files, and
-the training pays for it. Here a run is looked at as long as anybody watches, and what was seen is
-handed to all; who is slow gets the newest and not the backlog.
-
-A look by the clock alone comes on average half of its period after the rows that it finds. So the
-files are asked for their sizes ten times a second, which costs next to nothing, and a look is made
-when they have changed. How often, its processor time decides: by the time on the wall a busy
-machine, where a step is late anyhow, would be looked at least.
+A slow viewer gets the newest event, not the backlog. File sizes are checked ten times a second,
+which is cheap, and the run is read when they change. The interval between reads depends on the CPU
+time of a read: wall time would slow the view most on a busy machine.
 """
 
 from __future__ import annotations
@@ -29,34 +24,34 @@ if TYPE_CHECKING:
     from ergmeter.views.serve.live import LiveLook
 
 _GLANCE_S = 0.1
-_LOOK_S = 0.4  # a writer hands over every half second
-# A look takes longer as the writer's open file grows, until that is closed after 15 minutes.
+_LOOK_S = 0.4  # writers flush every half second
+# A read takes longer as the writer's open file grows, until it is closed after 15 minutes.
 _PATIENCE = 9.0
 _LONGEST_S = 1.2  # so that a step is on the page within 2 s, the writer's half second included
-_ANYWAY_S = 1.2  # files that stay as they are: its writer may have died
-_SLOW_S = 3.0  # of a run that is not going: it may be taken up again
-MOST_LISTENERS = 512  # of each run that a stream has; more than twice as many as one may have
+_ANYWAY_S = 1.2  # unchanged files: the writer may have died
+_SLOW_S = 3.0  # of a run that is not running: it may be resumed
+MOST_LISTENERS = 512  # summed over streams and runs; more than twice the limit of one stream
 _NOTHING: dict[str, Any] = {"step": None, "readings": {}, "marks": []}
 
 
 class TooManyError(ErgmeterError):
-    """As many watch as there may."""
+    """The number of viewers has reached its limit."""
 
 
 class TailListener:
-    """Somebody who watches. Holds the newest that was seen of each run, and no more."""
+    """A viewer. Stores only the newest event of each run."""
 
     def __init__(self) -> None:
         self._newest: dict[str, bytes] = {}
         self._is_there = asyncio.Event()
 
-    def hand(self, run: str, seen: bytes) -> None:
-        """Give it something new of a run."""
-        self._newest[run] = seen
+    def hand(self, run: str, event: bytes) -> None:
+        """Store a new event of a run."""
+        self._newest[run] = event
         self._is_there.set()
 
     async def next(self, timeout_s: float) -> list[bytes]:
-        """What is new; nothing, where nothing was for so long."""
+        """Return a new event, or None after the timeout."""
         try:
             await asyncio.wait_for(self._is_there.wait(), timeout_s)
         except asyncio.TimeoutError:
@@ -67,26 +62,26 @@ class TailListener:
 
 
 class Tail:
-    """The looks at one run."""
+    """Follows one run."""
 
-    def __init__(self, place: ServedItem, folder: Folder) -> None:
-        self._place = place
+    def __init__(self, item: ServedItem, folder: Folder) -> None:
+        self._item = item
         self._folder = folder
         self._task: asyncio.Task[None] | None = None
-        self._seen: bytes | None = None
+        self._last_event: bytes | None = None
         self.listeners: set[TailListener] = set()
         self.looks = 0
 
     def add(self, listener: TailListener) -> None:
-        """Begin to look, if nobody watched before."""
+        """Add a viewer; the first one starts reading."""
         self.listeners.add(listener)
-        if self._seen is not None:
-            listener.hand(self._place.id, self._seen)
+        if self._last_event is not None:
+            listener.hand(self._item.id, self._last_event)
         if self._task is None:
             self._task = asyncio.create_task(self._follow())
 
     def remove(self, listener: TailListener) -> None:
-        """Stop looking when the last one goes."""
+        """Remove a viewer; the last one stops reading."""
         self.listeners.discard(listener)
         if not self.listeners and self._task is not None:
             self._task.cancel()
@@ -94,16 +89,16 @@ class Tail:
 
     async def _follow(self) -> None:
         live = await asyncio.to_thread(importlib.import_module, LIVE)
-        look = live.Look(str(self._place.path))
+        look = live.LiveLook(str(self._item.path))
         while True:
             self.looks += 1
             began_s = time.monotonic()
             before = await asyncio.to_thread(self._stamp)
-            state, seen, cpu_s = await self._now(look)
-            if seen != self._seen:
-                self._seen = seen
+            state, event, cpu_s = await self._now(look)
+            if event != self._last_event:
+                self._last_event = event
                 for listener in self.listeners:
-                    listener.hand(self._place.id, seen)
+                    listener.hand(self._item.id, event)
             if state != "running":
                 await asyncio.sleep(_SLOW_S)
                 continue
@@ -115,40 +110,40 @@ class Tail:
                 await asyncio.sleep(_GLANCE_S)
 
     async def _now(self, look: LiveLook) -> tuple[str, bytes, float]:
-        """A look: the state, all that is told of it, and its processor time."""
-        # One that fails, whatever of it did, must not be the last: a page would wait for ever.
+        """Read once: the state, the event and the CPU time."""
+        # A failed read must not end the loop: pages would wait forever.
         looking = asyncio.to_thread(self._looked, look)
-        (found,) = await asyncio.gather(looking, return_exceptions=True)
-        if not isinstance(found, BaseException):
-            return found
-        told = {**_NOTHING, "state": "unreadable", "why": f"looking at it failed: {found!r}"}
-        return "unreadable", self._said(told), 0.0
+        (answer,) = await asyncio.gather(looking, return_exceptions=True)
+        if not isinstance(answer, BaseException):
+            return answer
+        event = {**_NOTHING, "state": "unreadable", "why": f"looking at it failed: {answer!r}"}
+        return "unreadable", self._payload(event), 0.0
 
     def _looked(self, look: LiveLook) -> tuple[str, bytes, float]:
         began_s = time.thread_time()
-        told: dict[str, Any]
+        event: dict[str, Any]
         try:
-            self._folder.stamp(self._place)
-        except FormatError as error:  # it is gone, or leads out of the directory by now
-            state = "unreadable" if self._place.path.is_dir() else "gone"
-            told = {**_NOTHING, "state": state, "why": str(error)}
+            self._folder.stamp(self._item)
+        except FormatError as error:  # it is gone, or now leads out of the directory
+            state = "unreadable" if self._item.path.is_dir() else "gone"
+            event = {**_NOTHING, "state": state, "why": str(error)}
         else:
-            told = look.now()
-        return told["state"], self._said(told), time.thread_time() - began_s
+            event = look.now()
+        return event["state"], self._payload(event), time.thread_time() - began_s
 
-    def _said(self, told: dict[str, Any]) -> bytes:
-        return self._folder.shown(json.dumps({"id": self._place.id, **told})).encode()
+    def _payload(self, event: dict[str, Any]) -> bytes:
+        return self._folder.relative(json.dumps({"id": self._item.id, **event})).encode()
 
     def _stamp(self) -> str:
-        """What changes with every hand-over; "" where there is none, which the look then tells."""
+        """Return the digest of the files; "" if the run is gone, which the read reports."""
         try:
-            return self._folder.stamp(self._place)
+            return self._folder.stamp(self._item)
         except (FormatError, OSError):
             return ""
 
 
 class Tails:
-    """All runs that are watched now."""
+    """All runs that are being viewed."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -156,19 +151,19 @@ class Tails:
 
     @property
     def watching(self) -> dict[str, int]:
-        """How many watch each run."""
+        """Return the number of viewers of each run."""
         return {id: len(tail.listeners) for id, tail in self._tails.items()}
 
     @asynccontextmanager
-    async def watch(self, places: list[ServedItem]) -> AsyncIterator[TailListener]:
-        """Watch runs as long as this is open. TooManyError where too many do already."""
+    async def watch(self, items: list[ServedItem]) -> AsyncIterator[TailListener]:
+        """Follow runs while the context is open. Raises TooManyError at the limit."""
         already = sum(self.watching.values())
-        if already + len(places) > MOST_LISTENERS:
+        if already + len(items) > MOST_LISTENERS:
             raise TooManyError(
                 f"{already} pages are watching already, and {MOST_LISTENERS} may: close some"
             )
         listener = TailListener()
-        tails = [self._tails.setdefault(p.id, Tail(p, self._folder)) for p in places]
+        tails = [self._tails.setdefault(p.id, Tail(p, self._folder)) for p in items]
         for tail in tails:
             tail.add(listener)
         try:

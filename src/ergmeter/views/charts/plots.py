@@ -1,7 +1,6 @@
-"""A chart of a run as a file: SVG or PNG, without a browser.
+"""Charts of a run as SVG or PNG files, without a browser.
 
-The trap: a file that looks different from the page. It is made from the same spec, by the same
-Vega, with the colours of a theme put in.
+Files use the specification of the page, with a theme's colours filled in.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable, PluginError, UsageError
 from ergmeter.metrics.explain.waterfall import explain
-from ergmeter.views.charts.palette import config, painted
+from ergmeter.views.charts.chart import config, with_colours
 from ergmeter.views.charts.run_charts import IDS as FIGURES
 from ergmeter.views.charts.run_charts import figure_charts
 from ergmeter.views.charts.time_axis import NEAREST
@@ -34,40 +33,44 @@ _PIXELS = 2.0  # of a PNG, for each of the SVG's
 
 
 def charts(evidence: Evidence, summary: Summary, kinds: Collection[str]) -> list[Chart]:
-    """Charts of these kinds, drawn or with their reason, in the order of the page."""
+    """Return charts of these kinds, drawn or with their reason, in page order."""
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
         raise UsageError(f"no kind {unknown[0]!r} of plot; there are {', '.join(KINDS)}")
-    found = time_charts(evidence, kinds)
+    charts_ = time_charts(evidence, kinds)
     if not set(kinds).isdisjoint(FIGURES):
         figures = figure_charts(evidence, summary, explain(evidence))
-        found += [one for one in figures if one.id in kinds]
-    return found
+        charts_ += [figure for figure in figures if figure.id in kinds]
+    return charts_
 
 
-def reasons(found: Iterable[Chart]) -> list[str]:
-    """Which charts could not be drawn and why: those that share a reason in one line with it."""
+def reasons(charts: Iterable[Chart]) -> list[str]:
+    """Return the reasons of charts that are not drawn, grouped."""
     titles: dict[str, list[str]] = {}
-    for one in found:
-        if one.spec is None:
-            titles.setdefault(one.reason, []).append(one.title)
+    for chart in charts:
+        if chart.spec is None:
+            titles.setdefault(chart.reason, []).append(chart.title)
     return [f"no plot of {', '.join(each)}: {why}" for why, each in titles.items()]
 
 
 def plot(chart: Chart, run: str, *, form: str, theme: str = "light") -> bytes:
-    """A chart as a file, under the name of its run. NotMeasurable where it can't be drawn."""
+    """Return a chart as an SVG or PNG, titled with its run. Raises NotMeasurable if not drawn."""
     if chart.spec is None:
         raise NotMeasurable(f"no plot of {chart.title}: {chart.reason}")
-    spec = painted(_as_file(chart, run), theme)
+    spec = with_colours(_as_file(chart, run), theme)
     vega = converter()
-    style = painted({**config(), "background": "var(--bg)"}, theme)
+    style = with_colours({**config(), "background": "var(--bg)"}, theme)
     if form == "svg":
-        return str(vega.vegalite_to_svg(spec, vl_version=lite(), config=style)).encode()
-    return bytes(vega.vegalite_to_png(spec, vl_version=lite(), scale=_PIXELS, config=style))
+        return str(
+            vega.vegalite_to_svg(spec, vl_version=vega_lite_version(), config=style)
+        ).encode()
+    return bytes(
+        vega.vegalite_to_png(spec, vl_version=vega_lite_version(), scale=_PIXELS, config=style)
+    )
 
 
 def _as_file(chart: Chart, run: str) -> dict[str, Any]:
-    """With a width and a title of its own: a file stands alone."""
+    """Return a specification with its own width and title."""
     assert chart.spec is not None
     title = {
         "text": f"{run}: {chart.title}",
@@ -87,14 +90,16 @@ def _as_file(chart: Chart, run: str) -> dict[str, Any]:
 
 
 def _still(spec: dict[str, Any], *, has_legend: bool) -> dict[str, Any]:
-    """Without the readings that answer a pointer: nobody sees them in a file, and they are most of
-    its bytes. Nothing zooms there either, so a point on the frame is whole."""
-    layers = [one for one in spec["layer"] if not _answers_a_pointer(one)]
-    return {**spec, "layer": [_unclipped(one, has_legend=has_legend) for one in layers]}
+    """Return the specification without pointer layers, which are most of its bytes.
+
+    Files do not zoom, so marks on the frame are not clipped.
+    """
+    layers = [layer for layer in spec["layer"] if not _answers_a_pointer(layer)]
+    return {**spec, "layer": [_unclipped(layer, has_legend=has_legend) for layer in layers]}
 
 
 def _unclipped(layer: dict[str, Any], *, has_legend: bool) -> dict[str, Any]:
-    """A layer whose marks may stand on the frame; without a legend where that had one entry."""
+    """Return a layer whose marks may overlap the frame, without a one-entry legend."""
     encoding = dict(layer["encoding"])
     if "color" in encoding and not has_legend:
         encoding["color"] = {**encoding["color"], "legend": None}
@@ -102,11 +107,11 @@ def _unclipped(layer: dict[str, Any], *, has_legend: bool) -> dict[str, Any]:
 
 
 def _answers_a_pointer(layer: dict[str, Any]) -> bool:
-    return any(one.get("name") == NEAREST for one in layer.get("params", ()))
+    return any(param.get("name") == NEAREST for param in layer.get("params", ()))
 
 
 def converter() -> ModuleType:
-    """Vega, which comes with its Python package. PluginError where it is not installed."""
+    """Return the vl-convert module. Raises PluginError if it is not installed."""
     try:
         import vl_convert  # noqa: PLC0415  30 MB that only who draws needs
     except ImportError as error:
@@ -116,7 +121,7 @@ def converter() -> ModuleType:
     return vl_convert
 
 
-def lite() -> str | None:
-    """The Vega-Lite to draw with, for page and file; None for the package's own choice."""
+def vega_lite_version() -> str | None:
+    """Return the Vega-Lite version to use, or None for vl-convert's default."""
     there = converter().get_vegalite_versions()
-    return next((one for one in _LITES if one in there), None)
+    return next((version for version in _LITES if version in there), None)

@@ -1,0 +1,521 @@
+"""The HTML pages of `erg analyze`: one analysis, or several outputs compared.
+
+Page and console are made from the same document. The page adds charts (score factors, pace, spread
+over repeats) and sortable tables. Steps outside the throughput mean, such as compilation, are grey.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.neuron.compare import METRICS
+from ergmeter.neuron.score import factors
+from ergmeter.neuron.throughput import pace_line
+from ergmeter.units import significant
+from ergmeter.version import __version__
+from ergmeter.views.analyze import compare
+from ergmeter.views.analyze.compare import comparison_parts, heads, names_of
+from ergmeter.views.analyze.parts import analysis_parts
+from ergmeter.views.analyze.text import headlines, title
+from ergmeter.views.blocks import Items, PagePart, SortableCell, TableBlock, words
+from ergmeter.views.charts.chart import Chart, Table, chart_of, framed
+from ergmeter.views.html.page import figure, header, page, section, table, td, text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ergmeter.neuron.analysis_types import Analysis, Parts
+    from ergmeter.neuron.compare import OutputComparison
+    from ergmeter.neuron.score import Factor
+    from ergmeter.neuron.throughput import PaceLine
+    from ergmeter.views.analyze.text import Headline
+    from ergmeter.views.blocks import Block, Cell
+
+
+# Spread over repeats: each output is a point, with the mean and spread of its group behind it.
+# A group of one output has no spread.
+
+
+_ROW_PIXELS = 30
+_LEGEND = (("an output", "c1"), ("mean ± standard deviation", "c2"))
+_WITHIN_FRAC = 0.08  # share of the axis left free at both ends
+
+
+def spread_charts(comparison: OutputComparison) -> list[Chart]:
+    """Return a chart for each metric that can be compared between outputs."""
+    return [_chart(comparison, name) for name in METRICS if _values(comparison, name)]
+
+
+def _values(comparison: OutputComparison, name: str) -> list[dict[str, Any]]:
+    """Return the value of each output with its group."""
+    called, labels = names_of(comparison), _groups(comparison)
+    return [
+        {"g": label, "v": value, "said": significant(value, 5), "name": called[output.path]}
+        for label, group in zip(labels, comparison.groups, strict=True)
+        for output in group.outputs
+        if (value := output.value(name, convention=comparison.convention)) is not None
+    ]
+
+
+def _groups(comparison: OutputComparison) -> list[str]:
+    """Return group labels: number and first output."""
+    called = names_of(comparison)
+    return [
+        f"{number}: {called[group.outputs[0].path]}"
+        + (f" + {len(group.outputs) - 1}" if len(group.outputs) > 1 else "")
+        for number, group in enumerate(comparison.groups, start=1)
+    ]
+
+
+def _chart(comparison: OutputComparison, name: str) -> Chart:
+    title = dict(zip(METRICS, heads(comparison)[1:], strict=True))[name]
+    points, means = _values(comparison, name), []
+    for label, group in zip(_groups(comparison), comparison.groups, strict=True):
+        spread = group.spreads.get(name)
+        if spread is not None and spread.deviation is not None:
+            ends = {"e": spread.mean + spread.deviation, "b": spread.mean - spread.deviation}
+            means.append({"g": label, "v": spread.mean, **ends})
+    rows = tuple((point["name"], point["g"], point["said"]) for point in points)
+    described = ", ".join(f"{output} {value}" for output, _, value in rows)
+    apart = [
+        str(number)
+        for number, group in enumerate(comparison.groups, start=1)
+        if name in group.not_comparable
+    ]
+    note = f"group {', '.join(apart)} is not comparable to the one before it" if apart else ""
+    return Chart(
+        f"spread-{name}",
+        title,
+        "",
+        framed(
+            f"{title}: {described}",
+            _ROW_PIXELS * len(comparison.groups) + 10,
+            _layers(points, means, title=title, groups=_groups(comparison)),
+        ),
+        Table(("output", "group", title), rows),
+        note,
+        legend=_LEGEND if means else _LEGEND[:1],
+    )
+
+
+def _layers(
+    points: list[dict[str, Any]], means: list[dict[str, Any]], *, title: str, groups: list[str]
+) -> list[dict[str, Any]]:
+    every = [row["v"] for row in points]
+    every += [end for row in means for end in (row["b"], row["e"])]
+    low, high = min(every), max(every)
+    room = (high - low) * _WITHIN_FRAC or abs(high) * _WITHIN_FRAC or 1.0
+    x = {
+        "field": "v",
+        "type": "quantitative",
+        "title": title,
+        "scale": {"domain": [low - room, high + room], "nice": False, "zero": False},
+        "axis": {"format": ".5~g", "tickCount": {"expr": "max(3, floor(width / 90))"}},
+    }
+    y = {
+        "field": "g",
+        "type": "nominal",
+        "sort": groups,
+        "scale": {"domain": groups},
+        "title": None,
+        "axis": {"labelLimit": 130},
+    }
+    tooltip = [{"field": "name", "title": "output"}, {"field": "said", "title": title}]
+    layers: list[dict[str, Any]] = []
+    if means:
+        ruled = {"type": "rule", "color": "var(--c2)", "strokeWidth": 3, "aria": False}
+        ticked = {"type": "tick", "color": "var(--c2)", "thickness": 3, "size": 18, "aria": False}
+        layers += [
+            {
+                "data": {"name": "means", "values": means},
+                "mark": ruled,
+                "encoding": {"x": {**x, "field": "b"}, "x2": {"field": "e"}, "y": y},
+            },
+            {"data": {"name": "means"}, "mark": ticked, "encoding": {"x": x, "y": y}},
+        ]
+    layers.append(
+        {
+            "data": {"name": "points", "values": points},
+            "mark": {
+                "type": "point", "filled": True, "size": 60, "opacity": 0.9, "color": "var(--c1)",
+                "aria": False,
+            },
+            "encoding": {"x": x, "y": y, "tooltip": tooltip},
+        }
+    )  # fmt: skip
+    return layers
+
+
+# Score factors as bars from 1 on a logarithmic axis: 2 is as long as 1/2, a factor of 1 has no bar,
+# and the lengths of all factors add up to the score.
+
+
+_TICKS, _FEW_TICKS = 7, 3
+_SCORE_CHART_ROW_PIXELS = 34
+_SCORE_CHART_LEGEND = (("raises the score", "c1"), ("lowers it", "c2"))
+_ROOM = 1.15  # beyond the longest bar
+
+
+def score_chart(document: Mapping[str, Any]) -> Chart:
+    """Return the chart of the score's factors, or its reason if there is no score."""
+    ratios = factors(document["training_score_breakdown"])
+    score = document["training_score"]
+    rows = [_row(factor.name, factor.ratio, _factor_text(factor)) for factor in ratios]
+    mark = next((sign for sign in map(_mark, ratios) if sign), "")
+    score_text = "not known" if score is None else f"{mark}{significant(score, 5)}"
+    rows.append(_row("score", score, score_text))
+    described = ", ".join(f"{row['name']} {row['said']}" for row in rows)
+    table = Table(
+        ("factor", "ratio", "log2 of the ratio"),
+        (
+            *((factor.name, _factor_text(factor), _added(factor.doublings)) for factor in ratios),
+            ("score", score_text, _added(None if not score else math.log2(score))),
+        ),
+    )
+    return Chart(
+        "score_factors",
+        "factors of the score",
+        "ratio, log scale",
+        framed(
+            f"factors of the score: {described}",
+            _SCORE_CHART_ROW_PIXELS * len(rows),
+            _score_chart_layers(rows),
+        ),
+        table,
+        "bars begin at 1, and twice is as long as half: the score's bar is those of its factors"
+        " end to end",
+        legend=_SCORE_CHART_LEGEND,
+    )
+
+
+def _row(name: str, ratio: float | None, text: str) -> dict[str, Any]:
+    is_drawn = ratio is not None and ratio > 0
+    side = "raises the score" if not is_drawn or (ratio or 0) >= 1 else "lowers it"
+    return {"name": name, "v": ratio if is_drawn else None, "one": 1, "said": text, "s": side}
+
+
+def _factor_text(factor: Factor) -> str:
+    if factor.ratio is None:
+        return "not known"
+    return f"{_mark(factor)}x {significant(factor.ratio, 5)}"
+
+
+def _mark(factor: Factor) -> str:
+    return "at least " if factor.is_bound else "about " if factor.is_uncertain else ""
+
+
+def _added(doublings: float | None) -> str:
+    return "-" if doublings is None else f"{doublings:+.3f}"
+
+
+def _score_chart_layers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    values = [row["v"] for row in rows if row["v"] is not None]
+    low, high = min([1.0, *values]) / _ROOM, max([1.0, *values]) * _ROOM
+    y = {
+        "field": "name",
+        "type": "nominal",
+        "sort": [row["name"] for row in rows],
+        "title": None,
+    }
+    x = {
+        "field": "v",
+        "type": "quantitative",
+        "title": "ratio, log scale (1 changes nothing)",
+        "scale": {"type": "log", "base": 2, "domain": [low, high], "nice": False},
+        "axis": {"values": _ticks(low, high), "format": ".4~g"},
+    }
+    colour = {
+        "field": "s",
+        "type": "nominal",
+        "scale": {
+            "domain": [label for label, _ in _SCORE_CHART_LEGEND],
+            "range": [f"var(--{colour})" for _, colour in _SCORE_CHART_LEGEND],
+        },
+    }
+    tooltip = [{"field": "name", "title": "factor"}, {"field": "said", "title": "ratio"}]
+    words = {
+        "type": "text", "align": "left", "baseline": "bottom", "dx": 3, "dy": -2, "fontSize": 11,
+        "aria": False,
+    }  # fmt: skip
+    return [
+        {
+            "data": {"name": "points", "values": rows},
+            "mark": {"type": "bar", "height": {"band": 0.4}, "yOffset": 6, "aria": False},
+            "encoding": {
+                "x": x, "x2": {"field": "one"}, "y": y, "color": colour, "tooltip": tooltip
+            },
+        },
+        {
+            "data": {"name": "one", "values": [{"v": 1}]},
+            "mark": {"type": "rule", "color": "var(--mark)", "aria": False},
+            "encoding": {"x": {"field": "v", "type": "quantitative"}},
+        },
+        {
+            "data": {"name": "points"},
+            "mark": words,
+            "encoding": {
+                "x": {"value": 0}, "y": y, "text": {"field": "said"},
+                "color": {"value": "var(--ink)"},
+            },
+        },
+    ]  # fmt: skip
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Return powers of 2 within the axis, 1 included; if they are few, also 1.5 times each."""
+    first, last = math.floor(math.log2(low)), math.floor(math.log2(high))
+    step = max(1, math.ceil((last - first) / _TICKS))
+    between = (1.0, 1.5) if last - first <= _FEW_TICKS else (1.0,)
+    powers = range(first - first % step, last + 1, step)
+    ticks = [2.0**power * times for power in powers for times in between]
+    return [tick for tick in ticks if low <= tick <= high]
+
+
+_POINTS = 1600
+_DOTS = 60
+_UNIT = "sequences/s"
+_PACE_CHART_LEGEND = (("a line of the log", "c1"), ("what is taken", "c2"))
+
+
+def pace_chart(parts: Parts | None) -> Chart:
+    """Return the throughput over the log's steps. Raises NotMeasurable without a pace."""
+    if parts is None or parts.log is None:
+        raise NotMeasurable("the original keeps no steps: leave out --compat")
+    pace, taken = pace_line(parts.log, parts.job, points=_POINTS), parts.pace.seq_per_s
+    line = pace.line
+    (low, low_at), (high, high_at) = line.lowest, line.highest
+    ends = f"from {significant(low)} to {significant(high)} {_UNIT}"
+    bounds = "; lowest and highest of each stretch are drawn" if line.is_bounded else ""
+    before = f"before {pace.over} {pace.counted_from:,.0f}"
+    grey = f"; grey is not counted, it is {before}" if pace.counted_from > line.t_s[0] else ""
+    note = f"{pace.how}{grey}"
+    taken_of = "of the counted ones" if parts.pace.is_from_log else "as given"
+    table = Table(
+        ("of the log's last run", _UNIT, f"at {pace.over}"),
+        (
+            ("lowest", significant(low), f"{low_at:,.0f}"),
+            ("highest", significant(high), f"{high_at:,.0f}"),
+            ("taken", *(("-", "-") if taken is None else (significant(taken), taken_of))),
+        ),
+    )
+    return Chart(
+        "pace",
+        f"throughput by {pace.over}",
+        _UNIT,
+        framed(f"throughput by {pace.over}: {ends}", 190, _pace_chart_layers(pace, taken)),
+        table,
+        note + bounds,
+        legend=_PACE_CHART_LEGEND if taken is not None else _PACE_CHART_LEGEND[:1],
+    )
+
+
+def _pace_chart_layers(pace_line: PaceLine, taken: float | None) -> list[dict[str, Any]]:
+    line = pace_line.line
+    rows = [
+        {
+            "t": t,
+            "v": None if math.isnan(value) else float(f"{value:.6g}"),
+            "s": _PACE_CHART_LEGEND[0][0],
+        }
+        for t, value in zip(line.t_s.tolist(), line.values.tolist(), strict=True)
+    ]
+    ends = [rows[0]["t"], max(rows[-1]["t"], rows[0]["t"] + 1)]
+    x = {
+        "field": "t",
+        "type": "quantitative",
+        "title": pace_line.over,
+        "scale": {"domain": ends, "nice": False, "zero": False},
+        "axis": {
+            "grid": False, "format": ",d", "tickMinStep": 1,
+            "tickCount": {"expr": "max(3, floor(width / 70))"},
+        },
+    }  # fmt: skip
+    y = {
+        "field": "v",
+        "type": "quantitative",
+        "title": _UNIT,
+        "scale": {"zero": True, "nice": True},
+        "axis": {"tickCount": 5, "format": ",.6~r", "minExtent": 44},
+    }
+    tooltip = [
+        {"field": "t", "title": pace_line.over, "type": "quantitative", "format": ",d"},
+        {"field": "v", "title": _UNIT, "type": "quantitative", "format": ".5~g"},
+    ]
+    few = line.readings <= _DOTS
+    layers: list[dict[str, Any]] = []
+    if pace_line.counted_from > ends[0]:
+        shade = {"type": "rect", "clip": True, "color": "var(--shade)", "aria": False}
+        layers.append(
+            {
+                "data": {
+                    "name": "uncounted",
+                    "values": [{"t": ends[0], "e": pace_line.counted_from}],
+                },
+                "mark": shade,
+                "encoding": {"x": x, "x2": {"field": "e"}},
+            }
+        )
+    layers.append(
+        {
+            "data": {"name": "points", "values": rows},
+            "mark": {
+                "type": "line", "clip": True, "aria": False, "strokeWidth": 1.5,
+                "color": "var(--c1)", "point": {"size": 14, "color": "var(--c1)"} if few else False,
+            },
+            "encoding": {"x": x, "y": y, "tooltip": tooltip},
+        }
+    )  # fmt: skip
+    if taken is not None:
+        layers.append(
+            {
+                "data": {"name": "taken", "values": [{"v": float(f"{taken:.6g}")}]},
+                "mark": {"type": "rule", "color": "var(--c2)", "strokeWidth": 1.5, "aria": False},
+                "encoding": {"y": {"field": "v", "type": "quantitative"}},
+            }
+        )
+    return layers
+
+
+# Document parts as HTML. Number cells carry their value in an attribute, by which the script sorts.
+
+
+def part_section(part: PagePart, *before: str) -> str:
+    """Render a part as an HTML section, with its charts before its blocks."""
+    return section(part.id, part.title, *before, *map(_block, part.blocks))
+
+
+def _block(block: Block) -> str:
+    if isinstance(block, TableBlock):
+        if block.is_sortable:
+            return _sortable(block)
+        rows = tuple(tuple(map(words, row)) for row in block.rows)
+        return f'<div class="roomy">{table(Table(block.head, rows), caption=block.caption)}</div>'
+    if isinstance(block, Items):
+        return f"<ul>{''.join(f'<li>{text(item)}</li>' for item in block.texts)}</ul>"
+    if block.is_to_copy:
+        return f"<p>A sentence that says what is known and how:</p><pre>{text(block.text)}</pre>"
+    return f"<p>{text(block.text)}</p>"
+
+
+def _sortable(grid: TableBlock) -> str:
+    head = "".join(
+        f'<th scope="col"><button type="button">{text(title)}</button></th>' for title in grid.head
+    )
+    rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in grid.rows)
+    return (
+        '<div class="scroll roomy" tabindex="0" role="region"'
+        f' aria-label="{text(grid.caption)}">'
+        f'<table class="sortable"><caption>{text(grid.caption)}; a head sorts</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _cell(cell: Cell) -> str:
+    if not isinstance(cell, SortableCell):
+        return td(cell)
+    value = "" if cell.value is None else f"{cell.value!r}"
+    return f'<td class="number" data-value="{value}">{text(cell.text)}</td>'
+
+
+def cards(headlines: Iterable[Headline]) -> str:
+    """Render headline metrics as cards, and absent ones with their reason."""
+    every = list(headlines)
+    by_reason: dict[str, list[str]] = {}
+    for headline in every:
+        if not headline.value:
+            by_reason.setdefault(headline.reason, []).append(headline.title)
+    absent = "".join(
+        f'<p class="absent">Not shown: {text(", ".join(titles))}. Why: {text(why)}</p>'
+        for why, titles in by_reason.items()
+    )
+    boxes = "".join(_card(headline) for headline in every if headline.value)
+    return f'<div class="cards">{boxes}</div>{absent}'
+
+
+def _card(headline: Headline) -> str:
+    edges = f'<div class="dim">{text(headline.interval)}</div>' if headline.interval else ""
+    kind, why = "card", ""
+    if headline.impossible:
+        kind, why = "card impossible", f'<div class="why">{text(headline.impossible)}</div>'
+    return (
+        f'<article class="{kind}"><h3>{text(headline.title)}</h3>'
+        f'<div class="value">{text(headline.value)}</div>{why}{edges}'
+        f'<span class="badge {text(headline.basis)}">{text(headline.basis)}</span>'
+        f"<details><summary>how: {text(headline.title)}</summary><dl>"
+        f"<dt>formula</dt><dd>{text(headline.formula)}</dd>"
+        f"<dt>of this job</dt><dd>{text(headline.note)}</dd>"
+        f"<dt>key</dt><dd><code>{text(headline.key)}</code></dd></dl></details></article>"
+    )
+
+
+_MOST_GRAPHS = 200
+_NO_TIME_S = (0.0, 1.0)  # no chart of these pages is over time
+
+
+def analysis_page(analysis: Analysis) -> str:
+    """Return the HTML page of one analysis."""
+    document = analysis.document
+    parts = {
+        part.id: part for part in analysis_parts(document, analysis.files, most_graphs=_MOST_GRAPHS)
+    }
+    charts = _charts(analysis)
+    figures = parts.pop("figures")
+    without_table = PagePart(
+        figures.id, figures.title, figures.blocks[1:]
+    )  # the cards replace the table
+    sections = [part_section(without_table, cards(headlines(document)))]
+    for part in parts.values():
+        chart = charts.get(part.id)
+        sections.append(part_section(part, *([figure(chart)] if chart is not None else ())))
+    links = {figures.id: figures.title, **{part.id: part.title for part in parts.values()}}
+    return _page(title(document), _of(document), links, sections, list(charts.values()))
+
+
+def _charts(analysis: Analysis) -> dict[str, Chart]:
+    """Return charts by the part they belong to, with a reason if not drawn."""
+    charts = {}
+    if "training_score_breakdown" in analysis.document:
+        charts["score"] = score_chart(analysis.document)
+    if "log_metrics" in analysis.document:
+        id_, name = "pace", "throughput by step"
+        charts["log"] = chart_of(id_, name, "", lambda: pace_chart(analysis.parts))
+    return charts
+
+
+def comparison_page(comparison: OutputComparison) -> str:
+    """Return the HTML page that compares several outputs."""
+    charts, parts = spread_charts(comparison), comparison_parts(comparison)
+    pictures = "".join(map(figure, charts))
+    sections = [part_section(parts[0]), section("spreads", "Side by side", _pair(pictures))]
+    sections += [part_section(part) for part in parts[1:]]
+    links = {parts[0].id: parts[0].title, "spreads": "Side by side"}
+    links |= {part.id: part.title for part in parts[1:]}
+    name = compare.title(comparison)
+    return _page(name, "earlier outputs side by side", links, sections, charts)
+
+
+def _pair(pictures: str) -> str:
+    if not pictures:
+        return '<p class="absent">- no metric is in any of the outputs</p>'
+    return f'<div class="pair">{pictures}</div>'
+
+
+def _of(document: dict[str, object]) -> str:
+    batch, length = document["batch_size"], document["sequence_length"]
+    return f"{batch} sequences of {length} tokens a step"
+
+
+def _page(
+    name: str, below: str, links: dict[str, str], sections: Sequence[str], charts: Iterable[Chart]
+) -> str:
+    about = f"{below} · erg analyze of ergmeter {__version__}"
+    return page(
+        title=name,
+        header=header(name, about, {id_: word.lower() for id_, word in links.items()}),
+        sections=sections,
+        charts=charts,
+        whole_s=_NO_TIME_S,
+        counted_s=_NO_TIME_S,
+    )

@@ -1,0 +1,202 @@
+"""Output of `erg calibrate` and `erg doctor` on the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.hardware import candidates
+from ergmeter.metrics.definitions.peaks import agreed
+from ergmeter.units import duration, scaled, significant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import RenderableType
+
+    from ergmeter.doctor import ProbeFinding
+    from ergmeter.hardware.calibration import CalibratedRate, Calibration
+
+
+def doctor_page(findings: list[ProbeFinding]) -> RenderableType:
+    """Render working probes first, then the others with their reason."""
+    parts: list[RenderableType] = []
+    for finding in findings:
+        sign = ("yes ", "green") if finding.works else ("no  ", "yellow")
+        parts.append(Text.assemble(sign, (finding.probe, "bold")))
+        if finding.reason:
+            parts.append(Padding(Text(finding.reason), (0, 0, 0, 6)))
+        for device in finding.devices:
+            reads = ", ".join(finding.reads.get(device.id, [])) or "nothing"
+            line = Text.assemble((device.name, ""), (f"  [{device.id}]  ", "dim"), f"reads {reads}")
+            parts.append(Padding(line, (0, 0, 0, 6)))
+        parts += [
+            Padding(Text.assemble(("! ", "yellow"), warning), (0, 0, 0, 6))
+            for warning in finding.warnings
+        ]
+    parts.append(_energy(findings))
+    return Group(*parts)
+
+
+def _energy(findings: list[ProbeFinding]) -> Text:
+    sources = [
+        f"{device.name} ({finding.probe})"
+        for finding in findings
+        for device in finding.devices
+        if {"energy", "power"} & set(finding.reads.get(device.id, []))
+    ]
+    if sources:
+        return Text.assemble("\nenergy can be measured: ", ", ".join(sources))
+    return Text(
+        "\nenergy can't be measured here: no GPU or CPU sensor answers. Figures that need it are"
+        " absent, with this reason; ergmeter does not estimate them."
+    )
+
+
+_NONE = "-"
+
+
+def calibration_page(calibration: Calibration) -> RenderableType:
+    """Render rates with spread and share of peak, then sensors, then the rest."""
+    parts: list[RenderableType] = [
+        Text.assemble(
+            (calibration.name, "bold"), (f"  [{calibration.device}]  {calibration.said}", "dim")
+        )
+    ]
+    rows = [
+        (f"matmul {dtype}", rate, _peak(calibration, dtype))
+        for dtype, rate in calibration.matmul.items()
+    ]
+    rows += [
+        (f"memory {name}", rate, _bandwidth(calibration))
+        for name, rate in calibration.bandwidth.items()
+    ]
+    if rows:
+        parts.append(Padding(_rates(rows), (0, 0, 0, 2)))
+    parts += [
+        Padding(Text(line), (0, 0, 0, 2)) for line in (*_idle(calibration), *_refresh(calibration))
+    ]
+    parts += [Padding(Text(line, "dim"), (0, 0, 0, 2)) for line in _peak_source(calibration)]
+    remarks = [*calibration.remarks, *(_drift(name, rate) for name, rate, _ in rows)]
+    parts += [
+        Padding(Text.assemble(("! ", "yellow"), remark), (0, 0, 0, 2))
+        for remark in remarks
+        if remark
+    ]
+    absent: dict[str, list[str]] = {}
+    for what, why in calibration.absent.items():
+        absent.setdefault(why, []).append(what)
+    parts += [
+        Padding(Text.assemble((f"no {', '.join(names)}: ", "yellow"), why), (0, 0, 0, 2))
+        for why, names in absent.items()
+    ]
+    return Group(*parts)
+
+
+def _of_peak(rate: CalibratedRate, peak: float | None) -> str:
+    """Return the share of the datasheet peak, marked if the interval is above it."""
+    if not peak:
+        return _NONE
+    mark = " (impossible)" if rate.low > peak else ""
+    return f"{100 * rate.value / peak:.1f} %{mark}"
+
+
+def _rates(rows: list[tuple[str, CalibratedRate, float | None]]) -> Table:
+    columns: dict[str, Callable[[CalibratedRate, float | None], str]] = {
+        "held": lambda rate, _: scaled(rate.value, rate.unit),
+        "90 %": lambda rate, _: f"{_beside(rate, rate.low)}-{_beside(rate, rate.high)}",
+        "of peak": _of_peak,
+        "burst": lambda rate, _: _beside(rate, rate.burst),
+        "MHz": lambda rate, _: _NONE if rate.clock_hz is None else f"{rate.clock_hz / 1e6:.0f}",
+        "W": lambda rate, _: _NONE if rate.power_w is None else f"{rate.power_w:.0f}",
+        "limited by": lambda rate, _: _limits(rate),
+        "with": lambda rate, _: rate.of,
+    }
+    has_gauges = any(rate.clock_hz is not None or rate.power_w is not None for _, rate, _ in rows)
+    # CPUs have no sensor columns. For GPUs the sizes would not fit; the JSON has them.
+    left_out = ("with",) if has_gauges else ("MHz", "W", "limited by")
+    columns = {title: cell for title, cell in columns.items() if title not in left_out}
+    table = Table(box=None, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for title in columns:
+        is_text = title in ("limited by", "with")
+        table.add_column(title, justify="left" if is_text else "right", no_wrap=not is_text)
+    for name, rate, peak in rows:
+        table.add_row(name, *(cell(rate, peak) for cell in columns.values()))
+    return table
+
+
+def _beside(rate: CalibratedRate, value: float) -> str:
+    """Format a value in the unit of the rate beside it, without the unit."""
+    for factor in (1e12, 1e9, 1e6):
+        if rate.value >= factor:
+            return significant(value / factor, 3)
+    return significant(value, 3)
+
+
+def _limits(rate: CalibratedRate) -> str:
+    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in rate.limited.items()) or _NONE
+
+
+def _drift(name: str, rate: CalibratedRate) -> str:
+    if rate.is_steady:
+        return ""
+    return (
+        f"{name} was not steady: {100 * rate.drift_frac:+.1f} % from the first half of its window"
+    )
+
+
+def _peak(calibration: Calibration, dtype: str) -> float | None:
+    """Return the datasheet peak, or the one computed for a CPU."""
+    own = calibration.conditions.get("cpu_peak_flops_per_s")
+    if own is not None:
+        value = own.get(dtype)
+        return float(value) if value else None
+    try:
+        return agreed(spec.peak_flops_per_s.get(dtype) for spec in candidates(calibration.name))
+    except NotMeasurable:
+        return None
+
+
+def _bandwidth(calibration: Calibration) -> float | None:
+    try:
+        return agreed(spec.bandwidth_bytes_per_s for spec in candidates(calibration.name))
+    except NotMeasurable:
+        return None
+
+
+def _peak_source(calibration: Calibration) -> list[str]:
+    """Return the source of the peak."""
+    own = calibration.conditions.get("cpu_peak_source")
+    if own:
+        return [f"peak: {own}"]
+    try:
+        specs = candidates(calibration.name)
+    except NotMeasurable:
+        return []
+    return [f"peak: {specs[0].short_source}"]
+
+
+def _idle(calibration: Calibration) -> list[str]:
+    if calibration.idle is None:
+        return []
+    idle = calibration.idle
+    counter = "" if idle.counter_w is None else f"; by its energy counter {idle.counter_w:.1f} W"
+    return [
+        f"idle, with a context: {idle.power_w:.1f} W"
+        f" ({idle.low_w:.1f} to {idle.high_w:.1f}){counter}"
+    ]
+
+
+def _refresh(calibration: Calibration) -> list[str]:
+    return [
+        f"{name} sensor: something new every {duration(refresh.period_s)}"
+        f" ({duration(refresh.low_s)} to {duration(refresh.high_s)}; looked every"
+        f" {duration(refresh.resolution_s)})"
+        for name, refresh in calibration.refresh.items()
+    ]
