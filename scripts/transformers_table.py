@@ -133,7 +133,7 @@ def _written(fields: dict[str, Any]) -> dict[str, Any]:
 def _literals() -> frozenset[str]:
     """Every word in the readers' source: the names of the fields they read, and more."""
     words: set[str] = set()
-    for path in FLOPS.glob("*.py"):
+    for path in FLOPS.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 words.add(node.value)

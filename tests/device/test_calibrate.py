@@ -138,10 +138,13 @@ def test_a_training_on_it_is_held_against_it(
     from ergmeter.metrics.summarize import summarize
     from ergmeter.records import Reading
     from ergmeter.runlog.reader import Run
+    from ergmeter.workloads import demo_training
 
     monkeypatch.setenv("ERGMETER_CALIBRATION", str(tmp_path / "kept"))
     save_calibration(found)
-    outcome = demo.run(5, device=torch.device("cuda"), out=tmp_path / "run", tell=lambda _: None)
+    outcome = demo_training.run(
+        5, device=torch.device("cuda"), out=tmp_path / "run", tell=lambda _: None
+    )
     readings = summarize(Run.open(outcome.run)).readings
     of_achievable, mfu = (
         readings[f"utilization.{key}"] for key in ("mfu_of_achievable_frac", "mfu_frac")

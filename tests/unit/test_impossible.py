@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.bench import gate, results
+from ergmeter.bench.gate import gate
 from ergmeter.bench.overview import configuration
 from ergmeter.bench.pairing import Side
+from ergmeter.bench.results import run_columns
 from ergmeter.bench.tables import as_table
 from ergmeter.compare.comparison import CompareOptions, compare
 from ergmeter.compare.entry import Entry, SourceEntries
@@ -259,11 +260,11 @@ def test_a_comparison_shows_it_and_gives_no_verdict() -> None:
     assert verdict.state == "absent"
     assert verdict.contrast is None
     assert verdict.words == f"MFU: a: 337 % is impossible: {WHY}"
-    document = compare_documents.document(found)
+    document = compare_view.document(found)
     assert document["groups"][0]["means"][MFU] == {"missing": f"337 % is impossible: {WHY}"}
     assert document["groups"][0]["runs"][0]["readings"][MFU]["impossible"] == WHY
     assert f"| a | a | 100 tokens/s, measured | {SHOWN.replace('(', '(')}" in (
-        compare_documents.markdown(found)
+        compare_view.markdown(found)
     )
 
 
@@ -285,7 +286,7 @@ def test_a_ledger_row_is_marked_when_it_is_read(tmp_path: Path) -> None:
 
 
 def test_a_bench_row_has_the_value_and_the_reason(run: Run) -> None:
-    row = results(run.path, {}, num_gpus=1)
+    row = run_columns(run.path, {}, num_gpus=1)
     assert row["mfu_frac"] == pytest.approx(SHARE)
     assert json.loads(row["impossible"]) == {"mfu_frac": WHY}
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ergmeter.bench import comparing, gate
+from ergmeter.bench import comparing
+from ergmeter.bench.gate import gate
 from ergmeter.bench.overview import Overview
 from ergmeter.bench.tables import as_table
 from ergmeter.views.bench.page import bench_compare_page, bench_page

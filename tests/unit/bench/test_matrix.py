@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from ergmeter.bench import gate
-from ergmeter.bench import gate as cell_verdicts
+from ergmeter.bench.gate import cell_verdicts, gate
 from ergmeter.bench.overview import Matrix, matrix, overview, report_of
 from ergmeter.bench.tables import as_table
 from ergmeter.views.bench.page import matrix_chart

@@ -137,7 +137,7 @@ def command(
         raise UsageError(f"--x {axis} is of the page: give --html FILE too")
     check_page(page)
     with reading_progress("runs") as tell:
-        entries = read_entries(sources, settings, keys=figures_needed(options), tell=tell)
+        entries = read_entries(sources, settings, keys=figures_needed(options), on_progress=tell)
     comparison = compare(entries, options)
     if page is not None:
         from ergmeter.compare.run_curves import compared_curves

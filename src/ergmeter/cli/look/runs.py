@@ -107,8 +107,8 @@ def prune(
     for run in collection.chosen(directory, wish):
         name = printable(run.path.name)
         what = f"{name}  {scaled(run.size_bytes, 'B')}, written {duration(max(0.0, run.age_s))} ago"
-        if run.kept:
-            click.echo(f"stays   {what}: {printable(run.kept)}")
+        if run.reason:
+            click.echo(f"stays   {what}: {printable(run.reason)}")
             continue
         try:
             if yes:
@@ -187,8 +187,8 @@ def collect(sources: tuple[str, ...], directory: Path) -> int:
             codes.append(error.exit_code if isinstance(error, ErgmeterError) else 1)
             continue
         for outcome in outcomes:
-            click.echo(f"{printable(outcome.name)}: {printable(outcome.said)}")
+            click.echo(f"{printable(outcome.name)}: {printable(outcome.message)}")
         if not outcomes:
             click.echo(f"no run found in {printable(source)}")
-        codes.append(int(any(outcome.said.startswith("left out") for outcome in outcomes)))
+        codes.append(int(any(outcome.message.startswith("left out") for outcome in outcomes)))
     return 2 if set(codes) == {2} else int(any(codes))

@@ -143,7 +143,7 @@ def inputs_section(document: Document) -> Iterator[str]:
         share = 100 * document["parameters_trained"] / document["parameters"]
         targets = ", ".join(lora["targets"])
         yield from wrapped(
-            f"LoRA: r={lora['r']} on {targets} ({decimals(share, 3, whole=100)} % trained)", "  "
+            f"LoRA: r={lora['r']} on {targets} ({decimals(share, 3, full=100)} % trained)", "  "
         )
 
 
@@ -315,7 +315,7 @@ def _number_text(value: float | None) -> str:
 
 
 def _percent(value: float) -> str:
-    return f"{decimals(value, 2, whole=100)}%"
+    return f"{decimals(value, 2, full=100)}%"
 
 
 def _or_dash(value: float | None, unit: str) -> str:

@@ -375,7 +375,7 @@ def _conventions_part(document: Document) -> PagePart:
 
 
 def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{decimals(value, 2, whole=100.0)} %"
+    return "-" if value is None else f"{decimals(value, 2, full=100.0)} %"
 
 
 def log_part(document: Document) -> PagePart:

@@ -174,7 +174,7 @@ def _number(key: str, value: float, unit: str) -> str:
 
 
 def _value_text(value: float, unit: str) -> str:
-    return decimals(value, 2, whole=100.0) if unit == "%" else significant(value, 5)
+    return decimals(value, 2, full=100.0) if unit == "%" else significant(value, 5)
 
 
 def _is_more(value: float | None, other: float | None) -> bool:

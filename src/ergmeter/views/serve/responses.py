@@ -350,7 +350,7 @@ def bench(path: str, root: str) -> bytes:
 
 def ledger(path: str, root: str) -> bytes:
     """Return the readable rows of an energy ledger, and why others are not."""
-    entries_read = read_ledger(Path(path), given=path)
+    entries_read = read_ledger(Path(path), argument=path)
     facts = list(dict.fromkeys(name for entry in entries_read.entries for name in entry.facts))
     keys = list(dict.fromkeys(key for entry in entries_read.entries for key in entry.figures))
     rows = [
