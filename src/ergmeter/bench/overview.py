@@ -239,7 +239,7 @@ class Overview:
         return any(len(rows) > 1 for rows in self.groups.values())
 
     @property
-    def shown(self) -> list[str]:
+    def shown_columns(self) -> list[str]:
         """The settings that name a configuration."""
         firsts = [rows[0] for rows in self.groups.values()]
         return naming_settings(self._differ, firsts) or ["scenario"]
@@ -423,7 +423,7 @@ class Matrix:
 
 def matrix(bench_overview: Overview) -> Matrix:
     """The matrix of the configurations that an overview stores."""
-    names = bench_overview.shown
+    names = bench_overview.shown_columns
     groups = [configuration(rows, names) for rows in bench_overview.groups.values()]
     across = _across(groups, names)
     figures = tuple(name for name in CELL_METRICS if any(name in group.figures for group in groups))

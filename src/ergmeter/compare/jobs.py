@@ -87,7 +87,7 @@ class JobRun:
         """The number of its first step."""
         return int(self._numbers()[0])
 
-    def kept(self, before: int | None) -> tuple[int, int, float]:
+    def kept_steps(self, before: int | None) -> tuple[int, int, float]:
         """The steps it made, those that no later run repeated, and the seconds of the latter.
 
         `before`: the step at which a later run resumed; None for the last run.
@@ -235,7 +235,7 @@ def energy_j(parts: Sequence[JobRun]) -> Reading:
 
 
 def _kept_steps(parts: Sequence[JobRun]) -> list[tuple[int, int, float]]:
-    return [part.kept(before) for part, before in zip(parts, _resumed(parts), strict=True)]
+    return [part.kept_steps(before) for part, before in zip(parts, _resumed(parts), strict=True)]
 
 
 def _resumed(parts: Sequence[JobRun]) -> list[int | None]:

@@ -120,7 +120,7 @@ class Calibration:
         return document
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """Date and conditions as text, for a note."""
         conditions = self.conditions
         limit = conditions.get("power_limit_w")

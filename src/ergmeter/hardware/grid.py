@@ -78,7 +78,7 @@ class GridIntensity:
         return self.published * self.source.g_per_kwh
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """The source as text, for the notes of metrics computed from it."""
         return f"{self.name}, location-based, {self.source.title}, {self.year}: {self.source.scope}"
 
@@ -131,7 +131,7 @@ def with_grid(declared: Mapping[str, Any]) -> dict[str, Any]:
                 f" grid {name!r} and {other} {rest[other]!r}"
             )
     row = grid_named(name)
-    return {**rest, "grid_g_per_kwh": row.g_per_kwh, "grid_source": row.said}
+    return {**rest, "grid_g_per_kwh": row.g_per_kwh, "grid_source": row.text}
 
 
 @functools.cache

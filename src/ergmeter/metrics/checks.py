@@ -427,7 +427,7 @@ def _stragglers(evidence: Evidence) -> list[CheckFinding]:
     effect = (
         f"{percent(worst.by_frac)} of each step: look at its data loading, its host and its GPU"
     )
-    return [CheckFinding("stragglers", "minor", worst.said, effect)]
+    return [CheckFinding("stragglers", "minor", worst.text, effect)]
 
 
 def _only_training(evidence: Evidence) -> None:
@@ -506,7 +506,7 @@ class Fitness:
         return tuple(name for name in CHECKS if name not in with_findings | self.unchecked.keys())
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """The verdict as text, with the number of checks made."""
         without, total = len(self.unchecked), len(CHECKS)
         if self.verdict == "not known":

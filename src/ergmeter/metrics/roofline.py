@@ -79,7 +79,7 @@ def roofline(evidence: Evidence) -> Roofline:
     bytes_per_s = moved.value * peak.bandwidth_bytes_per_s
     if bytes_per_s <= 0:
         raise NotMeasurable("the hardware counters read 0 bytes moved in device memory")
-    note = f"bytes by hardware counters; work: {work.note}; roof: {peak.said}"
+    note = f"bytes by hardware counters; work: {work.note}; roof: {peak.text}"
     return Roofline(peak, peak.bandwidth_bytes_per_s, work.value, bytes_per_s, note)
 
 

@@ -98,7 +98,9 @@ def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
         if mark.name in _NOTE_OF_MARK and (mark.name, mark.detail) not in of_lines:
             remarks.append(_NOTE_OF_MARK[mark.name].format(mark.detail))
     remarks += [f"the training {diverged}"] if diverged else []
-    remarks += [f"alert: {alert.said}" for alert in noted_alerts(run, _ranks_of_writers(evidence))]
+    remarks += [
+        f"alert: {alert.with_ranks}" for alert in noted_alerts(run, _ranks_of_writers(evidence))
+    ]
     remarks += _unused(evidence)
     remarks += _impossible(readings)
     remarks += _mfu(evidence, readings)

@@ -56,8 +56,8 @@ def test_a_row_is_whole_and_plausible(row: GridIntensity) -> None:
     # Hydro alone is about 24 g over its life, lignite burnt badly about 1300.
     assert 20 <= row.g_per_kwh <= 1400
     assert 2022 <= row.year <= 2024
-    assert row.source.title in row.said
-    assert str(row.year) in row.said
+    assert row.source.title in row.text
+    assert str(row.year) in row.text
     assert all(name == name.strip() and name for name in row.names)
 
 

@@ -275,7 +275,7 @@ def test_without_sensors_nobody_knows_whether_it_is_fit(tmp_path: Path) -> None:
     """8 of the 17 checks are of accelerators; what held their clock down is one of the decisive."""
     found = checked(run_of(tmp_path / "run", steps=even_steps(40, tokens_computed=10)))
     assert (found.verdict, found.is_fit) == ("not known", False)
-    assert found.said == "not known: 8 of 17 checks could not be made, throttling among them"
+    assert found.text == "not known: 8 of 17 checks could not be made, throttling among them"
     assert set(found.passed) == {
         *("ranks", "record", "window", "warm_up", "noise"),
         *("stalls", "pauses", "stragglers", "memory"),
@@ -286,13 +286,13 @@ def test_a_run_of_too_few_steps_to_tell_its_noise_is_not_fit_for_that(tmp_path: 
     found = checked(run_of(tmp_path / "run", steps=even_steps(2, tokens_computed=10)))
     assert found.verdict == "not fit"
     assert set(found.undecided) == {"noise", "throttling"}
-    assert found.said == (f"not fit to be compared ({17 - len(found.unchecked)} of 17 checks made)")
+    assert found.text == (f"not fit to be compared ({17 - len(found.unchecked)} of 17 checks made)")
 
 
 def test_a_verdict_says_how_many_checks_it_rests_on(tmp_path: Path) -> None:
-    assert checked(made(tmp_path / "a")).said == "fit to be compared (16 of 17 checks made)"
+    assert checked(made(tmp_path / "a")).text == "fit to be compared (16 of 17 checks made)"
     recorded = checked(replayed(tmp_path / "b", "full_bf16_1b"), warmup_steps=1)
-    assert recorded.said == "fit to be compared (15 of 17 checks made)"
+    assert recorded.text == "fit to be compared (15 of 17 checks made)"
 
 
 def test_the_command_says_not_known_and_does_not_fail(
@@ -352,13 +352,13 @@ def test_a_check_that_failed_is_not_one_without_data(
 
     run = run_of(tmp_path / "run", steps=even_steps(40, tokens_computed=10))
     monkeypatch.setitem(CHECKS, "noise", broken)
-    said = checked(run).said
+    said = checked(run).text
     assert said == (
         "not known: 8 of 17 checks could not be made and 1 of 17 checks failed, noise, throttling"
         " among them"
     )
     only = made(tmp_path / "quiet")
-    assert checked(only).said == (
+    assert checked(only).text == (
         "not known: 1 of 17 checks could not be made and 1 of 17 checks failed, noise among them"
     )
 

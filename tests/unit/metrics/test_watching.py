@@ -347,7 +347,7 @@ def test_a_loss_that_several_ranks_lose_is_one_alert_with_the_ranks(
     add_writer(run, steps=even_steps(20, rank=2, loss=2.0), header={"clock": CLOCK})
     with watched(run, rules=["loss nan"]) as watching:
         (alert,) = watching.look(totals=False).alerts
-    assert alert.said == "loss nan: loss nan at step 6 (3 ranks: 0, 1, 3)"
+    assert alert.with_ranks == "loss nan: loss nan at step 6 (3 ranks: 0, 1, 3)"
     assert alert.was_told is told
     notes = [one for one in summarize(Run.open(run)).notes if one.startswith("alert")]
     assert notes == (["alert: loss nan: loss nan at step 6 (3 ranks: 0, 1, 3)"] if told else [])
@@ -362,7 +362,10 @@ def test_the_ranks_of_what_somebody_told_who_watches_all_are_seen_now(tmp_path: 
     add_writer(run, marks=twice, stream="output", header={"clock": CLOCK})
     with watched(run, rules=["loss nan"]) as watching:
         (alert,) = watching.look(totals=False).alerts
-    assert (alert.said, alert.was_told) == ("loss nan: loss nan at step 6 (2 ranks: 0, 2)", True)
+    assert (alert.with_ranks, alert.was_told) == (
+        "loss nan: loss nan at step 6 (2 ranks: 0, 2)",
+        True,
+    )
 
 
 def test_one_rank_of_several_is_named_and_one_that_falls_again_is_another_alert(
@@ -375,7 +378,7 @@ def test_one_rank_of_several_is_named_and_one_that_falls_again_is_another_alert(
     again["marks"].append(Mark(13 * S, "alert", "loss nan: loss inf at step 12"))
     add_writer(run, **again)
     with watched(run, rules=["loss nan"]) as watching:
-        said = [one.said for one in watching.look(totals=False).alerts]
+        said = [one.with_ranks for one in watching.look(totals=False).alerts]
     assert said == [
         "loss nan: loss nan at step 6 (rank 1)",
         "loss nan: loss inf at step 12 (rank 1)",

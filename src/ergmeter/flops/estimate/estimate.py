@@ -548,7 +548,7 @@ def _step(flops: Flops, plan: TrainingPlan, peak: Peak | Missing) -> Reading | M
     seconds = flops.model_per_step / (plan.mfu * plan.devices * peak.flops_per_s)
     note = (
         f"{scaled(flops.model_per_step, 'FLOP')} of the model ({flops.convention}) at MFU"
-        f" {plan.mfu:g} ({plan.mfu_source}) on {plan.devices} x {peak.said}"
+        f" {plan.mfu:g} ({plan.mfu_source}) on {plan.devices} x {peak.text}"
     )
     return Reading(seconds, "s", "assumed", note=note)
 

@@ -122,7 +122,7 @@ def _mean(evidence: Evidence, table: str, name: str) -> Reading:
     each = f", mean of {count} devices" if count > 1 else ""
     note = (
         f"of {scaled(value, rates[0].unit)} held in {what} for {significant(rates[0].window_s, 2)}"
-        f" s{each} ({'; '.join(dict.fromkeys(calibration.said for _, calibration in calibrated))})"
+        f" s{each} ({'; '.join(dict.fromkeys(calibration.text for _, calibration in calibrated))})"
     )
     caveats = [*differences(calibrated), *_caveats(calibrated, rates)]
     return Reading(

@@ -114,7 +114,7 @@ def compute_results(
         each,
         peak.flops_per_s,
         f"{_bound(chosen)}{chosen.convention}{_attention(chosen)}{_declared_note(chosen)}"
-        f"{_spread(flops, rate=rate, peak=peak)}; of {peak.said}; {over}",
+        f"{_spread(flops, rate=rate, peak=peak)}; of {peak.text}; {over}",
     )
     results[MFU] = mfu = _BY_KEY[MFU].checked(mfu)
     results[HFU] = _hfu(chosen, rate, each, share, peak)
@@ -284,7 +284,7 @@ def _all_work(chosen: Flops, rate: TokenRate, each: float, share: _Share, peak: 
     total = sum(parts.values())
     shares = ", ".join(f"{name} {percent(part / total)}" for name, part in parts.items() if part)
     bound = f"a lower bound, as these were not counted: {'; '.join(missing)}. " if missing else ""
-    reading = share(peak, each * total, peak.flops_per_s, f"{bound}{shares}; of {peak.said}")
+    reading = share(peak, each * total, peak.flops_per_s, f"{bound}{shares}; of {peak.text}")
     return _BY_KEY[ALL_WORK].checked(reading)
 
 
@@ -304,7 +304,7 @@ def _hfu(chosen: Flops, rate: TokenRate, each: float, share: _Share, peak: Peak)
         else f"equals MFU, {_nothing_twice(chosen)}, {source}"
     )
     note = f"{_bound(chosen)}{note}"
-    reading = share(peak, each * ratio, peak.flops_per_s, f"{note}; of {peak.said}")
+    reading = share(peak, each * ratio, peak.flops_per_s, f"{note}; of {peak.text}")
     return _BY_KEY[HFU].checked(replace(reading, basis="assumed") if is_assumed else reading)
 
 

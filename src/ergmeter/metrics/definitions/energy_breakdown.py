@@ -289,7 +289,7 @@ def _as_calibrated(device: Device) -> tuple[float, str, Basis]:
             f"the calibration of {device.id} has {watts:.4g} W, not at rest: when calibrated,"
             f" {'; '.join(calibration.remarks)}; run `erg calibrate` while no other program runs"
         )
-    note = "; ".join([*differences([(device, calibration)]), f"as {calibration.said}"])
+    note = "; ".join([*differences([(device, calibration)]), f"as {calibration.text}"])
     return float(watts), note, "measured"
 
 

@@ -38,7 +38,7 @@ class Peak:
     bandwidth_source: str = ""
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """The peak as text, with its source."""
         kind = f" dense {self.dtype}" if self.dtype else ""
         _, is_part, part = self.device.partition(", one ")  # of its two GCDs, NeuronCore, chip

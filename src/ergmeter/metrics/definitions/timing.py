@@ -73,7 +73,7 @@ class Straggler:
     by_frac: float
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """The straggler as a sentence."""
         way = {
             "late": "comes {} later to each step than the median rank, which waits for it",
@@ -122,7 +122,7 @@ def spread_frac(evidence: Evidence) -> Reading:
     worst = pace.straggler()
     fastest, slowest = float(pace.in_step_s.min()), float(pace.in_step_s.max())
     note = (
-        f"{worst.said}; median time in a step by rank {duration(fastest)} to {duration(slowest)},"
+        f"{worst.text}; median time in a step by rank {duration(fastest)} to {duration(slowest)},"
         f" {len(pace.ranks)} ranks; {evidence.window_note}"
     )
     return Reading(worst.by_frac, "frac", "measured", note=note)

@@ -52,7 +52,7 @@ def remarks(
         )
     if straggler is not None and straggler.by_frac > STRAGGLING_FRAC:
         lines.append(
-            f"{straggler.said}: up to {percent(straggler.by_frac)} of each step; it is part of the"
+            f"{straggler.text}: up to {percent(straggler.by_frac)} of each step; it is part of the"
             " blocks above, which do not tell it apart"
         )
     lines += contradictions

@@ -224,7 +224,7 @@ class NotedAlert:
     ranks: tuple[int, ...] = field(default=(), compare=False)
 
     @property
-    def said(self) -> str:
+    def with_ranks(self) -> str:
         """The text with the ranks."""
         if not self.ranks:
             return self.text

@@ -129,7 +129,7 @@ def _totals(overview: Overview) -> Text:
 
 def lines(overview: Overview) -> list[tuple[str, ...]]:
     """Return a line for each configuration, with the columns of HEADS."""
-    return [_line(rows, overview.shown) for rows in overview.groups.values()]
+    return [_line(rows, overview.shown_columns) for rows in overview.groups.values()]
 
 
 def _line(rows: Sequence[Mapping[str, Any]], settings: Sequence[str]) -> tuple[str, ...]:

@@ -65,7 +65,7 @@ def calibration_page(calibration: Calibration) -> RenderableType:
     """Render rates with spread and share of peak, then sensors, then the rest."""
     parts: list[RenderableType] = [
         Text.assemble(
-            (calibration.name, "bold"), (f"  [{calibration.device}]  {calibration.said}", "dim")
+            (calibration.name, "bold"), (f"  [{calibration.device}]  {calibration.text}", "dim")
         )
     ]
     rows = [

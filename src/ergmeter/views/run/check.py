@@ -89,7 +89,7 @@ def _numbers(part: JobRun) -> str:
     """Return the first and last step number, counted from 1."""
     try:
         first = part.first_step()
-        return f"{first + 1} to {first + part.kept(None)[0]}"
+        return f"{first + 1} to {first + part.kept_steps(None)[0]}"
     except NotMeasurable:
         return "-"
 
@@ -104,7 +104,7 @@ def check_page(run: Run, fitness: Fitness, *, is_alone: bool = True) -> Renderab
     Several runs are named by directory: runs of one script share a name.
     """
     name = run.name if is_alone else run.path.resolve().name
-    verdict = (fitness.said, _COLOURS[fitness.verdict])
+    verdict = (fitness.text, _COLOURS[fitness.verdict])
     parts: list[RenderableType] = [
         Text.assemble((name, "bold"), ": ", verdict, (f"  {fitness.window}", "dim"))
     ]
@@ -131,7 +131,7 @@ def check_document(run: Run, fitness: Fitness) -> dict[str, Any]:
         "run": str(run.path),
         "is_fit": fitness.is_fit,
         "verdict": fitness.verdict,
-        "said": fitness.said,
+        "said": fitness.text,
         "checks": {
             "all": len(CHECKS),
             "made": len(CHECKS) - len(fitness.unchecked),

@@ -199,7 +199,7 @@ def _kind(flops: Sequence[Flops]) -> str | None:
 
 def _source_link(source: str | None) -> str | None:
     """Return the name of the declared grid."""
-    return next((row.name for row in grids() if row.said == source), None)
+    return next((row.name for row in grids() if row.text == source), None)
 
 
 def _hardware(of: Sources) -> str:

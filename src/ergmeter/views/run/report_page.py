@@ -380,7 +380,7 @@ def _findings(evidence: Evidence) -> str:
     rest = reasons(unchecked, evidence.run, word="Not checked")
     listed = f'<ul class="findings">{items}</ul>' if items else ""
     passed = f'<p class="dim">Nothing found: {text(", ".join(fine))}.</p>' if fine else ""
-    return f"<p><strong>{text(verdict.said.capitalize())}.</strong></p>{listed}{passed}{rest}"
+    return f"<p><strong>{text(verdict.text.capitalize())}.</strong></p>{listed}{passed}{rest}"
 
 
 def _every_metric(summary: Summary) -> str:

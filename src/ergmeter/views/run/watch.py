@@ -97,7 +97,7 @@ def line(frame: LiveFrame) -> str:
 def alert_line(frame: LiveFrame, number: int) -> str:
     """Return an alert as one line."""
     alert = frame.alerts[number]
-    return f"{_clock(frame, alert.t_ns)} alert: {printable(alert.said)}"
+    return f"{_clock(frame, alert.t_ns)} alert: {printable(alert.with_ranks)}"
 
 
 def _head(frame: LiveFrame) -> list[Text]:
@@ -265,7 +265,9 @@ def _alerts(frame: LiveFrame, room: int) -> list[RenderableType]:
     for alert in frame.alerts[-room:]:
         when = _clock(frame, alert.t_ns)
         timing = "" if alert.was_told else "  (seen now, not told during the run)"
-        parts.append(Text.assemble((f"{when} ! ", "red"), printable(alert.said), (timing, "dim")))
+        parts.append(
+            Text.assemble((f"{when} ! ", "red"), printable(alert.with_ranks), (timing, "dim"))
+        )
     unjudged = [f"{rule} ({why})" for rule, why in frame.unjudged.items()]
     if unjudged:
         parts.append(Text(f"not judged: {printable('; '.join(unjudged))}", "dim"))

@@ -77,7 +77,7 @@ def checks(fact: str, expected: str, make: Maker, **settings: Any) -> Case:
         found = fitness(evidence_of(make(folder / "run"), Settings(**settings)))
         findings = [f"{one.check}: {one.seen}: {one.effect}" for one in found.findings]
         unchecked = [f"{name}: {why}" for name, why in found.unchecked.items()]
-        return [*findings, *unchecked, found.said]
+        return [*findings, *unchecked, found.text]
 
     return Case(fact, texts, expected)
 
