@@ -23,8 +23,8 @@ from ergmeter.bench.results import FROM_RUN, collect
 from ergmeter.bench.tables import as_table
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.metrics.evidence.window import TRAINING, UNBROKEN
+from ergmeter.stats.intervals import cdf, factor
 from ergmeter.stats.ratio import contrast, mean
-from ergmeter.stats.student_t import cdf, factor
 from ergmeter.units import duration, scaled, significant
 
 if TYPE_CHECKING:

@@ -28,9 +28,9 @@ from ergmeter.flops.families.vision_towers import (
     language_alone,
     vision_language_graph,
 )
-from ergmeter.flops.graph.activation_traits import traits
 from ergmeter.flops.graph.decoder import decoder_graph
 from ergmeter.flops.graph.heads import with_head
+from ergmeter.flops.graph.layers import traits
 
 if TYPE_CHECKING:
     from ergmeter.flops.families.vision_towers import ImageSize

@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 
 from ergmeter.errors import UsageError
-from ergmeter.stats.student_t import factor, spread_bounds, tail_probability
+from ergmeter.stats.intervals import factor, spread_bounds, tail_probability
 
 POWER = 0.8  # the usual value: four of five repetitions of the experiment show the effect
 _MOST = 1000

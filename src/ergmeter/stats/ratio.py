@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.stats.student_t import factor
+from ergmeter.stats.intervals import factor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.stats.intervals import cdf, factor, quantile, spread_bounds, tail_probability
 from ergmeter.stats.ratio import PAIRED, WELCH, contrast, mean
-from ergmeter.stats.student_t import cdf, factor, quantile, spread_bounds, tail_probability
 
 AMOUNTS = st.lists(st.floats(0.01, 1e6), min_size=2, max_size=6)
 

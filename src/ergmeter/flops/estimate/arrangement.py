@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from ergmeter.flops.batch import Batch
     from ergmeter.flops.estimate.storage import StoredType
-    from ergmeter.flops.graph.activation_traits import ActivationTraits
     from ergmeter.flops.graph.graph import Graph, Node, Trainable
+    from ergmeter.flops.graph.layers import ActivationTraits
     from ergmeter.flops.work import TrainedParts
 
 # Optimizers and quantisation: bytes per parameter.

@@ -34,8 +34,8 @@ from ergmeter.flops.estimate.arrangement import (
     precision,
 )
 from ergmeter.flops.estimate.saved_activations import LayerBackward, LayerPeak, SavedTensors
-from ergmeter.flops.graph.activation_traits import code_traits
 from ergmeter.flops.graph.graph import Attention, Fold, Linear
+from ergmeter.flops.graph.layers import code_traits
 from ergmeter.flops.work import TrainedParts, trained_graph
 from ergmeter.units import scaled
 

@@ -30,7 +30,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ergmeter.flops.estimate.arrangement import FP32, is_masked, is_math, is_written_out
-from ergmeter.flops.graph.activation_traits import code_traits
 from ergmeter.flops.graph.graph import (
     Attention,
     Convolution,
@@ -40,6 +39,7 @@ from ergmeter.flops.graph.graph import (
     gradients,
     trained_nodes,
 )
+from ergmeter.flops.graph.layers import code_traits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
