@@ -1,13 +1,17 @@
 """The plain-Python parser of computations, and the types that every parser returns.
 
-A parser returns the ids of a computation as a list, and only the instructions that matter one by
-one. The plain one parses every field of every instruction, so that damage is found wherever it is,
-with its offset. The other readers are faster, and pass it what they can't read.
+An object for each instruction takes longer than parsing it. So a parser returns columns (opcodes
+and ids of a computation) and only the instructions that matter one by one.
+
+Every field of every instruction is checked, so that damage is found wherever it is. Unusual
+instructions are left to `message`, which reports the offset of the damage.
 """
 
 from __future__ import annotations
 
-from functools import partial
+import re
+import sys
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from ergmeter.hlo.module import (
@@ -49,7 +53,39 @@ if TYPE_CHECKING:
 
     from ergmeter.hlo.module import Computation
 
-_INSTRUCTION_TAG = COMPUTATION_INSTRUCTION << 3 | 2
+_INSTRUCTION_TAG, _OPCODE_TAG, _SHAPE_TAG = (
+    number << 3 | 2 for number in (COMPUTATION_INSTRUCTION, OPCODE, SHAPE)
+)
+_SHORT_TAGS = frozenset(number << 3 | 2 for number in range(1, 16))
+_COLUMNS = frozenset([OPCODE, SHAPE, ID, OPERAND_IDS, CALLED_IDS])
+
+
+def _lists() -> bytes:
+    """A pattern for a packed list of up to 35 bytes, which is five ids of an optimised module.
+
+    The last byte ends a number; none has more than ten bytes.
+    """
+    kinds = [rb"\x00"]
+    for size in range(1, 36):
+        no_longer = rb"(?!.{0,%d}[\x80-\xff]{10})" % (size - 10) if size > 10 else b""
+        kinds.append(rb"\x%02x%s.{%d}[\x00-\x7f]" % (size, no_longer, size - 1))
+    return rb"(?:" + rb"|".join(kinds) + rb")"
+
+
+@lru_cache(maxsize=1)
+def _end() -> re.Pattern[bytes]:
+    """A pattern of the end of nearly every instruction.
+
+    With its id, the ids of operands and callees, and two empty messages (frontend attributes and
+    statistics). Compiled when it is first needed, since that takes as long as a file.
+    """
+    parts = (
+        rb"\x98\x02([\x80-\xff]{0,8}[\x00-\x7f])",
+        rb"(?:\xa2\x02%s)?" % _lists(),
+        rb"(?:\xb2\x02%s)?" % _lists(),
+        rb"(?:\xa2\x04\x00)?(?:\x92\x05\x00)?",
+    )
+    return re.compile(b"".join(parts), re.DOTALL)
 
 
 class InstructionLine(Protocol):
@@ -211,15 +247,11 @@ class PlainParser:
         """Parses the computations at these spans."""
         for where in places:
             framed = frames(data, *where)
+            opcodes, ids, shapes = _columns(data, framed)
             noted = NotedInstructions()
-            ids: list[int] = []
-            shapes: list[bytes] = []
-            for number, (start, end) in enumerate(zip(framed.starts, framed.ends, strict=True)):
-                line = plain_line(data, start, end)
-                ids.append(line.id)
-                shapes.append(line.shape)
-                if line.opcode not in QUIET_OPCODES:
-                    noted.add(number, line.opcode, line)
+            for number, opcode in enumerate(opcodes):
+                if opcode not in QUIET_OPCODES:
+                    noted.add(number, opcode, framed.line(data, number))
             own = *own_fields(data, framed), len(ids)
             yield Parsed(*own, noted, ids, True, partial(_by_number, shapes), framed)
 
@@ -279,3 +311,57 @@ def frames(data: Buffer, start: int, end: int) -> Frames:
     if at != end:
         raise Malformed("a field longer than what holds it", last)
     return Frames(starts, ends, others)
+
+
+def _columns(data: Buffer, framed: Frames) -> tuple[list[bytes], list[int], list[bytes]]:
+    """The opcode, the id and the shape of each instruction."""
+    opcodes: list[bytes] = []
+    ids: list[int] = []
+    shapes: list[bytes] = []
+    high, ended, short_tags = _High(), _end().match, _SHORT_TAGS
+    for start, end in zip(framed.starts, framed.ends, strict=True):
+        at, member = start, 0
+        opcode = shape = b""
+        try:
+            while at < end:
+                tag, size = data[at], data[at + 1]
+                if tag in short_tags and size < 0x80:
+                    at += 2
+                    if tag == _OPCODE_TAG:
+                        opcode = data[at : at + size]
+                    elif tag == _SHAPE_TAG:
+                        shape = data[at : at + size]
+                    at += size
+                elif match := ended(data, at, end):
+                    at = match.end()
+                    raw = int.from_bytes(match[1], "little")
+                    member = (raw & 0x7F | raw >> 1 & 0x3F80) + high[raw >> 16]
+                else:
+                    at = _past_other(data, at)
+        except IndexError:
+            at = -1
+        if at != end:
+            line = plain_line(data, start, end)
+            opcode, member, shape = line.opcode, line.id, line.shape
+        opcodes.append(opcode)
+        ids.append(member)
+        shapes.append(shape)
+    return opcodes, ids, shapes
+
+
+def _past_other(data: Buffer, at: int) -> int:
+    """The end of a field that is in no column; sys.maxsize for one that is."""
+    number, _, after = field(data, at)
+    return sys.maxsize if number in _COLUMNS else after
+
+
+class _High(dict[int, int]):
+    """Caches the value of a varint's bytes from the third on; most ids share them."""
+
+    def __missing__(self, raw: int) -> int:
+        value, shift, rest = 0, 14, raw
+        while rest:
+            value |= (rest & 0x7F) << shift
+            rest, shift = rest >> 8, shift + 7
+        self[raw] = value
+        return value
