@@ -15,7 +15,7 @@ import sys
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.runlog.identity import started_s
+from ergmeter.runlog.liveness import started_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

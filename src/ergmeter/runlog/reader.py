@@ -20,7 +20,7 @@ from ergmeter.errors import FormatError, UsageError
 from ergmeter.records import COLUMN_KINDS, Device, Flops, Mark, Reported, Window
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.format import WriterLog, run_header, training_of, writer_header
-from ergmeter.runlog.identity import is_alive
+from ergmeter.runlog.liveness import is_alive
 from ergmeter.runlog.segments import (
     FEW_STEPS,
     Segment,

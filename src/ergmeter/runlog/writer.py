@@ -25,7 +25,7 @@ from ergmeter.errors import UsageError
 from ergmeter.records import COLUMN_KINDS, Device, Mark, Reported, Sample, Step
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.dropped import DroppedSteps
-from ergmeter.runlog.identity import is_alive
+from ergmeter.runlog.liveness import is_alive
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -34,7 +34,7 @@ from ergmeter.bench.execute.outcome import (
 )
 from ergmeter.bench.plan.cells import BenchPlan, Cell
 from ergmeter.errors import ErgmeterError, FormatError
-from ergmeter.runlog.identity import boot_id, started_s
+from ergmeter.runlog.liveness import boot_id, started_s
 
 if TYPE_CHECKING:
     from types import TracebackType

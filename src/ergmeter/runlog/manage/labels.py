@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.format import WriterLog, run_paths
-from ergmeter.runlog.identity import boot_id, is_alive, started_s
+from ergmeter.runlog.liveness import boot_id, is_alive, started_s
 from ergmeter.runlog.reader import Run
 
 if TYPE_CHECKING:
