@@ -14,9 +14,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from ergmeter.atomic_write import write_text
 from ergmeter.bench.execute import nvidia_smi_logger
 from ergmeter.bench.execute.state import RESULTS, json_number, write_json
 from ergmeter.bench.memory import (
@@ -586,9 +587,5 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _keep(path: Path, row: Mapping[str, Any]) -> None:
     """A reader may have no right to write there, and two may come at once."""
-    beside = path.with_suffix(f".{os.getpid()}")
-    try:
-        beside.write_text(json.dumps(row), encoding="utf-8")
-        beside.replace(path)
-    except OSError:
-        beside.unlink(missing_ok=True)
+    with suppress(OSError):
+        write_text(path, json.dumps(row))

@@ -14,10 +14,10 @@ import dataclasses
 import json
 import os
 import re
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ergmeter.atomic_write import write_text
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.units import significant
 
@@ -209,13 +209,7 @@ def save_calibration(calibration: Calibration, *, folder: Path | None = None) ->
         )
     path = calibration_path(calibration.device, folder)
     folder.mkdir(parents=True, exist_ok=True)
-    staging = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        staging.write_text(json.dumps(calibration.as_json(), indent=1, allow_nan=False) + "\n")
-        staging.replace(path)
-    except OSError:
-        staging.unlink(missing_ok=True)
-        raise
+    write_text(path, json.dumps(calibration.as_json(), indent=1, allow_nan=False) + "\n")
     return path
 
 

@@ -19,6 +19,7 @@ from importlib.util import source_hash
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ergmeter.atomic_write import write_text
 from ergmeter.errors import ErgmeterError, UsageError
 from ergmeter.hlo.calls import Kernel
 from ergmeter.hlo.compiled import cache_directory
@@ -81,9 +82,7 @@ class Memo:
         target = self._entry_path(path)
         with suppress(OSError):
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            part = target.with_name(f"{target.name}.{os.getpid()}")
-            part.write_text(json.dumps({"key": key, "count": asdict(count)}))
-            part.replace(target)
+            write_text(target, json.dumps({"key": key, "count": asdict(count)}))
 
     def _entry_path(self, path: Path) -> Path:
         name = source_hash(os.fsencode(path.absolute())).hex()

@@ -21,6 +21,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ergmeter.atomic_write import replacing, write_text
 from ergmeter.errors import UsageError
 from ergmeter.records import COLUMN_KINDS, Device, Mark, Reported, Sample, Step
 from ergmeter.runlog import format as fmt
@@ -152,9 +153,7 @@ def amend_header(directory: Path, **facts: Any) -> None:  # noqa: ANN401  anythi
     """Add to the header of a writer whose process has ended. The header is replaced whole."""
     path = directory / fmt.WRITER_FILE
     header = {**json.loads(path.read_text()), **facts}
-    staging = directory / f".{fmt.WRITER_FILE}"
-    staging.write_text(json.dumps(header, indent=1) + "\n")
-    staging.replace(path)
+    write_text(path, json.dumps(header, indent=1) + "\n")
 
 
 class _Messages:
@@ -381,13 +380,8 @@ def _rows(dropped: DroppedSteps) -> int:
 def to_parquet(live: Path) -> Path:
     """Rewrite a finished stream as Parquet, then remove it. Killed between, both are whole."""
     full = live.with_suffix(fmt.FULL)
-    staging = full.with_name(f".{full.name}")
-    try:
-        _rewrite(live, staging)
-        staging.replace(full)
-    except OSError:
-        staging.unlink(missing_ok=True)
-        raise
+    with replacing(full) as part:
+        _rewrite(live, part)
     live.unlink()
     return full
 

@@ -555,7 +555,7 @@ def test_a_kept_result_costs_next_to_nothing_and_keeps_no_model_alive() -> None:
 
 
 def test_no_more_results_are_kept_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_KEPT", 2)
+    monkeypatch.setattr(module, "_CACHE_SIZE", 2)
     layer = nn.Linear(2, 2)
     for rows in range(1, 5):
         count(layer, inputs=(torch.zeros(rows, 2),))

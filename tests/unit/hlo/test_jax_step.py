@@ -26,19 +26,19 @@ class Lowered:
 
 
 def test_a_sharded_step_counts_for_all_devices() -> None:
-    (flops,), why = jax_loop._counted(Lowered("pjit.unopt"))
+    (flops,), why = jax_loop._lowered_flops(Lowered("pjit.unopt"))
     assert (flops.model_per_step, why) == (2 * 64 * 32 * 16, "")
 
 
 @pytest.mark.parametrize("name", ["shard_map.unopt", "shard_map_gspmd.unopt"])
 def test_a_step_in_shard_map_is_refused_with_the_reason(name: str) -> None:
-    found, why = jax_loop._counted(Lowered(name))
+    found, why = jax_loop._lowered_flops(Lowered(name))
     assert found == ()
     assert why.startswith("products inside shard_map have one device's shapes")
 
 
 def test_an_upper_bound_and_what_is_left_out_are_assumptions() -> None:
-    (flops,), _ = jax_loop._counted(Lowered("cond_uneven.unopt"))
+    (flops,), _ = jax_loop._lowered_flops(Lowered("cond_uneven.unopt"))
     assert "of a conditional the costliest branch: at most" in flops.assumptions
-    (flops,), _ = jax_loop._counted(Lowered("cholesky_native.unopt"))
+    (flops,), _ = jax_loop._lowered_flops(Lowered("cholesky_native.unopt"))
     assert "cholesky, triangular-solve: not counted, no matrix products" in flops.assumptions

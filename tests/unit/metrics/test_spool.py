@@ -42,7 +42,7 @@ def low(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def lowered() -> None:
         monkeypatch.setattr(steps, "MAX_ROWS", 10)
-        monkeypatch.setattr(streaming_quantile, "HELD", 10)
+        monkeypatch.setattr(streaming_quantile, "IN_MEMORY", 10)
         monkeypatch.setattr(streaming_quantile, "_SAMPLE", 40)
 
     return lowered

@@ -13,7 +13,6 @@ import fcntl
 import json
 import math
 import os
-import secrets
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from ergmeter.atomic_write import write_text
 from ergmeter.bench.execute.outcome import (
     FINAL,
     CellOutcome,
@@ -221,10 +221,7 @@ def directory_of(out: Path, cell: Cell) -> Path:
 
 def write_json(path: Path, value: object, *, indent: int | None = 1) -> None:
     """Replace a file whole: a reader sees the old one or the new one."""
-    text = json.dumps(value, indent=indent, allow_nan=False) + "\n"
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    write_text(path, json.dumps(value, indent=indent, allow_nan=False) + "\n")
 
 
 def json_number(value: object) -> object:

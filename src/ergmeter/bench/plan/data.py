@@ -19,12 +19,12 @@ import importlib
 import json
 import os
 import re
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ergmeter.atomic_write import replacing
 from ergmeter.bench.plan.cells import BenchPlan
 from ergmeter.errors import FormatError, PluginError, UsageError
 
@@ -317,16 +317,12 @@ def _rows(wanted: DataJob) -> Iterator[dict[str, Any]]:
 
 def _write(path: Path, rows: Iterator[dict[str, Any]]) -> int:
     """A line for each, whole or not at all: where there are no locks, two at once do no harm."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     number = 0
-    try:
-        with beside.open("w", encoding="utf-8") as file:
+    with replacing(path) as part:
+        with part.open("w", encoding="utf-8") as file:
             for row in rows:
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 number += 1
         if not number:
             raise FormatError(f"the data for {path.name} holds no example")
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
     return number

@@ -18,6 +18,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
+from ergmeter.atomic_write import replacing
 from ergmeter.errors import ErgmeterError
 from ergmeter.integrations.batches import Counts
 from ergmeter.integrations.guard import Guarded, guarded, reason_of, warn_once
@@ -147,8 +148,7 @@ class TrainingLog(Guarded):
         if self._steps is None:
             self._steps = self._opened()
         self._flush()
-        temporary = self.path.with_name(f".{self.path.name}.whole")
-        with temporary.open("w", encoding="utf-8") as out:
+        with replacing(self.path) as part, part.open("w", encoding="utf-8") as out:
             out.write('{\n"step_logs": [')
             with self.steps_path.open(encoding="utf-8") as lines:
                 first = lines.readline()
@@ -159,7 +159,6 @@ class TrainingLog(Guarded):
             out.write(
                 f'\n],\n"epoch_logs": [\n{epochs}\n],\n"total_training_time": {total_s}\n}}\n'
             )
-        temporary.replace(self.path)
         self._saved = self._count
 
     @guarded

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ergmeter.atomic_write import write_text
 from ergmeter.errors import NotMeasurable
 from ergmeter.flops.counted.op_totals import CallFlops
 from ergmeter.records import Flops, WorkPart
@@ -439,9 +440,9 @@ def files(folder: Path) -> tuple[dict[str, Any], tuple[bytes, ...]]:
 
 def answer(folder: Path, counted: Sequence[Sequence[CallFlops]]) -> None:
     """Write what was counted."""
-    staging = folder / f".{RESULT}"
-    staging.write_text(json.dumps([[asdict(flops) for flops in group] for group in counted]))
-    staging.rename(folder / RESULT)
+    write_text(
+        folder / RESULT, json.dumps([[asdict(flops) for flops in group] for group in counted])
+    )
 
 
 def _environment() -> dict[str, str]:

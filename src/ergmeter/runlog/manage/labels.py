@@ -23,6 +23,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ergmeter.atomic_write import write_text
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.format import WriterLog, run_paths
@@ -107,9 +108,7 @@ def _write_labels(run: Path, labels: Labels) -> Labels:
         "tags": labels.tags,
         "notes": [{"at": at, "text": text} for at, text in labels.notes],
     }
-    staging = run / f".{LABELS_FILE}.{secrets.token_hex(4)}"
-    staging.write_text(json.dumps(content, indent=1) + "\n")
-    staging.replace(run / LABELS_FILE)
+    write_text(run / LABELS_FILE, json.dumps(content, indent=1) + "\n")
     return labels
 
 
