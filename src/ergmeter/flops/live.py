@@ -141,13 +141,19 @@ def model_work(model: object, seq_len: int | None) -> tuple[Work, str | None]:
     config = _config(inner.config)
     parameters = unsharded_parameters(model, inner)
     training = _training(parameters)
-    if getattr(inner, "is_gradient_checkpointing", False):
+    if _is_checkpointing(inner):
         training = replace(training, checkpointing="full")
     graph = model_graph(config, architecture=_architecture(inner))
     _check_size(graph, parameters, type(inner).__name__)
     graph = replace(graph, assumptions=(*graph.assumptions, *assumed))
     work = step_work(graph, _sequence(graph, seq_len), training=training)
     return work, dtype_of(parameters)
+
+
+def _is_checkpointing(model: object) -> bool:
+    """True if a model of transformers computes activations again; 5.23 renamed the property."""
+    new = getattr(model, "is_activation_checkpointing", None)
+    return bool(getattr(model, "is_gradient_checkpointing", False) if new is None else new)
 
 
 def _inside(model: Any) -> tuple[Any, tuple[str, ...]]:  # noqa: ANN401  any model
