@@ -476,13 +476,19 @@ def _recorder_of(model: object) -> StepRecorder | None:
 
 
 def _amounts(counts: list[Counts]) -> tuple[int | None, int | None, float]:
-    """Tokens, samples and sequence length of a step, where known."""
+    """Tokens, samples and sequence length of a step, where known.
+
+    The length is weighted by tokens, as `TokenSums.length` is, so that the two can be compared.
+    """
     tokens = [count.computed for count in counts if count.computed is not None]
     samples = [count.samples for count in counts if isinstance(count.samples, int)]
     total = sum(tokens) if counts and len(tokens) == len(counts) else None
-    rows = sum(samples) if counts and len(samples) == len(counts) else None
-    length = max(1.0, total / (rows or len(counts))) if total else 0.0
-    return total, rows, length
+    if not counts or len(samples) < len(counts):
+        return total, None, max(1.0, total / len(counts)) if total else 0.0
+    if not total:
+        return total, sum(samples), 0.0
+    squares = sum(n * n / (rows or 1) for n, rows in zip(tokens, samples, strict=True))
+    return total, sum(samples), max(1.0, squares / total)
 
 
 def _weakly(model: object) -> Callable[[], object]:

@@ -194,6 +194,26 @@ def test_micro_batches_and_evaluation(counted: Callable[..., Counted]) -> None:
     assert found.tokens == [3 * TOKENS] * STEPS
 
 
+def test_micro_batches_of_different_lengths(counted: Callable[..., Counted]) -> None:
+    """Attention goes by the square of a length: one step of 4 and 28 is not one of 16 and 16."""
+    model = NanoGPT()
+    lengths = [(20, 12), (4, 28), (16, 16), (8, 24)]  # the second step is recorded
+
+    def loop() -> None:
+        optimizer = torch.optim.AdamW(model.parameters())
+        for step in lengths:
+            for length in step:
+                model(ids(ROWS, length), ids(ROWS, length))[1].backward()
+            optimizer.step()
+
+    found = counted(loop)
+    assert found.flops is not None
+    rows = [length for step in lengths for length in step]
+    pairs = sum(length * (length + 1) / 2 for length in rows)
+    by_hand = sum(rows) * (LAYERS * 6 * 12 * WIDTH**2 + HEAD) + LAYERS * 12 * WIDTH * pairs
+    assert found.flops.model_per_step * STEPS == pytest.approx(ROWS * by_hand, rel=1e-3)
+
+
 def test_a_compiled_model(counted: Callable[..., Counted]) -> None:
     model = torch.compile(NanoGPT(), backend="eager")
     found = counted(trained(model, loss=nano_loss(model)))  # type: ignore[arg-type]
@@ -350,6 +370,7 @@ def test_labelled_positions_of_all_steps_count(
     assert found.flops is not None
     by_hand = STEPS * BODY_STEP + sum(labels) * HEAD
     assert found.flops.model_per_step * STEPS == pytest.approx(by_hand, rel=1e-9)
+    assert "with the labels of all steps, 1.188 times the recorded step's" in found.note
     steps = Run.open(tmp_path / "run").steps()
     assert steps["tokens_loss"].tolist() == labels
     assert "_compiled_call_impl" not in loss.__dict__
