@@ -87,12 +87,12 @@ def _reported(
     Of a rate that it printed many times the harmonic mean, which is work over time if each was
     printed after as much work; the last one alone may be of any moment.
     """
-    if evidence.is_whole_run:
-        raise NotMeasurable(f"{reason}; printed rates are of steps, not of the whole run")
     rates = [reported for reported in evidence.run.reported() if reported.unit in (unit, also)]
     rates = [rate for rate in rates if not rate.name.startswith(_NOT_TRAINING) and rate.value > 0]
     if not rates:
         raise reason
+    if evidence.is_whole_run:
+        raise NotMeasurable(f"{reason}; printed rates are of steps, not of the whole run")
     name = rates[-1].name
     own = [rate for rate in rates if rate.name == name]
     if name.startswith("train_"):  # the Hugging Face Trainer's, over all so far

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import tests.unit.metrics.reasons as here
-from tests.unit.metrics.reasons.case import Case
+from tests.runs import even_steps, run_of
+from tests.unit.metrics.reasons.case import Case, reason_for
 from tests.unit.metrics.reasons.sources import templates
 
 CASES: Sequence[Case] = [
@@ -49,3 +50,10 @@ def test_every_reason_has_a_run_in_which_it_is_true(texts: dict[str, list[str]])
         if not any(template.matches(text) for text in given)
     ]
     assert not without, "\n".join([f"{len(without)} have none:", *without])
+
+
+@pytest.mark.parametrize("amount", ["tokens", "samples"])
+def test_printed_rates_are_no_reason_where_none_was_printed(tmp_path: Path, amount: str) -> None:
+    run = run_of(tmp_path / "run", steps=even_steps(10))
+    (reason,) = reason_for(f"throughput.whole_run_{amount}_per_s", run)
+    assert "printed" not in reason
