@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.families.llamas import layer_kinds, windows_of
+from ergmeter.flops.families.pieces import layer_kinds, windows_of
 from ergmeter.flops.graph.decoder import EncoderBlock, add_block, biased_attention
 from ergmeter.flops.graph.graph import Attention, Builder, Graph
 from ergmeter.flops.graph.layers import AttentionLayer, Mlp
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.flops.config import ModelConfig
+    from ergmeter.flops.families.pieces import Names
     from ergmeter.flops.graph.graph import Node
 
 
@@ -194,7 +195,6 @@ def _product(
 
 # Families.
 
-Names = tuple[str, ...]
 _LM_HEAD = ("lm_head.dense", "lm_head.decoder")
 
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.flops.config import ModelConfig, quoted_value
 from ergmeter.flops.families import DECODERS
-from ergmeter.flops.families.llamas import qwen2, qwen3_full
-from ergmeter.flops.families.mixtures import qwen3_moe_full
+from ergmeter.flops.families.decoders import QWEN2, QWEN3, QWEN3_MOE
 from ergmeter.flops.graph.decoder import (
     EncoderBlock,
     add_block,
@@ -354,10 +353,10 @@ def _add_projector(b: Builder, projector: Projector, states: list[str], result: 
 
 TEXTS: dict[str, Callable[[ModelConfig], Decoder]] = {
     **DECODERS,
-    "qwen2_vl_text": qwen2,
-    "qwen2_5_vl_text": qwen2,
-    "qwen3_vl_text": qwen3_full,
-    "qwen3_vl_moe_text": qwen3_moe_full,
+    "qwen2_vl_text": QWEN2,
+    "qwen2_5_vl_text": QWEN2,
+    "qwen3_vl_text": QWEN3,
+    "qwen3_vl_moe_text": QWEN3_MOE,
 }
 
 
