@@ -24,32 +24,35 @@ CAPPED_LOGITS = "capped logits"
 SPELLED_OUT = "an activation spelled out"
 KEEPS_RESULT = "an activation that keeps its result"
 
+# Families by a trait of their code, a field of `ActivationTraits`.
+_FAMILIES: dict[str, tuple[str, ...]] = {
+    # They turn a part of each head and join it with the rest, so queries, and with them attention's
+    # result, are laid out in another order than the next matrix wants, which copies it.
+    "joins_heads": (
+        *("gpt_neox", "phi", "phi3", "stablelm", "glm", "glm4", "glm4_moe"),
+        *("deepseek_v2", "deepseek_v3", "kimi_k2"),
+    ),
+    # Elsewhere a norm without parameters stands for none at all.
+    "norms_bare": ("olmo", "nanochat"),
+    # Written out, their softmax is in the scores' own type, and one tensor serves twice.
+    "softmax_as_it_comes": ("gpt2", "gpt_oss", "falcon"),
+    # Written out, they multiply queries and keys in 32 bits.
+    "scores_in_32_bits": ("gptj", "gpt_neo"),
+    # transformers has no sdpa for them.
+    "has_no_sdpa": ("bloom", "gptj", "gpt_neo", "mpt"),
+    # They hand a mask to sdpa whether it is needed or not, and copy keys and values for each head.
+    "is_masked_always": ("falcon",),
+    # Their norms are torch's LayerNorm although they have no bias.
+    "is_layer_norm": ("mpt", "dbrx"),
+    # Their routers multiply in 32 bits, from a copy of what they are given.
+    "routes_in_32_bits": ("deepseek_v2", "deepseek_v3", "glm4_moe", "kimi_k2"),
+    # Extra keys that are no token: transformers has no fused kernel for them.
+    "has_sinks": ("gpt_oss",),
+}
 # They multiply by the scale before they round to 16 bits, so what is scaled is kept in 32.
 _SCALED_IN_32_BITS = ("gemma", "olmo2", "cohere", "gpt_oss")
 # They take the mean off twice, once for the variance, and keep both in 32 bits.
 _CENTRED = ("cohere",)
-# They turn a part of each head and join it with the rest, so queries, and with them attention's
-# result, are laid out in another order than the next matrix wants, which copies it.
-_TURNED_IN_PART = (
-    *("gpt_neox", "phi", "phi3", "stablelm", "glm", "glm4", "glm4_moe"),
-    *("deepseek_v2", "deepseek_v3", "kimi_k2"),
-)
-# Elsewhere a norm without parameters stands for none at all.
-_NORMS_WITHOUT_PARAMETERS = ("olmo", "nanochat")
-# Written out, their softmax is in the scores' own type, and one tensor serves twice.
-_SOFTMAX_AS_IT_COMES = ("gpt2", "gpt_oss", "falcon")
-# Written out, they multiply queries and keys in 32 bits.
-_SCORES_IN_32_BITS = ("gptj", "gpt_neo")
-# transformers has no sdpa for them.
-_WITHOUT_SDPA = ("bloom", "gptj", "gpt_neo", "mpt")
-# They hand a mask to sdpa whether it is needed or not, and copy keys and values for each head.
-_MASKED_ALWAYS = ("falcon",)
-# Their norms are torch's LayerNorm although they have no bias.
-_LAYER_NORMS = ("mpt", "dbrx")
-# Their routers multiply in 32 bits, from a copy of what they are given.
-_ROUTED_IN_32_BITS = ("deepseek_v2", "deepseek_v3", "glm4_moe", "kimi_k2")
-# Extra keys that are no token: transformers has no fused kernel for them.
-_WITH_SINKS = ("gpt_oss",)
 # Clamped before and after: gate, up, both clamped, the sigmoid, and what it makes of the gate.
 _CLAMPED = ("gpt_oss",)
 # Activations that transformers writes in Python: 0.5 x (1 + tanh(...)) and its like. The others
@@ -93,15 +96,7 @@ def code_traits(graph: Graph) -> ActivationTraits:
     return ActivationTraits(
         scales_in_32_bits=family.startswith(_SCALED_IN_32_BITS),
         centres_twice=family.startswith(_CENTRED),
-        joins_heads=family in _TURNED_IN_PART,
-        norms_bare=family in _NORMS_WITHOUT_PARAMETERS,
-        softmax_as_it_comes=family in _SOFTMAX_AS_IT_COMES,
-        scores_in_32_bits=family in _SCORES_IN_32_BITS,
-        is_masked_always=family in _MASKED_ALWAYS,
-        is_layer_norm=family in _LAYER_NORMS,
-        has_no_sdpa=family in _WITHOUT_SDPA,
-        routes_in_32_bits=family in _ROUTED_IN_32_BITS,
-        has_sinks=family in _WITH_SINKS,
+        **{trait: family in families for trait, families in _FAMILIES.items()},
         caps_scores=CAPPED_SCORES in graph.traits,
         caps_logits=CAPPED_LOGITS in graph.traits,
         keeps_result=KEEPS_RESULT in graph.traits,
