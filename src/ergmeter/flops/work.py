@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.flops.analytic import PartFlops, node_pairs, step_flops, total
+from ergmeter.flops.analytic import node_pairs, step_flops, total
 from ergmeter.flops.conventions import CONVENTIONS, EXACT, convention, sizes
 from ergmeter.flops.estimate.storage import ASSUMED
 from ergmeter.flops.graph.adapters import with_adapters
@@ -73,11 +73,7 @@ def _cached(node: Node, sequence: Sequences, batch: Batch) -> tuple[float, float
         before = _cached_keys(work, sequence.past)
         new = min(sequence.new, _cached_keys(work, sequence.past + sequence.new))
         return work.cached * before * sequence.count, work.cached * new * sequence.count
-    state = 0
-    if isinstance(work, Scan):
-        state = work.state
-    elif isinstance(work, Convolution):
-        state = work.channels * (work.width - 1)
+    state = work.state if isinstance(work, Scan | Convolution) else 0
     return (state * sequence.count if sequence.past else 0), state * sequence.count
 
 
@@ -426,15 +422,3 @@ def _sizes(graph: Graph, params: int | None, phase: str) -> tuple[Sizes | None, 
             params_held=params + (model_sizes.params_held - model_sizes.params),
         )
     return model_sizes, ""
-
-
-__all__ = [
-    "PHASES",
-    "PartFlops",
-    "Phase",
-    "TrainedParts",
-    "Work",
-    "step_work",
-    "trained_graph",
-    "writes",
-]

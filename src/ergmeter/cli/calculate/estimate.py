@@ -24,15 +24,19 @@ if TYPE_CHECKING:
     from ergmeter.records import Missing
 
 _POSITIVE = click.IntRange(min=1, max=10**7)  # of devices and of parts of a step
-_DTYPES = ("bf16", "fp16", "fp32", "mixed", "bf16-master")
+
+
+def _choice(name: str, choices: tuple[str, ...], text: str) -> Callable[..., Any]:
+    """An option with the first of these choices as its default."""
+    kind = click.Choice(choices)
+    return click.option(name, type=kind, default=choices[0], show_default=True, help=text)
+
 
 _MEMORY = [
-    click.option(
+    _choice(
         "--dtype",
-        type=click.Choice(_DTYPES),
-        default="bf16",
-        show_default=True,
-        help="Of weights; mixed: 32-bit weights under autocast; bf16-master: a 32-bit copy beside.",
+        ("bf16", "fp16", "fp32", "mixed", "bf16-master"),
+        "Of weights; mixed: 32-bit weights under autocast; bf16-master: a 32-bit copy beside.",
     ),
     click.option(
         "--optimizer",
@@ -53,26 +57,16 @@ _MEMORY = [
         show_default=True,
         help="Parts that a device's share of a step is computed in (gradient accumulation).",
     ),
-    click.option(
+    _choice(
         "--attention",
-        type=click.Choice(["sdpa", "flash", "eager"]),
-        default="sdpa",
-        show_default=True,
-        help="torch's, flash attention, or written out with its probabilities kept.",
+        ("sdpa", "flash", "eager"),
+        "torch's, flash attention, or written out with its probabilities kept.",
     ),
-    click.option(
-        "--loss",
-        type=click.Choice(["logits", "fused"]),
-        default="logits",
-        show_default=True,
-        help="From whole logits, or fused with the head.",
-    ),
-    click.option(
+    _choice("--loss", ("logits", "fused"), "From whole logits, or fused with the head."),
+    _choice(
         "--output",
-        type=click.Choice(["freed", "until-step", "until-next"]),
-        default="freed",
-        show_default=True,
-        help="How long the program holds the logits: not in the backward pass, until the"
+        ("freed", "until-step", "until-next"),
+        "How long the program holds the logits: not in the backward pass, until the"
         " optimizer's step, or until the next forward pass (`output = model(...)` in a loop).",
     ),
     click.option(
@@ -81,13 +75,7 @@ _MEMORY = [
         help="The forward pass fills a cache of keys and values (use_cache=True).",
     ),
     click.option("--fused", is_flag=True, help="Norms and activations in kernels of their own."),
-    click.option(
-        "--adapter-dtype",
-        type=click.Choice(["fp32", "bf16"]),
-        default="fp32",
-        show_default=True,
-        help="Of LoRA's matrices; PEFT makes them fp32.",
-    ),
+    _choice("--adapter-dtype", ("fp32", "bf16"), "Of LoRA's matrices; PEFT makes them fp32."),
     click.option("--lora-dropout", is_flag=True, help="Adapters have dropout."),
 ]
 _DEVICES = [
@@ -204,6 +192,8 @@ def command(
     erg estimate config.json --seq-len 4096 --batch-size 64 --device h100-sxm --num-devices 8
     --zero 3 --checkpointing full --tokens 1e9 --mfu 0.4
     """
+    from rich.console import Console
+
     from ergmeter.views.calculate import estimate as view
 
     if options["inference"]:
@@ -215,16 +205,12 @@ def command(
         table = view.serving_estimate(_served(model, shape, options, parallel), room)
     else:
         table = _trained(model, shape, training(), options, parallel, specs, room)
-    _show(table, as_json=as_json)
-
-
-def _show(table: Any, *, as_json: bool) -> None:  # noqa: ANN401  loading its class would load the view
-    from ergmeter.views.calculate import estimate as view
-
     if as_json:
         click.echo(json.dumps(view.document(table), indent=1, allow_nan=False))
         return
-    _print(table)
+    console = Console(highlight=False)
+    for part in view.parts(table):
+        console.print(part)
 
 
 def _served(
@@ -287,16 +273,6 @@ def _trained(
     results = memory_results(memory, room, changes[0].most, spread=job.spread)
     results |= plan_results(work.chosen, _plan(options, parallel, specs), _peak(options, specs))
     return view.training_estimate(memory, room, results, changes, work)
-
-
-def _print(table: Any) -> None:  # noqa: ANN401  loading its class would load the view
-    from rich.console import Console
-
-    from ergmeter.views.calculate import estimate as view
-
-    console = Console(highlight=False)
-    for part in view.parts(table):
-        console.print(part)
 
 
 def _graph(

@@ -74,6 +74,11 @@ class Convolution:
     channels: int
     width: int
 
+    @property
+    def state(self) -> int:
+        """Numbers carried from one position to the next."""
+        return self.channels * (self.width - 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Scan:
