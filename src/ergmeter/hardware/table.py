@@ -171,16 +171,13 @@ def _row(key: str, fields: dict[str, Any], where: str) -> DeviceSpec:
         key=key,
         name=fields["name"],
         vendor=fields.get("vendor", "other"),
-        driver_names=tuple(fields.get("driver_names", ())),
-        aliases=tuple(fields.get("aliases", ())),
+        **{name: tuple(fields.get(name, ())) for name in ("driver_names", "aliases")},
         peak_flops_per_s=peaks,
         bandwidth_bytes_per_s=_scaled(fields.get("bandwidth_gb_per_s"), _BYTES_PER_GB),
         memory_bytes=None if memory is None else round(memory),
         tdp_w=_scaled(fields.get("tdp_w"), 1.0),
         source=fields["source"],
-        checked=fields.get("checked", ""),
-        confirmed=fields.get("confirmed", ""),
-        note=fields.get("note", ""),
+        **{name: fields.get(name, "") for name in ("checked", "confirmed", "note")},
         lacks=_lacks(fields.get("lacks", ()), peaks, f"{where} lacks"),
         driver_memory_bytes=None if there is None else round(there),
         driver_memory_source=fields.get("driver_memory_source", fields["source"]),
@@ -209,8 +206,7 @@ def _positive(value: object, where: str) -> float:
 def _peaks(table: dict[str, Any], where: str) -> dict[str, float]:
     peaks = {}
     for dtype, value in table.items():
-        if dtype not in DTYPES:
-            raise FormatError(f"{where} has no type {dtype!r}; it may have {', '.join(DTYPES)}")
+        _check_type(dtype, where)
         peak = _positive(value, f"{where}.{dtype}") * _FLOP_PER_TFLOP
         if not LEAST_PEAK_FLOPS_PER_S <= peak <= MOST_PEAK_FLOPS_PER_S:
             raise FormatError(f"{where}.{dtype} is {value!r}; that many TFLOP/s is no device's")
@@ -220,11 +216,15 @@ def _peaks(table: dict[str, Any], where: str) -> dict[str, float]:
 
 def _lacks(names: Sequence[str], peaks: Mapping[str, float], where: str) -> tuple[str, ...]:
     for dtype in names:
-        if dtype not in DTYPES:
-            raise FormatError(f"{where} has no type {dtype!r}; it may have {', '.join(DTYPES)}")
+        _check_type(dtype, where)
         if dtype in peaks:
             raise FormatError(f"{where} names {dtype!r}, which has a peak in the same row")
     return tuple(names)
+
+
+def _check_type(dtype: str, where: str) -> None:
+    if dtype not in DTYPES:
+        raise FormatError(f"{where} has no type {dtype!r}; it may have {', '.join(DTYPES)}")
 
 
 def _scaled(value: float | None, factor: float) -> float | None:

@@ -10,6 +10,7 @@ import copy
 import json
 import logging
 import warnings
+from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,8 @@ from torch import nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.flops.analytic import PartFlops
 from ergmeter.flops.counted.count import count, count_built
-from ergmeter.flops.counted.op_totals import CountedStep
+from ergmeter.flops.counted.op_totals import CountedStep, summed
 from ergmeter.flops.graph.adapters import ALL_LINEAR, EXPERTS
 from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import trained_graph
@@ -208,16 +208,11 @@ def count_step(
 def _together(counts: Iterable[CountedStep]) -> CountedStep:
     """Several counts of one model as one."""
     counts = list(counts)
-    rows: dict[tuple[str, str], PartFlops] = {}
-    missed: dict[str, int] = {}
-    for counted in counts:
-        for key, cost in counted.rows.items():
-            rows[key] = rows.get(key, PartFlops()) + cost
-        for name, calls in counted.calls_not_counted.items():
-            missed[name] = missed.get(name, 0) + calls
+    rows = summed(row for counted in counts for row in counted.rows.items())
+    missed = sum((Counter(counted.calls_not_counted) for counted in counts), Counter[str]())
     first = counts[0]
     assumptions = (*first.assumptions, _ONE_BY_ONE)
-    return CountedStep(rows, first.params, first.params_trained, missed, assumptions)
+    return CountedStep(rows, first.params, first.params_trained, dict(missed), assumptions)
 
 
 def _by_name(config: ModelConfig, how: TrainedParts) -> Callable[[str], bool]:

@@ -333,6 +333,22 @@ _GPT2 = DecoderFamily(
 )
 
 
+_MPT = DecoderFamily(
+    "mpt",
+    hidden=("d_model", "hidden_size"),
+    heads=("n_heads", "num_attention_heads"),
+    kv_heads=(),
+    head_dim=(),
+    size=(),
+    layers=("n_layers", "num_hidden_layers"),
+    qkv_bias=False,
+    attention={"fused": "Wqkv", "names": ("", "", "", "out_proj"), "module": "attn"},
+    mlp_bias=False,
+    is_tied=True,
+    names={**_GPT2_NAMES, "layer_name": "blocks"},
+)
+
+
 # Families that compute a value of their row, or more.
 
 
@@ -370,22 +386,9 @@ def _mpt(c: ModelConfig) -> Decoder:
     size = c.share("expansion_ratio", hidden, default=4)
     has_alibi = "attn_config" not in c or c.part("attn_config").flag("alibi", default=True)
     has_positions = c.flag("learned_pos_emb", default=True) and not has_alibi
-    return DecoderFamily(
-        "mpt",
-        hidden=("d_model", "hidden_size"),
-        heads=("n_heads", "num_attention_heads"),
-        kv_heads=(),
-        head_dim=(),
-        size=(),
-        layers=("n_layers", "num_hidden_layers"),
-        positions=("max_seq_len",) if has_positions else (),
-        qkv_bias=False,
-        attention={"fused": "Wqkv", "names": ("", "", "", "out_proj"), "module": "attn"},
-        mlp_bias=False,
-        mlp={**_PLAIN, "size": size, "module": "ffn"},
-        is_tied=True,
-        names={**_GPT2_NAMES, "layer_name": "blocks"},
-    )(c)
+    positions = ("max_seq_len",) if has_positions else ()
+    mlp = {**_PLAIN, "size": size, "module": "ffn"}
+    return replace(_MPT, positions=positions, mlp=mlp)(c)
 
 
 def _gpt_bigcode(c: ModelConfig) -> Decoder:
@@ -490,24 +493,8 @@ def _dbrx(c: ModelConfig) -> Decoder:
     experts = RoutedExperts(
         ("moe_num_experts",), ("ffn_hidden_size",), ("moe_top_k",), module="ffn"
     ).read(c.part("ffn_config"))
-    base = DecoderFamily(
-        "dbrx",
-        hidden=("d_model", "hidden_size"),
-        heads=("n_heads", "num_attention_heads"),
-        kv_heads=(),
-        head_dim=(),
-        size=(),
-        layers=("n_layers", "num_hidden_layers"),
-        qkv_bias=False,
-        attention={
-            "kv_heads": kv_heads,
-            "fused": "Wqkv",
-            "names": ("", "", "", "out_proj"),
-            "module": "norm_attn_norm.attn",
-        },
-        mlp_bias=False,
-        names={**_GPT2_NAMES, "layer_name": "blocks"},
-    )(c)
+    attention = {**_MPT.attention, "kv_heads": kv_heads, "module": "norm_attn_norm.attn"}
+    base = replace(_MPT, family="dbrx", attention=attention, is_tied=_UNTIED)(c)
     return replace(base, layers=tuple(replace(layer, feed=experts) for layer in base.layers))
 
 
@@ -585,9 +572,7 @@ READERS: dict[str, Callable[[ModelConfig], Decoder]] = {
         "bitnet", extra_params=lambda c, hidden: hidden + c.integer("intermediate_size")
     ),
     "nanochat": replace(
-        _OLMO,
-        family="nanochat",
-        mlp={"is_gated": False, "bias": False, "names": ("fc1", "fc2")},
+        _OLMO, family="nanochat", mlp={"is_gated": False, "bias": False, "names": ("fc1", "fc2")}
     ),
     "apertus": DecoderFamily(
         "apertus",
@@ -633,10 +618,7 @@ READERS: dict[str, Callable[[ModelConfig], Decoder]] = {
         positions=("max_position_embeddings",),
         qkv_bias=False,
         out_bias=True,
-        attention={
-            "names": ("q_proj", "k_proj", "v_proj", "out_proj"),
-            "module": "attn.attention",
-        },
+        attention={"names": ("q_proj", "k_proj", "v_proj", "out_proj"), "module": "attn.attention"},
         windows=_gpt_neo_windows,
     ),
     # GPT-NeoX and Pythia.
@@ -660,10 +642,7 @@ READERS: dict[str, Callable[[ModelConfig], Decoder]] = {
     # Mixtures of experts.
     "mixtral": MIXTRAL,
     "qwen2_moe": replace(
-        QWEN2,
-        family="qwen2_moe",
-        experts=QWEN_SHARED_EXPERTS,
-        windows=_qwen2_moe_windows,
+        QWEN2, family="qwen2_moe", experts=QWEN_SHARED_EXPERTS, windows=_qwen2_moe_windows
     ),
     "qwen3_moe": replace(QWEN3_MOE, window=qwen_window),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), _DEEPSEEK),

@@ -7,7 +7,7 @@ and values of lower ones. Layers without a window have other heads than those wi
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import FormatError
 from ergmeter.flops.families.pieces import (
@@ -41,20 +41,9 @@ def gemma3n(c: ModelConfig) -> Decoder:
     sizes = each_layer(c, "intermediate_size", count)
     rank, streams = c.integer("laurel_rank"), c.integer("altup_num_inputs")
     beside = (Piece("laurel.linear_left", hidden, rank), Piece("laurel.linear_right", rank, hidden))
-    after = _own_input(c, hidden)
+    like = _layer(c, hidden, beside=beside, beside_norm=hidden, streams=streams)
     layers = [
-        Layer(
-            (each,),
-            Mlp(size),
-            norm=hidden,
-            feed_norm=hidden,
-            after_norms=(hidden, hidden),
-            beside=beside,
-            beside_norm=hidden,
-            streams=streams,
-            after=after,
-            after_norm=hidden if after else 0,
-        )
+        replace(like, mixers=(each,), feed=Mlp(size))
         for each, size in zip(attentions, sizes, strict=True)
     ]
     return _with_inputs(c, like_llama(c, "gemma3n", layers, tied=True), streams=streams)
@@ -75,21 +64,33 @@ def gemma4(c: ModelConfig) -> Decoder:
     attentions = _sharing(_heads_of_gemma4(c, kinds), kinds, first, c)
     size = c.integer("intermediate_size")
     widens = c.flag("use_double_wide_mlp", default=False) and shared and first > 0
-    after = _own_input(c, hidden)
+    extra = 3 * hidden if c.flag("enable_moe_block", default=False) else 0
+    like = _layer(c, hidden, extra_params=extra)
+    sizes = [size * (2 if widens and number >= first else 1) for number in range(count)]
     layers = [
-        Layer(
-            (each,),
-            _feed_of_gemma4(c, size * (2 if widens and number >= first else 1)),
-            norm=hidden,
-            feed_norm=hidden,
-            after_norms=(hidden, hidden),
-            extra_params=3 * hidden if c.flag("enable_moe_block", default=False) else 0,
-            after=after,
-            after_norm=hidden if after else 0,
-        )
-        for number, each in enumerate(attentions)
+        replace(like, mixers=(each,), feed=_feed_of_gemma4(c, wide))
+        for each, wide in zip(attentions, sizes, strict=True)
     ]
     return _with_inputs(c, like_llama(c, "gemma4", layers, tied=True))
+
+
+def _layer(c: ModelConfig, hidden: int, **more: Any) -> Layer:  # noqa: ANN401  fields of a Layer
+    """What all layers have in common: norms around each part, and what reads the own input."""
+    width = c.maybe("hidden_size_per_layer_input", at_least=0)
+    after: tuple[Piece, ...] = ()
+    if width:
+        after = (
+            Piece("per_layer_input_gate", hidden, width),
+            Piece("per_layer_projection", width, hidden),
+        )
+    return Layer(
+        norm=hidden,
+        feed_norm=hidden,
+        after_norms=(hidden, hidden),
+        after=after,
+        after_norm=hidden if after else 0,
+        **more,
+    )
 
 
 def _heads_of_gemma4(c: ModelConfig, kinds: Sequence[str]) -> list[AttentionLayer]:
@@ -160,17 +161,6 @@ def _sharing(
         norms = each.head_dim * (2 if source is None else 1)
         result.append(replace(each, window=windows[number], norm_params=norms, keys_of=source))
     return result
-
-
-def _own_input(c: ModelConfig, hidden: int) -> tuple[Piece, ...]:
-    """The matrices that read a layer's own input, where there is one."""
-    width = c.maybe("hidden_size_per_layer_input", at_least=0)
-    if not width:
-        return ()
-    return (
-        Piece("per_layer_input_gate", hidden, width),
-        Piece("per_layer_projection", width, hidden),
-    )
 
 
 def _with_inputs(c: ModelConfig, base: Decoder, *, streams: int = 1) -> Decoder:
