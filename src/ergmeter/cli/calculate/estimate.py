@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ergmeter.cli.work_options import CACHE_DTYPE, WEIGHTS_DTYPE, batch_of, graph_of, with_batch
+from ergmeter.cli.work_options import (
+    CACHE_DTYPE,
+    WEIGHTS_DTYPE,
+    batch_of,
+    graph_of,
+    with_batch,
+    with_each,
+)
+from ergmeter.errors import NotMeasurable, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,8 +148,6 @@ _TAKEN_BY_SERVING = {
 
 def check_serving(context: click.Context) -> None:
     """Refuse what was given and serving makes no use of: else it would pass for counted."""
-    from ergmeter.errors import UsageError
-
     for option in context.command.params:
         name = option.name or ""
         if name in _TAKEN_BY_SERVING or (
@@ -161,9 +167,7 @@ def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
         return function(**with_grid(options))
 
-    for option in reversed([*_MEMORY, *_DEVICES, *_PLAN, *_SERVING]):
-        wrapped = option(wrapped)
-    return wrapped
+    return with_each(wrapped, [*_MEMORY, *_DEVICES, *_PLAN, *_SERVING])
 
 
 _MOST_TOKENS = 10**15  # of a step; more is a slip of the keyboard
@@ -238,15 +242,6 @@ def _served(
     }
 
 
-def _check_training(options: dict[str, Any]) -> None:
-    from ergmeter.errors import UsageError
-
-    for name in ("weights_dtype", "cache_dtype"):
-        if options[name] is not None:
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} is for --inference; a training has --dtype and --quantize")
-
-
 def _trained(
     model: str,
     shape: dict[str, Any],
@@ -262,8 +257,11 @@ def _trained(
     from ergmeter.records import Missing
     from ergmeter.views.calculate import estimate as view
 
-    _check_training(options)
-    graph = _graph(model, shape, options, has_adapters=how.lora is not None)
+    for name in ("weights_dtype", "cache_dtype"):
+        if options[name] is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} is for --inference; a training has --dtype and --quantize")
+    graph = _graph(model, shape, options, how)
     batch = _batch(graph, shape)
     setup = _setup(options, parallel)
     memory = step_memory(graph, batch, training=how, setup=setup)
@@ -275,9 +273,7 @@ def _trained(
     return view.training_estimate(memory, room, results, changes, work)
 
 
-def _graph(
-    model: str, shape: dict[str, Any], options: dict[str, Any], *, has_adapters: bool
-) -> Graph:
+def _graph(model: str, shape: dict[str, Any], options: dict[str, Any], how: TrainedParts) -> Graph:
     """The model's graph; a quantised checkpoint is noted, since it is not what is counted."""
     from dataclasses import replace
 
@@ -293,15 +289,13 @@ def _graph(
     counted = f"weights counted at {precision(options['dtype']).weight} B; pass --quantize"
     if options["quantize"] is not None:
         counted = f"matrices counted as --quantize {options['quantize']} keeps them"
-    elif not has_adapters:
+    elif how.lora is None:
         counted += " with --lora"
     line = f"{name} ({stored}) is not taken: {counted}"
     return replace(graph, assumptions=(*graph.assumptions, line))
 
 
 def _batch(graph: Graph, shape: dict[str, Any]) -> Batch:
-    from ergmeter.errors import UsageError
-
     batch = batch_of(graph, shape)
     if batch.tokens > _MOST_TOKENS:
         raise UsageError(
@@ -312,7 +306,6 @@ def _batch(graph: Graph, shape: dict[str, Any]) -> Batch:
 
 
 def _parallel(options: dict[str, Any]) -> Parallel:
-    from ergmeter.errors import UsageError
     from ergmeter.flops.estimate.arrangement import Parallel
 
     model = options["tensor_parallel"] * options["pipeline_parallel"] * options["context_parallel"]
@@ -367,7 +360,6 @@ def _setup(options: dict[str, Any], parallel: Parallel) -> Setup:
 
 def _specs(device: str | None) -> tuple[DeviceSpec, ...] | Missing:
     """The rows that the device's name may mean; what all of them agree on is taken."""
-    from ergmeter.errors import NotMeasurable
     from ergmeter.hardware import candidates
     from ergmeter.records import Missing
 
@@ -449,7 +441,6 @@ def _plan(
 
 def _measured_mfu(path: str, also_given: float | None) -> tuple[float, str]:
     """The MFU of a run, and what it was of."""
-    from ergmeter.errors import NotMeasurable, UsageError
     from ergmeter.metrics.catalog import catalogue
     from ergmeter.metrics.summarize import summarize
     from ergmeter.records import Missing

@@ -18,6 +18,7 @@ from ergmeter.cli.work_options import (
     with_batch,
     work_of,
 )
+from ergmeter.errors import FormatError, PluginError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +66,6 @@ def command(
     """
     from rich.console import Console
 
-    from ergmeter.errors import FormatError
     from ergmeter.flops.source import UnknownArchitectureError
     from ergmeter.views.calculate import flops as view
 
@@ -113,7 +113,6 @@ def _count(
     """Count by running the model, and say where the analytic engine differs."""
     from rich.console import Console
 
-    from ergmeter.errors import PluginError, UsageError
     from ergmeter.flops.batch import Batch
     from ergmeter.flops.source import read_model
     from ergmeter.views.calculate import counted as view
@@ -148,8 +147,6 @@ def _count(
 
 
 def _adapted(config: ModelConfig, training: TrainedParts) -> Module:
-    from ergmeter.errors import PluginError
-
     try:
         from ergmeter.flops.counted.built_model import adapted_model
     except ImportError as error:
@@ -176,8 +173,6 @@ _NOT_COUNTED = {
 
 def _check_counted(shape: dict[str, Any], training: TrainedParts, rest: dict[str, Any]) -> None:
     """Refuse what would be left out of the count."""
-    from ergmeter.errors import UsageError
-
     other = "; leave it out, or use the analytic engine"
     for name, reason in _NOT_COUNTED.items():
         if shape.get(name) or rest.get(name):

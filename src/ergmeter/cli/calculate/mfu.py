@@ -17,6 +17,7 @@ from ergmeter.cli.work_options import (
     with_batch,
     work_of,
 )
+from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,8 +98,6 @@ def command(
 def _speed(
     total: float | None, each: float | None, step_s: float | None, devices: int, tokens: int
 ) -> tuple[float, str]:
-    from ergmeter.errors import UsageError
-
     speeds = [value for value in (total, each, step_s) if value is not None]
     if len(speeds) != 1:
         raise UsageError(
@@ -115,7 +114,6 @@ def _speed(
 def _peak(
     device: str | None, peak: str | None, source: str | None, dtype: str | None
 ) -> Peak | Missing:
-    from ergmeter.errors import UsageError
     from ergmeter.hardware import parse_peak
     from ergmeter.metrics.definitions.peaks import declared_peak, device_peak
 

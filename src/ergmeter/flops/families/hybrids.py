@@ -147,7 +147,7 @@ def jamba(c: ModelConfig) -> Decoder:
     return like_llama(c, "jamba", _layers(hidden, mixers, feeds))
 
 
-def mamba2_of(c: ModelConfig, *, module: str, bias: bool = False) -> Mamba2:
+def mamba2_of(c: ModelConfig) -> Mamba2:
     """Mamba-2 as the hybrids write it."""
     hidden = c.integer("hidden_size")
     heads = c.integer("mamba_n_heads")
@@ -162,8 +162,8 @@ def mamba2_of(c: ModelConfig, *, module: str, bias: bool = False) -> Mamba2:
         c.integer("mamba_n_groups"),
         c.integer("mamba_d_conv"),
         conv_bias=c.flag("mamba_conv_bias", default=True),
-        proj_bias=c.flag("mamba_proj_bias", default=bias),
-        module=module,
+        proj_bias=c.flag("mamba_proj_bias", default=False),
+        module="mamba",
     )
 
 
@@ -181,7 +181,7 @@ def bamba(c: ModelConfig) -> Decoder:
         names=("layers_block_type",),
     )
     attention = self_attention(c, bias=c.flag("attention_bias", default=False))
-    mixer = mamba2_of(c, module="mamba")
+    mixer = mamba2_of(c)
     mlp = Mlp(c.integer("intermediate_size"), module="feed_forward")
     mixers = [attention if kind in _ATTENDS else mixer for kind in kinds]
     return like_llama(c, "bamba", _layers(hidden, mixers, repeat(mlp)))
@@ -191,7 +191,7 @@ def falcon_h1(c: ModelConfig) -> Decoder:
     """Falcon-H1: attention and Mamba-2 side by side in every layer."""
     hidden = c.integer("hidden_size")
     attention = self_attention(c, bias=c.flag("attention_bias", default=False))
-    mixer = replace(mamba2_of(c, module="mamba"), has_norm=c.flag("mamba_rms_norm", default=False))
+    mixer = replace(mamba2_of(c), has_norm=c.flag("mamba_rms_norm", default=False))
     mlp = Mlp(c.integer("intermediate_size"), module="feed_forward")
     layer = Layer((mixer, attention), mlp, norm=hidden, feed_norm=hidden)
     return like_llama(c, "falcon_h1", [layer] * c.integer("num_hidden_layers"))
@@ -203,7 +203,7 @@ def granite_hybrid(c: ModelConfig) -> Decoder:
     names = ("layer_types", "layers_block_type")
     kinds = layer_kinds(c, count, lambda _number: "mamba", names=names)
     attention = self_attention(c, bias=c.flag("attention_bias", default=False))
-    mixer = mamba2_of(c, module="mamba")
+    mixer = mamba2_of(c)
     shared = c.integer("shared_intermediate_size")
     feed: Mlp | Experts = Mlp(shared, module="shared_mlp", fused="input_linear")
     if c.integer("num_local_experts", default=0, at_least=0):

@@ -17,7 +17,7 @@ from ergmeter.records import DTYPES
 from ergmeter.units import significant
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ergmeter.hardware import DeviceSpec
     from ergmeter.hardware.grid import GridIntensity
@@ -158,22 +158,28 @@ def hardware_page() -> str:
     head = (
         resources.files("ergmeter.views.calculate").joinpath("hardware_page.md").read_text("utf-8")
     )
-    titles = ("device", "name", *DTYPES, "GB/s", "GiB", "W", "note", "source")
-    lines = [head, _markdown(titles), _markdown(["---"] * len(titles))]
-    for spec in built_in_devices():
-        source = f"{spec.source}; {spec.confirmed or _UNREAD}; {spec.checked}"
-        cells = (f"`{spec.key}`", spec.name, *_peak_texts(spec).values(), spec.note or "-", source)
-        lines.append(_markdown(cells))
-    lines += ["", "## Driver names", "", _markdown(("device", "names")), _markdown(("---", "---"))]
-    for spec in built_in_devices():
-        if spec.driver_names:
-            lines.append(_markdown((f"`{spec.key}`", ", ".join(spec.driver_names))))
-    lines += ["", "## Memory as drivers report it", ""]
-    lines += [_markdown(("device", "MiB", "of nominal", "source")), _markdown(["---"] * 4)]
-    lines += [_markdown(_reported(spec)) for spec in built_in_devices() if spec.driver_memory_bytes]
-    lines += ["", "## Names that need a choice", "", _markdown(("name", "devices"))]
-    lines.append(_markdown(("---", "---")))
-    lines += [_markdown((name, ", ".join(keys))) for name, keys in ambiguous_names().items()]
+    rows = built_in_devices()
+    table = [
+        (
+            f"`{spec.key}`",
+            spec.name,
+            *_peak_texts(spec).values(),
+            spec.note or "-",
+            f"{spec.source}; {spec.confirmed or _UNREAD}; {spec.checked}",
+        )
+        for spec in rows
+    ]
+    drivers = [(f"`{s.key}`", ", ".join(s.driver_names)) for s in rows if s.driver_names]
+    reported = [_reported(spec) for spec in rows if spec.driver_memory_bytes]
+    shared = [(name, ", ".join(keys)) for name, keys in ambiguous_names().items()]
+    lines = [
+        head,
+        *_table(("device", "name", *DTYPES, "GB/s", "GiB", "W", "note", "source"), table),
+        *("", "## Driver names", "", *_table(("device", "names"), drivers)),
+        *("", "## Memory as drivers report it", ""),
+        *_table(("device", "MiB", "of nominal", "source"), reported),
+        *("", "## Names that need a choice", "", *_table(("name", "devices"), shared)),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -183,8 +189,9 @@ def _reported(spec: DeviceSpec) -> tuple[str, ...]:
     return (f"`{spec.key}`", f"{there / 2**20:.0f}", share, spec.driver_memory_source)
 
 
-def _markdown(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    return [f"| {' | '.join(cells)} |" for cells in (titles, ["---"] * len(titles), *rows)]
 
 
 def _peak_texts(spec: DeviceSpec, *, digits: int = 6) -> dict[str, str]:
