@@ -55,7 +55,6 @@ _TIED = Flag("tie_word_embeddings", default=True)
 class DecoderFamily:
     """A family of decoders. The defaults are Llama's."""
 
-    family: str = "llama"  # the name that results have; "": the configuration's model_type
     # Fields that have its sizes.
     hidden: Names = ("hidden_size",)
     heads: Names = ("num_attention_heads",)
@@ -91,6 +90,7 @@ class DecoderFamily:
     head_bias: bool | Flag = False
     names: dict[str, str] = field(default_factory=dict)  # of modules: prefix, layer_name, ...
     predicts_further: bool = False
+    family: str = ""  # the name that results have, where it is not the model_type
 
     def __call__(self, c: ModelConfig) -> Decoder:
         """The decoder that a configuration of this family describes."""
@@ -280,22 +280,24 @@ _BLOOM_MLP = {"is_gated": False, "names": ("dense_h_to_4h", "dense_4h_to_h")}
 _PATTERN = ("sliding_window_pattern", "_sliding_window_pattern")
 _XIELU = 2  # numbers that Apertus' activation learns in each layer (arXiv 2411.13010)
 
-_LLAMA = DecoderFamily()
-_MISTRAL = DecoderFamily("mistral", window=sliding_window)
-QWEN2 = DecoderFamily("qwen2", qkv_bias=True, out_bias=_ATTENTION_BIAS, windows=_qwen2_windows)
-QWEN3 = DecoderFamily("qwen3", qk_norms="head")  # without windows
+_LLAMA = DecoderFamily(family="llama")
+_MISTRAL = DecoderFamily(window=sliding_window, family="mistral")
+QWEN2 = DecoderFamily(
+    qkv_bias=True, out_bias=_ATTENTION_BIAS, windows=_qwen2_windows, family="qwen2"
+)
+QWEN3 = DecoderFamily(qk_norms="head", family="qwen3")  # without windows
 QWEN3_MOE = replace(QWEN3, family="qwen3_moe", experts=QWEN_EXPERTS)
 MIXTRAL = replace(_MISTRAL, family="mixtral", experts=RoutedExperts())
-_GEMMA = DecoderFamily("gemma", needs_head_dim=True, is_tied=_TIED)
-_GEMMA2 = replace(_GEMMA, family="gemma2", norms="around", windows=but_every(2))
-_OLMO = DecoderFamily("olmo", norm=0)
-_OLMO2 = DecoderFamily("olmo2", qk_norms="all", norms="after")
+_GEMMA = DecoderFamily(needs_head_dim=True, is_tied=_TIED)
+_GEMMA2 = replace(_GEMMA, norms="around", windows=but_every(2))
+_OLMO = DecoderFamily(norm=0)
+_OLMO2 = DecoderFamily(qk_norms="all", norms="after")
 _COHERE = DecoderFamily(
-    "cohere", qk_norms="all", qk_norms_if=Flag("use_qk_norm"), is_parallel=True, is_tied=_TIED
+    qk_norms="all", qk_norms_if=Flag("use_qk_norm"), is_parallel=True, is_tied=_TIED
 )
-_GLM = DecoderFamily("glm", out_bias=False, mlp={"fused": "gate_up_proj"})
+_GLM = DecoderFamily(out_bias=False, mlp={"fused": "gate_up_proj"})
 _ERNIE_BIAS = Flag("use_bias")
-_ERNIE = DecoderFamily("", qkv_bias=_ERNIE_BIAS, mlp_bias=_ERNIE_BIAS, is_tied=_TIED)
+_ERNIE = DecoderFamily(qkv_bias=_ERNIE_BIAS, mlp_bias=_ERNIE_BIAS, is_tied=_TIED)
 _DEEPSEEK_EXPERTS = RoutedExperts(
     ("n_routed_experts",),
     ("moe_intermediate_size",),
@@ -304,17 +306,15 @@ _DEEPSEEK_EXPERTS = RoutedExperts(
     in_layers=after_the_dense,
 )
 _DEEPSEEK = DecoderFamily(
-    "", latent=True, mlp_bias=False, experts=_DEEPSEEK_EXPERTS, predicts_further=True
+    latent=True, mlp_bias=False, experts=_DEEPSEEK_EXPERTS, predicts_further=True
 )
 _GRANITE_MOE = DecoderFamily(
-    "",
     experts=RoutedExperts(
         shared_size=("shared_intermediate_size",), shared_default=0, module="block_sparse_moe"
-    ),
+    )
 )
 # Dense decoders with GPT-2's fields: no groups of keys, norms and matrices with biases.
 _GPT2 = DecoderFamily(
-    "gpt2",
     hidden=("n_embd", "hidden_size"),
     heads=("n_head", "num_attention_heads"),
     kv_heads=(),
@@ -334,7 +334,6 @@ _GPT2 = DecoderFamily(
 
 
 _MPT = DecoderFamily(
-    "mpt",
     hidden=("d_model", "hidden_size"),
     heads=("n_heads", "num_attention_heads"),
     kv_heads=(),
@@ -367,7 +366,6 @@ def _falcon(c: ModelConfig) -> Decoder:
     norms = c.integer("num_ln_in_parallel_attn", default=2 if is_new else 1)
     return replace(
         _BLOOM,
-        family="falcon",
         hidden=("hidden_size", "n_embed"),
         heads=("num_attention_heads", "n_head"),
         layers=("num_hidden_layers", "n_layer"),
@@ -393,7 +391,7 @@ def _mpt(c: ModelConfig) -> Decoder:
 
 def _gpt_bigcode(c: ModelConfig) -> Decoder:
     """StarCoder 1: GPT-2 with one key-value head."""
-    base = replace(_GPT2, family="gpt_bigcode")(c)
+    base = _GPT2(c)
     if not c.flag("multi_query", default=True):
         return base
     layers = _with_each(base.layers, "kv_heads", [1] * len(base.layers))
@@ -407,7 +405,6 @@ def _phi(c: ModelConfig) -> Decoder:
         head_dim = c.integer("hidden_size") // c.integer("num_attention_heads")
         attention["norm_params"] = 4 * head_dim
     return DecoderFamily(
-        "phi",
         head_dim=(),
         qkv_bias=True,
         attention=attention,
@@ -432,7 +429,6 @@ def _opt(c: ModelConfig) -> Decoder:
         )
     bias = Flag("enable_bias", default=True)
     decoder = DecoderFamily(
-        "opt",
         kv_heads=(),
         head_dim=(),
         size=("ffn_dim",),
@@ -456,7 +452,6 @@ def _bloom(c: ModelConfig) -> Decoder:
 
 _BLOOM = replace(
     _GPT2,
-    family="bloom",
     hidden=("hidden_size", "n_embed"),
     size=(),
     positions=(),
@@ -480,7 +475,7 @@ def _llama4(c: ModelConfig) -> Decoder:
 
 
 _LLAMA4 = DecoderFamily(
-    "llama4",
+    family="llama4",
     size=("intermediate_size_mlp",),
     mlp_bias=False,
     experts=RoutedExperts(shared_size=("intermediate_size",), in_layers=_llama4_mixtures),
@@ -494,7 +489,7 @@ def _dbrx(c: ModelConfig) -> Decoder:
         ("moe_num_experts",), ("ffn_hidden_size",), ("moe_top_k",), module="ffn"
     ).read(c.part("ffn_config"))
     attention = {**_MPT.attention, "kv_heads": kv_heads, "module": "norm_attn_norm.attn"}
-    base = replace(_MPT, family="dbrx", attention=attention, is_tied=_UNTIED)(c)
+    base = replace(_MPT, attention=attention, is_tied=_UNTIED)(c)
     return replace(base, layers=tuple(replace(layer, feed=experts) for layer in base.layers))
 
 
@@ -515,7 +510,7 @@ def _ernie_moe(c: ModelConfig) -> Decoder:
 
 def _hunyuan_moe(c: ModelConfig) -> Decoder:
     """Hunyuan MoE: every layer a mixture, with a shared expert of the same size."""
-    base = DecoderFamily("hunyuan_v1_moe", qk_norms="head")(c)
+    base = DecoderFamily(qk_norms="head")(c)
     count, size = len(base.layers), c.integer("intermediate_size")
     experts, used = (each_layer(c, name, count) for name in ("num_experts", "moe_topk"))
     if any(top > most for top, most in zip(used, experts, strict=True)):
@@ -538,22 +533,18 @@ READERS: dict[str, Callable[[ModelConfig], Decoder]] = {
         _GEMMA2, family="gemma3", qk_norms="head", windows=but_every(6, _PATTERN)
     ),
     "phi3": DecoderFamily(
-        "phi3",
-        attention={"fused": "qkv_proj"},
-        mlp={"fused": "gate_up_proj"},
-        window=sliding_window,
+        attention={"fused": "qkv_proj"}, mlp={"fused": "gate_up_proj"}, window=sliding_window
     ),
     # OLMo 1 has norms without parameters, 2 and 3 norms after each part.
     "olmo": _OLMO,
     "olmo2": _OLMO2,
-    "olmo3": replace(_OLMO2, windows=but_every(4, is_optional=True)),
+    "olmo3": replace(_OLMO2, family="olmo2", windows=but_every(4, is_optional=True)),
     # Layers without rotary positions may have a window.
-    "smollm3": DecoderFamily(windows=_smollm3_windows),
+    "smollm3": DecoderFamily(windows=_smollm3_windows, family="llama"),
     # Command R, R7B and A: a parallel block with one norm.
     "cohere": _COHERE,
-    "cohere2": replace(_COHERE, family="cohere2", windows=but_every(4, _PATTERN)),
+    "cohere2": replace(_COHERE, windows=but_every(4, _PATTERN)),
     "stablelm": DecoderFamily(
-        "stablelm",
         qkv_bias=Flag("use_qkv_bias"),
         out_bias=_ATTENTION_BIAS,
         norm=2,
@@ -561,29 +552,21 @@ READERS: dict[str, Callable[[ModelConfig], Decoder]] = {
     ),
     # GLM 4 of 9B and GLM-Edge; GLM 4 of 2025.
     "glm": _GLM,
-    "glm4": replace(_GLM, family="glm4", norms="around"),
+    "glm4": replace(_GLM, norms="around"),
     "ernie4_5": _ERNIE,
-    "exaone4": DecoderFamily("exaone4", qk_norms="head", norms="after", windows=_exaone4_windows),
-    "arcee": DecoderFamily("arcee", mlp=_PLAIN),
-    "seed_oss": DecoderFamily("seed_oss", out_bias=Flag("attention_out_bias")),
-    "hunyuan_v1_dense": DecoderFamily("hunyuan_v1_dense", qk_norms="head"),
+    "exaone4": DecoderFamily(qk_norms="head", norms="after", windows=_exaone4_windows),
+    "arcee": DecoderFamily(mlp=_PLAIN),
+    "seed_oss": DecoderFamily(out_bias=Flag("attention_out_bias")),
+    "hunyuan_v1_dense": DecoderFamily(qk_norms="head"),
     # A norm before the output of attention, and one before that of the feed-forward.
-    "bitnet": DecoderFamily(
-        "bitnet", extra_params=lambda c, hidden: hidden + c.integer("intermediate_size")
-    ),
-    "nanochat": replace(
-        _OLMO, family="nanochat", mlp={"is_gated": False, "bias": False, "names": ("fc1", "fc2")}
-    ),
+    "bitnet": DecoderFamily(extra_params=lambda c, hidden: hidden + c.integer("intermediate_size")),
+    "nanochat": replace(_OLMO, mlp={"is_gated": False, "bias": False, "names": ("fc1", "fc2")}),
     "apertus": DecoderFamily(
-        "apertus",
-        qk_norms="head",
-        mlp={**_PLAIN, "bias": False},
-        extra_params=lambda _config, _hidden: _XIELU,
+        qk_norms="head", mlp={**_PLAIN, "bias": False}, extra_params=lambda _config, _hidden: _XIELU
     ),
     # Code World Model: three layers with a window to one without.
-    "cwm": DecoderFamily("cwm", windows=_cwm_windows),
+    "cwm": DecoderFamily(windows=_cwm_windows),
     "starcoder2": DecoderFamily(
-        "starcoder2",
         qkv_bias=Flag("use_bias", default=True),
         mlp_bias=Flag("use_bias", default=True),
         mlp={"is_gated": False, "names": ("c_fc", "c_proj")},
@@ -592,14 +575,13 @@ READERS: dict[str, Callable[[ModelConfig], Decoder]] = {
         window=sliding_window,
     ),
     # Nemotron 4 and Minitron.
-    "nemotron": DecoderFamily("nemotron", mlp=_PLAIN, norm=2),
+    "nemotron": DecoderFamily(mlp=_PLAIN, norm=2),
     "phi": _phi,
-    **dict.fromkeys(("gpt2", "gpt-sw3"), _GPT2),
+    **dict.fromkeys(("gpt2", "gpt-sw3"), replace(_GPT2, family="gpt2")),
     "gpt_bigcode": _gpt_bigcode,
     # A parallel block with one norm; no biases in attention.
     "gptj": replace(
         _GPT2,
-        family="gptj",
         positions=(),
         qkv_bias=False,
         attention={"names": ("q_proj", "k_proj", "v_proj", "out_proj"), "module": "attn"},
@@ -610,7 +592,6 @@ READERS: dict[str, Callable[[ModelConfig], Decoder]] = {
     ),
     "gpt_neo": replace(
         _GPT2,
-        family="gpt_neo",
         hidden=("hidden_size",),
         heads=("num_heads", "num_attention_heads"),
         size=("intermediate_size",),
@@ -623,7 +604,6 @@ READERS: dict[str, Callable[[ModelConfig], Decoder]] = {
     ),
     # GPT-NeoX and Pythia.
     "gpt_neox": DecoderFamily(
-        "gpt_neox",
         kv_heads=(),
         head_dim=(),
         qkv_bias=Flag("attention_bias", default=True),
@@ -648,7 +628,6 @@ READERS: dict[str, Callable[[ModelConfig], Decoder]] = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), _DEEPSEEK),
     # Biases everywhere, attention sinks, every second layer with a window.
     "gpt_oss": DecoderFamily(
-        "gpt_oss",
         qkv_bias=Flag("attention_bias", default=True),
         has_sinks=True,
         mlp_bias=False,
@@ -657,13 +636,12 @@ READERS: dict[str, Callable[[ModelConfig], Decoder]] = {
     ),
     **dict.fromkeys(("granitemoe", "granitemoeshared"), _GRANITE_MOE),
     "olmoe": DecoderFamily(
-        "olmoe", qk_norms="all", experts=RoutedExperts(("num_experts", "num_local_experts"))
+        qk_norms="all", experts=RoutedExperts(("num_experts", "num_local_experts"))
     ),
-    "flex_olmo": replace(_OLMO2, family="flex_olmo", experts=RoutedExperts(("num_experts",))),
+    "flex_olmo": replace(_OLMO2, experts=RoutedExperts(("num_experts",))),
     "llama4_text": _llama4,
     # GLM 4.5.
     "glm4_moe": DecoderFamily(
-        "glm4_moe",
         out_bias=False,
         qk_norms="head",
         qk_norms_if=Flag("use_qk_norm"),
@@ -672,15 +650,11 @@ READERS: dict[str, Callable[[ModelConfig], Decoder]] = {
     ),
     # Phi 3.5 MoE.
     "phimoe": DecoderFamily(
-        "phimoe",
-        norm=2,
-        experts=RoutedExperts(),
-        window=sliding_window,
-        head_bias=Flag("lm_head_bias"),
+        norm=2, experts=RoutedExperts(), window=sliding_window, head_bias=Flag("lm_head_bias")
     ),
     "dbrx": _dbrx,
     "ernie4_5_moe": _ernie_moe,
-    "minimax_m2": DecoderFamily("minimax_m2", qk_norms="all", experts=RoutedExperts()),
+    "minimax_m2": DecoderFamily(qk_norms="all", experts=RoutedExperts()),
     # Qwen 3's attention, DeepSeek's mixtures.
     "dots1": replace(QWEN3, family="dots1", experts=_DEEPSEEK_EXPERTS, windows=_dots1_windows),
     "hunyuan_v1_moe": _hunyuan_moe,
