@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ergmeter.errors import NotMeasurable, UsageError
@@ -16,8 +15,6 @@ from ergmeter.records import Flops
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ergmeter.flops.analytic import Checkpointing, Parts
     from ergmeter.flops.batch import Batch, Sequences
     from ergmeter.flops.conventions import Convention, Sizes
@@ -175,7 +172,7 @@ def step_work(
     moved = None if phase == "train" else forward_traffic(adapted, batch, storage)
     padding = _row(adapted, batch, judge, how.checkpointing) if batch.is_grid else None
     frozen = judge is not None and trained != adapted.params
-    job = _Job(adapted, batch, judge, how, parts, model_sizes, reason, frozen)
+    job = _Job(batch, judge, how, parts, model_sizes, reason, frozen)
     assumed = (*adapted.assumptions, *_assumptions(graph, batch, phase, how))
     notes = () if moved is None else storage.notes
     like = Flops(
@@ -187,9 +184,12 @@ def step_work(
         bytes_per_step=moved.total_bytes if moved else None,
         assumptions=(*assumed, *(f"kept: {line}" for line in notes)),
     )
-    flops, not_defined = _under_each(
-        job, first, like, partial(_given_sizes, params=params, graph=graph)
+    given = (
+        f"given: N = {params:,}, in place of the model's own {graph.params_active:,}"
+        if params
+        else ""
     )
+    flops, not_defined = _under_each(job, first, like, given)
     work = Work(
         phase=phase,
         batch=batch,
@@ -222,11 +222,11 @@ def _check(graph: Graph, phase: str) -> None:
 
 
 def _under_each(
-    job: _Job, first: Convention, like: Flops, more: Callable[[Convention], list[str]]
+    job: _Job, first: Convention, like: Flops, given: str
 ) -> tuple[dict[str, Flops], dict[str, str]]:
     """FLOPs by convention, the chosen one first, and the reasons why others do not apply.
 
-    `like` has what is the same under all of them, `more` what one assumes besides.
+    `like` has what is the same under all of them; `given` is assumed in formulas of N.
     """
     flops: dict[str, Flops] = {}
     not_defined: dict[str, str] = {}
@@ -241,18 +241,11 @@ def _under_each(
             model_per_step=model,
             hardware_per_step=hardware,
             convention=each.name,
-            assumptions=(*like.assumptions, *more(each)),
+            assumptions=(*like.assumptions, *([given] if given and "N" in each.letters else ())),
         )
     if first.name in not_defined:
         raise NotMeasurable(f"{first.name}: {not_defined[first.name]}")
     return flops, not_defined
-
-
-def _given_sizes(each: Convention, *, params: int | None, graph: Graph) -> list[str]:
-    """Assumptions where a formula's N is not the model's own."""
-    if params is None or "N" not in each.letters:
-        return []
-    return [f"given: N = {params:,}, in place of the model's own {graph.params_active:,}"]
 
 
 def writes(graph: Graph) -> bool:
@@ -269,7 +262,6 @@ def writes(graph: Graph) -> bool:
 class _Job:
     """A step, ready to be counted under any convention."""
 
-    graph: Graph  # with its adapters
     batch: Batch
     trainable: Trainable | None  # None: inference
     how: TrainedParts

@@ -23,9 +23,6 @@ from ergmeter.errors import FormatError, PluginError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch.nn import Module
-
-    from ergmeter.flops.config import ModelConfig
     from ergmeter.flops.work import TrainedParts
 
 
@@ -121,17 +118,24 @@ def _count(
     if shape["seq_len"] is None:
         raise UsageError("how long is a sequence? pass --seq-len")
     batch = Batch.of(shape["batch_size"], shape["seq_len"], lengths=lengths_of(shape))
+    config, train, source_len = read_model(model), rest["phase"] == "train", shape["source_len"]
+    adapted = None
     try:
-        from ergmeter.flops.counted.built_model import count_step
+        from ergmeter.flops.counted.built_model import adapted_model, count_step
+
+        if training.lora:
+            full = training.checkpointing == "full"
+            adapted = adapted_model(config, training.lora, is_checkpointed=full)
     except ImportError as error:
+        if error.name == "peft":
+            raise PluginError(
+                f"--lora with the counted engine needs peft ({error}): pip install peft, or use the"
+                " analytic engine"
+            ) from error
         raise PluginError(
             f"the counted engine needs torch and transformers ({error}): pip install torch"
             " transformers"
         ) from error
-    config = read_model(model)
-    train = rest["phase"] == "train"
-    source_len = shape["source_len"]
-    adapted = _adapted(config, training) if training.lora else None
     counted = count_step(
         config, batch, training, train=train, source_len=source_len, adapted=adapted
     )
@@ -144,19 +148,6 @@ def _count(
         console.print(table)
     for line in view.lines(counted, agreed):
         console.print(line)
-
-
-def _adapted(config: ModelConfig, training: TrainedParts) -> Module:
-    try:
-        from ergmeter.flops.counted.built_model import adapted_model
-    except ImportError as error:
-        raise PluginError(
-            f"--lora with the counted engine needs peft ({error}): pip install peft, or use the"
-            " analytic engine"
-        ) from error
-    assert training.lora is not None
-    full = training.checkpointing == "full"
-    return adapted_model(config, training.lora, is_checkpointed=full)
 
 
 # What the counted engine can't be told, and why.

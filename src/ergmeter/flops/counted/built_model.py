@@ -14,7 +14,6 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import peft
 import torch
 import transformers
 from torch import nn
@@ -42,6 +41,8 @@ _AUTO: Any = transformers.AutoModelForCausalLM
 
 def adapted_model(config: ModelConfig, lora: Lora, *, is_checkpointed: bool) -> nn.Module:
     """The model with PEFT's adapters, on the device that has no memory."""
+    import peft  # noqa: PLC0415  only adapters need it
+
     fields: dict[str, Any] = json.loads(json.dumps(config.fields))
     fields.pop("quantization_config", None)
     kind = fields.pop("model_type", None)

@@ -15,7 +15,6 @@ from ergmeter.flops.config import head_of, quoted_value
 from ergmeter.flops.families.vision_towers import (
     PROJECTIONS,
     Projector,
-    ProjectorStep,
     VisionLanguageModel,
     add_tower,
     check_size,
@@ -33,7 +32,7 @@ from ergmeter.flops.families.vision_towers import (
 from ergmeter.flops.graph.decoder import EncoderBlock, add_block, biased_attention, renamed
 from ergmeter.flops.graph.graph import Builder, Graph
 from ergmeter.flops.graph.heads import labels_of
-from ergmeter.flops.graph.layers import Mlp
+from ergmeter.flops.graph.layers import Mlp, Piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -239,11 +238,24 @@ def _qwen(
     return _vision_language(c, v, tower, text, merger, merge=merge, assumptions=(_PIXEL_LIMITS,))
 
 
+def _two_matrices(
+    first: str,
+    second: str,
+    inputs: int,
+    inner: int,
+    outputs: int,
+    *,
+    bias: bool = True,
+    norm: int = 0,
+) -> tuple[Piece, Piece]:
+    """A projector of two matrices, with a norm before them."""
+    return Piece(first, inputs, inner, bias, norm=norm), Piece(second, inner, outputs, bias)
+
+
 def _qwen_merger(v: ModelConfig, hidden: int, out: int, norm: int) -> Projector:
     wide = hidden * v.integer("spatial_merge_size") ** 2
     at = "model.visual.merger.mlp"
-    first = ProjectorStep(f"{at}.0", wide, wide, bias=True, norm=norm)
-    return Projector((first, ProjectorStep(f"{at}.2", wide, out, bias=True)))
+    return Projector(_two_matrices(f"{at}.0", f"{at}.2", wide, wide, out, norm=norm))
 
 
 def qwen2_vl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
@@ -288,10 +300,8 @@ def qwen3_vl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMode
     out, wide = v.integer("out_hidden_size"), hidden * v.integer("spatial_merge_size") ** 2
 
     def merger(name: str, norm: int, *states: int) -> Projector:
-        first = ProjectorStep(f"model.visual.{name}.linear_fc1", wide, wide, bias=True, norm=norm)
-        return Projector(
-            (first, ProjectorStep(f"model.visual.{name}.linear_fc2", wide, out, True)), states
-        )
+        first, second = (f"model.visual.{name}.{each}" for each in names)
+        return Projector(_two_matrices(first, second, wide, wide, out, norm=norm), states)
 
     taps = v.integers("deepstack_visual_indexes") or []
     deep = tuple(
@@ -306,17 +316,25 @@ def qwen3_vl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMode
 # Other vision-language models.
 
 
+def _parts(
+    c: ModelConfig, image_size: ImageSize | None, vision_kind: str, text_kind: str
+) -> tuple[ModelConfig, Tower, Decoder]:
+    """The tower's configuration, the tower and the language model."""
+    vision = vision_of(c, vision_kind)
+    tower = tower_of(vision, prefix="model.vision_tower", image_size=image_size)
+    return vision, tower, text_of(c, kind=text_kind)
+
+
 def llava(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
     """LLaVA 1.5, and Pixtral as transformers has it: two matrices above a tower."""
-    vision = vision_of(c, "clip_vision_model")
-    tower = tower_of(vision, prefix="model.vision_tower", image_size=image_size)
-    text = text_of(c, kind="llama")
+    vision, tower, text = _parts(c, image_size, "clip_vision_model", "llama")
     has_class = c.word("vision_feature_select_strategy") == "full"
-    base = _vision_language(c, vision, tower, text, _two_matrices(c, tower, text))
+    base = _vision_language(c, vision, tower, text, _projector(c, tower, text))
     return replace(base, features=base.features + (tower.class_tokens if has_class else 0))
 
 
-def _two_matrices(c: ModelConfig, tower: Tower, text: Decoder) -> Projector:
+def _projector(c: ModelConfig, tower: Tower, text: Decoder) -> Projector:
+    """LLaVA's two matrices, above the layers of the tower that a field names."""
     listed = c.raw("vision_feature_layer")
     states = tuple(listed) if isinstance(listed, list) else (-2 if listed is None else listed,)
     count = len(tower.blocks)
@@ -330,12 +348,10 @@ def _two_matrices(c: ModelConfig, tower: Tower, text: Decoder) -> Projector:
             f" is no layer of a tower of {count}"
         )
     has_bias = c.flag("multimodal_projector_bias", default=True)
-    wide = text.hidden
-    first = ProjectorStep(
-        "model.multi_modal_projector.linear_1", tower.hidden * len(states), wide, has_bias
-    )
-    second = ProjectorStep("model.multi_modal_projector.linear_2", wide, wide, has_bias)
-    return Projector((first, second), states)
+    wide, at = text.hidden, "model.multi_modal_projector"
+    inputs = tower.hidden * len(states)
+    steps = _two_matrices(f"{at}.linear_1", f"{at}.linear_2", inputs, wide, wide, bias=has_bias)
+    return Projector(steps, states)
 
 
 def llava_next(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
@@ -401,20 +417,16 @@ def _unpadded(size: ImageSize, rows: int, columns: int) -> tuple[int, int]:
 
 def paligemma(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
     """PaliGemma: SigLIP, one matrix, Gemma."""
-    vision = vision_of(c, "siglip_vision_model")
-    tower = tower_of(vision, prefix="model.vision_tower", image_size=image_size)
-    text = text_of(c, kind="gemma")
-    step = ProjectorStep("model.multi_modal_projector.linear", tower.hidden, text.hidden, bias=True)
+    vision, tower, text = _parts(c, image_size, "siglip_vision_model", "gemma")
+    step = Piece("model.multi_modal_projector.linear", tower.hidden, text.hidden, bias=True)
     return _vision_language(c, vision, tower, text, Projector((step,)))
 
 
 def gemma3(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
     """Gemma 3 with its tower: patches are averaged down to a fixed number of tokens."""
-    vision = vision_of(c, "siglip_vision_model")
-    tower = tower_of(vision, prefix="model.vision_tower", image_size=image_size)
-    text = text_of(c, kind="gemma3_text")
+    vision, tower, text = _parts(c, image_size, "siglip_vision_model", "gemma3_text")
     name, wide = "model.multi_modal_projector.mm_input_projection", tower.hidden
-    projector = Projector((ProjectorStep(name, wide, text.hidden, norm=wide),))
+    projector = Projector((Piece(name, wide, text.hidden, norm=wide),))
     tokens = c.integer("mm_tokens_per_image", default=256)
     return _vision_language(c, vision, tower, text, projector, features=tokens)
 
@@ -425,9 +437,9 @@ def mistral3(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMode
     merge = c.integer("spatial_merge_size", default=2)
     tower = pixtral(vision, prefix="model.vision_tower", image_size=image_size, merge=merge)
     text = text_of(c, kind="mistral")
-    base = _two_matrices(c, tower, text)
+    base = _projector(c, tower, text)
     states = base.states if "vision_feature_layer" in c else (-1,)
-    merger = ProjectorStep(
+    merger = Piece(
         "model.multi_modal_projector.patch_merger.merging_layer",
         tower.hidden * merge * merge,
         tower.hidden,
@@ -447,7 +459,7 @@ def idefics3(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMode
     text = text_of(c, kind="llama", prefix="model.text_model")
     merge = c.integer("scale_factor", default=2)
     name = "model.connector.modality_projection.proj"
-    step = ProjectorStep(name, tower.hidden * merge * merge, text.hidden)
+    step = Piece(name, tower.hidden * merge * merge, text.hidden)
     return _vision_language(
         c, vision, tower, text, Projector((step,)), merge=merge, assumptions=(_TILES,)
     )
@@ -490,9 +502,8 @@ def internvl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMode
         )
     wide = hidden * merge * merge
     at = "model.multi_modal_projector"
-    first = ProjectorStep(f"{at}.linear_1", wide, text.hidden, bias=True, norm=2 * wide)
-    second = ProjectorStep(f"{at}.linear_2", text.hidden, text.hidden, bias=True)
-    projector = Projector((first, second))
+    names, out = (f"{at}.linear_1", f"{at}.linear_2"), text.hidden
+    projector = Projector(_two_matrices(*names, wide, out, out, norm=2 * wide))
     return _vision_language(c, vision, tower, text, projector, merge=merge, assumptions=(_TILES,))
 
 

@@ -27,7 +27,7 @@ from ergmeter.flops.graph.decoder import (
     renamed,
 )
 from ergmeter.flops.graph.graph import Attention, Builder, Graph
-from ergmeter.flops.graph.layers import Mlp
+from ergmeter.flops.graph.layers import Mlp, Piece, add_piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -259,21 +259,10 @@ def qwen_tower(
 
 
 @dataclass(frozen=True, slots=True)
-class ProjectorStep:
-    """One matrix of a projector, with the norm before it."""
-
-    name: str
-    inputs: int
-    outputs: int
-    bias: bool = False
-    norm: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Projector:
     """From the tower to the decoder: after which of its layers, and through what."""
 
-    steps: tuple[ProjectorStep, ...]
+    steps: tuple[Piece, ...]
     states: tuple[int, ...] = ()  # as transformers counts hidden states; none: the tower's result
 
 
@@ -344,8 +333,7 @@ def _add_projector(b: Builder, projector: Projector, states: list[str], result: 
     for step in projector.steps:
         if step.norm:
             taken = (b.add(f"{step.name}.norm", "norm", taken, params=step.norm),)
-        x = b.linear(step.name, "projector", taken, step.inputs, step.outputs, bias=step.bias)
-        taken = (x,)
+        taken = (add_piece(b, step, taken, "projector"),)
     return taken[0]
 
 

@@ -138,6 +138,7 @@ class Piece:
     bias: bool = False
     of: str = ""
     is_module: bool = True
+    norm: int = 0  # parameters of the norm before it, in a projector
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,7 +471,9 @@ def _add_recurrent(b: Builder, m: Recurrent, x: str) -> str:
     return matrix(m.output, b.add(f"{m.module}.norm", "norm", out, params=m.norm))
 
 
-def add_piece(b: Builder, p: Piece, of: str, part: str, *, module: str = "") -> str:
+def add_piece(
+    b: Builder, p: Piece, of: str | tuple[str, ...], part: str, *, module: str = ""
+) -> str:
     """Append one matrix."""
     name = f"{module}{p.name}"
     return b.linear(name, part, of, p.inputs, p.outputs, bias=p.bias, is_module=p.is_module)
