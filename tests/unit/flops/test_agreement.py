@@ -64,7 +64,7 @@ def both(
 ) -> tuple[dict[str, PartFlops], CountedStep]:
     config = (config or fields(name)) | changed
     model = model_graph(ModelConfig(config, where=name))
-    parts = step_flops(model, Batch.of(2, seq_len), pairs="computed", scans=False)
+    parts = step_flops(model, Batch.of(2, seq_len), pairs="computed")
     return parts, count_config(config, batch_size=2, seq_len=seq_len)
 
 
@@ -159,7 +159,6 @@ def test_they_agree_on_what_is_computed_again(name: str) -> None:
         Batch.of(2, 32),
         checkpointing="full",
         pairs="computed",
-        scans=False,
     )
     counted = count_config(config, batch_size=2, seq_len=32, checkpointing=True, attention="eager")
     assert total(parts).model == counted.model

@@ -86,6 +86,7 @@ class DecoderFamily:
     parallel_norms: int = 1
     extra_params: Callable[[ModelConfig, int], int] | None = None  # of a layer, by its hidden size
     # Embedding and head.
+    has_embedding_norm: bool = False
     is_tied: bool | Flag = _UNTIED
     head_bias: bool | Flag = False
     names: dict[str, str] = field(default_factory=dict)  # of modules: prefix, layer_name, ...
@@ -121,6 +122,7 @@ class DecoderFamily:
             (),
             is_tied=_is(c, self.is_tied),
             final_norm=norm,
+            embedding_norm=norm if self.has_embedding_norm else 0,
             head_bias=_is(c, self.head_bias),
             positions=c.integer(*self.positions) if self.positions else 0,
             **self.names,  # type: ignore[arg-type]
@@ -444,12 +446,6 @@ def _opt(c: ModelConfig) -> Decoder:
     return replace(decoder, positions=decoder.positions + 2)
 
 
-def _bloom(c: ModelConfig) -> Decoder:
-    """BLOOM: ALiBi, a norm on the embedding, fused and biased, tied."""
-    base = _BLOOM(c)
-    return replace(base, embedding_norm=2 * base.hidden)
-
-
 _BLOOM = replace(
     _GPT2,
     hidden=("hidden_size", "n_embed"),
@@ -618,7 +614,7 @@ READERS: dict[str, Callable[[ModelConfig], Decoder]] = {
     "falcon": _falcon,
     "mpt": _mpt,
     "opt": _opt,
-    "bloom": _bloom,
+    "bloom": replace(_BLOOM, has_embedding_norm=True),
     # Mixtures of experts.
     "mixtral": MIXTRAL,
     "qwen2_moe": replace(

@@ -95,17 +95,22 @@ def mamba(c: ModelConfig) -> Decoder:
 def mamba2(c: ModelConfig) -> Decoder:
     """Mamba 2: heads and a larger state."""
     hidden = c.integer("hidden_size")
-    inner = c.share("expand", hidden, default=2)
-    mixer = Mamba2(
-        inner,
-        c.integer("state_size"),
-        c.integer("num_heads"),
-        c.integer("n_groups"),
-        c.integer("conv_kernel"),
-        conv_bias=c.flag("use_conv_bias", default=True),
-        proj_bias=c.flag("use_bias", default=False),
-    )
+    mixer = _mamba2(c, c.share("expand", hidden, default=2), "use_bias", "mixer")
     return _state_space(c, "mamba2", hidden, mixer, tied=False)
+
+
+def _mamba2(c: ModelConfig, inner: int, bias: str, module: str) -> Mamba2:
+    """A Mamba-2 layer, under the names that any family has for its sizes."""
+    return Mamba2(
+        inner,
+        c.integer("state_size", "ssm_state_size", "mamba_d_state"),
+        c.integer("num_heads", "mamba_num_heads", "mamba_n_heads"),
+        c.integer("n_groups", "mamba_n_groups"),
+        c.integer("conv_kernel", "mamba_d_conv"),
+        conv_bias=c.flag("use_conv_bias", "mamba_conv_bias", default=True),
+        proj_bias=c.flag(bias, default=False),
+        module=module,
+    )
 
 
 def _state_space(c: ModelConfig, family: str, hidden: int, mixer: Mixer, *, tied: bool) -> Decoder:
@@ -155,16 +160,7 @@ def mamba2_of(c: ModelConfig) -> Mamba2:
     inner = c.maybe("mamba_d_ssm") or (
         heads * head_dim if head_dim else c.integer("mamba_expand") * hidden
     )
-    return Mamba2(
-        inner,
-        c.integer("mamba_d_state"),
-        heads,
-        c.integer("mamba_n_groups"),
-        c.integer("mamba_d_conv"),
-        conv_bias=c.flag("mamba_conv_bias", default=True),
-        proj_bias=c.flag("mamba_proj_bias", default=False),
-        module="mamba",
-    )
+    return _mamba2(c, inner, "mamba_proj_bias", "mamba")
 
 
 _ATTENDS = ("attention", "full_attention")  # before transformers 5, and since
@@ -263,15 +259,8 @@ def _nemotron_layer(c: ModelConfig, kind: str, hidden: int) -> Layer:
         return Layer((replace(attention, module="mixer"),), norm=hidden)
     if kind in ("mamba", "linear_attention"):
         heads = c.integer("mamba_num_heads")
-        mixer = Mamba2(
-            heads * c.integer("mamba_head_dim"),
-            c.integer("ssm_state_size"),
-            heads,
-            c.integer("n_groups", "mamba_n_groups"),
-            c.integer("conv_kernel", "mamba_d_conv"),
-            conv_bias=c.flag("use_conv_bias", "mamba_conv_bias", default=True),
-            proj_bias=c.flag("mamba_proj_bias", default=False),
-        )
+        inner = heads * c.integer("mamba_head_dim")
+        mixer = _mamba2(c, inner, "mamba_proj_bias", "mixer")
         return Layer((mixer,), norm=hidden)
     if kind == "mlp":
         has_bias = c.flag("mlp_bias", default=False)

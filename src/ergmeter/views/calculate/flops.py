@@ -85,10 +85,6 @@ def conventions_document(convention: Convention) -> dict[str, Any]:
     }
 
 
-def _more(convention: Convention) -> str:
-    return f" Only for {convention.only_for}." if convention.only_for else ""
-
-
 def conventions_page() -> str:
     """Return the page docs/conventions.md."""
     text_lines = [
@@ -107,7 +103,9 @@ def conventions_page() -> str:
     ]
     text_lines += [
         f"| `{convention.name}` | {convention.formula}"
-        f" | {convention.definition}{_more(convention)} | {convention.source} |"
+        f" | {convention.definition}"
+        + (f" Only for {convention.only_for}." if convention.only_for else "")
+        + f" | {convention.source} |"
         for convention in CONVENTIONS.values()
     ]
     text_lines += [
