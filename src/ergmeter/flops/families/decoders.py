@@ -137,15 +137,15 @@ class DecoderFamily:
     def _attention(self, c: ModelConfig) -> AttentionLayer:
         qkv_bias = _is(c, self.qkv_bias)
         out_bias = qkv_bias if self.out_bias is None else _is(c, self.out_bias)
-        fields = {"hidden": self.hidden, "heads": self.heads, "kv_heads": self.kv_heads}
-        a = self_attention(c, **fields, head_dim=self.head_dim)
+        names = self.hidden, self.heads, self.kv_heads, self.head_dim
+        a = self_attention(c, names=names)
         if self.qk_norms_if is None or _is(c, self.qk_norms_if):
             if self.qk_norms == "head":
                 a = with_qk_norms(a)
             elif self.qk_norms == "all":
                 a = replace(a, norm_params=(a.heads + a.kv_heads) * a.head_dim)
-        biases = {"q_bias": qkv_bias, "kv_bias": qkv_bias, "out_bias": out_bias}
-        return replace(a, **biases, extra_params=a.heads if self.has_sinks else 0, **self.attention)
+        a = replace(a, q_bias=qkv_bias, kv_bias=qkv_bias, out_bias=out_bias)
+        return replace(a, extra_params=a.heads if self.has_sinks else 0, **self.attention)
 
     def _mlp(self, c: ModelConfig, hidden: int) -> Mlp:
         default = 4 * hidden if self.is_size_optional else None
@@ -159,9 +159,10 @@ def _is(c: ModelConfig, value: bool | Flag) -> bool:
 
 def _with_each(layers: Sequence[Layer], name: str, values: Sequence[int | None]) -> list[Layer]:
     """The layers with a value each for this field of their attention."""
+    changes: list[dict[str, Any]] = [{name: value} for value in values]
     return [
-        replace(layer, mixers=tuple(replace(m, **{name: value}) for m in layer.mixers))
-        for layer, value in zip(layers, values, strict=True)
+        replace(layer, mixers=tuple(replace(mixer, **change) for mixer in layer.mixers))
+        for layer, change in zip(layers, changes, strict=True)
     ]
 
 

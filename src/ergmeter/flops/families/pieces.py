@@ -22,16 +22,24 @@ Names = tuple[str, ...]
 """The names that a field may have, as different files write it."""
 
 
+# Names of the hidden size, of heads, of key-value heads (none: as many as heads) and of the size of
+# a head (none: an even share).
+_ATTENTION_NAMES: tuple[Names, Names, Names, Names] = (
+    ("hidden_size",),
+    ("num_attention_heads",),
+    ("num_key_value_heads",),
+    ("head_dim",),
+)
+
+
 def self_attention(
     c: ModelConfig,
     *,
     bias: bool = False,
-    hidden: Names = ("hidden_size",),
-    heads: Names = ("num_attention_heads",),
-    kv_heads: Names = ("num_key_value_heads",),
-    head_dim: Names = ("head_dim",),
+    names: tuple[Names, Names, Names, Names] = _ATTENTION_NAMES,
 ) -> AttentionLayer:
     """Attention as Llama has it: separate projections, grouped keys and values."""
+    hidden, heads, kv_heads, head_dim = names
     wide, count = c.integer(*hidden), c.integer(*heads)
     kv_count = c.integer(*kv_heads, default=count) if kv_heads else count
     if count % kv_count:

@@ -98,10 +98,11 @@ def _front_end(b: Builder, m: Seq2Seq) -> str:
 
 
 def _add_stack(b: Builder, m: Seq2Seq, stack: Stack, x: str, *, memory: str | None = None) -> str:
-    at, taken = stack.prefix, (x,)
+    at = stack.prefix
+    taken: tuple[str, ...] = (x,)
     if stack.positions:
         name = f"{at}.embed_positions"
-        taken += (b.add(name, "embedding", params=stack.positions, role="positions"),)
+        taken = (x, b.add(name, "embedding", params=stack.positions, role="positions"))
     x = b.add(f"{at}.embedding_norm", "norm", taken, params=stack.embedding_norm)
     for number, block in enumerate(stack.blocks):
         layer = b.within(f"{at}.{m.layer_name}.{number}", b.stream)
