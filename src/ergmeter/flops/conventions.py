@@ -153,7 +153,7 @@ class Convention:
     definition: str
     source: str
     weights: Callable[[Sizes], float] | None  # FLOPs of a token's products; None: of the graph
-    attention: PerToken = lambda _sizes, _seq_len: 0.0
+    attention: PerToken = lambda _sizes, _seq_len: 0
     recomputed: float = 4 / 3  # hardware FLOPs over model FLOPs, where layers are computed twice
     is_head_recomputed: bool = True
     is_for_lora: bool = False
