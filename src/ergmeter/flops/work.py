@@ -184,12 +184,12 @@ def step_work(
         bytes_per_step=moved.total_bytes if moved else None,
         assumptions=(*assumed, *(f"kept: {line}" for line in notes)),
     )
-    given = (
+    n_note = (
         f"given: N = {params:,}, in place of the model's own {graph.params_active:,}"
         if params
         else ""
     )
-    flops, not_defined = _under_each(job, first, like, given)
+    flops, not_defined = _under_each(job, first, like, n_note)
     work = Work(
         phase=phase,
         batch=batch,
@@ -222,11 +222,11 @@ def _check(graph: Graph, phase: str) -> None:
 
 
 def _under_each(
-    job: _Job, first: Convention, like: Flops, given: str
+    job: _Job, first: Convention, like: Flops, n_note: str
 ) -> tuple[dict[str, Flops], dict[str, str]]:
     """FLOPs by convention, the chosen one first, and the reasons why others do not apply.
 
-    `like` has what is the same under all of them; `given` is assumed in formulas of N.
+    `like` has what is the same under all of them; `n_note` goes with formulas of N.
     """
     flops: dict[str, Flops] = {}
     not_defined: dict[str, str] = {}
@@ -241,7 +241,7 @@ def _under_each(
             model_per_step=model,
             hardware_per_step=hardware,
             convention=each.name,
-            assumptions=(*like.assumptions, *([given] if given and "N" in each.letters else ())),
+            assumptions=(*like.assumptions, *([n_note] if n_note and "N" in each.letters else ())),
         )
     if first.name in not_defined:
         raise NotMeasurable(f"{first.name}: {not_defined[first.name]}")

@@ -310,9 +310,9 @@ def _count(number: int) -> str:
 def document(work: Work) -> dict[str, Any]:
     """Return the work of a step as JSON, in FLOPs and bytes."""
     sums = total(work.parts)
-    chosen, given = work.chosen, {}
+    chosen, n_given = work.chosen, {}
     if work.params_given is not None:
-        given = {"N_given": {"value": work.params_given, "used_by": work.of_params_given}}
+        n_given = {"N_given": {"value": work.params_given, "used_by": work.of_params_given}}
     body: dict[str, Any] = {
         "step": _step(work),
         "phase": work.phase,
@@ -324,7 +324,7 @@ def document(work: Work) -> dict[str, Any]:
         "parameters": work.params,
         "parameters_active": work.params_active,
         "parameters_trained": work.params_trained,
-        **given,
+        **n_given,
         "parts": {part: _numbers(flops) for part, flops in work.parts.items()},
         "exact": _numbers(sums),
         "conventions": {
