@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ergmeter.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.flops.batch import Batch
     from ergmeter.flops.graph.graph import Graph
     from ergmeter.flops.work import TrainedParts, Work
-    from ergmeter.records import Flops
 
 _BATCH = [
     click.option("--seq-len", type=click.IntRange(min=1), help="Tokens of a sequence."),
@@ -111,9 +112,16 @@ def with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
         how = {name: options.pop(name) for name in _HOW}
         return function(shape=shape, training=functools.partial(_training, **how), **options)
 
-    for option in reversed([*_BATCH, *_TRAINING]):
-        wrapped = option(wrapped)
-    return wrapped
+    return with_each(wrapped, [*_BATCH, *_TRAINING])
+
+
+def with_each(
+    function: Callable[..., Any], options: list[Callable[..., Any]]
+) -> Callable[..., Any]:
+    """Add options to a command, in the order of its help."""
+    for option in reversed(options):
+        function = option(function)
+    return function
 
 
 def with_model(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,7 +133,10 @@ def with_model(function: Callable[..., Any]) -> Callable[..., Any]:
         model_options = {name: options.pop(name) for name in (*_SHAPE, *_HOW, *_REST)}
         if model is None:
             _check_unused(model_options)
-        return function(flops=() if model is None else _flops(model, model_options), **options)
+            return function(flops=(), **options)
+        how = _training(**{name: model_options[name] for name in _HOW})
+        work = work_of(model, model_options, how, model_options)
+        return function(flops=tuple(work.flops.values()), **options)
 
     model = click.option(
         "--model-config",
@@ -133,15 +144,11 @@ def with_model(function: Callable[..., Any]) -> Callable[..., Any]:
         help="The model's config.json, for MFU; with --seq-len.",
     )
     options = [PHASE, CONTEXT, CONVENTION, WEIGHTS_DTYPE, CACHE_DTYPE]
-    for option in reversed([model, *_BATCH, *_TRAINING, *options]):
-        wrapped = option(wrapped)
-    return wrapped
+    return with_each(wrapped, [model, *_BATCH, *_TRAINING, *options])
 
 
 def _check_unused(model_options: dict[str, Any]) -> None:
     """Refuse options that describe a step if no model is given."""
-    from ergmeter.errors import UsageError
-
     usual = {"batch_size": 1, "phase": "train", "convention": "exact"}
     for name, value in model_options.items():
         if value and value != usual.get(name):
@@ -149,16 +156,6 @@ def _check_unused(model_options: dict[str, Any]) -> None:
                 f"--{name.replace('_', '-')} says how a model's step is counted, and no model is"
                 " named: pass --model-config"
             )
-
-
-def _flops(model: str, model_options: dict[str, Any]) -> tuple[Flops, ...]:
-    work = work_of(
-        model,
-        model_options,
-        _training(**{name: model_options[name] for name in _HOW}),
-        model_options,
-    )
-    return tuple(work.flops.values())
 
 
 def work_of(
@@ -170,7 +167,6 @@ def work_of(
     params: float | None = None,
 ) -> Work:
     """The step that the options describe, counted; `rest`: phase, context, convention, types."""
-    from ergmeter.errors import UsageError
     from ergmeter.flops.estimate.storage import ASSUMED, storage_of
     from ergmeter.flops.source import read_model
     from ergmeter.flops.work import step_work
@@ -215,7 +211,6 @@ def batch_of(
     graph: Graph, shape: dict[str, Any], *, phase: str = "train", context: int | None = None
 ) -> Batch:
     """The batch that the options describe."""
-    from ergmeter.errors import UsageError
     from ergmeter.flops.batch import Batch
     from ergmeter.flops.work import writes
 
@@ -245,8 +240,6 @@ def batch_of(
 
 def lengths_of(shape: dict[str, Any]) -> list[int] | None:
     """The lengths of the documents, where they are given."""
-    from ergmeter.errors import UsageError
-
     lengths = shape["lengths"]
     if lengths is None:
         return None
@@ -260,8 +253,6 @@ def lengths_of(shape: dict[str, Any]) -> list[int] | None:
 
 def _check_streams(graph: Graph, shape: dict[str, Any]) -> None:
     """Refuse what the model has no use for, and ask for what it can't do without."""
-    from ergmeter.errors import UsageError
-
     streams = {node.stream for node in graph}
     if shape["images"] and "tokens_per_image" not in graph.facts:
         raise UsageError("this model sees no images; leave out --images")
@@ -280,7 +271,6 @@ def positive(_context: object, option: click.Parameter, value: float | None) -> 
 
 def graph_of(model: str, shape: dict[str, Any]) -> Graph:
     """The model that the command names, for images of the size that the options give."""
-    from ergmeter.errors import UsageError
     from ergmeter.flops.source import read_graph
 
     size = shape["image_size"]

@@ -70,7 +70,6 @@ def step_flops(
     trainable: Trainable | None = trains_all,
     checkpointing: Checkpointing = "none",
     pairs: Pairs = "needed",
-    scans: bool = True,
 ) -> Parts:
     """FLOPs of a step by part, in the order of the graph. `trainable` None: inference, no backward.
 
@@ -85,7 +84,7 @@ def step_flops(
     parts: Parts = {}
     small: dict[str, PartFlops] = {}  # of each adapter's matrices
     for node in graph:
-        for part, forward, backward in _node_flops(node, batch, needs, trained, pairs, scans=scans):
+        for part, forward, backward in _node_flops(node, batch, needs, trained, pairs):
             cost = PartFlops(forward, backward, forward if node.name in again else 0)
             parts[part] = parts.get(part, PartFlops()) + cost
             if node.part == "lora":
@@ -131,8 +130,6 @@ def _node_flops(
     needs: dict[str, bool],
     trained: dict[str, bool],
     pairs: Pairs,
-    *,
-    scans: bool,
 ) -> list[tuple[str, float, float]]:
     """(part, forward, backward) of a node; attention is two parts."""
     work = node.work
@@ -142,7 +139,7 @@ def _node_flops(
         once = 2 * work.weights * batch.rows(node.stream)
     elif isinstance(work, Convolution):
         once = 2 * work.channels * work.width * batch.rows(node.stream)
-    elif isinstance(work, Scan) and scans:
+    elif isinstance(work, Scan) and pairs == "needed":  # it is computed by no matrix product
         once = work.flops_per_row * batch.rows(node.stream)
     else:
         return []

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
     from ergmeter.flops.graph.graph import Attention
 
-Pairs = Literal["needed", "half", "full", "computed"]
-"""How the pairs of a query and a key are counted: those the mask lets meet, exactly; half of the
-rectangle for a causal mask, the usual shorthand; the rectangle, a window cutting it; the whole
+Pairs = Literal["needed", "computed"]
+"""How the pairs of a query and a key are counted: those the mask lets meet, exactly; or the whole
 rectangle, windows ignored, as a kernel without a notion of masks computes it."""
 
 IMAGE_STREAMS = frozenset({"patch grid", "patches", "patch windows", "features", "images"})
@@ -43,32 +42,23 @@ class Sequences:
     def pairs(self, attention: Attention, how: Pairs) -> float:
         """Pairs of a query and a key, for one head."""
         total = self.past + self.new
-        reach = min(filter(None, (attention.window, attention.chunk, total)))
         if how == "computed":
             return self.rows * total
-        if how == "full":
-            return self.rows * reach
         if attention.mask == "full":
-            if attention.window is None:
-                return self.rows * reach
-            return self.count * _banded(self.new, attention.window)
-        if how == "half" and not self.past:
-            return self.count * _half(self.new, reach)
+            if attention.window is not None:
+                return self.count * _banded(self.new, attention.window)
+            return self.rows * min(attention.chunk or total, total)
         if attention.chunk is not None:
-            return self.count * (_chunked(total, reach) - _chunked(self.past, reach))
-        return self.count * (_windowed(total, reach) - _windowed(self.past, reach))
+            chunk = min(attention.window or total, attention.chunk, total)
+            return self.count * (_chunked(total, chunk) - _chunked(self.past, chunk))
+        window = min(attention.window or total, total)
+        return self.count * (_windowed(total, window) - _windowed(self.past, window))
 
 
 def _banded(length: int, window: int) -> int:
     """Pairs where a position sees half a window before it, half a window after it, and itself."""
     side = min(window // 2, length - 1)
     return length * (2 * side + 1) - side * (side + 1)
-
-
-def _half(length: int, reach: int) -> float:
-    """Half of the rectangle; with a window, the band: what is left of the rectangle without the
-    corner the window cuts off."""
-    return length * reach - reach * reach / 2
 
 
 def _windowed(length: int, window: int) -> int:

@@ -152,16 +152,11 @@ class ModelConfig:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise FormatError(
-                f"{self.where}: {name} must be a whole number; got {quoted_value(value)}"
-            )
+            raise self._wrong(name, "a whole number", value)
         most = _MOST.get(name)
         if not at_least <= value < _LARGEST or (most is not None and value > most):
             limit = "less than 2^40" if most is None else f"at most {most:,}"
-            raise FormatError(
-                f"{self.where}: {name} must be at least {at_least} and {limit};"
-                f" got {quoted_value(value)}"
-            )
+            raise self._wrong(name, f"at least {at_least} and {limit}", value)
         return value
 
     def maybe(self, *names: str, at_least: int = 1) -> int | None:
@@ -178,9 +173,7 @@ class ModelConfig:
         """A true or false under one of these names."""
         name, value = self._value(names, default)
         if not isinstance(value, bool):
-            raise FormatError(
-                f"{self.where}: {name} must be true or false; got {quoted_value(value)}"
-            )
+            raise self._wrong(name, "true or false", value)
         return value
 
     def number(self, *names: str, default: float | None = None) -> float:
@@ -188,9 +181,7 @@ class ModelConfig:
         name, value = self._value(names, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value) or not 1 / _LARGEST < value < _LARGEST:
-            raise FormatError(
-                f"{self.where}: {name} must be a number above 0; got {quoted_value(value)}"
-            )
+            raise self._wrong(name, "a number above 0", value)
         return float(value)
 
     def share(self, name: str, of: int, *, default: float | None = None) -> int:
@@ -206,7 +197,7 @@ class ModelConfig:
         """A word, or None where it is absent."""
         value = self._value_or_default(name)
         if value is not None and not isinstance(value, str):
-            raise FormatError(f"{self.where}: {name} must be a word; got {quoted_value(value)}")
+            raise self._wrong(name, "a word", value)
         return value
 
     def names(self, *names: str) -> list[str] | None:
@@ -216,9 +207,7 @@ class ModelConfig:
             if value is None:
                 continue
             if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-                raise FormatError(
-                    f"{self.where}: {name} must be a list of words; got {quoted_value(value)}"
-                )
+                raise self._wrong(name, "a list of words", value)
             return list(value)
         return None
 
@@ -228,11 +217,11 @@ class ModelConfig:
         if value is None:
             return None
         if not isinstance(value, list) or not all(_is_count(number) for number in value):
-            raise FormatError(
-                f"{self.where}: {name} must be a list of whole numbers from 0;"
-                f" got {quoted_value(value)}"
-            )
+            raise self._wrong(name, "a list of whole numbers from 0", value)
         return list(value)
+
+    def _wrong(self, name: str, wanted: str, value: object) -> FormatError:
+        return FormatError(f"{self.where}: {name} must be {wanted}; got {quoted_value(value)}")
 
     def raw(self, name: str) -> Any:  # noqa: ANN401  whatever the file holds
         """The value as it stands, or None."""

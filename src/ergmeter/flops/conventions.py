@@ -122,14 +122,6 @@ LETTERS = {
 PerToken: TypeAlias = "Callable[[Sizes, int], float]"
 
 
-def _any(_sizes: Sizes) -> str | None:
-    return None
-
-
-def _no_attention(_sizes: Sizes, _seq_len: int) -> float:
-    return 0
-
-
 def _gpt(model_sizes: Sizes) -> str | None:
     """The GPT of 2021: 12 h^2 weights a layer, keys of every head, a feed-forward of 4 h."""
     each = (model_sizes.weights - model_sizes.head) / (model_sizes.layers * model_sizes.hidden**2)
@@ -161,12 +153,14 @@ class Convention:
     definition: str
     source: str
     weights: Callable[[Sizes], float] | None  # FLOPs of a token's products; None: of the graph
-    attention: PerToken = _no_attention
+    attention: PerToken = lambda _sizes, _seq_len: 0
     recomputed: float = 4 / 3  # hardware FLOPs over model FLOPs, where layers are computed twice
     is_head_recomputed: bool = True
     is_for_lora: bool = False
     halves: bool = False  # attention, because its mask is causal
-    made_for: Callable[[Sizes], str | None] = _any  # why it says nothing of a model, if so
+    made_for: Callable[[Sizes], str | None] = lambda _sizes: (
+        None
+    )  # why it says nothing of a model, if so
     only_for: str = ""  # the same in words
 
     @property

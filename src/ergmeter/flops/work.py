@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.flops.analytic import PartFlops, node_pairs, step_flops, total
+from ergmeter.flops.analytic import node_pairs, step_flops, total
 from ergmeter.flops.conventions import CONVENTIONS, EXACT, convention, sizes
 from ergmeter.flops.estimate.storage import ASSUMED
 from ergmeter.flops.graph.adapters import with_adapters
@@ -16,8 +15,6 @@ from ergmeter.records import Flops
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ergmeter.flops.analytic import Checkpointing, Parts
     from ergmeter.flops.batch import Batch, Sequences
     from ergmeter.flops.conventions import Convention, Sizes
@@ -73,11 +70,7 @@ def _cached(node: Node, sequence: Sequences, batch: Batch) -> tuple[float, float
         before = _cached_keys(work, sequence.past)
         new = min(sequence.new, _cached_keys(work, sequence.past + sequence.new))
         return work.cached * before * sequence.count, work.cached * new * sequence.count
-    state = 0
-    if isinstance(work, Scan):
-        state = work.state
-    elif isinstance(work, Convolution):
-        state = work.channels * (work.width - 1)
+    state = work.state if isinstance(work, Scan | Convolution) else 0
     return (state * sequence.count if sequence.past else 0), state * sequence.count
 
 
@@ -179,7 +172,7 @@ def step_work(
     moved = None if phase == "train" else forward_traffic(adapted, batch, storage)
     padding = _row(adapted, batch, judge, how.checkpointing) if batch.is_grid else None
     frozen = judge is not None and trained != adapted.params
-    job = _Job(adapted, batch, judge, how, parts, model_sizes, reason, frozen)
+    job = _Job(batch, judge, how, parts, model_sizes, reason, frozen)
     assumed = (*adapted.assumptions, *_assumptions(graph, batch, phase, how))
     notes = () if moved is None else storage.notes
     like = Flops(
@@ -191,9 +184,12 @@ def step_work(
         bytes_per_step=moved.total_bytes if moved else None,
         assumptions=(*assumed, *(f"kept: {line}" for line in notes)),
     )
-    flops, not_defined = _under_each(
-        job, first, like, partial(_given_sizes, params=params, graph=graph)
+    n_note = (
+        f"given: N = {params:,}, in place of the model's own {graph.params_active:,}"
+        if params
+        else ""
     )
+    flops, not_defined = _under_each(job, first, like, n_note)
     work = Work(
         phase=phase,
         batch=batch,
@@ -226,11 +222,11 @@ def _check(graph: Graph, phase: str) -> None:
 
 
 def _under_each(
-    job: _Job, first: Convention, like: Flops, more: Callable[[Convention], list[str]]
+    job: _Job, first: Convention, like: Flops, n_note: str
 ) -> tuple[dict[str, Flops], dict[str, str]]:
     """FLOPs by convention, the chosen one first, and the reasons why others do not apply.
 
-    `like` has what is the same under all of them, `more` what one assumes besides.
+    `like` has what is the same under all of them; `n_note` goes with formulas of N.
     """
     flops: dict[str, Flops] = {}
     not_defined: dict[str, str] = {}
@@ -245,18 +241,11 @@ def _under_each(
             model_per_step=model,
             hardware_per_step=hardware,
             convention=each.name,
-            assumptions=(*like.assumptions, *more(each)),
+            assumptions=(*like.assumptions, *([n_note] if n_note and "N" in each.letters else ())),
         )
     if first.name in not_defined:
         raise NotMeasurable(f"{first.name}: {not_defined[first.name]}")
     return flops, not_defined
-
-
-def _given_sizes(each: Convention, *, params: int | None, graph: Graph) -> list[str]:
-    """Assumptions where a formula's N is not the model's own."""
-    if params is None or "N" not in each.letters:
-        return []
-    return [f"given: N = {params:,}, in place of the model's own {graph.params_active:,}"]
 
 
 def writes(graph: Graph) -> bool:
@@ -273,7 +262,6 @@ def writes(graph: Graph) -> bool:
 class _Job:
     """A step, ready to be counted under any convention."""
 
-    graph: Graph  # with its adapters
     batch: Batch
     trainable: Trainable | None  # None: inference
     how: TrainedParts
@@ -426,15 +414,3 @@ def _sizes(graph: Graph, params: int | None, phase: str) -> tuple[Sizes | None, 
             params_held=params + (model_sizes.params_held - model_sizes.params),
         )
     return model_sizes, ""
-
-
-__all__ = [
-    "PHASES",
-    "PartFlops",
-    "Phase",
-    "TrainedParts",
-    "Work",
-    "step_work",
-    "trained_graph",
-    "writes",
-]

@@ -22,7 +22,6 @@ from ergmeter.hardware.table import (
     devices,
     lookup,
     parse_peak,
-    user_file,
 )
 
 __all__ = [
@@ -37,5 +36,4 @@ __all__ = [
     "devices",
     "lookup",
     "parse_peak",
-    "user_file",
 ]

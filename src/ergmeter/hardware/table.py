@@ -209,8 +209,7 @@ def _positive(value: object, where: str) -> float:
 def _peaks(table: dict[str, Any], where: str) -> dict[str, float]:
     peaks = {}
     for dtype, value in table.items():
-        if dtype not in DTYPES:
-            raise FormatError(f"{where} has no type {dtype!r}; it may have {', '.join(DTYPES)}")
+        _check_type(dtype, where)
         peak = _positive(value, f"{where}.{dtype}") * _FLOP_PER_TFLOP
         if not LEAST_PEAK_FLOPS_PER_S <= peak <= MOST_PEAK_FLOPS_PER_S:
             raise FormatError(f"{where}.{dtype} is {value!r}; that many TFLOP/s is no device's")
@@ -220,11 +219,15 @@ def _peaks(table: dict[str, Any], where: str) -> dict[str, float]:
 
 def _lacks(names: Sequence[str], peaks: Mapping[str, float], where: str) -> tuple[str, ...]:
     for dtype in names:
-        if dtype not in DTYPES:
-            raise FormatError(f"{where} has no type {dtype!r}; it may have {', '.join(DTYPES)}")
+        _check_type(dtype, where)
         if dtype in peaks:
             raise FormatError(f"{where} names {dtype!r}, which has a peak in the same row")
     return tuple(names)
+
+
+def _check_type(dtype: str, where: str) -> None:
+    if dtype not in DTYPES:
+        raise FormatError(f"{where} has no type {dtype!r}; it may have {', '.join(DTYPES)}")
 
 
 def _scaled(value: float | None, factor: float) -> float | None:

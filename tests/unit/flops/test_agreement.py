@@ -64,7 +64,7 @@ def both(
 ) -> tuple[dict[str, PartFlops], CountedStep]:
     config = (config or fields(name)) | changed
     model = model_graph(ModelConfig(config, where=name))
-    parts = step_flops(model, Batch.of(2, seq_len), pairs="computed", scans=False)
+    parts = step_flops(model, Batch.of(2, seq_len), pairs="computed")
     return parts, count_config(config, batch_size=2, seq_len=seq_len)
 
 
@@ -159,7 +159,6 @@ def test_they_agree_on_what_is_computed_again(name: str) -> None:
         Batch.of(2, 32),
         checkpointing="full",
         pairs="computed",
-        scans=False,
     )
     counted = count_config(config, batch_size=2, seq_len=32, checkpointing=True, attention="eager")
     assert total(parts).model == counted.model
@@ -182,7 +181,7 @@ def test_packed_documents_cost_what_they_cost_one_by_one() -> None:
     alone = [
         count_config(fields("gemma-2b"), batch_size=1, seq_len=length).model for length in lengths
     ]
-    parts = step_flops(graph("gemma-2b"), packed, pairs="full")
+    parts = step_flops(graph("gemma-2b"), packed, pairs="computed")
     assert total(parts).model == sum(alone)
 
 

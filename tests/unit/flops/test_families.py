@@ -182,7 +182,7 @@ def _reckoned(
     linear_only: bool = False,
     trainable: Callable[[Node], bool] = lambda _node: True,
 ) -> tuple[float, float]:
-    parts = step_flops(built.graph, built.batch, trainable=trainable, pairs="computed", scans=False)
+    parts = step_flops(built.graph, built.batch, trainable=trainable, pairs="computed")
     if linear_only:
         others = (
             "attention scores",

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ergmeter.cli.work_options import CACHE_DTYPE, WEIGHTS_DTYPE, batch_of, graph_of, with_batch
+from ergmeter.cli.work_options import (
+    CACHE_DTYPE,
+    WEIGHTS_DTYPE,
+    batch_of,
+    graph_of,
+    with_batch,
+    with_each,
+)
+from ergmeter.errors import NotMeasurable, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,15 +32,19 @@ if TYPE_CHECKING:
     from ergmeter.records import Missing
 
 _POSITIVE = click.IntRange(min=1, max=10**7)  # of devices and of parts of a step
-_DTYPES = ("bf16", "fp16", "fp32", "mixed", "bf16-master")
+
+
+def _choice(name: str, choices: tuple[str, ...], text: str) -> Callable[..., Any]:
+    """An option with the first of these choices as its default."""
+    kind = click.Choice(choices)
+    return click.option(name, type=kind, default=choices[0], show_default=True, help=text)
+
 
 _MEMORY = [
-    click.option(
+    _choice(
         "--dtype",
-        type=click.Choice(_DTYPES),
-        default="bf16",
-        show_default=True,
-        help="Of weights; mixed: 32-bit weights under autocast; bf16-master: a 32-bit copy beside.",
+        ("bf16", "fp16", "fp32", "mixed", "bf16-master"),
+        "Of weights; mixed: 32-bit weights under autocast; bf16-master: a 32-bit copy beside.",
     ),
     click.option(
         "--optimizer",
@@ -53,26 +65,16 @@ _MEMORY = [
         show_default=True,
         help="Parts that a device's share of a step is computed in (gradient accumulation).",
     ),
-    click.option(
+    _choice(
         "--attention",
-        type=click.Choice(["sdpa", "flash", "eager"]),
-        default="sdpa",
-        show_default=True,
-        help="torch's, flash attention, or written out with its probabilities kept.",
+        ("sdpa", "flash", "eager"),
+        "torch's, flash attention, or written out with its probabilities kept.",
     ),
-    click.option(
-        "--loss",
-        type=click.Choice(["logits", "fused"]),
-        default="logits",
-        show_default=True,
-        help="From whole logits, or fused with the head.",
-    ),
-    click.option(
+    _choice("--loss", ("logits", "fused"), "From whole logits, or fused with the head."),
+    _choice(
         "--output",
-        type=click.Choice(["freed", "until-step", "until-next"]),
-        default="freed",
-        show_default=True,
-        help="How long the program holds the logits: not in the backward pass, until the"
+        ("freed", "until-step", "until-next"),
+        "How long the program holds the logits: not in the backward pass, until the"
         " optimizer's step, or until the next forward pass (`output = model(...)` in a loop).",
     ),
     click.option(
@@ -81,13 +83,7 @@ _MEMORY = [
         help="The forward pass fills a cache of keys and values (use_cache=True).",
     ),
     click.option("--fused", is_flag=True, help="Norms and activations in kernels of their own."),
-    click.option(
-        "--adapter-dtype",
-        type=click.Choice(["fp32", "bf16"]),
-        default="fp32",
-        show_default=True,
-        help="Of LoRA's matrices; PEFT makes them fp32.",
-    ),
+    _choice("--adapter-dtype", ("fp32", "bf16"), "Of LoRA's matrices; PEFT makes them fp32."),
     click.option("--lora-dropout", is_flag=True, help="Adapters have dropout."),
 ]
 _DEVICES = [
@@ -152,8 +148,6 @@ _TAKEN_BY_SERVING = {
 
 def check_serving(context: click.Context) -> None:
     """Refuse what was given and serving makes no use of: else it would pass for counted."""
-    from ergmeter.errors import UsageError
-
     for option in context.command.params:
         name = option.name or ""
         if name in _TAKEN_BY_SERVING or (
@@ -173,9 +167,7 @@ def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
         return function(**with_grid(options))
 
-    for option in reversed([*_MEMORY, *_DEVICES, *_PLAN, *_SERVING]):
-        wrapped = option(wrapped)
-    return wrapped
+    return with_each(wrapped, [*_MEMORY, *_DEVICES, *_PLAN, *_SERVING])
 
 
 _MOST_TOKENS = 10**15  # of a step; more is a slip of the keyboard
@@ -204,6 +196,8 @@ def command(
     erg estimate config.json --seq-len 4096 --batch-size 64 --device h100-sxm --num-devices 8
     --zero 3 --checkpointing full --tokens 1e9 --mfu 0.4
     """
+    from rich.console import Console
+
     from ergmeter.views.calculate import estimate as view
 
     if options["inference"]:
@@ -215,16 +209,12 @@ def command(
         table = view.serving_estimate(_served(model, shape, options, parallel), room)
     else:
         table = _trained(model, shape, training(), options, parallel, specs, room)
-    _show(table, as_json=as_json)
-
-
-def _show(table: Any, *, as_json: bool) -> None:  # noqa: ANN401  loading its class would load the view
-    from ergmeter.views.calculate import estimate as view
-
     if as_json:
         click.echo(json.dumps(view.document(table), indent=1, allow_nan=False))
         return
-    _print(table)
+    console = Console(highlight=False)
+    for part in view.parts(table):
+        console.print(part)
 
 
 def _served(
@@ -252,15 +242,6 @@ def _served(
     }
 
 
-def _check_training(options: dict[str, Any]) -> None:
-    from ergmeter.errors import UsageError
-
-    for name in ("weights_dtype", "cache_dtype"):
-        if options[name] is not None:
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} is for --inference; a training has --dtype and --quantize")
-
-
 def _trained(
     model: str,
     shape: dict[str, Any],
@@ -276,8 +257,11 @@ def _trained(
     from ergmeter.records import Missing
     from ergmeter.views.calculate import estimate as view
 
-    _check_training(options)
-    graph = _graph(model, shape, options, has_adapters=how.lora is not None)
+    for name in ("weights_dtype", "cache_dtype"):
+        if options[name] is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} is for --inference; a training has --dtype and --quantize")
+    graph = _graph(model, shape, options, how)
     batch = _batch(graph, shape)
     setup = _setup(options, parallel)
     memory = step_memory(graph, batch, training=how, setup=setup)
@@ -289,19 +273,7 @@ def _trained(
     return view.training_estimate(memory, room, results, changes, work)
 
 
-def _print(table: Any) -> None:  # noqa: ANN401  loading its class would load the view
-    from rich.console import Console
-
-    from ergmeter.views.calculate import estimate as view
-
-    console = Console(highlight=False)
-    for part in view.parts(table):
-        console.print(part)
-
-
-def _graph(
-    model: str, shape: dict[str, Any], options: dict[str, Any], *, has_adapters: bool
-) -> Graph:
+def _graph(model: str, shape: dict[str, Any], options: dict[str, Any], how: TrainedParts) -> Graph:
     """The model's graph; a quantised checkpoint is noted, since it is not what is counted."""
     from dataclasses import replace
 
@@ -317,15 +289,13 @@ def _graph(
     counted = f"weights counted at {precision(options['dtype']).weight} B; pass --quantize"
     if options["quantize"] is not None:
         counted = f"matrices counted as --quantize {options['quantize']} keeps them"
-    elif not has_adapters:
+    elif how.lora is None:
         counted += " with --lora"
     line = f"{name} ({stored}) is not taken: {counted}"
     return replace(graph, assumptions=(*graph.assumptions, line))
 
 
 def _batch(graph: Graph, shape: dict[str, Any]) -> Batch:
-    from ergmeter.errors import UsageError
-
     batch = batch_of(graph, shape)
     if batch.tokens > _MOST_TOKENS:
         raise UsageError(
@@ -336,7 +306,6 @@ def _batch(graph: Graph, shape: dict[str, Any]) -> Batch:
 
 
 def _parallel(options: dict[str, Any]) -> Parallel:
-    from ergmeter.errors import UsageError
     from ergmeter.flops.estimate.arrangement import Parallel
 
     model = options["tensor_parallel"] * options["pipeline_parallel"] * options["context_parallel"]
@@ -391,7 +360,6 @@ def _setup(options: dict[str, Any], parallel: Parallel) -> Setup:
 
 def _specs(device: str | None) -> tuple[DeviceSpec, ...] | Missing:
     """The rows that the device's name may mean; what all of them agree on is taken."""
-    from ergmeter.errors import NotMeasurable
     from ergmeter.hardware import candidates
     from ergmeter.records import Missing
 
@@ -473,7 +441,6 @@ def _plan(
 
 def _measured_mfu(path: str, also_given: float | None) -> tuple[float, str]:
     """The MFU of a run, and what it was of."""
-    from ergmeter.errors import NotMeasurable, UsageError
     from ergmeter.metrics.catalog import catalogue
     from ergmeter.metrics.summarize import summarize
     from ergmeter.records import Missing

@@ -18,13 +18,11 @@ from ergmeter.cli.work_options import (
     with_batch,
     work_of,
 )
+from ergmeter.errors import FormatError, PluginError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch.nn import Module
-
-    from ergmeter.flops.config import ModelConfig
     from ergmeter.flops.work import TrainedParts
 
 
@@ -65,7 +63,6 @@ def command(
     """
     from rich.console import Console
 
-    from ergmeter.errors import FormatError
     from ergmeter.flops.source import UnknownArchitectureError
     from ergmeter.views.calculate import flops as view
 
@@ -113,7 +110,6 @@ def _count(
     """Count by running the model, and say where the analytic engine differs."""
     from rich.console import Console
 
-    from ergmeter.errors import PluginError, UsageError
     from ergmeter.flops.batch import Batch
     from ergmeter.flops.source import read_model
     from ergmeter.views.calculate import counted as view
@@ -122,17 +118,24 @@ def _count(
     if shape["seq_len"] is None:
         raise UsageError("how long is a sequence? pass --seq-len")
     batch = Batch.of(shape["batch_size"], shape["seq_len"], lengths=lengths_of(shape))
+    config, train, source_len = read_model(model), rest["phase"] == "train", shape["source_len"]
+    adapted = None
     try:
-        from ergmeter.flops.counted.built_model import count_step
+        from ergmeter.flops.counted.built_model import adapted_model, count_step
+
+        if training.lora:
+            full = training.checkpointing == "full"
+            adapted = adapted_model(config, training.lora, is_checkpointed=full)
     except ImportError as error:
+        if error.name == "peft":
+            raise PluginError(
+                f"--lora with the counted engine needs peft ({error}): pip install peft, or use the"
+                " analytic engine"
+            ) from error
         raise PluginError(
             f"the counted engine needs torch and transformers ({error}): pip install torch"
             " transformers"
         ) from error
-    config = read_model(model)
-    train = rest["phase"] == "train"
-    source_len = shape["source_len"]
-    adapted = _adapted(config, training) if training.lora else None
     counted = count_step(
         config, batch, training, train=train, source_len=source_len, adapted=adapted
     )
@@ -145,21 +148,6 @@ def _count(
         console.print(table)
     for line in view.lines(counted, agreed):
         console.print(line)
-
-
-def _adapted(config: ModelConfig, training: TrainedParts) -> Module:
-    from ergmeter.errors import PluginError
-
-    try:
-        from ergmeter.flops.counted.built_model import adapted_model
-    except ImportError as error:
-        raise PluginError(
-            f"--lora with the counted engine needs peft ({error}): pip install peft, or use the"
-            " analytic engine"
-        ) from error
-    assert training.lora is not None
-    full = training.checkpointing == "full"
-    return adapted_model(config, training.lora, is_checkpointed=full)
 
 
 # What the counted engine can't be told, and why.
@@ -176,8 +164,6 @@ _NOT_COUNTED = {
 
 def _check_counted(shape: dict[str, Any], training: TrainedParts, rest: dict[str, Any]) -> None:
     """Refuse what would be left out of the count."""
-    from ergmeter.errors import UsageError
-
     other = "; leave it out, or use the analytic engine"
     for name, reason in _NOT_COUNTED.items():
         if shape.get(name) or rest.get(name):

@@ -17,11 +17,12 @@ from ergmeter.cli.work_options import (
     with_batch,
     work_of,
 )
+from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ergmeter.flops.work import TrainedParts, Work
+    from ergmeter.flops.work import TrainedParts
     from ergmeter.metrics.definitions.peaks import Peak
     from ergmeter.records import Missing
 
@@ -73,6 +74,8 @@ def command(
 
     MODEL_CONFIG as for `erg flops`. A device whose peak is not known gives no MFU, and says so.
     """
+    from rich.console import Console
+
     from ergmeter.metrics.definitions.compute import TokenRate, compute_results
     from ergmeter.records import dtype_named
     from ergmeter.views.calculate import flops as view
@@ -91,14 +94,14 @@ def command(
         document = {**view.readings(results), **view.document(work)}
         click.echo(json.dumps(document, indent=1, allow_nan=False))
         return
-    _print(work, results)
+    console = Console()
+    for line in [*view.lines(work), *view.reading_lines(results)]:
+        console.print(line)
 
 
 def _speed(
     total: float | None, each: float | None, step_s: float | None, devices: int, tokens: int
 ) -> tuple[float, str]:
-    from ergmeter.errors import UsageError
-
     speeds = [value for value in (total, each, step_s) if value is not None]
     if len(speeds) != 1:
         raise UsageError(
@@ -115,7 +118,6 @@ def _speed(
 def _peak(
     device: str | None, peak: str | None, source: str | None, dtype: str | None
 ) -> Peak | Missing:
-    from ergmeter.errors import UsageError
     from ergmeter.hardware import parse_peak
     from ergmeter.metrics.definitions.peaks import declared_peak, device_peak
 
@@ -124,13 +126,3 @@ def _peak(
     if device is None:
         raise UsageError("which device? pass --device (`erg peaks` lists them) or --peak")
     return device_peak(device, dtype or "bf16", is_dtype_assumed=dtype is None)
-
-
-def _print(work: Work, results: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    from ergmeter.views.calculate.flops import lines, reading_lines
-
-    console = Console()
-    for line in [*lines(work), *reading_lines(results)]:
-        console.print(line)

@@ -6,6 +6,8 @@ import json
 
 import click
 
+from ergmeter.errors import UsageError
+
 
 @click.command()
 @click.argument("name", required=False)
@@ -23,7 +25,6 @@ def command(
     """
     from rich.console import Console
 
-    from ergmeter.errors import UsageError
     from ergmeter.hardware import devices, lookup
     from ergmeter.records import DTYPES
     from ergmeter.views.calculate import reference

@@ -10,19 +10,18 @@ import copy
 import json
 import logging
 import warnings
+from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import peft
 import torch
 import transformers
 from torch import nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.flops.analytic import PartFlops
 from ergmeter.flops.counted.count import count, count_built
-from ergmeter.flops.counted.op_totals import CountedStep
+from ergmeter.flops.counted.op_totals import CountedStep, summed
 from ergmeter.flops.graph.adapters import ALL_LINEAR, EXPERTS
 from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import trained_graph
@@ -42,6 +41,8 @@ _AUTO: Any = transformers.AutoModelForCausalLM
 
 def adapted_model(config: ModelConfig, lora: Lora, *, is_checkpointed: bool) -> nn.Module:
     """The model with PEFT's adapters, on the device that has no memory."""
+    import peft  # noqa: PLC0415  only adapters need it
+
     fields: dict[str, Any] = json.loads(json.dumps(config.fields))
     fields.pop("quantization_config", None)
     kind = fields.pop("model_type", None)
@@ -208,16 +209,11 @@ def count_step(
 def _together(counts: Iterable[CountedStep]) -> CountedStep:
     """Several counts of one model as one."""
     counts = list(counts)
-    rows: dict[tuple[str, str], PartFlops] = {}
-    missed: dict[str, int] = {}
-    for counted in counts:
-        for key, cost in counted.rows.items():
-            rows[key] = rows.get(key, PartFlops()) + cost
-        for name, calls in counted.calls_not_counted.items():
-            missed[name] = missed.get(name, 0) + calls
+    rows = summed(row for counted in counts for row in counted.rows.items())
+    missed = sum((Counter(counted.calls_not_counted) for counted in counts), Counter[str]())
     first = counts[0]
     assumptions = (*first.assumptions, _ONE_BY_ONE)
-    return CountedStep(rows, first.params, first.params_trained, missed, assumptions)
+    return CountedStep(rows, first.params, first.params_trained, dict(missed), assumptions)
 
 
 def _by_name(config: ModelConfig, how: TrainedParts) -> Callable[[str], bool]:

@@ -17,7 +17,7 @@ import sys
 from bisect import bisect_right
 from collections import Counter as Counts
 from collections import OrderedDict
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
@@ -279,9 +279,6 @@ def count(
     NotMeasurable where it can't be run without values: it decides by them, or a kernel insists.
     """
     key = (_structure(model), _shapes(inputs), batch_size, seq_len, source_len, train, loss)
-    if key in _counts:
-        _counts.move_to_end(key)
-        return _counts[key]
 
     def build(shadow: MetaModel) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
         copy = shadow.of(model)
@@ -294,9 +291,12 @@ def count(
             else (copy, tuple(fake_inputs), {})
         )
 
-    counted = _run(build, train=train, loss=loss)
-    _check_untouched(model)
-    return _keep(key, counted)
+    def run() -> CountedStep:
+        counted = _run(build, train=train, loss=loss)
+        _check_untouched(model)
+        return counted
+
+    return _cached(key, run)
 
 
 def count_built(
@@ -315,10 +315,6 @@ def count_built(
     `trainable` says by name which parameters are trained: all, if not given. `key` stands for what
     `build` makes.
     """
-    cache_key = (key, batch_size, seq_len, source_len, train, trainable, checkpointing)
-    if cache_key in _counts:
-        _counts.move_to_end(cache_key)
-        return _counts[cache_key]
 
     def made(_: MetaModel) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
         model: Any = build()
@@ -331,11 +327,14 @@ def count_built(
         fake_inputs = _text(model, batch_size=batch_size, seq_len=seq_len, source_len=source_len)
         return model, (), fake_inputs
 
-    return _keep(cache_key, _run(made, train=train, loss=None))
+    cache_key = (key, batch_size, seq_len, source_len, train, trainable, checkpointing)
+    return _cached(cache_key, lambda: _run(made, train=train, loss=None))
 
 
-def _keep(key: object, counted: CountedStep) -> CountedStep:
-    _counts[key] = counted
+def _cached(key: object, run: Callable[[], CountedStep]) -> CountedStep:
+    """The count under this key; `run` makes it where it is not cached."""
+    counted = _counts.pop(key, None) or run()
+    _counts[key] = counted  # the latest is the last to be dropped
     while len(_counts) > _CACHE_SIZE:
         _counts.popitem(last=False)
     return counted
@@ -351,8 +350,6 @@ def _run(
     loss: Callable[[Any], torch.Tensor] | None,
 ) -> CountedStep:
     shadow, counter = MetaModel(), Counter()
-    depth = torch._C._len_torch_dispatch_stack()
-    generator = torch.get_rng_state()
     try:
         with isolated():
             model, args, kwargs = build(shadow)
@@ -376,31 +373,34 @@ def _run(
                     number.backward()
     except RAISED as error:
         raise NotMeasurable(why_not_run(error)) from error
-    finally:
-        while torch._C._len_torch_dispatch_stack() > depth:
-            torch._C._pop_torch_dispatch_stack(None)
-        torch.set_rng_state(generator)
     return counter.counted(
         params=params, params_trained=trained, assumptions=tuple(shadow.assumptions)
     )
 
 
-def isolated() -> ExitStack:
+@contextmanager
+def isolated() -> Iterator[None]:
     """A context without the caller's modes; changes made in it are undone."""
-    stack = ExitStack()
-    stack.callback(setattr, _torch_log, "disabled", _torch_log.disabled)
-    _torch_log.disabled = True
-    stack.enter_context(_disable_current_modes())
-    stack.enter_context(torch.inference_mode(mode=False))
-    stack.enter_context(torch.enable_grad())
-    stack.enter_context(torch.autocast("cpu", enabled=False))
-    stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-    if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
-        # A compiled function inside a model would be given up for good under a dispatch mode.
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-    stack.enter_context(torch.device("cpu"))
-    stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-    return stack
+    depth, generator = torch._C._len_torch_dispatch_stack(), torch.get_rng_state()
+    try:
+        with ExitStack() as stack:
+            stack.callback(setattr, _torch_log, "disabled", _torch_log.disabled)
+            _torch_log.disabled = True
+            stack.enter_context(_disable_current_modes())
+            stack.enter_context(torch.inference_mode(mode=False))
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(torch.autocast("cpu", enabled=False))
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+                # A compiled function in a model would be given up for good under a dispatch mode.
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(torch.device("cpu"))
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            yield
+    finally:
+        while torch._C._len_torch_dispatch_stack() > depth:
+            torch._C._pop_torch_dispatch_stack(None)
+        torch.set_rng_state(generator)
 
 
 def _check_untouched(model: nn.Module) -> None:

@@ -226,69 +226,59 @@ def _matrices(arguments: dict[str, Any]) -> Iterable[int]:
 
 
 _FUSED = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
-
-RULES: dict[str, Rule] = {
-    **{f"aten::{name}": _rows_of("self") for name in ("mm", "bmm", "mv", "_int_mm", "_scaled_mm")},
-    **{f"aten::{name}": _rows_of("mat1") for name in ("addmm", "_addmm_activation")},
-    **{f"aten::_weight_{kind}pack_mm": _rows_of("self") for kind in ("int4", "int8")},
-    "aten::_scaled_mm_v2": _rows_of("self"),
-    "aten::addmv": _rows_of("mat"),
-    "aten::baddbmm": _rows_of("batch1"),
-    "aten::addbmm": _summed_batches,
-    "aten::dot": _dot,
-    "aten::vdot": _dot,
-    "aten::_grouped_mm": _grouped("self", "mat2"),
-    "aten::_scaled_grouped_mm": _grouped("self", "mat2"),
-    "aten::_scaled_grouped_mm_v2": _grouped("self", "mat2"),
-    "transformers::grouped_mm_fallback": _grouped("input", "weight"),
-    "mkldnn::_linear_pointwise": _rows_of("X"),
-    **{
-        f"bitsandbytes::{name}": _rows_of("A")
-        for name in ("gemm_4bit", "gemv_4bit", "int8_linear_matmul", "int8_scaled_mm")
-    },
-    "bitsandbytes::int8_mixed_scaled_mm": _rows_of("A"),
-    **{f"aten::{name}": _convolution("input") for name in ("convolution", "_convolution")},
-    "aten::convolution_overrideable": _convolution("input"),
-    **{
-        f"aten::{name}": _convolution("self")
-        for name in (
-            *("mkldnn_convolution", "cudnn_convolution", "miopen_convolution"),
-            *("_slow_conv2d_forward", "_conv_depthwise2d", "conv_depthwise3d", "slow_conv3d"),
-        )
-    },
-    "aten::convolution_backward": _convolution_backward,
-    "aten::convolution_backward_overrideable": _convolution_backward,
-    **{f"aten::_scaled_dot_product_{name}": _attention(_heads_first) for name in _FUSED},
-    **{
-        f"aten::_scaled_dot_product_{name}_backward": _attention_backward(_heads_first)
-        for name in _FUSED
-    },
-    "aten::_scaled_dot_product_fused_attention_overrideable": _attention(_heads_first),
-    "aten::_scaled_dot_product_fused_attention_overrideable_backward": _attention_backward(
-        _heads_first
+_ATEN_BY_RULE: dict[Rule, tuple[str, ...]] = {
+    _rows_of("self"): (
+        *("mm", "bmm", "mv", "_int_mm", "_scaled_mm", "_scaled_mm_v2"),
+        *("_weight_int4pack_mm", "_weight_int8pack_mm"),
     ),
-    "flex_attention": _attention(_heads_first),
-    "flex_attention_backward": _attention_backward(_heads_first),
-    **{
-        name: _attention(_positions_first)
-        for name in (
-            *("aten::_flash_attention_forward", "aten::_efficient_attention_forward"),
-            *("flash_attn::_flash_attn_forward", "flash_attn::_flash_attn_varlen_forward"),
-            "torch_attn::_varlen_attn",
-        )
-    },
-    **{
-        name: _attention_backward(_positions_first)
-        for name in (
-            *("aten::_flash_attention_backward", "aten::_efficient_attention_backward"),
-            *("flash_attn::_flash_attn_backward", "flash_attn::_flash_attn_varlen_backward"),
-            "torch_attn::_varlen_attn_backward",
-        )
-    },
-    "aten::mkldnn_rnn_layer": _recurrent(1),
-    "aten::mkldnn_rnn_layer_backward": _recurrent(2),
-    "aten::_cudnn_rnn": _recurrent(1),
-    "aten::_cudnn_rnn_backward": _recurrent(2),
+    _rows_of("mat1"): ("addmm", "addmm_", "_addmm_activation"),
+    _rows_of("mat"): ("addmv", "addmv_"),
+    _rows_of("batch1"): ("baddbmm", "baddbmm_"),
+    _summed_batches: ("addbmm", "addbmm_"),
+    _dot: ("dot", "vdot"),
+    _grouped("self", "mat2"): ("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"),
+    _convolution("input"): ("convolution", "_convolution", "convolution_overrideable"),
+    _convolution("self"): (
+        *("mkldnn_convolution", "cudnn_convolution", "miopen_convolution"),
+        *("_slow_conv2d_forward", "_conv_depthwise2d", "conv_depthwise3d", "slow_conv3d"),
+    ),
+    _convolution_backward: ("convolution_backward", "convolution_backward_overrideable"),
+    _attention(_heads_first): (
+        *(f"_scaled_dot_product_{name}" for name in _FUSED),
+        "_scaled_dot_product_fused_attention_overrideable",
+    ),
+    _attention_backward(_heads_first): (
+        *(f"_scaled_dot_product_{name}_backward" for name in _FUSED),
+        "_scaled_dot_product_fused_attention_overrideable_backward",
+    ),
+    _attention(_positions_first): ("_flash_attention_forward", "_efficient_attention_forward"),
+    _attention_backward(_positions_first): (
+        *("_flash_attention_backward", "_efficient_attention_backward"),
+    ),
+    _recurrent(1): ("mkldnn_rnn_layer", "_cudnn_rnn"),
+    _recurrent(2): ("mkldnn_rnn_layer_backward", "_cudnn_rnn_backward"),
+}
+_OTHERS_BY_RULE: dict[Rule, tuple[str, ...]] = {
+    _grouped("input", "weight"): ("transformers::grouped_mm_fallback",),
+    _rows_of("X"): ("mkldnn::_linear_pointwise",),
+    _rows_of("A"): (
+        *("bitsandbytes::gemm_4bit", "bitsandbytes::gemv_4bit", "bitsandbytes::int8_scaled_mm"),
+        *("bitsandbytes::int8_linear_matmul", "bitsandbytes::int8_mixed_scaled_mm"),
+    ),
+    _attention(_heads_first): ("flex_attention",),
+    _attention_backward(_heads_first): ("flex_attention_backward",),
+    _attention(_positions_first): (
+        *("flash_attn::_flash_attn_forward", "flash_attn::_flash_attn_varlen_forward"),
+        "torch_attn::_varlen_attn",
+    ),
+    _attention_backward(_positions_first): (
+        *("flash_attn::_flash_attn_backward", "flash_attn::_flash_attn_varlen_backward"),
+        "torch_attn::_varlen_attn_backward",
+    ),
+}
+RULES: dict[str, Rule] = {
+    **{f"aten::{name}": rule for rule, names in _ATEN_BY_RULE.items() for name in names},
+    **{name: rule for rule, names in _OTHERS_BY_RULE.items() for name in names},
 }
 
 # Higher-order operators have no schema to take names from.
@@ -297,23 +287,9 @@ POSITIONS: dict[str, tuple[str, ...]] = {
     "flex_attention_backward": ("query", "key", "value"),
 }
 
-RULES |= {
-    f"{name}_": RULES[name]
-    for name in ("aten::addmm", "aten::addmv", "aten::baddbmm", "aten::addbmm")
-}
-
 _OWN = frozenset(
-    {
-        "aten",
-        "prim",
-        "prims",
-        "profiler",
-        "c10d",
-        "_c10d_functional",
-        "fsdp",
-        "rngprims",
-        "inductor",
-    }
+    {"aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "fsdp", "rngprims"}
+    | {"inductor"}
 )
 PRODUCT_NAME = re.compile(
     r"(?:^|_|add|b)mm(?:_|$)|matmul|gemm|attention|attn|convolution|conv\d|linear_|_linear|rnn"

@@ -8,12 +8,24 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ergmeter.flops.analytic import PartFlops
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ergmeter.flops.analytic import Parts
+
+Key = TypeVar("Key")
+
+
+def summed(costs: Iterable[tuple[Key, PartFlops]]) -> dict[Key, PartFlops]:
+    """FLOPs by key, those of equal keys added."""
+    totals: dict[Key, PartFlops] = {}
+    for key, cost in costs:
+        totals[key] = totals.get(key, PartFlops()) + cost
+    return totals
 
 
 @dataclass(frozen=True)
@@ -65,42 +77,31 @@ class CountedStep:
         Where a kernel was told of the mask, or its module says that it is causal; attention that
         is written out as products counts whole.
         """
-        total, less = self.total, self.spared
-        return PartFlops(
-            total.forward - less.forward,
-            total.backward - less.backward,
-            total.recomputed - less.recomputed,
-        )
+        less = self.spared
+        return self.total + PartFlops(-less.forward, -less.backward, -less.recomputed)
 
     @property
     def operators(self) -> dict[str, PartFlops]:
         """FLOPs by operator."""
-        totals: dict[str, PartFlops] = {}
-        for (_, operator), cost in self.rows.items():
-            totals[operator] = totals.get(operator, PartFlops()) + cost
-        return totals
+        return summed((operator, cost) for (_, operator), cost in self.rows.items())
 
     @property
     def own(self) -> dict[str, PartFlops]:
         """FLOPs by the module that computed them itself, its children's left out."""
-        totals: dict[str, PartFlops] = {}
-        for (module, _), cost in self.rows.items():
-            totals[module] = totals.get(module, PartFlops()) + cost
-        return totals
+        return summed((module, cost) for (module, _), cost in self.rows.items())
 
     def modules(self, *, depth: int | None = None) -> dict[str, PartFlops]:
         """FLOPs by module, each with all that is inside it; the model itself is "".
 
         With a `depth`, only modules whose names have at most so many parts.
         """
-        totals: dict[str, PartFlops] = {}
-        for module, cost in self.own.items():
-            parts = module.split(".") if module else []
-            for length in range(len(parts) + 1):
-                if depth is None or length <= depth:
-                    name = ".".join(parts[:length])
-                    totals[name] = totals.get(name, PartFlops()) + cost
-        return totals
+        parts = [(module.split(".") if module else [], cost) for module, cost in self.own.items()]
+        return summed(
+            (".".join(names[:length]), cost)
+            for names, cost in parts
+            for length in range(len(names) + 1)
+            if depth is None or length <= depth
+        )
 
     @property
     def not_counted(self) -> tuple[str, ...]:
@@ -200,14 +201,12 @@ def agreement(parts: Parts, counted: CountedStep) -> Agreement:
     Counted attention is the whole rectangle, so the analytic one must have been asked for
     `pairs="computed"`.
     """
-    collected: dict[str, list[PartFlops]] = {}
-    for part, cost in parts.items():
-        both = collected.setdefault(_TOGETHER.get(part, part), [PartFlops(), PartFlops()])
-        both[0] += cost
-    for (module, operator), cost in counted.rows.items():
-        both = collected.setdefault(part_of(module, operator), [PartFlops(), PartFlops()])
-        both[1] += cost
-    return Agreement({part: (a, c) for part, (a, c) in collected.items()})
+    analytic = summed((_TOGETHER.get(part, part), cost) for part, cost in parts.items())
+    run = summed((part_of(*names), cost) for names, cost in counted.rows.items())
+    none = PartFlops()
+    return Agreement(
+        {part: (analytic.get(part, none), run.get(part, none)) for part in {**analytic, **run}}
+    )
 
 
 def part_of(module: str, operator: str = "") -> str:

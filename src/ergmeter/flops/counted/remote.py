@@ -169,11 +169,7 @@ def _by_graph(call: RecordedCall, error: str) -> CallFlops:
 
 
 def _counted(record: StepRecord, trained: _Counted, others: _Counted, lengths: Lengths) -> Flops:
-    good = [(call, flops) for call, flops in trained if not flops.error]
-    forward = sum(c.times * flops.forward for c, flops in good) + record.outside_forward
-    backward = sum(c.times * flops.backward for c, flops in good) + record.outside_backward
-    again = sum(c.times * flops.recomputed for c, flops in good)
-    pairs = sum(c.times * (flops.pairs_forward + flops.pairs_backward) for c, flops in good)
+    forward, backward, again, pairs = _sums(record, trained)
     model = forward + backward
     alone = None
     if record.tokens:
@@ -182,7 +178,6 @@ def _counted(record: StepRecord, trained: _Counted, others: _Counted, lengths: L
             ratio = lengths.length / record.length
             if abs(ratio - 1) > _ALIKE_FRAC:
                 model += pairs * (ratio - 1)
-    failed = tuple(f"{call.module} ({flops.error})" for call, flops in trained if flops.error)
     return Flops(
         model_per_step=model,
         convention="counted",
@@ -191,25 +186,36 @@ def _counted(record: StepRecord, trained: _Counted, others: _Counted, lengths: L
         hardware_per_padding=alone if lengths.is_padded else None,
         tokens_per_step=record.tokens,
         samples_per_step=record.samples,
-        assumptions=(_COUNTED, *_pair_notes(good), *_count_notes(record, trained)),
+        assumptions=(_COUNTED, *_pair_notes(trained), *_count_notes(record, trained)),
         other_work=_other_work(record, others, model and forward / model, model, scale=1.0),
-        not_counted=(*record.not_counted, *_unknown(trained), *failed),
+        not_counted=_not_counted(record, trained),
     )
 
 
-def _pair_notes(good: _Counted) -> tuple[str, ...]:
+def _sums(record: StepRecord, trained: _Counted) -> tuple[float, float, float, float]:
+    """FLOPs of a step, forward, backward and recomputed, and of them those of pairs.
+
+    A call that could not be counted has none.
+    """
+    forward = sum(c.times * flops.forward for c, flops in trained) + record.outside_forward
+    backward = sum(c.times * flops.backward for c, flops in trained) + record.outside_backward
+    again = sum(c.times * flops.recomputed for c, flops in trained)
+    pairs = sum(c.times * (flops.pairs_forward + flops.pairs_backward) for c, flops in trained)
+    return forward, backward, again, pairs
+
+
+def _pair_notes(trained: _Counted) -> tuple[str, ...]:
     """Notes on which pairs of attention are in the count; none where there is no attention."""
-    if any(flops.pairs_masked for _, flops in good):
+    if any(flops.pairs_masked for _, flops in trained):
         return (f"{_ATTENTION}{_MASKED}",)
-    return (f"{_ATTENTION}{_ALL_PAIRS}",) if any(flops.pairs_forward for _, flops in good) else ()
+    has_pairs = any(flops.pairs_forward for _, flops in trained)
+    return (f"{_ATTENTION}{_ALL_PAIRS}",) if has_pairs else ()
 
 
 def _completed(analytic: Flops, record: StepRecord, trained: _Counted, others: _Counted) -> Flops:
     """A count from a configuration, with what the step computes beside that model's forward."""
-    good = [(call, flops) for call, flops in trained if not flops.error]
-    extra = record.outside_forward + record.outside_backward
-    extra += sum(c.times * (flops.forward + flops.backward) for c, flops in good)
-    again = sum(c.times * flops.recomputed for c, flops in good)
+    forward, backward, again, _ = _sums(record, trained)
+    extra = forward + backward
     scale, calls = 1.0, 1.0
     if record.tokens and analytic.tokens_per_step:
         scale = analytic.tokens_per_step / record.tokens
@@ -219,14 +225,13 @@ def _completed(analytic: Flops, record: StepRecord, trained: _Counted, others: _
     hardware = analytic.hardware_per_step
     if hardware is not None:
         hardware = hardware * calls + (extra + again) * scale
-    failed = tuple(f"{call.module} ({flops.error})" for call, flops in trained if flops.error)
     return replace(
         analytic,
         model_per_step=model,
         hardware_per_step=hardware,
         assumptions=(*analytic.assumptions, *_count_notes(record, trained)),
         other_work=_other_work(record, others, 1 / 3, model / scale, scale=scale),
-        not_counted=(*record.not_counted, *_unknown(trained), *failed),
+        not_counted=_not_counted(record, trained),
     )
 
 
@@ -259,9 +264,11 @@ def _count_notes(record: StepRecord, trained: _Counted) -> tuple[str, ...]:
     return tuple(dict.fromkeys(assumptions))
 
 
-def _unknown(trained: _Counted) -> tuple[str, ...]:
+def _not_counted(record: StepRecord, trained: _Counted) -> tuple[str, ...]:
     lines = [line for _, flops in trained for line in flops.not_counted]
-    return tuple(dict.fromkeys(line.removeprefix("not counted: ") for line in lines))
+    operators = dict.fromkeys(line.removeprefix("not counted: ") for line in lines)
+    failed = [f"{call.module} ({flops.error})" for call, flops in trained if flops.error]
+    return (*record.not_counted, *operators, *failed)
 
 
 # The request, and the process that counts it.

@@ -127,7 +127,7 @@ def dumps(
             break
         except NotMeasurable:
             raise
-        except Exception as error:
+        except Exception as error:  # pickling runs the user's own code
             if isinstance(error, RuntimeError) and not is_last:
                 continue  # the training beside us has put something into a dictionary
             what = f"{type(error).__name__}: {error}".strip().partition("\n")[0][:200]

@@ -59,25 +59,16 @@ def main(path: str) -> None:
 
 
 def _count_group(data: bytes) -> list[CallFlops]:
-    depth = torch._C._len_torch_dispatch_stack()
-    generator = torch.get_rng_state()
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(isolated())
-            stack.enter_context(_OnCpu())
-            stack.callback(setattr, nn.functional, _SDPA, _attention)
-            setattr(nn.functional, _SDPA, _attention_without_dropout)
-            try:
-                calls: list[ModuleCall] = loads(data)
-            except Exception as error:
-                what = f"{type(error).__name__}: {error}".strip().partition("\n")[0][:200]
-                raise NotMeasurable(f"the model can't be made again elsewhere: {what}") from error
-            shadow = MetaModel()
-            return [_count_call(call, shadow) for call in calls]
-    finally:
-        while torch._C._len_torch_dispatch_stack() > depth:
-            torch._C._pop_torch_dispatch_stack(None)
-        torch.set_rng_state(generator)
+    with isolated(), _OnCpu(), ExitStack() as stack:
+        stack.callback(setattr, nn.functional, _SDPA, _attention)
+        setattr(nn.functional, _SDPA, _attention_without_dropout)
+        try:
+            calls: list[ModuleCall] = loads(data)
+        except Exception as error:  # unpickling runs the user's own code
+            what = f"{type(error).__name__}: {error}".strip().partition("\n")[0][:200]
+            raise NotMeasurable(f"the model can't be made again elsewhere: {what}") from error
+        shadow = MetaModel()
+        return [_count_call(call, shadow) for call in calls]
 
 
 def _count_call(call: ModuleCall, shadow: MetaModel) -> CallFlops:

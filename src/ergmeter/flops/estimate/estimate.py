@@ -8,7 +8,7 @@ and the reason names the option to pass.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
 from ergmeter.flops.batch import Batch, Sequences
@@ -64,6 +64,10 @@ class TrainingJob:
         """The same with another number of sequences in a step."""
         return replace(self, batch=_resized(self.batch, sequences))
 
+    def with_setup(self, **changes: Any) -> TrainingJob:  # noqa: ANN401  fields of a Setup
+        """The same run in another way."""
+        return replace(self, setup=replace(self.setup, **changes))
+
     @property
     def spread(self) -> int:
         """Micro-batches of a step, on all devices."""
@@ -71,8 +75,7 @@ class TrainingJob:
 
     def on(self, data: int, zero: int) -> TrainingJob:
         """The same on more devices; the batch grows where it has no sequence for each of them."""
-        parallel = replace(self.setup.parallel, data=data, zero=zero)
-        job = replace(self, setup=replace(self.setup, parallel=parallel))
+        job = self.with_setup(parallel=replace(self.setup.parallel, data=data, zero=zero))
         return job.of(-(-self.batch.sequences // job.spread) * job.spread)
 
 
@@ -124,26 +127,25 @@ def _changes(job: TrainingJob) -> Iterator[tuple[str, TrainingJob]]:
     how, setup = job.training, job.setup
     yield from _checkpointed(job, ("selective", "full"))
     if setup.kernels.loss == "logits":
-        kernels = replace(setup.kernels, loss="fused")
-        yield "--loss fused", replace(job, setup=replace(setup, kernels=kernels))
+        yield "--loss fused", job.with_setup(kernels=replace(setup.kernels, loss="fused"))
     if setup.output != "freed":
-        yield "--output freed", replace(job, setup=replace(setup, output="freed"))
+        yield "--output freed", job.with_setup(output="freed")
     if setup.optimizer in ("adamw", "adamw-loop"):
-        yield "--optimizer adamw-fused", replace(job, setup=replace(setup, optimizer="adamw-fused"))
+        yield "--optimizer adamw-fused", job.with_setup(optimizer="adamw-fused")
     is_full = how.lora is None and not how.frozen and how.trains is None
     if setup.optimizer.startswith("adamw") and setup.optimizer != "adamw-8bit" and is_full:
-        yield "--optimizer adamw-8bit", replace(job, setup=replace(setup, optimizer="adamw-8bit"))
+        yield "--optimizer adamw-8bit", job.with_setup(optimizer="adamw-8bit")
     if setup.parallel.data > 1:
         for stage in range(setup.parallel.zero + 1, 4):
             parallel = replace(setup.parallel, zero=stage)
-            yield f"{_ZERO}{stage}", replace(job, setup=replace(setup, parallel=parallel))
+            yield f"{_ZERO}{stage}", job.with_setup(parallel=parallel)
     if is_full:
         yield from _adapted(job)
     elif how.lora is not None and setup.quantize is None:
-        yield "--quantize nf4", replace(job, setup=replace(setup, quantize="nf4"))
+        yield "--quantize nf4", job.with_setup(quantize="nf4")
     each = job.batch.sequences // setup.parallel.data
     if each > setup.micro_batches:
-        yield f"--micro-batches {each}", replace(job, setup=replace(setup, micro_batches=each))
+        yield f"--micro-batches {each}", job.with_setup(micro_batches=each)
 
 
 def _checkpointed(job: TrainingJob, modes: tuple[str, ...]) -> Iterator[tuple[str, TrainingJob]]:
@@ -161,10 +163,7 @@ def _adapted(job: TrainingJob) -> Iterator[tuple[str, TrainingJob]]:
     except UsageError:
         return
     yield _LORA_SAID, adapted
-    yield (
-        f"{_LORA_SAID} --quantize nf4",
-        replace(adapted, setup=replace(adapted.setup, quantize="nf4")),
-    )
+    yield f"{_LORA_SAID} --quantize nf4", adapted.with_setup(quantize="nf4")
 
 
 def _together(job: TrainingJob) -> Iterator[tuple[str, TrainingJob]]:
@@ -321,11 +320,7 @@ def cached_numbers(node: Node, batch: Batch) -> float:
     if isinstance(work, Attention) and work.mask == "causal":
         limit = work.window or work.chunk or batch.seq_len
         return work.cached * min(batch.seq_len, limit)
-    if isinstance(work, Scan):
-        return work.state
-    if isinstance(work, Convolution):
-        return work.channels * (work.width - 1)
-    return 0
+    return work.state if isinstance(work, Scan | Convolution) else 0
 
 
 # Memory, time, energy, carbon and cost as readings.
@@ -434,6 +429,11 @@ class TrainingPlan:
             check_stated(name, getattr(self, name))
 
 
+def _assumed(value: float, unit: str, note: str) -> Reading:
+    """A reading that rests on stated inputs, which its note names."""
+    return Reading(value, unit, "assumed", note=note)
+
+
 def memory_results(
     memory: Memory, room: Room | Missing, most: int | None, *, spread: int = 1
 ) -> dict[str, Result]:
@@ -444,24 +444,24 @@ def memory_results(
     peak = memory.peak
     per = f"one device, {memory.sequences} sequences at a time, at the {peak.name}"
     results: dict[str, Result] = {
-        PEAK: Reading(peak.total_bytes, "B", "assumed", note=f"{per}; fragmentation not in it")
+        PEAK: _assumed(peak.total_bytes, "B", f"{per}; fragmentation not in it")
     }
     for kind in KINDS:
         if peak.bytes[kind]:
             key = f"estimate.memory_{kind.replace(' ', '_')}_bytes"
-            results[key] = Reading(peak.bytes[kind], "B", "assumed", note=f"{per}")
+            results[key] = _assumed(peak.bytes[kind], "B", per)
     if isinstance(room, Missing):
         return results | dict.fromkeys((SPARE, MICRO_BATCH_MAX, BATCH_MAX), room)
     spare = room.usable_bytes - peak.total_bytes
-    results[SPARE] = Reading(spare, "B", "assumed", note=f"of {room.text}")
+    results[SPARE] = _assumed(spare, "B", f"of {room.text}")
     if most is None:
         none = Missing(f"not even one sequence a device fits {room.text}")
         return results | {MICRO_BATCH_MAX: none, BATCH_MAX: none}
     ended = ", or more: not looked further" if most >= MOST_SEQUENCES else ""
     note = f"in {room.text}{ended}"
     return results | {
-        MICRO_BATCH_MAX: Reading(most, "sequences", "assumed", note=f"on one device, {note}"),
-        BATCH_MAX: Reading(most * spread, "sequences", "assumed", note=f"of a step, {note}"),
+        MICRO_BATCH_MAX: _assumed(most, "sequences", f"on one device, {note}"),
+        BATCH_MAX: _assumed(most * spread, "sequences", f"of a step, {note}"),
     }
 
 
@@ -479,21 +479,14 @@ def serving_results(needs: Serving, room: Room | Missing) -> dict[str, Result]:
     """Memory of serving by kind, and how many sequences fit at a time."""
     per = f"one device, {needs.sequences} sequences of {needs.context} tokens"
     results: dict[str, Result] = {
-        PEAK: Reading(
-            needs.total_bytes,
-            "B",
-            "assumed",
-            note=f"{per}; activations and fragmentation not in it",
-        ),
-        "estimate.memory_weights_bytes": Reading(needs.weights_bytes, "B", "assumed", note=per),
-        "estimate.memory_cache_bytes": Reading(
-            needs.sequences * needs.cache_bytes, "B", "assumed", note=per
-        ),
+        PEAK: _assumed(needs.total_bytes, "B", f"{per}; activations and fragmentation not in it"),
+        "estimate.memory_weights_bytes": _assumed(needs.weights_bytes, "B", per),
+        "estimate.memory_cache_bytes": _assumed(needs.sequences * needs.cache_bytes, "B", per),
     }
     if isinstance(room, Missing):
         return results | {SPARE: room, SEQUENCES_MAX: room}
     spare = room.usable_bytes - needs.total_bytes
-    results[SPARE] = Reading(spare, "B", "assumed", note=f"of {room.text}")
+    results[SPARE] = _assumed(spare, "B", f"of {room.text}")
     most = needs.sequences_max(room.usable_bytes)
     if most is None:
         why = (
@@ -503,7 +496,7 @@ def serving_results(needs: Serving, room: Room | Missing) -> dict[str, Result]:
         )
         return results | {SEQUENCES_MAX: Missing(why)}
     note = f"of {needs.context} tokens each, on all devices, in {room.text} a device"
-    return results | {SEQUENCES_MAX: Reading(most, "sequences", "assumed", note=note)}
+    return results | {SEQUENCES_MAX: _assumed(most, "sequences", note)}
 
 
 def plan_results(flops: Flops, plan: TrainingPlan, peak: Peak | Missing) -> dict[str, Result]:
@@ -512,23 +505,17 @@ def plan_results(flops: Flops, plan: TrainingPlan, peak: Peak | Missing) -> dict
     if isinstance(step, Missing):
         return dict.fromkeys((STEP, TOKENS_PER_S, DURATION, ENERGY, CARBON, COST), step)
     tokens = flops.tokens_per_step or 1
-    rate = Reading(
-        tokens / step.value,
-        "tokens/s",
-        "assumed",
-        note=f"{tokens} tokens a step, in {duration(step.value)}",
-    )
+    note = f"{tokens} tokens a step, in {duration(step.value)}"
+    rate = _assumed(tokens / step.value, "tokens/s", note)
     results: dict[str, Result] = {STEP: step, TOKENS_PER_S: rate}
     if plan.tokens is None:
         reason = Missing("no number of tokens was given: pass --tokens")
         return results | dict.fromkeys((DURATION, ENERGY, CARBON, COST), reason)
-    hours = Reading(
-        plan.tokens / rate.value / 3600,
-        "h",
-        "assumed",
-        note=f"{plan.tokens:g} tokens at {significant(rate.value)} tokens/s, without a pause for"
-        " evaluation, checkpoints or failures",
+    note = (
+        f"{plan.tokens:g} tokens at {significant(rate.value)} tokens/s, without a pause for"
+        " evaluation, checkpoints or failures"
     )
+    hours = _assumed(plan.tokens / rate.value / 3600, "h", note)
     energy = _energy(hours, plan)
     return results | {
         DURATION: hours,
@@ -550,7 +537,7 @@ def _step(flops: Flops, plan: TrainingPlan, peak: Peak | Missing) -> Reading | M
         f"{scaled(flops.model_per_step, 'FLOP')} of the model ({flops.convention}) at MFU"
         f" {plan.mfu:g} ({plan.mfu_source}) on {plan.devices} x {peak.text}"
     )
-    return Reading(seconds, "s", "assumed", note=note)
+    return _assumed(seconds, "s", note)
 
 
 def _energy(hours: Reading, plan: TrainingPlan) -> Result:
@@ -567,7 +554,7 @@ def _energy(hours: Reading, plan: TrainingPlan) -> Result:
         f"{number_of(plan.devices, 'device')} x {source} x {significant(hours.value)} h; hosts,"
         " network and cooling are not in it"
     )
-    return Reading(plan.devices * each * hours.value / 1000, "kWh", "assumed", note=note)
+    return _assumed(plan.devices * each * hours.value / 1000, "kWh", note)
 
 
 def _carbon(energy: Result, plan: TrainingPlan) -> Result:
@@ -586,8 +573,7 @@ def _carbon(energy: Result, plan: TrainingPlan) -> Result:
         f"{significant(energy.value)} kWh x {plan.grid_g_per_kwh:g} g/kWh"
         f" ({plan.grid_source or 'source not stated'}){building}"
     )
-    value = energy.value * plan.grid_g_per_kwh * (plan.pue or 1)
-    return Reading(value, "g", "assumed", note=note)
+    return _assumed(energy.value * plan.grid_g_per_kwh * (plan.pue or 1), "g", note)
 
 
 def _cost(hours: Reading, plan: TrainingPlan) -> Result:
@@ -597,5 +583,4 @@ def _cost(hours: Reading, plan: TrainingPlan) -> Result:
         f"{number_of(plan.devices, 'device')} x {significant(hours.value)} h"
         f" x {plan.price_per_hour:g} as given"
     )
-    value = plan.devices * hours.value * plan.price_per_hour
-    return Reading(value, plan.currency, "assumed", note=note)
+    return _assumed(plan.devices * hours.value * plan.price_per_hour, plan.currency, note)

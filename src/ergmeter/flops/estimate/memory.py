@@ -361,15 +361,12 @@ class _Layout:
 
     def _input_bytes(self, layers: dict[str, list[Node]]) -> dict[str, float]:
         """Bytes of a checkpointed layer's input, which it saves if it has a gradient."""
-        parallel = self.setup.parallel
-        between = parallel.tensor if parallel.is_sequence_parallel else 1
         inputs: dict[str, float] = {}
         for layer, inside in layers.items():
-            if not any(self.needs[node.name] for node in inside):
-                continue
-            rows = self.batch.grid().rows(inside[0].stream)
-            size = rows * self.graph.hidden * self.numbers.stream
-            inputs[layer] = size * self.rows_share / between
+            if any(self.needs[node.name] for node in inside):
+                rows = self.batch.grid().rows(inside[0].stream)
+                size = rows * self.graph.hidden * self.numbers.stream
+                inputs[layer] = size * self._share(is_split=False)
         return inputs
 
     def _output(self, nodes: list[Node]) -> _Output:

@@ -114,11 +114,11 @@ class Storage:
 
     def total_bytes(self, graph: Graph) -> float:
         """Bytes of all weights, each once: a checkpoint's size."""
-        return sum(self._own_bytes(node) for node in graph if node.params)
-
-    def _own_bytes(self, node: Node) -> float:
-        """Bytes of a node's own weights: of a tied head, its bias."""
-        return node.params * self.rest.bits / 8 if node.tied_to else self.held_bytes(node)
+        return sum(
+            node.params * self.rest.bits / 8 if node.tied_to else self.held_bytes(node)
+            for node in graph
+            if node.params
+        )
 
     def _is_quantised(self, node: Node) -> bool:
         if self.matrices.bits >= WIDE:
@@ -175,7 +175,9 @@ def storage_of(
     rest, whose = _own_type(config)
     fields = _raw(config, _QUANTISED)
     quantised = ModelConfig(fields, where=f"{config.where}: {_QUANTISED}") if fields else None
-    left_alone = _left_alone(quantised) if quantised else ()
+    left_alone: tuple[str, ...] = ()
+    if quantised:
+        left_alone = tuple(name for field in _LEFT_ALONE for name in quantised.names(field) or ())
     parts: tuple[str, ...] = ()
     if weights is not None:
         matrices, source = stored_type(weights), "--weights-dtype"
@@ -243,10 +245,6 @@ def _own_type(config: ModelConfig) -> tuple[StoredType, str]:
             except UsageError:
                 continue
     return STORED_TYPES["bf16"], "assumed, the config names no type"
-
-
-def _left_alone(quantised: ModelConfig) -> tuple[str, ...]:
-    return tuple(name for field in _LEFT_ALONE for name in quantised.names(field) or ())
 
 
 def _cache(

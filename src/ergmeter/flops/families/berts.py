@@ -7,11 +7,11 @@ computes it. `graph.heads` exchanges the head where the class has another.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.families.llamas import layer_kinds
-from ergmeter.flops.graph.decoder import EncoderBlock, add_block, biased_attention, head_size
+from ergmeter.flops.families.pieces import layer_kinds, windows_of
+from ergmeter.flops.graph.decoder import EncoderBlock, add_block, biased_attention
 from ergmeter.flops.graph.graph import Attention, Builder, Graph
 from ergmeter.flops.graph.layers import AttentionLayer, Mlp
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.flops.config import ModelConfig
+    from ergmeter.flops.families.pieces import Names
     from ergmeter.flops.graph.graph import Node
 
 
@@ -61,39 +62,33 @@ class Relative:
 def encoder_graph(e: Encoder) -> Graph:
     """The graph of an encoder with its head."""
     b = Builder()
-    width = e.width or e.hidden
-    embedding = b.add(
-        f"{e.prefix}.embeddings.word_embeddings",
-        "embedding",
-        params=e.vocab * width,
-        role="embedding",
-    )
+    at, width = e.prefix, e.width or e.hidden
+    name = f"{at}.embeddings.word_embeddings"
+    embedding = b.add(name, "embedding", params=e.vocab * width, role="embedding")
     taken: tuple[str, ...] = (embedding,)
     if e.tables:
-        table = b.add(
-            f"{e.prefix}.embeddings.tables", "embedding", params=e.tables, role="positions"
-        )
+        table = b.add(f"{at}.embeddings.tables", "embedding", params=e.tables, role="positions")
         taken = (embedding, table)
     norm = e.norm * width // e.hidden
     first = norm if e.has_norm else 0
-    x = start = b.add(f"{e.prefix}.embeddings.norm", "norm", taken, params=first)
+    x = start = b.add(f"{at}.embeddings.norm", "norm", taken, params=first)
     if width != e.hidden or e.is_projected:
-        x = b.linear(f"{e.prefix}.embeddings_project", "embedding", x, width, e.hidden, bias=True)
+        x = b.linear(f"{at}.embeddings_project", "embedding", x, width, e.hidden, bias=True)
     positions = _positions(b, e)
     for number, block in enumerate(e.blocks):
-        name = f"{e.prefix}.{e.layer_name}.{number}"
+        layer = b.within(f"{at}.{e.layer_name}.{number}")
         if e.relative is not None and positions is not None:
-            x = _add_disentangled(b, block, e.relative, x, positions, name=name, hidden=e.hidden)
+            x = _add_disentangled(layer, block, e.relative, x, positions, e.hidden)
         else:
-            x = add_block(b, block, x, name=name, hidden=e.hidden, stream="tokens")
+            x = add_block(layer, block, x, e.hidden)
         if e.conv_width and number == 0:
             x = _beside(b, e, start, x)
     if e.weights_of:
         b.nodes = _shared(b.nodes, e)
     if e.unused:
-        b.add(f"{e.prefix}.contact_head.regression", "other", params=e.unused)
+        b.add(f"{at}.contact_head.regression", "other", params=e.unused)
     if e.final_norm:
-        x = b.add(f"{e.prefix}.final_norm", "norm", x, params=e.final_norm)
+        x = b.add(f"{at}.final_norm", "norm", x, params=e.final_norm)
     _add_masked_head(b, e, x, embedding, width=width, norm=norm)
     facts = {} if e.relative is None else {"relative_positions": e.relative.rows}
     return Graph(e.family, tuple(b.nodes), e.hidden, len(e.blocks), e.vocab, facts=facts)
@@ -148,33 +143,26 @@ def _positions(b: Builder, e: Encoder) -> str | None:
 
 
 def _beside(b: Builder, e: Encoder, start: str, x: str) -> str:
-    conv = b.linear(
-        f"{e.prefix}.encoder.conv.conv",
-        "convolution",
-        start,
-        e.conv_width * e.hidden,
-        e.hidden,
-        bias=True,
-        is_module=False,
-    )
-    return b.add(f"{e.prefix}.encoder.conv.LayerNorm", "norm", (x, conv), params=e.norm)
+    at, wide = f"{e.prefix}.encoder.conv", e.conv_width * e.hidden
+    conv = b.linear(f"{at}.conv", "convolution", start, wide, e.hidden, bias=True, is_module=False)
+    return b.add(f"{at}.LayerNorm", "norm", (x, conv), params=e.norm)
 
 
 def _add_disentangled(
-    b: Builder, block: EncoderBlock, r: Relative, x: str, positions: str, *, name: str, hidden: int
+    b: Builder, block: EncoderBlock, r: Relative, x: str, positions: str, hidden: int
 ) -> str:
     """A layer whose scores are three products: contents with each other and with positions."""
-    inner = Builder()
-    out = add_block(inner, block, x, name=name, hidden=hidden, stream="tokens")
+    inner = Builder(layer=b.layer)
+    out = add_block(inner, block, x, hidden)
     a = block.attention
-    at = f"{name}.{a.module}"
+    at = f"{b.layer}.{a.module}"
     query, key = f"{at}.{a.names[0]}", f"{at}.{a.names[1]}"
     met: list[str] = []
     for node in inner.nodes:
         if node.name == f"{at}.core":
             for kind in r.kinds:
                 content, position = (query, key) if kind == "c2p" else (key, query)
-                met.append(_product(b, r, a, content, position, positions, kind, name=name))
+                met.append(_product(b, r, a, content, position, positions, kind))
         b.nodes.append(replace(node, of=(*node.of, *met)) if node.of == (f"{at}.core",) else node)
     return out
 
@@ -187,13 +175,11 @@ def _product(
     position: str,
     positions: str,
     kind: str,
-    *,
-    name: str,
 ) -> str:
     size = a.heads * a.head_dim
     projection = "pos_key_proj" if kind == "c2p" else "pos_query_proj"
     own = b.linear(
-        f"{name}.{a.module}.self.{projection}",
+        f"{a.module}.self.{projection}",
         "attention qkv",
         positions,
         size,
@@ -201,109 +187,94 @@ def _product(
         bias=not r.is_shared,
         is_module=not r.is_shared,
         stream="relative positions",
-        layer=name,
         tied_to=position if r.is_shared else None,
     )
-    return b.add(
-        f"{name}.{a.module}.{kind}",
-        "attention",
-        (content, own, own),
-        work=Attention(a.heads, a.head_dim, 0, a.heads, "full", keys="relative positions"),
-        layer=name,
-    )
+    work = Attention(a.heads, a.head_dim, 0, a.heads, "full", keys="relative positions")
+    return b.add(f"{a.module}.{kind}", "attention", (content, own, own), work=work)
 
 
 # Families.
 
+_LM_HEAD = ("lm_head.dense", "lm_head.decoder")
 
-def _bert_block(
-    c: ModelConfig, *, query: str = "query", key: str = "key", value: str = "value"
+
+def _block(
+    c: ModelConfig,
+    attention: tuple[str, str, str, str] = (
+        *("self.query", "self.key", "self.value"),
+        "output.dense",
+    ),
+    feed: tuple[str, str] = ("intermediate.dense", "output.dense"),
+    *,
+    module: str = "",
+    hidden: Names = ("hidden_size",),
+    heads: Names = ("num_attention_heads",),
+    size: Names = ("intermediate_size",),
 ) -> EncoderBlock:
-    hidden = c.integer("hidden_size")
-    attention = biased_attention(
-        c,
-        hidden,
-        c.integer("num_attention_heads"),
-        names=(f"self.{query}", f"self.{key}", f"self.{value}", "output.dense"),
-        module="attention",
-    )
-    feed = Mlp(
-        c.integer("intermediate_size"),
-        is_gated=False,
-        bias=True,
-        names=("intermediate.dense", "output.dense"),
-        module="",
-    )
-    return EncoderBlock(attention, feed, 2 * hidden, 2 * hidden, is_post_norm=True)
+    """A layer as BERT has it; names of its matrices, and of the fields that have its sizes."""
+    wide = c.integer(*hidden)
+    mixer = biased_attention(c, wide, c.integer(*heads), names=attention, module="attention")
+    mlp = Mlp(c.integer(*size), is_gated=False, bias=True, names=feed, module=module)
+    return EncoderBlock(mixer, mlp, 2 * wide, 2 * wide, is_post_norm=True)
 
 
-def bert(c: ModelConfig) -> Encoder:
-    """BERT."""
-    hidden = c.integer("hidden_size")
-    width = c.integer("embedding_size", default=hidden)
-    rows = c.integer("max_position_embeddings") + c.integer("type_vocab_size", at_least=0)
-    return Encoder(
+def _encoder(
+    c: ModelConfig,
+    hidden: int,
+    tables: int,
+    block: Callable[[ModelConfig], EncoderBlock] = _block,
+    *,
+    layers: Names = ("num_hidden_layers",),
+    **changes: Any,  # noqa: ANN401
+) -> Encoder:
+    """An encoder of equal layers; `tables` are parameters of positions and segment types."""
+    base = Encoder(
         c.model_type,
         hidden,
         c.integer("vocab_size"),
-        (_bert_block(c),) * c.integer("num_hidden_layers"),
-        prefix="bert",
-        tables=rows * width,
+        (block(c),) * c.integer(*layers),
+        prefix=c.model_type,
+        tables=tables,
         norm=2 * hidden,
-        width=width,
         is_tied=c.flag("tie_word_embeddings", default=True),
     )
+    return replace(base, **changes)
 
 
-def roberta(c: ModelConfig) -> Encoder:
-    """RoBERTa and XLM-RoBERTa: BERT in all but its names."""
-    return replace(bert(c), prefix="roberta", head_names=("lm_head.dense", "lm_head.decoder"))
+def bert(c: ModelConfig, **changes: Any) -> Encoder:  # noqa: ANN401
+    """BERT, and what differs from it in a few fields."""
+    hidden = c.integer("hidden_size")
+    width = c.integer("embedding_size", default=hidden)
+    rows = c.integer("max_position_embeddings") + c.integer("type_vocab_size", at_least=0)
+    return _encoder(c, hidden, rows * width, **{"width": width, **changes})
 
 
 def electra(c: ModelConfig) -> Encoder:
     """ELECTRA's generator: BERT whose embedding is narrower than its layers."""
-    names = ("generator_predictions.dense", "generator_lm_head")
     c.integer("embedding_size")
-    return replace(bert(c), prefix="electra", head_names=names)
+    return bert(c, head_names=("generator_predictions.dense", "generator_lm_head"))
 
 
 def ernie(c: ModelConfig) -> Encoder:
     """ERNIE 1 to 3: BERT, in some with a table of tasks as well."""
     base = bert(c)
-    tasks = (
-        c.integer("task_type_vocab_size", default=0) if c.flag("use_task_id", default=False) else 0
-    )
-    return replace(base, prefix="ernie", tables=base.tables + tasks * base.hidden)
+    has_tasks = c.flag("use_task_id", default=False)
+    tasks = c.integer("task_type_vocab_size", default=0) if has_tasks else 0
+    return replace(base, tables=base.tables + tasks * base.hidden)
 
 
 def albert(c: ModelConfig) -> Encoder:
     """ALBERT: BERT whose layers share their weights, all of them or in groups."""
-    hidden, count = c.integer("hidden_size"), c.integer("num_hidden_layers")
-    attention = biased_attention(
+    c.integer("hidden_size")
+    count = c.integer("num_hidden_layers")
+    block = _block(c, ("query", "key", "value", "dense"), ("ffn", "ffn_output"))
+    groups = c.integer("num_hidden_groups", default=1)
+    inner = c.integer("inner_group_num", default=1)
+    c.integer("embedding_size")
+    return bert(
         c,
-        hidden,
-        c.integer("num_attention_heads"),
-        names=("query", "key", "value", "dense"),
-        module="attention",
-    )
-    size = c.integer("intermediate_size")
-    feed = Mlp(size, is_gated=False, bias=True, names=("ffn", "ffn_output"), module="")
-    block = EncoderBlock(attention, feed, 2 * hidden, 2 * hidden, is_post_norm=True)
-    groups, inner = (
-        c.integer("num_hidden_groups", default=1),
-        c.integer("inner_group_num", default=1),
-    )
-    width = c.integer("embedding_size")
-    rows = c.integer("max_position_embeddings") + c.integer("type_vocab_size", at_least=0)
-    return Encoder(
-        "albert",
-        hidden,
-        c.integer("vocab_size"),
-        (block,) * (count * inner),
-        prefix="albert",
-        tables=rows * width,
-        norm=2 * hidden,
-        width=width,
+        block=lambda _config: block,
+        blocks=(block,) * (count * inner),
         is_projected=True,
         head_names=("predictions.dense", "predictions.decoder"),
         weights_of=tuple(
@@ -311,28 +282,16 @@ def albert(c: ModelConfig) -> Encoder:
             for number in range(count)
             for inner_layer in range(inner)
         ),
-        is_tied=c.flag("tie_word_embeddings", default=True),
     )
 
 
 def mpnet(c: ModelConfig) -> Encoder:
     """MPNet: BERT without segment types, with a bias for each relative position."""
     hidden, heads = c.integer("hidden_size"), c.integer("num_attention_heads")
-    block = _bert_block(c)
-    names = ("attn.q", "attn.k", "attn.v", "attn.o")
-    block = replace(block, attention=replace(block.attention, names=names))
     buckets = c.integer("relative_attention_num_buckets")
-    return Encoder(
-        "mpnet",
-        hidden,
-        c.integer("vocab_size"),
-        (block,) * c.integer("num_hidden_layers"),
-        prefix="mpnet",
-        tables=c.integer("max_position_embeddings") * hidden + buckets * heads,
-        norm=2 * hidden,
-        head_names=("lm_head.dense", "lm_head.decoder"),
-        is_tied=c.flag("tie_word_embeddings", default=True),
-    )
+    tables = c.integer("max_position_embeddings") * hidden + buckets * heads
+    names = ("attn.q", "attn.k", "attn.v", "attn.o")
+    return _encoder(c, hidden, tables, lambda c: _block(c, names), head_names=_LM_HEAD)
 
 
 def esm(c: ModelConfig) -> Encoder:
@@ -345,46 +304,39 @@ def esm(c: ModelConfig) -> Encoder:
     hidden, count = c.integer("hidden_size"), c.integer("num_hidden_layers")
     has_table = (c.word("position_embedding_type") or "absolute") == "absolute"
     heads = c.integer("num_attention_heads")
-    return Encoder(
-        "esm",
+    return _encoder(
+        c,
         hidden,
-        c.integer("vocab_size"),
-        (replace(_bert_block(c), is_post_norm=False),) * count,
-        prefix="esm",
-        tables=c.integer("max_position_embeddings") * hidden if has_table else 0,
-        norm=2 * hidden,
+        c.integer("max_position_embeddings") * hidden if has_table else 0,
+        lambda c: replace(_block(c), is_post_norm=False),
         has_norm=c.flag("emb_layer_norm_before", default=False),
         final_norm=2 * hidden,
-        head_names=("lm_head.dense", "lm_head.decoder"),
+        head_names=_LM_HEAD,
         unused=count * heads + 1,  # a regression on all attention weights, which training leaves
-        is_tied=c.flag("tie_word_embeddings", default=True),
     )
 
 
 def distilbert(c: ModelConfig) -> Encoder:
     """DistilBERT: no segment types, and names of its own."""
-    hidden = c.integer("dim", "hidden_size")
-    attention = biased_attention(
+    block = _block(
+        c,
+        ("q_lin", "k_lin", "v_lin", "out_lin"),
+        ("lin1", "lin2"),
+        module="ffn",
+        hidden=("dim", "hidden_size"),
+        heads=("n_heads", "num_attention_heads"),
+        size=("hidden_dim",),
+    )
+    hidden, vocab = c.integer("dim", "hidden_size"), c.integer("vocab_size")
+    return _encoder(
         c,
         hidden,
-        c.integer("n_heads", "num_attention_heads"),
-        names=("q_lin", "k_lin", "v_lin", "out_lin"),
-        module="attention",
-    )
-    feed = Mlp(c.integer("hidden_dim"), is_gated=False, bias=True, names=("lin1", "lin2"))
-    feed = replace(feed, module="ffn")
-    block = EncoderBlock(attention, feed, 2 * hidden, 2 * hidden, is_post_norm=True)
-    return Encoder(
-        "distilbert",
-        hidden,
-        c.integer("vocab_size"),
-        (block,) * c.integer("n_layers", "num_hidden_layers"),
-        prefix="distilbert",
-        tables=c.integer("max_position_embeddings") * hidden,
-        norm=2 * hidden,
+        c.integer("max_position_embeddings") * hidden,
+        lambda _config: block,
+        vocab=vocab,
+        layers=("n_layers", "num_hidden_layers"),
         layer_name="transformer.layer",
         head_names=("vocab_transform", "vocab_projector"),
-        is_tied=c.flag("tie_word_embeddings", default=True),
     )
 
 
@@ -393,59 +345,48 @@ def modernbert(c: ModelConfig) -> Encoder:
     hidden, count = c.integer("hidden_size"), c.integer("num_hidden_layers")
     norm = hidden * (1 + c.flag("norm_bias", default=False))
     has_bias = c.flag("attention_bias", default=False)
-    heads = c.integer("num_attention_heads")
-    attention = AttentionLayer(
-        heads,
-        heads,
-        head_size(c, hidden, heads),
+    attention = biased_attention(
+        c,
+        hidden,
+        c.integer("num_attention_heads"),
         q_bias=has_bias,
+        kv_bias=False,
         out_bias=has_bias,
-        mask="full",
         fused="Wqkv",
         names=("", "", "", "Wo"),
         module="attn",
     )
-    feed = Mlp(
-        c.integer("intermediate_size"),
-        bias=c.flag("mlp_bias", default=False),
-        names=("Wi", "Wo"),
-        fused="Wi",
-    )
+    size, mlp_bias = c.integer("intermediate_size"), c.flag("mlp_bias", default=False)
+    feed = Mlp(size, bias=mlp_bias, names=("Wi", "Wo"), fused="Wi")
     every = c.integer("global_attn_every_n_layers", default=3)
     kinds = layer_kinds(
         c, count, lambda number: "sliding_attention" if number % every else "full_attention"
     )
-    window = c.integer("local_attention")
+    windows = windows_of(kinds, c.integer("local_attention"))
     blocks = tuple(
-        EncoderBlock(
-            replace(attention, window=window if kind == "sliding_attention" else None),
-            feed,
-            norm if number else 0,
-            norm,
-        )
-        for number, kind in enumerate(kinds)
+        EncoderBlock(replace(attention, window=window), feed, norm if number else 0, norm)
+        for number, window in enumerate(windows)
     )
-    return Encoder(
-        "modernbert",
+    return _encoder(
+        c,
         hidden,
-        c.integer("vocab_size"),
-        blocks,
+        0,
+        lambda _config: blocks[0],
+        blocks=blocks,
         prefix="model",
-        tables=0,
         norm=norm,
         layer_name="layers",
         final_norm=norm,
         head_bias=c.flag("classifier_bias", default=False),
         head_names=("head.dense", "decoder"),
         has_decoder_bias=c.flag("decoder_bias", default=True),
-        is_tied=c.flag("tie_word_embeddings", default=True),
     )
 
 
 def deberta(c: ModelConfig) -> Encoder:
     """DeBERTa 2 and 3: BERT whose attention also compares contents with relative positions."""
-    base = bert(c)
-    names = {"query": "query_proj", "key": "key_proj", "value": "value_proj"}
+    names = ("self.query_proj", "self.key_proj", "self.value_proj", "output.dense")
+    base = bert(c, prefix="deberta", block=lambda c: _block(c, names))
     hidden, positions = base.hidden, c.integer("max_position_embeddings")
     absolute = positions if c.flag("position_biased_input", default=True) else 0
     tables = (absolute + c.integer("type_vocab_size", at_least=0)) * hidden
@@ -464,19 +405,20 @@ def deberta(c: ModelConfig) -> Encoder:
         )
     return replace(
         base,
-        prefix="deberta",
         tables=tables,
-        blocks=(_bert_block(c, **names),) * len(base.blocks),
         relative=relative,
         conv_width=c.integer("conv_kernel_size", default=0, at_least=0),
     )
 
 
+def roberta(c: ModelConfig) -> Encoder:
+    """RoBERTa and XLM-RoBERTa: BERT in all but its names."""
+    return bert(c, prefix="roberta", head_names=_LM_HEAD)
+
+
 ENCODERS: dict[str, Callable[[ModelConfig], Encoder]] = {
     "bert": bert,
-    "roberta": roberta,
-    "xlm-roberta": roberta,
-    "camembert": roberta,
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "data2vec-text"), roberta),
     "electra": electra,
     "distilbert": distilbert,
     "modernbert": modernbert,
@@ -485,5 +427,4 @@ ENCODERS: dict[str, Callable[[ModelConfig], Encoder]] = {
     "mpnet": mpnet,
     "esm": esm,
     "ernie": ernie,
-    "data2vec-text": roberta,
 }

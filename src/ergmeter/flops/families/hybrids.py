@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle, islice, repeat
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.families.llamas import (
-    dense_or_experts,
+from ergmeter.flops.families.decoders import MIXTRAL, QWEN3
+from ergmeter.flops.families.pieces import (
+    QWEN_SHARED_EXPERTS,
+    RoutedExperts,
     every_nth_full,
-    experts_of,
+    latent_attention,
     layer_kinds,
     like_llama,
-    qwen3_full,
     self_attention,
-    variant,
     with_qk_norms,
 )
-from ergmeter.flops.families.mixtures import latent_attention, mixtral
 from ergmeter.flops.graph.layers import (
     Decoder,
     DeltaNet,
@@ -31,87 +31,96 @@ from ergmeter.flops.graph.layers import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from ergmeter.flops.config import ModelConfig
+    from ergmeter.flops.graph.layers import Mixer
 
 
-def qwen3_next(c: ModelConfig) -> Decoder:
-    """Qwen3-Next: three layers of gated linear attention to one of gated attention."""
-    base = qwen3_full(c)
-    count = len(base.layers)
-    every = c.integer("full_attention_interval", default=4)
-    kinds = layer_kinds(c, count, every_nth_full(every, "linear_attention"))
-    linear = DeltaNet(
+def _layers(
+    hidden: int, mixers: Iterable[Mixer], feeds: Iterable[Mlp | Experts]
+) -> tuple[Layer, ...]:
+    """Layers of a mixer and a feed-forward, each with a norm before it."""
+    return tuple(
+        Layer((mixer,), feed, norm=hidden, feed_norm=hidden)
+        for mixer, feed in zip(mixers, feeds, strict=False)
+    )
+
+
+def _delta_net(c: ModelConfig) -> DeltaNet:
+    return DeltaNet(
         c.integer("linear_num_key_heads"),
         c.integer("linear_num_value_heads"),
         c.integer("linear_key_head_dim"),
         c.integer("linear_value_head_dim"),
         c.integer("linear_conv_kernel_dim"),
     )
-    experts = experts_of(
-        c,
-        c.integer("num_experts", "num_local_experts"),
-        c.integer("moe_intermediate_size"),
-        shared_size=c.integer("shared_expert_intermediate_size"),
-        has_shared_gate=True,
-    )
-    base = variant(base, "qwen3_next", attention={"is_gated": True})
-    layers = tuple(
+
+
+def qwen3_next(c: ModelConfig) -> Decoder:
+    """Qwen3-Next: three layers of gated linear attention to one of gated attention."""
+    base = replace(QWEN3, family="qwen3_next", attention={"is_gated": True})(c)
+    count = len(base.layers)
+    every = c.integer("full_attention_interval", default=4)
+    kinds = layer_kinds(c, count, every_nth_full(every, "linear_attention"))
+    linear = _delta_net(c)
+    experts = QWEN_SHARED_EXPERTS.read(c)
+    layers = QWEN_SHARED_EXPERTS.put_in(c, _exchanged(base.layers, kinds, linear), experts)
+    return replace(base, layers=tuple(layers))
+
+
+def _exchanged(layers: tuple[Layer, ...], kinds: Sequence[str], linear: Mixer) -> tuple[Layer, ...]:
+    """The layers, with linear attention in those of that kind."""
+    return tuple(
         replace(layer, mixers=(linear,)) if kind == "linear_attention" else layer
-        for layer, kind in zip(base.layers, kinds, strict=True)
+        for layer, kind in zip(layers, kinds, strict=True)
     )
-    base = replace(base, layers=layers)
-    return replace(base, layers=dense_or_experts(c, base, experts))
 
 
 def mamba(c: ModelConfig) -> Decoder:
     """Mamba: nothing but state-space layers."""
     hidden = c.integer("hidden_size", "d_model")
     inner = c.maybe("intermediate_size") or c.share("expand", hidden, default=2)
-    layer = Layer(
-        (
-            Mamba(
-                inner,
-                c.integer("state_size"),
-                c.integer_or_auto("time_step_rank") or -(-hidden // 16),
-                c.integer("conv_kernel"),
-                conv_bias=c.flag("use_conv_bias", default=True),
-                proj_bias=c.flag("use_bias", default=False),
-            ),
-        ),
-        norm=hidden,
+    mixer = Mamba(
+        inner,
+        c.integer("state_size"),
+        c.integer_or_auto("time_step_rank") or -(-hidden // 16),
+        c.integer("conv_kernel"),
+        conv_bias=c.flag("use_conv_bias", default=True),
+        proj_bias=c.flag("use_bias", default=False),
     )
-    return Decoder(
-        "mamba",
-        hidden,
-        c.integer("vocab_size"),
-        (layer,) * c.integer("num_hidden_layers", "n_layer"),
-        is_tied=c.flag("tie_word_embeddings", default=True),
-        final_norm=hidden,
-        prefix="backbone",
-        embedding_name="embeddings",
-    )
+    return _state_space(c, "mamba", hidden, mixer, tied=True)
 
 
 def mamba2(c: ModelConfig) -> Decoder:
     """Mamba 2: heads and a larger state."""
     hidden = c.integer("hidden_size")
-    inner = c.share("expand", hidden, default=2)
-    mixer = Mamba2(
+    mixer = _mamba2(c, c.share("expand", hidden, default=2), "use_bias", "mixer")
+    return _state_space(c, "mamba2", hidden, mixer, tied=False)
+
+
+def _mamba2(c: ModelConfig, inner: int, bias: str, module: str) -> Mamba2:
+    """A Mamba-2 layer, under the names that any family has for its sizes."""
+    return Mamba2(
         inner,
-        c.integer("state_size"),
-        c.integer("num_heads"),
-        c.integer("n_groups"),
-        c.integer("conv_kernel"),
-        conv_bias=c.flag("use_conv_bias", default=True),
-        proj_bias=c.flag("use_bias", default=False),
+        c.integer("state_size", "ssm_state_size", "mamba_d_state"),
+        c.integer("num_heads", "mamba_num_heads", "mamba_n_heads"),
+        c.integer("n_groups", "mamba_n_groups"),
+        c.integer("conv_kernel", "mamba_d_conv"),
+        conv_bias=c.flag("use_conv_bias", "mamba_conv_bias", default=True),
+        proj_bias=c.flag(bias, default=False),
+        module=module,
     )
-    layer = Layer((mixer,), norm=hidden)
+
+
+def _state_space(c: ModelConfig, family: str, hidden: int, mixer: Mixer, *, tied: bool) -> Decoder:
+    """A decoder of nothing but state-space layers."""
     return Decoder(
-        "mamba2",
+        family,
         hidden,
         c.integer("vocab_size"),
-        (layer,) * c.integer("num_hidden_layers"),
-        is_tied=c.flag("tie_word_embeddings", default=False),
+        (Layer((mixer,), norm=hidden),) * c.integer("num_hidden_layers", "n_layer"),
+        is_tied=c.flag("tie_word_embeddings", default=tied),
         final_norm=hidden,
         prefix="backbone",
         embedding_name="embeddings",
@@ -134,27 +143,16 @@ def jamba(c: ModelConfig) -> Decoder:
         module="mamba",
     )
     mlp = Mlp(c.integer("intermediate_size"), module="feed_forward")
-    experts = replace(
-        experts_of(
-            c, c.integer("num_experts", "num_local_experts"), c.integer("intermediate_size")
-        ),
-        module="feed_forward",
-    )
+    experts = RoutedExperts(("num_experts", "num_local_experts"), module="feed_forward").read(c)
     attends, a_first = c.integer("attn_layer_period"), c.integer("attn_layer_offset", at_least=0)
     mixes, e_first = c.integer("expert_layer_period"), c.integer("expert_layer_offset", at_least=0)
-    layers = [
-        Layer(
-            (attention if number % attends == a_first else mixer,),
-            experts if number % mixes == e_first and experts.count > 1 else mlp,
-            norm=hidden,
-            feed_norm=hidden,
-        )
-        for number in range(count)
-    ]
-    return like_llama(c, "jamba", layers, tied=False)
+    mixers = [attention if n % attends == a_first else mixer for n in range(count)]
+    has_experts = [n % mixes == e_first and experts.count > 1 for n in range(count)]
+    feeds = [experts if has else mlp for has in has_experts]
+    return like_llama(c, "jamba", _layers(hidden, mixers, feeds))
 
 
-def mamba2_of(c: ModelConfig, *, module: str, bias: bool = False) -> Mamba2:
+def mamba2_of(c: ModelConfig) -> Mamba2:
     """Mamba-2 as the hybrids write it."""
     hidden = c.integer("hidden_size")
     heads = c.integer("mamba_n_heads")
@@ -162,16 +160,7 @@ def mamba2_of(c: ModelConfig, *, module: str, bias: bool = False) -> Mamba2:
     inner = c.maybe("mamba_d_ssm") or (
         heads * head_dim if head_dim else c.integer("mamba_expand") * hidden
     )
-    return Mamba2(
-        inner,
-        c.integer("mamba_d_state"),
-        heads,
-        c.integer("mamba_n_groups"),
-        c.integer("mamba_d_conv"),
-        conv_bias=c.flag("mamba_conv_bias", default=True),
-        proj_bias=c.flag("mamba_proj_bias", default=bias),
-        module=module,
-    )
+    return _mamba2(c, inner, "mamba_proj_bias", "mamba")
 
 
 _ATTENDS = ("attention", "full_attention")  # before transformers 5, and since
@@ -188,23 +177,20 @@ def bamba(c: ModelConfig) -> Decoder:
         names=("layers_block_type",),
     )
     attention = self_attention(c, bias=c.flag("attention_bias", default=False))
-    mixer = mamba2_of(c, module="mamba")
+    mixer = mamba2_of(c)
     mlp = Mlp(c.integer("intermediate_size"), module="feed_forward")
-    layers = [
-        Layer((attention if kind in _ATTENDS else mixer,), mlp, norm=hidden, feed_norm=hidden)
-        for kind in kinds
-    ]
-    return like_llama(c, "bamba", layers, tied=False)
+    mixers = [attention if kind in _ATTENDS else mixer for kind in kinds]
+    return like_llama(c, "bamba", _layers(hidden, mixers, repeat(mlp)))
 
 
 def falcon_h1(c: ModelConfig) -> Decoder:
     """Falcon-H1: attention and Mamba-2 side by side in every layer."""
     hidden = c.integer("hidden_size")
     attention = self_attention(c, bias=c.flag("attention_bias", default=False))
-    mixer = replace(mamba2_of(c, module="mamba"), has_norm=c.flag("mamba_rms_norm", default=False))
+    mixer = replace(mamba2_of(c), has_norm=c.flag("mamba_rms_norm", default=False))
     mlp = Mlp(c.integer("intermediate_size"), module="feed_forward")
     layer = Layer((mixer, attention), mlp, norm=hidden, feed_norm=hidden)
-    return like_llama(c, "falcon_h1", [layer] * c.integer("num_hidden_layers"), tied=False)
+    return like_llama(c, "falcon_h1", [layer] * c.integer("num_hidden_layers"))
 
 
 def granite_hybrid(c: ModelConfig) -> Decoder:
@@ -213,23 +199,13 @@ def granite_hybrid(c: ModelConfig) -> Decoder:
     names = ("layer_types", "layers_block_type")
     kinds = layer_kinds(c, count, lambda _number: "mamba", names=names)
     attention = self_attention(c, bias=c.flag("attention_bias", default=False))
-    mixer = mamba2_of(c, module="mamba")
+    mixer = mamba2_of(c)
     shared = c.integer("shared_intermediate_size")
-    experts_count = c.integer("num_local_experts", default=0, at_least=0)
     feed: Mlp | Experts = Mlp(shared, module="shared_mlp", fused="input_linear")
-    if experts_count:
-        feed = experts_of(
-            c,
-            experts_count,
-            c.integer("intermediate_size"),
-            shared_size=shared,
-            module="block_sparse_moe",
-        )
-    layers = [
-        Layer((attention if kind in _ATTENDS else mixer,), feed, norm=hidden, feed_norm=hidden)
-        for kind in kinds
-    ]
-    return like_llama(c, "granitemoehybrid", layers, tied=True)
+    if c.integer("num_local_experts", default=0, at_least=0):
+        feed = replace(RoutedExperts(module="block_sparse_moe").read(c), shared_size=shared)
+    mixers = [attention if kind in _ATTENDS else mixer for kind in kinds]
+    return like_llama(c, "granitemoehybrid", _layers(hidden, mixers, repeat(feed)), tied=True)
 
 
 def qwen3_5(c: ModelConfig) -> Decoder:
@@ -240,34 +216,14 @@ def qwen3_5(c: ModelConfig) -> Decoder:
     c.integer("head_dim")
     has_bias = c.flag("attention_bias", default=False)
     attention = replace(with_qk_norms(self_attention(c, bias=has_bias)), is_gated=True)
-    linear = DeltaNet(
-        c.integer("linear_num_key_heads"),
-        c.integer("linear_num_value_heads"),
-        c.integer("linear_key_head_dim"),
-        c.integer("linear_value_head_dim"),
-        c.integer("linear_conv_kernel_dim"),
-    )
+    linear = _delta_net(c)
     feed: Mlp | Experts
     if "moe_intermediate_size" in c:
-        feed = experts_of(
-            c,
-            c.integer("num_experts", "num_local_experts"),
-            c.integer("moe_intermediate_size"),
-            shared_size=c.integer("shared_expert_intermediate_size"),
-            has_shared_gate=True,
-        )
+        feed = QWEN_SHARED_EXPERTS.read(c)
     else:
         feed = Mlp(c.integer("intermediate_size"))
-    layers = [
-        Layer(
-            (linear if kind == "linear_attention" else attention,),
-            feed,
-            norm=hidden,
-            feed_norm=hidden,
-        )
-        for kind in kinds
-    ]
-    return like_llama(c, c.model_type, layers, tied=False)
+    mixers = [linear if kind == "linear_attention" else attention for kind in kinds]
+    return like_llama(c, c.model_type, _layers(hidden, mixers, repeat(feed)))
 
 
 _NEMOTRON_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -291,7 +247,7 @@ def nemotron_h(c: ModelConfig) -> Decoder:
             f"{c.where}: num_hidden_layers is {count}, and {len(kinds)} layers are listed"
         )
     layers = [_nemotron_layer(c, kind, hidden) for kind in kinds]
-    base = like_llama(c, "nemotron_h", layers, tied=False)
+    base = like_llama(c, "nemotron_h", layers)
     return replace(base, embedding_name="embeddings")
 
 
@@ -303,15 +259,8 @@ def _nemotron_layer(c: ModelConfig, kind: str, hidden: int) -> Layer:
         return Layer((replace(attention, module="mixer"),), norm=hidden)
     if kind in ("mamba", "linear_attention"):
         heads = c.integer("mamba_num_heads")
-        mixer = Mamba2(
-            heads * c.integer("mamba_head_dim"),
-            c.integer("ssm_state_size"),
-            heads,
-            c.integer("n_groups", "mamba_n_groups"),
-            c.integer("conv_kernel", "mamba_d_conv"),
-            conv_bias=c.flag("use_conv_bias", "mamba_conv_bias", default=True),
-            proj_bias=c.flag("mamba_proj_bias", default=False),
-        )
+        inner = heads * c.integer("mamba_head_dim")
+        mixer = _mamba2(c, inner, "mamba_proj_bias", "mixer")
         return Layer((mixer,), norm=hidden)
     if kind == "mlp":
         has_bias = c.flag("mlp_bias", default=False)
@@ -320,15 +269,14 @@ def _nemotron_layer(c: ModelConfig, kind: str, hidden: int) -> Layer:
     if kind != "moe" or "moe_latent_size" in c:
         what = "moe_latent_size" if kind == "moe" else f"a layer of the kind {kind!r}"
         raise FormatError(f"{c.where}: {what} can't be read")
-    experts = experts_of(
-        c,
-        c.integer("n_routed_experts"),
-        c.integer("moe_intermediate_size"),
+    experts = RoutedExperts(
+        ("n_routed_experts",),
+        ("moe_intermediate_size",),
+        shared_size=("moe_shared_expert_intermediate_size",),
         is_gated=False,
-        shared_size=c.integer("moe_shared_expert_intermediate_size"),
         module="mixer",
     )
-    return Layer((), experts, feed_norm=hidden)
+    return Layer((), experts.read(c), feed_norm=hidden)
 
 
 def lfm2(c: ModelConfig) -> Decoder:
@@ -343,7 +291,7 @@ def lfm2(c: ModelConfig) -> Decoder:
             multiple = c.integer("block_multiple_of", default=256)
             size = -(-c.share("block_ffn_dim_multiplier", size) // multiple) * multiple
     mlp = Mlp(size, names=("w1", "w3", "w2"), module="feed_forward")
-    return _lfm2(c, hidden, [(kind, mlp) for kind in kinds])
+    return _lfm2(c, hidden, kinds, repeat(mlp))
 
 
 def lfm2_moe(c: ModelConfig) -> Decoder:
@@ -354,14 +302,17 @@ def lfm2_moe(c: ModelConfig) -> Decoder:
         raise FormatError(f"{c.where}: the field layer_types is missing; add it")
     kinds = layer_kinds(c, count)
     mlp = Mlp(c.integer("intermediate_size"), names=("w1", "w3", "w2"), module="feed_forward")
-    size = c.integer("moe_intermediate_size")
-    experts = experts_of(c, c.integer("num_experts"), size, module="feed_forward")
+    experts = RoutedExperts(
+        ("num_experts",), ("moe_intermediate_size",), module="feed_forward"
+    ).read(c)
     first = c.integer("num_dense_layers", at_least=0)
     feeds = [mlp if number < first else experts for number in range(count)]
-    return _lfm2(c, hidden, list(zip(kinds, feeds, strict=True)))
+    return _lfm2(c, hidden, kinds, feeds)
 
 
-def _lfm2(c: ModelConfig, hidden: int, layers: list[tuple[str, Mlp | Experts]]) -> Decoder:
+def _lfm2(
+    c: ModelConfig, hidden: int, kinds: Sequence[str], feeds: Iterable[Mlp | Experts]
+) -> Decoder:
     attention = with_qk_norms(self_attention(c))
     attention = replace(attention, names=("q_proj", "k_proj", "v_proj", "out_proj"))
     bias = c.flag("conv_bias", default=False)
@@ -375,21 +326,14 @@ def _lfm2(c: ModelConfig, hidden: int, layers: list[tuple[str, Mlp | Experts]]) 
         conv_width=c.integer("conv_L_cache"),
         conv_bias=bias,
     )
-    base = like_llama(
-        c,
-        c.model_type,
-        [
-            Layer((conv if kind == "conv" else attention,), feed, norm=hidden, feed_norm=hidden)
-            for kind, feed in layers
-        ],
-        tied=True,
-    )
+    mixers = [conv if kind == "conv" else attention for kind in kinds]
+    base = like_llama(c, c.model_type, _layers(hidden, mixers, feeds), tied=True)
     return replace(base, is_tied=c.flag("tie_embedding", "tie_word_embeddings", default=True))
 
 
 def minimax(c: ModelConfig) -> Decoder:
     """MiniMax-01 and M1: linear attention without softmax, and attention in some layers."""
-    base = mixtral(c)
+    base = MIXTRAL(c)
     hidden, count = base.hidden, len(base.layers)
     kinds = layer_kinds(
         c, count, lambda number: "linear_attention" if number % 2 else "full_attention"
@@ -405,10 +349,7 @@ def minimax(c: ModelConfig) -> Decoder:
         state=state,
         norm=inner,
     )
-    layers = tuple(
-        replace(layer, mixers=(lightning,)) if kind == "linear_attention" else layer
-        for layer, kind in zip(base.layers, kinds, strict=True)
-    )
+    layers = _exchanged(base.layers, kinds, lightning)
     return replace(base, family="minimax", layers=layers)
 
 
@@ -450,16 +391,10 @@ def recurrent_gemma(c: ModelConfig) -> Decoder:
         scan_params=wide,
     )
     mlp = Mlp(c.integer("intermediate_size") // 2, bias=True, module="mlp_block")
-    layers = [
-        Layer(
-            (attention if pattern[number % len(pattern)] == "attention" else recurrence,),
-            mlp,
-            norm=hidden,
-            feed_norm=hidden,
-        )
-        for number in range(count)
+    mixers = [
+        attention if kind == "attention" else recurrence for kind in islice(cycle(pattern), count)
     ]
-    return like_llama(c, "recurrent_gemma", layers, tied=True)
+    return like_llama(c, "recurrent_gemma", _layers(hidden, mixers, repeat(mlp)), tied=True)
 
 
 def kimi_linear(c: ModelConfig) -> Decoder:
@@ -477,25 +412,16 @@ def kimi_linear(c: ModelConfig) -> Decoder:
     feeds = layer_kinds(
         c, count, lambda n: "dense" if n < first else "sparse", names=("mlp_layer_types",)
     )
-    size = c.integer("moe_intermediate_size")
-    experts = experts_of(
-        c,
-        c.integer("num_experts", "num_local_experts"),
-        size,
-        shared_size=c.integer("num_shared_experts", "n_shared_experts", at_least=0) * size,
-    )
+    experts = RoutedExperts(
+        ("num_experts", "num_local_experts"),
+        ("moe_intermediate_size",),
+        shared_count=("num_shared_experts", "n_shared_experts"),
+    ).read(c)
     mlp = Mlp(c.integer("intermediate_size"))
     full, delta = latent_attention(c), _kimi_delta(c, linear, hidden)
-    layers = [
-        Layer(
-            (full if mixer == "full_attention" else delta,),
-            mlp if feed == "dense" else experts,
-            norm=hidden,
-            feed_norm=hidden,
-        )
-        for mixer, feed in zip(kinds, feeds, strict=True)
-    ]
-    return like_llama(c, "kimi_linear", layers, tied=False)
+    mixers = [full if mixer == "full_attention" else delta for mixer in kinds]
+    layers = _layers(hidden, mixers, [mlp if feed == "dense" else experts for feed in feeds])
+    return like_llama(c, "kimi_linear", layers)
 
 
 def _kimi_delta(c: ModelConfig, linear: ModelConfig, hidden: int) -> Recurrent:

@@ -8,7 +8,7 @@ encoder's rows are `source`, the decoder's `tokens`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ergmeter.errors import FormatError
 from ergmeter.flops.graph.decoder import EncoderBlock, add_block, biased_attention, renamed
@@ -56,39 +56,25 @@ def seq2seq_graph(m: Seq2Seq) -> Graph:
     shared = None
     if m.shared is not None:
         shared = b.add(m.shared, "embedding", params=m.vocab * m.hidden, role="embedding")
-    reader = Builder()
-    if m.mel_bins:
-        first = _front_end(reader, m)
-    else:
-        first = _embedding(reader, m, m.encoder, shared, stream="source")
-    memory = _add_stack(reader, m, m.encoder, first, stream="source")
+    reader = Builder(stream="source")
+    first = _front_end(reader, m) if m.mel_bins else _embedding(reader, m, m.encoder, shared)
+    memory = _add_stack(reader, m, m.encoder, first)
     b.nodes.extend(renamed(reader.nodes, "encoder"))
-    target = _embedding(b, m, m.decoder, shared, stream="tokens")
-    out = _add_stack(b, m, m.decoder, target, stream="tokens", memory=memory)
+    target = _embedding(b, m, m.decoder, shared)
+    out = _add_stack(b, m, m.decoder, target, memory=memory)
+    tied_to = (shared or target) if m.is_tied else None
     b.linear(
-        m.head_name,
-        "head",
-        out,
-        m.hidden,
-        m.vocab,
-        stream="logits",
-        role="head",
-        tied_to=(shared or target) if m.is_tied else None,
+        m.head_name, "head", out, m.hidden, m.vocab, stream="logits", role="head", tied_to=tied_to
     )
     layers = len(m.encoder.blocks) + len(m.decoder.blocks)
     facts = dict(m.facts)
     return Graph(m.family, tuple(b.nodes), m.hidden, layers, m.vocab, m.assumptions, facts)
 
 
-def _embedding(b: Builder, m: Seq2Seq, stack: Stack, shared: str | None, *, stream: str) -> str:
-    return b.add(
-        f"{stack.prefix}.embed_tokens",
-        "embedding",
-        params=0 if shared else m.vocab * m.hidden,
-        stream=stream,
-        role="embedding",
-        tied_to=shared,
-    )
+def _embedding(b: Builder, m: Seq2Seq, stack: Stack, shared: str | None) -> str:
+    params = 0 if shared else m.vocab * m.hidden
+    name = f"{stack.prefix}.embed_tokens"
+    return b.add(name, "embedding", params=params, role="embedding", tied_to=shared)
 
 
 def _front_end(b: Builder, m: Seq2Seq) -> str:
@@ -96,61 +82,37 @@ def _front_end(b: Builder, m: Seq2Seq) -> str:
 
     Each is a matrix product of a row and its two neighbours: 3 x channels in, the hidden size out.
     """
-    name, part = m.encoder.prefix, "convolution"
-    first = b.linear(
-        f"{name}.conv1",
-        part,
-        (),
-        3 * m.mel_bins,
-        m.hidden,
-        bias=True,
-        is_module=False,
-        stream="frames",
-    )
-    return b.linear(
-        f"{name}.conv2",
-        part,
-        first,
-        3 * m.hidden,
-        m.hidden,
-        bias=True,
-        is_module=False,
-        stream="source",
-    )
+    x: str | tuple[str, ...] = ()
+    for number, inputs, stream in ((1, m.mel_bins, "frames"), (2, m.hidden, "source")):
+        x = b.linear(
+            f"{m.encoder.prefix}.conv{number}",
+            "convolution",
+            x,
+            3 * inputs,
+            m.hidden,
+            bias=True,
+            is_module=False,
+            stream=stream,
+        )
+    return str(x)
 
 
-def _add_stack(
-    b: Builder, m: Seq2Seq, stack: Stack, x: str, *, stream: str, memory: str | None = None
-) -> str:
+def _add_stack(b: Builder, m: Seq2Seq, stack: Stack, x: str, *, memory: str | None = None) -> str:
+    at = stack.prefix
     taken: tuple[str, ...] = (x,)
     if stack.positions:
-        table = b.add(
-            f"{stack.prefix}.embed_positions",
-            "embedding",
-            params=stack.positions,
-            stream=stream,
-            role="positions",
-        )
-        taken = (x, table)
-    at = f"{stack.prefix}.embedding_norm"
-    x = b.add(at, "norm", taken, params=stack.embedding_norm, stream=stream)
+        name = f"{at}.embed_positions"
+        taken = (x, b.add(name, "embedding", params=stack.positions, role="positions"))
+    x = b.add(f"{at}.embedding_norm", "norm", taken, params=stack.embedding_norm)
     for number, block in enumerate(stack.blocks):
-        name = f"{stack.prefix}.{m.layer_name}.{number}"
-        x = add_block(b, block, x, name=name, hidden=m.hidden, stream=stream, memory=memory)
-    return b.add(f"{stack.prefix}.norm", "norm", x, params=stack.final_norm, stream=stream)
+        layer = b.within(f"{at}.{m.layer_name}.{number}", b.stream)
+        x = add_block(layer, block, x, m.hidden, memory=memory)
+    return b.add(f"{at}.norm", "norm", x, params=stack.final_norm)
 
 
 def t5(c: ModelConfig) -> Seq2Seq:
-    """T5, mT5 and FLAN: a table of relative positions in the first layer of each half."""
-    return _t5(c, tables_everywhere=False)
-
-
-def umt5(c: ModelConfig) -> Seq2Seq:
-    """UMT5: a table of relative positions in every layer."""
-    return _t5(c, tables_everywhere=True)
-
-
-def _t5(c: ModelConfig, *, tables_everywhere: bool) -> Seq2Seq:
+    """T5, mT5, FLAN: relative positions in the first layer of each half; UMT5: in every layer."""
+    tables_everywhere = c.model_type == "umt5"
     hidden, heads = c.integer("d_model"), c.integer("num_heads")
     names = ("q", "k", "v", "o")
     attention = AttentionLayer(heads, heads, c.integer("d_kv"), names=names)
@@ -186,16 +148,41 @@ def _t5(c: ModelConfig, *, tables_everywhere: bool) -> Seq2Seq:
     )
 
 
-def _like_bart(
-    c: ModelConfig,
-    *,
-    is_post_norm: bool,
-    has_embedding_norm: bool,
-    has_final_norm: bool,
-    positions: tuple[int, int],
-    k_bias: bool = True,
-) -> Seq2Seq:
+class BartVariant(NamedTuple):
+    """How a family differs from BART."""
+
+    is_post_norm: bool  # normed after the sum
+    has_embedding_norm: bool
+    has_final_norm: bool
+    unused_positions: int | None = 0  # rows of its tables that are never used; None: no tables
+
+
+_BARTS = {
+    "bart": BartVariant(True, True, False, 2),
+    "mbart": BartVariant(False, True, True, 2),
+    "pegasus": BartVariant(False, False, True),  # sines for positions, stored as parameters
+    "m2m_100": BartVariant(False, False, True, None),  # M2M-100 and NLLB; sines for positions
+    "marian": BartVariant(True, False, False),
+    "whisper": BartVariant(False, False, True),
+}
+
+
+def bart(c: ModelConfig) -> Seq2Seq:
+    """BART, mBART, Pegasus, M2M-100, NLLB and Marian."""
+    if c.model_type == "marian" and not c.flag("share_encoder_decoder_embeddings", default=True):
+        raise FormatError(
+            f"{c.where}: share_encoder_decoder_embeddings is false; a Marian model of two"
+            " embeddings can't be read"
+        )
+    unused, rows = _BARTS[c.model_type].unused_positions, 0
+    if unused is not None:
+        rows = c.integer("max_position_embeddings") + unused
+    return _like_bart(c, (rows, rows))
+
+
+def _like_bart(c: ModelConfig, positions: tuple[int, int], *, k_bias: bool = True) -> Seq2Seq:
     """The encoder-decoder of BART and its many kin; `positions` are the rows of both tables."""
+    variant = _BARTS[c.model_type]
     hidden = c.integer("d_model")
     norm = 2 * hidden
 
@@ -209,7 +196,7 @@ def _like_bart(
         )
         size = c.integer(f"{what}_ffn_dim")
         feed = Mlp(size, is_gated=False, bias=True, names=("fc1", "fc2"), module="")
-        block = EncoderBlock(attention, feed, norm, norm, is_post_norm=is_post_norm)
+        block = EncoderBlock(attention, feed, norm, norm, is_post_norm=variant.is_post_norm)
         if what == "decoder":
             cross = replace(attention, module="encoder_attn")
             block = replace(block, attention=replace(attention, mask="causal"), cross=cross)
@@ -217,8 +204,8 @@ def _like_bart(
             (block,) * c.integer(f"{what}_layers"),
             f"model.{what}",
             positions=rows * hidden,
-            embedding_norm=norm if has_embedding_norm else 0,
-            final_norm=norm if has_final_norm else 0,
+            embedding_norm=norm if variant.has_embedding_norm else 0,
+            final_norm=norm if variant.has_final_norm else 0,
         )
 
     return Seq2Seq(
@@ -231,81 +218,10 @@ def _like_bart(
     )
 
 
-def bart(c: ModelConfig) -> Seq2Seq:
-    """BART: norms after the sum; two rows of the table of positions are never used."""
-    rows = c.integer("max_position_embeddings") + 2
-    return _like_bart(
-        c,
-        is_post_norm=True,
-        has_embedding_norm=True,
-        has_final_norm=False,
-        positions=(rows, rows),
-    )
-
-
-def mbart(c: ModelConfig) -> Seq2Seq:
-    """mBART: BART with its norms before each part, and one at the end."""
-    rows = c.integer("max_position_embeddings") + 2
-    return _like_bart(
-        c,
-        is_post_norm=False,
-        has_embedding_norm=True,
-        has_final_norm=True,
-        positions=(rows, rows),
-    )
-
-
-def pegasus(c: ModelConfig) -> Seq2Seq:
-    """Pegasus: mBART with sines for positions, kept as parameters, and no norm before layers."""
-    rows = c.integer("max_position_embeddings")
-    return _like_bart(
-        c,
-        is_post_norm=False,
-        has_embedding_norm=False,
-        has_final_norm=True,
-        positions=(rows, rows),
-    )
-
-
-def m2m(c: ModelConfig) -> Seq2Seq:
-    """M2M-100 and NLLB: mBART with sines for positions, and no norm before layers."""
-    return _like_bart(
-        c,
-        is_post_norm=False,
-        has_embedding_norm=False,
-        has_final_norm=True,
-        positions=(0, 0),
-    )
-
-
-def marian(c: ModelConfig) -> Seq2Seq:
-    """Marian: BART without the norm of the embedding."""
-    if not c.flag("share_encoder_decoder_embeddings", default=True):
-        raise FormatError(
-            f"{c.where}: share_encoder_decoder_embeddings is false; a Marian model of two"
-            " embeddings can't be read"
-        )
-    rows = c.integer("max_position_embeddings")
-    return _like_bart(
-        c,
-        is_post_norm=True,
-        has_embedding_norm=False,
-        has_final_norm=False,
-        positions=(rows, rows),
-    )
-
-
 def whisper(c: ModelConfig) -> Seq2Seq:
     """Whisper: two convolutions before the encoder, which always reads thirty seconds."""
     read = c.integer("max_source_positions")
-    base = _like_bart(
-        c,
-        is_post_norm=False,
-        has_embedding_norm=False,
-        has_final_norm=True,
-        positions=(read, c.integer("max_target_positions")),
-        k_bias=False,
-    )
+    base = _like_bart(c, (read, c.integer("max_target_positions")), k_bias=False)
     return replace(
         base,
         shared=None,
@@ -320,13 +236,7 @@ def whisper(c: ModelConfig) -> Seq2Seq:
 
 
 SEQ2SEQ: dict[str, Callable[[ModelConfig], Seq2Seq]] = {
-    "t5": t5,
-    "mt5": t5,
-    "umt5": umt5,
-    "bart": bart,
-    "mbart": mbart,
-    "pegasus": pegasus,
-    "m2m_100": m2m,
-    "marian": marian,
+    **dict.fromkeys(("t5", "mt5", "umt5"), t5),
+    **dict.fromkeys(_BARTS, bart),
     "whisper": whisper,
 }

@@ -8,17 +8,18 @@ texts have rows of their own, each counted in its tower.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import FormatError
 from ergmeter.flops.config import head_of, quoted_value
 from ergmeter.flops.families.vision_towers import (
+    PROJECTIONS,
     Projector,
-    ProjectorStep,
     VisionLanguageModel,
     add_tower,
     check_size,
     edge,
+    image_facts,
     pixels,
     pixtral,
     qwen_tower,
@@ -31,7 +32,7 @@ from ergmeter.flops.families.vision_towers import (
 from ergmeter.flops.graph.decoder import EncoderBlock, add_block, biased_attention, renamed
 from ergmeter.flops.graph.graph import Builder, Graph
 from ergmeter.flops.graph.heads import labels_of
-from ergmeter.flops.graph.layers import Mlp
+from ergmeter.flops.graph.layers import Mlp, Piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,36 +94,22 @@ def _one_tower(
     """The graph of a model of images alone: its tower, and the head of its class."""
     b = Builder()
     _, out = add_tower(b, tower)
+    images = Builder(b.nodes, stream="images")
     head = head_of(architecture) if architecture else "bare"
     unknown: tuple[str, ...] = ()
     if head == "image classification":
-        labels = labels_of(c)
-        name = "classifier"
-        b.linear(name, "head", out, classified, labels, bias=True, stream="images", role="head")
+        images.linear("classifier", "head", out, classified, labels_of(c), bias=True, role="head")
     elif head != "bare":
         unknown = (f"the class {architecture} is not known: counted without a head",)
     elif has_pooler:
         wide = c.integer("pooler_output_size", default=tower.hidden)
-        b.linear("pooler.dense", "head", out, tower.hidden, wide, bias=True, stream="images")
-    facts = _facts(tower)
+        images.linear("pooler.dense", "head", out, tower.hidden, wide, bias=True)
+    facts = image_facts(tower)
     rows = facts["patches_per_view"]
     facts |= {"tokens_per_image": rows, "image_is_sequence": 1}
     high, wide = pixels(tower, c)
     lines = (f"an image is {high} x {wide} pixels, and a sequence its {rows} patches", *unknown)
     return Graph(c.model_type, tuple(b.nodes), tower.hidden, len(tower.blocks), 0, lines, facts)
-
-
-def _facts(tower: Tower) -> dict[str, int]:
-    """The facts of an image that a batch needs."""
-    rows, columns = tower.grid
-    return {
-        "grid_rows": rows,
-        "grid_columns": columns,
-        "patches_per_view": rows * columns + tower.class_tokens,
-        "features_per_view": rows * columns,
-        "views_per_image": 1,
-        "tokens_per_image": 0,  # they are no part of a text
-    }
 
 
 def clip(c: ModelConfig, image_size: ImageSize | None, architecture: str) -> Graph:
@@ -165,20 +152,18 @@ def _add_images(b: Builder, c: ModelConfig, image_size: ImageSize | None) -> tup
 def _add_text(b: Builder, c: ModelConfig, mask: Mask) -> str:
     """Append the reader of texts; returns its last norm."""
     hidden, at = c.integer("hidden_size"), "text_model"
-    names = ("q_proj", "k_proj", "v_proj", "out_proj")
     heads = c.integer("num_attention_heads")
-    attention = biased_attention(c, hidden, heads, mask=mask, names=names)
+    attention = biased_attention(c, hidden, heads, mask=mask, names=PROJECTIONS)
     feed = Mlp(c.integer("intermediate_size"), is_gated=False, bias=True, names=("fc1", "fc2"))
     block = EncoderBlock(attention, feed, 2 * hidden, 2 * hidden)
     rows, words = c.integer("max_position_embeddings"), c.integer("vocab_size")
-    table = b.add(f"{at}.embeddings.token_embedding", "embedding", params=words * hidden,
-                  role="embedding")  # fmt: skip
-    places = b.add(f"{at}.embeddings.position_embedding", "embedding", params=rows * hidden,
-                   role="positions")  # fmt: skip
-    x = b.add(f"{at}.embeddings.sum", "residual", (table, places))
+    name, params = f"{at}.embeddings.token_embedding", words * hidden
+    table = b.add(name, "embedding", params=params, role="embedding")
+    name, params = f"{at}.embeddings.position_embedding", rows * hidden
+    positions = b.add(name, "embedding", params=params, role="positions")
+    x = b.add(f"{at}.embeddings.sum", "residual", (table, positions))
     for number in range(c.integer("num_hidden_layers")):
-        name = f"{at}.encoder.layers.{number}"
-        x = add_block(b, block, x, name=name, hidden=hidden, stream="tokens")
+        x = add_block(b.within(f"{at}.encoder.layers.{number}"), block, x, hidden)
     return b.add(f"{at}.final_layer_norm", "norm", x, params=2 * hidden)
 
 
@@ -197,7 +182,7 @@ def _compared(
     lines = ["a text and an image each; comparing every text with every image is not counted"]
     if architecture and head_of(architecture) != "bare":
         lines.append(f"the class {architecture} is not known: counted as both towers")
-    facts = {**_facts(tower), "learned_positions": text.integer("max_position_embeddings")}
+    facts = {**image_facts(tower), "learned_positions": text.integer("max_position_embeddings")}
     hidden, layers = text.integer("hidden_size"), text.integer("num_hidden_layers")
     words = text.integer("vocab_size")
     return Graph(c.model_type, tuple(b.nodes), hidden, layers, words, tuple(lines), facts)
@@ -224,30 +209,53 @@ IMAGES: dict[str, Callable[[ModelConfig, ImageSize | None, str], Graph]] = {
 
 # Qwen's vision-language models, whose towers take an image of any size.
 
+_TILES = "an image that is split into tiles counts as so many images, and one more"
 _PIXEL_LIMITS = "the processor's limits on an image's pixels are not applied"
+
+
+def _vision_language(
+    c: ModelConfig,
+    vision: ModelConfig,
+    tower: Tower,
+    text: Decoder,
+    *projectors: Projector,
+    merge: int = 1,
+    **more: Any,  # noqa: ANN401
+) -> VisionLanguageModel:
+    """A vision-language model whose projector makes one row of `merge` x `merge` patches."""
+    rows, columns = tower.grid
+    features = rows * columns // (merge * merge)
+    base = VisionLanguageModel(
+        c.model_type, tower, projectors, text, features, image_size=pixels(tower, vision)
+    )
+    return replace(base, **more)
 
 
 def _qwen(
     c: ModelConfig, v: ModelConfig, tower: Tower, merger: Projector, kind: str
 ) -> VisionLanguageModel:
-    merge = v.integer("spatial_merge_size")
-    rows, columns = tower.grid
-    return VisionLanguageModel(
-        c.model_type,
-        tower,
-        (merger,),
-        text_of(c, kind=kind),
-        features=rows * columns // (merge * merge),
-        image_size=pixels(tower, v),
-        assumptions=(_PIXEL_LIMITS,),
-    )
+    text, merge = text_of(c, kind=kind), v.integer("spatial_merge_size")
+    return _vision_language(c, v, tower, text, merger, merge=merge, assumptions=(_PIXEL_LIMITS,))
+
+
+def _two_matrices(
+    first: str,
+    second: str,
+    inputs: int,
+    inner: int,
+    outputs: int,
+    *,
+    bias: bool = True,
+    norm: int = 0,
+) -> tuple[Piece, Piece]:
+    """A projector of two matrices, with a norm before them."""
+    return Piece(first, inputs, inner, bias, norm=norm), Piece(second, inner, outputs, bias)
 
 
 def _qwen_merger(v: ModelConfig, hidden: int, out: int, norm: int) -> Projector:
     wide = hidden * v.integer("spatial_merge_size") ** 2
     at = "model.visual.merger.mlp"
-    first = ProjectorStep(f"{at}.0", wide, wide, bias=True, norm=norm)
-    return Projector((first, ProjectorStep(f"{at}.2", wide, out, bias=True)))
+    return Projector(_two_matrices(f"{at}.0", f"{at}.2", wide, wide, out, norm=norm))
 
 
 def qwen2_vl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
@@ -292,10 +300,8 @@ def qwen3_vl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMode
     out, wide = v.integer("out_hidden_size"), hidden * v.integer("spatial_merge_size") ** 2
 
     def merger(name: str, norm: int, *states: int) -> Projector:
-        first = ProjectorStep(f"model.visual.{name}.linear_fc1", wide, wide, bias=True, norm=norm)
-        return Projector(
-            (first, ProjectorStep(f"model.visual.{name}.linear_fc2", wide, out, True)), states
-        )
+        first, second = (f"model.visual.{name}.{each}" for each in names)
+        return Projector(_two_matrices(first, second, wide, wide, out, norm=norm), states)
 
     taps = v.integers("deepstack_visual_indexes") or []
     deep = tuple(
@@ -310,24 +316,25 @@ def qwen3_vl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMode
 # Other vision-language models.
 
 
+def _parts(
+    c: ModelConfig, image_size: ImageSize | None, vision_kind: str, text_kind: str
+) -> tuple[ModelConfig, Tower, Decoder]:
+    """The tower's configuration, the tower and the language model."""
+    vision = vision_of(c, vision_kind)
+    tower = tower_of(vision, prefix="model.vision_tower", image_size=image_size)
+    return vision, tower, text_of(c, kind=text_kind)
+
+
 def llava(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
     """LLaVA 1.5, and Pixtral as transformers has it: two matrices above a tower."""
-    vision = vision_of(c, "clip_vision_model")
-    tower = tower_of(vision, prefix="model.vision_tower", image_size=image_size)
-    text = text_of(c, kind="llama")
+    vision, tower, text = _parts(c, image_size, "clip_vision_model", "llama")
     has_class = c.word("vision_feature_select_strategy") == "full"
-    rows, columns = tower.grid
-    return VisionLanguageModel(
-        c.model_type,
-        tower,
-        (_two_matrices(c, tower, text),),
-        text,
-        features=rows * columns + (tower.class_tokens if has_class else 0),
-        image_size=pixels(tower, vision),
-    )
+    base = _vision_language(c, vision, tower, text, _projector(c, tower, text))
+    return replace(base, features=base.features + (tower.class_tokens if has_class else 0))
 
 
-def _two_matrices(c: ModelConfig, tower: Tower, text: Decoder) -> Projector:
+def _projector(c: ModelConfig, tower: Tower, text: Decoder) -> Projector:
+    """LLaVA's two matrices, above the layers of the tower that a field names."""
     listed = c.raw("vision_feature_layer")
     states = tuple(listed) if isinstance(listed, list) else (-2 if listed is None else listed,)
     count = len(tower.blocks)
@@ -341,12 +348,10 @@ def _two_matrices(c: ModelConfig, tower: Tower, text: Decoder) -> Projector:
             f" is no layer of a tower of {count}"
         )
     has_bias = c.flag("multimodal_projector_bias", default=True)
-    wide = text.hidden
-    first = ProjectorStep(
-        "model.multi_modal_projector.linear_1", tower.hidden * len(states), wide, has_bias
-    )
-    second = ProjectorStep("model.multi_modal_projector.linear_2", wide, wide, has_bias)
-    return Projector((first, second), states)
+    wide, at = text.hidden, "model.multi_modal_projector"
+    inputs = tower.hidden * len(states)
+    steps = _two_matrices(f"{at}.linear_1", f"{at}.linear_2", inputs, wide, wide, bias=has_bias)
+    return Projector(steps, states)
 
 
 def llava_next(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
@@ -412,41 +417,18 @@ def _unpadded(size: ImageSize, rows: int, columns: int) -> tuple[int, int]:
 
 def paligemma(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
     """PaliGemma: SigLIP, one matrix, Gemma."""
-    vision = vision_of(c, "siglip_vision_model")
-    tower = tower_of(vision, prefix="model.vision_tower", image_size=image_size)
-    text = text_of(c, kind="gemma")
-    step = ProjectorStep("model.multi_modal_projector.linear", tower.hidden, text.hidden, bias=True)
-    rows, columns = tower.grid
-    return VisionLanguageModel(
-        "paligemma",
-        tower,
-        (Projector((step,)),),
-        text,
-        features=rows * columns,
-        image_size=pixels(tower, vision),
-    )
+    vision, tower, text = _parts(c, image_size, "siglip_vision_model", "gemma")
+    step = Piece("model.multi_modal_projector.linear", tower.hidden, text.hidden, bias=True)
+    return _vision_language(c, vision, tower, text, Projector((step,)))
 
 
 def gemma3(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
     """Gemma 3 with its tower: patches are averaged down to a fixed number of tokens."""
-    vision = vision_of(c, "siglip_vision_model")
-    tower = tower_of(vision, prefix="model.vision_tower", image_size=image_size)
-    text = text_of(c, kind="gemma3_text")
-    step = ProjectorStep(
-        "model.multi_modal_projector.mm_input_projection",
-        tower.hidden,
-        text.hidden,
-        False,
-        tower.hidden,
-    )
-    return VisionLanguageModel(
-        "gemma3",
-        tower,
-        (Projector((step,)),),
-        text,
-        features=c.integer("mm_tokens_per_image", default=256),
-        image_size=pixels(tower, vision),
-    )
+    vision, tower, text = _parts(c, image_size, "siglip_vision_model", "gemma3_text")
+    name, wide = "model.multi_modal_projector.mm_input_projection", tower.hidden
+    projector = Projector((Piece(name, wide, text.hidden, norm=wide),))
+    tokens = c.integer("mm_tokens_per_image", default=256)
+    return _vision_language(c, vision, tower, text, projector, features=tokens)
 
 
 def mistral3(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
@@ -455,9 +437,9 @@ def mistral3(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMode
     merge = c.integer("spatial_merge_size", default=2)
     tower = pixtral(vision, prefix="model.vision_tower", image_size=image_size, merge=merge)
     text = text_of(c, kind="mistral")
-    base = _two_matrices(c, tower, text)
+    base = _projector(c, tower, text)
     states = base.states if "vision_feature_layer" in c else (-1,)
-    merger = ProjectorStep(
+    merger = Piece(
         "model.multi_modal_projector.patch_merger.merging_layer",
         tower.hidden * merge * merge,
         tower.hidden,
@@ -465,15 +447,8 @@ def mistral3(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMode
     )
     has_bias = c.flag("multimodal_projector_bias", default=False)
     steps = tuple(replace(step, bias=has_bias) for step in base.steps)
-    rows, columns = tower.grid
-    return VisionLanguageModel(
-        "mistral3",
-        tower,
-        (Projector((merger, *steps), states),),
-        text,
-        features=rows * columns // (merge * merge),
-        image_size=pixels(tower, vision),
-    )
+    projector = Projector((merger, *steps), states)
+    return _vision_language(c, vision, tower, text, projector, merge=merge)
 
 
 def idefics3(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
@@ -484,16 +459,9 @@ def idefics3(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMode
     text = text_of(c, kind="llama", prefix="model.text_model")
     merge = c.integer("scale_factor", default=2)
     name = "model.connector.modality_projection.proj"
-    step = ProjectorStep(name, tower.hidden * merge * merge, text.hidden)
-    rows, columns = tower.grid
-    return VisionLanguageModel(
-        c.model_type,
-        tower,
-        (Projector((step,)),),
-        text,
-        features=rows * columns // (merge * merge),
-        image_size=pixels(tower, vision),
-        assumptions=("an image that is split into tiles counts as so many images, and one more",),
+    step = Piece(name, tower.hidden * merge * merge, text.hidden)
+    return _vision_language(
+        c, vision, tower, text, Projector((step,)), merge=merge, assumptions=(_TILES,)
     )
 
 
@@ -534,18 +502,9 @@ def internvl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMode
         )
     wide = hidden * merge * merge
     at = "model.multi_modal_projector"
-    first = ProjectorStep(f"{at}.linear_1", wide, text.hidden, bias=True, norm=2 * wide)
-    second = ProjectorStep(f"{at}.linear_2", text.hidden, text.hidden, bias=True)
-    rows, columns = tower.grid
-    return VisionLanguageModel(
-        "internvl",
-        tower,
-        (Projector((first, second)),),
-        text,
-        features=rows * columns // (merge * merge),
-        image_size=pixels(tower, vision),
-        assumptions=("an image that is split into tiles counts as so many images, and one more",),
-    )
+    names, out = (f"{at}.linear_1", f"{at}.linear_2"), text.hidden
+    projector = Projector(_two_matrices(*names, wide, out, out, norm=2 * wide))
+    return _vision_language(c, vision, tower, text, projector, merge=merge, assumptions=(_TILES,))
 
 
 VISION: dict[str, Callable[[ModelConfig, ImageSize | None], VisionLanguageModel]] = {

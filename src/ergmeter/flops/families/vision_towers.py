@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.flops.config import ModelConfig, quoted_value
 from ergmeter.flops.families import DECODERS
-from ergmeter.flops.families.llamas import qwen2, qwen3_full
-from ergmeter.flops.families.mixtures import qwen3_moe_full
+from ergmeter.flops.families.decoders import QWEN2, QWEN3, QWEN3_MOE
 from ergmeter.flops.graph.decoder import (
     EncoderBlock,
     add_block,
     add_decoder,
+    biased_attention,
     decoder_graph,
     renamed,
 )
 from ergmeter.flops.graph.graph import Attention, Builder, Graph
-from ergmeter.flops.graph.layers import AttentionLayer, Mlp
+from ergmeter.flops.graph.layers import Mlp, Piece, add_piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +64,7 @@ class Tower:
 
 def add_tower(b: Builder, t: Tower) -> tuple[list[str], str]:
     """Append a tower; returns what is after each layer, and its result."""
-    name = t.prefix
+    name, b = t.prefix, Builder(b.nodes, stream="patches")
     x = b.linear(
         f"{name}.{t.patch_name}",
         "patches",
@@ -77,65 +77,35 @@ def add_tower(b: Builder, t: Tower) -> tuple[list[str], str]:
     )
     taken: tuple[str, ...] = (x,)
     if t.tables:
-        table = b.add(
-            f"{name}.embeddings.tables",
-            "embedding",
-            params=t.tables,
-            stream="patches",
-            role="positions",
-        )
+        table = b.add(f"{name}.embeddings.tables", "embedding", params=t.tables, role="positions")
         taken = (x, table)
-    x = b.add(f"{name}.before_norm", "norm", taken, params=t.before_norm, stream="patches")
+    x = b.add(f"{name}.before_norm", "norm", taken, params=t.before_norm)
     states = [x]
     for number, block in enumerate(t.blocks):
         stream = "patch windows" if number in t.windowed else "patches"
-        at = f"{name}.{t.layer_name}.{number}"
-        x = add_block(b, block, x, name=at, hidden=t.hidden, stream=stream)
+        x = add_block(b.within(f"{name}.{t.layer_name}.{number}", stream), block, x, t.hidden)
         states.append(x)
-    x = b.add(f"{name}.after_norm", "norm", x, params=t.after_norm, stream="patches")
+    x = b.add(f"{name}.after_norm", "norm", x, params=t.after_norm)
     if t.pool_size:
         _add_pool(b, t, x)
     return states, x
 
 
-def _add_pool(b: Builder, t: Tower, x: str) -> None:
+def _add_pool(b: Builder, t: Tower, patches: str) -> None:
     """SigLIP's head: one learned query an image. It is computed, and leads nowhere."""
     at, part, hidden = f"{t.prefix}.head", "pool", t.hidden
     heads = t.blocks[0].attention.heads
-    probe = b.add(f"{at}.probe", part, params=hidden, stream="images")
-    query = b.linear(
-        f"{at}.attention.q",
-        part,
-        probe,
-        hidden,
-        hidden,
-        bias=True,
-        is_module=False,
-        stream="images",
-    )
-    both = b.linear(
-        f"{at}.attention.kv",
-        part,
-        x,
-        hidden,
-        2 * hidden,
-        bias=True,
-        is_module=False,
-        stream="patches",
-    )
-    core = b.add(
-        f"{at}.attention.core",
-        "attention",
-        (query, both, both),
-        work=Attention(heads, hidden // heads, hidden // heads, heads, "full", keys="patches"),
-        stream="images",
-    )
-    out = b.linear(
-        f"{at}.attention.out_proj", part, core, hidden, hidden, bias=True, stream="images"
-    )
-    normed = b.add(f"{at}.layernorm", "norm", out, params=2 * hidden, stream="images")
-    inner = b.linear(f"{at}.mlp.fc1", part, normed, hidden, t.pool_size, bias=True, stream="images")
-    b.linear(f"{at}.mlp.fc2", part, inner, t.pool_size, hidden, bias=True, stream="images")
+    images = Builder(b.nodes, stream="images")
+    x = images.add(f"{at}.probe", part, params=hidden)
+    x = images.linear(f"{at}.attention.q", part, x, hidden, hidden, bias=True, is_module=False)
+    name = f"{at}.attention.kv"
+    both = b.linear(name, part, patches, hidden, 2 * hidden, bias=True, is_module=False)
+    work = Attention(heads, hidden // heads, hidden // heads, heads, "full", keys="patches")
+    x = images.add(f"{at}.attention.core", "attention", (x, both, both), work=work)
+    x = images.linear(f"{at}.attention.out_proj", part, x, hidden, hidden, bias=True)
+    x = images.add(f"{at}.layernorm", "norm", x, params=2 * hidden)
+    x = images.linear(f"{at}.mlp.fc1", part, x, hidden, t.pool_size, bias=True)
+    images.linear(f"{at}.mlp.fc2", part, x, t.pool_size, hidden, bias=True)
 
 
 def edge(c: ModelConfig, name: str) -> int:
@@ -155,23 +125,13 @@ def _fixed_grid(c: ModelConfig) -> tuple[int, int]:
     return side, side
 
 
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+
+
 def vit_block(c: ModelConfig, *, layer_norms: bool = True) -> EncoderBlock:
     """A layer of CLIP, and of the many towers after it."""
     hidden, heads = c.integer("hidden_size"), c.integer("num_attention_heads")
-    if hidden % heads:
-        raise FormatError(
-            f"{c.where}: hidden_size {hidden} is no multiple of num_attention_heads {heads}"
-        )
-    attention = AttentionLayer(
-        heads,
-        heads,
-        hidden // heads,
-        q_bias=True,
-        kv_bias=True,
-        out_bias=True,
-        mask="full",
-        names=("q_proj", "k_proj", "v_proj", "out_proj"),
-    )
+    attention = biased_attention(c, hidden, heads, names=PROJECTIONS)
     feed = Mlp(c.integer("intermediate_size"), is_gated=False, bias=True, names=("fc1", "fc2"))
     norm = hidden * (2 if layer_norms else 1)
     return EncoderBlock(attention, feed, norm, norm)
@@ -278,19 +238,9 @@ def qwen_tower(
     v: ModelConfig, hidden: int, feed: Mlp, norm: int, image_size: ImageSize | None
 ) -> Tower:
     """A tower of the Qwen VL models: fused projections, and patches two frames deep."""
-    heads = v.integer("num_heads")
-    if hidden % heads:
-        raise FormatError(f"{v.where}: {hidden} is no multiple of num_heads {heads}")
-    attention = AttentionLayer(
-        heads,
-        heads,
-        hidden // heads,
-        q_bias=True,
-        out_bias=True,
-        mask="full",
-        fused="qkv",
-        names=("", "", "", "proj"),
-        module="attn",
+    names, module = ("", "", "", "proj"), "attn"
+    attention = biased_attention(
+        v, hidden, v.integer("num_heads"), kv_bias=False, fused="qkv", names=names, module=module
     )
     channels = v.integer("in_channels", "in_chans", default=3)
     return Tower(
@@ -309,21 +259,10 @@ def qwen_tower(
 
 
 @dataclass(frozen=True, slots=True)
-class ProjectorStep:
-    """One matrix of a projector, with the norm before it."""
-
-    name: str
-    inputs: int
-    outputs: int
-    bias: bool = False
-    norm: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Projector:
     """From the tower to the decoder: after which of its layers, and through what."""
 
-    steps: tuple[ProjectorStep, ...]
+    steps: tuple[Piece, ...]
     states: tuple[int, ...] = ()  # as transformers counts hidden states; none: the tower's result
 
 
@@ -347,20 +286,15 @@ def vision_language_graph(m: VisionLanguageModel) -> Graph:
     """The graph of a vision-language model."""
     b = Builder()
     states, result = add_tower(b, m.tower)
-    nodes = renamed(b.nodes, "vision")
-    b = Builder()
-    b.nodes.extend(nodes)
+    b.nodes[:] = renamed(b.nodes, "vision")
     features = tuple(_add_projector(b, each, states, result) for each in m.projectors)
     if m.extra_params:
         features = (*features, b.add("model.image_newline", "embedding", params=m.extra_params))
     add_decoder(b, m.text, inputs=features)
     tokens = m.tokens or m.features
     high, wide = m.image_size
-    rows, columns = m.tower.grid
     facts = {
-        "grid_rows": rows,
-        "grid_columns": columns,
-        "patches_per_view": rows * columns + m.tower.class_tokens,
+        **image_facts(m.tower),
         "features_per_view": m.features,
         "views_per_image": m.views,
         "tokens_per_image": tokens,
@@ -376,35 +310,30 @@ def vision_language_graph(m: VisionLanguageModel) -> Graph:
         *m.assumptions,
         *m.text.assumptions,
     )
-    return Graph(
-        m.family,
-        tuple(b.nodes),
-        m.text.hidden,
-        len(m.text.layers),
-        m.text.vocab,
-        assumptions,
-        facts,
-    )
+    text, nodes = m.text, tuple(b.nodes)
+    return Graph(m.family, nodes, text.hidden, len(text.layers), text.vocab, assumptions, facts)
+
+
+def image_facts(tower: Tower) -> dict[str, int]:
+    """The facts of an image that a batch needs."""
+    rows, columns = tower.grid
+    return {
+        "grid_rows": rows,
+        "grid_columns": columns,
+        "patches_per_view": rows * columns + tower.class_tokens,
+        "features_per_view": rows * columns,
+        "views_per_image": 1,
+        "tokens_per_image": 0,  # they are no part of a text
+    }
 
 
 def _add_projector(b: Builder, projector: Projector, states: list[str], result: str) -> str:
+    b = Builder(b.nodes, stream="features")
     taken = tuple(states[number] for number in projector.states) or (result,)
     for step in projector.steps:
         if step.norm:
-            taken = (
-                b.add(f"{step.name}.norm", "norm", taken, params=step.norm, stream="features"),
-            )
-        taken = (
-            b.linear(
-                step.name,
-                "projector",
-                taken,
-                step.inputs,
-                step.outputs,
-                bias=step.bias,
-                stream="features",
-            ),
-        )
+            taken = (b.add(f"{step.name}.norm", "norm", taken, params=step.norm),)
+        taken = (add_piece(b, step, taken, "projector"),)
     return taken[0]
 
 
@@ -412,10 +341,10 @@ def _add_projector(b: Builder, projector: Projector, states: list[str], result: 
 
 TEXTS: dict[str, Callable[[ModelConfig], Decoder]] = {
     **DECODERS,
-    "qwen2_vl_text": qwen2,
-    "qwen2_5_vl_text": qwen2,
-    "qwen3_vl_text": qwen3_full,
-    "qwen3_vl_moe_text": qwen3_moe_full,
+    "qwen2_vl_text": QWEN2,
+    "qwen2_5_vl_text": QWEN2,
+    "qwen3_vl_text": QWEN3,
+    "qwen3_vl_moe_text": QWEN3_MOE,
 }
 
 

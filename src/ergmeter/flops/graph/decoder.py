@@ -21,6 +21,7 @@ from ergmeter.flops.graph.layers import (
     Piece,
     add_attention,
     add_mixer,
+    add_piece,
 )
 
 if TYPE_CHECKING:
@@ -34,54 +35,35 @@ def decoder_graph(decoder: Decoder) -> Graph:
     """The graph of a language model by itself."""
     b = Builder()
     add_decoder(b, decoder, inputs=())
-    return Graph(
-        decoder.family,
-        tuple(b.nodes),
-        decoder.hidden,
-        len(decoder.layers),
-        decoder.vocab,
-        decoder.assumptions,
-        decoder.facts,
-    )
+    layers, nodes = len(decoder.layers), tuple(b.nodes)
+    return Graph(decoder.family, nodes, decoder.hidden, layers, decoder.vocab, decoder.assumptions)
 
 
-def add_decoder(b: Builder, decoder: Decoder, *, inputs: tuple[str, ...]) -> str:
+def add_decoder(b: Builder, decoder: Decoder, *, inputs: tuple[str, ...]) -> None:
     """Append a language model that also takes `inputs`, such as an image's embeddings."""
-    prefix = decoder.prefix
-    width = decoder.embedding_dim or decoder.hidden
-    embedding = b.add(
-        f"{prefix}.{decoder.embedding_name}",
-        "embedding",
-        params=decoder.vocab * width,
-        role="embedding",
-    )
+    prefix, hidden, vocab = decoder.prefix, decoder.hidden, decoder.vocab
+    name = f"{prefix}.{decoder.embedding_name}"
+    embedding = b.add(name, "embedding", params=vocab * hidden, role="embedding")
     x: tuple[str, ...] = (embedding, *inputs)
     if decoder.positions:
-        table = b.add(
-            f"{prefix}.positions",
-            "embedding",
-            params=decoder.positions * decoder.hidden,
-            role="positions",
-        )
-        x = (*x, table)
+        params = decoder.positions * hidden
+        x = (*x, b.add(f"{prefix}.positions", "embedding", params=params, role="positions"))
     if decoder.embedding_norm:
         x = (b.add(f"{prefix}.embedding_norm", "norm", x, params=decoder.embedding_norm),)
     out = b.add(f"{prefix}.input", "residual", x)
     own = _add_inputs(b, decoder, out)
     out = _add_streams(b, decoder, out, name=f"{prefix}.altup_projections")
     for number, layer in enumerate(decoder.layers):
-        name = f"{prefix}.{decoder.layer_name}.{number}"
-        out = add_layer(b, layer, out, name=name, hidden=decoder.hidden, own=own)
+        at = b.within(f"{prefix}.{decoder.layer_name}.{number}")
+        out = add_layer(at, layer, out, hidden, own=own)
     out = _add_streams(b, decoder, out, name=f"{prefix}.altup_unembed_projections")
     out = b.add(f"{prefix}.norm", "norm", out, params=decoder.final_norm)
-    if not decoder.has_head:
-        return out
     head = b.linear(
         decoder.head_name,
         "head",
         out,
-        width,
-        decoder.vocab,
+        hidden,
+        vocab,
         bias=decoder.head_bias,
         stream="logits",
         role="head",
@@ -89,7 +71,6 @@ def add_decoder(b: Builder, decoder: Decoder, *, inputs: tuple[str, ...]) -> str
     )
     for number in range(decoder.further):
         out = _add_further(b, decoder, out, embedding, head, name=f"{prefix}.mtp.{number}")
-    return head
 
 
 def _add_inputs(b: Builder, decoder: Decoder, x: str) -> tuple[str, ...]:
@@ -97,13 +78,9 @@ def _add_inputs(b: Builder, decoder: Decoder, x: str) -> tuple[str, ...]:
     if not decoder.input_width:
         return ()
     wide = decoder.input_width * len(decoder.layers)
-    at = decoder.prefix
-    table = b.add(
-        f"{at}.embed_tokens_per_layer",
-        "embedding",
-        params=decoder.input_rows * wide,
-        role="embedding",
-    )
+    at, rows = decoder.prefix, decoder.input_rows
+    name = f"{at}.embed_tokens_per_layer"
+    table = b.add(name, "embedding", params=rows * wide, role="embedding")
     name = f"{at}.per_layer_model_projection"
     made = b.linear(name, "per-layer input", x, decoder.hidden, wide)
     params = decoder.input_width
@@ -123,124 +100,84 @@ def _add_further(
     b: Builder, decoder: Decoder, out: str, embedding: str, head: str, *, name: str
 ) -> str:
     """Append a layer that predicts one token further: a projection, a layer, the head again."""
-    hidden = decoder.hidden
-    normed = b.add(f"{name}.norms", "norm", (out, embedding), params=2 * hidden, layer=name)
-    joined = b.linear(f"{name}.eh_proj", "mtp", normed, 2 * hidden, hidden, layer=name)
-    out = add_layer(b, decoder.layers[-1], joined, name=name, hidden=hidden)
-    last = b.add(f"{name}.final_norm", "norm", out, params=hidden, layer=name)
-    b.linear(
-        f"{name}.head",
-        "head",
-        last,
-        hidden,
-        decoder.vocab,
-        stream="logits",
-        tied_to=head,
-    )
+    hidden, layer = decoder.hidden, b.within(name)
+    normed = layer.add("norms", "norm", (out, embedding), params=2 * hidden)
+    joined = layer.linear("eh_proj", "mtp", normed, 2 * hidden, hidden)
+    out = add_layer(layer, decoder.layers[-1], joined, hidden)
+    last = layer.add("final_norm", "norm", out, params=hidden)
+    b.linear(f"{name}.head", "head", last, hidden, decoder.vocab, stream="logits", tied_to=head)
     return out
 
 
-def add_layer(
-    b: Builder,
-    layer: Layer,
-    x: str,
-    *,
-    name: str,
-    hidden: int,
-    stream: str = "tokens",
-    own: tuple[str, ...] = (),
-) -> str:
+def add_layer(b: Builder, layer: Layer, x: str, hidden: int, *, own: tuple[str, ...] = ()) -> str:
     """Append one block; returns the node that holds its result. `own` is its own input."""
     if layer.streams > 1:
-        x = _predicted(b, layer, x, name=name, hidden=hidden)
-    normed = b.add(
-        f"{name}.norm", "norm", x, params=layer.norm + layer.extra_params, stream=stream, layer=name
-    )
-    mixed = tuple(
-        add_mixer(b, mixer, normed, name=name, hidden=hidden, stream=stream)
-        for mixer in layer.mixers
-    )
+        x = _predicted(b, layer.streams, x, hidden)
+    normed = b.add("norm", "norm", x, params=layer.norm + layer.extra_params)
+    mixed = tuple(add_mixer(b, mixer, normed, hidden) for mixer in layer.mixers)
     if layer.after_norms:
-        mixed = (
-            b.add(f"{name}.after_norm", "norm", mixed, params=layer.after_norms[0], layer=name),
-        )
+        mixed = (b.add("after_norm", "norm", mixed, params=layer.after_norms[0]),)
     if layer.beside:
-        made = _in_a_row(b, layer.beside, normed, part="laurel", name=name)
-        mixed += (b.add(f"{name}.beside_norm", "norm", made, params=layer.beside_norm, layer=name),)
-    middle = x
-    if mixed:
-        middle = b.add(f"{name}.middle", "residual", (x, *mixed), stream=stream, layer=name)
+        made = _in_a_row(b, layer.beside, normed, part="laurel")
+        mixed += (b.add("beside_norm", "norm", made, params=layer.beside_norm),)
+    middle = b.add("middle", "residual", (x, *mixed)) if mixed else x
     if layer.feed is None:
         return middle
     source = normed
     if layer.feed_norm or not layer.is_parallel:
-        of, params = x if layer.is_parallel else middle, layer.feed_norm
-        source = b.add(f"{name}.feed_norm", "norm", of, params=params, stream=stream, layer=name)
-    fed = add_feed(b, layer.feed, source, name=name, hidden=hidden, stream=stream)
+        of = x if layer.is_parallel else middle
+        source = b.add("feed_norm", "norm", of, params=layer.feed_norm)
+    if isinstance(layer.feed, Mlp):
+        fed = add_mlp(b, layer.feed, source, hidden)
+    else:
+        fed = _add_experts(b, layer.feed, source, hidden)
     if layer.after_norms:
-        fed = b.add(f"{name}.after_feed", "norm", fed, params=layer.after_norms[1], layer=name)
-    out = b.add(f"{name}.out", "residual", (middle, fed), stream=stream, layer=name)
+        fed = b.add("after_feed", "norm", fed, params=layer.after_norms[1])
+    out = b.add("out", "residual", (middle, fed))
     if layer.streams > 1:
-        out = _corrected(b, layer, out, name=name, hidden=hidden)
-    return _add_own_input(b, layer, out, own, name=name) if layer.after else out
+        out = _corrected(b, layer.streams, out, hidden)
+    return _add_own_input(b, layer, out, own) if layer.after else out
 
 
-def _add_own_input(b: Builder, layer: Layer, out: str, own: tuple[str, ...], *, name: str) -> str:
+def _add_own_input(b: Builder, layer: Layer, out: str, own: tuple[str, ...]) -> str:
     """Append what a layer does with its own input: a gate, their product, a matrix, a norm."""
     gate, *rest = layer.after
-    gated = _in_a_row(b, (gate,), out, part="per-layer input", name=name)
-    met = b.add(f"{name}.own_input", "residual", (gated, *own), layer=name)
-    made = _in_a_row(b, tuple(rest), met, part="per-layer input", name=name)
-    made = b.add(f"{name}.own_norm", "norm", made, params=layer.after_norm, layer=name)
-    return b.add(f"{name}.result", "residual", (out, made), layer=name)
+    gated = add_piece(b, gate, out, "per-layer input")
+    met = b.add("own_input", "residual", (gated, *own))
+    made = _in_a_row(b, tuple(rest), met, part="per-layer input")
+    made = b.add("own_norm", "norm", made, params=layer.after_norm)
+    return b.add("result", "residual", (out, made))
 
 
-def _in_a_row(b: Builder, pieces: tuple[Piece, ...], x: str, *, part: str, name: str) -> str:
+def _in_a_row(b: Builder, pieces: tuple[Piece, ...], x: str, *, part: str) -> str:
     for piece in pieces:
-        at = f"{name}.{piece.name}"
-        x = b.linear(at, part, x, piece.inputs, piece.outputs, bias=piece.bias, layer=name)
+        x = add_piece(b, piece, x, part)
     return x
 
 
-def _predicted(b: Builder, layer: Layer, x: str, *, name: str, hidden: int) -> str:
+def _predicted(b: Builder, streams: int, x: str, hidden: int) -> str:
     """AltUp before a layer (arXiv 2301.13310): all streams mixed, by what one of them holds."""
-    n, at = layer.streams, f"{name}.altup"
-    normed = b.add(f"{at}.router_norm", "norm", x, params=hidden, layer=name)
-    router = b.linear(f"{at}.modality_router", "altup", normed, hidden, n, layer=name)
-    mixes = b.linear(f"{at}.prediction_coefs", "altup", router, n, n * n, layer=name)
+    n, part = streams, "altup"
+    normed = b.add("altup.router_norm", "norm", x, params=hidden)
+    router = b.linear("altup.modality_router", part, normed, hidden, n)
+    mixes = b.linear("altup.prediction_coefs", part, router, n, n * n)
     # A product of n x n with each channel: neither is a weight, and both get gradients.
-    mixed = b.add(
-        f"{at}.predict", "altup", (x, mixes), work=Linear(n * n, hidden), layer=name, tied_to=mixes
-    )
-    return b.add(f"{at}.predictions", "residual", (x, mixed), layer=name)
+    mixed = b.add("altup.predict", part, (x, mixes), work=Linear(n * n, hidden), tied_to=mixes)
+    return b.add("altup.predictions", "residual", (x, mixed))
 
 
-def _corrected(b: Builder, layer: Layer, x: str, *, name: str, hidden: int) -> str:
+def _corrected(b: Builder, streams: int, x: str, hidden: int) -> str:
     """AltUp after a layer: every stream corrected by what the layer made of one."""
-    n, at = layer.streams, f"{name}.altup"
-    normed = b.add(f"{at}.corrected_norm", "norm", x, layer=name)
-    router = b.linear(
-        f"{at}.correcting_router", "altup", normed, hidden, n, layer=name,
-        tied_to=f"{at}.modality_router",
-    )  # fmt: skip
-    mixes = b.linear(f"{at}.correction_coefs", "altup", router, n, n, layer=name)
-    return b.add(f"{at}.correct", "norm", (x, mixes), params=hidden, layer=name)
+    n, part, router = streams, "altup", f"{b.layer}.altup.modality_router"
+    normed = b.add("altup.corrected_norm", "norm", x)
+    again = b.linear("altup.correcting_router", part, normed, hidden, n, tied_to=router)
+    mixes = b.linear("altup.correction_coefs", part, again, n, n)
+    return b.add("altup.correct", "norm", (x, mixes), params=hidden)
 
 
-def add_feed(
-    b: Builder, feed: Mlp | Experts, x: str, *, name: str, hidden: int, stream: str = "tokens"
-) -> str:
-    """Append a feed-forward layer."""
-    if isinstance(feed, Mlp):
-        return add_mlp(b, feed, x, name=name, hidden=hidden, stream=stream, part="mlp")
-    return _add_experts(b, feed, x, name=name, hidden=hidden)
-
-
-def add_mlp(
-    b: Builder, mlp: Mlp, x: str, *, name: str, hidden: int, part: str, stream: str = "tokens"
-) -> str:
+def add_mlp(b: Builder, mlp: Mlp, x: str, hidden: int, *, part: str = "mlp") -> str:
     """Append two matrices, or three."""
-    at = f"{name}.{mlp.module}" if mlp.module else name
+    at = f"{mlp.module}." if mlp.module else ""
     size = mlp.size
     if mlp.fused:
         ups = [(mlp.fused, 2 * size)]
@@ -248,75 +185,41 @@ def add_mlp(
         ups = [(mlp.names[0], size), (mlp.names[1], size)]
     else:
         ups = [(mlp.names[0], size)]
-    inner = tuple(
-        b.linear(f"{at}.{up}", part, x, hidden, wide, bias=mlp.bias, stream=stream, layer=name)
-        for up, wide in ups
-    )
-    return b.linear(
-        f"{at}.{mlp.names[-1]}",
-        part,
-        inner,
-        size,
-        hidden,
-        bias=mlp.bias,
-        stream=stream,
-        layer=name,
-    )
+    inner = tuple(b.linear(f"{at}{up}", part, x, hidden, wide, bias=mlp.bias) for up, wide in ups)
+    return b.linear(f"{at}{mlp.names[-1]}", part, inner, size, hidden, bias=mlp.bias)
 
 
-def _add_experts(b: Builder, e: Experts, x: str, *, name: str, hidden: int) -> str:
-    at = f"{name}.{e.module}"
+def _add_experts(b: Builder, e: Experts, x: str, hidden: int) -> str:
+    at, up_size = e.module, e.size * (2 if e.is_gated else 1)
+
+    def expert(name: str, of: str, inputs: int, outputs: int) -> str:
+        return b.linear(
+            f"{at}.experts.{name}",
+            "experts",
+            of,
+            inputs,
+            outputs,
+            bias=e.bias,
+            copies=e.count,
+            used=e.used,
+            is_module=False,
+        )
+
     router = b.linear(
-        f"{at}.gate",
-        "router",
-        x,
-        hidden,
-        e.count,
-        bias=e.router_bias,
-        is_module=False,
-        layer=name,
+        f"{at}.gate", "router", x, hidden, e.count, bias=e.router_bias, is_module=False
     )
     if e.router_params:
-        router = b.add(f"{at}.correction", "router", router, params=e.router_params, layer=name)
-    up = b.linear(
-        f"{at}.experts.gate_up_proj",
-        "experts",
-        x,
-        hidden,
-        e.size * (2 if e.is_gated else 1),
-        bias=e.bias,
-        copies=e.count,
-        used=e.used,
-        is_module=e.are_modules,
-        layer=name,
-    )
-    down = b.linear(
-        f"{at}.experts.down_proj",
-        "experts",
-        up,
-        e.size,
-        hidden,
-        bias=e.bias,
-        copies=e.count,
-        used=e.used,
-        is_module=e.are_modules,
-        layer=name,
-    )
-    routed = b.add(f"{at}.combine", "residual", (down, router), layer=name)
+        router = b.add(f"{at}.correction", "router", router, params=e.router_params)
+    down = expert("down_proj", expert("gate_up_proj", x, hidden, up_size), e.size, hidden)
+    routed = b.add(f"{at}.combine", "residual", (down, router))
     if not e.shared_size:
         return routed
-    shared = add_mlp(
-        b,
-        Mlp(e.shared_size, module=f"{e.module}.shared_experts", is_gated=e.is_gated),
-        x,
-        name=name,
-        hidden=hidden,
-        part="shared expert",
-    )
+    mlp = Mlp(e.shared_size, module=f"{at}.shared_experts", is_gated=e.is_gated)
+    shared = add_mlp(b, mlp, x, hidden, part="shared expert")
     if e.has_shared_gate:
-        gate = b.linear(f"{at}.shared_expert_gate", "router", x, hidden, 1, layer=name)
-        shared = b.add(f"{at}.gated", "residual", (shared, gate), layer=name)
-    return b.add(f"{at}.sum", "residual", (routed, shared), layer=name)
+        gate = b.linear(f"{at}.shared_expert_gate", "router", x, hidden, 1)
+        shared = b.add(f"{at}.gated", "residual", (shared, gate))
+    return b.add(f"{at}.sum", "residual", (routed, shared))
 
 
 # The layer of every encoder, also of vision towers and encoder-decoders.
@@ -339,65 +242,31 @@ class EncoderBlock:
 
 
 def add_block(
-    b: Builder,
-    block: EncoderBlock,
-    x: str,
-    *,
-    name: str,
-    hidden: int,
-    stream: str,
-    memory: str | None = None,
+    b: Builder, block: EncoderBlock, x: str, hidden: int, *, memory: str | None = None
 ) -> str:
     """Append a layer; `memory` is what cross attention reads."""
-    node = _Sums(b, name=name, stream=stream, is_post_norm=block.is_post_norm)
+
+    def around(what: str, x: str, params: int, part: Callable[[str], str]) -> str:
+        """Add a part of the layer to the residual stream."""
+        if block.is_post_norm:
+            return b.add(f"{what}_norm", "norm", (x, part(x)), params=params)
+        made = part(b.add(f"{what}_norm", "norm", x, params=params))
+        return b.add(f"{what}_out", "residual", (x, made))
 
     def attention(source: str) -> str:
-        return add_attention(
-            b, block.attention, source, source, name=name, hidden=hidden, stream=stream
-        )
+        return add_attention(b, block.attention, source, source, hidden)
 
-    def feed(source: str) -> str:
-        return add_mlp(b, block.feed, source, name=name, hidden=hidden, part="mlp", stream=stream)
-
-    out = node.around("attention", x, block.norm + block.extra_params, attention)
+    out = around("attention", x, block.norm + block.extra_params, attention)
     cross = block.cross
     if cross is not None and memory is not None:
 
         def across(source: str) -> str:
-            return add_attention(
-                b, cross, source, memory, name=name, hidden=hidden, stream=stream, keys="source"
-            )
+            return add_attention(b, cross, source, memory, hidden, keys="source")
 
-        out = node.around("cross", out, block.norm, across)
-    return node.around("feed", out, block.feed_norm, feed)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sums:
-    """Adds each part of a layer to the residual stream."""
-
-    b: Builder
-    name: str
-    stream: str
-    is_post_norm: bool
-
-    def around(self, what: str, x: str, params: int, part: Callable[[str], str]) -> str:
-        if self.is_post_norm:
-            return self._norm(what, (x, part(x)), params)
-        made = part(self._norm(what, (x,), params))
-        return self.b.add(
-            f"{self.name}.{what}_out", "residual", (x, made), stream=self.stream, layer=self.name
-        )
-
-    def _norm(self, what: str, of: tuple[str, ...], params: int) -> str:
-        return self.b.add(
-            f"{self.name}.{what}_norm",
-            "norm",
-            of,
-            params=params,
-            stream=self.stream,
-            layer=self.name,
-        )
+        out = around("cross", out, block.norm, across)
+    return around(
+        "feed", out, block.feed_norm, lambda source: add_mlp(b, block.feed, source, hidden)
+    )
 
 
 def renamed(nodes: Sequence[Node], what: str) -> tuple[Node, ...]:

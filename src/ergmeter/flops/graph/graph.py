@@ -74,6 +74,11 @@ class Convolution:
     channels: int
     width: int
 
+    @property
+    def state(self) -> int:
+        """Numbers carried from one position to the next."""
+        return self.channels * (self.width - 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Scan:
@@ -169,10 +174,24 @@ class Graph:
 
 
 class Builder:
-    """Collects nodes while a family's reader walks through its layers."""
+    """Collects nodes while a family's reader walks through its layers.
 
-    def __init__(self) -> None:
-        self.nodes: list[Node] = []
+    A builder `within` a layer puts the layer's name before the names of its nodes.
+    """
+
+    def __init__(
+        self,
+        nodes: list[Node] | None = None,
+        *,
+        layer: str | None = None,
+        stream: str = "tokens",
+    ) -> None:
+        self.nodes = [] if nodes is None else nodes
+        self.layer, self.stream = layer, stream
+
+    def within(self, layer: str, stream: str = "tokens") -> Builder:
+        """A builder of the same nodes for one layer, whose rows are those of `stream`."""
+        return Builder(self.nodes, layer=layer, stream=stream)
 
     def add(
         self,
@@ -182,14 +201,15 @@ class Builder:
         *,
         params: int = 0,
         work: Work | None = None,
-        stream: str = "tokens",
-        layer: str | None = None,
+        stream: str | None = None,
         role: Role = "",
         tied_to: str | None = None,
     ) -> str:
-        """Append a node and return its name, for what takes its result."""
+        """Append a node and return its full name, for what takes its result."""
         takes = (of,) if isinstance(of, str) else of
-        self.nodes.append(Node(name, part, takes, params, work, stream, layer, role, tied_to))
+        name = f"{self.layer}.{name}" if self.layer else name
+        stream = stream or self.stream
+        self.nodes.append(Node(name, part, takes, params, work, stream, self.layer, role, tied_to))
         return name
 
     def linear(
@@ -204,8 +224,7 @@ class Builder:
         copies: int = 1,
         used: int = 1,
         is_module: bool = True,
-        stream: str = "tokens",
-        layer: str | None = None,
+        stream: str | None = None,
         role: Role = "",
         tied_to: str | None = None,
     ) -> str:
@@ -213,15 +232,7 @@ class Builder:
         work = Linear(inputs, outputs, bias, copies, used, is_module)
         params = (work.bias * outputs) if tied_to else work.params
         return self.add(
-            name,
-            part,
-            of,
-            params=params,
-            work=work,
-            stream=stream,
-            layer=layer,
-            role=role,
-            tied_to=tied_to,
+            name, part, of, params=params, work=work, stream=stream, role=role, tied_to=tied_to
         )
 
 

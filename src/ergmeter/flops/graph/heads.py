@@ -34,29 +34,19 @@ _ENDINGS = {
 # Layers between an encoder's last one and its classifier, as transformers builds them: the
 # matrices that a whole sequence goes through as one row.
 _POOLED = {
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "electra"), "classifier.dense"),
+    **dict.fromkeys(("mpnet", "esm", "data2vec-text"), "classifier.dense"),
     "bert": "bert.pooler.dense",
-    "roberta": "classifier.dense",
-    "xlm-roberta": "classifier.dense",
-    "camembert": "classifier.dense",
-    "electra": "classifier.dense",
     "distilbert": "pre_classifier",
     "modernbert": "head.dense",
     "deberta-v2": "pooler.dense",
     "albert": "albert.pooler",
-    "mpnet": "classifier.dense",
-    "esm": "classifier.dense",
     "ernie": "ernie.pooler.dense",
-    "data2vec-text": "classifier.dense",
 }
 _BARE_POOLERS = {  # bare encoders that pool all the same
-    "bert": "bert.pooler.dense",
-    "roberta": "roberta.pooler.dense",
-    "xlm-roberta": "roberta.pooler.dense",
-    "camembert": "roberta.pooler.dense",
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), "roberta.pooler.dense"),
+    **{name: f"{name}.pooler.dense" for name in ("bert", "mpnet", "esm", "ernie")},
     "albert": "albert.pooler",
-    "mpnet": "mpnet.pooler.dense",
-    "esm": "esm.pooler.dense",
-    "ernie": "ernie.pooler.dense",
     "data2vec-text": "data2vec_text.pooler.dense",
 }
 
@@ -111,58 +101,46 @@ def _bare(graph: Graph) -> Graph:
     pooler = _BARE_POOLERS.get(graph.family)
     if pooler is None:
         return bare
-    b = Builder()
-    b.linear(
-        pooler, "head", bare.nodes[-1].name, graph.hidden, graph.hidden, bias=True, stream="pooled"
-    )
-    return bare.with_nodes((*bare.nodes, *b.nodes))
+    b, hidden = Builder(list(bare.nodes), stream="pooled"), graph.hidden
+    b.linear(pooler, "head", bare.nodes[-1].name, hidden, hidden, bias=True)
+    return bare.with_nodes(tuple(b.nodes))
 
 
 def _pretraining(graph: Graph) -> Graph:
     """ELECTRA's tells words that were exchanged; others have a pooler and two classes besides."""
-    b, hidden = Builder(), graph.hidden
+    hidden = graph.hidden
     if graph.family == "electra":
         bare = _headless(graph)
-        out = b.linear(
-            "discriminator_predictions.dense", "head", bare.nodes[-1].name, hidden, hidden,
-            bias=True,
-        )  # fmt: skip
-        name = "discriminator_predictions.dense_prediction"
-        b.linear(name, "head", out, hidden, 1, bias=True, role="head")
-        return bare.with_nodes((*bare.nodes, *b.nodes))
+        b, name = Builder(list(bare.nodes)), "discriminator_predictions.dense"
+        out = b.linear(name, "head", bare.nodes[-1].name, hidden, hidden, bias=True)
+        b.linear(f"{name}_prediction", "head", out, hidden, 1, bias=True, role="head")
+        return bare.with_nodes(tuple(b.nodes))
     if graph.family not in ("bert", "ernie", "albert"):
         return graph
+    b = Builder(list(graph.nodes), stream="pooled")
     last = next(node.of[0] for node in graph if node.stream == "logits")
-    out = b.linear("bert.pooler.dense", "head", last, hidden, hidden, bias=True, stream="pooled")
-    b.linear("cls.seq_relationship", "head", out, hidden, 2, bias=True, stream="pooled")
-    return graph.with_nodes((*graph.nodes, *b.nodes))
+    out = b.linear("bert.pooler.dense", "head", last, hidden, hidden, bias=True)
+    b.linear("cls.seq_relationship", "head", out, hidden, 2, bias=True)
+    return graph.with_nodes(tuple(b.nodes))
 
 
 def _classifying(graph: Graph, config: ModelConfig, head: str) -> Graph:
     bare, hidden = _headless(graph), graph.hidden
-    b = Builder()
     out = bare.nodes[-1].name
-    is_encoder = graph.family in _POOLED
-    stream = "tokens"
-    if is_encoder and head == "sequence classification":
-        stream = "pooled"
-    if stream == "pooled" or graph.family == "modernbert":
-        bias = graph.family != "modernbert" or config.flag("classifier_bias", default=False)
-        out = b.linear(_POOLED[graph.family], "head", out, hidden, hidden, bias=bias, stream=stream)
-        if graph.family == "modernbert":
-            params = hidden * (1 + config.flag("norm_bias", default=False))
-            out = b.add("head.norm", "norm", out, params=params, stream=stream)
-    b.linear(
-        "classifier" if is_encoder else "score",
-        "head",
-        out,
-        hidden,
-        2 if head == "question answering" else labels_of(config),  # of an answer, both ends
-        bias=is_encoder or head != "sequence classification",
-        stream=stream,
-        role="head",
-    )
-    return bare.with_nodes((*bare.nodes, *b.nodes))
+    is_encoder, is_modern = graph.family in _POOLED, graph.family == "modernbert"
+    is_pooled = is_encoder and head == "sequence classification"
+    b = Builder(list(bare.nodes), stream="pooled" if is_pooled else "tokens")
+    if is_pooled or is_modern:
+        bias = not is_modern or config.flag("classifier_bias", default=False)
+        out = b.linear(_POOLED[graph.family], "head", out, hidden, hidden, bias=bias)
+    if is_modern:
+        params = hidden * (1 + config.flag("norm_bias", default=False))
+        out = b.add("head.norm", "norm", out, params=params)
+    name = "classifier" if is_encoder else "score"
+    labels = 2 if head == "question answering" else labels_of(config)  # of an answer, both ends
+    bias = is_encoder or head != "sequence classification"
+    b.linear(name, "head", out, hidden, labels, bias=bias, role="head")
+    return bare.with_nodes(tuple(b.nodes))
 
 
 def labels_of(config: ModelConfig) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ergmeter.flops.graph.graph import Attention, Convolution, Scan
@@ -24,32 +24,35 @@ CAPPED_LOGITS = "capped logits"
 SPELLED_OUT = "an activation spelled out"
 KEEPS_RESULT = "an activation that keeps its result"
 
+# Families by a trait of their code, a field of `ActivationTraits`.
+_FAMILIES: dict[str, tuple[str, ...]] = {
+    # They turn a part of each head and join it with the rest, so queries, and with them attention's
+    # result, are laid out in another order than the next matrix wants, which copies it.
+    "joins_heads": (
+        *("gpt_neox", "phi", "phi3", "stablelm", "glm", "glm4", "glm4_moe"),
+        *("deepseek_v2", "deepseek_v3", "kimi_k2"),
+    ),
+    # Elsewhere a norm without parameters stands for none at all.
+    "norms_bare": ("olmo", "nanochat"),
+    # Written out, their softmax is in the scores' own type, and one tensor serves twice.
+    "softmax_as_it_comes": ("gpt2", "gpt_oss", "falcon"),
+    # Written out, they multiply queries and keys in 32 bits.
+    "scores_in_32_bits": ("gptj", "gpt_neo"),
+    # transformers has no sdpa for them.
+    "has_no_sdpa": ("bloom", "gptj", "gpt_neo", "mpt"),
+    # They hand a mask to sdpa whether it is needed or not, and copy keys and values for each head.
+    "is_masked_always": ("falcon",),
+    # Their norms are torch's LayerNorm although they have no bias.
+    "is_layer_norm": ("mpt", "dbrx"),
+    # Their routers multiply in 32 bits, from a copy of what they are given.
+    "routes_in_32_bits": ("deepseek_v2", "deepseek_v3", "glm4_moe", "kimi_k2"),
+    # Extra keys that are no token: transformers has no fused kernel for them.
+    "has_sinks": ("gpt_oss",),
+}
 # They multiply by the scale before they round to 16 bits, so what is scaled is kept in 32.
 _SCALED_IN_32_BITS = ("gemma", "olmo2", "cohere", "gpt_oss")
 # They take the mean off twice, once for the variance, and keep both in 32 bits.
 _CENTRED = ("cohere",)
-# They turn a part of each head and join it with the rest, so queries, and with them attention's
-# result, are laid out in another order than the next matrix wants, which copies it.
-_TURNED_IN_PART = (
-    *("gpt_neox", "phi", "phi3", "stablelm", "glm", "glm4", "glm4_moe"),
-    *("deepseek_v2", "deepseek_v3", "kimi_k2"),
-)
-# Elsewhere a norm without parameters stands for none at all.
-_NORMS_WITHOUT_PARAMETERS = ("olmo", "nanochat")
-# Written out, their softmax is in the scores' own type, and one tensor serves twice.
-_SOFTMAX_AS_IT_COMES = ("gpt2", "gpt_oss", "falcon")
-# Written out, they multiply queries and keys in 32 bits.
-_SCORES_IN_32_BITS = ("gptj", "gpt_neo")
-# transformers has no sdpa for them.
-_WITHOUT_SDPA = ("bloom", "gptj", "gpt_neo", "mpt")
-# They hand a mask to sdpa whether it is needed or not, and copy keys and values for each head.
-_MASKED_ALWAYS = ("falcon",)
-# Their norms are torch's LayerNorm although they have no bias.
-_LAYER_NORMS = ("mpt", "dbrx")
-# Their routers multiply in 32 bits, from a copy of what they are given.
-_ROUTED_IN_32_BITS = ("deepseek_v2", "deepseek_v3", "glm4_moe", "kimi_k2")
-# Extra keys that are no token: transformers has no fused kernel for them.
-_WITH_SINKS = ("gpt_oss",)
 # Clamped before and after: gate, up, both clamped, the sigmoid, and what it makes of the gate.
 _CLAMPED = ("gpt_oss",)
 # Activations that transformers writes in Python: 0.5 x (1 + tanh(...)) and its like. The others
@@ -93,15 +96,7 @@ def code_traits(graph: Graph) -> ActivationTraits:
     return ActivationTraits(
         scales_in_32_bits=family.startswith(_SCALED_IN_32_BITS),
         centres_twice=family.startswith(_CENTRED),
-        joins_heads=family in _TURNED_IN_PART,
-        norms_bare=family in _NORMS_WITHOUT_PARAMETERS,
-        softmax_as_it_comes=family in _SOFTMAX_AS_IT_COMES,
-        scores_in_32_bits=family in _SCORES_IN_32_BITS,
-        is_masked_always=family in _MASKED_ALWAYS,
-        is_layer_norm=family in _LAYER_NORMS,
-        has_no_sdpa=family in _WITHOUT_SDPA,
-        routes_in_32_bits=family in _ROUTED_IN_32_BITS,
-        has_sinks=family in _WITH_SINKS,
+        **{trait: family in families for trait, families in _FAMILIES.items()},
         caps_scores=CAPPED_SCORES in graph.traits,
         caps_logits=CAPPED_LOGITS in graph.traits,
         keeps_result=KEEPS_RESULT in graph.traits,
@@ -143,6 +138,7 @@ class Piece:
     bias: bool = False
     of: str = ""
     is_module: bool = True
+    norm: int = 0  # parameters of the norm before it, in a projector
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +172,6 @@ class AttentionLayer:
     is_gated: bool = False  # queries carry a gate of their own size
     fused: str | None = None  # the one projection that makes all three
     names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")
-    inputs: int | None = None  # where it reads something wider than the hidden size
-    outputs: int | None = None
     module: str = "self_attn"
     keys_of: int | None = None  # the layer whose keys and values it uses, where it has none
     has_values: bool = True  # or its keys are its values too
@@ -271,7 +265,6 @@ class Experts:
     shared_size: int = 0
     has_shared_gate: bool = False
     module: str = "mlp"
-    are_modules: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,10 +296,8 @@ class Decoder:
     is_tied: bool
     final_norm: int
     head_bias: bool = False
-    has_head: bool = True
     positions: int = 0  # rows of a learned table
     further: int = 0  # layers that predict the tokens after the next (arXiv 2412.19437, 2.2)
-    embedding_dim: int | None = None
     embedding_norm: int = 0
     input_width: int = 0  # of an input of its own for each layer
     input_rows: int = 0  # of the table it is looked up in
@@ -316,7 +307,6 @@ class Decoder:
     embedding_name: str = "embed_tokens"
     head_name: str = "lm_head"
     assumptions: tuple[str, ...] = ()
-    facts: dict[str, int] = field(default_factory=dict)
 
 
 # The graph of a mixer: attention, state spaces, linear attention.
@@ -324,50 +314,36 @@ class Decoder:
 _QKV = "attention qkv"
 
 
-def add_mixer(b: Builder, mixer: Mixer, x: str, *, name: str, hidden: int, stream: str) -> str:
-    """Append what mixes the positions of a sequence."""
+def add_mixer(b: Builder, mixer: Mixer, x: str, hidden: int) -> str:
+    """Append what mixes the positions of a sequence to the layer that `b` builds."""
     if isinstance(mixer, AttentionLayer):
-        return add_attention(b, mixer, x, x, name=name, hidden=hidden, stream=stream)
+        return add_attention(b, mixer, x, x, hidden)
     if isinstance(mixer, Mamba):
-        return _add_mamba(b, mixer, x, name=name, hidden=hidden)
+        return _add_mamba(b, mixer, x, hidden)
     if isinstance(mixer, Mamba2):
-        return _add_mamba2(b, mixer, x, name=name, hidden=hidden)
+        return _add_mamba2(b, mixer, x, hidden)
     if isinstance(mixer, Recurrent):
-        return _add_recurrent(b, mixer, x, name=name)
-    return _add_delta(b, mixer, x, name=name, hidden=hidden)
+        return _add_recurrent(b, mixer, x)
+    return _add_delta(b, mixer, x, hidden)
 
 
 def add_attention(
-    b: Builder,
-    a: AttentionLayer,
-    x: str,
-    memory: str,
-    *,
-    name: str,
-    hidden: int,
-    stream: str = "tokens",
-    keys: str | None = None,
+    b: Builder, a: AttentionLayer, x: str, memory: str, hidden: int, *, keys: str | None = None
 ) -> str:
     """Append attention of `x` to `memory`, the same node or, across streams, another."""
-    at = f"{name}.{a.module}"
-    wide = a.inputs or hidden
+    at = a.module
     qk_dim = v_dim = a.head_dim
     if a.latent is not None:
-        query, key, value = _latent(b, a, a.latent, x, at=at, name=name, wide=wide)
+        query, key, value = _latent(b, a, a.latent, x, hidden)
         qk_dim, v_dim = a.latent.nope_dim + a.latent.rope_dim, a.latent.v_dim
     elif a.fused is not None:
         size = (a.heads + 2 * a.kv_heads) * a.head_dim
-        fused = b.linear(
-            f"{at}.{a.fused}", _QKV, x, wide, size, bias=a.q_bias, stream=stream, layer=name
-        )
-        query, key, value = fused, fused, fused
+        query = key = value = b.linear(f"{at}.{a.fused}", _QKV, x, hidden, size, bias=a.q_bias)
     else:
-        query, key, value = _separate(
-            b, a, x, memory, at=at, name=name, wide=wide, streams=(stream, keys or stream)
-        )
+        query, key, value = _separate(b, a, x, memory, hidden, keys)
     extra = a.norm_params + a.extra_params
     if extra:
-        query = b.add(f"{at}.norms", "norm", query, params=extra, stream=stream, layer=name)
+        query = b.add(f"{at}.norms", "norm", query, params=extra)
     core = Attention(
         a.heads,
         qk_dim,
@@ -379,188 +355,125 @@ def add_attention(
         keys=keys,
         latent=a.latent.kv_rank + a.latent.rope_dim if a.latent else None,
     )
-    mixed = b.add(
-        f"{at}.core", "attention", (query, key, value), work=core, stream=stream, layer=name
-    )
-    return b.linear(
-        f"{at}.{a.names[3]}",
-        "attention output",
-        mixed,
-        a.heads * v_dim,
-        a.outputs or hidden,
-        bias=a.out_bias,
-        stream=stream,
-        layer=name,
-    )
+    mixed = b.add(f"{at}.core", "attention", (query, key, value), work=core)
+    out, wide = f"{at}.{a.names[3]}", a.heads * v_dim
+    return b.linear(out, "attention output", mixed, wide, hidden, bias=a.out_bias)
 
 
 def _separate(
-    b: Builder,
-    a: AttentionLayer,
-    x: str,
-    memory: str,
-    *,
-    at: str,
-    name: str,
-    wide: int,
-    streams: tuple[str, str],
+    b: Builder, a: AttentionLayer, x: str, memory: str, hidden: int, keys: str | None
 ) -> tuple[str, str, str]:
     """A projection each for queries, keys and values."""
     q_size = a.heads * a.head_dim * (2 if a.is_gated else 1)
     kv_size = a.kv_heads * a.head_dim
     k_bias = a.kv_bias if a.k_bias is None else a.k_bias
     made = [
-        b.linear(f"{at}.{module}", _QKV, of, wide, size, bias=bias, stream=stream, layer=name)
+        b.linear(f"{a.module}.{module}", _QKV, of, hidden, size, bias=bias, stream=stream)
         for module, of, size, bias, stream in (
-            (a.names[0], x, q_size, a.q_bias, streams[0]),
-            (a.names[1], memory, kv_size, k_bias, streams[1]),
-            (a.names[2], memory, kv_size, a.kv_bias, streams[1]),
+            (a.names[0], x, q_size, a.q_bias, None),
+            (a.names[1], memory, kv_size, k_bias, keys),
+            (a.names[2], memory, kv_size, a.kv_bias, keys),
         )[: 1 if a.keys_of is not None else 3 if a.has_values else 2]
     ]
     if a.keys_of is not None:
-        other = f"{name.rpartition('.')[0]}.{a.keys_of}.{a.module}"
+        other = f"{(b.layer or '').rpartition('.')[0]}.{a.keys_of}.{a.module}"
         made += [f"{other}.{a.names[1]}", f"{other}.{a.names[2 if a.has_values else 1]}"]
     return made[0], made[1], made[-1]
 
 
-def _latent(
-    b: Builder, a: AttentionLayer, m: Latent, x: str, *, at: str, name: str, wide: int
-) -> tuple[str, str, str]:
-    qk_dim = m.nope_dim + m.rope_dim
+def _latent(b: Builder, a: AttentionLayer, m: Latent, x: str, hidden: int) -> tuple[str, str, str]:
+    at, q_size = a.module, a.heads * (m.nope_dim + m.rope_dim)
     if m.q_rank is None:
-        query = b.linear(f"{at}.q_proj", _QKV, x, wide, a.heads * qk_dim, layer=name)
+        query = b.linear(f"{at}.q_proj", _QKV, x, hidden, q_size)
     else:
-        down = b.linear(f"{at}.q_a_proj", _QKV, x, wide, m.q_rank, bias=a.q_bias, layer=name)
-        normed = b.add(f"{at}.q_a_layernorm", "norm", down, params=m.q_rank, layer=name)
-        query = b.linear(f"{at}.q_b_proj", _QKV, normed, m.q_rank, a.heads * qk_dim, layer=name)
-    compressed = b.linear(
-        f"{at}.kv_a_proj_with_mqa", _QKV, x, wide, m.kv_rank + m.rope_dim, bias=a.q_bias, layer=name
-    )
-    normed = b.add(f"{at}.kv_a_layernorm", "norm", compressed, params=m.kv_rank, layer=name)
-    both = b.linear(
-        f"{at}.kv_b_proj", _QKV, normed, m.kv_rank, a.heads * (m.nope_dim + m.v_dim), layer=name
-    )
+        down = b.linear(f"{at}.q_a_proj", _QKV, x, hidden, m.q_rank, bias=a.q_bias)
+        normed = b.add(f"{at}.q_a_layernorm", "norm", down, params=m.q_rank)
+        query = b.linear(f"{at}.q_b_proj", _QKV, normed, m.q_rank, q_size)
+    name, wide = f"{at}.kv_a_proj_with_mqa", m.kv_rank + m.rope_dim
+    compressed = b.linear(name, _QKV, x, hidden, wide, bias=a.q_bias)
+    normed = b.add(f"{at}.kv_a_layernorm", "norm", compressed, params=m.kv_rank)
+    kv_size = a.heads * (m.nope_dim + m.v_dim)
+    both = b.linear(f"{at}.kv_b_proj", _QKV, normed, m.kv_rank, kv_size)
     return query, both, both
 
 
-def _add_mamba(b: Builder, m: Mamba, x: str, *, name: str, hidden: int) -> str:
-    at, part = f"{name}.{m.module}", "mamba"
-    both = b.linear(f"{at}.in_proj", part, x, hidden, 2 * m.inner, bias=m.proj_bias, layer=name)
-    conv = b.add(
-        f"{at}.conv1d",
-        "convolution",
-        both,
-        params=m.inner * (m.conv + m.conv_bias),
-        work=Convolution(m.inner, m.conv),
-        layer=name,
-    )
-    choice = b.linear(f"{at}.x_proj", part, conv, m.inner, m.rank + 2 * m.state, layer=name)
+def _add_convolution(
+    b: Builder, module: str, of: str | tuple[str, ...], channels: int, width: int, *, bias: bool
+) -> str:
+    params, work = channels * (width + bias), Convolution(channels, width)
+    return b.add(f"{module}.conv1d", "convolution", of, params=params, work=work)
+
+
+def _add_mamba(b: Builder, m: Mamba, x: str, hidden: int) -> str:
+    at, part = m.module, "mamba"
+    both = b.linear(f"{at}.in_proj", part, x, hidden, 2 * m.inner, bias=m.proj_bias)
+    conv = _add_convolution(b, at, both, m.inner, m.conv, bias=m.conv_bias)
+    choice = b.linear(f"{at}.x_proj", part, conv, m.inner, m.rank + 2 * m.state)
     if m.norm_params:
-        choice = b.add(f"{at}.norms", "norm", choice, params=m.norm_params, layer=name)
-    time = b.linear(f"{at}.dt_proj", part, choice, m.rank, m.inner, bias=True, layer=name)
+        choice = b.add(f"{at}.norms", "norm", choice, params=m.norm_params)
+    time = b.linear(f"{at}.dt_proj", part, choice, m.rank, m.inner, bias=True)
     # Each state: decay, input, their products and sum, and the product with C that reads it out.
-    scan = b.add(
-        f"{at}.scan",
-        "scan",
-        (time, choice, conv),
-        params=m.inner * (m.state + 1),
-        work=Scan(7 * m.inner * m.state, m.inner * m.state),
-        layer=name,
-    )
-    gated = b.add(f"{at}.gate", "residual", (scan, both), layer=name)
-    return b.linear(f"{at}.out_proj", part, gated, m.inner, hidden, bias=m.proj_bias, layer=name)
+    work = Scan(7 * m.inner * m.state, m.inner * m.state)
+    params = m.inner * (m.state + 1)
+    scan = b.add(f"{at}.scan", "scan", (time, choice, conv), params=params, work=work)
+    gated = b.add(f"{at}.gate", "residual", (scan, both))
+    return b.linear(f"{at}.out_proj", part, gated, m.inner, hidden, bias=m.proj_bias)
 
 
-def _add_mamba2(b: Builder, m: Mamba2, x: str, *, name: str, hidden: int) -> str:
-    at, part = f"{name}.{m.module}", "mamba"
+def _add_mamba2(b: Builder, m: Mamba2, x: str, hidden: int) -> str:
+    at, part = m.module, "mamba"
     channels = m.inner + 2 * m.groups * m.state
-    both = b.linear(
-        f"{at}.in_proj", part, x, hidden, m.inner + channels + m.heads, bias=m.proj_bias, layer=name
-    )
-    conv = b.add(
-        f"{at}.conv1d",
-        "convolution",
-        both,
-        params=channels * (m.conv + m.conv_bias),
-        work=Convolution(channels, m.conv),
-        layer=name,
-    )
-    scan = b.add(
-        f"{at}.scan",
-        "scan",
-        (conv, both),
-        params=3 * m.heads,
-        work=Scan(7 * m.inner * m.state, m.inner * m.state),
-        layer=name,
-    )
-    normed = b.add(
-        f"{at}.norm", "norm", (scan, both), params=m.inner if m.has_norm else 0, layer=name
-    )
-    return b.linear(f"{at}.out_proj", part, normed, m.inner, hidden, bias=m.proj_bias, layer=name)
+    wide = m.inner + channels + m.heads
+    both = b.linear(f"{at}.in_proj", part, x, hidden, wide, bias=m.proj_bias)
+    conv = _add_convolution(b, at, both, channels, m.conv, bias=m.conv_bias)
+    work = Scan(7 * m.inner * m.state, m.inner * m.state)
+    scan = b.add(f"{at}.scan", "scan", (conv, both), params=3 * m.heads, work=work)
+    norm = m.inner if m.has_norm else 0
+    normed = b.add(f"{at}.norm", "norm", (scan, both), params=norm)
+    return b.linear(f"{at}.out_proj", part, normed, m.inner, hidden, bias=m.proj_bias)
 
 
-def _add_delta(b: Builder, d: DeltaNet, x: str, *, name: str, hidden: int) -> str:
-    at, part = f"{name}.{d.module}", "linear attention"
+def _add_delta(b: Builder, d: DeltaNet, x: str, hidden: int) -> str:
+    at, part = d.module, "linear attention"
     keys, values = d.key_heads * d.key_dim, d.value_heads * d.value_dim
     channels = 2 * keys + values
-    qkvz = b.linear(f"{at}.in_proj_qkvz", part, x, hidden, channels + values, layer=name)
-    ba = b.linear(f"{at}.in_proj_ba", part, x, hidden, 2 * d.value_heads, layer=name)
-    conv = b.add(
-        f"{at}.conv1d",
-        "convolution",
-        qkvz,
-        params=channels * d.conv,
-        work=Convolution(channels, d.conv),
-        layer=name,
-    )
+    qkvz = b.linear(f"{at}.in_proj_qkvz", part, x, hidden, channels + values)
+    ba = b.linear(f"{at}.in_proj_ba", part, x, hidden, 2 * d.value_heads)
+    conv = _add_convolution(b, at, qkvz, channels, d.conv, bias=False)
     # Per value head a state of key_dim x value_dim: read by the key, corrected, read by the query.
     state = d.value_heads * d.key_dim * d.value_dim
-    scan = b.add(
-        f"{at}.scan",
-        "scan",
-        (conv, ba),
-        params=2 * d.value_heads,
-        work=Scan(8 * state, state),
-        layer=name,
-    )
-    normed = b.add(f"{at}.norm", "norm", (scan, qkvz), params=d.value_dim, layer=name)
-    return b.linear(f"{at}.out_proj", part, normed, values, hidden, layer=name)
+    work = Scan(8 * state, state)
+    scan = b.add(f"{at}.scan", "scan", (conv, ba), params=2 * d.value_heads, work=work)
+    normed = b.add(f"{at}.norm", "norm", (scan, qkvz), params=d.value_dim)
+    return b.linear(f"{at}.out_proj", part, normed, values, hidden)
 
 
-def _add_recurrent(b: Builder, m: Recurrent, x: str, *, name: str) -> str:
-    at = f"{name}.{m.module}"
+def _add_recurrent(b: Builder, m: Recurrent, x: str) -> str:
     made: dict[str, str] = {}
 
-    def matrix(piece: Piece, of: str | tuple[str, ...]) -> str:
-        return b.linear(
-            f"{at}.{piece.name}",
-            f"{m.part} gates" if piece.of == "conv" else m.part,
-            of,
-            piece.inputs,
-            piece.outputs,
-            bias=piece.bias,
-            is_module=piece.is_module,
-            layer=name,
-        )
+    def matrix(piece: Piece, of: str) -> str:
+        part = f"{m.part} gates" if piece.of == "conv" else m.part
+        return add_piece(b, piece, of, part, module=f"{m.module}.")
 
     for piece in m.pieces:
         if piece.of != "conv":
             made[piece.name] = matrix(piece, made[piece.of] if piece.of else x)
     if m.conv:
-        made["conv"] = b.add(
-            f"{at}.conv1d",
-            "convolution",
-            tuple(made[each] for each in m.conv_of),
-            params=m.conv * (m.conv_width + m.conv_bias),
-            work=Convolution(m.conv, m.conv_width),
-            layer=name,
-        )
+        of = tuple(made[each] for each in m.conv_of)
+        made["conv"] = _add_convolution(b, m.module, of, m.conv, m.conv_width, bias=m.conv_bias)
     for piece in m.pieces:
         if piece.of == "conv":
             made[piece.name] = matrix(piece, made["conv"])
     out = tuple(made.values())
     if m.scan:
         work = Scan(m.scan, m.state)
-        out = (b.add(f"{at}.scan", "scan", out, params=m.scan_params, work=work, layer=name),)
-    normed = b.add(f"{at}.norm", "norm", out, params=m.norm, layer=name)
-    return matrix(m.output, normed)
+        out = (b.add(f"{m.module}.scan", "scan", out, params=m.scan_params, work=work),)
+    return matrix(m.output, b.add(f"{m.module}.norm", "norm", out, params=m.norm))
+
+
+def add_piece(
+    b: Builder, p: Piece, of: str | tuple[str, ...], part: str, *, module: str = ""
+) -> str:
+    """Append one matrix."""
+    name = f"{module}{p.name}"
+    return b.linear(name, part, of, p.inputs, p.outputs, bias=p.bias, is_module=p.is_module)

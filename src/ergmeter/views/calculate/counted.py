@@ -73,7 +73,6 @@ def cross_check(
             trainable=trained if train else None,
             checkpointing=training.checkpointing,
             pairs=pairs,
-            scans=pairs == "needed",
         )
 
     needed = total(analytic("needed", last_logits=is_prompt)).model

@@ -105,8 +105,7 @@ def parts(estimate_view: EstimateView) -> list[RenderableType]:
 
 def moments_table(memory: Memory) -> Table:
     """Tabulate memory at each moment of a step; the largest is the peak."""
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column("GB on a device")
+    table = _memory_table()
     for moment in memory.moments:
         name = moment.name.replace(" through ", "\nthrough ").replace("through model.", "through ")
         table.add_column(name, justify="right", style="bold" if moment is memory.peak else "")
@@ -117,12 +116,15 @@ def moments_table(memory: Memory) -> Table:
     return table
 
 
+def _memory_table() -> Table:
+    return Table("GB on a device", box=box.SIMPLE, pad_edge=False)
+
+
 def _serving_table(serving: Serving) -> Table:
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column("GB on a device")
+    table = _memory_table()
     table.add_column("to serve", justify="right")
-    table.add_row("weights", _gb(serving.weights_bytes))
     cached = f"cache of {serving.sequences} x {serving.context} tokens"
+    table.add_row("weights", _gb(serving.weights_bytes))
     table.add_row(cached, _gb(serving.sequences * serving.cache_bytes))
     table.add_row("all", _gb(serving.total_bytes))
     return table

@@ -18,7 +18,7 @@ from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import step_work
 from ergmeter.metrics.definitions.compute import NotApplicable, percent
 from ergmeter.records import Missing
-from ergmeter.units import scaled, significant
+from ergmeter.units import number_of, scaled, significant
 from ergmeter.views.documents import result
 
 if TYPE_CHECKING:
@@ -85,10 +85,6 @@ def conventions_document(convention: Convention) -> dict[str, Any]:
     }
 
 
-def _more(convention: Convention) -> str:
-    return f" Only for {convention.only_for}." if convention.only_for else ""
-
-
 def conventions_page() -> str:
     """Return the page docs/conventions.md."""
     text_lines = [
@@ -107,7 +103,9 @@ def conventions_page() -> str:
     ]
     text_lines += [
         f"| `{convention.name}` | {convention.formula}"
-        f" | {convention.definition}{_more(convention)} | {convention.source} |"
+        f" | {convention.definition}"
+        + (f" Only for {convention.only_for}." if convention.only_for else "")
+        + f" | {convention.source} |"
         for convention in CONVENTIONS.values()
     ]
     text_lines += [
@@ -281,18 +279,18 @@ def _step(work: Work) -> str:
     batch, first = work.batch, work.batch.documents[0]
     if work.phase == "decode":
         each = " each" if batch.sequences > 1 else ""
-        whose = _several(batch.sequences, "sequence")
+        whose = number_of(batch.sequences, "sequence")
         return f"a decoding step: {whose}, one new token{each} after {first.past} cached"
-    laid_out = f"{_several(batch.sequences, 'sequence')} of {batch.seq_len} tokens"
+    laid_out = f"{number_of(batch.sequences, 'sequence')} of {batch.seq_len} tokens"
     if not batch.is_grid:
         documents = sum(document.count for document in batch.documents)
         laid_out = (
-            f"{_several(documents, 'document')}, {batch.tokens_real} tokens in all, in {laid_out}"
+            f"{number_of(documents, 'document')}, {batch.tokens_real} tokens in all, in {laid_out}"
         )
     elif batch.sequences > 1:
         laid_out += f", {batch.tokens} in all"
     if batch.images:
-        laid_out += f", {_several(batch.images, 'image')} in them"
+        laid_out += f", {number_of(batch.images, 'image')} in them"
     if work.phase == "prefill":
         return f"reading a prompt (forward): {laid_out}" + (
             f", after {first.past} cached" if first.past else ""
@@ -300,10 +298,6 @@ def _step(work: Work) -> str:
     again = work.training.checkpointing
     how = "" if again == "none" else f", {again} checkpointing"
     return f"a training step (forward and backward{how}): {laid_out}"
-
-
-def _several(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _count(number: int) -> str:
@@ -316,7 +310,9 @@ def _count(number: int) -> str:
 def document(work: Work) -> dict[str, Any]:
     """Return the work of a step as JSON, in FLOPs and bytes."""
     sums = total(work.parts)
-    chosen = work.chosen
+    chosen, n_given = work.chosen, {}
+    if work.params_given is not None:
+        n_given = {"N_given": {"value": work.params_given, "used_by": work.of_params_given}}
     body: dict[str, Any] = {
         "step": _step(work),
         "phase": work.phase,
@@ -328,7 +324,7 @@ def document(work: Work) -> dict[str, Any]:
         "parameters": work.params,
         "parameters_active": work.params_active,
         "parameters_trained": work.params_trained,
-        **_n_given(work),
+        **n_given,
         "parts": {part: _numbers(flops) for part, flops in work.parts.items()},
         "exact": _numbers(sums),
         "conventions": {
@@ -354,12 +350,6 @@ def document(work: Work) -> dict[str, Any]:
         }
         body["kept"] = {"weights_bytes": work.kept_bytes, "as": list(work.kept)}
     return body
-
-
-def _n_given(work: Work) -> dict[str, Any]:
-    if work.params_given is None:
-        return {}
-    return {"N_given": {"value": work.params_given, "used_by": work.of_params_given}}
 
 
 def _numbers(flops: PartFlops) -> dict[str, float]:

@@ -30,17 +30,17 @@ def doctor_page(findings: list[ProbeFinding]) -> RenderableType:
         sign = ("yes ", "green") if finding.works else ("no  ", "yellow")
         parts.append(Text.assemble(sign, (finding.probe, "bold")))
         if finding.reason:
-            parts.append(Padding(Text(finding.reason), (0, 0, 0, 6)))
+            parts.append(_indented(6, finding.reason))
         for device in finding.devices:
             reads = ", ".join(finding.reads.get(device.id, [])) or "nothing"
-            line = Text.assemble((device.name, ""), (f"  [{device.id}]  ", "dim"), f"reads {reads}")
-            parts.append(Padding(line, (0, 0, 0, 6)))
-        parts += [
-            Padding(Text.assemble(("! ", "yellow"), warning), (0, 0, 0, 6))
-            for warning in finding.warnings
-        ]
+            parts.append(_indented(6, device.name, (f"  [{device.id}]  ", "dim"), f"reads {reads}"))
+        parts += [_indented(6, ("! ", "yellow"), warning) for warning in finding.warnings]
     parts.append(_energy(findings))
     return Group(*parts)
+
+
+def _indented(columns: int, *texts: str | tuple[str, str]) -> Padding:
+    return Padding(Text.assemble(*texts), (0, 0, 0, columns))
 
 
 def _energy(findings: list[ProbeFinding]) -> Text:
@@ -78,22 +78,15 @@ def calibration_page(calibration: Calibration) -> RenderableType:
     ]
     if rows:
         parts.append(Padding(_rates(rows), (0, 0, 0, 2)))
-    parts += [
-        Padding(Text(line), (0, 0, 0, 2)) for line in (*_idle(calibration), *_refresh(calibration))
-    ]
-    parts += [Padding(Text(line, "dim"), (0, 0, 0, 2)) for line in _peak_source(calibration)]
+    parts += [_indented(2, line) for line in (*_idle(calibration), *_refresh(calibration))]
+    parts += [_indented(2, (line, "dim")) for line in _peak_source(calibration)]
     remarks = [*calibration.remarks, *(_drift(name, rate) for name, rate, _ in rows)]
-    parts += [
-        Padding(Text.assemble(("! ", "yellow"), remark), (0, 0, 0, 2))
-        for remark in remarks
-        if remark
-    ]
+    parts += [_indented(2, ("! ", "yellow"), remark) for remark in remarks if remark]
     absent: dict[str, list[str]] = {}
     for what, why in calibration.absent.items():
         absent.setdefault(why, []).append(what)
     parts += [
-        Padding(Text.assemble((f"no {', '.join(names)}: ", "yellow"), why), (0, 0, 0, 2))
-        for why, names in absent.items()
+        _indented(2, (f"no {', '.join(names)}: ", "yellow"), why) for why, names in absent.items()
     ]
     return Group(*parts)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -16,7 +17,7 @@ from ergmeter.records import DTYPES
 from ergmeter.units import significant
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ergmeter.hardware import DeviceSpec
     from ergmeter.hardware.grid import GridIntensity
@@ -86,95 +87,6 @@ _UNREAD = "as commonly quoted, not checked"
 # A type without a number: no such units, or no published rate.
 _NO_UNITS, _UNKNOWN = "none", "-"
 
-_HEAD = """\
-# Hardware
-
-This page is made from the table by `erg peaks --markdown`; a test keeps it up to date.
-
-MFU divides by a device's peak, so a wrong peak is a wrong MFU. `erg peaks` lists the peaks that
-ergmeter knows, `erg peaks NAME` shows one with its source.
-
-## How a name finds its row
-
-The name that the driver reports is compared whole, without regard to case and runs of spaces and
-to nothing else: first with a user's own rows, then with the driver names of the table, its
-aliases and its keys. There is no search for parts of a name: "NVIDIA L40S" is not an "NVIDIA L4",
-and a laptop's "NVIDIA GeForce RTX 4090 Laptop GPU" is not the card. No two rows share a name.
-
-- A name that several devices share stands for what all of them agree on, and the note then names
-  them: every A100 has 312 TFLOP/s in bf16, so `--device a100` has an MFU, and no bandwidth, for
-  that of 40 GB is slower. Where they differ it is answered with their keys ("h100": h100-sxm,
-  h100-pcie, h100-nvl). Some drivers do that too: "AMD Instinct MI250X / MI250", the two RTX 3080,
-  Apple's chips with more or fewer GPU cores. Pass the key that is yours as the device.
-- An unknown name has no peak, and MFU is absent: `erg mfu` says "unknown peak: pass --peak". Up to
-  five rows with that text in a name are asked about, nearest first ("4090": rtx-4090 or
-  rtx-4090-d); none of their peaks is used.
-- A run is held against the device that its driver names. `erg record --device`, `erg report
-  --device` and `Meter(device=...)` name another, for its peak and its bandwidth, where none was
-  seen (a remote machine, an imported log) or the driver's name is shared; the note says so.
-
-## What the figures are
-
-- **Dense.** Datasheets like to print the rate with 2:4 sparsity, which is twice that; training
-  does not get it. Where the datasheet has only that one, the row says that it was halved.
-- **FP32 accumulate.** Matrix products of 16-bit numbers are summed in 32 bits, which is how
-  training runs them. GeForce cards do that at half of the rate they are advertised with;
-  workstation and data-centre cards at the full rate. `fp32` is without tensor cores on NVIDIA,
-  and the matrix rate on AMD.
-- **Of one device, as the driver counts devices.** A GCD of an MI250X, a core of a TPU v2, v3 or
-  7x, a chip of the other TPUs. Trainium and Inferentia have a row for the core and one for the
-  chip.
-- **Nominal.** A card capped below its TDP can't reach its peak; its MFU is still against it.
-- **Memory twice.** Nominal in the table; below it, what the driver reports where somebody's
-  nvidia-smi was found. ECC keeps its check bits in GDDR itself, which takes 6.25 % of it (an L4 of
-  24 GiB has 22.5), and costs nothing in HBM. `erg estimate` plans with the second where there is
-  one.
-- **"none" or "-".** "none": the device has no units for the type, and asking for it says so ("has
-  no fp8 units"). "-": nobody publishes the rate, or what is published does not agree: unknown.
-
-A row ends with its source, what its peak was held against, and the day of that:
-
-- *datasheet*: the maker's own document was read, in part or in a copy.
-- *second document agrees*: one that is not the source has the same figures; which ones, and which
-  document, stands with it. The other types follow by the ratios that the source gives.
-- *as commonly quoted, not checked*: nothing was found to hold it against. Read its source before
-  much rests on it.
-
-## CPUs
-
-A CPU has no row. Its fp32 peak is derived as cores x lanes x FMA units x 2 x clock, from
-/proc/cpuinfo, with the matrix unit (AMX) for bf16 and int8 where there is one. It is marked as
-assumed and says which clock it took; where width or clock is unknown it is absent.
-
-## Your own rows
-
-Put them in `~/.config/ergmeter/hardware.toml`, or name a file in `ERGMETER_HARDWARE`. They win over
-a built-in row of the same name, and say so.
-
-```toml
-[my-card]
-name = "My card"                          # needed
-driver_names = ["ACME Accelerator 9000"]  # as the driver reports it
-aliases = ["acme"]
-peak_tflop_per_s = { bf16 = 400, fp8 = 800 }  # needed; dense
-bandwidth_gb_per_s = 2000                 # decimal GB
-lacks = ["fp4"]                           # no units for these; the other types are unknown
-memory_gib = 64                           # nominal
-driver_memory_mib = 61440                 # as the driver reports it
-driver_memory_source = "acme-smi, with ECC on"
-tdp_w = 350
-source = "ACME 9000 datasheet, revision 3"  # needed
-checked = "2026-11-15"
-```
-
-For one run, pass the peak itself with its source: `--peak 400T`, `--peak "400 TFLOP/s"` and
-`--peak 400e12` are the same. It is the peak of one device.
-
-## The table
-
-Peaks in TFLOP/s (int8: 1e12 operations per second), bandwidth in GB/s, memory in GiB, TDP in W.
-"""
-
 
 def hardware_listing(specs: Sequence[DeviceSpec], *, dtype: str | None = None) -> RenderableType:
     """Render a table for each vendor: all types, or one type with more columns."""
@@ -242,23 +154,32 @@ def hardware_document(spec: DeviceSpec) -> dict[str, Any]:
 
 
 def hardware_page() -> str:
-    """Return the page docs/hardware.md, of the built-in rows."""
-    titles = ("device", "name", *DTYPES, "GB/s", "GiB", "W", "note", "source")
-    lines = [_HEAD, _markdown(titles), _markdown(["---"] * len(titles))]
-    for spec in built_in_devices():
-        source = f"{spec.source}; {spec.confirmed or _UNREAD}; {spec.checked}"
-        cells = (f"`{spec.key}`", spec.name, *_peak_texts(spec).values(), spec.note or "-", source)
-        lines.append(_markdown(cells))
-    lines += ["", "## Driver names", "", _markdown(("device", "names")), _markdown(("---", "---"))]
-    for spec in built_in_devices():
-        if spec.driver_names:
-            lines.append(_markdown((f"`{spec.key}`", ", ".join(spec.driver_names))))
-    lines += ["", "## Memory as drivers report it", ""]
-    lines += [_markdown(("device", "MiB", "of nominal", "source")), _markdown(["---"] * 4)]
-    lines += [_markdown(_reported(spec)) for spec in built_in_devices() if spec.driver_memory_bytes]
-    lines += ["", "## Names that need a choice", "", _markdown(("name", "devices"))]
-    lines.append(_markdown(("---", "---")))
-    lines += [_markdown((name, ", ".join(keys))) for name, keys in ambiguous_names().items()]
+    """Return the page docs/hardware.md: hardware_page.md, then the built-in rows."""
+    head = (
+        resources.files("ergmeter.views.calculate").joinpath("hardware_page.md").read_text("utf-8")
+    )
+    rows = built_in_devices()
+    table = [
+        (
+            f"`{spec.key}`",
+            spec.name,
+            *_peak_texts(spec).values(),
+            spec.note or "-",
+            f"{spec.source}; {spec.confirmed or _UNREAD}; {spec.checked}",
+        )
+        for spec in rows
+    ]
+    drivers = [(f"`{s.key}`", ", ".join(s.driver_names)) for s in rows if s.driver_names]
+    reported = [_reported(spec) for spec in rows if spec.driver_memory_bytes]
+    shared = [(name, ", ".join(keys)) for name, keys in ambiguous_names().items()]
+    lines = [
+        head,
+        *_table(("device", "name", *DTYPES, "GB/s", "GiB", "W", "note", "source"), table),
+        *("", "## Driver names", "", *_table(("device", "names"), drivers)),
+        *("", "## Memory as drivers report it", ""),
+        *_table(("device", "MiB", "of nominal", "source"), reported),
+        *("", "## Names that need a choice", "", *_table(("name", "devices"), shared)),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -268,8 +189,9 @@ def _reported(spec: DeviceSpec) -> tuple[str, ...]:
     return (f"`{spec.key}`", f"{there / 2**20:.0f}", share, spec.driver_memory_source)
 
 
-def _markdown(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    return [f"| {' | '.join(cells)} |" for cells in (titles, ["---"] * len(titles), *rows)]
 
 
 def _peak_texts(spec: DeviceSpec, *, digits: int = 6) -> dict[str, str]:

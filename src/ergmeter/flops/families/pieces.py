@@ -1,0 +1,254 @@
+"""Pieces of layers, read from a configuration's fields: attention, windows, experts.
+
+Families name the same field in several ways and leave out what they take for granted. An error
+names the field that is wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ergmeter.errors import FormatError
+from ergmeter.flops.graph.layers import AttentionLayer, Decoder, Experts, Latent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from ergmeter.flops.config import ModelConfig
+    from ergmeter.flops.graph.layers import Layer
+
+Names = tuple[str, ...]
+"""The names that a field may have, as different files write it."""
+
+
+# Names of the hidden size, of heads, of key-value heads (none: as many as heads) and of the size of
+# a head (none: an even share).
+_ATTENTION_NAMES: tuple[Names, Names, Names, Names] = (
+    ("hidden_size",),
+    ("num_attention_heads",),
+    ("num_key_value_heads",),
+    ("head_dim",),
+)
+
+
+def self_attention(
+    c: ModelConfig,
+    *,
+    bias: bool = False,
+    names: tuple[Names, Names, Names, Names] = _ATTENTION_NAMES,
+) -> AttentionLayer:
+    """Attention as Llama has it: separate projections, grouped keys and values."""
+    hidden, heads, kv_heads, head_dim = names
+    wide, count = c.integer(*hidden), c.integer(*heads)
+    kv_count = c.integer(*kv_heads, default=count) if kv_heads else count
+    if count % kv_count:
+        raise FormatError(
+            f"{c.where}: num_attention_heads {count} is no multiple of"
+            f" num_key_value_heads {kv_count}"
+        )
+    dim = (c.maybe(*head_dim) if head_dim else None) or head_dim_of(c, wide, count)
+    return AttentionLayer(count, kv_count, dim, q_bias=bias, kv_bias=bias, out_bias=bias)
+
+
+def head_dim_of(c: ModelConfig, hidden: int, heads: int) -> int:
+    """The size of a head where no field has it: an even share of the hidden size."""
+    if hidden % heads:
+        raise FormatError(
+            f"{c.where}: hidden_size {hidden} is no multiple of num_attention_heads {heads},"
+            " and there is no head_dim"
+        )
+    return hidden // heads
+
+
+def latent_attention(c: ModelConfig) -> AttentionLayer:
+    """Multi-head latent attention, as DeepSeek has it."""
+    heads = c.integer("num_attention_heads")
+    latent = Latent(
+        c.maybe("q_lora_rank"),
+        c.integer("kv_lora_rank"),
+        c.integer("qk_nope_head_dim"),
+        c.integer("qk_rope_head_dim"),
+        c.integer("v_head_dim"),
+    )
+    has_bias = c.flag("attention_bias", default=False)
+    return AttentionLayer(
+        heads, heads, latent.nope_dim, q_bias=has_bias, out_bias=has_bias, latent=latent
+    )
+
+
+def with_qk_norms(a: AttentionLayer) -> AttentionLayer:
+    """The same attention with norms on the queries and keys of each head."""
+    return replace(a, norm_params=2 * a.head_dim)
+
+
+def layer_kinds(
+    c: ModelConfig,
+    layers: int,
+    rule: Callable[[int], str] = lambda _number: "full_attention",
+    *,
+    names: Names = ("layer_types",),
+) -> list[str]:
+    """The kind of each layer: as the configuration lists it, else by the family's rule."""
+    kinds = c.names(*names)
+    if kinds is None:
+        return [rule(number) for number in range(layers)]
+    _check_listed(c, next(name for name in names if name in c), kinds, layers)
+    return kinds
+
+
+def each_layer(c: ModelConfig, name: str, layers: int) -> list[int]:
+    """A number of each layer, written as one for all or as a list."""
+    if not isinstance(c.raw(name), list):
+        return [c.integer(name)] * layers
+    listed = c.integers(name) or []
+    _check_listed(c, name, listed, layers)
+    return [c.having(name, number).integer(name) for number in listed]
+
+
+def _check_listed(c: ModelConfig, name: str, listed: Sequence[object], layers: int) -> None:
+    if len(listed) != layers:
+        raise FormatError(
+            f"{c.where}: {name} lists {len(listed)} layers, and the model has {layers}"
+        )
+
+
+def every_nth_full(every: int, other: str = "sliding_attention") -> Callable[[int], str]:
+    """The rule that most families have: full attention in each n-th layer."""
+    return lambda number: other if (number + 1) % every else "full_attention"
+
+
+# Windows: that of each layer, None where it sees all that is before it.
+
+Windows = list[int | None]
+
+
+def windows_of(kinds: Sequence[str], window: int | None) -> Windows:
+    """The window of each layer, by its kind."""
+    return [window if kind in ("sliding_attention", "local_attention") else None for kind in kinds]
+
+
+def sliding_window(c: ModelConfig) -> int | None:
+    """The window that a configuration may have."""
+    return c.maybe("sliding_window")
+
+
+def but_every(
+    n: int, pattern: Names = (), *, is_optional: bool = False
+) -> Callable[[ModelConfig, int], Windows]:
+    """A window in all layers but each `n`-th; fields of the name `pattern` may have another `n`."""
+
+    def windows(c: ModelConfig, layers: int) -> Windows:
+        every = c.integer(*pattern, default=n) if pattern else n
+        window = c.maybe("sliding_window") if is_optional else c.integer("sliding_window")
+        return windows_of(layer_kinds(c, layers, every_nth_full(every)), window)
+
+    return windows
+
+
+def qwen_window(c: ModelConfig) -> int | None:
+    """The window of a Qwen, or None where it is switched off."""
+    return c.maybe("sliding_window") if c.flag("use_sliding_window", default=False) else None
+
+
+def windows_where(
+    c: ModelConfig, layers: int, window: int | None, is_windowed: Callable[[int], bool]
+) -> Windows:
+    """A window in the layers that are listed or, without a list, chosen by a rule."""
+    kinds = layer_kinds(
+        c,
+        layers,
+        lambda number: "sliding_attention" if is_windowed(number) else "full_attention",
+    )
+    return windows_of(kinds, window)
+
+
+# Experts.
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedExperts:
+    """The experts of a family: the fields that have their sizes, and which layers have them."""
+
+    count: Names = ("num_local_experts",)
+    size: Names = ("intermediate_size",)
+    used: Names = ("num_experts_per_tok", "top_k", "moe_topk", "num_experts_per_token")
+    shared_size: Names = ()
+    shared_default: int | None = None
+    shared_count: Names = ()  # shared experts, each as large as a routed one
+    has_shared_gate: bool = False
+    has_correction: bool = False  # a number for each expert beside the router
+    bias: bool = False  # of experts and router
+    is_gated: bool = True
+    is_optional: bool = False  # without the field `count` the model is dense
+    module: str = "mlp"
+    in_layers: Callable[[ModelConfig, int], Collection[int]] | None = None  # None: in all
+
+    def read(self, c: ModelConfig) -> Experts:
+        """The experts of one layer."""
+        count, size, shared = c.integer(*self.count), c.integer(*self.size), 0
+        if self.shared_size:
+            least = 1 if self.shared_default is None else 0
+            shared = c.integer(*self.shared_size, default=self.shared_default, at_least=least)
+        elif self.shared_count:
+            shared = c.integer(*self.shared_count, default=0, at_least=0) * size
+        used = c.integer(*self.used)
+        if used > count:
+            raise FormatError(f"{c.where}: {self.used[0]} {used} is more than the {count} experts")
+        return Experts(
+            count,
+            used,
+            size,
+            self.is_gated,
+            self.bias,
+            router_bias=self.bias,
+            router_params=count if self.has_correction else 0,
+            shared_size=shared,
+            has_shared_gate=self.has_shared_gate,
+            module=self.module,
+        )
+
+    def put_in(self, c: ModelConfig, layers: Sequence[Layer], experts: Experts) -> list[Layer]:
+        """The layers, with experts in place of the feed-forward in those that have some."""
+        chosen = self.in_layers(c, len(layers)) if self.in_layers else range(len(layers))
+        return [
+            replace(layer, feed=experts) if number in chosen else layer
+            for number, layer in enumerate(layers)
+        ]
+
+
+def sparse_steps(c: ModelConfig, layers: int) -> Collection[int]:
+    """Qwen's rule: every `decoder_sparse_step`-th layer is a mixture, but for those listed."""
+    every = c.integer("decoder_sparse_step", default=1)
+    dense = c.integers("mlp_only_layers") or []
+    return {n for n in range(layers) if n not in dense and (n + 1) % every == 0}
+
+
+def after_the_dense(c: ModelConfig, layers: int) -> Collection[int]:
+    """DeepSeek's rule: dense layers first, then mixtures."""
+    first = c.integer("first_k_dense_replace", default=0, at_least=0)
+    every = c.integer("moe_layer_freq", default=1)
+    return {number for number in range(first, layers) if number % every == 0}
+
+
+QWEN_EXPERTS = RoutedExperts(
+    ("num_experts", "num_local_experts"), ("moe_intermediate_size",), in_layers=sparse_steps
+)
+QWEN_SHARED_EXPERTS = replace(
+    QWEN_EXPERTS, shared_size=("shared_expert_intermediate_size",), has_shared_gate=True
+)
+
+
+def like_llama(
+    c: ModelConfig, family: str, layers: Sequence[Layer], *, tied: bool = False
+) -> Decoder:
+    """A decoder of these layers, with the table, norm and head that Llama has."""
+    hidden = c.integer("hidden_size")
+    return Decoder(
+        family,
+        hidden,
+        c.integer("vocab_size"),
+        tuple(layers),
+        is_tied=c.flag("tie_word_embeddings", default=tied),
+        final_norm=hidden,
+    )
