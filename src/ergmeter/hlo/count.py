@@ -190,7 +190,7 @@ def _node(module: Module, computation: Computation) -> _Node:
         except Malformed as error:
             raise Malformed(f"a dot: {error.what}", computation.places.by_index(index)[0]) from None
     for index in computation.special:
-        instruction = module.special(computation, index)
+        instruction = module.instruction(computation.places.by_index(index))
         try:
             _special(module, node, instruction)
         except Malformed as error:
@@ -484,22 +484,13 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _tried(module: Module) -> ModuleCount:
-    try:
-        return count(module)
-    except Malformed:
-        if module.reader == "protobuf":  # some instructions lie apart, where offsets are others
-            raise Unparsed from None
-        raise
-
-
 def _counted(data: Buffer, name: str, reader: str | None) -> ModuleCount:
     if not data:
         raise FormatError(f"{name}: empty (byte 0)")
     try:
         with _collector_paused():
             try:
-                return _tried(read(data, reader=reader))
+                return count(read(data, reader=reader))
             except Unparsed:
                 return count(read(data, reader="python"))
     except Malformed as error:

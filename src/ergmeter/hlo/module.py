@@ -7,7 +7,6 @@ other instruction is a span of the file, parsed when its shape is needed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from ergmeter.hlo.wire import (
@@ -87,12 +86,16 @@ class Computation:
     calls: list[int] = field(default_factory=list)  # callee, instruction; callee, instruction; ...
     applied: list[int] = field(default_factory=list)  # computations applied to elements
     special: list[int] = field(default_factory=list)
-    # Special ones whose bytes the reader has at hand but not their place, which takes long to find.
-    encoded: dict[int, bytes] = field(default_factory=dict)
     # Dots that the reader has met, as (result, left operand, dimension numbers) in their encoding,
     # since layers repeat: how often, and where first. And those it has multiplied out itself.
     dots: dict[tuple[bytes, bytes, bytes], list[int]] = field(default_factory=dict)
     dot_macs: int = 0
+    literal_bytes: int = 0  # of constants, where the reader lists computations one by one
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it neither multiplies nor calls: most are a sum or a comparison."""
+        return not (self.dots or self.dot_macs or self.special or self.calls or self.applied)
 
 
 @dataclass(slots=True)
@@ -155,14 +158,6 @@ class Module:
         """Read the instruction that lies there."""
         return Instruction(self.data, message(self.data, *where), where)
 
-    def special(self, computation: Computation, index: int) -> Instruction:
-        """Read a special instruction of a computation."""
-        find = partial(computation.places.by_index, index)
-        encoded = computation.encoded.get(index)
-        if encoded is None:
-            return self.instruction(find())
-        return Instruction(encoded, message(encoded, 0, len(encoded)), find)
-
     def operand(self, computation: Computation, user: Instruction, number: int) -> Instruction:
         """An operand of an instruction; Malformed where there is no such thing."""
         ids = user.operand_ids
@@ -200,20 +195,12 @@ def module_fields(data: Buffer) -> tuple[Fields, int]:
 
 
 class Instruction:
-    """One instruction; its parts are read when they are asked for.
+    """One instruction at `extent` of the module's data; its parts are read when asked for."""
 
-    `data` is what its fields point into: the module's, or bytes of its own.
-    """
+    __slots__ = ("data", "extent", "fields")
 
-    __slots__ = ("_extent", "data", "fields")
-
-    def __init__(self, data: Buffer, fields: Fields, where: Span | Callable[[], Span]) -> None:
-        self.data, self.fields, self._extent = data, fields, where
-
-    @property
-    def extent(self) -> Span:
-        """Where it lies in the module's data."""
-        return self._extent if isinstance(self._extent, tuple) else self._extent()
+    def __init__(self, data: Buffer, fields: Fields, extent: Span) -> None:
+        self.data, self.fields, self.extent = data, fields, extent
 
     @property
     def offset(self) -> int:
