@@ -196,7 +196,6 @@ def main() -> None:
 def _analyze(request: AnalysisRequest, *, compat: bool, is_quiet: bool, per_file: bool) -> Analysis:
     from ergmeter.neuron.analysis_types import AnalysisProgress
     from ergmeter.views.analyze import console as view
-    from ergmeter.views.analyze.parts import files_section
 
     if compat:
         from ergmeter.compat.nki_llama.document import analyze_compat as analyze
@@ -218,7 +217,7 @@ def _analyze(request: AnalysisRequest, *, compat: bool, is_quiet: bool, per_file
     if per_file:
         why = document.get("missing", {}).get("average_score")
         summary = document["nki_analysis"]["summary"]
-        sections.append(files_section(analysis.files, summary, why=why, is_original=compat))
+        sections.append(view.files_section(analysis.files, summary, why=why, is_original=compat))
     if request.calculate_score:
         sections.append(view.score_section(document))
     sections.append(view.summary_section(document))
@@ -281,8 +280,7 @@ def _check_shown(request: AnalysisRequest, *, form: str, per_file: bool, is_writ
 
 
 def _markdown(analysis: Analysis) -> str:
-    from ergmeter.views.analyze.parts import analysis_parts
-    from ergmeter.views.analyze.text import title
+    from ergmeter.views.analyze.parts import analysis_parts, title
     from ergmeter.views.blocks import markdown
 
     parts = analysis_parts(analysis.document, analysis.files, most_graphs=_GRAPHS_IN_MARKDOWN)

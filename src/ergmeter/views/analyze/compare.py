@@ -13,7 +13,7 @@ from rich.text import Text
 from ergmeter.neuron.compare import METRICS
 from ergmeter.units import significant
 from ergmeter.version import __version__
-from ergmeter.views.analyze.text import wrapped
+from ergmeter.views.analyze.console import wrapped
 from ergmeter.views.blocks import Items, PagePart, Paragraph, TableBlock
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from ergmeter.units import significant
 from ergmeter.version import __version__
 from ergmeter.views.analyze import compare
 from ergmeter.views.analyze.compare import comparison_parts, heads, names_of
-from ergmeter.views.analyze.parts import analysis_parts
-from ergmeter.views.analyze.text import headlines, title
+from ergmeter.views.analyze.parts import analysis_parts, headlines, title
 from ergmeter.views.blocks import Items, PagePart, SortableCell, TableBlock, words
 from ergmeter.views.charts.chart import Chart, Table, chart_of, framed
 from ergmeter.views.html.page import figure, header, page, section, table, td, text
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from ergmeter.neuron.compare import OutputComparison
     from ergmeter.neuron.score import Factor
     from ergmeter.neuron.throughput import PaceLine
-    from ergmeter.views.analyze.text import Headline
+    from ergmeter.views.analyze.parts import Headline
     from ergmeter.views.blocks import Block, Cell
 
 
