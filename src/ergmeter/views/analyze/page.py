@@ -20,7 +20,7 @@ from ergmeter.views.analyze.compare import comparison_parts, heads, names_of
 from ergmeter.views.analyze.parts import analysis_parts, headlines, title
 from ergmeter.views.blocks import Items, PagePart, SortableCell, TableBlock, words
 from ergmeter.views.charts.chart import Chart, Table, chart_of, framed
-from ergmeter.views.html.page import figure, header, page, section, table, td, text
+from ergmeter.views.html.page import bullet_list, figure, header, page, section, table, td, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +31,22 @@ if TYPE_CHECKING:
     from ergmeter.neuron.throughput import PaceLine
     from ergmeter.views.analyze.parts import Headline
     from ergmeter.views.blocks import Block, Cell
+
+
+def _layer(
+    name: str, mark: dict[str, Any], values: list[dict[str, Any]] | None = None, **encoding: object
+) -> dict[str, Any]:
+    """Return a layer of a chart; without values it draws those of an earlier layer's name."""
+    data = {"name": name} if values is None else {"name": name, "values": values}
+    return {"data": data, "mark": {**mark, "aria": False}, "encoding": encoding}
+
+
+def _measured(field: str, title: str, **more: object) -> dict[str, Any]:
+    return {"field": field, "type": "quantitative", "title": title, **more}
+
+
+def _named(field: str, order: list[str], **more: object) -> dict[str, Any]:
+    return {"field": field, "type": "nominal", "sort": order, "title": None, **more}
 
 
 # Spread over repeats: each output is a point, with the mean and spread of its group behind it.
@@ -106,44 +122,20 @@ def _layers(
     every += [end for row in means for end in (row["b"], row["e"])]
     low, high = min(every), max(every)
     room = (high - low) * _WITHIN_FRAC or abs(high) * _WITHIN_FRAC or 1.0
-    x = {
-        "field": "v",
-        "type": "quantitative",
-        "title": title,
-        "scale": {"domain": [low - room, high + room], "nice": False, "zero": False},
-        "axis": {"format": ".5~g", "tickCount": {"expr": "max(3, floor(width / 90))"}},
-    }
-    y = {
-        "field": "g",
-        "type": "nominal",
-        "sort": groups,
-        "scale": {"domain": groups},
-        "title": None,
-        "axis": {"labelLimit": 130},
-    }
+    scale = {"domain": [low - room, high + room], "nice": False, "zero": False}
+    ticks = {"format": ".5~g", "tickCount": {"expr": "max(3, floor(width / 90))"}}
+    x = _measured("v", title, scale=scale, axis=ticks)
+    y = _named("g", groups, scale={"domain": groups}, axis={"labelLimit": 130})
     tooltip = [{"field": "name", "title": "output"}, {"field": "said", "title": title}]
-    layers: list[dict[str, Any]] = []
+    point = {"type": "point", "filled": True, "size": 60, "opacity": 0.9, "color": "var(--c1)"}
+    layers = [_layer("points", point, points, x=x, y=y, tooltip=tooltip)]
     if means:
-        ruled = {"type": "rule", "color": "var(--c2)", "strokeWidth": 3, "aria": False}
-        ticked = {"type": "tick", "color": "var(--c2)", "thickness": 3, "size": 18, "aria": False}
-        layers += [
-            {
-                "data": {"name": "means", "values": means},
-                "mark": ruled,
-                "encoding": {"x": {**x, "field": "b"}, "x2": {"field": "e"}, "y": y},
-            },
-            {"data": {"name": "means"}, "mark": ticked, "encoding": {"x": x, "y": y}},
-        ]
-    layers.append(
-        {
-            "data": {"name": "points", "values": points},
-            "mark": {
-                "type": "point", "filled": True, "size": 60, "opacity": 0.9, "color": "var(--c1)",
-                "aria": False,
-            },
-            "encoding": {"x": x, "y": y, "tooltip": tooltip},
-        }
-    )  # fmt: skip
+        ruled = {"type": "rule", "color": "var(--c2)", "strokeWidth": 3}
+        ticked = {"type": "tick", "color": "var(--c2)", "thickness": 3, "size": 18}
+        spread = {"x": {**x, "field": "b"}, "x2": {"field": "e"}, "y": y}
+        layers = [
+            _layer("means", ruled, means, **spread), _layer("means", ticked, x=x, y=y), *layers
+        ]  # fmt: skip
     return layers
 
 
@@ -212,53 +204,26 @@ def _added(doublings: float | None) -> str:
 def _score_chart_layers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     values = [row["v"] for row in rows if row["v"] is not None]
     low, high = min([1.0, *values]) / _ROOM, max([1.0, *values]) * _ROOM
-    y = {
-        "field": "name",
-        "type": "nominal",
-        "sort": [row["name"] for row in rows],
-        "title": None,
-    }
-    x = {
-        "field": "v",
-        "type": "quantitative",
-        "title": "ratio, log scale (1 changes nothing)",
-        "scale": {"type": "log", "base": 2, "domain": [low, high], "nice": False},
-        "axis": {"values": _ticks(low, high), "format": ".4~g"},
-    }
-    colour = {
-        "field": "s",
-        "type": "nominal",
-        "scale": {
-            "domain": [label for label, _ in _SCORE_CHART_LEGEND],
-            "range": [f"var(--{colour})" for _, colour in _SCORE_CHART_LEGEND],
-        },
-    }
+    y = _named("name", [row["name"] for row in rows])
+    scale = {"type": "log", "base": 2, "domain": [low, high], "nice": False}
+    ticks = {"values": _ticks(low, high), "format": ".4~g"}
+    x = _measured("v", "ratio, log scale (1 changes nothing)", scale=scale, axis=ticks)
+    labels, colours = zip(*_SCORE_CHART_LEGEND, strict=True)
+    sides = {"domain": list(labels), "range": [f"var(--{colour})" for colour in colours]}
+    colour = {"field": "s", "type": "nominal", "scale": sides}
     tooltip = [{"field": "name", "title": "factor"}, {"field": "said", "title": "ratio"}]
+    bar = {"type": "bar", "height": {"band": 0.4}, "yOffset": 6}
     words = {
-        "type": "text", "align": "left", "baseline": "bottom", "dx": 3, "dy": -2, "fontSize": 11,
-        "aria": False,
+        "type": "text", "align": "left", "baseline": "bottom", "dx": 3, "dy": -2, "fontSize": 11
     }  # fmt: skip
+    ink = {"value": "var(--ink)"}
     return [
-        {
-            "data": {"name": "points", "values": rows},
-            "mark": {"type": "bar", "height": {"band": 0.4}, "yOffset": 6, "aria": False},
-            "encoding": {
-                "x": x, "x2": {"field": "one"}, "y": y, "color": colour, "tooltip": tooltip
-            },
-        },
-        {
-            "data": {"name": "one", "values": [{"v": 1}]},
-            "mark": {"type": "rule", "color": "var(--mark)", "aria": False},
-            "encoding": {"x": {"field": "v", "type": "quantitative"}},
-        },
-        {
-            "data": {"name": "points"},
-            "mark": words,
-            "encoding": {
-                "x": {"value": 0}, "y": y, "text": {"field": "said"},
-                "color": {"value": "var(--ink)"},
-            },
-        },
+        _layer("points", bar, rows, x=x, x2={"field": "one"}, y=y, color=colour, tooltip=tooltip),
+        _layer(
+            "one", {"type": "rule", "color": "var(--mark)"}, [{"v": 1}],
+            x={"field": "v", "type": "quantitative"},
+        ),
+        _layer("points", words, x={"value": 0}, y=y, text={"field": "said"}, color=ink),
     ]  # fmt: skip
 
 
@@ -275,7 +240,8 @@ def _ticks(low: float, high: float) -> list[float]:
 _POINTS = 1600
 _DOTS = 60
 _UNIT = "sequences/s"
-_PACE_CHART_LEGEND = (("a line of the log", "c1"), ("what is taken", "c2"))
+_LINE = "a line of the log"
+_PACE_CHART_LEGEND = ((_LINE, "c1"), ("what is taken", "c2"))
 
 
 def pace_chart(parts: Parts | None) -> Chart:
@@ -313,67 +279,32 @@ def pace_chart(parts: Parts | None) -> Chart:
 def _pace_chart_layers(pace_line: PaceLine, taken: float | None) -> list[dict[str, Any]]:
     line = pace_line.line
     rows = [
-        {
-            "t": t,
-            "v": None if math.isnan(value) else float(f"{value:.6g}"),
-            "s": _PACE_CHART_LEGEND[0][0],
-        }
+        {"t": t, "v": None if math.isnan(value) else float(f"{value:.6g}"), "s": _LINE}
         for t, value in zip(line.t_s.tolist(), line.values.tolist(), strict=True)
     ]
     ends = [rows[0]["t"], max(rows[-1]["t"], rows[0]["t"] + 1)]
-    x = {
-        "field": "t",
-        "type": "quantitative",
-        "title": pace_line.over,
-        "scale": {"domain": ends, "nice": False, "zero": False},
-        "axis": {
-            "grid": False, "format": ",d", "tickMinStep": 1,
-            "tickCount": {"expr": "max(3, floor(width / 70))"},
-        },
+    steps = {
+        "grid": False, "format": ",d", "tickMinStep": 1,
+        "tickCount": {"expr": "max(3, floor(width / 70))"},
     }  # fmt: skip
-    y = {
-        "field": "v",
-        "type": "quantitative",
-        "title": _UNIT,
-        "scale": {"zero": True, "nice": True},
-        "axis": {"tickCount": 5, "format": ",.6~r", "minExtent": 44},
-    }
+    scale = {"domain": ends, "nice": False, "zero": False}
+    x = _measured("t", pace_line.over, scale=scale, axis=steps)
+    rates = {"tickCount": 5, "format": ",.6~r", "minExtent": 44}
+    y = _measured("v", _UNIT, scale={"zero": True, "nice": True}, axis=rates)
     tooltip = [
-        {"field": "t", "title": pace_line.over, "type": "quantitative", "format": ",d"},
-        {"field": "v", "title": _UNIT, "type": "quantitative", "format": ".5~g"},
-    ]
-    few = line.readings <= _DOTS
-    layers: list[dict[str, Any]] = []
+        _measured("t", pace_line.over, format=",d"), _measured("v", _UNIT, format=".5~g")
+    ]  # fmt: skip
+    dots = {"size": 14, "color": "var(--c1)"} if line.readings <= _DOTS else False
+    drawn = {"type": "line", "clip": True, "strokeWidth": 1.5, "color": "var(--c1)", "point": dots}
+    layers = [_layer("points", drawn, rows, x=x, y=y, tooltip=tooltip)]
     if pace_line.counted_from > ends[0]:
-        shade = {"type": "rect", "clip": True, "color": "var(--shade)", "aria": False}
-        layers.append(
-            {
-                "data": {
-                    "name": "uncounted",
-                    "values": [{"t": ends[0], "e": pace_line.counted_from}],
-                },
-                "mark": shade,
-                "encoding": {"x": x, "x2": {"field": "e"}},
-            }
-        )
-    layers.append(
-        {
-            "data": {"name": "points", "values": rows},
-            "mark": {
-                "type": "line", "clip": True, "aria": False, "strokeWidth": 1.5,
-                "color": "var(--c1)", "point": {"size": 14, "color": "var(--c1)"} if few else False,
-            },
-            "encoding": {"x": x, "y": y, "tooltip": tooltip},
-        }
-    )  # fmt: skip
+        shade = {"type": "rect", "clip": True, "color": "var(--shade)"}
+        span = [{"t": ends[0], "e": pace_line.counted_from}]
+        layers.insert(0, _layer("uncounted", shade, span, x=x, x2={"field": "e"}))
     if taken is not None:
-        layers.append(
-            {
-                "data": {"name": "taken", "values": [{"v": float(f"{taken:.6g}")}]},
-                "mark": {"type": "rule", "color": "var(--c2)", "strokeWidth": 1.5, "aria": False},
-                "encoding": {"y": {"field": "v", "type": "quantitative"}},
-            }
-        )
+        ruled = {"type": "rule", "color": "var(--c2)", "strokeWidth": 1.5}
+        level = [{"v": float(f"{taken:.6g}")}]
+        layers.append(_layer("taken", ruled, level, y={"field": "v", "type": "quantitative"}))
     return layers
 
 
@@ -392,7 +323,7 @@ def _block(block: Block) -> str:
         rows = tuple(tuple(map(words, row)) for row in block.rows)
         return f'<div class="roomy">{table(Table(block.head, rows), caption=block.caption)}</div>'
     if isinstance(block, Items):
-        return f"<ul>{''.join(f'<li>{text(item)}</li>' for item in block.texts)}</ul>"
+        return bullet_list(block.texts)
     if block.is_to_copy:
         return f"<p>A sentence that says what is known and how:</p><pre>{text(block.text)}</pre>"
     return f"<p>{text(block.text)}</p>"
