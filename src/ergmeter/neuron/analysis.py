@@ -14,13 +14,9 @@ from ergmeter.neuron.analysis_types import (
     DEFAULT_CONVENTION,
     Analysis,
     AnalysisProgress,
-    FoundGraphs,
     GraphCounted,
-    Inputs,
-    LogRead,
     Parts,
-    Searching,
-    ThroughputChosen,
+    Started,
     check_log,
     check_model,
     check_request,
@@ -37,8 +33,8 @@ from ergmeter.neuron.instance import machine
 from ergmeter.neuron.kernels import graph_result, summarize
 from ergmeter.neuron.log_agreement import about_log, is_printed, reconcile
 from ergmeter.neuron.mfu import figures
-from ergmeter.neuron.score import Score, score
-from ergmeter.neuron.throughput import log_document, throughput
+from ergmeter.neuron.score import Score
+from ergmeter.neuron.throughput import throughput
 from ergmeter.neuron.training_job import read_job, read_training_file
 from ergmeter.records import Reading
 
@@ -79,15 +75,12 @@ def analyze(request: AnalysisRequest, watch: Watch) -> Analysis:
     job_figures = figures(request.model_config, job, hardware, pace, convention=convention)
     parts = Parts(request, job, hardware, pace, job_figures, log)
     graphs = _graphs_found(request)
-    # What can be refused has been: from here on there is something to say.
-    if log is not None:
-        watch(LogRead(log_document(log, pace)))
-    if pace.is_from_log and pace.seq_per_s is not None:
-        watch(ThroughputChosen(pace.seq_per_s, is_from_log=True, how=pace.how))
-    watch(Inputs(document(parts)))
+    directory = request.compile_dir or DEFAULT_COMPILE_DIR
+    count = 0 if graphs is None else len(graphs.chosen)
+    rate_from = "" if pace.seq_per_s is None else "log" if pace.is_from_log else "option"
+    watch(Started(document(parts), directory, count, rate_from, pace.how))
     results = _count(request, graphs, runs, watch)
     summary = summarize(results, weighted=runs is not None)
-    directory = request.compile_dir or DEFAULT_COMPILE_DIR
     findings = [
         *about_graphs(graphs, directory, named_in_yaml=job.cache),
         *about_kernels(summary),
@@ -153,9 +146,6 @@ def _count(
     request: AnalysisRequest, graphs: CachedGraphs | None, runs: dict[str, int] | None, watch: Watch
 ) -> list[GraphResult]:
     """Counts the graphs."""
-    directory = request.compile_dir or DEFAULT_COMPILE_DIR
-    watch(Searching(directory))
-    watch(FoundGraphs(0 if graphs is None else len(graphs.chosen)))
     if graphs is None or not graphs.chosen:
         return []
     from ergmeter.hlo import count_files  # noqa: PLC0415  loaded where there is something to count
@@ -178,8 +168,8 @@ def _count(
             graph_result(counted, file, runs=1 if runs is None else runs_of(file.module, runs))
         )
         watch(GraphCounted(file.path))
-    if Path(directory).is_file() and results[0].error is not None:
-        raise FormatError(f"--compile-dir {directory}: {results[0].error}")
+    if Path(graphs.directory).is_file() and results[0].error is not None:
+        raise FormatError(f"--compile-dir {graphs.directory}: {results[0].error}")
     return results
 
 
@@ -194,10 +184,12 @@ def _score(
         why = mfu.reason
     elif mfu.impossible:
         why = f"MFU {refusal(mfu)}"
-    factors = score(
+    known = mfu if isinstance(mfu, Reading) else None
+    factors = Score(
         request.baseline,
-        mfu_percent=100 * mfu.value if isinstance(mfu, Reading) and why is None else None,
+        mfu_percent=None if known is None else 100 * known.value,
         seq_per_s=pace.seq_per_s,
         nki_ratio=summary.overall_ratio,
+        is_mfu_impossible=known is not None and bool(known.impossible),
     )
     return factors, why

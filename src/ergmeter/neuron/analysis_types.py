@@ -37,41 +37,15 @@ class AnalysisProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class LogRead:
-    """The log has been read; `metrics` is what the document has as `log_metrics`."""
+class Started:
+    """All inputs are read, and what can be refused has been; the graphs are still to be counted."""
 
-    metrics: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class ThroughputChosen:
-    """A throughput that was not given on the command line: from the log, or assumed."""
-
-    seq_per_s: float
-    is_from_log: bool
-    how: str | None = None  # how the log's was obtained
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """The document so far: inputs and metrics that need no graphs."""
-
-    document: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Searching:
-    """The compile cache is being searched."""
-
-    directory: str
-
-
-@dataclass(frozen=True, slots=True)
-class FoundGraphs:
-    """The number of graphs to count."""
-
-    count: int
-    is_original: bool = False  # said as the original says it, whatever the number
+    document: Mapping[str, Any]  # inputs, the log, and metrics that need no graphs
+    directory: str  # that was searched for graphs
+    graphs: int
+    rate_from: str  # "option", "log", "default", or "" where there is no throughput
+    rate_note: str | None = None  # how the log's throughput was obtained
+    is_original: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +55,7 @@ class GraphCounted:
     path: str
 
 
-Event: TypeAlias = (
-    AnalysisProgress | LogRead | ThroughputChosen | Inputs | Searching | FoundGraphs | GraphCounted
-)
+Event: TypeAlias = AnalysisProgress | Started | GraphCounted
 Watch: TypeAlias = Callable[[Event], None]
 
 

@@ -10,14 +10,7 @@ import re
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.neuron.analysis_types import (
-    FoundGraphs,
-    GraphCounted,
-    Inputs,
-    LogRead,
-    Searching,
-    ThroughputChosen,
-)
+from ergmeter.neuron.analysis_types import GraphCounted, Started
 from ergmeter.neuron.compile_cache import abbreviated_list
 from ergmeter.neuron.kernels import LEGEND, LOWER_BOUND, UNCERTAIN, decimals
 from ergmeter.units import number_of, significant
@@ -165,22 +158,23 @@ def _statistics(title: str, of: Document, unit: str, digits: int) -> Iterator[st
 
 def event_lines(event: Event) -> Iterator[str]:
     """Yield the console lines of a progress event."""
-    match event:
-        case LogRead(metrics):
-            yield from log_section(metrics)
-        case ThroughputChosen(seq_per_s, True, reason):
-            yield f"\nUsing average throughput from log file: {seq_per_s:.2f} seq/s"
-            yield from wrapped(reason, "  ") if reason else ()
-        case ThroughputChosen():
-            yield "Warning: No throughput information provided, using default"
-        case Inputs(document):
-            yield from inputs_section(document)
-        case Searching(directory):
-            yield f"\nSearching for HLO files in {directory}..."
-        case FoundGraphs(count, is_original):
-            yield f"Found {count} HLO {'file' if count == 1 and not is_original else 'files'}"
-        case GraphCounted(path):
-            yield f"Analyzing: {path}"
+    if isinstance(event, GraphCounted):
+        yield f"Analyzing: {event.path}"
+    if not isinstance(event, Started):
+        return
+    document = event.document
+    if "log_metrics" in document:
+        yield from log_section(document["log_metrics"])
+    if event.rate_from == "log":
+        rate = document["throughput_seq_per_sec"]
+        yield f"\nUsing average throughput from log file: {rate:.2f} seq/s"
+        yield from wrapped(event.rate_note or "", "  ")
+    elif event.rate_from == "default":
+        yield "Warning: No throughput information provided, using default"
+    yield from inputs_section(document)
+    yield f"\nSearching for HLO files in {event.directory}..."
+    is_one = event.graphs == 1 and not event.is_original
+    yield f"Found {event.graphs} HLO {'file' if is_one else 'files'}"
 
 
 def inputs_section(document: Document) -> Iterator[str]:
