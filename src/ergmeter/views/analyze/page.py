@@ -89,8 +89,8 @@ def _chart(comparison: OutputComparison, name: str) -> Chart:
     points, means = _values(comparison, name), []
     for label, group in zip(_groups(comparison), comparison.groups, strict=True):
         spread = group.spreads.get(name)
-        if spread is not None and spread.deviation is not None:
-            ends = {"e": spread.mean + spread.deviation, "b": spread.mean - spread.deviation}
+        if spread is not None and (apart := spread.standard_deviation) is not None:
+            ends = {"e": spread.mean + apart, "b": spread.mean - apart}
             means.append({"g": label, "v": spread.mean, **ends})
     rows = tuple((point["name"], point["g"], point["said"]) for point in points)
     described = ", ".join(f"{output} {value}" for output, _, value in rows)
