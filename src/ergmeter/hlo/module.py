@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from ergmeter.hlo import proto
 from ergmeter.hlo.wire import (
     Buffer,
     Fields,
@@ -18,50 +19,12 @@ from ergmeter.hlo.wire import (
     integers,
     message,
     span,
+    spans,
     text,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-MODULE_NAME, MODULE_ENTRY_NAME, MODULE_COMPUTATION, MODULE_ENTRY_ID, MODULE_PAYLOAD = 1, 2, 3, 6, 22
-COMPUTATION_NAME, COMPUTATION_INSTRUCTION, COMPUTATION_ID, COMPUTATION_ROOT_ID = 1, 2, 5, 6
-NAME, OPCODE, SHAPE, LITERAL, PARAMETER_NUMBER, TUPLE_INDEX = 1, 2, 3, 8, 9, 13
-WINDOW, CONVOLUTION_DIMENSIONS, CUSTOM_CALL_TARGET, DOT_DIMENSIONS = 15, 16, 28, 30
-ID, OPERAND_IDS, CALLED_IDS, BACKEND_CONFIG = 35, 36, 38, 43
-FEATURE_GROUPS, BATCH_GROUPS, COMPARISON_DIRECTION = 50, 58, 63
-RAGGED_DIMENSIONS, BACKEND_CONFIG_PAYLOAD = 90, 99
-FFT_TYPE, FFT_LENGTH, INSTRUCTION_SHARDING = 31, 32, 40
-SHAPE_TYPE, SHAPE_DIMENSIONS, SHAPE_PARTS = 2, 3, 4
-
-# What is to be done with an instruction, by its opcode; the same lists are in scan.c.
-DOT, SPECIAL, CONSTANT, APPLYING, QUIET, OTHER = range(6)
-KINDS = {
-    b"dot": DOT,
-    b"constant": CONSTANT,
-    # Those that take more than a list of what they call.
-    **dict.fromkeys(
-        b"scaled-dot convolution ragged-dot custom-call while conditional "
-        b"cholesky triangular-solve fft".split(),
-        SPECIAL,
-    ),
-    # An operator that XLA applies to elements: to scalars, where there is nothing to contract.
-    **dict.fromkeys(
-        b"map reduce reduce-window scatter select-and-scatter sort all-reduce all-reduce-start "
-        b"reduce-scatter".split(),
-        APPLYING,
-    ),
-    # Those that call nothing; the last two name what their async-start has begun. It would be
-    # enough to see that they name no computation, but looking takes a third of the time.
-    **dict.fromkeys(
-        b"parameter add multiply subtract divide negate broadcast reshape transpose convert select "
-        b"compare exponential log rsqrt sqrt power tanh maximum minimum and or not slice "
-        b"concatenate pad iota tuple get-tuple-element copy bitcast dynamic-slice "
-        b"dynamic-update-slice gather reverse async-update async-done".split(),
-        QUIET,
-    ),
-}
-QUIET_OPCODES = frozenset(opcode for opcode, kind in KINDS.items() if kind == QUIET)
 
 
 class InstructionSpans(Protocol):
@@ -188,7 +151,7 @@ def module_fields(data: Buffer) -> tuple[Fields, int]:
     with a tag below the space.
     """
     fields = message(data, 0, len(data))
-    inner = span(fields, MODULE_NAME)
+    inner = span(fields, proto.MODULE_NAME)
     if inner and inner[1] > inner[0] and data[inner[0]] < 0x20:
         return message(data, *inner), inner[0]
     return fields, 0
@@ -210,27 +173,27 @@ class Instruction:
     @property
     def name(self) -> str:
         """As printed in a dump, without the %."""
-        return text(self.data, self.fields, NAME)
+        return text(self.data, self.fields, proto.NAME)
 
     @property
     def opcode(self) -> str:
         """As in HLO text: "dot", "custom-call", ..."""
-        return text(self.data, self.fields, OPCODE)
+        return text(self.data, self.fields, proto.OPCODE)
 
     @property
     def operand_ids(self) -> list[int]:
         """Ids within the same computation."""
-        return integers(self.data, self.fields, OPERAND_IDS)
+        return integers(self.data, self.fields, proto.OPERAND_IDS)
 
     @property
     def called_ids(self) -> list[int]:
         """Computations; of a while, the body and then the condition."""
-        return integers(self.data, self.fields, CALLED_IDS)
+        return integers(self.data, self.fields, proto.CALLED_IDS)
 
     @property
     def shape(self) -> Shape:
         """Of the result."""
-        return Shape.parse(self.data, span(self.fields, SHAPE))
+        return Shape.parse(self.data, span(self.fields, proto.SHAPE))
 
     def integer(self, number: int) -> int:
         """A number among the fields."""
@@ -263,9 +226,9 @@ class Shape:
     def parse(cls, data: Buffer, where: Span | None) -> Shape:
         """Read a ShapeProto."""
         fields = message(data, *where) if where else {}
-        parts = tuple(value for value in fields.get(SHAPE_PARTS, ()) if isinstance(value, tuple))
-        dimensions = tuple(integers(data, fields, SHAPE_DIMENSIONS))
-        return cls(integer(fields, SHAPE_TYPE), dimensions, parts)
+        dimensions = tuple(integers(data, fields, proto.SHAPE_DIMENSIONS))
+        parts = tuple(spans(fields, proto.SHAPE_PARTS))
+        return cls(integer(fields, proto.SHAPE_TYPE), dimensions, parts)
 
     def first(self, data: Buffer) -> Shape:
         """Of a tuple its first part: libraries return their scratch space beside the result."""

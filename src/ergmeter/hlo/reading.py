@@ -16,37 +16,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ergmeter.errors import PluginError, UsageError
-from ergmeter.hlo import compiled
-from ergmeter.hlo.module import (
-    APPLYING,
-    CALLED_IDS,
-    COMPUTATION_ID,
-    COMPUTATION_INSTRUCTION,
-    COMPUTATION_NAME,
-    COMPUTATION_ROOT_ID,
-    CONSTANT,
-    DOT,
-    DOT_DIMENSIONS,
-    ID,
-    KINDS,
-    LITERAL,
-    MODULE_COMPUTATION,
-    MODULE_ENTRY_ID,
-    MODULE_ENTRY_NAME,
-    MODULE_NAME,
-    MODULE_PAYLOAD,
-    OPCODE,
-    OPERAND_IDS,
-    OTHER,
-    QUIET_OPCODES,
-    SHAPE,
-    SPECIAL,
-    Computation,
-    Computations,
-    Instruction,
-    Module,
-    module_fields,
-)
+from ergmeter.hlo import compiled, proto
+from ergmeter.hlo.module import Computation, Computations, Instruction, Module, module_fields
 from ergmeter.hlo.wire import (
     SIZE_BITS,
     Buffer,
@@ -64,10 +35,10 @@ from ergmeter.hlo.wire import (
 
 READERS = ("compiled", "python")
 _INSTRUCTION_TAG, _OPCODE_TAG, _SHAPE_TAG = (
-    number << 3 | 2 for number in (COMPUTATION_INSTRUCTION, OPCODE, SHAPE)
+    number << 3 | 2 for number in (proto.COMPUTATION_INSTRUCTION, proto.OPCODE, proto.SHAPE)
 )
 _SHORT_TAGS = frozenset(number << 3 | 2 for number in range(1, 16))
-_COLUMNS = frozenset([OPCODE, SHAPE, ID, OPERAND_IDS, CALLED_IDS])
+_COLUMNS = frozenset([proto.OPCODE, proto.SHAPE, proto.ID, proto.OPERAND_IDS, proto.CALLED_IDS])
 
 
 def read(data: Buffer, *, reader: str | None = None) -> Module:
@@ -93,15 +64,15 @@ def _library() -> compiled.Library | None:
 def _read(data: Buffer) -> Module:
     """The module, read in Python. Raises Malformed if it is damaged."""
     fields, start = module_fields(data)
-    every = [_computation(data, where) for where in spans(fields, MODULE_COMPUTATION)]
+    every = [_computation(data, where) for where in spans(fields, proto.MODULE_COMPUTATION)]
     if not every:
         raise Malformed("it has no computations", start)
     return Module(
         data=data,
-        name=text(data, fields, MODULE_NAME),
-        entry_id=integer(fields, MODULE_ENTRY_ID),
-        entry_name=text(data, fields, MODULE_ENTRY_NAME),
-        payloads=spans(fields, MODULE_PAYLOAD),
+        name=text(data, fields, proto.MODULE_NAME),
+        entry_id=integer(fields, proto.MODULE_ENTRY_ID),
+        entry_name=text(data, fields, proto.MODULE_ENTRY_NAME),
+        payloads=spans(fields, proto.MODULE_PAYLOAD),
         computations=Computations.of(
             [computation.id for computation in every],
             every.__getitem__,
@@ -119,18 +90,19 @@ def _computation(data: Buffer, where: Span) -> Computation:
     opcodes, ids, shapes = _columns(data, framed)
     places = _Places(framed, ids, where[0])
     computation = Computation(
-        id=integer(framed.others, COMPUTATION_ID),
-        name=text(data, framed.others, COMPUTATION_NAME),
-        root_id=integer(framed.others, COMPUTATION_ROOT_ID),
+        id=integer(framed.others, proto.COMPUTATION_ID),
+        name=text(data, framed.others, proto.COMPUTATION_NAME),
+        root_id=integer(framed.others, proto.COMPUTATION_ROOT_ID),
         places=places,
         instructions=len(ids),
     )
+    quiet = proto.QUIET_OPCODES
     for index, opcode in enumerate(opcodes):
-        if opcode not in QUIET_OPCODES:
+        if opcode not in quiet:
             where = places.by_index(index)
             instruction = Instruction(data, message(data, *where), where)
-            kind = KINDS.get(opcode, OTHER)
-            if kind == DOT:
+            kind = proto.KINDS.get(opcode, proto.OTHER)
+            if kind == proto.DOT:
                 _add_dot(computation, index, instruction, places, shapes)
             else:
                 _add(computation, index, instruction, kind)
@@ -138,11 +110,12 @@ def _computation(data: Buffer, where: Span) -> Computation:
 
 
 def _add(computation: Computation, index: int, instruction: Instruction, kind: int) -> None:
-    if kind == CONSTANT:
-        computation.literal_bytes += len(range(*(span(instruction.fields, LITERAL) or (0, 0))))
-    elif kind == SPECIAL:
+    if kind == proto.CONSTANT:
+        start, end = span(instruction.fields, proto.LITERAL) or (0, 0)
+        computation.literal_bytes += end - start
+    elif kind == proto.SPECIAL:
         computation.special.append(index)
-    elif kind == APPLYING:
+    elif kind == proto.APPLYING:
         computation.applied += instruction.called_ids
     else:
         for callee in instruction.called_ids:
@@ -158,9 +131,8 @@ def _add_dot(
     if left is None:
         computation.special.append(index)
         return
-    key = (shapes[index], shapes[left], dot.encoded(DOT_DIMENSIONS))
-    group = computation.dots.setdefault(key, [0, index])
-    group[0] += 1
+    key = (shapes[index], shapes[left], dot.encoded(proto.DOT_DIMENSIONS))
+    computation.dots.setdefault(key, [0, index])[0] += 1
 
 
 class _Frames(NamedTuple):
@@ -221,7 +193,7 @@ def _frames(data: Buffer, start: int, end: int) -> _Frames:
                 ends.append(at)
                 continue
             number, value, at = field(data, at)
-            if number == COMPUTATION_INSTRUCTION and isinstance(value, tuple):
+            if number == proto.COMPUTATION_INSTRUCTION and isinstance(value, tuple):
                 starts.append(value[0])
                 ends.append(at)
             elif value is not None:
@@ -300,7 +272,11 @@ def _checked(data: Buffer, start: int, end: int) -> tuple[bytes, int, bytes]:
     """The same of an unusual instruction. Raises Malformed where it is damaged."""
     instruction = Instruction(data, message(data, start, end), (start, end))
     _ = instruction.operand_ids, instruction.called_ids
-    return instruction.encoded(OPCODE), instruction.integer(ID), instruction.encoded(SHAPE)
+    return (
+        instruction.encoded(proto.OPCODE),
+        instruction.integer(proto.ID),
+        instruction.encoded(proto.SHAPE),
+    )
 
 
 def _past_other(data: Buffer, at: int) -> int:

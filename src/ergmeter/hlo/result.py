@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from ergmeter.hlo.module import INSTRUCTION_SHARDING
+from ergmeter.hlo import proto
 from ergmeter.hlo.wire import Malformed, integer, message, span, spans
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _has_sharded_parameter(module: Module, entry: Computation) -> bool:
         instruction = module.instruction(entry.places.by_index(index))
         if (
             instruction.opcode == "parameter"
-            and integer(instruction.part(INSTRUCTION_SHARDING), 1) in _TILED
+            and integer(instruction.part(proto.INSTRUCTION_SHARDING), 1) in _TILED
         ):
             return True
     return False
