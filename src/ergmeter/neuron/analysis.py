@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.catalog import refusal
-from ergmeter.neuron.advice import about_graphs, about_kernels, about_mfu, about_runs
+from ergmeter.neuron.advice import (
+    AdviceFinding,
+    about_graphs,
+    about_kernels,
+    about_mfu,
+    about_runs,
+)
 from ergmeter.neuron.analysis_types import (
     DEFAULT_COMPILE_DIR,
     DEFAULT_CONVENTION,
@@ -81,15 +87,16 @@ def analyze(request: AnalysisRequest, watch: Watch) -> Analysis:
     watch(Started(document(parts), directory, count, rate_from, pace.how))
     results = _count(request, graphs, runs, watch)
     summary = summarize(results, weighted=runs is not None)
+    texts = {
+        "no_hlo": about_graphs(graphs, directory, named_in_yaml=job.cache),
+        "nki_ratio": about_kernels(summary),
+        "graph_runs": () if runs is None else about_runs(results, runs, request.graph_runs or ""),
+        "log_disagrees": [*differences, *(() if log is None else about_log(log, job, pace))],
+    }
+    has_rate = log is None or is_printed(log, job, pace)
     findings = [
-        *about_graphs(graphs, directory, named_in_yaml=job.cache),
-        *about_kernels(summary),
-        *(about_runs(results, runs, request.graph_runs or "") if runs is not None else ()),
-        *differences,
-        *(() if log is None else about_log(log, job, pace)),
-        *about_mfu(
-            job_figures, job, hardware, pace, is_printed=log is None or is_printed(log, job, pace)
-        ),
+        *(AdviceFinding(about, text) for about in texts for text in texts[about]),
+        *about_mfu(job_figures, job, hardware, pace, is_printed=has_rate),
     ]
     factors, why = _score(request, job_figures, pace, summary)
     complete = replace(

@@ -185,8 +185,9 @@ def _number(document: dict[str, Any], *keys: str) -> float | None:
     for name in keys[:-1]:
         document = _part(document, name)
     value = document.get(keys[-1])
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 METRICS = ("mfu_percent", "throughput_seq_per_sec", "overall_nki_ratio", "training_score")

@@ -215,14 +215,9 @@ def _by_log(document: Document, key: str) -> str:
     return " (the log's)" if document.get(f"{key}_from") == "the log" else ""
 
 
-def files_section(
-    files: Sequence[Document],
-    summary: Document,
-    *,
-    why: str | None = None,
-    is_original: bool = False,
-) -> Iterator[str]:
-    """Yield one line for each graph. `why`: the reason if scores are missing."""
+def files_section(files: Sequence[Document], document: Document) -> Iterator[str]:
+    """Yield one line for each graph."""
+    summary, is_original = document["nki_analysis"]["summary"], document["compat"] is not None
     if not files and not is_original:
         yield "\nPer-file NKI analysis: no graphs"
         return
@@ -253,7 +248,7 @@ def files_section(
         yield line + (f" {fixed(score['score'], 4) + mark:>10}" if score else "")
     yield rule
     yield from legend(map(mark_of, files))
-    if why:
+    if why := document.get("missing", {}).get("average_score"):
         yield from wrapped(f"No score of a graph: {why}")
     if "average_score" in summary:
         yield "\nPer-file Score Statistics:"
