@@ -173,21 +173,16 @@ def count_files(
     """
     if processes is not None and processes < 1:
         raise UsageError(f"{processes} processes can't count anything; pass 1 or more")
-    directory = memo if isinstance(memo, Path) else None
-    return _in_order(
-        [Path(path) for path in paths], processes, Memo(directory) if memo else None, progress
-    )
+    cache = Memo(memo if isinstance(memo, Path) else None) if memo else None
+    return _in_order(_finished([Path(path) for path in paths], processes, cache), progress)
 
 
 def _in_order(
-    files: list[Path],
-    processes: int | None,
-    memo: Memo | None,
-    progress: Callable[[FileCount], None] | None,
+    finished: Iterator[tuple[int, FileCount]], progress: Callable[[FileCount], None] | None
 ) -> Iterator[FileCount]:
     early: dict[int, FileCount] = {}
     position = 0
-    for number, result in _finished(files, processes, memo):
+    for number, result in finished:
         if progress:
             progress(result)
         early[number] = result

@@ -159,13 +159,10 @@ def _utilization(
     work: Work, job: NeuronJob, machine: Machine, throughput: Throughput
 ) -> tuple[Reading | Missing, Reading | Missing]:
     if throughput.seq_per_s is None:
-        missing = Missing(throughput.source)
-        return missing, missing
+        return (Missing(throughput.source),) * 2
     if machine.cores is None:
-        missing = Missing(
-            f"how many cores a node of {machine.backend} has is not known: pass --devices"
-        )
-        return missing, missing
+        cores = f"how many cores a node of {machine.backend} has"
+        return (Missing(f"{cores} is not known: pass --devices"),) * 2
     low, high = (
         None if end is None else end * job.seq_len for end in (throughput.low, throughput.high)
     )
