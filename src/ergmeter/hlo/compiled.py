@@ -107,7 +107,7 @@ class _Index:
             entry_id=scan.entry_id,
             entry_name=self._text(scan.entry_name, scan.entry_name_end),
             payloads=list(zip(payloads[::2], payloads[1::2], strict=True)),
-            computations=Computations.of(
+            computations=Computations(
                 ids,
                 self._computation,
                 idle={member for member, works in zip(ids, work, strict=True) if not works},

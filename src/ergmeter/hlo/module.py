@@ -65,28 +65,19 @@ class Computation:
 class Computations:
     """A module's computations by id, each made when it is first asked for."""
 
-    numbers: dict[int, int]
-    make: Callable[[int], Computation]
+    ids: list[int]
+    make: Callable[[int], Computation]  # by its place among the ids
     idle: set[int]  # ids of those that neither multiply nor call
     instructions: int
     literal_bytes: int  # of constants, which are not read
+    numbers: dict[int, int] = field(init=False)
     _made: dict[int, Computation] = field(default_factory=dict)
 
-    @classmethod
-    def of(
-        cls,
-        ids: list[int],
-        make: Callable[[int], Computation],
-        *,
-        idle: set[int],
-        instructions: int,
-        literal_bytes: int,
-    ) -> Computations:
-        """From the ids in order; Malformed where one occurs twice."""
-        numbers = {member: number for number, member in enumerate(ids)}
-        if len(numbers) != len(ids):
+    def __post_init__(self) -> None:
+        """Raises Malformed where an id occurs twice."""
+        self.numbers = {member: number for number, member in enumerate(self.ids)}
+        if len(self.numbers) != len(self.ids):
             raise Malformed("two computations of one id", 0)
-        return cls(numbers, make, idle, instructions, literal_bytes)
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -126,22 +117,11 @@ class Module:
         ids = user.operand_ids
         if number >= len(ids):
             raise Malformed(f"{user.name} has no operand {number}", user.offset)
-        return self.member(computation, ids[number], user)
-
-    def member(self, computation: Computation, member: int, user: Instruction) -> Instruction:
-        """The instruction of this id, which another one of its computation names."""
-        where = computation.places.by_id(member)
+        where = computation.places.by_id(ids[number])
         if where is None:
-            raise Malformed(
-                f"{user.name} names the instruction {member}, which {computation.name} lacks",
-                user.offset,
-            )
+            what = f"names the instruction {ids[number]}, which {computation.name} lacks"
+            raise Malformed(f"{user.name} {what}", user.offset)
         return self.instruction(where)
-
-    def root(self, computation: Computation) -> Instruction | None:
-        """The instruction whose value is the computation's."""
-        where = computation.places.by_id(computation.root_id)
-        return self.instruction(where) if where else None
 
 
 def module_fields(data: Buffer) -> tuple[Fields, int]:

@@ -73,7 +73,7 @@ def _read(data: Buffer) -> Module:
         entry_id=integer(fields, proto.MODULE_ENTRY_ID),
         entry_name=text(data, fields, proto.MODULE_ENTRY_NAME),
         payloads=spans(fields, proto.MODULE_PAYLOAD),
-        computations=Computations.of(
+        computations=Computations(
             [computation.id for computation in every],
             every.__getitem__,
             idle={computation.id for computation in every if computation.is_idle},

@@ -16,19 +16,15 @@ from ergmeter.neuron.advice import (
     about_runs,
 )
 from ergmeter.neuron.analysis_types import (
-    DEFAULT_COMPILE_DIR,
     DEFAULT_CONVENTION,
     Analysis,
     AnalysisProgress,
     GraphCounted,
     Parts,
     Started,
-    check_log,
-    check_model,
-    check_request,
+    check_inputs,
 )
 from ergmeter.neuron.compile_cache import (
-    Choice,
     find_graphs,
     modules_named_in,
     read_graph_runs,
@@ -81,14 +77,13 @@ def analyze(request: AnalysisRequest, watch: Watch) -> Analysis:
     job_figures = figures(request.model_config, job, hardware, pace, convention=convention)
     parts = Parts(request, job, hardware, pace, job_figures, log)
     graphs = _graphs_found(request)
-    directory = request.compile_dir or DEFAULT_COMPILE_DIR
     count = 0 if graphs is None else len(graphs.chosen)
     rate_from = "" if pace.seq_per_s is None else "log" if pace.is_from_log else "option"
-    watch(Started(document(parts), directory, count, rate_from, pace.how))
+    watch(Started(document(parts), request.directory, count, rate_from, pace.how))
     results = _count(request, graphs, runs, watch)
     summary = summarize(results, weighted=runs is not None)
     texts = {
-        "no_hlo": about_graphs(graphs, directory, named_in_yaml=job.cache),
+        "no_hlo": about_graphs(graphs, request.directory, named_in_yaml=job.cache),
         "nki_ratio": about_kernels(summary),
         "graph_runs": () if runs is None else about_runs(results, runs, request.graph_runs or ""),
         "log_disagrees": [*differences, *(() if log is None else about_log(log, job, pace))],
@@ -112,9 +107,7 @@ def analyze(request: AnalysisRequest, watch: Watch) -> Analysis:
 
 
 def _check(request: AnalysisRequest) -> None:
-    check_request(request)
-    check_model(request.model_config)
-    check_log(request.log_file)
+    check_inputs(request)
     if request.modules_from_log and request.log_file is None:
         raise UsageError("--modules-from-log needs --log-file")
     if request.compile_dir is not None and not Path(request.compile_dir).exists():
@@ -142,11 +135,10 @@ def _read_log(request: AnalysisRequest, watch: Watch) -> ParsedLog | None:
 
 def _graphs_found(request: AnalysisRequest) -> CachedGraphs | None:
     """The selected graphs; None where the default directory does not exist."""
-    directory = request.compile_dir or DEFAULT_COMPILE_DIR
-    choice: Choice = request.choice
+    choice = request.choice
     if request.modules_from_log and request.log_file is not None:
         choice = replace(choice, named_in_log=modules_named_in(request.log_file))
-    return find_graphs(directory, choice) if Path(directory).exists() else None
+    return find_graphs(request.directory, choice) if Path(request.directory).exists() else None
 
 
 def _count(
@@ -166,14 +158,10 @@ def _count(
 
     results = []
     paths = [file.path for file in graphs.chosen]
-    for file, counted in zip(
-        graphs.chosen,
-        count_files(paths, processes=request.processes, progress=progress),
-        strict=True,
-    ):
-        results.append(
-            graph_result(counted, file, runs=1 if runs is None else runs_of(file.module, runs))
-        )
+    counts = count_files(paths, processes=request.processes, progress=progress)
+    for file, counted in zip(graphs.chosen, counts, strict=True):
+        times = 1 if runs is None else runs_of(file.module, runs)
+        results.append(graph_result(counted, file, runs=times))
         watch(GraphCounted(file.path))
     if Path(graphs.directory).is_file() and results[0].error is not None:
         raise FormatError(f"--compile-dir {graphs.directory}: {results[0].error}")

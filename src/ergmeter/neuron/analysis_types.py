@@ -90,6 +90,11 @@ class AnalysisRequest:
     graph_runs: str | None = None
     processes: int | None = None
 
+    @property
+    def directory(self) -> str:
+        """The compile cache: as given, or the default one."""
+        return self.compile_dir or DEFAULT_COMPILE_DIR
+
 
 def check_request(request: AnalysisRequest, *, is_original: bool = False) -> None:
     """Raises UsageError for a size that is 0, negative or not a number.
@@ -117,7 +122,14 @@ def check_request(request: AnalysisRequest, *, is_original: bool = False) -> Non
             raise UsageError(f"{option} must be a number above 0; got {value:g}")
 
 
-def check_log(path: str | None) -> None:
+def check_inputs(request: AnalysisRequest, *, is_original: bool = False) -> None:
+    """Raises UsageError for a size that can't be, and for a model or a log that does not exist."""
+    check_request(request, is_original=is_original)
+    _check_model(request.model_config)
+    _check_log(request.log_file)
+
+
+def _check_log(path: str | None) -> None:
     """Raises UsageError if the log does not exist. Pipes and - (standard input) are accepted."""
     if path is None or path == "-":
         return
@@ -127,7 +139,7 @@ def check_log(path: str | None) -> None:
         raise UsageError(f"--log-file {path}: is no file")
 
 
-def check_model(path: str) -> None:
+def _check_model(path: str) -> None:
     """Raises UsageError if the model's path or hub name does not exist."""
     if "=" in path and not Path(path).exists():  # typed dimensions: layers=32,...
         return

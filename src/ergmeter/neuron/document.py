@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ergmeter.flops.conventions import CONVENTIONS
-from ergmeter.neuron.analysis_types import DEFAULT_COMPILE_DIR
 from ergmeter.neuron.instance import BACKENDS
 from ergmeter.neuron.mfu import PEAK_TFLOP_PER_S_PER_NODE, VERSION, impossible_mfu
 from ergmeter.neuron.score import REMARK, score_statistics
@@ -247,13 +246,12 @@ def input_documents(
     request: AnalysisRequest, sizes: Sequence[InputRow], *, log_from: str = "--log-file"
 ) -> list[dict[str, Any]]:
     """The files that were given or searched for, then sizes, in the order they are read."""
-    directory = request.compile_dir
-    cache_from = "--compile-dir" if directory else "the default of --compile-dir"
+    cache_from = "--compile-dir" if request.compile_dir else "the default of --compile-dir"
     rows: list[InputRow] = [
         ("training's YAML", request.config, "--config"),
         ("model", request.model_config, "--model-config"),
         ("log", request.log_file, log_from),
-        ("compile cache", directory or DEFAULT_COMPILE_DIR, cache_from),
+        ("compile cache", request.directory, cache_from),
     ]
     if request.graph_runs is not None:
         rows.append(("runs of each graph", request.graph_runs, "--graph-runs"))

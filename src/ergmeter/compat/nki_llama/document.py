@@ -10,14 +10,11 @@ from ergmeter.compat.nki_llama.original_inputs import original_count, read_origi
 from ergmeter.errors import UsageError
 from ergmeter.neuron.advice import AdviceFinding
 from ergmeter.neuron.analysis_types import (
-    DEFAULT_COMPILE_DIR,
     Analysis,
     AnalysisProgress,
     GraphCounted,
     Started,
-    check_log,
-    check_model,
-    check_request,
+    check_inputs,
 )
 from ergmeter.neuron.compile_cache import Choice, graph_file
 from ergmeter.neuron.document import FORMAT, as_origin, input_documents, versions
@@ -80,7 +77,7 @@ def analyze_compat(request: AnalysisRequest, watch: Watch) -> Analysis:
     length = request.seq_len or file.required("data.seq_length", instead="pass --seq-len")
     log = None if request.log_file is None else read_original_log(request.log_file)
     rate, rate_from = _throughput(request, log)
-    nodes, directory = request.num_nodes or 1, request.compile_dir or DEFAULT_COMPILE_DIR
+    nodes, directory = request.num_nodes or 1, request.directory
     content: dict[str, Any] = {
         "model_config": request.model_config,
         "batch_size": batch,
@@ -133,13 +130,11 @@ def analyze_compat(request: AnalysisRequest, watch: Watch) -> Analysis:
 
 def _check(request: AnalysisRequest) -> None:
     """Raises UsageError for what the original does not have, or can't use."""
-    check_request(request, is_original=True)
-    check_model(request.model_config)
+    check_inputs(request, is_original=True)
     if not Path(request.model_config).exists():
         raise UsageError(
             f"--compat takes a config.json, as the original does; got {request.model_config}"
         )
-    check_log(request.log_file)
     new = {
         "--convention": request.convention is not None,
         "--devices": request.devices is not None,

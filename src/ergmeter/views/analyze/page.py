@@ -60,59 +60,50 @@ _WITHIN_FRAC = 0.08  # share of the axis left free at both ends
 
 def spread_charts(comparison: OutputComparison) -> list[Chart]:
     """Return a chart for each metric that can be compared between outputs."""
-    return [_chart(comparison, name) for name in METRICS if _values(comparison, name)]
-
-
-def _values(comparison: OutputComparison, name: str) -> list[dict[str, Any]]:
-    """Return the value of each output with its group."""
-    called, labels = names_of(comparison), _groups(comparison)
-    return [
-        {"g": label, "v": value, "said": significant(value, 5), "name": called[output.path]}
-        for label, group in zip(labels, comparison.groups, strict=True)
-        for output in group.outputs
-        if (value := output.value(name, convention=comparison.convention)) is not None
-    ]
-
-
-def _groups(comparison: OutputComparison) -> list[str]:
-    """Return group labels: number and first output."""
     called = names_of(comparison)
-    return [
+    groups = [
         f"{number}: {called[group.outputs[0].path]}"
         + (f" + {len(group.outputs) - 1}" if len(group.outputs) > 1 else "")
         for number, group in enumerate(comparison.groups, start=1)
     ]
+    charts = []
+    for name, head in zip(METRICS, heads(comparison)[1:], strict=True):
+        points = [
+            {"g": label, "v": value, "said": significant(value, 5), "name": called[output.path]}
+            for label, group in zip(groups, comparison.groups, strict=True)
+            for output in group.outputs
+            if (value := output.value(name, convention=comparison.convention)) is not None
+        ]
+        if points:
+            charts.append(_spread_chart(comparison, name, head, groups, points))
+    return charts
 
 
-def _chart(comparison: OutputComparison, name: str) -> Chart:
-    title = dict(zip(METRICS, heads(comparison)[1:], strict=True))[name]
-    points, means = _values(comparison, name), []
-    for label, group in zip(_groups(comparison), comparison.groups, strict=True):
+def _spread_chart(
+    comparison: OutputComparison,
+    name: str,
+    title: str,
+    groups: list[str],
+    points: list[dict[str, Any]],
+) -> Chart:
+    means, apart = [], []
+    for number, group in enumerate(comparison.groups):
         spread = group.spreads.get(name)
-        if spread is not None and (apart := spread.standard_deviation) is not None:
-            ends = {"e": spread.mean + apart, "b": spread.mean - apart}
-            means.append({"g": label, "v": spread.mean, **ends})
+        if spread is not None and (deviation := spread.standard_deviation) is not None:
+            ends = {"e": spread.mean + deviation, "b": spread.mean - deviation}
+            means.append({"g": groups[number], "v": spread.mean, **ends})
+        if name in group.not_comparable:
+            apart.append(str(number + 1))
     rows = tuple((point["name"], point["g"], point["said"]) for point in points)
     described = ", ".join(f"{output} {value}" for output, _, value in rows)
-    apart = [
-        str(number)
-        for number, group in enumerate(comparison.groups, start=1)
-        if name in group.not_comparable
-    ]
     note = f"group {', '.join(apart)} is not comparable to the one before it" if apart else ""
+    layers = _layers(points, means, title=title, groups=groups)
     return Chart(
-        f"spread-{name}",
-        title,
-        "",
-        framed(
-            f"{title}: {described}",
-            _ROW_PIXELS * len(comparison.groups) + 10,
-            _layers(points, means, title=title, groups=_groups(comparison)),
-        ),
-        Table(("output", "group", title), rows),
-        note,
+        f"spread-{name}", title, "",
+        framed(f"{title}: {described}", _ROW_PIXELS * len(groups) + 10, layers),
+        Table(("output", "group", title), rows), note,
         legend=_LEGEND if means else _LEGEND[:1],
-    )
+    )  # fmt: skip
 
 
 def _layers(
