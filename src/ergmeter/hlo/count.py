@@ -396,30 +396,14 @@ _FOREIGN = (
 )
 
 
-@contextmanager
-def open_file(path: str | Path) -> Iterator[Buffer]:
-    """A file's content, unpacked if it is gzip."""
-    with Path(path).open("rb") as file, _mapped(file, str(path)) as data:
-        yield data
-
-
-@contextmanager
-def open_buffer(data: bytes, name: str) -> Iterator[Buffer]:
-    """Bytes as they are, or unpacked if they are gzip."""
-    if data[:2] != _GZIP:
-        yield data
-        return
-    with _unpacked(io.BytesIO(data), name) as unpacked:
-        yield unpacked
-
-
-def foreign_format(data: Buffer) -> str | None:
+def _foreign_format(data: Buffer) -> str | None:
     """Names the format of a file that is no module, if its first bytes tell."""
     head = data[:64].lstrip()
     return next((what for magic, what in _FOREIGN if head.startswith(magic)), None)
 
 
 def _mapped(file: BinaryIO, name: str) -> mmap.mmap:
+    """A file's content, unpacked if it is gzip."""
     head = file.read(2)
     if not head:
         raise FormatError(f"{name}: empty (byte 0)")
@@ -459,14 +443,16 @@ def _parts(file: BinaryIO, name: str) -> Iterator[bytes]:
 
 def count_file(path: str | Path, *, reader: str | None = None) -> ModuleCount:
     """Count the module in a file: HloModuleProto or HloProto, packed with gzip or not."""
-    with open_file(path) as data:
+    with Path(path).open("rb") as file, _mapped(file, str(path)) as data:
         return _counted(data, str(path), reader)
 
 
 def count_bytes(data: bytes, name: str = "", *, reader: str | None = None) -> ModuleCount:
     """Count a module that is in memory; `name` is for messages."""
     name = name or "HLO module"
-    with open_buffer(data, name) as unpacked:
+    if data[:2] != _GZIP:
+        return _counted(data, name, reader)
+    with _unpacked(io.BytesIO(data), name) as unpacked:
         return _counted(unpacked, name, reader)
 
 
@@ -492,5 +478,5 @@ def _counted(data: Buffer, name: str, reader: str | None) -> ModuleCount:
             except Unparsed:
                 return count(read(data, reader="python"))
     except Malformed as error:
-        text = foreign_format(data) or f"damaged or not an HLO module: {error.what}"
+        text = _foreign_format(data) or f"damaged or not an HLO module: {error.what}"
         raise FormatError(f"{name}: {text} (byte {error.offset})") from None

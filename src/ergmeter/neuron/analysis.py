@@ -174,17 +174,8 @@ def _score(
     """The score's factors if requested, and why MFU or throughput is unknown."""
     if not (request.calculate_score or request.per_file_scores):
         return None, None
-    mfu, why = job_figures.mfu, None
+    mfu, ratio = job_figures.mfu, summary.overall_ratio
     if not isinstance(mfu, Reading):
-        why = mfu.reason
-    elif mfu.impossible:
-        why = f"MFU {refusal(mfu)}"
-    known = mfu if isinstance(mfu, Reading) else None
-    factors = Score(
-        request.baseline,
-        mfu_percent=None if known is None else 100 * known.value,
-        seq_per_s=pace.seq_per_s,
-        nki_ratio=summary.overall_ratio,
-        is_mfu_impossible=known is not None and bool(known.impossible),
-    )
-    return factors, why
+        return Score(request.baseline, None, pace.seq_per_s, ratio), mfu.reason
+    why = f"MFU {refusal(mfu)}" if mfu.impossible else None
+    return Score(request.baseline, 100 * mfu.value, pace.seq_per_s, ratio, bool(why)), why

@@ -111,7 +111,7 @@ def analyze_compat(request: AnalysisRequest, watch: Watch) -> Analysis:
         "format": FORMAT,
         "compat": {"version": VERSION, "quirks_kept": list(QUIRKS), "not_kept": list(NOT_KEPT)},
         "unreadable_kernel_configs": unreadable,
-        "findings": [asdict(found) for found in _findings(directory, len(files), unreadable)],
+        "findings": [asdict(each) for each in _findings(directory, len(files), unreadable)],
         "versions": versions(request, sorted(compilers)),
         "impossible": impossible_mfu(content["mfu_percent"]),
         "obtained": _obtained(rate_from),

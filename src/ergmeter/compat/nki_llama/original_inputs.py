@@ -193,8 +193,8 @@ def original_count(path: str) -> OriginalCount:
 
 
 def _computation(data: Buffer, where: Span) -> OriginalCount:
-    places = spans(message(data, *where), proto.COMPUTATION_INSTRUCTION)
-    instructions = [Instruction(data, message(data, *place), place) for place in places]
+    extents = spans(message(data, *where), proto.COMPUTATION_INSTRUCTION)
+    instructions = [Instruction(data, message(data, *extent), extent) for extent in extents]
     by_id = {instruction.integer(proto.ID): instruction for instruction in instructions}
     macs = nki = unreadable = 0
     for instruction in instructions:
