@@ -30,16 +30,13 @@ from hlo_worker import paths_in
 ROUNDS = 3
 WORKER = Path(__file__).with_name("hlo_worker.py")
 POLL_S = 0.05  # the kernel keeps the peaks; to ask it often would be a load of its own
-PURE = {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
 UNCOMPILED = {"ERGMETER_COMPILED": "0"}
 # name -> way, processes, environment
 WAYS: dict[str, tuple[str, int, dict[str, str]]] = {
     "parsed whole, full schema": ("whole", 1, {}),
     "parsed whole, 2 processes": ("whole", 2, {}),
-    "ergmeter, Python only": ("ours", 1, UNCOMPILED | PURE),
-    "ergmeter, Python only, 2 processes": ("ours", 2, UNCOMPILED | PURE),
-    "ergmeter, protobuf": ("ours", 1, UNCOMPILED),
-    "ergmeter, protobuf, 2 processes": ("ours", 2, UNCOMPILED),
+    "ergmeter, Python only": ("ours", 1, UNCOMPILED),
+    "ergmeter, Python only, 2 processes": ("ours", 2, UNCOMPILED),
     "ergmeter, compiled": ("ours", 1, {}),
     "ergmeter, compiled, 2 processes": ("ours", 2, {}),
     "ergmeter, remembered": ("memo", 1, {}),

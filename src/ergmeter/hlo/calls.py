@@ -15,7 +15,7 @@ from functools import lru_cache
 from math import isqrt
 from typing import TYPE_CHECKING, Any, Literal
 
-from ergmeter.hlo.module import BACKEND_CONFIG, BACKEND_CONFIG_PAYLOAD, CUSTOM_CALL_TARGET
+from ergmeter.hlo import proto
 from ergmeter.hlo.products import at, product, real_factor, window_macs
 from ergmeter.hlo.wire import integer, span
 
@@ -48,8 +48,8 @@ class Kernel:
 
 def backend_config(module: Module, instruction: Instruction) -> bytes:
     """The bytes of an instruction's backend config, for all versions of XLA."""
-    data, where = instruction.data, span(instruction.fields, BACKEND_CONFIG)
-    payload = instruction.part(BACKEND_CONFIG_PAYLOAD)
+    data, where = instruction.data, span(instruction.fields, proto.BACKEND_CONFIG)
+    payload = instruction.part(proto.BACKEND_CONFIG_PAYLOAD)
     if payload and not (where and where[1] > where[0]):
         where = span(payload, 1)
         number = integer(payload, 2)
@@ -89,7 +89,7 @@ def whole_number(value: object) -> int | None:
 def kernel(module: Module, call: Instruction) -> Kernel:
     """Reads function and MACs of an NKI kernel from its config."""
     function, state, macs = _kernel(backend_config(module, call))
-    return Kernel(function, call.text(CUSTOM_CALL_TARGET), state, 1, macs)
+    return Kernel(function, call.text(proto.CUSTOM_CALL_TARGET), state, 1, macs)
 
 
 @lru_cache(maxsize=64)
@@ -153,7 +153,7 @@ _CONVOLUTIONS = {
 
 def call_macs(module: Module, computation: Computation, call: Instruction) -> int | None:
     """MACs of a call that is not an NKI kernel; None if it may hold products."""
-    target = call.text(CUSTOM_CALL_TARGET)
+    target = call.text(proto.CUSTOM_CALL_TARGET)
     if target in _WITHOUT_PRODUCTS or target.startswith(_PREFIXES_WITHOUT_PRODUCTS):
         return 0
     is_product = (

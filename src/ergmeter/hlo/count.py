@@ -21,16 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from ergmeter.errors import FormatError
+from ergmeter.hlo import proto
 from ergmeter.hlo.calls import KERNEL_TARGETS, Kernel, call_macs, kernel
 from ergmeter.hlo.loops import CallSite, Loops
-from ergmeter.hlo.module import (
-    CUSTOM_CALL_TARGET,
-    DOT_DIMENSIONS,
-    SHAPE,
-    Computation,
-    Instruction,
-    Module,
-)
+from ergmeter.hlo.module import Computation, Instruction, Module
 from ergmeter.hlo.products import (
     LIMIT,
     UNCOUNTED,
@@ -58,6 +52,23 @@ class _Edge(NamedTuple):
     times_once: int
 
 
+class _Cost(NamedTuple):
+    """The cost of running a computation; branches are compared by it, MACs first."""
+
+    macs: int
+    opaque: int  # calls of unknown cost
+    kernel_calls: int
+    uncounted_flops: int
+
+    def plus(self, times: int, below: _Cost) -> _Cost:
+        """The sum with that of a callee, which runs so often."""
+        pairs = zip(self, below, strict=True)
+        return _Cost(*(_bounded(own + times * theirs) for own, theirs in pairs))
+
+
+_NO_COST = _Cost(0, 0, 0, 0)
+
+
 @dataclass(slots=True)
 class _Node:
     """A computation with what its own instructions cost and what they call."""
@@ -74,11 +85,8 @@ class _Node:
     edges: list[_Edge] = field(default_factory=list)
     unknown_loops: list[str] = field(default_factory=list)
     uneven_branches: list[str] = field(default_factory=list)
-    macs: int = 0  # with all that is below
+    cost: _Cost = _NO_COST  # with all that is below
     macs_once: int = 0
-    opaque: int = 0  # calls of unknown cost, below as well
-    kernel_calls: int = 0
-    uncounted_flops: int = 0
 
     @property
     def callees(self) -> dict[int, None]:
@@ -87,19 +95,14 @@ class _Node:
         return dict.fromkeys([*self.calls, *self.computation.applied, *special])
 
     @property
-    def work(self) -> bool:
+    def works(self) -> bool:
         """Whether running it more often would change a count."""
-        return bool(self.macs or self.opaque or self.kernel_calls or self.uncounted_flops)
+        return any(self.cost)
 
     @property
-    def cost(self) -> tuple[int, int, int, int]:
-        """The key by which branches are compared: MACs first."""
-        return self.macs, self.opaque, self.kernel_calls, self.uncounted_flops
-
-    @property
-    def cost_once(self) -> tuple[int, int, int, int]:
-        """The same if loops ran once."""
-        return self.macs_once, self.opaque, self.kernel_calls, self.uncounted_flops
+    def cost_once(self) -> _Cost:
+        """The cost if loops ran once."""
+        return self.cost._replace(macs=self.macs_once)
 
     @property
     def sites(self) -> Iterator[tuple[int, CallSite]]:
@@ -190,7 +193,7 @@ def _node(module: Module, computation: Computation) -> _Node:
         except Malformed as error:
             raise Malformed(f"a dot: {error.what}", computation.places.by_index(index)[0]) from None
     for index in computation.special:
-        instruction = module.special(computation, index)
+        instruction = module.instruction(computation.places.by_index(index))
         try:
             _special(module, node, instruction)
         except Malformed as error:
@@ -210,7 +213,7 @@ def _special(module: Module, node: _Node, instruction: Instruction) -> None:
     elif opcode in UNCOUNTED:
         node.uncounted.append((opcode, nominal_flops(module, node.computation, instruction)))
     else:
-        op = _complex(opcode) if is_complex(instruction.encoded(SHAPE)) else opcode
+        op = _complex(opcode) if is_complex(instruction.encoded(proto.SHAPE)) else opcode
         node.add(op, _product(module, node.computation, instruction))
 
 
@@ -224,14 +227,13 @@ def _product(module: Module, computation: Computation, instruction: Instruction)
         return convolution_macs(module, computation, instruction)
     if instruction.opcode == "ragged-dot":
         return ragged_dot_macs(module, computation, instruction)
-    left = module.operand(computation, instruction, 0)
-    return dot_macs(
-        instruction.encoded(SHAPE), left.encoded(SHAPE), instruction.encoded(DOT_DIMENSIONS)
-    )
+    left = module.operand(computation, instruction, 0).encoded(proto.SHAPE)
+    numbers = instruction.encoded(proto.DOT_DIMENSIONS)
+    return dot_macs(instruction.encoded(proto.SHAPE), left, numbers)
 
 
 def _custom_call(module: Module, node: _Node, call: Instruction) -> None:
-    target = call.text(CUSTOM_CALL_TARGET)
+    target = call.text(proto.CUSTOM_CALL_TARGET)
     if target in SHARDING_CALLS:
         node.shardings.add(target)
     if target in KERNEL_TARGETS:
@@ -272,25 +274,21 @@ def _link(node: _Node, graph: _Graph, loops: Loops) -> None:
         _link_loop(node, loop, graph, loops.trip_count(node.computation, loop))
     for choice in node.choices:
         _link_choice(node, choice, graph)
-    node.opaque = len(node.unknown) + sum(nki.macs_per_call is None for nki in node.kernels)
-    node.kernel_calls = len(node.kernels)
-    node.uncounted_flops = sum(flops for _, flops in node.uncounted)
-    node.macs = node.macs_once = sum(node.by_op.values())
+    opaque = len(node.unknown) + sum(nki.macs_per_call is None for nki in node.kernels)
+    flops = sum(flops for _, flops in node.uncounted)
+    node.macs_once = sum(node.by_op.values())
+    node.cost = _Cost(node.macs_once, opaque, len(node.kernels), flops)
     for edge in node.edges:
         below = graph.node(edge.callee)
-        node.macs = _bounded(node.macs + edge.times * below.macs)
+        node.cost = node.cost.plus(edge.times, below.cost)
         node.macs_once = _bounded(node.macs_once + edge.times_once * below.macs_once)
-        node.opaque = _bounded(node.opaque + edge.times * below.opaque)
-        node.kernel_calls = _bounded(node.kernel_calls + edge.times * below.kernel_calls)
-        more = edge.times * below.uncounted_flops
-        node.uncounted_flops = _bounded(node.uncounted_flops + more)
 
 
 def _link_applied(node: _Node, callee: int, graph: _Graph) -> None:
     """Counts a function applied to elements once, and lists it as unknown."""
     node.edges.append(_Edge(callee, 1, 1))
     applied = graph.node(callee)
-    if applied.work and applied.computation.name not in node.unknown_loops:
+    if applied.works and applied.computation.name not in node.unknown_loops:
         node.unknown_loops.append(applied.computation.name)
 
 
@@ -299,7 +297,7 @@ def _link_loop(node: _Node, loop: Instruction, graph: _Graph, trips: int | None)
     if len(loop.called_ids) != 2:
         raise Malformed(f"{loop.name} is a loop without a body and a condition", loop.offset)
     body, condition = loop.called_ids
-    if trips is None and (graph.node(body).work or graph.node(condition).work):
+    if trips is None and (graph.node(body).works or graph.node(condition).works):
         node.unknown_loops.append(loop.name)
     node.edges.append(_Edge(body, 1 if trips is None else trips, 1))
     node.edges.append(_Edge(condition, 1 if trips is None else trips + 1, 1))
@@ -363,7 +361,7 @@ def _result(graph: _Graph, runs: dict[int, int]) -> ModuleCount:
     every = module.computations
     return ModuleCount(
         name=module.name,
-        macs=entry.macs,
+        macs=entry.cost.macs,
         macs_loop_once=entry.macs_once,
         by_op={op: macs for op, macs in by_op.items() if macs},
         by_computation={name: macs for name, macs in by_computation.items() if macs},
@@ -398,30 +396,14 @@ _FOREIGN = (
 )
 
 
-@contextmanager
-def open_file(path: str | Path) -> Iterator[Buffer]:
-    """A file's content, unpacked if it is gzip."""
-    with Path(path).open("rb") as file, _mapped(file, str(path)) as data:
-        yield data
-
-
-@contextmanager
-def open_buffer(data: bytes, name: str) -> Iterator[Buffer]:
-    """Bytes as they are, or unpacked if they are gzip."""
-    if data[:2] != _GZIP:
-        yield data
-        return
-    with _unpacked(io.BytesIO(data), name) as unpacked:
-        yield unpacked
-
-
-def foreign_format(data: Buffer) -> str | None:
+def _foreign_format(data: Buffer) -> str | None:
     """Names the format of a file that is no module, if its first bytes tell."""
     head = data[:64].lstrip()
     return next((what for magic, what in _FOREIGN if head.startswith(magic)), None)
 
 
 def _mapped(file: BinaryIO, name: str) -> mmap.mmap:
+    """A file's content, unpacked if it is gzip."""
     head = file.read(2)
     if not head:
         raise FormatError(f"{name}: empty (byte 0)")
@@ -461,14 +443,16 @@ def _parts(file: BinaryIO, name: str) -> Iterator[bytes]:
 
 def count_file(path: str | Path, *, reader: str | None = None) -> ModuleCount:
     """Count the module in a file: HloModuleProto or HloProto, packed with gzip or not."""
-    with open_file(path) as data:
+    with Path(path).open("rb") as file, _mapped(file, str(path)) as data:
         return _counted(data, str(path), reader)
 
 
 def count_bytes(data: bytes, name: str = "", *, reader: str | None = None) -> ModuleCount:
     """Count a module that is in memory; `name` is for messages."""
     name = name or "HLO module"
-    with open_buffer(data, name) as unpacked:
+    if data[:2] != _GZIP:
+        return _counted(data, name, reader)
+    with _unpacked(io.BytesIO(data), name) as unpacked:
         return _counted(unpacked, name, reader)
 
 
@@ -484,24 +468,15 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _tried(module: Module) -> ModuleCount:
-    try:
-        return count(module)
-    except Malformed:
-        if module.reader == "protobuf":  # some instructions lie apart, where offsets are others
-            raise Unparsed from None
-        raise
-
-
 def _counted(data: Buffer, name: str, reader: str | None) -> ModuleCount:
     if not data:
         raise FormatError(f"{name}: empty (byte 0)")
     try:
         with _collector_paused():
             try:
-                return _tried(read(data, reader=reader))
+                return count(read(data, reader=reader))
             except Unparsed:
                 return count(read(data, reader="python"))
     except Malformed as error:
-        text = foreign_format(data) or f"damaged or not an HLO module: {error.what}"
+        text = _foreign_format(data) or f"damaged or not an HLO module: {error.what}"
         raise FormatError(f"{name}: {text} (byte {error.offset})") from None

@@ -108,7 +108,7 @@ WRAPPED = "wrapped_neff.hlo"  # a compiled binary in an HLO wrapping: its work i
 STUBS = f"{WRAPPED}, a stub around a compiled graph"
 DOUBLES = "the same graph under another name or packing, in the same directory"
 # Below this, starting a process takes longer than the work; the compiled reader is quick.
-_BYTES_PER_PROCESS = {"compiled": 200 << 20, "protobuf": 8 << 20, "python": 1 << 20}
+_BYTES_PER_PROCESS = {"compiled": 200 << 20, "python": 1 << 20}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,21 +173,16 @@ def count_files(
     """
     if processes is not None and processes < 1:
         raise UsageError(f"{processes} processes can't count anything; pass 1 or more")
-    directory = memo if isinstance(memo, Path) else None
-    return _in_order(
-        [Path(path) for path in paths], processes, Memo(directory) if memo else None, progress
-    )
+    cache = Memo(memo if isinstance(memo, Path) else None) if memo else None
+    return _in_order(_finished([Path(path) for path in paths], processes, cache), progress)
 
 
 def _in_order(
-    files: list[Path],
-    processes: int | None,
-    memo: Memo | None,
-    progress: Callable[[FileCount], None] | None,
+    finished: Iterator[tuple[int, FileCount]], progress: Callable[[FileCount], None] | None
 ) -> Iterator[FileCount]:
     early: dict[int, FileCount] = {}
     position = 0
-    for number, result in _finished(files, processes, memo):
+    for number, result in finished:
         if progress:
             progress(result)
         early[number] = result

@@ -13,13 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from ergmeter.hlo import proto
 from ergmeter.hlo.calls import backend_config, known_trip_count
-from ergmeter.hlo.module import (
-    COMPARISON_DIRECTION,
-    LITERAL,
-    PARAMETER_NUMBER,
-    TUPLE_INDEX,
-)
 from ergmeter.hlo.wire import integers, span
 
 if TYPE_CHECKING:
@@ -107,7 +102,9 @@ class Loops:
         if len(sides) != 2:
             raise NotConstant
         (left, left_step), (right, right_step) = sides
-        count = rounds(compare.text(COMPARISON_DIRECTION), left - right, left_step - right_step)
+        count = rounds(
+            compare.text(proto.COMPARISON_DIRECTION), left - right, left_step - right_step
+        )
         representable = _values(self._member(frame, compare.operand_ids[0]).shape.type)
         if any(start + count * step not in representable for start, step in sides):
             raise NotConstant  # it would have wrapped round
@@ -174,7 +171,7 @@ class Loops:
         frame, instruction, path = self._traced(frame, member, path)
         opcode, operands = instruction.opcode, instruction.operand_ids
         if opcode == "parameter":
-            return LinearTerm(instruction.integer(PARAMETER_NUMBER), path, 0)
+            return LinearTerm(instruction.integer(proto.PARAMETER_NUMBER), path, 0)
         if opcode == "while" and operands:
             if self._step(self._callee(instruction, 0), path):
                 raise NotConstant
@@ -195,7 +192,7 @@ class Loops:
             opcode = instruction.opcode
             operands = instruction.operand_ids
             if opcode == "parameter" and frame.call and frame.caller:
-                passed, number = frame.call.operand_ids, instruction.integer(PARAMETER_NUMBER)
+                passed, number = frame.call.operand_ids, instruction.integer(proto.PARAMETER_NUMBER)
                 if not 0 <= number < len(passed):
                     raise NotConstant
                 frame, member = frame.caller, passed[number]
@@ -203,7 +200,7 @@ class Loops:
                 callee = self._callee(instruction, 0)
                 frame, member = CallFrame(callee, instruction, frame), callee.root_id
             elif opcode == "get-tuple-element" and operands:
-                member, path = operands[0], (instruction.integer(TUPLE_INDEX), *path)
+                member, path = operands[0], (instruction.integer(proto.TUPLE_INDEX), *path)
             elif opcode == "tuple" and path and 0 <= path[0] < len(operands):
                 member, path = operands[path[0]], path[1:]
             elif operands and _passes(instruction):
@@ -283,10 +280,10 @@ def _values(type_number: int) -> range:
 
 def _scalar(constant: Instruction) -> int:
     """The value of an integer constant, from whichever field its type is stored in."""
-    where = span(constant.fields, LITERAL)
+    where = span(constant.fields, proto.LITERAL)
     if where is None or where[1] - where[0] > _MAX_LITERAL_BYTES or constant.shape.dimensions:
         raise NotConstant
-    literal = constant.part(LITERAL)
+    literal = constant.part(proto.LITERAL)
     for number in (4, 5, 6, 7):  # s32s, s64s, u32s, u64s
         values = integers(constant.data, literal, number)
         if len(values) == 1:

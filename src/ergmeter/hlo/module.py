@@ -7,9 +7,9 @@ other instruction is a span of the file, parsed when its shape is needed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from ergmeter.hlo import proto
 from ergmeter.hlo.wire import (
     Buffer,
     Fields,
@@ -19,50 +19,12 @@ from ergmeter.hlo.wire import (
     integers,
     message,
     span,
+    spans,
     text,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-MODULE_NAME, MODULE_ENTRY_NAME, MODULE_COMPUTATION, MODULE_ENTRY_ID, MODULE_PAYLOAD = 1, 2, 3, 6, 22
-COMPUTATION_NAME, COMPUTATION_INSTRUCTION, COMPUTATION_ID, COMPUTATION_ROOT_ID = 1, 2, 5, 6
-NAME, OPCODE, SHAPE, LITERAL, PARAMETER_NUMBER, TUPLE_INDEX = 1, 2, 3, 8, 9, 13
-WINDOW, CONVOLUTION_DIMENSIONS, CUSTOM_CALL_TARGET, DOT_DIMENSIONS = 15, 16, 28, 30
-ID, OPERAND_IDS, CALLED_IDS, BACKEND_CONFIG = 35, 36, 38, 43
-FEATURE_GROUPS, BATCH_GROUPS, COMPARISON_DIRECTION = 50, 58, 63
-RAGGED_DIMENSIONS, BACKEND_CONFIG_PAYLOAD = 90, 99
-FFT_TYPE, FFT_LENGTH, INSTRUCTION_SHARDING = 31, 32, 40
-SHAPE_TYPE, SHAPE_DIMENSIONS, SHAPE_PARTS = 2, 3, 4
-
-# What is to be done with an instruction, by its opcode; the same lists are in scan.c.
-DOT, SPECIAL, CONSTANT, APPLYING, QUIET, OTHER = range(6)
-KINDS = {
-    b"dot": DOT,
-    b"constant": CONSTANT,
-    # Those that take more than a list of what they call.
-    **dict.fromkeys(
-        b"scaled-dot convolution ragged-dot custom-call while conditional "
-        b"cholesky triangular-solve fft".split(),
-        SPECIAL,
-    ),
-    # An operator that XLA applies to elements: to scalars, where there is nothing to contract.
-    **dict.fromkeys(
-        b"map reduce reduce-window scatter select-and-scatter sort all-reduce all-reduce-start "
-        b"reduce-scatter".split(),
-        APPLYING,
-    ),
-    # Those that call nothing; the last two name what their async-start has begun. It would be
-    # enough to see that they name no computation, but looking takes a third of the time.
-    **dict.fromkeys(
-        b"parameter add multiply subtract divide negate broadcast reshape transpose convert select "
-        b"compare exponential log rsqrt sqrt power tanh maximum minimum and or not slice "
-        b"concatenate pad iota tuple get-tuple-element copy bitcast dynamic-slice "
-        b"dynamic-update-slice gather reverse async-update async-done".split(),
-        QUIET,
-    ),
-}
-QUIET_OPCODES = frozenset(opcode for opcode, kind in KINDS.items() if kind == QUIET)
 
 
 class InstructionSpans(Protocol):
@@ -87,40 +49,35 @@ class Computation:
     calls: list[int] = field(default_factory=list)  # callee, instruction; callee, instruction; ...
     applied: list[int] = field(default_factory=list)  # computations applied to elements
     special: list[int] = field(default_factory=list)
-    # Special ones whose bytes the reader has at hand but not their place, which takes long to find.
-    encoded: dict[int, bytes] = field(default_factory=dict)
     # Dots that the reader has met, as (result, left operand, dimension numbers) in their encoding,
     # since layers repeat: how often, and where first. And those it has multiplied out itself.
     dots: dict[tuple[bytes, bytes, bytes], list[int]] = field(default_factory=dict)
     dot_macs: int = 0
+    literal_bytes: int = 0  # of constants, where the reader lists computations one by one
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it neither multiplies nor calls: most are a sum or a comparison."""
+        return not (self.dots or self.dot_macs or self.special or self.calls or self.applied)
 
 
 @dataclass(slots=True)
 class Computations:
     """A module's computations by id, each made when it is first asked for."""
 
-    numbers: dict[int, int]
-    make: Callable[[int], Computation]
+    ids: list[int]
+    make: Callable[[int], Computation]  # by its place among the ids
     idle: set[int]  # ids of those that neither multiply nor call
     instructions: int
     literal_bytes: int  # of constants, which are not read
+    numbers: dict[int, int] = field(init=False)
     _made: dict[int, Computation] = field(default_factory=dict)
 
-    @classmethod
-    def of(
-        cls,
-        ids: list[int],
-        make: Callable[[int], Computation],
-        *,
-        idle: set[int],
-        instructions: int,
-        literal_bytes: int,
-    ) -> Computations:
-        """From the ids in order; Malformed where one occurs twice."""
-        numbers = {member: number for number, member in enumerate(ids)}
-        if len(numbers) != len(ids):
+    def __post_init__(self) -> None:
+        """Raises Malformed where an id occurs twice."""
+        self.numbers = {member: number for number, member in enumerate(self.ids)}
+        if len(self.numbers) != len(self.ids):
             raise Malformed("two computations of one id", 0)
-        return cls(numbers, make, idle, instructions, literal_bytes)
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -155,35 +112,16 @@ class Module:
         """Read the instruction that lies there."""
         return Instruction(self.data, message(self.data, *where), where)
 
-    def special(self, computation: Computation, index: int) -> Instruction:
-        """Read a special instruction of a computation."""
-        find = partial(computation.places.by_index, index)
-        encoded = computation.encoded.get(index)
-        if encoded is None:
-            return self.instruction(find())
-        return Instruction(encoded, message(encoded, 0, len(encoded)), find)
-
     def operand(self, computation: Computation, user: Instruction, number: int) -> Instruction:
         """An operand of an instruction; Malformed where there is no such thing."""
         ids = user.operand_ids
         if number >= len(ids):
             raise Malformed(f"{user.name} has no operand {number}", user.offset)
-        return self.member(computation, ids[number], user)
-
-    def member(self, computation: Computation, member: int, user: Instruction) -> Instruction:
-        """The instruction of this id, which another one of its computation names."""
-        where = computation.places.by_id(member)
+        where = computation.places.by_id(ids[number])
         if where is None:
-            raise Malformed(
-                f"{user.name} names the instruction {member}, which {computation.name} lacks",
-                user.offset,
-            )
+            what = f"names the instruction {ids[number]}, which {computation.name} lacks"
+            raise Malformed(f"{user.name} {what}", user.offset)
         return self.instruction(where)
-
-    def root(self, computation: Computation) -> Instruction | None:
-        """The instruction whose value is the computation's."""
-        where = computation.places.by_id(computation.root_id)
-        return self.instruction(where) if where else None
 
 
 def module_fields(data: Buffer) -> tuple[Fields, int]:
@@ -193,27 +131,19 @@ def module_fields(data: Buffer) -> tuple[Fields, int]:
     with a tag below the space.
     """
     fields = message(data, 0, len(data))
-    inner = span(fields, MODULE_NAME)
+    inner = span(fields, proto.MODULE_NAME)
     if inner and inner[1] > inner[0] and data[inner[0]] < 0x20:
         return message(data, *inner), inner[0]
     return fields, 0
 
 
 class Instruction:
-    """One instruction; its parts are read when they are asked for.
+    """One instruction at `extent` of the module's data; its parts are read when asked for."""
 
-    `data` is what its fields point into: the module's, or bytes of its own.
-    """
+    __slots__ = ("data", "extent", "fields")
 
-    __slots__ = ("_extent", "data", "fields")
-
-    def __init__(self, data: Buffer, fields: Fields, where: Span | Callable[[], Span]) -> None:
-        self.data, self.fields, self._extent = data, fields, where
-
-    @property
-    def extent(self) -> Span:
-        """Where it lies in the module's data."""
-        return self._extent if isinstance(self._extent, tuple) else self._extent()
+    def __init__(self, data: Buffer, fields: Fields, extent: Span) -> None:
+        self.data, self.fields, self.extent = data, fields, extent
 
     @property
     def offset(self) -> int:
@@ -223,27 +153,27 @@ class Instruction:
     @property
     def name(self) -> str:
         """As printed in a dump, without the %."""
-        return text(self.data, self.fields, NAME)
+        return text(self.data, self.fields, proto.NAME)
 
     @property
     def opcode(self) -> str:
         """As in HLO text: "dot", "custom-call", ..."""
-        return text(self.data, self.fields, OPCODE)
+        return text(self.data, self.fields, proto.OPCODE)
 
     @property
     def operand_ids(self) -> list[int]:
         """Ids within the same computation."""
-        return integers(self.data, self.fields, OPERAND_IDS)
+        return integers(self.data, self.fields, proto.OPERAND_IDS)
 
     @property
     def called_ids(self) -> list[int]:
         """Computations; of a while, the body and then the condition."""
-        return integers(self.data, self.fields, CALLED_IDS)
+        return integers(self.data, self.fields, proto.CALLED_IDS)
 
     @property
     def shape(self) -> Shape:
         """Of the result."""
-        return Shape.parse(self.data, span(self.fields, SHAPE))
+        return Shape.parse(self.data, span(self.fields, proto.SHAPE))
 
     def integer(self, number: int) -> int:
         """A number among the fields."""
@@ -276,9 +206,9 @@ class Shape:
     def parse(cls, data: Buffer, where: Span | None) -> Shape:
         """Read a ShapeProto."""
         fields = message(data, *where) if where else {}
-        parts = tuple(value for value in fields.get(SHAPE_PARTS, ()) if isinstance(value, tuple))
-        dimensions = tuple(integers(data, fields, SHAPE_DIMENSIONS))
-        return cls(integer(fields, SHAPE_TYPE), dimensions, parts)
+        dimensions = tuple(integers(data, fields, proto.SHAPE_DIMENSIONS))
+        parts = tuple(spans(fields, proto.SHAPE_PARTS))
+        return cls(integer(fields, proto.SHAPE_TYPE), dimensions, parts)
 
     def first(self, data: Buffer) -> Shape:
         """Of a tuple its first part: libraries return their scratch space beside the result."""

@@ -14,16 +14,8 @@ from functools import lru_cache
 from math import gcd, log2
 from typing import TYPE_CHECKING
 
-from ergmeter.hlo.module import (
-    BATCH_GROUPS,
-    CONVOLUTION_DIMENSIONS,
-    FEATURE_GROUPS,
-    FFT_LENGTH,
-    FFT_TYPE,
-    RAGGED_DIMENSIONS,
-    WINDOW,
-    Shape,
-)
+from ergmeter.hlo import proto
+from ergmeter.hlo.module import Shape
 from ergmeter.hlo.wire import Malformed, integer, integers, message, span, spans
 
 if TYPE_CHECKING:
@@ -98,7 +90,7 @@ def ragged_dot_macs(module: Module, computation: Computation, dot: Instruction) 
     """
     left = module.operand(computation, dot, 0).shape.dimensions
     right = module.operand(computation, dot, 1).shape.dimensions
-    ragged = dot.part(RAGGED_DIMENSIONS)
+    ragged = dot.part(proto.RAGGED_DIMENSIONS)
     inner = span(ragged, 1)
     numbers = message(dot.data, *inner) if inner else {}
     bound = {
@@ -131,12 +123,14 @@ def window_macs(
 ) -> int:
     """Input features of a group x output features x batch of a group x valid pairs per axis."""
     data = user.data
-    numbers = user.part(CONVOLUTION_DIMENSIONS)
-    windows = [message(data, *where) for where in spans(user.part(WINDOW), 1)]
+    numbers = user.part(proto.CONVOLUTION_DIMENSIONS)
+    windows = [message(data, *where) for where in spans(user.part(proto.WINDOW), 1)]
     axes = [integers(data, numbers, number) for number in (11, 6, 12)]
     if {len(axis) for axis in axes} != {len(windows)}:
         raise Malformed("a convolution whose window and dimensions do not fit", user.offset)
-    groups, batch_groups = (user.integer(n) or 1 for n in (FEATURE_GROUPS, BATCH_GROUPS))
+    groups, batch_groups = (
+        user.integer(n) or 1 for n in (proto.FEATURE_GROUPS, proto.BATCH_GROUPS)
+    )
     if groups < 1 or batch_groups < 1:
         raise Malformed("a convolution with a negative number of groups", user.offset)
     factors = [
@@ -255,11 +249,11 @@ def nominal_flops(module: Module, computation: Computation, instruction: Instruc
 
 
 def _fft(module: Module, computation: Computation, instruction: Instruction) -> int:
-    lengths = integers(instruction.data, instruction.fields, FFT_LENGTH)
+    lengths = integers(instruction.data, instruction.fields, proto.FFT_LENGTH)
     points = product(lengths)
     if points < 1:
         raise Malformed("a transform of no points", 0)
-    kind = instruction.integer(FFT_TYPE)
+    kind = instruction.integer(proto.FFT_TYPE)
     # The real side of a transform of real points has all of them, the complex one half.
     full = instruction if kind == _COMPLEX_TO_REAL else module.operand(computation, instruction, 0)
     each = 2.5 if kind in (_REAL_TO_COMPLEX, _COMPLEX_TO_REAL) else 5.0

@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from ergmeter.hlo.module import INSTRUCTION_SHARDING
+from ergmeter.hlo import proto
 from ergmeter.hlo.wire import Malformed, integer, message, span, spans
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class WorkScope(NamedTuple):
 def work_scope(module: Module, entry: Computation, calls: AbstractSet[str]) -> WorkScope:
     """The scope of a module's work, from its fields and its sharding calls."""
     fields = module.fields
-    if spans(fields, _SPMD_OUTPUT) or spans(fields, _SPMD_PARAMETERS) or _is_spmd(entry):
+    is_spmd = spans(fields, _SPMD_OUTPUT) or spans(fields, _SPMD_PARAMETERS)
+    if is_spmd or entry.name.endswith("_spmd"):
         return WorkScope("one device", _assigned(module, fields))
     meshes = _mesh_devices(module, fields)
     if meshes == 1:
@@ -56,10 +57,6 @@ def work_scope(module: Module, entry: Computation, calls: AbstractSet[str]) -> W
     if calls or meshes is not None or _has_sharded_parameter(module, entry):
         return WorkScope("all devices", meshes)
     return WorkScope("one device")
-
-
-def _is_spmd(entry: Computation) -> bool:
-    return entry.name.endswith("_spmd")
 
 
 def _assigned(module: Module, fields: Fields) -> int | None:
@@ -87,14 +84,12 @@ def _mesh_devices(module: Module, fields: Fields) -> int | None:
 
 
 def _has_sharded_parameter(module: Module, entry: Computation) -> bool:
-    for index in range(min(entry.instructions, _MOST_PARAMETERS)):
-        instruction = module.instruction(entry.places.by_index(index))
-        if (
-            instruction.opcode == "parameter"
-            and integer(instruction.part(INSTRUCTION_SHARDING), 1) in _TILED
-        ):
-            return True
-    return False
+    places = map(entry.places.by_index, range(min(entry.instructions, _MOST_PARAMETERS)))
+    return any(
+        instruction.opcode == "parameter"
+        and integer(instruction.part(proto.INSTRUCTION_SHARDING), 1) in _TILED
+        for instruction in map(module.instruction, places)
+    )
 
 
 Bound: TypeAlias = Literal["", "at least", "at most", "about"]

@@ -1,7 +1,7 @@
 """Reads protobuf messages without a schema, skipping the fields that are not needed.
 
 A literal of hundreds of megabytes is skipped by its length prefix, so its pages are never read.
-Damage is whatever protobuf's own parser refuses, so that all readers agree.
+Damage is whatever protobuf's own parser refuses.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Malformed(Exception):  # noqa: N818  becomes a FormatError where the file'
         self.what, self.offset = what, offset
 
 
-class Unparsed(Exception):  # noqa: N818  not an error: our own reader is asked
-    """A reader other than the plain one met something it can't read."""
+class Unparsed(Exception):  # noqa: N818  not an error: the Python reader is asked
+    """The compiled reader met something it can't read."""
 
 
 def varint(data: Buffer, at: int) -> tuple[int, int]:

@@ -14,10 +14,10 @@ from ergmeter.neuron.compile_cache import abbreviated_list, name_in
 from ergmeter.neuron.kernels import percent
 from ergmeter.neuron.mfu import ORIGINAL
 from ergmeter.records import Reading
-from ergmeter.units import significant
+from ergmeter.units import number_of, significant
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ergmeter.neuron.compile_cache import CachedGraphs
     from ergmeter.neuron.instance import Machine
@@ -40,85 +40,69 @@ class AdviceFinding:
 
 def about_graphs(
     graphs: CachedGraphs | None, directory: str, *, named_in_yaml: str | None = None
-) -> list[AdviceFinding]:
+) -> Iterator[str]:
     """Explains why no graph was counted. `graphs` None: the default directory does not exist."""
     if graphs is None:
         text = f"no HLO: {directory} (the default --compile-dir) does not exist; pass the"
         text += " compile cache of this job"
         if named_in_yaml and named_in_yaml != directory:
             text += f" (the YAML's compiler_cache_url is {named_in_yaml})"
-        return [AdviceFinding("no_hlo", text)]
-    if graphs.chosen:
-        return []
-    if graphs.hlo_files:  # stubs: a choice that leaves nothing is refused before
-        return [AdviceFinding("no_hlo", f"no HLO in {directory} but {graphs.hlo_files} {WRAPPED}")]
-    text = (
-        f"no HLO found: looked in {directory} and all below it at"
-        f" {_number(graphs.other_files, 'file')} for"
-        f" {SHOWN_NAMES}"
-    )
-    if graphs.near:
-        text += f"; what is there looks like {', '.join(graphs.near)}"
-    else:
-        text += "; a cache holds neuronxcc-<version>/MODULE_<hash>/model.hlo_module.pb"
-    return [AdviceFinding("no_hlo", text)]
+        yield text
+    elif graphs.hlo_files and not graphs.chosen:  # stubs: an empty choice is refused before
+        yield f"no HLO in {directory} but {graphs.hlo_files} {WRAPPED}"
+    elif not graphs.chosen:
+        there = "a cache holds neuronxcc-<version>/MODULE_<hash>/model.hlo_module.pb"
+        if graphs.near:
+            there = f"what is there looks like {', '.join(graphs.near)}"
+        files = number_of(graphs.other_files, "file")
+        looked = f"looked in {directory} and all below it at {files} for {SHOWN_NAMES}"
+        yield f"no HLO found: {looked}; {there}"
 
 
-def about_kernels(summary: NkiSummary) -> list[AdviceFinding]:
+def about_kernels(summary: NkiSummary) -> Iterator[str]:
     """Explains an NKI ratio that is zero or a lower bound."""
     if not summary.counted:
-        return []
+        return
     calls = summary.calls
     stated, absent, unreadable = calls["known"], calls["absent"], calls["unreadable"]
     if not stated + absent + unreadable:
-        text = (
-            f"NKI ratio 0: no NKI kernel is called in {_number(summary.counted, 'graph')}; compiled"
+        graphs = number_of(summary.counted, "graph")
+        yield (
+            f"NKI ratio 0: no NKI kernel is called in {graphs}; compiled"
             " with the kernels switched on, and graphs of this job?"
         )
-        return [AdviceFinding("nki_ratio", text)]
-    findings = []
     if not summary.nki_macs and stated and not absent + unreadable:
-        text = (
-            f"NKI ratio 0: {_calls(stated)} with 0 multiply-adds stated, as norms and other kernels"
-            " without matrix products have"
+        yield (
+            f"NKI ratio 0: {number_of(stated, 'kernel call')} with 0 multiply-adds stated, as norms"
+            " and other kernels without matrix products have"
         )
-        findings.append(AdviceFinding("nki_ratio", text))
     bound = f"the NKI ratio is {'a lower bound' if summary.is_lower_bound else 'incomplete'}"
     bound = bound if summary.nki_macs else "NKI ratio 0"
     if absent:
-        text = f"{bound}: {_calls(absent)} with no multiply-adds stated (no mac_count)"
-        findings.append(AdviceFinding("nki_ratio", text))
+        stating = "with no multiply-adds stated (no mac_count)"
+        yield f"{bound}: {number_of(absent, 'kernel call')} {stating}"
     if unreadable:
-        text = (
-            f"{bound}: {_calls(unreadable)} with a configuration that can't be read, in"
-            f" {len(summary.unreadable)} of the graphs"
+        yield (
+            f"{bound}: {number_of(unreadable, 'kernel call')} with a configuration that can't be"
+            f" read, in {len(summary.unreadable)} of the graphs"
         )
-        findings.append(AdviceFinding("nki_ratio", text))
-    return findings
 
 
-def about_runs(
-    results: Sequence[GraphResult], runs: dict[str, int], path: str
-) -> list[AdviceFinding]:
+def about_runs(results: Sequence[GraphResult], runs: dict[str, int], path: str) -> Iterator[str]:
     """Lists modules that only the graphs or only the file of runs has."""
     good = [result for result in results if result.error is None]
     silent = [result for result in good if name_in(runs, result.module) is None]
-    texts = []
     if silent:
         macs, left = (sum(result.macs for result in them) for them in (good, silent))
         share = f", with {percent(left / macs)} of the MACs if each graph ran once" if macs else ""
-        texts.append(
-            f"{len(silent)} of {_number(len(good), 'graph')} {_are(len(silent))} not in {path}:"
-            f" not counted{share}"
-        )
-    named = {name_in(runs, result.module) for result in results}
-    strange = runs.keys() - named
+        of_graphs = f"{len(silent)} of {number_of(len(good), 'graph')}"
+        yield f"{of_graphs} {_are(len(silent))} not in {path}: not counted{share}"
+    strange = runs.keys() - {name_in(runs, result.module) for result in results}
     if strange:
-        texts.append(
-            f"{_number(len(strange), 'module')} of {path} {_are(len(strange))} not among the"
+        yield (
+            f"{number_of(len(strange), 'module')} of {path} {_are(len(strange))} not among the"
             f" graphs: {abbreviated_list(strange)}"
         )
-    return [AdviceFinding("graph_runs", text) for text in texts]
 
 
 def about_mfu(
@@ -153,8 +137,8 @@ def _above(mfu: float, job: NeuronJob, machine: Machine, printed: float | None) 
             f" {percent(as_tokens)} (sequences of {job.seq_len})"
         )
     texts.append(
-        f"the peak is that of {_number(machine.cores or 0, 'core')} on"
-        f" {_number(machine.nodes, 'node')} of {machine.backend}: were there more"
+        f"the peak is that of {number_of(machine.cores or 0, 'core')} on"
+        f" {number_of(machine.nodes, 'node')} of {machine.backend}: were there more"
         " (--num-nodes, --devices)?"
     )
     return texts
@@ -162,7 +146,7 @@ def _above(mfu: float, job: NeuronJob, machine: Machine, printed: float | None) 
 
 def _low(mfu: float, figures: Figures, job: NeuronJob, machine: Machine) -> list[str]:
     texts = [
-        f"peak: {_number(machine.cores or 0, 'core')} of {machine.backend}"
+        f"peak: {number_of(machine.cores or 0, 'core')} of {machine.backend}"
         f" ({machine.nodes} x {machine.cores_per_node}), {machine.dtype}; a job on fewer cores"
         " reads too low by that factor (--devices, --num-nodes)"
     ]
@@ -196,19 +180,12 @@ def _bubble(job: NeuronJob) -> list[str]:
     if job.pipeline_stages < 2 or job.micro_batches is None:
         return []
     idle = (job.pipeline_stages - 1) / (job.micro_batches + job.pipeline_stages - 1)
+    batches = f"{job.micro_batches} micro-batch{'' if job.micro_batches == 1 else 'es'}"
     return [
-        f"pipeline: {job.pipeline_stages} stages with {_number(job.micro_batches, 'micro-batch')}"
+        f"pipeline: {job.pipeline_stages} stages with {batches}"
         f" are idle {percent(idle)} of the time; a larger global batch shrinks that"
     ]
 
 
-def _calls(count: int) -> str:
-    return _number(count, "kernel call")
-
-
 def _are(count: int) -> str:
     return "is" if count == 1 else "are"
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 'es' if what.endswith('ch') else 's'}"

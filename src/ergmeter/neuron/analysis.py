@@ -8,25 +8,23 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.catalog import refusal
-from ergmeter.neuron.advice import about_graphs, about_kernels, about_mfu, about_runs
+from ergmeter.neuron.advice import (
+    AdviceFinding,
+    about_graphs,
+    about_kernels,
+    about_mfu,
+    about_runs,
+)
 from ergmeter.neuron.analysis_types import (
-    DEFAULT_COMPILE_DIR,
     DEFAULT_CONVENTION,
     Analysis,
     AnalysisProgress,
-    FoundGraphs,
     GraphCounted,
-    Inputs,
-    LogRead,
     Parts,
-    Searching,
-    ThroughputChosen,
-    check_log,
-    check_model,
-    check_request,
+    Started,
+    check_inputs,
 )
 from ergmeter.neuron.compile_cache import (
-    Choice,
     find_graphs,
     modules_named_in,
     read_graph_runs,
@@ -37,8 +35,8 @@ from ergmeter.neuron.instance import machine
 from ergmeter.neuron.kernels import graph_result, summarize
 from ergmeter.neuron.log_agreement import about_log, is_printed, reconcile
 from ergmeter.neuron.mfu import figures
-from ergmeter.neuron.score import Score, score
-from ergmeter.neuron.throughput import log_document, throughput
+from ergmeter.neuron.score import Score
+from ergmeter.neuron.throughput import throughput
 from ergmeter.neuron.training_job import read_job, read_training_file
 from ergmeter.records import Reading
 
@@ -79,24 +77,21 @@ def analyze(request: AnalysisRequest, watch: Watch) -> Analysis:
     job_figures = figures(request.model_config, job, hardware, pace, convention=convention)
     parts = Parts(request, job, hardware, pace, job_figures, log)
     graphs = _graphs_found(request)
-    # What can be refused has been: from here on there is something to say.
-    if log is not None:
-        watch(LogRead(log_document(log, pace)))
-    if pace.is_from_log and pace.seq_per_s is not None:
-        watch(ThroughputChosen(pace.seq_per_s, is_from_log=True, how=pace.how))
-    watch(Inputs(document(parts)))
+    count = 0 if graphs is None else len(graphs.chosen)
+    rate_from = "" if pace.seq_per_s is None else "log" if pace.is_from_log else "option"
+    watch(Started(document(parts), request.directory, count, rate_from, pace.how))
     results = _count(request, graphs, runs, watch)
     summary = summarize(results, weighted=runs is not None)
-    directory = request.compile_dir or DEFAULT_COMPILE_DIR
+    texts = {
+        "no_hlo": about_graphs(graphs, request.directory, named_in_yaml=job.cache),
+        "nki_ratio": about_kernels(summary),
+        "graph_runs": () if runs is None else about_runs(results, runs, request.graph_runs or ""),
+        "log_disagrees": [*differences, *(() if log is None else about_log(log, job, pace))],
+    }
+    has_rate = log is None or is_printed(log, job, pace)
     findings = [
-        *about_graphs(graphs, directory, named_in_yaml=job.cache),
-        *about_kernels(summary),
-        *(about_runs(results, runs, request.graph_runs or "") if runs is not None else ()),
-        *differences,
-        *(() if log is None else about_log(log, job, pace)),
-        *about_mfu(
-            job_figures, job, hardware, pace, is_printed=log is None or is_printed(log, job, pace)
-        ),
+        *(AdviceFinding(about, text) for about in texts for text in texts[about]),
+        *about_mfu(job_figures, job, hardware, pace, is_printed=has_rate),
     ]
     factors, why = _score(request, job_figures, pace, summary)
     complete = replace(
@@ -112,9 +107,7 @@ def analyze(request: AnalysisRequest, watch: Watch) -> Analysis:
 
 
 def _check(request: AnalysisRequest) -> None:
-    check_request(request)
-    check_model(request.model_config)
-    check_log(request.log_file)
+    check_inputs(request)
     if request.modules_from_log and request.log_file is None:
         raise UsageError("--modules-from-log needs --log-file")
     if request.compile_dir is not None and not Path(request.compile_dir).exists():
@@ -142,20 +135,16 @@ def _read_log(request: AnalysisRequest, watch: Watch) -> ParsedLog | None:
 
 def _graphs_found(request: AnalysisRequest) -> CachedGraphs | None:
     """The selected graphs; None where the default directory does not exist."""
-    directory = request.compile_dir or DEFAULT_COMPILE_DIR
-    choice: Choice = request.choice
+    choice = request.choice
     if request.modules_from_log and request.log_file is not None:
         choice = replace(choice, named_in_log=modules_named_in(request.log_file))
-    return find_graphs(directory, choice) if Path(directory).exists() else None
+    return find_graphs(request.directory, choice) if Path(request.directory).exists() else None
 
 
 def _count(
     request: AnalysisRequest, graphs: CachedGraphs | None, runs: dict[str, int] | None, watch: Watch
 ) -> list[GraphResult]:
     """Counts the graphs."""
-    directory = request.compile_dir or DEFAULT_COMPILE_DIR
-    watch(Searching(directory))
-    watch(FoundGraphs(0 if graphs is None else len(graphs.chosen)))
     if graphs is None or not graphs.chosen:
         return []
     from ergmeter.hlo import count_files  # noqa: PLC0415  loaded where there is something to count
@@ -169,17 +158,13 @@ def _count(
 
     results = []
     paths = [file.path for file in graphs.chosen]
-    for file, counted in zip(
-        graphs.chosen,
-        count_files(paths, processes=request.processes, progress=progress),
-        strict=True,
-    ):
-        results.append(
-            graph_result(counted, file, runs=1 if runs is None else runs_of(file.module, runs))
-        )
+    counts = count_files(paths, processes=request.processes, progress=progress)
+    for file, counted in zip(graphs.chosen, counts, strict=True):
+        times = 1 if runs is None else runs_of(file.module, runs)
+        results.append(graph_result(counted, file, runs=times))
         watch(GraphCounted(file.path))
-    if Path(directory).is_file() and results[0].error is not None:
-        raise FormatError(f"--compile-dir {directory}: {results[0].error}")
+    if Path(graphs.directory).is_file() and results[0].error is not None:
+        raise FormatError(f"--compile-dir {graphs.directory}: {results[0].error}")
     return results
 
 
@@ -189,15 +174,8 @@ def _score(
     """The score's factors if requested, and why MFU or throughput is unknown."""
     if not (request.calculate_score or request.per_file_scores):
         return None, None
-    mfu, why = job_figures.mfu, None
+    mfu, ratio = job_figures.mfu, summary.overall_ratio
     if not isinstance(mfu, Reading):
-        why = mfu.reason
-    elif mfu.impossible:
-        why = f"MFU {refusal(mfu)}"
-    factors = score(
-        request.baseline,
-        mfu_percent=100 * mfu.value if isinstance(mfu, Reading) and why is None else None,
-        seq_per_s=pace.seq_per_s,
-        nki_ratio=summary.overall_ratio,
-    )
-    return factors, why
+        return Score(request.baseline, None, pace.seq_per_s, ratio), mfu.reason
+    why = f"MFU {refusal(mfu)}" if mfu.impossible else None
+    return Score(request.baseline, 100 * mfu.value, pace.seq_per_s, ratio, bool(why)), why

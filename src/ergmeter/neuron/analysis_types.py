@@ -37,41 +37,15 @@ class AnalysisProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class LogRead:
-    """The log has been read; `metrics` is what the document has as `log_metrics`."""
+class Started:
+    """All inputs are read, and what can be refused has been; the graphs are still to be counted."""
 
-    metrics: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class ThroughputChosen:
-    """A throughput that was not given on the command line: from the log, or assumed."""
-
-    seq_per_s: float
-    is_from_log: bool
-    how: str | None = None  # how the log's was obtained
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """The document so far: inputs and metrics that need no graphs."""
-
-    document: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Searching:
-    """The compile cache is being searched."""
-
-    directory: str
-
-
-@dataclass(frozen=True, slots=True)
-class FoundGraphs:
-    """The number of graphs to count."""
-
-    count: int
-    is_original: bool = False  # said as the original says it, whatever the number
+    document: Mapping[str, Any]  # inputs, the log, and metrics that need no graphs
+    directory: str  # that was searched for graphs
+    graphs: int
+    rate_from: str  # "option", "log", "default", or "" where there is no throughput
+    rate_note: str | None = None  # how the log's throughput was obtained
+    is_original: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +55,7 @@ class GraphCounted:
     path: str
 
 
-Event: TypeAlias = (
-    AnalysisProgress | LogRead | ThroughputChosen | Inputs | Searching | FoundGraphs | GraphCounted
-)
+Event: TypeAlias = AnalysisProgress | Started | GraphCounted
 Watch: TypeAlias = Callable[[Event], None]
 
 
@@ -118,6 +90,11 @@ class AnalysisRequest:
     graph_runs: str | None = None
     processes: int | None = None
 
+    @property
+    def directory(self) -> str:
+        """The compile cache: as given, or the default one."""
+        return self.compile_dir or DEFAULT_COMPILE_DIR
+
 
 def check_request(request: AnalysisRequest, *, is_original: bool = False) -> None:
     """Raises UsageError for a size that is 0, negative or not a number.
@@ -145,7 +122,14 @@ def check_request(request: AnalysisRequest, *, is_original: bool = False) -> Non
             raise UsageError(f"{option} must be a number above 0; got {value:g}")
 
 
-def check_log(path: str | None) -> None:
+def check_inputs(request: AnalysisRequest, *, is_original: bool = False) -> None:
+    """Raises UsageError for a size that can't be, and for a model or a log that does not exist."""
+    check_request(request, is_original=is_original)
+    _check_model(request.model_config)
+    _check_log(request.log_file)
+
+
+def _check_log(path: str | None) -> None:
     """Raises UsageError if the log does not exist. Pipes and - (standard input) are accepted."""
     if path is None or path == "-":
         return
@@ -155,7 +139,7 @@ def check_log(path: str | None) -> None:
         raise UsageError(f"--log-file {path}: is no file")
 
 
-def check_model(path: str) -> None:
+def _check_model(path: str) -> None:
     """Raises UsageError if the model's path or hub name does not exist."""
     if "=" in path and not Path(path).exists():  # typed dimensions: layers=32,...
         return

@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.neuron.mfu import PEAK_TFLOP_PER_S_PER_NODE, impossible_mfu
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 THEIRS = "the original's"  # its count, in place of a convention
 _INPUTS = ("batch_size", "sequence_length", "num_nodes", "hardware_backend")
+_FACTORS = ("mfu_improvement", "throughput_improvement", "loss_improvement", "convergence_rate")
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,12 @@ class EarlierOutput:
     def mfu_by_convention(self) -> dict[str, float]:
         """MFU in percent under each convention it has."""
         if self.is_original:
-            values = {THEIRS: self.document.get("mfu_percent")}
+            values = {THEIRS: _number(self.document, "mfu_percent")}
         else:
             conventions = _part(self.document, "conventions")
-            values = {name: _part(conventions, name).get("mfu_percent") for name in conventions}
-            values[THEIRS] = _part(self.document, "original_count").get("mfu_percent")
-        return {name: float(value) for name, value in values.items() if _is_number(value)}
+            values = {name: _number(conventions, name, "mfu_percent") for name in conventions}
+            values[THEIRS] = _number(self.document, "original_count", "mfu_percent")
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def convention(self) -> str:
@@ -76,13 +77,11 @@ class EarlierOutput:
 
     def _peak(self) -> float | None:
         """The peak that MFU is relative to, in TFLOP/s."""
-        document = self.document
         if not self.is_original:
-            peak = _part(document, "peak").get("tflops_per_second")
-            return float(peak) if _is_number(peak) else None
-        each = PEAK_TFLOP_PER_S_PER_NODE.get(str(document.get("hardware_backend")))
-        nodes = document.get("num_nodes")
-        return each * nodes if each is not None and _is_number(nodes) else None
+            return _number(self.document, "peak", "tflops_per_second")
+        each = PEAK_TFLOP_PER_S_PER_NODE.get(str(self.document.get("hardware_backend")))
+        nodes = _number(self.document, "num_nodes")
+        return None if each is None or nodes is None else each * nodes
 
     def _compilers(self) -> list[str]:
         files = _list(_part(self.document, "nki_analysis"), "per_file_metrics")
@@ -92,44 +91,32 @@ class EarlierOutput:
     @property
     def has_score(self) -> bool:
         """True if it has a score."""
-        return _is_number(self.document.get("training_score"))
+        return _number(self.document, "training_score") is not None
 
     @property
     def score_base(self) -> tuple[float | None, float | None]:
         """The score's baseline: MFU in percent and sequences/s."""
         parts = _part(self.document, "training_score_breakdown")
-        mfu, rate = parts.get("base_mfu"), parts.get("base_throughput")
-        return (
-            float(mfu) if _is_number(mfu) else None,
-            float(rate) if _is_number(rate) else None,
-        )
+        return _number(parts, "base_mfu"), _number(parts, "base_throughput")
 
     @property
     def score_offset(self) -> float | None:
         """The offset added to the NKI ratio; derived from the factors if not recorded."""
         parts = _part(self.document, "training_score_breakdown")
-        recorded = parts.get("score_offset")
-        if _is_number(recorded):
-            return float(recorded)
-        names = (
-            "mfu_improvement",
-            "throughput_improvement",
-            "loss_improvement",
-            "convergence_rate",
-        )
-        score, factors = self.document.get("training_score"), [parts.get(name) for name in names]
-        numbers = [float(factor) for factor in factors if _is_number(factor) and factor]
-        ratio = parts.get("nki_flop_ratio")
-        if len(numbers) < len(names) or not _is_number(score) or not _is_number(ratio):
+        recorded = _number(parts, "score_offset")
+        if recorded is not None:
+            return recorded
+        numbers = [factor for name in _FACTORS if (factor := _number(parts, name))]
+        score, ratio = _number(self.document, "training_score"), _number(parts, "nki_flop_ratio")
+        if len(numbers) < len(_FACTORS) or score is None or ratio is None:
             return None
-        return round(float(score) / math.prod(numbers) - float(ratio), 6)
+        return round(score / math.prod(numbers) - ratio, 6)
 
     def impossible(self, metric: str) -> str:
         """Why a metric cannot be right; "" where it can. Older outputs do not record it."""
-        mfu = self.document.get("mfu_percent")
+        mfu = _number(self.document, "mfu_percent")
         own = str(_part(self.document, "impossible").get("mfu_percent") or "")
-        reasons = impossible_mfu(float(mfu), why=own) if _is_number(mfu) else {}
-        return reasons.get(metric, "")
+        return "" if mfu is None else impossible_mfu(mfu, why=own).get(metric, "")
 
     def value(self, metric: str, *, convention: str | None) -> float | None:
         """One of the metrics, to compute with; MFU under a convention. None if it is impossible."""
@@ -138,10 +125,17 @@ class EarlierOutput:
         if metric == "mfu_percent":
             return self.mfu_by_convention.get(convention) if convention else None
         if metric == "overall_nki_ratio":
-            value = _part(_part(self.document, "nki_analysis"), "summary").get(metric)
-        else:
-            value = self.document.get(metric)
-        return float(value) if _is_number(value) else None
+            return _number(self.document, "nki_analysis", "summary", metric)
+        return _number(self.document, metric)
+
+    def summary(self, convention: str | None) -> dict[str, Any]:
+        """Its metrics as JSON, and why one is impossible."""
+        return {
+            "path": self.path,
+            "original": self.is_original,
+            **{name: self.value(name, convention=convention) for name in METRICS},
+            "impossible": {name: why for name in METRICS if (why := self.impossible(name))},
+        }
 
 
 def read_outputs(paths: Sequence[str]) -> list[EarlierOutput]:
@@ -169,7 +163,7 @@ def _read(path: str) -> dict[str, Any]:
     if not isinstance(document, dict) or "mfu_percent" not in document:
         raise FormatError(f"{path} is no output of erg analyze: it has no mfu_percent")
     mfu = document["mfu_percent"]
-    if mfu is not None and not _is_number(mfu):
+    if mfu is not None and _number(document, "mfu_percent") is None:
         raise FormatError(f"{path}: mfu_percent must be a number or null; got {mfu!r}")
     return document
 
@@ -186,8 +180,14 @@ def _list(document: dict[str, Any], name: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _is_number(value: Any) -> TypeGuard[float]:  # noqa: ANN401  whatever the file holds
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _number(document: dict[str, Any], *keys: str) -> float | None:
+    """The number under a path of keys, if there is one."""
+    for name in keys[:-1]:
+        document = _part(document, name)
+    value = document.get(keys[-1])
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 METRICS = ("mfu_percent", "throughput_seq_per_sec", "overall_nki_ratio", "training_score")
@@ -199,9 +199,9 @@ class RepeatSpread:
 
     count: int
     mean: float
-    deviation: float | None  # of the sample (n - 1); None for one run
-    least: float
-    most: float
+    standard_deviation: float | None  # of the sample (n - 1); None for one run
+    min: float
+    max: float
 
 
 @dataclass(frozen=True)
@@ -233,30 +233,8 @@ class OutputComparison:
                     "inputs": group.inputs,
                     "changed": {name: list(pair) for name, pair in group.changed.items()},
                     "not_comparable": list(group.not_comparable),
-                    "metrics": {
-                        name: {
-                            "count": spread.count,
-                            "mean": spread.mean,
-                            "standard_deviation": spread.deviation,
-                            "min": spread.least,
-                            "max": spread.most,
-                        }
-                        for name, spread in group.spreads.items()
-                    },
-                    "outputs": [
-                        {
-                            "path": output.path,
-                            "original": output.is_original,
-                            **{
-                                name: output.value(name, convention=self.convention)
-                                for name in METRICS
-                            },
-                            "impossible": {
-                                name: why for name in METRICS if (why := output.impossible(name))
-                            },
-                        }
-                        for output in group.outputs
-                    ],
+                    "metrics": {name: asdict(spread) for name, spread in group.spreads.items()},
+                    "outputs": [output.summary(self.convention) for output in group.outputs],
                 }
                 for group in self.groups
             ],

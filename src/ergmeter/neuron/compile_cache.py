@@ -77,8 +77,7 @@ def name_in(runs: dict[str, int], module: str | None) -> str | None:
 
 def runs_of(module: str | None, runs: dict[str, int]) -> int:
     """How often a module ran; 0 if the file does not name it."""
-    name = name_in(runs, module)
-    return 0 if name is None else runs[name]
+    return runs.get(name_in(runs, module) or "", 0)
 
 
 _MODULE = re.compile(rb"MODULE_[0-9A-Za-z]+(?:\+[0-9A-Za-z]+)?")
@@ -141,8 +140,7 @@ def find_graphs(directory: str, choice: Choice) -> CachedGraphs:
     left_out: dict[str, int] = {}
     chosen: list[GraphFile] = []
     hlo_files = others = 0
-    near: list[str] = []
-    not_meant: list[GraphFile] = []
+    near, not_meant = list[str](), list[GraphFile]()
     for path in _files(directory):
         name = path.rpartition(os.sep)[2]
         if path != directory and not is_module_name(name):
@@ -196,9 +194,9 @@ def _files(directory: str) -> Iterable[str]:
 
 def _left_out(file: GraphFile, choice: Choice) -> str | None:
     """Why a graph is not counted, or None if it is."""
-    if choice.compilers and not _is_compiler(file.compiler, choice.compilers):
+    if not _is_chosen(file.compiler, choice.compilers, "neuronxcc-"):
         return f"of another compiler than {', '.join(choice.compilers)}"
-    if choice.modules and not _is_module(file.module, choice.modules):
+    if not _is_chosen(file.module, choice.modules, "MODULE_"):
         return f"of another module than {', '.join(choice.modules)}"
     if choice.named_in_log is not None and file.module not in choice.named_in_log:
         return "of a module that the log does not name"
@@ -212,18 +210,11 @@ def _left_out(file: GraphFile, choice: Choice) -> str | None:
     return None
 
 
-def _is_compiler(name: str | None, wanted: tuple[str, ...]) -> bool:
-    """True if a version matches, with or without `neuronxcc-` and build (`+9e31e41a`)."""
-    version = (name or "").removeprefix("neuronxcc-")
-    named = [word.removeprefix("neuronxcc-") for word in wanted]
-    return bool(version) and any(word in (version, version.partition("+")[0]) for word in named)
-
-
-def _is_module(name: str | None, wanted: tuple[str, ...]) -> bool:
-    """True if a module matches, with or without `MODULE_` and flags (`+a65e371e`)."""
-    module = (name or "").removeprefix("MODULE_")
-    named = [word.removeprefix("MODULE_") for word in wanted]
-    return bool(module) and any(word in (module, module.partition("+")[0]) for word in named)
+def _is_chosen(name: str | None, wanted: tuple[str, ...], prefix: str) -> bool:
+    """True if a name is wanted, with or without its prefix and its build or flags (`+9e31e41a`)."""
+    bare = (name or "").removeprefix(prefix)
+    named = {word.removeprefix(prefix) for word in wanted}
+    return not wanted or (bool(bare) and not named.isdisjoint({bare, bare.partition("+")[0]}))
 
 
 def parse_time(text: str, *, option: str) -> datetime:

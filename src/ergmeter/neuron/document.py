@@ -8,63 +8,64 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ergmeter.flops.conventions import CONVENTIONS
-from ergmeter.neuron.analysis_types import DEFAULT_COMPILE_DIR
 from ergmeter.neuron.instance import BACKENDS
-from ergmeter.neuron.mfu import PEAK_TFLOP_PER_S_PER_NODE, VERSION, impossible_mfu, original_figures
+from ergmeter.neuron.mfu import PEAK_TFLOP_PER_S_PER_NODE, VERSION, impossible_mfu
 from ergmeter.neuron.score import REMARK, score_statistics
 from ergmeter.neuron.throughput import log_document
 from ergmeter.records import Missing, Reading, weakest
+from ergmeter.units import number_of
 from ergmeter.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    File = Mapping[str, Any]
     from ergmeter.neuron.analysis_types import AnalysisRequest, Parts
     from ergmeter.neuron.instance import Machine
     from ergmeter.neuron.kernels import GraphResult, NkiSummary
-    from ergmeter.neuron.score import Score
+    from ergmeter.records import Basis
 
+    File = Mapping[str, Any]
+
+FORMAT = "ergmeter analyze 1"
+_TERA = 1e12
+_KERNEL_KEYS = {"state": "macs_state"}  # names of the document that are not those of `Kernel`
 
 # Graphs are ranked by their multiply-adds, times their runs where these are known. Rows below the
 # cut are counted and summed, so that the shares add up. Unreadable graphs are listed apart, with
 # their reasons.
 
 
-@dataclass(frozen=True, slots=True)
-class RankedGraph:
+class RankedGraph(NamedTuple):
     """One graph, and its share of all multiply-adds; None where there are none."""
 
     file: File
     macs_frac: float | None
 
 
-@dataclass(frozen=True)
-class Ranked:
+class Ranked(NamedTuple):
     """The graphs with the most work, the sum of the others, and the unreadable ones."""
 
-    graphs: tuple[RankedGraph, ...]
+    graphs: list[RankedGraph]
     rest: int
     rest_macs_frac: float | None
-    failed: tuple[File, ...]
+    failed: list[File]
 
 
 def rank_graphs(files: Sequence[File], *, most: int) -> Ranked:
     """Ranks up to `most` graphs, those with the most work first."""
     good = [file for file in files if file["status"] == "success"]
     good.sort(key=lambda file: (-_work(file), str(file["file_path"])))
-    total = sum(map(_work, good))
-    rest = good[most:]
+    total, rest = sum(map(_work, good)), good[most:]
     return Ranked(
-        tuple(RankedGraph(file, _work(file) / total if total else None) for file in good[:most]),
+        [RankedGraph(file, _work(file) / total if total else None) for file in good[:most]],
         len(rest),
         sum(map(_work, rest)) / total if total else None,
-        tuple(file for file in files if file["status"] != "success"),
+        [file for file in files if file["status"] != "success"],
     )
 
 
@@ -124,18 +125,19 @@ def nki_document(parts: Parts, missing: dict[str, str]) -> dict[str, Any]:
         "not_known": summary.doubts,
         "left_out": parts.graphs.left_out if parts.graphs else {},
         "failed": [
-            {"module_name": result.module, "file_path": result.path, "error": result.error}
-            for result in parts.results
-            if result.error is not None
+            {key: file[key] for key in ("module_name", "file_path", "error")}
+            for file in files
+            if "error" in file
         ],
     }
 
 
 def _ratios_are_over(summary: NkiSummary) -> str:
     without = summary.graphs_without_nki
-    count = summary.graphs_with_nki + without
-    graphs = "1 graph that multiplies" if count == 1 else f"{count} graphs that multiply"
-    return f"{graphs}, of which {without} {'has' if without == 1 else 'have'} no NKI MACs"
+    graphs = number_of(summary.graphs_with_nki + without, "graph")
+    multiply = "multiplies" if graphs.startswith("1 ") else "multiply"
+    has = "has" if without == 1 else "have"
+    return f"{graphs} that {multiply}, of which {without} {has} no NKI MACs"
 
 
 def _file(result: GraphResult, parts: Parts) -> dict[str, Any]:
@@ -154,39 +156,25 @@ def _file(result: GraphResult, parts: Parts) -> dict[str, Any]:
         "hlo_macs": result.macs,
         "nki_macs": result.nki_macs,
         "nki_ratio": result.nki_ratio,
-        "is_lower_bound": result.is_lower_bound,
-        "is_uncertain": result.is_uncertain,
+        **_doubt(result),
         "runs": result.runs if parts.request.graph_runs is not None else None,
         "kernels": [
-            {
-                "function": kernel.function,
-                "target": kernel.target,
-                "macs_state": kernel.state,
-                "calls": kernel.calls,
-                "macs_per_call": kernel.macs_per_call,
-            }
+            {_KERNEL_KEYS.get(name, name): value for name, value in asdict(kernel).items()}
             for kernel in result.kernels
         ],
         "not_known": result.doubts,
     }
     if parts.request.per_file_scores and parts.score and parts.score_missing is None:
         own = replace(parts.score, nki_ratio=result.nki_ratio)
-        graph["training_score"] = file_score(own) | {
-            "is_lower_bound": result.is_lower_bound,
-            "is_uncertain": result.is_uncertain,
-        }
+        graph["training_score"] = own.graph_document() | _doubt(result)
     return graph
 
 
-def file_score(score: Score) -> dict[str, Any]:
-    """A graph's own score: the job's factors with the graph's NKI ratio."""
+def _doubt(ratio: GraphResult | NkiSummary | None) -> dict[str, bool]:
+    """Whether a ratio is a lower bound, or may be larger or smaller."""
     return {
-        "score": score.value,
-        "mfu_improvement": score.mfu_improvement,
-        "throughput_improvement": score.throughput_improvement,
-        "loss_improvement": score.loss_improvement,
-        "convergence_rate": score.convergence_rate,
-        "nki_flop_ratio": score.nki_ratio,
+        "is_lower_bound": ratio is not None and ratio.is_lower_bound,
+        "is_uncertain": ratio is not None and ratio.is_uncertain,
     }
 
 
@@ -197,125 +185,103 @@ def file_score(score: Score) -> dict[str, Any]:
 # throughput given on the command line has no interval.
 
 
-_TERA = 1e12
+Ends = tuple[float | None, float | None]
+
+
+def as_origin(
+    basis: Basis, note: str, ends: Ends = (None, None), *, factor: float = 1.0
+) -> dict[str, Any]:
+    """How a metric was obtained; the ends of its interval are multiplied by `factor`."""
+    low, high = (None if end is None else end * factor for end in ends)
+    return {"basis": basis, "low": low, "high": high, "note": note}
 
 
 def origins(parts: Parts) -> dict[str, dict[str, Any]]:
     """How each metric was obtained, by its key; unknown metrics have no entry."""
-    pace, figures = parts.pace, parts.figures
-    origin: dict[str, dict[str, Any]] = {
-        "tflop_per_sequence": as_origin(
-            Reading(
-                figures.model_flops, "", "derived", note=f"{figures.convention}, from config.json"
-            )
-        )
-    }
+    pace, figures, summary = parts.pace, parts.figures, parts.summary
+    note = f"{figures.convention}, from config.json"
+    origin = {"tflop_per_sequence": as_origin("derived", note)}
     if pace.seq_per_s is not None:
-        rate = Reading(pace.seq_per_s, "", pace.basis, pace.low, pace.high, pace.source)
+        ends = (pace.low, pace.high)
         how = pace.how or "as given by --throughput"
-        origin["throughput_seq_per_sec"] = as_origin(rate) | {"formula": how}
-        basis = weakest("derived", pace.basis)
-        work = Reading(pace.seq_per_s, "", basis, pace.low, pace.high, figures.convention)
-        origin["tflops_per_second"] = as_origin(work, factor=figures.model_flops / _TERA)
+        rate = as_origin(pace.basis, pace.source, ends)
+        origin["throughput_seq_per_sec"] = rate | {"formula": how}
+        origin["tflops_per_second"] = as_origin(
+            weakest("derived", pace.basis), figures.convention, ends,
+            factor=figures.model_flops / _TERA,
+        )  # fmt: skip
     for key, share in (("mfu_percent", figures.mfu), ("hfu_percent", figures.hfu)):
         if isinstance(share, Reading):
-            origin[key] = as_origin(share, factor=100.0)
-    summary = parts.summary
+            ends = (share.low, share.high)
+            origin[key] = as_origin(share.basis, share.note, ends, factor=100.0)
     if summary is not None and summary.overall_ratio is not None:
         note = f"counted in {summary.counted} compiled graphs, {summary.weighting}"
-        share = Reading(summary.overall_ratio, "", "derived", note=note)
-        origin["overall_nki_ratio"] = as_origin(share)
-    score = _score(parts)
-    return origin if score is None else origin | {"training_score": as_origin(score)}
+        origin["overall_nki_ratio"] = as_origin("derived", note)
+    return origin | _score_origin(parts)
 
 
-def _score(parts: Parts) -> Reading | None:
-    """The score, where all its factors are known."""
+def _score_origin(parts: Parts) -> dict[str, dict[str, Any]]:
+    """How the score was obtained, where all its factors are known."""
     value = None if parts.score is None else parts.score.value
     pace, mfu, summary = parts.pace, parts.figures.mfu, parts.summary
     if value is None or summary is None or pace.seq_per_s is None or not isinstance(mfu, Reading):
-        return None
-    basis, formula = weakest(mfu.basis, pace.basis), "a product of five factors, given or found"
-    is_whole = not (summary.is_lower_bound or summary.is_uncertain)
-    if not is_whole or pace.low is None or pace.high is None:
-        return Reading(value, "", basis, note=formula)
+        return {}
+    basis, note = weakest(mfu.basis, pace.basis), "a product of five factors, given or found"
+    is_exact = not (summary.is_lower_bound or summary.is_uncertain)
+    if not is_exact or pace.low is None or pace.high is None:
+        return {"training_score": as_origin(basis, note)}
     low, high = (value * (end / pace.seq_per_s) ** 2 for end in (pace.low, pace.high))
-    note = f"{formula}; its interval is that of the pace, squared"
-    return Reading(value, "", basis, low, high, note)
-
-
-def as_origin(reading: Reading, *, factor: float = 1.0) -> dict[str, Any]:
-    """Basis, interval and note of a reading; the interval is multiplied by `factor`."""
-    low, high = (None if end is None else end * factor for end in (reading.low, reading.high))
-    return {"basis": reading.basis, "low": low, "high": high, "note": reading.note}
+    note = f"{note}; its interval is that of the pace, squared"
+    return {"training_score": as_origin(basis, note, (low, high))}
 
 
 # Each input keeps its source, since "batch 64" may be the YAML's, the log's, an option's or an
 # assumption.
 
 
-Input = dict[str, Any]
+InputRow = tuple[str, str | float | None, str]  # what it is, its value, its source
 
 
-def inputs(parts: Parts) -> list[Input]:
-    """Files, then sizes, in the order in which they are read."""
-    job, machine, pace, peak = parts.job, parts.machine, parts.pace, parts.machine.core_flops_per_s
-    devices_from = job.devices_from if job.devices is not None else "assumed, see the notes"
-    form = None if parts.log is None else f"--log-file, read as {parts.log.format}"
-    return [
-        *files_read(parts.request, log_from=form),
-        _input("sequences a step", job.batch_size, job.batch_from),
-        _input("tokens a sequence", job.seq_len, job.seq_len_from),
-        _input("sequences per second", pace.seq_per_s, pace.source),
-        _input("nodes", job.nodes, job.nodes_from),
-        _input("devices of a node", machine.devices_per_node, devices_from),
-        _input("cores in all", machine.cores, "devices, and what a device is"),
-        _input("type of products", job.dtype, job.dtype_from),
-        _input("TFLOP/s of a core", peak / 1e12, machine.source),
-        _input("recomputation", job.checkpointing, "the YAML"),
-    ]
-
-
-def files_read(request: AnalysisRequest, *, log_from: str | None = None) -> list[Input]:
-    """The files that were given, or searched for."""
-    directory = request.compile_dir
-    cache_from = "--compile-dir" if directory else "the default of --compile-dir"
-    files = [
-        _input("training's YAML", request.config, "--config"),
-        _input("model", request.model_config, "--model-config"),
-        _input("log", request.log_file, log_from or "--log-file"),
-        _input("compile cache", directory or DEFAULT_COMPILE_DIR, cache_from),
+def input_documents(
+    request: AnalysisRequest, sizes: Sequence[InputRow], *, log_from: str = "--log-file"
+) -> list[dict[str, Any]]:
+    """The files that were given or searched for, then sizes, in the order they are read."""
+    cache_from = "--compile-dir" if request.compile_dir else "the default of --compile-dir"
+    rows: list[InputRow] = [
+        ("training's YAML", request.config, "--config"),
+        ("model", request.model_config, "--model-config"),
+        ("log", request.log_file, log_from),
+        ("compile cache", request.directory, cache_from),
     ]
     if request.graph_runs is not None:
-        files.append(_input("runs of each graph", request.graph_runs, "--graph-runs"))
-    return files
-
-
-def compat_inputs(
-    request: AnalysisRequest, *, batch_size: int, seq_len: int, seq_per_s: float, rate_from: str
-) -> list[Input]:
-    """The inputs in compatibility mode."""
+        rows.append(("runs of each graph", request.graph_runs, "--graph-runs"))
     return [
-        *files_read(request),
-        _input(
-            "sequences a step", batch_size, "--batch-size" if request.batch_size else "the YAML"
-        ),
-        _input("tokens a sequence", seq_len, "--seq-len" if request.seq_len else "the YAML"),
-        _input("sequences per second", seq_per_s, rate_from),
-        _input("nodes", request.num_nodes or 1, "--num-nodes" if request.num_nodes else "assumed"),
+        {"what": what, "value": value, "from": "not given" if value is None else source}
+        for what, value, source in (*rows, *sizes)
     ]
 
 
-def _input(what: str, value: str | float | None, source: str) -> Input:
-    return {"what": what, "value": value, "from": "not given" if value is None else source}
-
-
-FORMAT = "ergmeter analyze 1"
+def _inputs(parts: Parts) -> list[dict[str, Any]]:
+    job, machine, pace, peak = parts.job, parts.machine, parts.pace, parts.machine.core_flops_per_s
+    devices_from = job.devices_from if job.devices is not None else "assumed, see the notes"
+    log_from = "" if parts.log is None else f"--log-file, read as {parts.log.format}"
+    sizes: list[InputRow] = [
+        ("sequences a step", job.batch_size, job.batch_from),
+        ("tokens a sequence", job.seq_len, job.seq_len_from),
+        ("sequences per second", pace.seq_per_s, pace.source),
+        ("nodes", job.nodes, job.nodes_from),
+        ("devices of a node", machine.devices_per_node, devices_from),
+        ("cores in all", machine.cores, "devices, and what a device is"),
+        ("type of products", job.dtype, job.dtype_from),
+        ("TFLOP/s of a core", peak / _TERA, machine.source),
+        ("recomputation", job.checkpointing, "the YAML"),
+    ]
+    return input_documents(parts.request, sizes, log_from=log_from)
 
 
 def document(parts: Parts) -> dict[str, Any]:
     """The complete document."""
-    job, figures, pace = parts.job, parts.figures, parts.pace
+    job, figures, rate = parts.job, parts.figures, parts.pace.seq_per_s
     missing: dict[str, str] = {}
     content: dict[str, Any] = {
         "model_config": parts.request.model_config,
@@ -323,22 +289,19 @@ def document(parts: Parts) -> dict[str, Any]:
         "sequence_length": job.seq_len,
         "num_nodes": job.nodes,
         "hardware_backend": parts.machine.backend,
-        "throughput_seq_per_sec": pace.seq_per_s,
+        "throughput_seq_per_sec": rate,
         "mfu_percent": _percent("mfu_percent", figures.mfu, missing),
         "tflops_per_second": _tera(figures.flops_per_s),
         "throughput_tflops_per_node": _tera(figures.flops_per_s_per_node),
-        "seq_per_second_per_node": None if pace.seq_per_s is None else pace.seq_per_s / job.nodes,
-        "time_per_batch_seconds": None
-        if pace.seq_per_s is None
-        else job.batch_size / pace.seq_per_s,
+        "seq_per_second_per_node": None if rate is None else rate / job.nodes,
+        "time_per_batch_seconds": None if rate is None else job.batch_size / rate,
         "nki_analysis": nki_document(parts, missing),
     }
-    if pace.seq_per_s is None:
-        for key, value in content.items():
-            if value is None:
-                missing.setdefault(key, pace.source)
+    if rate is None:
+        for key in [key for key, value in content.items() if value is None]:
+            missing.setdefault(key, parts.pace.source)
     if parts.log is not None:
-        content["log_metrics"] = log_document(parts.log, pace)
+        content["log_metrics"] = log_document(parts.log, parts.pace)
     content |= _document_score(parts, missing)
     content |= _beyond(parts, missing)
     theirs = (content["original_count"] or {}).get("mfu_percent")
@@ -361,40 +324,22 @@ def _tera(flops: float | None) -> float | None:
 def _document_score(parts: Parts, missing: dict[str, str]) -> dict[str, Any]:
     if not parts.request.calculate_score or parts.score is None:
         return {}
-    score, base, pace = parts.score, parts.request.baseline, parts.pace
     if parts.score_missing is not None:
         missing["training_score"] = parts.score_missing
-    elif score.value is None:
-        missing["training_score"] = "the NKI ratio is not known: " + missing.get(
-            "overall_nki_ratio", "no graphs"
-        )
-    mfu = parts.figures.mfu
+    elif parts.score.value is None:
+        why = missing.get("overall_nki_ratio", "no graphs")
+        missing["training_score"] = f"the NKI ratio is not known: {why}"
+    doubt = _doubt(parts.summary)
     return {
-        "training_score": score.value,
-        "training_score_breakdown": {
-            "base_mfu": base.mfu_percent,
-            "base_throughput": base.throughput_seq_per_s,
-            "achieved_mfu": 100 * mfu.value if isinstance(mfu, Reading) else None,
-            "is_mfu_impossible": isinstance(mfu, Reading) and bool(mfu.impossible),
-            "achieved_throughput": pace.seq_per_s,
-            "mfu_improvement": score.mfu_improvement,
-            "throughput_improvement": score.throughput_improvement,
-            "nki_flop_ratio": score.nki_ratio,
-            "loss_improvement": score.loss_improvement,
-            "convergence_rate": score.convergence_rate,
-            "nki_factor": score.nki_factor,
-            "score_offset": score.offset,
-            "score_without_nki": score.without_nki,
-            "is_lower_bound": parts.summary is not None and parts.summary.is_lower_bound,
-            "is_uncertain": parts.summary is not None and parts.summary.is_uncertain,
-            "remark": REMARK,
-        },
+        "training_score": parts.score.value,
+        "training_score_breakdown": parts.score.breakdown() | doubt | {"remark": REMARK},
     }
 
 
 def _beyond(parts: Parts, missing: dict[str, str]) -> dict[str, Any]:
     """The keys that the original's document does not have."""
     figures, job, machine = parts.figures, parts.job, parts.machine
+    by_name = figures.mfu_by_convention
     return {
         "format": FORMAT,
         "compat": None,
@@ -409,13 +354,11 @@ def _beyond(parts: Parts, missing: dict[str, str]) -> dict[str, Any]:
         "mfu_note": None if isinstance(figures.mfu, Missing) else figures.mfu.note,
         "throughput_basis": parts.pace.source,
         "obtained": origins(parts),
-        "inputs": inputs(parts),
+        "inputs": _inputs(parts),
         "conventions": {
             name: {
                 "tflop_per_sequence": flops / _TERA,
-                "mfu_percent": None
-                if name not in figures.mfu_by_convention
-                else 100 * figures.mfu_by_convention[name],
+                "mfu_percent": None if (mfu := by_name.get(name)) is None else 100 * mfu,
             }
             for name, flops in figures.by_convention.items()
         },
@@ -426,13 +369,9 @@ def _beyond(parts: Parts, missing: dict[str, str]) -> dict[str, Any]:
         "parameters_trained": figures.params_trained,
         "lora": None if job.lora is None else {"r": job.lora.r, "targets": list(job.lora.targets)},
         "checkpointing": job.checkpointing,
-        "versions": {
-            "ergmeter": __version__,
-            "model": model_version(parts.request.model_config),
-            "neuronxcc": list(parts.graphs.compilers) if parts.graphs else [],
-        },
+        "versions": versions(parts.request, parts.graphs.compilers if parts.graphs else ()),
         "impossible": _impossible(parts),
-        "findings": [{"about": finding.about, "text": finding.text} for finding in parts.findings],
+        "findings": [asdict(finding) for finding in parts.findings],
         "notes": [*job.notes, *machine.notes, *figures.notes],
         "missing": missing,
     }
@@ -450,32 +389,21 @@ def _impossible(parts: Parts) -> dict[str, str]:
 
 def _original(parts: Parts, missing: dict[str, str]) -> dict[str, Any] | None:
     """The original's count at the same throughput, and how its FLOPs differ."""
-    figures, request, rate = parts.figures, parts.request, parts.pace.seq_per_s
+    figures, rate, backend = parts.figures, parts.pace.seq_per_s, parts.request.hw_backend
     if figures.original_flops is None:
         return None
-    nodes = request.num_nodes or 1
-    peak = PEAK_TFLOP_PER_S_PER_NODE.get(request.hw_backend)
-    mfu = None
+    tflop, nodes = figures.original_flops / _TERA, parts.request.num_nodes or 1
+    peak = PEAK_TFLOP_PER_S_PER_NODE.get(backend)
     if peak is None:
-        missing["original_count.mfu_percent"] = (
-            f"the original knows peaks of trn1 and trn2 alone, not of {request.hw_backend}"
-        )
+        why = f"the original knows peaks of trn1 and trn2 alone, not of {backend}"
+        missing["original_count.mfu_percent"] = why
     elif rate is None:
         missing["original_count.mfu_percent"] = parts.pace.source
-    else:
-        mfu = original_figures(
-            request.model_config,
-            batch_size=parts.job.batch_size,
-            seq_len=parts.job.seq_len,
-            seq_per_s=rate,
-            nodes=nodes,
-            backend=request.hw_backend,
-        ).mfu_percent
-    flops = figures.original_flops
+    mfu = None if peak is None or rate is None else rate * tflop / nodes * 100 / peak
     return {
         "version": VERSION,
-        "tflop_per_sequence": flops / _TERA,
-        "tflops_per_second": None if rate is None else flops * rate / _TERA,
+        "tflop_per_sequence": tflop,
+        "tflops_per_second": None if rate is None else figures.original_flops * rate / _TERA,
         "mfu_percent": mfu,
         "num_nodes": nodes,
         "peak_tflops_per_second": None if peak is None else nodes * peak,
@@ -486,23 +414,28 @@ def _original(parts: Parts, missing: dict[str, str]) -> dict[str, Any] | None:
 
 
 def _peak(machine: Machine) -> dict[str, Any]:
-    cores, backend = machine.cores, BACKENDS[machine.backend]
+    each = machine.core_flops_per_s
+    per_node, cores = machine.cores_per_node, machine.cores
     return {
         "dtype": machine.dtype,
-        "tflops_per_second_per_core": machine.core_flops_per_s / _TERA,
+        "tflops_per_second_per_core": each / _TERA,
         "tflops_per_second_per_chip": machine.chip_flops_per_s / _TERA,
-        "cores_per_chip": backend.cores_per_chip,
-        "cores_per_node": machine.cores_per_node,
+        "cores_per_chip": BACKENDS[machine.backend].cores_per_chip,
+        "cores_per_node": per_node,
         "cores": cores,
-        "tflops_per_second_per_node": None
-        if machine.cores_per_node is None
-        else machine.cores_per_node * machine.core_flops_per_s / _TERA,
-        "tflops_per_second": None if cores is None else cores * machine.core_flops_per_s / _TERA,
+        "tflops_per_second_per_node": None if per_node is None else per_node * each / _TERA,
+        "tflops_per_second": None if cores is None else cores * each / _TERA,
         "source": machine.source,
     }
 
 
-def model_version(path: str) -> dict[str, Any]:
+def versions(request: AnalysisRequest, compilers: Sequence[str]) -> dict[str, Any]:
+    """The versions of ergmeter, of the model's configuration and of the compilers."""
+    model = _model_version(request.model_config)
+    return {"ergmeter": __version__, "model": model, "neuronxcc": list(compilers)}
+
+
+def _model_version(path: str) -> dict[str, Any]:
     """Identifies a model's configuration: its name, type, version and a checksum."""
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file

@@ -27,19 +27,15 @@ class Backend:
     @property
     def cores_in_largest(self) -> int | None:
         """Physical cores of the largest instance."""
-        return (
-            None if self.chips_in_largest is None else self.chips_in_largest * self.cores_per_chip
-        )
+        chips = self.chips_in_largest
+        return None if chips is None else chips * self.cores_per_chip
 
 
 BACKENDS = {
-    backend.name: backend
-    for backend in (
-        Backend("trn1", 2, "trn1.32xlarge", 16, 1),
-        Backend("trn2", 8, "trn2.48xlarge", 16, 2),
-        Backend("trn3", 8, "a Trn3 UltraServer", None, 2),
-        Backend("inf2", 2, "inf2.48xlarge", 12, 1),
-    )
+    "trn1": Backend("trn1", 2, "trn1.32xlarge", 16, 1),
+    "trn2": Backend("trn2", 8, "trn2.48xlarge", 16, 2),
+    "trn3": Backend("trn3", 8, "a Trn3 UltraServer", None, 2),
+    "inf2": Backend("inf2", 2, "inf2.48xlarge", 12, 1),
 }
 
 

@@ -101,22 +101,12 @@ class GraphResult:
 
 def graph_result(counted: FileCount, file: GraphFile, *, runs: int = 1) -> GraphResult:
     """Combines a file's count with the module and compiler of its path."""
-    name = file.path.rpartition("/")[2]
-    if counted.count is None:
-        why = counted.error or "not counted"
-        return GraphResult(file.path, name, file.module, file.compiler, 0, 0, why, runs)
+    names = (file.path, file.path.rpartition("/")[2], file.module, file.compiler)
     count = counted.count
+    if count is None:
+        return GraphResult(*names, 0, 0, counted.error or "not counted", runs)
     return GraphResult(
-        path=file.path,
-        name=name,
-        module=file.module,
-        compiler=file.compiler,
-        macs=count.macs,
-        nki_macs=count.nki_macs,
-        runs=runs,
-        kernels=count.kernels,
-        doubts=_doubts(count),
-        mark=mark(count),
+        *names, count.macs, count.nki_macs, None, runs, count.kernels, _doubts(count), mark(count)
     )
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ergmeter.neuron.advice import AdviceFinding
 from ergmeter.neuron.throughput import rate_unit, throughput
 from ergmeter.neuron.training_job import micro_batches
 from ergmeter.records import Reading
@@ -45,16 +44,14 @@ class _Each:
         return self.mean != configured if self.is_exact else not _alike(self.mean, configured)
 
 
-def reconcile(job: NeuronJob, log: ParsedLog) -> tuple[NeuronJob, list[AdviceFinding]]:
+def reconcile(job: NeuronJob, log: ParsedLog) -> tuple[NeuronJob, list[str]]:
     """The job with the log's lengths and batch where they differ from the YAML's, and what is said
     of it."""
     run = log.last
     steady = run.steady()
     job, texts = _length(job, run, steady)
     if run.of_one_rank:
-        return replace(job, batch_overrules=True), [
-            AdviceFinding("log_disagrees", t) for t in texts
-        ]
+        return replace(job, batch_overrules=True), texts
     samples = _each(run.samples, run.covered, run, steady)
     if samples is not None:
         job, more = _batch(job, samples)
@@ -62,20 +59,18 @@ def reconcile(job: NeuronJob, log: ParsedLog) -> tuple[NeuronJob, list[AdviceFin
         job, more = _tokens(job, _each(run.tokens, run.covered, run, steady))
         if job.batch_from == "--batch-size" and _timed(run, steady, job) is not None:
             job = replace(job, batch_overrules=True)
-    return job, [AdviceFinding("log_disagrees", text) for text in (*texts, *more)]
+    return job, [*texts, *more]
 
 
-def about_log(log: ParsedLog, job: NeuronJob, pace: Throughput) -> list[AdviceFinding]:
+def about_log(log: ParsedLog, job: NeuronJob, pace: Throughput) -> Iterator[str]:
     """Findings on throughputs that differ: printed, by the log's clock, as given."""
     run = log.last
     steady = run.steady()
     if not pace.is_from_log:
-        texts = _declared_differences(log, job, pace)
-    elif not run.of_one_rank and _each(run.samples, run.covered, run, steady) is not None:
-        texts = _clock(run, steady, job, pace)
-    else:
-        texts = _step_times(run, steady, job)
-    return [AdviceFinding("log_disagrees", text) for text in texts]
+        return _declared_differences(log, job, pace)
+    if not run.of_one_rank and _each(run.samples, run.covered, run, steady) is not None:
+        return _clock(run, steady, job, pace)
+    return _step_times(run, steady, job)
 
 
 def is_printed(log: ParsedLog, job: NeuronJob, pace: Throughput) -> bool:
@@ -142,12 +137,8 @@ def _tokens(job: NeuronJob, tokens: _Each | None) -> tuple[NeuronJob, list[str]]
 
 
 def _with_batch(job: NeuronJob, batch: int) -> NeuronJob:
-    return replace(
-        job,
-        batch_size=batch,
-        batch_from=_LOG,
-        micro_batches=micro_batches(batch, job.at_once),
-    )
+    micro = micro_batches(batch, job.at_once)
+    return replace(job, batch_size=batch, batch_from=_LOG, micro_batches=micro)
 
 
 def _clock(run: LogRun, steady: Steady, job: NeuronJob, pace: Throughput) -> Iterator[str]:
@@ -179,10 +170,10 @@ def _step_times(run: LogRun, steady: Steady, job: NeuronJob) -> Iterator[str]:
     )
     if not job.batch_overrules:
         yield f"{text}: what it prints is taken; --batch-size or --throughput takes another"
-    elif job.batch_from == "--batch-size":
-        yield f"{text}, which is taken, as --batch-size was given; --throughput takes another"
-    else:
-        yield f"{text}, which is taken, as each rank prints its own; --throughput takes another"
+        return
+    is_given = job.batch_from == "--batch-size"
+    why = "--batch-size was given" if is_given else "each rank prints its own"
+    yield f"{text}, which is taken, as {why}; --throughput takes another"
 
 
 def _timed(run: LogRun, steady: Steady, job: NeuronJob) -> tuple[float, float] | None:

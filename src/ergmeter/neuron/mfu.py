@@ -9,7 +9,6 @@ number.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
@@ -20,12 +19,9 @@ from ergmeter.flops.conventions import sizes
 from ergmeter.flops.source import model_graph, read_model
 from ergmeter.flops.work import TrainedParts, step_work, trained_graph
 from ergmeter.metrics.definitions.compute import HFU, MFU, Peak, TokenRate, compute_results
-from ergmeter.neuron.score import score_statistics
 from ergmeter.records import BOUND_TOLERANCE, Missing, Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ergmeter.flops.graph.graph import Graph
     from ergmeter.flops.work import Work
     from ergmeter.neuron.instance import Machine
@@ -35,38 +31,13 @@ if TYPE_CHECKING:
 # The original's numbers: `calculate_training_metrics.py` of nki-llama, 2025-06-12 (3c877c4), with
 # the FLOPs of neuronx-distributed-training's llama_perf_estimate.py, which it calls.
 #
-# The formulas keep the original's faults, and QUIRKS lists them in the output. Our own count by the
+# The formula keeps the original's faults. Our own count by the
 # same formula differs for all but dense Llamas.
 
 
 VERSION = "nki-llama calculate_training_metrics.py, 2025-06-12 (commit 3c877c4)"
 
-QUIRKS = (
-    "tflops_per_second is TFLOP of one sequence, not per second",
-    "FLOPs count the embedding lookup as a matrix product, the softmax as 6 operations a pair and"
-    " every pair of tokens, causal or not",
-    "query and output projections are hidden x hidden, whatever head_dim says; LoRA is counted as"
-    " full training",
-    "the peak is that of whole instances, 3040 TFLOP/s (trn1) or 10672 (trn2) a node, whatever"
-    " trainer.devices says; nodes are those of --num-nodes, else 1",
-    "without a throughput 100 sequences/s are taken",
-    "the log's throughput is the mean of all printed values that differ from the one before,"
-    " warm-up included; exponents are cut off (2.73e-5 reads as 2.73)",
-    "MACs are summed over every computation of every graph once: no loop counts, no convolutions,"
-    " both branches of a condition, unreadable and absent kernel MACs as 0",
-    "average, minimum and maximum NKI ratio leave out the graphs at 0",
-    "what config.json leaves out is taken from transformers' LlamaConfig: hidden_size 4096, 32"
-    " heads and layers, intermediate_size 11008, vocab_size 32000",
-)
-NOT_KEPT = (
-    "--per-file-scores gives scores without --calculate-score as well, as the guide has it; there"
-    " the original gives none",
-    "a log that is not there is an error instead of a warning",
-    "unreadable kernel configurations are counted instead of announced one by one",
-)
-
 PEAK_TFLOP_PER_S_PER_NODE = {"trn1": 3040.0, "trn2": 10672.0}
-DEFAULT_SEQ_PER_S = 100.0
 
 # What transformers' LlamaConfig takes where config.json does not say.
 _LLAMA = {
@@ -76,35 +47,6 @@ _LLAMA = {
     "num_hidden_layers": 32,
     "vocab_size": 32000,
 }
-# Its own also name model.hlo_module.pb and graph.hlo, which these match first.
-PATTERNS = ("*.hlo_module.pb", "*.hlo")
-
-
-@dataclass(frozen=True, slots=True)
-class OriginalFigures:
-    """The original's MFU and throughput numbers, under its own names."""
-
-    mfu_percent: float
-    tflop_per_sequence: float
-    tflop_per_s_per_node: float
-    seq_per_s_per_node: float
-    batch_s: float
-
-
-def original_figures(
-    model: str, *, batch_size: int, seq_len: int, seq_per_s: float, nodes: int, backend: str
-) -> OriginalFigures:
-    """Computes MFU and throughput by the original's formulas."""
-    peak = PEAK_TFLOP_PER_S_PER_NODE.get(backend)
-    if peak is None:
-        raise UsageError(
-            f"--compat knows --hw-backend trn1 and trn2, as the original does; got {backend}"
-        )
-    tflop = sequence_flops(model, seq_len) / 1e12
-    per_node = seq_per_s * tflop / nodes
-    return OriginalFigures(
-        per_node * 100 / peak, tflop, per_node, seq_per_s / nodes, batch_size / seq_per_s
-    )
 
 
 def impossible_mfu(mfu_percent: float, *, why: str = "") -> dict[str, str]:
@@ -135,32 +77,6 @@ def sequence_flops(model: str, seq_len: int) -> int:
     return 3 * forward
 
 
-def original_files(directory: str) -> list[str]:
-    """The files the original would open, in its order: pattern by pattern, each path once."""
-    base = Path(directory)
-    paths = (str(path) for pattern in PATTERNS for path in base.rglob(pattern))
-    return list(dict.fromkeys(paths))
-
-
-def original_summary(files: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The original's summary: ratios only over files above 0, else 0."""
-    good = [file for file in files if file["status"] == "success"]
-    macs, nki = (sum(file[name] for file in good) for name in ("hlo_macs", "nki_macs"))
-    ratios = [file["nki_ratio"] for file in good if file["nki_ratio"] > 0]
-    summary: dict[str, Any] = {
-        "total_files": len(files),
-        "successful_analyses": len(good),
-        "failed_analyses": len(files) - len(good),
-        "total_hlo_macs": macs,
-        "total_nki_macs": nki,
-        "overall_nki_ratio": nki / macs if macs > 0 else 0.0,
-        "average_nki_ratio": sum(ratios) / len(ratios) if ratios else 0.0,
-        "min_nki_ratio": min(ratios, default=0.0),
-        "max_nki_ratio": max(ratios, default=0.0),
-    }
-    return summary | score_statistics(file.get("training_score") for file in good)
-
-
 ORIGINAL = "neuron"  # the convention of the original's estimator, for every family
 
 
@@ -172,7 +88,6 @@ class Figures:
     model_flops: float
     hardware_flops: float | None
     by_convention: dict[str, float]
-    not_defined: dict[str, str]
     mfu: Reading | Missing
     hfu: Reading | Missing
     mfu_by_convention: dict[str, float]
@@ -211,7 +126,6 @@ def figures(
         model_flops=each,
         hardware_flops=work.chosen.hardware_per_step,
         by_convention=by_convention,
-        not_defined=work.not_defined,
         mfu=mfu,
         hfu=hfu,
         mfu_by_convention=_scaled_mfu(mfu, by_convention, each),
@@ -245,13 +159,10 @@ def _utilization(
     work: Work, job: NeuronJob, machine: Machine, throughput: Throughput
 ) -> tuple[Reading | Missing, Reading | Missing]:
     if throughput.seq_per_s is None:
-        missing = Missing(throughput.source)
-        return missing, missing
+        return (Missing(throughput.source),) * 2
     if machine.cores is None:
-        missing = Missing(
-            f"how many cores a node of {machine.backend} has is not known: pass --devices"
-        )
-        return missing, missing
+        cores = f"how many cores a node of {machine.backend} has"
+        return (Missing(f"{cores} is not known: pass --devices"),) * 2
     low, high = (
         None if end is None else end * job.seq_len for end in (throughput.low, throughput.high)
     )

@@ -15,10 +15,114 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-    Breakdown = Mapping[str, Any]
-    from collections.abc import Iterable
+REMARK = (
+    "at a fixed model, sequence length and hardware, MFU and throughput are the same gain: it is"
+    " in this product twice"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """The score's baseline, and the user's loss and convergence factors."""
+
+    mfu_percent: float = 50.0
+    throughput_seq_per_s: float = 100.0
+    loss_improvement: float = 1.0
+    convergence_rate: float = 1.0
+    offset: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The score of a run over a baseline. One factor may be unknown, and then there is no score."""
+
+    baseline: Baseline
+    mfu_percent: float | None
+    seq_per_s: float | None
+    nki_ratio: float | None
+    is_mfu_impossible: bool = False
+
+    @property
+    def mfu_improvement(self) -> float | None:
+        """MFU over the baseline's; None also where MFU cannot be right."""
+        mfu = None if self.is_mfu_impossible else self.mfu_percent
+        return _over(mfu, self.baseline.mfu_percent)
+
+    @property
+    def throughput_improvement(self) -> float | None:
+        """Throughput over the baseline's."""
+        return _over(self.seq_per_s, self.baseline.throughput_seq_per_s)
+
+    @property
+    def without_nki(self) -> float | None:
+        """The product of the factors that do not need the compiled graphs."""
+        mfu, rate, base = self.mfu_improvement, self.throughput_improvement, self.baseline
+        if mfu is None or rate is None:
+            return None
+        return math.prod((mfu, rate, base.loss_improvement, base.convergence_rate))
+
+    @property
+    def nki_factor(self) -> float | None:
+        """The offset plus the NKI ratio."""
+        return None if self.nki_ratio is None else self.baseline.offset + self.nki_ratio
+
+    @property
+    def value(self) -> float | None:
+        """The score."""
+        factor, others = self.nki_factor, self.without_nki
+        return None if factor is None or others is None else others * factor
+
+    def breakdown(self) -> dict[str, Any]:
+        """`training_score_breakdown`, with the original's names in its order."""
+        base = self.baseline
+        return {
+            "base_mfu": base.mfu_percent,
+            "base_throughput": base.throughput_seq_per_s,
+            "achieved_mfu": self.mfu_percent,
+            "is_mfu_impossible": self.is_mfu_impossible,
+            "achieved_throughput": self.seq_per_s,
+            "mfu_improvement": self.mfu_improvement,
+            "throughput_improvement": self.throughput_improvement,
+            "nki_flop_ratio": self.nki_ratio,
+            "loss_improvement": base.loss_improvement,
+            "convergence_rate": base.convergence_rate,
+            "nki_factor": self.nki_factor,
+            "score_offset": base.offset,
+            "score_without_nki": self.without_nki,
+        }
+
+    def graph_document(self) -> dict[str, Any]:
+        """A graph's own score: the job's factors with the graph's NKI ratio."""
+        return {
+            "score": self.value,
+            "mfu_improvement": self.mfu_improvement,
+            "throughput_improvement": self.throughput_improvement,
+            "loss_improvement": self.baseline.loss_improvement,
+            "convergence_rate": self.baseline.convergence_rate,
+            "nki_flop_ratio": self.nki_ratio,
+        }
+
+
+def _over(value: float | None, base: float) -> float | None:
+    """A factor. A baseline of 0 or less leaves it at 1, as the original does."""
+    if value is None:
+        return None
+    return value / base if base > 0 else 1.0
+
+
+def score_statistics(scores: Iterable[Mapping[str, Any] | None]) -> dict[str, float]:
+    """Average, least and most of the files' own scores, if they have any."""
+    values = [entry["score"] for entry in scores if entry and entry["score"] is not None]
+    if not values:
+        return {}
+    return {
+        "average_score": sum(values) / len(values),
+        "min_score": min(values),
+        "max_score": max(values),
+    }
+
 
 # Charts show a factor by its logarithm to base 2, since logarithms add up to that of the score.
 
@@ -44,19 +148,14 @@ class Factor:
         return None if self.ratio is None or self.ratio <= 0 else math.log2(self.ratio)
 
 
-def factors(parts: Breakdown) -> list[Factor]:
+def factors(parts: Mapping[str, Any]) -> list[Factor]:
     """The five factors of `training_score_breakdown`, ours or the original's, in its order."""
     share, offset = parts["nki_flop_ratio"], parts["score_offset"]
+    rate, base_rate = parts["achieved_throughput"], parts["base_throughput"]
     nki = None if share is None else offset + share
     rows: list[tuple[str, float | None, float | None, str, float | None]] = [
         ("MFU", parts["achieved_mfu"], parts["base_mfu"], "%", parts["mfu_improvement"]),
-        (
-            "throughput",
-            parts["achieved_throughput"],
-            parts["base_throughput"],
-            "sequences/s",
-            parts["throughput_improvement"],
-        ),
+        ("throughput", rate, base_rate, "sequences/s", parts["throughput_improvement"]),
         ("loss", None, None, "", parts["loss_improvement"]),
         ("convergence", None, None, "", parts["convergence_rate"]),
         ("NKI share", share, offset, "", nki),
@@ -68,106 +167,11 @@ def factors(parts: Breakdown) -> list[Factor]:
         is_nki = name == "NKI share"
         listed.append(
             Factor(
-                name,
-                reached,
-                base,
-                unit,
-                ratio,
-                product,
+                name, reached, base, unit, ratio, product,
                 is_given=name in ("loss", "convergence"),
                 is_bound=is_nki and bool(parts.get("is_lower_bound")),
                 is_uncertain=is_nki and bool(parts.get("is_uncertain")),
                 is_impossible=name == "MFU" and bool(parts.get("is_mfu_impossible")),
             )
-        )
+        )  # fmt: skip
     return listed
-
-
-REMARK = (
-    "at a fixed model, sequence length and hardware, MFU and throughput are the same gain: it is"
-    " in this product twice"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """The score's baseline, and the user's loss and convergence factors."""
-
-    mfu_percent: float = 50.0
-    throughput_seq_per_s: float = 100.0
-    loss_improvement: float = 1.0
-    convergence_rate: float = 1.0
-    offset: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """The factors. One may be unknown, and then there is no score."""
-
-    mfu_improvement: float | None
-    throughput_improvement: float | None
-    loss_improvement: float
-    convergence_rate: float
-    nki_ratio: float | None
-    offset: float
-
-    @property
-    def without_nki(self) -> float | None:
-        """The product of the factors that do not need the compiled graphs."""
-        if self.mfu_improvement is None or self.throughput_improvement is None:
-            return None
-        return math.prod(
-            (
-                self.mfu_improvement,
-                self.throughput_improvement,
-                self.loss_improvement,
-                self.convergence_rate,
-            )
-        )
-
-    @property
-    def nki_factor(self) -> float | None:
-        """The offset plus the NKI ratio."""
-        return None if self.nki_ratio is None else self.offset + self.nki_ratio
-
-    @property
-    def value(self) -> float | None:
-        """The score."""
-        factor, others = self.nki_factor, self.without_nki
-        return None if factor is None or others is None else others * factor
-
-
-def score(
-    baseline: Baseline,
-    *,
-    mfu_percent: float | None,
-    seq_per_s: float | None,
-    nki_ratio: float | None,
-) -> Score:
-    """The score of a run. A baseline of 0 or less leaves its factor at 1, as the original does."""
-    return Score(
-        _over(mfu_percent, baseline.mfu_percent),
-        _over(seq_per_s, baseline.throughput_seq_per_s),
-        baseline.loss_improvement,
-        baseline.convergence_rate,
-        nki_ratio,
-        baseline.offset,
-    )
-
-
-def _over(value: float | None, base: float) -> float | None:
-    if value is None:
-        return None
-    return value / base if base > 0 else 1.0
-
-
-def score_statistics(scores: Iterable[dict[str, Any] | None]) -> dict[str, float]:
-    """Average, least and most of the files' own scores, if they have any."""
-    values = [entry["score"] for entry in scores if entry and entry["score"] is not None]
-    if not values:
-        return {}
-    return {
-        "average_score": sum(values) / len(values),
-        "min_score": min(values),
-        "max_score": max(values),
-    }

@@ -18,10 +18,10 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.timeline import BoundedSeries, bounded_series
 from ergmeter.records import Reading
 from ergmeter.runlog.segments import Series
-from ergmeter.units import NS_PER_S
+from ergmeter.units import NS_PER_S, number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ergmeter.importers.engine.columns import Printed
     from ergmeter.importers.log import LogRun, ParsedLog
@@ -120,20 +120,11 @@ def throughput(declared: float | None, log: ParsedLog | None, job: NeuronJob) ->
     if isinstance(step, Reading) and job.batch_overrules:
         return _pace_by_batch(log, step, job)
     if isinstance(sequences, Reading):
-        source = f"{log.path}: {sequences.note}"
-        return Throughput(
-            sequences.value, source, sequences.basis, is_from_log=True, how=_how(sequences),
-            low=sequences.low, high=sequences.high,
-        )  # fmt: skip
+        return _logged(log, sequences, (sequences.value, sequences.low, sequences.high))
     if isinstance(tokens, Reading):
-        length = job.seq_len
-        source = f"{log.path}, in sequences of {length}: {tokens.note}"
-        how = f"{_how(tokens)}, in sequences of {length}"
-        low, high = (None if end is None else end / length for end in (tokens.low, tokens.high))
-        return Throughput(
-            tokens.value / length, source, tokens.basis, is_from_log=True, how=how,
-            low=low, high=high,
-        )  # fmt: skip
+        values = (tokens.value, tokens.low, tokens.high)
+        rates = [None if tokens_s is None else tokens_s / job.seq_len for tokens_s in values]
+        return _logged(log, tokens, rates, f", in sequences of {job.seq_len}")
     if isinstance(step, Reading):
         return _pace_by_batch(log, step, job)
     return Throughput(
@@ -143,20 +134,23 @@ def throughput(declared: float | None, log: ParsedLog | None, job: NeuronJob) ->
 
 def _pace_by_batch(log: ParsedLog, step: Reading, job: NeuronJob) -> Throughput:
     """Throughput as the batch over the log's step time."""
-    batch = f"{job.batch_size} sequence{'' if job.batch_size == 1 else 's'} a step"
-    source = f"{log.path}, with {batch} ({job.batch_from}): {step.note}"
-    how = f"{_how(step)}, with {batch} ({job.batch_from})"
+    batch = f"{number_of(job.batch_size, 'sequence')} a step"
     # The shortest step makes the most sequences a second; one that may take no time, any number.
-    low, high = (job.batch_size / end if end else None for end in (step.high, step.low))
+    seconds = (step.value, step.high, step.low)
+    rates = [job.batch_size / step_s if step_s else None for step_s in seconds]
+    return _logged(log, step, rates, f", with {batch} ({job.batch_from})")
+
+
+def _logged(
+    log: ParsedLog, reading: Reading, rates: Sequence[float | None], detail: str = ""
+) -> Throughput:
+    """A log's throughput from one of its readings: the rate, and the ends of its interval."""
+    rate, low, high = rates
+    how = reading.note.partition(";")[0]  # without the warm-up rule
     return Throughput(
-        job.batch_size / step.value, source, step.basis, is_from_log=True, how=how,
-        low=low, high=high,
+        rate, f"{log.path}{detail}: {reading.note}", reading.basis,
+        is_from_log=True, how=f"{how}{detail}", low=low, high=high,
     )  # fmt: skip
-
-
-def _how(reading: Reading) -> str:
-    """A reading's note without the warm-up rule."""
-    return (reading.note or "").partition(";")[0]
 
 
 # A log's statistics under the original's names: of its last run, rates and times after the warm-up.

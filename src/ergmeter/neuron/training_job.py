@@ -151,10 +151,8 @@ def read_training_file(path: str | Path) -> TrainingFile:
     except FileNotFoundError as error:
         raise UsageError(f"{path}: no such file; --config takes the training's YAML") from error
     except OSError as error:
-        why = error.strerror or error
-        raise UsageError(
-            f"{path} can't be read: {why}; --config takes the training's YAML"
-        ) from error
+        why = f"{path} can't be read: {error.strerror or error}"
+        raise UsageError(f"{why}; --config takes the training's YAML") from error
     except UnicodeDecodeError as error:
         raise FormatError(f"{path} can't be read as text: {error}") from error
     try:
@@ -315,15 +313,13 @@ def _are_words(value: Any) -> bool:  # noqa: ANN401
 
 def _checkpointing(file: TrainingFile, notes: list[str]) -> Checkpointing:
     granularity = file.value("model.activations_checkpoint_granularity")
-    if granularity in ("full", "selective"):
-        if granularity == "selective":
-            modules = file.value("model.activations_checkpoint_recompute")
-            if _are_words(modules) and modules != ["CoreAttention"]:
-                notes.append(
-                    f"recomputed are {', '.join(modules)}; HFU counts the attention core alone"
-                )
-        return granularity  # type: ignore[no-any-return]  # one of two literals, just checked
-    return "none"
+    if granularity == "selective":
+        modules = file.value("model.activations_checkpoint_recompute")
+        if _are_words(modules) and modules != ["CoreAttention"]:
+            listed = ", ".join(modules)
+            notes.append(f"recomputed are {listed}; HFU counts the attention core alone")
+        return "selective"
+    return "full" if granularity == "full" else "none"
 
 
 def _overrides(file: TrainingFile) -> dict[str, int]:
@@ -343,11 +339,9 @@ def _degree(file: TrainingFile, name: str) -> int:
 
 def _replicas(file: TrainingFile, devices: int | None, nodes: int, stages: int) -> int | None:
     """Copies of the model, each with its own part of the batch."""
-    if devices is None:
-        return None
     size = stages * _degree(file, "tensor_model_parallel_size")
     size *= _degree(file, "context_parallel_size")
-    return devices * nodes // size if devices * nodes % size == 0 else None
+    return None if devices is None or devices * nodes % size else devices * nodes // size
 
 
 def _at_once(file: TrainingFile, replicas: int | None) -> int | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter.compare.grouping import differing_facts
 from ergmeter.version import __version__
-from ergmeter.views.analyze.text import counted
+from ergmeter.views.analyze.console import counted
 from ergmeter.views.charts.chart import Table
 from ergmeter.views.charts.compare_charts import DIFFERENCES, MEAN, RATIOS, compare_charts
 from ergmeter.views.charts.compare_curves import ABOUT, course_charts

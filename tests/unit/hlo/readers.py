@@ -1,4 +1,4 @@
-"""The three readers, by name."""
+"""The two readers, by name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ergmeter.hlo import ModuleCount, count_bytes
 
-READERS = ("compiled", "protobuf", "python")
+READERS = ("compiled", "python")
 
 
 def count(source: Path | bytes, reader: str) -> ModuleCount:

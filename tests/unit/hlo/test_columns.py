@@ -1,8 +1,8 @@
 """Fields that are missing here and given twice there: the last one counts, in every reader.
 
-The protobuf reader takes opcodes and ids as lists of a whole computation, which such fields put
-out of step without a change of their length. It tells the rows of such a list apart by marks (an
-opcode or a shape of one byte 255, an id of -1), which a file may hold as well.
+A reader that takes opcodes and ids as lists of a computation is put out of step by such fields
+without a change of their length. One that tells the rows of a list apart by marks (an opcode or a
+shape of one byte 255, an id of -1) is misled by a file that holds them.
 """
 
 from __future__ import annotations

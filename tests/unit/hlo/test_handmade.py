@@ -344,7 +344,7 @@ def test_a_call_that_multiplies_no_matrices_is_not_unknown(reader: str, target: 
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_the_three_readers_give_one_count(name: str) -> None:
+def test_both_readers_give_one_count(name: str) -> None:
     data = MADE[name]().data
-    first, *others = (same(count(data, reader)) for reader in READERS)
-    assert others == [first, first]
+    compiled, python = (same(count(data, reader)) for reader in READERS)
+    assert compiled == python

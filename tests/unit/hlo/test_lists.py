@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import ergmeter.hlo
-from ergmeter.hlo import files, module
+from ergmeter.hlo import files, proto
 
 HERE = Path(ergmeter.hlo.__file__).parent
 
@@ -15,11 +15,11 @@ def test_the_compiled_reader_knows_the_same_opcodes() -> None:
     source = (HERE / "scan.c").read_text()
     body = source.partition("static enum kind kind_of(")[2].partition("return OTHER;")[0]
     kinds = {
-        opcode.encode(): getattr(module, kind)
+        opcode.encode(): getattr(proto, kind)
         for names, kind in re.findall(r"if \(((?:[^;])*?)\)\s*return (\w+);", body)
         for opcode in re.findall(r'IS\("([^"]+)"\)', names)
     }
-    assert kinds == module.KINDS
+    assert kinds == proto.KINDS
 
 
 def test_a_change_of_any_source_makes_memos_void() -> None:

@@ -84,7 +84,7 @@ def summary(known: int, absent: int, unreadable: int, nki_macs: int) -> NkiSumma
 def test_a_ratio_of_0_says_which_of_the_reasons_it_is(
     calls: tuple[int, int, int], macs: int, said: list[str]
 ) -> None:
-    texts = [finding.text for finding in about_kernels(summary(*calls, macs))]
+    texts = list(about_kernels(summary(*calls, macs)))
     assert len(texts) == len(said)
     assert all(part in text for part, text in zip(said, texts, strict=True))
 
@@ -96,29 +96,29 @@ def graph(module: str, macs: int, *, runs: int = 1) -> GraphResult:
 def test_graphs_and_a_file_of_their_runs_that_do_not_match_are_said() -> None:
     graphs = [graph("MODULE_1+0", 100, runs=7), graph("MODULE_2+0", 250), graph("MODULE_3+0", 50)]
     runs = {"MODULE_1": 7, "MODULE_typo": 5}
-    first, second = (finding.text for finding in about_runs(graphs, runs, "runs.txt"))
+    first, second = about_runs(graphs, runs, "runs.txt")
     assert first == (
         "2 of 3 graphs are not in runs.txt: not counted, with 75 % of the MACs if each graph ran"
         " once"
     )  # 300 of 400
     assert second == "1 module of runs.txt is not among the graphs: MODULE_typo"
     all_of_them = {"MODULE_1": 7, "MODULE_2+0": 1, "MODULE_3": 0}
-    assert about_runs(graphs, all_of_them, "runs.txt") == []
+    assert list(about_runs(graphs, all_of_them, "runs.txt")) == []
     (idle,) = about_runs([graph("MODULE_1+0", 0), graph("MODULE_2", 0)], {"MODULE_2": 1}, "r")
-    assert idle.text == "1 of 2 graphs is not in r: not counted"
+    assert idle == "1 of 2 graphs is not in r: not counted"
 
 
 def test_where_no_graph_was_found_it_says_where_and_what_would_match(tmp_path: Path) -> None:
     write(tmp_path / "a", b"", name="model.neff")
     found = find_graphs(str(tmp_path), Choice())
     (finding,) = about_graphs(found, str(tmp_path))
-    assert f"looked in {tmp_path} and all below it at 1 file" in finding.text
-    assert "*.hlo_module.pb" in finding.text
-    assert "model.neff" in finding.text
+    assert f"looked in {tmp_path} and all below it at 1 file" in finding
+    assert "*.hlo_module.pb" in finding
+    assert "model.neff" in finding
     write(tmp_path / "MODULE_1+00000000", b"", name="wrapped_neff.hlo")
     found = find_graphs(str(tmp_path), Choice())
     (finding,) = about_graphs(found, str(tmp_path))
-    assert finding.text == f"no HLO in {tmp_path} but 1 wrapped_neff.hlo"
+    assert finding == f"no HLO in {tmp_path} but 1 wrapped_neff.hlo"
     (finding,) = about_graphs(None, "/none", named_in_yaml="/var/tmp/cache")
-    assert "/none (the default --compile-dir) does not exist" in finding.text
-    assert "compiler_cache_url is /var/tmp/cache" in finding.text
+    assert "/none (the default --compile-dir) does not exist" in finding
+    assert "compiler_cache_url is /var/tmp/cache" in finding

@@ -38,7 +38,7 @@ def come_to(
     """What is taken of a job and a log, its throughput, and what is said of it."""
     taken, findings = reconcile(what, log)
     pace = throughput(given, log, taken)
-    texts = [finding.text for finding in (*findings, *about_log(log, taken, pace))]
+    texts = [*findings, *about_log(log, taken, pace)]
     return taken, pace, texts
 
 

@@ -55,8 +55,8 @@ def test_repeats_have_a_mean_and_a_spread(tmp_path: Path) -> None:
     found = compared(tmp_path, *(ours(mfu, "2.18") for mfu in (13.0, 14.0, 15.0)))
     (group,) = found.groups
     spread = group.spreads["mfu_percent"]
-    assert (spread.count, spread.mean, spread.least, spread.most) == (3, 14.0, 13.0, 15.0)
-    assert spread.deviation == pytest.approx(1.0)  # sqrt((1 + 0 + 1) / 2)
+    assert (spread.count, spread.mean, spread.min, spread.max) == (3, 14.0, 13.0, 15.0)
+    assert spread.standard_deviation == pytest.approx(1.0)  # sqrt((1 + 0 + 1) / 2)
     assert found.convention == "exact"
     assert found.notes == ()
 
@@ -66,7 +66,7 @@ def test_another_compiler_is_another_group_and_says_what_changed(tmp_path: Path)
     first, second = found.groups
     assert len(second.outputs) == 2
     assert second.changed == {"neuronxcc": ("2.16", "2.18")}
-    assert first.spreads["mfu_percent"].deviation is None
+    assert first.spreads["mfu_percent"].standard_deviation is None
     other = ours(14.0, "2.18", versions={"neuronxcc": ["2.18"], "model": {"config_sha256": "d"}})
     changed = compared(tmp_path, ours(14.0, "2.18"), other).groups[1].changed
     assert changed == {"config_sha256": ("abc", "d")}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ergmeter.neuron.score import Baseline, score
+from ergmeter.neuron.score import Baseline, Score
 
 
 def test_the_guide_s_example_is_2_7324() -> None:
     base = Baseline(50.0, 100.0, loss_improvement=1.2, convergence_rate=1.1)
-    found = score(base, mfu_percent=60.0, seq_per_s=150.0, nki_ratio=0.15)
+    found = Score(base, mfu_percent=60.0, seq_per_s=150.0, nki_ratio=0.15)
     assert (found.mfu_improvement, found.throughput_improvement) == (1.2, 1.5)
     assert found.value == pytest.approx(2.7324)
     assert found.without_nki == pytest.approx(1.2 * 1.5 * 1.2 * 1.1)
@@ -17,24 +17,24 @@ def test_the_guide_s_example_is_2_7324() -> None:
 
 def test_the_offset_is_an_option() -> None:
     base = Baseline(50.0, 100.0, offset=0.1)
-    found = score(base, mfu_percent=50.0, seq_per_s=100.0, nki_ratio=0.15)
+    found = Score(base, mfu_percent=50.0, seq_per_s=100.0, nki_ratio=0.15)
     assert found.value == pytest.approx(0.25)
 
 
 def test_an_unknown_ratio_gives_no_score() -> None:
-    found = score(Baseline(), mfu_percent=25.0, seq_per_s=50.0, nki_ratio=None)
+    found = Score(Baseline(), mfu_percent=25.0, seq_per_s=50.0, nki_ratio=None)
     assert found.value is None
     assert found.without_nki == 0.25
 
 
 def test_what_is_not_known_leaves_the_other_factors() -> None:
     base = Baseline(loss_improvement=1.2, convergence_rate=1.1)
-    found = score(base, mfu_percent=None, seq_per_s=None, nki_ratio=0.15)
+    found = Score(base, mfu_percent=None, seq_per_s=None, nki_ratio=0.15)
     assert (found.mfu_improvement, found.throughput_improvement) == (None, None)
     assert (found.value, found.without_nki) == (None, None)
     assert found.nki_factor == 1.15
 
 
 def test_a_baseline_of_0_leaves_its_factor_at_1() -> None:
-    found = score(Baseline(0.0, -1.0), mfu_percent=60.0, seq_per_s=150.0, nki_ratio=0.5)
+    found = Score(Baseline(0.0, -1.0), mfu_percent=60.0, seq_per_s=150.0, nki_ratio=0.5)
     assert found.value == 1.5

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli.run_options import check_page, check_writable, chosen_form, with_page, write_page
+from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,29 +67,14 @@ _CHOICE = [
 _SCORE = [
     click.option("--calculate-score", is_flag=True, help="The training score, with its factors."),
     click.option("--per-file-scores", is_flag=True, help="A score for each graph."),
-    click.option(
-        "--base-mfu", type=float, default=50.0, show_default=True, help="Baseline MFU in percent."
-    ),
-    click.option(
-        "--base-throughput",
-        type=float,
-        default=100.0,
-        show_default=True,
-        help="Baseline sequences/s.",
-    ),
-    click.option(
-        "--loss-improvement",
-        type=float,
-        default=1.0,
-        show_default=True,
-        help="Baseline loss / achieved loss.",
-    ),
-    click.option(
-        "--convergence-rate",
-        type=float,
-        default=1.0,
-        show_default=True,
-        help="Baseline steps / achieved steps.",
+    *(
+        click.option(name, type=float, default=value, show_default=True, help=meaning)
+        for name, value, meaning in (
+            ("--base-mfu", 50.0, "Baseline MFU in percent."),
+            ("--base-throughput", 100.0, "Baseline sequences/s."),
+            ("--loss-improvement", 1.0, "Baseline loss / achieved loss."),
+            ("--convergence-rate", 1.0, "Baseline steps / achieved steps."),
+        )
     ),
     click.option(
         "--score-offset",
@@ -155,8 +141,6 @@ def command(
     From its YAML, its model's config.json, its log and its compile cache; no Neuron device or SDK
     is needed. Takes the flags of nki-llama's calculate_training_metrics.py and writes its keys.
     """
-    from ergmeter.errors import UsageError
-
     form = chosen_form(form, as_json=as_json)
     if compare:
         _check_alone()
@@ -196,7 +180,6 @@ def main() -> None:
 def _analyze(request: AnalysisRequest, *, compat: bool, is_quiet: bool, per_file: bool) -> Analysis:
     from ergmeter.neuron.analysis_types import AnalysisProgress
     from ergmeter.views.analyze import console as view
-    from ergmeter.views.analyze.parts import files_section
 
     if compat:
         from ergmeter.compat.nki_llama.document import analyze_compat as analyze
@@ -214,22 +197,18 @@ def _analyze(request: AnalysisRequest, *, compat: bool, is_quiet: bool, per_file
 
         analysis = analyze(request, watch)
     document = analysis.document
-    sections = []
     if per_file:
-        why = document.get("missing", {}).get("average_score")
-        summary = document["nki_analysis"]["summary"]
-        sections.append(files_section(analysis.files, summary, why=why, is_original=compat))
-    if request.calculate_score:
-        sections.append(view.score_section(document))
-    sections.append(view.summary_section(document))
-    for section in sections:
-        for line in section:
+        for line in view.files_section(analysis.files, document):
             say(line)
+    if request.calculate_score:
+        for line in view.score_section(document):
+            say(line)
+    for line in view.summary_section(document):
+        say(line)
     return analysis
 
 
 def _request(**options: Any) -> AnalysisRequest:  # noqa: ANN401  click passes what it parsed
-    from ergmeter.errors import UsageError
     from ergmeter.neuron.analysis_types import AnalysisRequest
     from ergmeter.neuron.compile_cache import Choice, parse_time
     from ergmeter.neuron.score import Baseline
@@ -253,16 +232,12 @@ def _request(**options: Any) -> AnalysisRequest:  # noqa: ANN401  click passes w
         offset=float(options.pop("score_offset")),
     )
     lnc = options.pop("lnc")
-    options["dtype"] = dtype_named(options["dtype"])
-    return AnalysisRequest(
-        **options, lnc=int(lnc) if lnc else None, choice=choice, baseline=baseline
-    )
+    options |= {"dtype": dtype_named(options["dtype"]), "lnc": int(lnc) if lnc else None}
+    return AnalysisRequest(**options, choice=choice, baseline=baseline)
 
 
 def _check_output(path: Path, request: AnalysisRequest) -> None:
     """Before the work: there is a place for it, and it is no file that is read."""
-    from ergmeter.errors import UsageError
-
     check_writable(path, option="--output")
     read = (request.config, request.model_config, request.log_file, request.graph_runs)
     for source in filter(None, read):
@@ -272,8 +247,6 @@ def _check_output(path: Path, request: AnalysisRequest) -> None:
 
 def _check_shown(request: AnalysisRequest, *, form: str, per_file: bool, is_written: bool) -> None:
     """Refuse options that would be left without effect."""
-    from ergmeter.errors import UsageError
-
     if per_file and form != "text":
         raise UsageError(f"--print-per-file is for the console, and --format {form} is alone there")
     if request.detailed and form == "md" and not is_written:
@@ -281,8 +254,7 @@ def _check_shown(request: AnalysisRequest, *, form: str, per_file: bool, is_writ
 
 
 def _markdown(analysis: Analysis) -> str:
-    from ergmeter.views.analyze.parts import analysis_parts
-    from ergmeter.views.analyze.text import title
+    from ergmeter.views.analyze.parts import analysis_parts, title
     from ergmeter.views.blocks import markdown
 
     parts = analysis_parts(analysis.document, analysis.files, most_graphs=_GRAPHS_IN_MARKDOWN)
@@ -322,8 +294,6 @@ def _progress() -> Iterator[Callable[[AnalysisProgress], None]]:
 def _check_alone() -> None:
     """Refuse options that --compare would leave without effect."""
     from click.core import ParameterSource
-
-    from ergmeter.errors import UsageError
 
     context = click.get_current_context()
     for option in context.command.params:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ergmeter.errors import FormatError, UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -52,7 +54,6 @@ def command(
     """
     from rich.console import Console
 
-    from ergmeter.errors import FormatError
     from ergmeter.hlo import count_files
     from ergmeter.views.calculate import hlo
 
@@ -74,7 +75,6 @@ def command(
 
 def _files(paths: tuple[Path, ...]) -> tuple[list[Path], dict[str, int]]:
     """The files that are meant, each once, and how many were left out, by reason."""
-    from ergmeter.errors import UsageError
     from ergmeter.hlo.files import SHOWN_NAMES, module_files
 
     files: dict[Path, None] = {}

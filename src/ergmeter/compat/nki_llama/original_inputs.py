@@ -13,12 +13,14 @@ import re
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ergmeter.hlo.wire import Malformed, integer, integers, message, span, spans, text
+from ergmeter.hlo import proto
+from ergmeter.hlo.module import Instruction
+from ergmeter.hlo.wire import Malformed, integers, message, span, spans
 
 if TYPE_CHECKING:
-    from ergmeter.hlo.wire import Buffer, Fields, Span
+    from ergmeter.hlo.wire import Buffer, Span
 
 # A log as the original's second version reads it: progress-bar lines of one trainer. Its faults are
 # kept: numbers end at an `e`, the documented form `throughput: 150.5` is not recognised,
@@ -52,9 +54,10 @@ class Values:
     first: float | None = None
     last: float | None = None
 
-    def add(self, value: float) -> None:
-        """The next value."""
-        if self.once and self.count and value == self.last:
+    def add(self, text: str) -> None:
+        """The next value, if the text is one."""
+        value = _number(text)
+        if value is None or (self.once and self.count and value == self.last):
             return
         self.count += 1
         self.total += value
@@ -99,7 +102,7 @@ class OriginalLog:
             self.first_stamp = self.first_stamp or stamp[1]
             self.last_stamp = stamp[1]
         if "step_time" in line and (timed := _STEP_TIME.search(line)):
-            _add(self.step_times, timed[1])
+            self.step_times.add(timed[1])
         if _MARK in line:
             self._read_metrics(line)
 
@@ -110,9 +113,10 @@ class OriginalLog:
         else:
             singles = {name: pattern.search(line) for name, pattern in _SINGLE.items()}
             values = {name: match[1] for name, match in singles.items() if match}
-        _add(self.losses, values.get(_LOSS, ""))
-        _add(self.throughput, values.get(_RATE, ""))
-        self.steps.update(int(value) for value in _numbers(values.get(_STEP, "")))
+        self.losses.add(values.get(_LOSS, ""))
+        self.throughput.add(values.get(_RATE, ""))
+        step = _number(values.get(_STEP, ""))
+        self.steps |= set() if step is None else {int(step)}
 
     def document(self) -> dict[str, Any]:
         """Its `log_metrics`."""
@@ -134,17 +138,11 @@ class OriginalLog:
         }
 
 
-def _add(values: Values, text: str) -> None:
-    for value in _numbers(text):
-        values.add(value)
-
-
-def _numbers(text: str) -> list[float]:
-    """The number in a list, or an empty list if there is none."""
+def _number(text: str) -> float | None:
     try:
-        return [float(text)]
+        return float(text)
     except ValueError:
-        return []
+        return None
 
 
 def read_original_log(path: str) -> OriginalLog:
@@ -164,15 +162,10 @@ def read_original_log(path: str) -> OriginalLog:
 
 
 _KERNEL = "AwsNeuronCustomNativeKernel"
-# Field numbers of XLA's hlo.proto.
-_COMPUTATIONS, _INSTRUCTIONS = 3, 2
-_OPCODE, _SHAPE, _TARGET, _DOT, _ID, _OPERANDS, _CONFIG = 2, 3, 28, 30, 35, 36, 43
-_DIMENSIONS = 3
-_CONTRACTED, _BATCHED = (1, 2), (3, 4)  # of the left and of the right operand
+_BATCHED_RIGHT, _CONTRACTED_RIGHT = 4, 2  # dimension numbers of a dot's right operand
 
 
-@dataclass(frozen=True, slots=True)
-class OriginalCount:
+class OriginalCount(NamedTuple):
     """What it counts in a file, and how many kernel configurations it could not read."""
 
     macs: int
@@ -188,63 +181,56 @@ def original_count(path: str) -> OriginalCount:
         data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     try:
         module = message(data, 0, len(data))
-        name = span(module, 1)
+        name = span(module, proto.MODULE_NAME)
         if name is not None:
             data[name[0] : name[1]].decode()  # protobuf refuses a name that is not UTF-8
-        counts = [_computation(data, where) for where in spans(module, _COMPUTATIONS)]
+        counts = [_computation(data, where) for where in spans(module, proto.MODULE_COMPUTATION)]
     except (Malformed, UnicodeDecodeError) as error:
         raise ValueError(f"not an HloModuleProto: {error}") from error
     finally:
         data.close()
-    return OriginalCount(
-        sum(count.macs for count in counts),
-        sum(count.nki_macs for count in counts),
-        sum(count.unreadable for count in counts),
-    )
+    return OriginalCount(*map(sum, zip(*counts, strict=True))) if counts else OriginalCount(0, 0, 0)
 
 
 def _computation(data: Buffer, where: Span) -> OriginalCount:
-    fields = message(data, *where)
-    instructions = [message(data, *inner) for inner in spans(fields, _INSTRUCTIONS)]
-    by_id = {integer(fields, _ID): fields for fields in instructions}
+    extents = spans(message(data, *where), proto.COMPUTATION_INSTRUCTION)
+    instructions = [Instruction(data, message(data, *extent), extent) for extent in extents]
+    by_id = {instruction.integer(proto.ID): instruction for instruction in instructions}
     macs = nki = unreadable = 0
     for instruction in instructions:
-        opcode = text(data, instruction, _OPCODE)
-        if opcode == "dot":
-            macs += _dot(data, instruction, by_id)
-        elif opcode == "custom-call" and text(data, instruction, _TARGET) == _KERNEL:
-            stated = _stated(data, instruction)
+        if instruction.opcode == "dot":
+            macs += _dot(instruction, by_id)
+        elif instruction.opcode == "custom-call" and _is_kernel(instruction):
+            stated = _stated(instruction)
             unreadable += stated is None
             macs += stated or 0
             nki += stated or 0
     return OriginalCount(macs, nki, unreadable)
 
 
-def _dot(data: Buffer, dot: Fields, by_id: dict[int, Fields]) -> int:
+def _is_kernel(call: Instruction) -> bool:
+    return call.text(proto.CUSTOM_CALL_TARGET) == _KERNEL
+
+
+def _dot(dot: Instruction, by_id: dict[int, Instruction]) -> int:
     """Batch x free left x contracted x free right, from the operands' shapes."""
-    operands = integers(data, dot, _OPERANDS)
+    operands = dot.operand_ids
     if len(operands) != 2 or any(operand not in by_id for operand in operands):
         raise ValueError(f"a dot whose operands {operands} are not in its computation")
-    left, right = (_dimensions(data, by_id[operand]) for operand in operands)
-    dot_span = span(dot, _DOT)
-    numbers = message(data, *dot_span) if dot_span else {}
-    contracted = [integers(data, numbers, field) for field in _CONTRACTED]
-    batched = [integers(data, numbers, field) for field in _BATCHED]
-    taken = {*contracted[1], *batched[1]}
+    left, right = (by_id[operand].shape.dimensions for operand in operands)
+    numbers = dot.part(proto.DOT_DIMENSIONS)
+    taken = {
+        *integers(dot.data, numbers, _CONTRACTED_RIGHT),
+        *integers(dot.data, numbers, _BATCHED_RIGHT),
+    }
     free_right = math.prod(size for axis, size in enumerate(right) if axis not in taken)
     return math.prod(left) * free_right
 
 
-def _dimensions(data: Buffer, instruction: Fields) -> list[int]:
-    shape_span = span(instruction, _SHAPE)
-    return integers(data, message(data, *shape_span), _DIMENSIONS) if shape_span else []
-
-
-def _stated(data: Buffer, call: Fields) -> int | None:
+def _stated(call: Instruction) -> int | None:
     """The kernel's own `mac_count`, 0 without one; None where its configuration can't be read."""
-    config_span = span(call, _CONFIG)
-    config = data[config_span[0] : config_span[1]] if config_span else b""
     try:
-        return int(json.loads(base64.b64decode(config)).get("mac_count", 0))
+        config = base64.b64decode(call.encoded(proto.BACKEND_CONFIG))
+        return int(json.loads(config).get("mac_count", 0))
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None

@@ -13,7 +13,7 @@ from rich.text import Text
 from ergmeter.neuron.compare import METRICS
 from ergmeter.units import significant
 from ergmeter.version import __version__
-from ergmeter.views.analyze.text import wrapped
+from ergmeter.views.analyze.console import wrapped
 from ergmeter.views.blocks import Items, PagePart, Paragraph, TableBlock
 
 if TYPE_CHECKING:
@@ -52,10 +52,7 @@ def parts(comparison: OutputComparison) -> Iterator[RenderableType]:
 def heads(comparison: OutputComparison) -> tuple[str, ...]:
     """Return the column titles of `rows`."""
     under = f" ({comparison.convention})" if comparison.convention else ""
-    return (
-        "output",
-        *(TITLES[name] + (under if name == "mfu_percent" else "") for name in METRICS),
-    )
+    return "output", *(f"{TITLES[name]}{under if name == METRICS[0] else ''}" for name in METRICS)
 
 
 def rows(comparison: OutputComparison) -> Iterator[tuple[str, ...]]:
@@ -120,9 +117,9 @@ def _mean(spread: RepeatSpread | None, *, of: int) -> str:
 
 
 def _deviation(spread: RepeatSpread | None) -> str:
-    if spread is None or spread.deviation is None:
+    if spread is None or spread.standard_deviation is None:
         return "-"
-    return significant(spread.deviation, 2)
+    return significant(spread.standard_deviation, 2)
 
 
 def _change(before: OutputGroup, after: OutputGroup) -> str:
@@ -143,7 +140,9 @@ def _change(before: OutputGroup, after: OutputGroup) -> str:
 
 
 def input_text(value: Any) -> str:  # noqa: ANN401  whatever the documents hold
-    """Format an input value for reading."""
+    """Format an input value for reading, or a dash if unknown."""
+    if value is None:
+        return "-"
     if isinstance(value, dict):  # LoRA
         return f"r={value.get('r')} on {', '.join(map(str, value.get('targets') or ()))}"
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -152,9 +151,10 @@ def input_text(value: Any) -> str:  # noqa: ANN401  whatever the documents hold
 def _effect(name: str, old: RepeatSpread, new: RepeatSpread) -> str:
     percent = round(100 * (new.mean / old.mean - 1), 1) + 0.0  # no -0.0
     change = f"{TITLES[name]} {percent:+.1f} %"
-    if old.deviation is None and new.deviation is None:
+    deviations = (old.standard_deviation, new.standard_deviation)
+    if deviations == (None, None):
         return change
-    apart = (old.deviation or 0.0) + (new.deviation or 0.0)
+    apart = sum(deviation or 0.0 for deviation in deviations)
     is_within = abs(new.mean - old.mean) <= apart
     return f"{change} ({'within' if is_within else 'beyond'} the spread of the repeats)"
 
@@ -167,12 +167,9 @@ def comparison_parts(comparison: OutputComparison) -> list[PagePart]:
     sentences = tuple(changes(comparison))
     repeats = Paragraph("All outputs have the same inputs: they are repeats of one run.")
     notes = Items(comparison.notes) if comparison.notes else Paragraph("Nothing to note.")
+    outputs = TableBlock("outputs", heads(comparison), tuple(rows(comparison)))
     return [
-        PagePart(
-            "outputs",
-            "Outputs",
-            (TableBlock("outputs", heads(comparison), tuple(rows(comparison))),),
-        ),
+        PagePart("outputs", "Outputs", (outputs,)),
         PagePart("changes", "What changed", (Items(sentences) if sentences else repeats,)),
         PagePart("notes", "To be noted", (notes,)),
         PagePart("inputs", "Inputs", (_inputs(comparison),)),
@@ -196,13 +193,7 @@ def _inputs(comparison: OutputComparison) -> TableBlock:
     ]
     names = comparison.groups[0].inputs
     lines = tuple(
-        (
-            name.replace("_", " "),
-            *(
-                "-" if (value := group.inputs[name]) is None else input_text(value)
-                for group in comparison.groups
-            ),
-        )
+        (name.replace("_", " "), *(input_text(group.inputs[name]) for group in comparison.groups))
         for name in names
     )
     return TableBlock("inputs of each group", ("input", *groups), lines)

@@ -1,35 +1,102 @@
-"""The result of `erg analyze` on the terminal, in the original tool's layout."""
+"""The result of `erg analyze` on the terminal, in the original tool's layout.
+
+Its number formats are those of the page and of Markdown too.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+import textwrap
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.neuron.analysis_types import (
-    FoundGraphs,
-    GraphCounted,
-    Inputs,
-    LogRead,
-    Searching,
-    ThroughputChosen,
-)
+from ergmeter.neuron.analysis_types import GraphCounted, Started
 from ergmeter.neuron.compile_cache import abbreviated_list
-from ergmeter.neuron.kernels import decimals
-from ergmeter.units import significant
-from ergmeter.views.analyze.text import bound, counted, fixed, heading, mark, ratio, wrapped
+from ergmeter.neuron.kernels import LEGEND, LOWER_BOUND, UNCERTAIN, decimals
+from ergmeter.units import number_of, significant
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ergmeter.neuron.analysis_types import Event
 
     Document = Mapping[str, Any]
 
+_COLUMNS = 80
+_WIDE, _NARROW = 60, 50  # of the rules that the original draws
+_ORIGINAL_COLUMNS = 120  # and of those around its table of graphs
+
+
+def wrapped(text: str, lead: str = "") -> Iterator[str]:
+    """Yield a sentence wrapped to the width of a terminal; paths and names are not broken."""
+    yield from textwrap.wrap(
+        text,
+        _COLUMNS,
+        initial_indent=lead,
+        subsequent_indent=" " * max(2, len(lead)),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def heading(title: str, width: int) -> Iterator[str]:
+    """Yield a title between two rules."""
+    yield from ("=" * width, title, "=" * width)
+
+
+def ratio(value: float | None) -> str:
+    """Format a ratio, or a dash if unknown."""
+    return "-" if value is None else decimals(value, 4)
+
+
+def fixed(value: float | None, digits: int) -> str:
+    """Format with a fixed number of decimals; integers with thousands separators."""
+    return "-" if value is None else f"{value:{'' if digits else ','}.{digits}f}"
+
+
+def bound(figures: Mapping[str, Any]) -> str:
+    """Return the note behind a ratio that is not fully known."""
+    if figures.get("is_uncertain"):
+        return " (not certain)"
+    return " (a lower bound)" if figures.get("is_lower_bound") else ""
+
+
+def mark(document: Mapping[str, Any], key: str) -> str:
+    """Return the mark behind an impossible value."""
+    return " (impossible)" if document.get("impossible", {}).get(key) else ""
+
+
+def counted(count: int, what: str) -> str:
+    """Return a count with its noun: `2 loops whose ...`, `1 loop whose ...`."""
+    noun, _, rest = what.partition(" ")
+    if count == 1:
+        noun = noun.removesuffix("es") if noun.endswith("ches") else noun.removesuffix("s")
+    return f"{count:,} {noun} {rest}"
+
+
+def percentage(value: float | None, space: str = " ") -> str:
+    """Format a percentage, or a dash if unknown."""
+    return "-" if value is None else f"{decimals(value, 2, full=100.0)}{space}%"
+
+
+def mark_of(file: Document) -> str:
+    """Return the mark of a graph's ratio that is not fully known."""
+    if file.get("is_uncertain"):
+        return UNCERTAIN
+    return LOWER_BOUND if file.get("is_lower_bound") else ""
+
+
+def is_more(value: float | None, other: float | None) -> bool:
+    """True if a value is known to be more than another, beyond rounding."""
+    return value is not None and other is not None and value > other * (1 + 1e-9)
+
+
+def doubts(analysis: Document) -> list[str]:
+    """Return what the counts of the graphs leave unknown, one sentence a kind."""
+    return [counted(count, what) for what, count in analysis.get("not_known", {}).items()]
+
+
 # The training log, under the original's labels.
-
-
-_WIDE = 60
 
 
 def log_section(log: Document) -> Iterator[str]:
@@ -40,8 +107,7 @@ def log_section(log: Document) -> Iterator[str]:
     stamps, steps = log["timestamps"], log["steps"]
     if stamps["first"]:
         yield "\nTraining Timeline:"
-        yield f"  First timestamp: {stamps['first']}"
-        yield f"  Last timestamp: {stamps['last']}"
+        yield from (f"  {end.title()} timestamp: {stamps[end]}" for end in ("first", "last"))
     elif stamps["file_modification"]:
         yield f"\nFile modified: {stamps['file_modification']} (the lines have no time)"
     if steps["count"]:
@@ -90,27 +156,25 @@ def _statistics(title: str, of: Document, unit: str, digits: int) -> Iterator[st
     yield f"  Number of measurements: {of['count']}"
 
 
-_NARROW = 50
-
-
 def event_lines(event: Event) -> Iterator[str]:
     """Yield the console lines of a progress event."""
-    match event:
-        case LogRead(metrics):
-            yield from log_section(metrics)
-        case ThroughputChosen(seq_per_s, True, reason):
-            yield f"\nUsing average throughput from log file: {seq_per_s:.2f} seq/s"
-            yield from wrapped(reason, "  ") if reason else ()
-        case ThroughputChosen():
-            yield "Warning: No throughput information provided, using default"
-        case Inputs(document):
-            yield from inputs_section(document)
-        case Searching(directory):
-            yield f"\nSearching for HLO files in {directory}..."
-        case FoundGraphs(count, is_original):
-            yield f"Found {count} HLO {'file' if count == 1 and not is_original else 'files'}"
-        case GraphCounted(path):
-            yield f"Analyzing: {path}"
+    if isinstance(event, GraphCounted):
+        yield f"Analyzing: {event.path}"
+    if not isinstance(event, Started):
+        return
+    document = event.document
+    if "log_metrics" in document:
+        yield from log_section(document["log_metrics"])
+    if event.rate_from == "log":
+        rate = document["throughput_seq_per_sec"]
+        yield f"\nUsing average throughput from log file: {rate:.2f} seq/s"
+        yield from wrapped(event.rate_note or "", "  ")
+    elif event.rate_from == "default":
+        yield "Warning: No throughput information provided, using default"
+    yield from inputs_section(document)
+    yield f"\nSearching for HLO files in {event.directory}..."
+    is_one = event.graphs == 1 and not event.is_original
+    yield f"Found {event.graphs} HLO {'file' if is_one else 'files'}"
 
 
 def inputs_section(document: Document) -> Iterator[str]:
@@ -151,27 +215,67 @@ def _by_log(document: Document, key: str) -> str:
     return " (the log's)" if document.get(f"{key}_from") == "the log" else ""
 
 
+def files_section(files: Sequence[Document], document: Document) -> Iterator[str]:
+    """Yield one line for each graph."""
+    summary, is_original = document["nki_analysis"]["summary"], document["compat"] is not None
+    if not files and not is_original:
+        yield "\nPer-file NKI analysis: no graphs"
+        return
+    has_scores = any("training_score" in file for file in files)
+    wide = max([20, *(len(file.get("module_name") or "-") for file in files)])
+    long = max([40, *(len(file["file_name"]) for file in files)])
+    many = max([15, *(len(f"{file['hlo_macs']:,}") for file in files)])
+    head = f"{'File Name':<{long}} {'Module':<{wide}} {'HLO MACs':>{many}} {'NKI MACs':>{many}}"
+    head += f" {'NKI Ratio':>10}" + (f" {'Score':>10}" if has_scores else "")
+    rule = "-" * (_ORIGINAL_COLUMNS if is_original else len(head))
+    yield "\nPer-file NKI analysis:"
+    yield rule
+    yield head
+    yield rule
+    for file in files:
+        if file["status"] != "success":
+            # The original names no module of a file that it can't read.
+            module = f" {file['module_name'] or '-':<{wide}}" if "module_name" in file else ""
+            yield f"{file['file_name']:<{long}}{module} ERROR: {file['error']}"
+            continue
+        mark = mark_of(file)
+        line = (
+            f"{file['file_name']:<{long}} {file['module_name'] or '-':<{wide}}"
+            f" {file['hlo_macs']:>{many},} {file['nki_macs']:>{many},}"
+            f" {ratio(file['nki_ratio']) + mark:>10}"
+        )
+        score = file.get("training_score")
+        yield line + (f" {fixed(score['score'], 4) + mark:>10}" if score else "")
+    yield rule
+    yield from legend(map(mark_of, files))
+    if why := document.get("missing", {}).get("average_score"):
+        yield from wrapped(f"No score of a graph: {why}")
+    if "average_score" in summary:
+        yield "\nPer-file Score Statistics:"
+        for name in ("average", "min", "max"):
+            yield f"  {name.title()} Score: {summary[f'{name}_score']:.4f}{bound(summary)}"
+
+
+def legend(marks: Iterable[str]) -> list[str]:
+    """Return the meaning of each of the marks."""
+    used = set(marks)
+    return [f"{mark} {meaning}" for mark, meaning in LEGEND.items() if mark in used]
+
+
 def score_section(document: Document) -> Iterator[str]:
     """Yield the factors of the score and their product."""
     parts = document["training_score_breakdown"]
     yield "\nTraining Score Breakdown:"
     yield "=" * _NARROW
-    if parts["mfu_improvement"] is None:
+    mfu, rate = parts["mfu_improvement"], parts["throughput_improvement"]
+    reached = percentage(parts["achieved_mfu"], "")
+    if mfu is None:
         wrong = parts.get("is_mfu_impossible")
-        why = f" (MFU {_percent(parts['achieved_mfu'])} is impossible)" if wrong else ""
-        yield f"MFU improvement: -{why}"
+        yield f"MFU improvement: -{f' (MFU {reached} is impossible)' if wrong else ''}"
     else:
-        yield (
-            f"MFU improvement: {parts['mfu_improvement']:.4f}"
-            f" ({parts['base_mfu']:.2f}% → {_percent(parts['achieved_mfu'])})"
-        )
-    if parts["throughput_improvement"] is None:
-        yield "Throughput improvement: -"
-    else:
-        yield (
-            f"Throughput improvement: {parts['throughput_improvement']:.4f}"
-            f" ({parts['base_throughput']:.2f} → {parts['achieved_throughput']:.2f} seq/s)"
-        )
+        yield f"MFU improvement: {mfu:.4f} ({parts['base_mfu']:.2f}% → {reached})"
+    ends = f"{parts['base_throughput']:.2f} → {fixed(parts['achieved_throughput'], 2)} seq/s"
+    yield f"Throughput improvement: {'-' if rate is None else f'{rate:.4f} ({ends})'}"
     yield f"Loss improvement: {parts['loss_improvement']:.4f}"
     yield f"Convergence rate improvement: {parts['convergence_rate']:.4f}"
     marked = bound(parts)
@@ -195,29 +299,31 @@ def summary_section(document: Document) -> Iterator[str]:
     """Yield the headline metrics, then their basis."""
     yield ""
     yield from heading("TRAINING METRICS SUMMARY", _NARROW)
-    missing = document.get("missing", {})
     under = f" ({document['convention']})" if document["compat"] is None else ""
     value = document["mfu_percent"]
-    mfu = f"- ({missing.get('mfu_percent')})"
-    if value is not None:
-        mfu = f"{_percent(value)}{mark(document, 'mfu_percent')}{under}"
-    yield from wrapped(f"MFU: {mfu}")
-    yield f"TFLOPs/second: {_or_dash(document['tflops_per_second'], '')}"
+    mfu = f"{percentage(value, '')}{mark(document, 'mfu_percent')}{under}"
+    reason = document.get("missing", {}).get("mfu_percent")
+    yield from wrapped(f"MFU: {f'- ({reason})' if value is None else mfu}")
+    yield f"TFLOPs/second: {fixed(document['tflops_per_second'], 2)}"
     if document["compat"] is None:
         yield from _by_convention(document)
     yield from _nki_summary(document["nki_analysis"]["summary"])
-    rate, per_node = document["throughput_seq_per_sec"], document["throughput_tflops_per_node"]
     yield ""
-    yield f"Throughput: {_or_dash(rate, ' seq/s')}"
-    yield f"Throughput per node: {_or_dash(per_node, ' TFLOP/s')}"
+    for title, key, unit in (
+        ("Throughput", "throughput_seq_per_sec", "seq/s"),
+        ("Throughput per node", "throughput_tflops_per_node", "TFLOP/s"),
+    ):
+        value = document[key]  # its reason is in the line of MFU
+        yield f"{title}: {'-' if value is None else f'{value:.2f} {unit}'}"
     yield from _reasons(document)
 
 
 def _by_convention(document: Document) -> Iterator[str]:
     yield f"TFLOP per sequence: {document['tflop_per_sequence']:.2f} ({document['convention']})"
-    hfu, mfu = document["hfu_percent"], document["mfu_percent"]
-    if hfu is not None and mfu is not None and hfu > mfu * (1 + 1e-9):
-        yield f"HFU: {_percent(hfu)}{mark(document, 'hfu_percent')} (with what is computed twice)"
+    hfu = document["hfu_percent"]
+    if is_more(hfu, document["mfu_percent"]):
+        wrong = mark(document, "hfu_percent")
+        yield f"HFU: {percentage(hfu, '')}{wrong} (with what is computed twice)"
     theirs = document["original_count"]
     if theirs is None or _is_same(theirs, document):
         return
@@ -225,7 +331,7 @@ def _by_convention(document: Document) -> Iterator[str]:
     if theirs["tflops_per_second"] is not None:
         figures = f"{theirs['tflops_per_second']:.1f} TFLOP/s, {figures}"
     if theirs["mfu_percent"] is not None:
-        nodes = "1 node" if theirs["num_nodes"] == 1 else f"{theirs['num_nodes']} nodes"
+        nodes = number_of(theirs["num_nodes"], "node")
         wrong = mark(document, "original_count.mfu_percent")
         figures = f"MFU {theirs['mfu_percent']:.3f}%{wrong}, {figures}"
         figures += f"; its peak is {theirs['peak_tflops_per_second']:g} TFLOP/s ({nodes})"
@@ -238,13 +344,8 @@ def _by_convention(document: Document) -> Iterator[str]:
 
 def _is_same(theirs: Document, document: Document) -> bool:
     """True if the original's metrics equal those printed above."""
-    names = ("tflop_per_sequence", "mfu_percent")
-    return all(
-        theirs[name] is not None
-        and document[name] is not None
-        and math.isclose(theirs[name], document[name])
-        for name in names
-    )
+    pairs = [(theirs[name], document[name]) for name in ("tflop_per_sequence", "mfu_percent")]
+    return all(None not in pair and math.isclose(*pair) for pair in pairs)
 
 
 def _nki_summary(summary: Document) -> Iterator[str]:
@@ -270,10 +371,7 @@ def _reasons(document: Document) -> Iterator[str]:
     groups = {
         "Worth knowing": [finding["text"] for finding in document.get("findings", ())],
         "Assumed and noted": document.get("notes", ()),
-        "Not known in the graphs": [
-            counted(count, what)
-            for what, count in document["nki_analysis"].get("not_known", {}).items()
-        ],
+        "Not known in the graphs": doubts(document["nki_analysis"]),
         "Not counted": [*_failed(document), *_left_out(document)],
     }
     compat = document["compat"]
@@ -294,8 +392,8 @@ def _failed(document: Document) -> Iterator[str]:
         kinds.setdefault(re.sub(r"\d+", "N", file["error"]), []).append(file)
     for struck in kinds.values():
         names = abbreviated_list([_file_path(file) for file in struck])
-        graphs = "graph" if len(struck) == 1 else "graphs"
-        yield f"{len(struck)} {graphs} that can't be read ({names}): {struck[0]['error']}"
+        graphs = number_of(len(struck), "graph")
+        yield f"{graphs} that can't be read ({names}): {struck[0]['error']}"
 
 
 def _file_path(file: Document) -> str:
@@ -307,17 +405,8 @@ def _file_path(file: Document) -> str:
 
 def _left_out(document: Document) -> Iterator[str]:
     for why, count in document["nki_analysis"].get("left_out", {}).items():
-        yield f"{count} {'file' if count == 1 else 'files'} left out: {why}"
+        yield f"{number_of(count, 'file')} left out: {why}"
 
 
 def _number_text(value: float | None) -> str:
     return "-" if value is None else f"{value:g}"
-
-
-def _percent(value: float) -> str:
-    return f"{decimals(value, 2, full=100)}%"
-
-
-def _or_dash(value: float | None, unit: str) -> str:
-    """Format MFU, or a dash without a rate; the rate's line has the reason."""
-    return "-" if value is None else f"{value:.2f}{unit}"

@@ -17,11 +17,10 @@ from ergmeter.units import significant
 from ergmeter.version import __version__
 from ergmeter.views.analyze import compare
 from ergmeter.views.analyze.compare import comparison_parts, heads, names_of
-from ergmeter.views.analyze.parts import analysis_parts
-from ergmeter.views.analyze.text import headlines, title
+from ergmeter.views.analyze.parts import analysis_parts, headlines, title
 from ergmeter.views.blocks import Items, PagePart, SortableCell, TableBlock, words
 from ergmeter.views.charts.chart import Chart, Table, chart_of, framed
-from ergmeter.views.html.page import figure, header, page, section, table, td, text
+from ergmeter.views.html.page import bullet_list, figure, header, page, section, table, td, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -30,8 +29,24 @@ if TYPE_CHECKING:
     from ergmeter.neuron.compare import OutputComparison
     from ergmeter.neuron.score import Factor
     from ergmeter.neuron.throughput import PaceLine
-    from ergmeter.views.analyze.text import Headline
+    from ergmeter.views.analyze.parts import Headline
     from ergmeter.views.blocks import Block, Cell
+
+
+def _layer(
+    name: str, mark: dict[str, Any], values: list[dict[str, Any]] | None = None, **encoding: object
+) -> dict[str, Any]:
+    """Return a layer of a chart; without values it draws those of an earlier layer's name."""
+    data = {"name": name} if values is None else {"name": name, "values": values}
+    return {"data": data, "mark": {**mark, "aria": False}, "encoding": encoding}
+
+
+def _measured(field: str, title: str, **more: object) -> dict[str, Any]:
+    return {"field": field, "type": "quantitative", "title": title, **more}
+
+
+def _named(field: str, order: list[str], **more: object) -> dict[str, Any]:
+    return {"field": field, "type": "nominal", "sort": order, "title": None, **more}
 
 
 # Spread over repeats: each output is a point, with the mean and spread of its group behind it.
@@ -45,59 +60,50 @@ _WITHIN_FRAC = 0.08  # share of the axis left free at both ends
 
 def spread_charts(comparison: OutputComparison) -> list[Chart]:
     """Return a chart for each metric that can be compared between outputs."""
-    return [_chart(comparison, name) for name in METRICS if _values(comparison, name)]
-
-
-def _values(comparison: OutputComparison, name: str) -> list[dict[str, Any]]:
-    """Return the value of each output with its group."""
-    called, labels = names_of(comparison), _groups(comparison)
-    return [
-        {"g": label, "v": value, "said": significant(value, 5), "name": called[output.path]}
-        for label, group in zip(labels, comparison.groups, strict=True)
-        for output in group.outputs
-        if (value := output.value(name, convention=comparison.convention)) is not None
-    ]
-
-
-def _groups(comparison: OutputComparison) -> list[str]:
-    """Return group labels: number and first output."""
     called = names_of(comparison)
-    return [
+    groups = [
         f"{number}: {called[group.outputs[0].path]}"
         + (f" + {len(group.outputs) - 1}" if len(group.outputs) > 1 else "")
         for number, group in enumerate(comparison.groups, start=1)
     ]
+    charts = []
+    for name, head in zip(METRICS, heads(comparison)[1:], strict=True):
+        points = [
+            {"g": label, "v": value, "said": significant(value, 5), "name": called[output.path]}
+            for label, group in zip(groups, comparison.groups, strict=True)
+            for output in group.outputs
+            if (value := output.value(name, convention=comparison.convention)) is not None
+        ]
+        if points:
+            charts.append(_spread_chart(comparison, name, head, groups, points))
+    return charts
 
 
-def _chart(comparison: OutputComparison, name: str) -> Chart:
-    title = dict(zip(METRICS, heads(comparison)[1:], strict=True))[name]
-    points, means = _values(comparison, name), []
-    for label, group in zip(_groups(comparison), comparison.groups, strict=True):
+def _spread_chart(
+    comparison: OutputComparison,
+    name: str,
+    title: str,
+    groups: list[str],
+    points: list[dict[str, Any]],
+) -> Chart:
+    means, apart = [], []
+    for number, group in enumerate(comparison.groups):
         spread = group.spreads.get(name)
-        if spread is not None and spread.deviation is not None:
-            ends = {"e": spread.mean + spread.deviation, "b": spread.mean - spread.deviation}
-            means.append({"g": label, "v": spread.mean, **ends})
+        if spread is not None and (deviation := spread.standard_deviation) is not None:
+            ends = {"e": spread.mean + deviation, "b": spread.mean - deviation}
+            means.append({"g": groups[number], "v": spread.mean, **ends})
+        if name in group.not_comparable:
+            apart.append(str(number + 1))
     rows = tuple((point["name"], point["g"], point["said"]) for point in points)
     described = ", ".join(f"{output} {value}" for output, _, value in rows)
-    apart = [
-        str(number)
-        for number, group in enumerate(comparison.groups, start=1)
-        if name in group.not_comparable
-    ]
     note = f"group {', '.join(apart)} is not comparable to the one before it" if apart else ""
+    layers = _layers(points, means, title=title, groups=groups)
     return Chart(
-        f"spread-{name}",
-        title,
-        "",
-        framed(
-            f"{title}: {described}",
-            _ROW_PIXELS * len(comparison.groups) + 10,
-            _layers(points, means, title=title, groups=_groups(comparison)),
-        ),
-        Table(("output", "group", title), rows),
-        note,
+        f"spread-{name}", title, "",
+        framed(f"{title}: {described}", _ROW_PIXELS * len(groups) + 10, layers),
+        Table(("output", "group", title), rows), note,
         legend=_LEGEND if means else _LEGEND[:1],
-    )
+    )  # fmt: skip
 
 
 def _layers(
@@ -107,44 +113,20 @@ def _layers(
     every += [end for row in means for end in (row["b"], row["e"])]
     low, high = min(every), max(every)
     room = (high - low) * _WITHIN_FRAC or abs(high) * _WITHIN_FRAC or 1.0
-    x = {
-        "field": "v",
-        "type": "quantitative",
-        "title": title,
-        "scale": {"domain": [low - room, high + room], "nice": False, "zero": False},
-        "axis": {"format": ".5~g", "tickCount": {"expr": "max(3, floor(width / 90))"}},
-    }
-    y = {
-        "field": "g",
-        "type": "nominal",
-        "sort": groups,
-        "scale": {"domain": groups},
-        "title": None,
-        "axis": {"labelLimit": 130},
-    }
+    scale = {"domain": [low - room, high + room], "nice": False, "zero": False}
+    ticks = {"format": ".5~g", "tickCount": {"expr": "max(3, floor(width / 90))"}}
+    x = _measured("v", title, scale=scale, axis=ticks)
+    y = _named("g", groups, scale={"domain": groups}, axis={"labelLimit": 130})
     tooltip = [{"field": "name", "title": "output"}, {"field": "said", "title": title}]
-    layers: list[dict[str, Any]] = []
+    point = {"type": "point", "filled": True, "size": 60, "opacity": 0.9, "color": "var(--c1)"}
+    layers = [_layer("points", point, points, x=x, y=y, tooltip=tooltip)]
     if means:
-        ruled = {"type": "rule", "color": "var(--c2)", "strokeWidth": 3, "aria": False}
-        ticked = {"type": "tick", "color": "var(--c2)", "thickness": 3, "size": 18, "aria": False}
-        layers += [
-            {
-                "data": {"name": "means", "values": means},
-                "mark": ruled,
-                "encoding": {"x": {**x, "field": "b"}, "x2": {"field": "e"}, "y": y},
-            },
-            {"data": {"name": "means"}, "mark": ticked, "encoding": {"x": x, "y": y}},
-        ]
-    layers.append(
-        {
-            "data": {"name": "points", "values": points},
-            "mark": {
-                "type": "point", "filled": True, "size": 60, "opacity": 0.9, "color": "var(--c1)",
-                "aria": False,
-            },
-            "encoding": {"x": x, "y": y, "tooltip": tooltip},
-        }
-    )  # fmt: skip
+        ruled = {"type": "rule", "color": "var(--c2)", "strokeWidth": 3}
+        ticked = {"type": "tick", "color": "var(--c2)", "thickness": 3, "size": 18}
+        spread = {"x": {**x, "field": "b"}, "x2": {"field": "e"}, "y": y}
+        layers = [
+            _layer("means", ruled, means, **spread), _layer("means", ticked, x=x, y=y), *layers
+        ]  # fmt: skip
     return layers
 
 
@@ -213,53 +195,26 @@ def _added(doublings: float | None) -> str:
 def _score_chart_layers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     values = [row["v"] for row in rows if row["v"] is not None]
     low, high = min([1.0, *values]) / _ROOM, max([1.0, *values]) * _ROOM
-    y = {
-        "field": "name",
-        "type": "nominal",
-        "sort": [row["name"] for row in rows],
-        "title": None,
-    }
-    x = {
-        "field": "v",
-        "type": "quantitative",
-        "title": "ratio, log scale (1 changes nothing)",
-        "scale": {"type": "log", "base": 2, "domain": [low, high], "nice": False},
-        "axis": {"values": _ticks(low, high), "format": ".4~g"},
-    }
-    colour = {
-        "field": "s",
-        "type": "nominal",
-        "scale": {
-            "domain": [label for label, _ in _SCORE_CHART_LEGEND],
-            "range": [f"var(--{colour})" for _, colour in _SCORE_CHART_LEGEND],
-        },
-    }
+    y = _named("name", [row["name"] for row in rows])
+    scale = {"type": "log", "base": 2, "domain": [low, high], "nice": False}
+    ticks = {"values": _ticks(low, high), "format": ".4~g"}
+    x = _measured("v", "ratio, log scale (1 changes nothing)", scale=scale, axis=ticks)
+    labels, colours = zip(*_SCORE_CHART_LEGEND, strict=True)
+    sides = {"domain": list(labels), "range": [f"var(--{colour})" for colour in colours]}
+    colour = {"field": "s", "type": "nominal", "scale": sides}
     tooltip = [{"field": "name", "title": "factor"}, {"field": "said", "title": "ratio"}]
+    bar = {"type": "bar", "height": {"band": 0.4}, "yOffset": 6}
     words = {
-        "type": "text", "align": "left", "baseline": "bottom", "dx": 3, "dy": -2, "fontSize": 11,
-        "aria": False,
+        "type": "text", "align": "left", "baseline": "bottom", "dx": 3, "dy": -2, "fontSize": 11
     }  # fmt: skip
+    ink = {"value": "var(--ink)"}
     return [
-        {
-            "data": {"name": "points", "values": rows},
-            "mark": {"type": "bar", "height": {"band": 0.4}, "yOffset": 6, "aria": False},
-            "encoding": {
-                "x": x, "x2": {"field": "one"}, "y": y, "color": colour, "tooltip": tooltip
-            },
-        },
-        {
-            "data": {"name": "one", "values": [{"v": 1}]},
-            "mark": {"type": "rule", "color": "var(--mark)", "aria": False},
-            "encoding": {"x": {"field": "v", "type": "quantitative"}},
-        },
-        {
-            "data": {"name": "points"},
-            "mark": words,
-            "encoding": {
-                "x": {"value": 0}, "y": y, "text": {"field": "said"},
-                "color": {"value": "var(--ink)"},
-            },
-        },
+        _layer("points", bar, rows, x=x, x2={"field": "one"}, y=y, color=colour, tooltip=tooltip),
+        _layer(
+            "one", {"type": "rule", "color": "var(--mark)"}, [{"v": 1}],
+            x={"field": "v", "type": "quantitative"},
+        ),
+        _layer("points", words, x={"value": 0}, y=y, text={"field": "said"}, color=ink),
     ]  # fmt: skip
 
 
@@ -276,7 +231,8 @@ def _ticks(low: float, high: float) -> list[float]:
 _POINTS = 1600
 _DOTS = 60
 _UNIT = "sequences/s"
-_PACE_CHART_LEGEND = (("a line of the log", "c1"), ("what is taken", "c2"))
+_LINE = "a line of the log"
+_PACE_CHART_LEGEND = ((_LINE, "c1"), ("what is taken", "c2"))
 
 
 def pace_chart(parts: Parts | None) -> Chart:
@@ -314,67 +270,32 @@ def pace_chart(parts: Parts | None) -> Chart:
 def _pace_chart_layers(pace_line: PaceLine, taken: float | None) -> list[dict[str, Any]]:
     line = pace_line.line
     rows = [
-        {
-            "t": t,
-            "v": None if math.isnan(value) else float(f"{value:.6g}"),
-            "s": _PACE_CHART_LEGEND[0][0],
-        }
+        {"t": t, "v": None if math.isnan(value) else float(f"{value:.6g}"), "s": _LINE}
         for t, value in zip(line.t_s.tolist(), line.values.tolist(), strict=True)
     ]
     ends = [rows[0]["t"], max(rows[-1]["t"], rows[0]["t"] + 1)]
-    x = {
-        "field": "t",
-        "type": "quantitative",
-        "title": pace_line.over,
-        "scale": {"domain": ends, "nice": False, "zero": False},
-        "axis": {
-            "grid": False, "format": ",d", "tickMinStep": 1,
-            "tickCount": {"expr": "max(3, floor(width / 70))"},
-        },
+    steps = {
+        "grid": False, "format": ",d", "tickMinStep": 1,
+        "tickCount": {"expr": "max(3, floor(width / 70))"},
     }  # fmt: skip
-    y = {
-        "field": "v",
-        "type": "quantitative",
-        "title": _UNIT,
-        "scale": {"zero": True, "nice": True},
-        "axis": {"tickCount": 5, "format": ",.6~r", "minExtent": 44},
-    }
+    scale = {"domain": ends, "nice": False, "zero": False}
+    x = _measured("t", pace_line.over, scale=scale, axis=steps)
+    rates = {"tickCount": 5, "format": ",.6~r", "minExtent": 44}
+    y = _measured("v", _UNIT, scale={"zero": True, "nice": True}, axis=rates)
     tooltip = [
-        {"field": "t", "title": pace_line.over, "type": "quantitative", "format": ",d"},
-        {"field": "v", "title": _UNIT, "type": "quantitative", "format": ".5~g"},
-    ]
-    few = line.readings <= _DOTS
-    layers: list[dict[str, Any]] = []
+        _measured("t", pace_line.over, format=",d"), _measured("v", _UNIT, format=".5~g")
+    ]  # fmt: skip
+    dots = {"size": 14, "color": "var(--c1)"} if line.readings <= _DOTS else False
+    drawn = {"type": "line", "clip": True, "strokeWidth": 1.5, "color": "var(--c1)", "point": dots}
+    layers = [_layer("points", drawn, rows, x=x, y=y, tooltip=tooltip)]
     if pace_line.counted_from > ends[0]:
-        shade = {"type": "rect", "clip": True, "color": "var(--shade)", "aria": False}
-        layers.append(
-            {
-                "data": {
-                    "name": "uncounted",
-                    "values": [{"t": ends[0], "e": pace_line.counted_from}],
-                },
-                "mark": shade,
-                "encoding": {"x": x, "x2": {"field": "e"}},
-            }
-        )
-    layers.append(
-        {
-            "data": {"name": "points", "values": rows},
-            "mark": {
-                "type": "line", "clip": True, "aria": False, "strokeWidth": 1.5,
-                "color": "var(--c1)", "point": {"size": 14, "color": "var(--c1)"} if few else False,
-            },
-            "encoding": {"x": x, "y": y, "tooltip": tooltip},
-        }
-    )  # fmt: skip
+        shade = {"type": "rect", "clip": True, "color": "var(--shade)"}
+        span = [{"t": ends[0], "e": pace_line.counted_from}]
+        layers.insert(0, _layer("uncounted", shade, span, x=x, x2={"field": "e"}))
     if taken is not None:
-        layers.append(
-            {
-                "data": {"name": "taken", "values": [{"v": float(f"{taken:.6g}")}]},
-                "mark": {"type": "rule", "color": "var(--c2)", "strokeWidth": 1.5, "aria": False},
-                "encoding": {"y": {"field": "v", "type": "quantitative"}},
-            }
-        )
+        ruled = {"type": "rule", "color": "var(--c2)", "strokeWidth": 1.5}
+        level = [{"v": float(f"{taken:.6g}")}]
+        layers.append(_layer("taken", ruled, level, y={"field": "v", "type": "quantitative"}))
     return layers
 
 
@@ -393,7 +314,7 @@ def _block(block: Block) -> str:
         rows = tuple(tuple(map(words, row)) for row in block.rows)
         return f'<div class="roomy">{table(Table(block.head, rows), caption=block.caption)}</div>'
     if isinstance(block, Items):
-        return f"<ul>{''.join(f'<li>{text(item)}</li>' for item in block.texts)}</ul>"
+        return bullet_list(block.texts)
     if block.is_to_copy:
         return f"<p>A sentence that says what is known and how:</p><pre>{text(block.text)}</pre>"
     return f"<p>{text(block.text)}</p>"

@@ -1,100 +1,136 @@
 """The result of `erg analyze` as document parts, for the HTML page and for Markdown.
 
-Compiled graphs are sorted by their work and cut to the largest. Files that could not be read are
-listed apart, with the reason.
+A headline metric keeps its basis and interval, or its reason where the value is absent. Compiled
+graphs are sorted by their work and cut to the largest. Files that could not be read are listed
+apart, with the reason.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.neuron.document import rank_graphs
-from ergmeter.neuron.kernels import LEGEND, LOWER_BOUND, UNCERTAIN, decimals, percent
+from ergmeter.neuron.kernels import decimals, percent
 from ergmeter.neuron.score import factors
-from ergmeter.units import significant
+from ergmeter.units import number_of, significant
 from ergmeter.version import __version__
-from ergmeter.views.analyze.text import (
+from ergmeter.views.analyze.console import (
     bound,
-    citation,
-    counted,
-    fixed,
-    headlines,
+    doubts,
+    is_more,
+    legend,
     mark,
-    ratio,
-    wrapped,
+    mark_of,
+    percentage,
 )
 from ergmeter.views.blocks import Items, PagePart, Paragraph, SortableCell, TableBlock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ergmeter.neuron.document import Ranked, RankedGraph
     from ergmeter.neuron.score import Factor
-    from ergmeter.views.analyze.text import Headline
     from ergmeter.views.blocks import Block, Cell
 
     Document = Mapping[str, Any]
 
+
+@dataclass(frozen=True)
+class Headline:
+    """A headline metric with its value, or the reason why it is absent."""
+
+    key: str
+    title: str
+    formula: str
+    value: str = ""
+    interval: str = ""
+    basis: str = ""
+    note: str = ""
+    reason: str = ""
+    impossible: str = ""
+
+
+def title(document: Document) -> str:
+    """Return what was analyzed: the model, and the nodes it was trained on."""
+    name, path = document["versions"]["model"].get("name"), Path(document["model_config"])
+    if not name and path.suffix == ".json":
+        name = path.parent.name if path.stem == "config" and path.parent.name else path.stem
+    nodes = number_of(document["num_nodes"], "node")
+    return f"{name or document['model_config']} on {nodes} of {document['hardware_backend']}"
+
+
+def headlines(document: Document) -> list[Headline]:
+    """Return the headline metrics in order."""
+    is_original = document["compat"] is not None
+    under = "as the original counts" if is_original else f"under {document['convention']}"
+    rate = document.get("obtained", {}).get("throughput_seq_per_sec", {})
+    sequence = "work of a sequence"
+    mfu = f"TFLOP of a sequence x sequences/s / peak of all cores, {under}"
+    rows = [("mfu_percent", "MFU", "%", mfu)]
+    if not is_original and is_more(document["hfu_percent"], document["mfu_percent"]):
+        rows.append(("hfu_percent", "HFU", "%", "as MFU, with what is computed twice"))
+    pace = rate.get("formula", "sequences of the counted steps / their time")
+    rows.append(("throughput_seq_per_sec", "throughput", "sequences/s", pace))
+    if is_original:
+        work = "forward and backward FLOPs of one sequence; the original calls it TFLOPs/second"
+        rows.append(("tflops_per_second", sequence, "TFLOP", work))
+    else:
+        work = f"TFLOP of a sequence x sequences/s, {under}"
+        rows.append(("tflops_per_second", "work", "TFLOP/s", work))
+        rows.append(("tflop_per_sequence", sequence, "TFLOP", str(document["convention_formula"])))
+    nki = "multiply-adds that NKI kernels state / all multiply-adds of the graphs"
+    rows.append(("overall_nki_ratio", "NKI share", "", nki))
+    if "training_score_breakdown" in document:
+        offset = document["training_score_breakdown"]["score_offset"]
+        product = "MFU / base x throughput / base x loss x convergence"
+        rows.append(("training_score", "score", "", f"{product} x ({offset:g} + NKI share)"))
+    return [_headline(document, *row) for row in rows]
+
+
+def _headline(document: Document, key: str, name: str, unit: str, formula: str) -> Headline:
+    summary = document["nki_analysis"]["summary"]
+    value = summary.get(key) if key == "overall_nki_ratio" else document[key]
+    if value is None:
+        reason = document.get("missing", {}).get(key, "not known")
+        return Headline(key, name, formula, reason=reason)
+    uncertain = {
+        "overall_nki_ratio": summary,
+        "training_score": document.get("training_score_breakdown", {}),
+    }
+    is_share = key == "overall_nki_ratio"
+    number = percent(value) if is_share else f"{_value_text(value, unit)} {unit}".rstrip()
+    origin = document.get("obtained", {}).get(key, {})
+    ends = [origin.get("low"), origin.get("high")]
+    interval = " to ".join(_value_text(end, unit) for end in ends) if None not in ends else ""
+    return Headline(
+        key, name, formula, number + bound(uncertain.get(key, {})) + mark(document, key),
+        f"{interval} {unit}".rstrip() if interval else "",
+        origin.get("basis", ""), origin.get("note", ""),
+        impossible=document.get("impossible", {}).get(key, ""),
+    )  # fmt: skip
+
+
+def _value_text(value: float, unit: str) -> str:
+    return decimals(value, 2, full=100.0) if unit == "%" else significant(value, 5)
+
+
+def citation(document: Document) -> str:
+    """Return a citable sentence: values and their basis."""
+    clauses = [
+        f"{headline.title} {headline.value}"
+        f"{f' [{headline.interval}]' if headline.interval else ''} ({headline.basis})"
+        for headline in headlines(document)
+        if headline.value
+    ]
+    under = "" if document["compat"] is not None else f", convention {document['convention']}"
+    batch = f"{document['batch_size']} sequences of {document['sequence_length']} a step"
+    figures = "; ".join(clauses) or "no figures"
+    return f"ergmeter {__version__}: {title(document)}, {batch}{under}: {figures}."
+
+
 # Compiled graphs and their kernels.
-
-
-_ORIGINAL_COLUMNS = 120  # width of the table's rules
-
-
-def files_section(
-    files: Sequence[Document],
-    summary: Document,
-    *,
-    why: str | None = None,
-    is_original: bool = False,
-) -> Iterator[str]:
-    """Yield one line for each graph. `why`: the reason if scores are missing."""
-    if not files and not is_original:
-        yield "\nPer-file NKI analysis: no graphs"
-        return
-    has_scores = any("training_score" in file for file in files)
-    wide = max([20, *(len(file.get("module_name") or "-") for file in files)])
-    long = max([40, *(len(file["file_name"]) for file in files)])
-    many = max([15, *(len(f"{file['hlo_macs']:,}") for file in files)])
-    head = f"{'File Name':<{long}} {'Module':<{wide}} {'HLO MACs':>{many}} {'NKI MACs':>{many}}"
-    head += f" {'NKI Ratio':>10}" + (f" {'Score':>10}" if has_scores else "")
-    rule = "-" * (_ORIGINAL_COLUMNS if is_original else len(head))
-    yield "\nPer-file NKI analysis:"
-    yield rule
-    yield head
-    yield rule
-    for file in files:
-        if file["status"] != "success":
-            # The original names no module of a file that it can't read.
-            module = f" {file['module_name'] or '-':<{wide}}" if "module_name" in file else ""
-            yield f"{file['file_name']:<{long}}{module} ERROR: {file['error']}"
-            continue
-        mark = mark_of(file)
-        line = (
-            f"{file['file_name']:<{long}} {file['module_name'] or '-':<{wide}}"
-            f" {file['hlo_macs']:>{many},} {file['nki_macs']:>{many},}"
-            f" {ratio(file['nki_ratio']) + mark:>10}"
-        )
-        score = file.get("training_score")
-        yield line + (f" {fixed(score['score'], 4) + mark:>10}" if score else "")
-    yield rule
-    for mark, meaning in LEGEND.items():
-        if any(mark_of(file) == mark for file in files):
-            yield f"{mark} {meaning}"
-    if why:
-        yield from wrapped(f"No score of a graph: {why}")
-    if "average_score" in summary:
-        yield "\nPer-file Score Statistics:"
-        for name in ("average", "min", "max"):
-            value = summary[f"{name}_score"]
-            yield f"  {name.title()} Score: {value:.4f}{bound(summary)}"
-
-
-def mark_of(file: Document) -> str:
-    """Return the mark of a ratio that is not fully known."""
-    if file.get("is_uncertain"):
-        return UNCERTAIN
-    return LOWER_BOUND if file.get("is_lower_bound") else ""
 
 
 _KERNELS_OF_A_GRAPH = 3
@@ -111,52 +147,48 @@ def graphs_part(document: Document, files: Sequence[Document], *, most: int) -> 
     if ranking.failed:
         blocks += _failures(ranking, most)
     blocks += _kernels(analysis.get("kernels", ()), most)
-    doubts = [counted(number, what) for what, number in analysis.get("not_known", {}).items()]
     left = [f"{number} left out: {why}" for why, number in analysis.get("left_out", {}).items()]
-    if doubts or left:
-        blocks.append(Items((*(f"not known in the graphs: {text}" for text in doubts), *left)))
+    texts = (*(f"not known in the graphs: {text}" for text in doubts(analysis)), *left)
+    if texts:
+        blocks.append(Items(texts))
     return PagePart("graphs", "Compiled graphs", tuple(blocks))
 
 
 def _summary(summary: Document) -> TableBlock:
-    rows: list[tuple[Cell, ...]] = [
-        ("graphs read", f"{summary['successful_analyses']} of {summary['total_files']}")
-    ]
+    rows = [("graphs read", f"{summary['successful_analyses']} of {summary['total_files']}")]
     for name in ("overall", "average", "min", "max"):
         value = summary[f"{name}_nki_ratio"]
         value_text = "-" if value is None else percent(value) + bound(summary)
         rows.append((f"NKI share, {name}", value_text))
-    for name, key in (
-        ("MACs of all graphs", "total_hlo_macs"),
-        ("of NKI kernels", "total_nki_macs"),
-    ):
-        rows.append((name, "-" if summary[key] is None else f"{summary[key]:,}"))
+    rows.append(("MACs of all graphs", _count_cell(summary["total_hlo_macs"]).text))
+    rows.append(("of NKI kernels", _count_cell(summary["total_nki_macs"]).text))
     if "weighting" in summary:
-        rows.append(("weights", str(summary["weighting"])))
-        rows.append(("average, min and max are over", str(summary["ratios_are_over"])))
+        rows.append(("weights", summary["weighting"]))
+        rows.append(("average, min and max are over", summary["ratios_are_over"]))
     return TableBlock("all graphs together", ("of all graphs", "figure"), tuple(rows))
 
 
 def _graphs(ranked: Ranked) -> TableBlock:
     """Tabulate the graphs, without columns that no graph has."""
     files = [graph.file for graph in ranked.graphs]
-    has_scores = any("training_score" in file for file in files)
     has_runs = _has_runs(ranked)
-    compilers = {file.get("neuronxcc_version") for file in files}
-    share = "of all MACs x runs" if has_runs else "of all"
-    head = ["module", "file", "MACs", share, "NKI MACs", "NKI share", "kernels (calls)"]
-    head += ["runs"] * has_runs + ["score"] * has_scores + ["compiler"] * (len(compilers) > 1)
-    rows = []
-    for graph in ranked.graphs:
-        row = _graph(graph)
-        if has_runs:
-            row.append(_count_cell(graph.file.get("runs")))
-        if has_scores:
-            row.append(_score(graph.file))
-        if len(compilers) > 1:
-            row.append(str(graph.file.get("neuronxcc_version") or "-"))
-        rows.append(tuple(row))
-    return TableBlock("compiled graphs, by work", tuple(head), tuple(rows), is_sortable=True)
+    columns: dict[str, Callable[[RankedGraph], Cell]] = {
+        "module": lambda graph: str(graph.file.get("module_name") or "-"),
+        "file": lambda graph: str(graph.file["file_name"]),
+        "MACs": lambda graph: _count_cell(graph.file["hlo_macs"]),
+        "of all MACs x runs" if has_runs else "of all": lambda graph: _share(graph.macs_frac),
+        "NKI MACs": lambda graph: _count_cell(graph.file["nki_macs"]),
+        "NKI share": lambda graph: _share(graph.file["nki_ratio"], mark_of(graph.file)),
+        "kernels (calls)": lambda graph: _kernels_of(graph.file),
+    }
+    if has_runs:
+        columns["runs"] = lambda graph: _count_cell(graph.file.get("runs"))
+    if any("training_score" in file for file in files):
+        columns["score"] = lambda graph: _score(graph.file)
+    if len({file.get("neuronxcc_version") for file in files}) > 1:
+        columns["compiler"] = lambda graph: str(graph.file.get("neuronxcc_version") or "-")
+    rows = tuple(tuple(cell(graph) for cell in columns.values()) for graph in ranked.graphs)
+    return TableBlock("compiled graphs, by work", tuple(columns), rows, is_sortable=True)
 
 
 def _has_runs(ranked: Ranked) -> bool:
@@ -164,23 +196,12 @@ def _has_runs(ranked: Ranked) -> bool:
     return any(graph.file.get("runs") is not None for graph in ranked.graphs)
 
 
-def _graph(graph: RankedGraph) -> list[Cell]:
-    file, share = graph.file, graph.file["nki_ratio"]
-    return [
-        str(file.get("module_name") or "-"),
-        str(file["file_name"]),
-        _count_cell(file["hlo_macs"]),
-        SortableCell("-" if graph.macs_frac is None else percent(graph.macs_frac), graph.macs_frac),
-        _count_cell(file["nki_macs"]),
-        SortableCell("-" if share is None else percent(share) + mark_of(file), share),
-        _kernels_of(file),
-    ]
-
-
 def _count_cell(value: int | None) -> SortableCell:
-    return SortableCell(
-        "-" if value is None else f"{value:,}", None if value is None else float(value)
-    )
+    return SortableCell("-", None) if value is None else SortableCell(f"{value:,}", float(value))
+
+
+def _share(frac: float | None, sign: str = "") -> SortableCell:
+    return SortableCell("-" if frac is None else percent(frac) + sign, frac)
 
 
 def _score(file: Document) -> SortableCell:
@@ -203,10 +224,9 @@ def _name(kernel: Document) -> str:
 
 
 def _about_graphs(ranked: Ranked) -> Iterator[Block]:
-    marks = {mark_of(graph.file) for graph in ranked.graphs}
-    legend = [f"{mark} {meaning}" for mark, meaning in LEGEND.items() if mark in marks]
-    if legend:
-        yield Items(tuple(legend))
+    meanings = legend(mark_of(graph.file) for graph in ranked.graphs)
+    if meanings:
+        yield Items(tuple(meanings))
     text = "A MAC is a multiply-add: 2 FLOP."
     macs = "MACs x runs" if _has_runs(ranked) else "MACs"
     if ranked.rest:
@@ -278,24 +298,19 @@ def analysis_parts(
 
 def _figures_part(document: Document) -> PagePart:
     head = ("figure", "value", "95 % interval", "how", "of this job")
-    rows = tuple(
-        (headline.title, headline.value, headline.interval or "-", headline.basis, _note(headline))
-        if headline.value
-        else (headline.title, "-", "-", "absent", headline.reason)
-        for headline in headlines(document)
-    )
-    return PagePart("figures", "Figures", (TableBlock("figures", head, rows), *_remarks(document)))
-
-
-def _note(headline: Headline) -> str:
-    return "; ".join(part for part in (headline.impossible, headline.note) if part)
-
-
-def _remarks(document: Document) -> Iterator[Paragraph]:
+    rows = tuple(map(_figure, headlines(document)))
+    blocks: tuple[Block, ...] = (TableBlock("figures", head, rows),)
     if document["compat"] is not None:
-        yield Paragraph(
-            f"The numbers are those of {document['compat']['version']}, faults included."
-        )
+        version = document["compat"]["version"]
+        blocks += (Paragraph(f"The numbers are those of {version}, faults included."),)
+    return PagePart("figures", "Figures", blocks)
+
+
+def _figure(headline: Headline) -> tuple[str, ...]:
+    if not headline.value:
+        return headline.title, "-", "-", "absent", headline.reason
+    note = "; ".join(filter(None, (headline.impossible, headline.note)))
+    return headline.title, headline.value, headline.interval or "-", headline.basis, note
 
 
 def score_part(document: Document) -> PagePart:
@@ -324,11 +339,9 @@ def _factor(factor: Factor) -> tuple[str, ...]:
     added = "-" if factor.doublings is None else f"{factor.doublings:+.3f}"
     if factor.is_given:
         return factor.name, "as given", "", ratio, product, added
-    reached = (
-        "-"
-        if factor.reached is None
-        else f"{significant(factor.reached, 4)} {factor.unit}".rstrip()
-    )
+    reached = "-"
+    if factor.reached is not None:
+        reached = f"{significant(factor.reached, 4)} {factor.unit}".rstrip()
     reached += " (impossible)" if factor.is_impossible else ""
     base = "-" if factor.base is None else f"{factor.base:g} {factor.unit}".rstrip()
     if not factor.unit:  # the share is added to the offset
@@ -339,32 +352,25 @@ def _factor(factor: Factor) -> tuple[str, ...]:
 def _conventions_part(document: Document) -> PagePart:
     """Return MFU under the other conventions, and differences from the original's count."""
     if document["compat"] is not None:
-        quirks = Items(tuple(document["compat"]["quirks_kept"]))
-        lost = Items(tuple(document["compat"]["not_kept"]))
-        paragraphs = (
-            Paragraph("Kept as the original has it:"),
-            quirks,
-            Paragraph("Not kept:"),
-            lost,
-        )
-        return PagePart("conventions", "What was kept of the original", paragraphs)
-    rows = [
-        (
-            name,
-            f"{significant(convention['tflop_per_sequence'], 5)}",
-            _percent(convention["mfu_percent"]),
-        )
-        for name, convention in document["conventions"].items()
-    ]
+        compat = document["compat"]
+        lists = (
+            Paragraph("Kept as the original has it:"), Items(tuple(compat["quirks_kept"])),
+            Paragraph("Not kept:"), Items(tuple(compat["not_kept"])),
+        )  # fmt: skip
+        return PagePart("conventions", "What was kept of the original", lists)
+    rows = tuple(
+        (name, significant(each["tflop_per_sequence"], 5), percentage(each["mfu_percent"]))
+        for name, each in document["conventions"].items()
+    )
     chosen = f"The figures above are under {document['convention']}: erg conventions explains all."
     blocks: list[Block] = [Paragraph(chosen)]
-    blocks.append(TableBlock("conventions", ("convention", "TFLOP a sequence", "MFU"), tuple(rows)))
+    blocks.append(TableBlock("conventions", ("convention", "TFLOP a sequence", "MFU"), rows))
     theirs = document["original_count"]
     if theirs is not None:
         count = f"By the original's count: {significant(theirs['tflop_per_sequence'], 5)} TFLOP"
         share = theirs["mfu_percent"]
         wrong = mark(document, "original_count.mfu_percent")
-        mfu = "" if share is None else f", MFU {_percent(share)}{wrong}"
+        mfu = "" if share is None else f", MFU {percentage(share)}{wrong}"
         blocks.append(Paragraph(f"{count} a sequence{mfu}."))
         extra = theirs["over_exact_tflop_per_sequence"]
         if extra:
@@ -372,10 +378,6 @@ def _conventions_part(document: Document) -> PagePart:
             head = ("what it counts that exact does not", "TFLOP a sequence")
             blocks.append(TableBlock("the original's count over exact", head, pieces))
     return PagePart("conventions", "Under other conventions", tuple(blocks))
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{decimals(value, 2, full=100.0)} %"
 
 
 def log_part(document: Document) -> PagePart:

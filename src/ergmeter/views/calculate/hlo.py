@@ -22,7 +22,7 @@ from ergmeter.neuron.kernels import LEGEND, mark, percent
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -88,13 +88,11 @@ def _file(file_count: FileCount) -> dict[str, Any]:
     if file_count.count is None:
         return head
     count = file_count.count
-    derived = ("bound", "flops", "nki_macs", "nki_calls", "nki_calls_known", "nki_share_frac")
-    return {
-        **head,
-        **asdict(count),
-        **{name: getattr(count, name) for name in derived},
-        "nki_share_missing": count.nki_share_missing,
-    }
+    derived = (
+        "bound", "flops", "nki_macs", "nki_calls", "nki_calls_known", "nki_share_frac",
+        "nki_share_missing",
+    )  # fmt: skip
+    return head | asdict(count) | {name: getattr(count, name) for name in derived}
 
 
 def _table(counted: Sequence[FileCount], by: str) -> Table:
@@ -103,14 +101,20 @@ def _table(counted: Sequence[FileCount], by: str) -> Table:
     counts = [file.count for file in counted if file.count]
     if by == "kernel":
         return _kernels(counts)
-    sums: Counter[str] = Counter()
-    for count in counts:
-        sums.update(count.by_op if by == "op" else count.by_computation)
+    sums = _sum(count.by_op if by == "op" else count.by_computation for count in counts)
     table = _grid(by, "MACs", "share")
     total = sum(sums.values())
     for name, macs in sums.most_common():
         table.add_row(name, f"{macs:,}", percent(macs / total) if total else "-")
     return table
+
+
+def _sum(tallies: Iterable[Mapping[str, int]]) -> Counter[str]:
+    """Return the sums by name over several tallies."""
+    sums: Counter[str] = Counter()
+    for tally in tallies:
+        sums.update(tally)
+    return sums
 
 
 def _modules(counted: Sequence[FileCount]) -> Table:
@@ -129,22 +133,16 @@ def _modules(counted: Sequence[FileCount]) -> Table:
             count = file.count
             nki = f"{percent(count.nki_macs / count.macs)}{mark(count)}" if count.macs else "-"
             sign = f"{_SIGNS[count.bound]} " if count.bound else ""
-            table.add_row(
-                _INDENT * (depth - 1) + path.name,
-                f"{sign}{count.macs:,}",
-                nki,
-                f"{file.count.instructions:,}",
-            )
+            name = _INDENT * (depth - 1) + path.name
+            table.add_row(name, f"{sign}{count.macs:,}", nki, f"{count.instructions:,}")
     return table
 
 
 def _headings(above: Path, here: Path) -> Iterator[str]:
     """Yield new directories, one a line: full paths are wider than a terminal."""
-    stated = 0
-    while above.parts[: stated + 1] == here.parts[: stated + 1] and stated < len(here.parts):
-        stated += 1
-    for depth in range(stated, len(here.parts)):
-        yield f"{_INDENT * depth}{here.parts[depth]}/"
+    for depth, name in enumerate(here.parts):
+        if above.parts[: depth + 1] != here.parts[: depth + 1]:
+            yield f"{_INDENT * depth}{name}/"
 
 
 def _places(counted: Sequence[FileCount]) -> tuple[Path, str | None, list[Path]]:
@@ -189,12 +187,8 @@ def _total(counts: Sequence[ModuleCount]) -> Iterator[Text]:
     calls = sum(count.nki_calls for count in counts)
     if calls:
         nki = sum(count.nki_macs for count in counts)
-        state = (
-            f"{stated} of {calls} calls state their"
-            if calls > 1
-            else f"{stated} of 1 call states its"
-        )
-        yield Text(f"{nki:,} of them in NKI kernels ({state} MACs)")
+        state = "call states its" if calls == 1 else "calls state their"
+        yield Text(f"{nki:,} of them in NKI kernels ({stated} of {calls} {state} MACs)")
 
 
 def bound_of(counts: Sequence[ModuleCount]) -> str:
@@ -227,19 +221,11 @@ def scope_in_words(scope: str, devices: int | None) -> str:
 
 def _open(counts: Sequence[ModuleCount]) -> Iterator[str]:
     """Yield what the total leaves open."""
-    calls: Counter[str] = Counter()
-    for count in counts:
-        for kernel in count.kernels:
-            calls[kernel.state] += kernel.calls
+    calls = _sum({kernel.state: kernel.calls} for count in counts for kernel in count.kernels)
     yield from (_unknown(calls[state], *words) for state, words in _UNKNOWN.items() if calls[state])
-    unknown: Counter[str] = Counter()
-    for count in counts:
-        unknown.update(count.unknown_calls)
+    unknown = _sum(count.unknown_calls for count in counts).most_common()
     if unknown:
-        names = [
-            f"{target} ({times:,} call{'s'[: times != 1]})"
-            for target, times in unknown.most_common()
-        ]
+        names = [f"{target} ({times:,} call{'s'[: times != 1]})" for target, times in unknown]
         yield f"not counted: custom calls that may hold products: {_some(names)}"
     yield from _uncounted(counts)
     if any(op.startswith("complex-") for count in counts for op in count.by_op):
@@ -257,11 +243,8 @@ def _open(counts: Sequence[ModuleCount]) -> Iterator[str]:
 
 def _uncounted(counts: Sequence[ModuleCount]) -> Iterator[str]:
     """Yield operations other than products, with their calls and FLOPs."""
-    calls: Counter[str] = Counter()
-    flops: Counter[str] = Counter()
-    for count in counts:
-        calls.update(count.uncounted_calls)
-        flops.update(count.uncounted_flops)
+    calls = _sum(count.uncounted_calls for count in counts)
+    flops = _sum(count.uncounted_flops for count in counts)
     names = [
         f"{op} ({times:,} call{'s'[: times != 1]}, {scaled(flops[op], 'FLOP')} by"
         f" {_FORMULAS.get(op, 'its formula')})"
@@ -306,15 +289,11 @@ def _some(names: Sequence[str]) -> str:
 def failures(counted: Sequence[FileCount], *, in_table: bool) -> Iterator[str]:
     """Yield each kind of error once, with the number of files and an example."""
     kinds: dict[str, list[str]] = {}
-    errors: dict[str, str] = {}
     for file, name in zip(counted, _names(counted, in_table=in_table), strict=True):
         if file.error:
-            kind = re.sub(r"\d+", "N", file.error)
-            kinds.setdefault(kind, []).append(name)
-            errors.setdefault(kind, file.error)
-    for kind, struck in kinds.items():
-        more = f" (and {len(struck) - 1} more like it)" if len(struck) > 1 else ""
-        yield f"{struck[0]}: {errors[kind]}{more}"
+            kinds.setdefault(re.sub(r"\d+", "N", file.error), []).append(f"{name}: {file.error}")
+    for first, *others in kinds.values():
+        yield f"{first} (and {len(others)} more like it)" if others else first
 
 
 def _names(counted: Sequence[FileCount], *, in_table: bool) -> list[str]:

@@ -1,0 +1,42 @@
+"""Field numbers of XLA's hlo.proto, and what is to be done with an instruction, by its opcode."""
+
+from __future__ import annotations
+
+MODULE_NAME, MODULE_ENTRY_NAME, MODULE_COMPUTATION, MODULE_ENTRY_ID, MODULE_PAYLOAD = 1, 2, 3, 6, 22
+COMPUTATION_NAME, COMPUTATION_INSTRUCTION, COMPUTATION_ID, COMPUTATION_ROOT_ID = 1, 2, 5, 6
+NAME, OPCODE, SHAPE, LITERAL, PARAMETER_NUMBER, TUPLE_INDEX = 1, 2, 3, 8, 9, 13
+WINDOW, CONVOLUTION_DIMENSIONS, CUSTOM_CALL_TARGET, DOT_DIMENSIONS = 15, 16, 28, 30
+ID, OPERAND_IDS, CALLED_IDS, BACKEND_CONFIG = 35, 36, 38, 43
+FEATURE_GROUPS, BATCH_GROUPS, COMPARISON_DIRECTION = 50, 58, 63
+RAGGED_DIMENSIONS, BACKEND_CONFIG_PAYLOAD = 90, 99
+FFT_TYPE, FFT_LENGTH, INSTRUCTION_SHARDING = 31, 32, 40
+SHAPE_TYPE, SHAPE_DIMENSIONS, SHAPE_PARTS = 2, 3, 4
+
+# What is to be done with an instruction, by its opcode; the same lists are in scan.c.
+DOT, SPECIAL, CONSTANT, APPLYING, QUIET, OTHER = range(6)
+KINDS = {
+    b"dot": DOT,
+    b"constant": CONSTANT,
+    # Those that take more than a list of what they call.
+    **dict.fromkeys(
+        b"scaled-dot convolution ragged-dot custom-call while conditional "
+        b"cholesky triangular-solve fft".split(),
+        SPECIAL,
+    ),
+    # An operator that XLA applies to elements: to scalars, where there is nothing to contract.
+    **dict.fromkeys(
+        b"map reduce reduce-window scatter select-and-scatter sort all-reduce all-reduce-start "
+        b"reduce-scatter".split(),
+        APPLYING,
+    ),
+    # Those that call nothing; the last two name what their async-start has begun. It would be
+    # enough to see that they name no computation, but looking takes a third of the time.
+    **dict.fromkeys(
+        b"parameter add multiply subtract divide negate broadcast reshape transpose convert select "
+        b"compare exponential log rsqrt sqrt power tanh maximum minimum and or not slice "
+        b"concatenate pad iota tuple get-tuple-element copy bitcast dynamic-slice "
+        b"dynamic-update-slice gather reverse async-update async-done".split(),
+        QUIET,
+    ),
+}
+QUIET_OPCODES = frozenset(opcode for opcode, kind in KINDS.items() if kind == QUIET)
