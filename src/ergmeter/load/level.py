@@ -21,6 +21,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
+from ergmeter import registry
 from ergmeter.load import pacing
 from ergmeter.load.client import Client, Pulse
 from ergmeter.meter import Meter
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from ergmeter.load.prompts import FromFile, MadeUp
 
 REQUESTS_FILE = "requests.jsonl"
-_SENSORS = ("nvml", "amd", "neuron", "apple", "rapl", "grace")
-_DEVICES = (*_SENSORS, "node")  # the machine's; our own process is not what is measured
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -149,7 +148,7 @@ def run(
     interruption: Interruption | None = None,
 ) -> LevelOutcome:
     """Send the requests of a level and write its run. `tell` is called after each answer."""
-    probes = () if plan.why_no_energy else _DEVICES
+    probes = () if plan.why_no_energy else _machine_probes()
     with Meter(out, name=name, probes=probes) as meter:
         outcome = LevelOutcome(meter.path)
         with (meter.path / REQUESTS_FILE).open("w", buffering=1, encoding="utf-8") as file:
@@ -161,6 +160,11 @@ def run(
                 outcome.is_interrupted = True  # what was settled until then is worth its figures
         _end(meter, outcome)
     return outcome
+
+
+def _machine_probes() -> tuple[str, ...]:
+    """Those of the machine's devices: our own process is not what is measured."""
+    return registry.declaring("probes", is_default=True, reads="machine")
 
 
 async def _send(plan: LevelPlan, log: _RequestLog, interruption: Interruption) -> None:
@@ -288,7 +292,9 @@ def _begin(meter: Meter, plan: LevelPlan) -> None:
     if not plan.asking.counts_tokens:
         meter.mark("assumed", "the server sends no usage: a chunk with text stands for a token")
     if plan.why_no_energy:
-        meter.explain(dict.fromkeys(_SENSORS, f"not read, {plan.why_no_energy}"))
+        node = registry.declaring("probes", kinds=("node",))
+        sensors = [name for name in _machine_probes() if name not in node]
+        meter.explain(dict.fromkeys(sensors, f"not read, {plan.why_no_energy}"))
 
 
 def _end(meter: Meter, outcome: LevelOutcome) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.ports import ProbeRequest
+from ergmeter.ports import DeclaredProbe, ProbeRequest
 from ergmeter.probes.usage import UsageWatch
 from ergmeter.records import Device, Mark, Sample
 from ergmeter.units import HZ_PER_MHZ, J_PER_UJ
@@ -252,7 +252,6 @@ def _gpu_of_entry(
 # -- the probe -------------------------------------------------------------------------------------
 
 KFD = "/dev/kfd"  # the compute driver's door: without it no program computes on an AMD GPU
-PERIOD_S = 0.1
 SLOW_PERIOD_S = 1.0
 SILENT_READINGS = 5  # in a row that gave nothing: the GPU is lost
 
@@ -260,13 +259,16 @@ _W_PER_UW = 1e-6  # a power cap is in microwatts
 _PERMISSION, _NOT_LOADED = 10, 34  # of amdsmi_status_t
 
 
-class AmdProbe:
+class AmdProbe(DeclaredProbe):
     """Reads every AMD GPU that the measured process can see."""
 
     name = "amd"
+    kinds = ("gpu",)
+    has_interval = True
+    usual_period_s = 0.1
 
     def __init__(self, request: ProbeRequest) -> None:
-        self.period_s = float(request.options.get("period_s", PERIOD_S))
+        super().__init__(request)
         self._slow_due_s = 0.0
         self._usage = UsageWatch(request.pid, request.environment)
         self._smi = _binding(Path(request.options.get("kfd", KFD)))

@@ -19,23 +19,25 @@ from contextlib import ExitStack
 from typing import Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.ports import Line, ProbeRequest
+from ergmeter.ports import DeclaredProbe, Line, ProbeRequest
 from ergmeter.probes.stream import Command, ToolStream
 from ergmeter.records import Device, Sample
 from ergmeter.units import HZ_PER_MHZ
 
 TOOL = "macmon"
-PERIOD_S = 0.5
 FIRST_LINE_S = 5.0
 
 
-class AppleProbe:
+class AppleProbe(DeclaredProbe):
     """Reads what macmon prints: the mean power of each part over its last interval."""
 
     name = "apple"
+    kinds = ("gpu", "cpu", "dram", "module")
+    has_interval = True
+    usual_period_s = 0.5
 
     def __init__(self, request: ProbeRequest) -> None:
-        self.period_s = float(request.options.get("period_s", PERIOD_S))
+        super().__init__(request)
         tool = request.options.get("tool") or _tool()
         interval_ms = str(round(self.period_s * 1000))
         command = [tool, "pipe", "--soc-info", "-i", interval_ms]

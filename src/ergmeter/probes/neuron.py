@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.ports import Line, ProbeRequest
+from ergmeter.ports import DeclaredProbe, Line, ProbeRequest
 from ergmeter.probes.stream import Command, ToolStream
 from ergmeter.probes.usage import UsageWatch
 from ergmeter.records import Device, Mark, Sample
@@ -32,7 +32,6 @@ from ergmeter.records import Device, Mark, Sample
 ROOT = "/sys/devices/virtual/neuron_device"
 TOOL = "neuron-monitor"
 TOOL_FOLDER = "/opt/aws/neuron/bin"  # on PATH only where a login shell has put it there
-PERIOD_S = 1.0
 FIRST_LINE_S = 8.0
 
 POWER_FILE = "stats/power/utilization"
@@ -54,14 +53,16 @@ class _Use:
     pids: set[int] = field(default_factory=set)
 
 
-class NeuronProbe:
+class NeuronProbe(DeclaredProbe):
     """Reads every Neuron chip that the measured process may use."""
 
     name = "neuron"
+    kinds = ("gpu",)
+    usual_period_s = 1.0
 
     def __init__(self, request: ProbeRequest) -> None:
         options = request.options
-        self.period_s = float(options.get("period_s", PERIOD_S))
+        super().__init__(request)
         self._root = Path(options.get("root", ROOT))
         if not self._root.is_dir():
             raise NotMeasurable(f"no AWS Neuron chip here: {self._root} does not exist")

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import pynvml
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.ports import ProbeRequest
+from ergmeter.ports import DeclaredProbe, ProbeRequest
 from ergmeter.probes import cuda_visible_devices
 from ergmeter.probes.cuda_visible_devices import Instance, visible
 from ergmeter.probes.usage import NEW_CONTEXT_BYTES, GpuUsage, UsageWatch, UseStates
@@ -451,8 +451,6 @@ def _answered_facts(facts: Mapping[str, Callable[[Any], Any]], handle: object) -
 
 # -- the probe -------------------------------------------------------------------------------------
 
-PERIOD_S = 0.1  # most GPUs refresh their sensors that often (a V100 every 20 ms)
-
 # The share of one core that reading energy counters may cost. On an H200 a reading takes 4 to 8 ms
 # of CPU: ten a second would be 4 to 8 %. A counter read less often forgets nothing, and power read
 # ten times a second says how its joules are spread in between.
@@ -482,13 +480,16 @@ _REFUSALS = {
 }
 
 
-class NvmlProbe:
+class NvmlProbe(DeclaredProbe):
     """Reads every NVIDIA GPU that the measured process can see."""
 
     name = "nvml"
+    kinds = ("gpu",)
+    has_interval = True
+    usual_period_s = 0.1  # most GPUs refresh their sensors that often (a V100 every 20 ms)
 
     def __init__(self, request: ProbeRequest) -> None:
-        self.period_s = float(request.options.get("period_s", PERIOD_S))
+        super().__init__(request)
         self._slow_period_s = float(request.options.get("gauges_every_s", SLOW_PERIOD_S))
         self._counters_due_s = 0.0
         self._slow_due_s = 0.0

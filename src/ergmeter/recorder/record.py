@@ -25,7 +25,7 @@ from ergmeter.errors import ErgmeterError, UsageError
 from ergmeter.meter import Around, Meter
 from ergmeter.meter.alert_watch import planned_alerts
 from ergmeter.meter.sink_feed import EVERY_S, planned
-from ergmeter.probes.process import PERIOD_S, high_water_bytes
+from ergmeter.probes.process import ProcessProbe, high_water_bytes
 from ergmeter.recorder import hook
 from ergmeter.recorder.flop_counts import FlopCounts
 from ergmeter.recorder.output import (
@@ -101,7 +101,7 @@ class MemoryPeak:
     def _watch(self, pid: int) -> None:
         began_s = time.monotonic()
         wait_s = _FIRST_S
-        while not self._ended.wait(wait_s) and wait_s < PERIOD_S:
+        while not self._ended.wait(wait_s) and wait_s < ProcessProbe.usual_period_s:
             marks = [high_water_bytes(member) or 0 for member in _tree(pid)]
             self._mark_bytes = max(self._mark_bytes, *marks)
             wait_s = max(_FIRST_S, _AGAIN_FRAC * (time.monotonic() - began_s))

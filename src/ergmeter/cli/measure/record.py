@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ergmeter.records import Flops
     from ergmeter.runlog.settings import Settings
 
-_PACED = ("nvml", "amd", "apple", "grace", "rapl")  # those that --interval sets the pace of
-
 
 @click.command(
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
@@ -89,6 +87,7 @@ def command(
     """
     if os.name != "posix":
         raise click.UsageError("erg record needs POSIX signals and pipes; use ergmeter.Meter here")
+    from ergmeter import registry
     from ergmeter.meter.run_plan import probe_names
     from ergmeter.recorder import RecordRequest, record
     from ergmeter.runlog.format import RUN_VARIABLE
@@ -103,7 +102,7 @@ def command(
         )
         os.execvp(command_line[0], command_line)
     _check_place(out)
-    options = {name: {"period_s": interval_s} for name in _PACED} if interval_s else {}
+    paced = registry.declaring("probes", has_interval=True) if interval_s else ()
     recording = record(
         RecordRequest(
             command=command_line,
@@ -112,7 +111,7 @@ def command(
             settings=settings,
             flops=flops,
             probes=probes or None,
-            probe_options=options,
+            probe_options={name: {"period_s": interval_s} for name in paced},
             tokens_are=tokens_are,
             keep_buffering=keep_buffering,
             pty=pty,
