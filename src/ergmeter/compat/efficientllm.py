@@ -384,7 +384,7 @@ class MetricsCollector(Guarded):
             if self._meter._handover is not None:
                 self._meter._handover.flush()
             return self._running.totals(Run.open(self._meter.path), gpus=_own_gpus())
-        except Exception as error:  # noqa: BLE001  a disk that fails now may work the next time
+        except Exception as error:  # noqa: BLE001  the user's loop asks; a disk may work next time
             return Missing(reason_of(error))
         finally:
             self._looking_s += time.perf_counter() - before_s

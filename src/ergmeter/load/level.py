@@ -32,7 +32,7 @@ from ergmeter.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
-    from types import FrameType, TracebackType
+    from types import FrameType
 
     from ergmeter.load.answer import Answer
     from ergmeter.load.pacing import Closed, LevelLength, Open
@@ -115,12 +115,7 @@ class Interruption:
             self._before = {}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         for signal_number, handler in self._before.items():
             signal.signal(signal_number, handler)
 
@@ -186,10 +181,9 @@ async def _send(plan: LevelPlan, log: _RequestLog, interruption: Interruption) -
 
 
 async def _warm_up(plan: LevelPlan, sending: pacing.Sending, log: _RequestLog) -> None:
-    at_once = plan.pace.concurrency if isinstance(plan.pace, pacing.Closed) else plan.warmup
-    extent = pacing.LevelLength(requests=plan.warmup)
+    at_once = min(plan.warmup, getattr(plan.pace, "concurrency", plan.warmup))
     try:
-        await pacing.closed_loop(sending, min(at_once, plan.warmup), extent, first=0)
+        await pacing.Closed(at_once).send(sending, pacing.LevelLength(plan.warmup), first=0)
     finally:  # nothing counts where it was interrupted before
         log.warmed_up()
         sending.client.most_in_flight = 0
@@ -199,11 +193,7 @@ async def _measure(plan: LevelPlan, sending: pacing.Sending, outcome: LevelOutco
     pulse = Pulse()
     beating = asyncio.create_task(pulse.beat())
     try:
-        if isinstance(plan.pace, pacing.Closed):
-            at_once = plan.pace.concurrency
-            await pacing.closed_loop(sending, at_once, plan.extent, first=plan.warmup)
-        else:
-            await pacing.open_loop(sending, plan.pace, plan.extent, first=plan.warmup)
+        await plan.pace.send(sending, plan.extent, first=plan.warmup)
     finally:
         beating.cancel()
         outcome.cpu_frac, outcome.lag_p99_s = pulse.cpu_frac, pulse.lag_s(0.99)

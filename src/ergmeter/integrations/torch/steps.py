@@ -354,7 +354,7 @@ class Loop:
         self.discovery.disarm()
         self._stop_recording()
         if self.training is not None:
-            self.training._fail(error)
+            self.training.fail(error)
         self._detach()
         self._roots = []
 
