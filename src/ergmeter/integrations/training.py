@@ -190,12 +190,7 @@ class Training(Guarded):
 
     @guarded
     def step_end(
-        self,
-        *,
-        micro_steps: int | None = None,
-        loss: Any = None,  # noqa: ANN401  a number, or an object of the framework with one
-        learning_rate: float | None = None,
-        grad_norm: Any = None,  # noqa: ANN401
+        self, *, micro_steps: int | None = None, learning_rate: float | None = None
     ) -> None:
         """The optimizer has stepped. Values logged later (`logged`) still reach this step."""
         end_ns = moment()
@@ -215,9 +210,7 @@ class Training(Guarded):
                 end_ns=end_ns,
                 index=self._index,
                 micro_steps=micro_steps or max(1, len(counts)),
-                loss=loss,
                 learning_rate=learning_rate,
-                grad_norm=grad_norm,
             ),
             [] if is_unknown else counts,
         )
@@ -289,15 +282,11 @@ class Training(Guarded):
             self.phase_over(phase, start_ns)
 
     @guarded
-    def phase_over(
-        self, phase: Phase, start_ns: int, *, end_ns: int | None = None, batch: object = None
-    ) -> None:
+    def phase_over(self, phase: Phase, start_ns: int, *, end_ns: int | None = None) -> None:
         """Record a phase that began at `start_ns`."""
         end_ns = time.monotonic_ns() if end_ns is None else end_ns
         if self.meter is not None and end_ns > start_ns:
-            counts = count_tokens(batch, shifts=self._shifts) if batch is not None else None
-            computed = counts.computed if counts else None
-            self.meter.record(Step(start_ns, end_ns, phase=phase, tokens_computed=computed))
+            self.meter.record(Step(start_ns, end_ns, phase=phase))
 
     @guarded
     def mark(self, name: str, detail: str = "") -> None:

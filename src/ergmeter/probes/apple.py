@@ -10,7 +10,6 @@ and MLX do not use it.
 
 from __future__ import annotations
 
-import json
 import platform
 import shutil
 import sys
@@ -19,8 +18,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.ports import DeclaredProbe, Line, ProbeRequest
-from ergmeter.probes.stream import Command, ToolStream
+from ergmeter.ports import DeclaredProbe, ProbeRequest
+from ergmeter.probes.stream import Command, ToolStream, json_object
 from ergmeter.records import Device, Sample
 from ergmeter.units import HZ_PER_MHZ
 
@@ -44,7 +43,9 @@ class AppleProbe(DeclaredProbe):
         self._stream = ToolStream(Command(TOOL, command))
         with ExitStack() as undo:
             undo.callback(self._stream.close)
-            self._parts, self.devices = self._describe(_report(self._stream.first(FIRST_LINE_S)))
+            self._parts, self.devices = self._describe(
+                json_object(self._stream.first(FIRST_LINE_S), TOOL)
+            )
             undo.pop_all()
 
     def _describe(self, first: Mapping[str, Any]) -> tuple[dict[str, str], Sequence[Device]]:
@@ -72,7 +73,7 @@ class AppleProbe(DeclaredProbe):
         """Samples printed since the last read, dated to the middle of each interval."""
         samples = []
         for line in self._stream.new_lines():
-            report = _report(line)
+            report = json_object(line, TOOL)
             t_ns = (line.t_ns or 0) - round(self.period_s * 5e8)
             samples += [_sample(t_ns, device, part, report) for part, device in self._parts.items()]
         return samples
@@ -105,16 +106,6 @@ def _tool(system: str = sys.platform) -> str:
             " installed: `brew install macmon`"
         )
     return path
-
-
-def _report(line: Line) -> Mapping[str, Any]:
-    try:
-        report = json.loads(line.text)
-    except ValueError:
-        report = None
-    if not isinstance(report, dict):
-        raise NotMeasurable(f"macmon printed no JSON object: {line.text.strip()[:80]!r}")
-    return report
 
 
 def _present(report: Mapping[str, Any]) -> list[str]:

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.ports import DeclaredProbe, Line, ProbeRequest
-from ergmeter.probes.stream import Command, ToolStream
+from ergmeter.ports import DeclaredProbe, ProbeRequest
+from ergmeter.probes.stream import Command, ToolStream, json_object
 from ergmeter.probes.usage import UsageWatch
 from ergmeter.records import Device, Mark, Sample
 
@@ -76,7 +76,7 @@ class NeuronProbe(DeclaredProbe):
             self._stream = ToolStream(Command(TOOL, [_tool(options), "-c", file.name]))
             with ExitStack() as undo:
                 undo.callback(self._stream.close)
-                first = _report(self._stream.first(FIRST_LINE_S))
+                first = json_object(self._stream.first(FIRST_LINE_S), TOOL)
                 self._cores, self.devices = self._describe(first, request.environment)
                 undo.pop_all()
         self._chips = {int(device.facts["index"]): device.id for device in self.devices}
@@ -92,7 +92,7 @@ class NeuronProbe(DeclaredProbe):
         marks = list(self._power_marks(t_ns))
         used: Mapping[int, _Use] = {}
         for line in lines:
-            used = uses(_report(line), cores_per_chip=self._cores)
+            used = uses(json_object(line, TOOL), cores_per_chip=self._cores)
             samples += [
                 Sample(
                     line.t_ns or t_ns,
@@ -222,16 +222,6 @@ def _tool(options: Mapping[str, Any]) -> str:
             f"{TOOL} is neither on PATH nor in {TOOL_FOLDER}: install aws-neuronx-tools"
         )
     return str(tool)
-
-
-def _report(line: Line) -> Mapping[str, Any]:
-    try:
-        report = json.loads(line.text)
-    except ValueError:
-        report = None
-    if not isinstance(report, dict):
-        raise NotMeasurable(f"{TOOL} printed no JSON object: {line.text.strip()[:80]!r}")
-    return report
 
 
 def _visible(environment: Mapping[str, str], *, count: int, cores: int) -> list[int]:
