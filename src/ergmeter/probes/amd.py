@@ -72,18 +72,16 @@ class AmdGpu:
         self.error = ""
         t_ns = time.monotonic_ns()
         power_w = self._power_w(self._field)
-        sample = Sample(t_ns, self.device.id, power_w=power_w)
+        gauges: dict[str, Any] = {}
         if slow:
-            sample = Sample(
-                t_ns,
-                self.device.id,
-                power_w=power_w,
-                memory_bytes=self._ask("memory"),
-                busy_frac=_percent(self._ask("activity")),
-                clock_hz=scaled(self._ask("clock"), HZ_PER_MHZ),
-                temperature_c=self._ask("temperature"),
-                throttled=self._throttled(),
-            )
+            gauges = {
+                "memory_bytes": self._ask("memory"),
+                "busy_frac": _percent(self._ask("activity")),
+                "clock_hz": scaled(self._ask("clock"), HZ_PER_MHZ),
+                "temperature_c": self._ask("temperature"),
+                "throttled": self._throttled(),
+            }
+        sample = Sample(t_ns, self.device.id, power_w=power_w, **gauges)
         before_ns = time.monotonic_ns()
         energy_j = self._energy_j() if slow else None
         samples = [sample] if sample != Sample(t_ns, self.device.id) else []
@@ -99,10 +97,8 @@ class AmdGpu:
         return own if self.beside is None else [*own, *self.beside.processes()]
 
     def _power_field(self) -> str:
-        for name in ("current", "average"):
-            if self._power_w(name) is not None:
-                return name
-        return ""
+        names = ("current", "average")
+        return next((name for name in names if self._power_w(name) is not None), "")
 
     def _power_w(self, name: str) -> float | None:
         power = (self._ask("power") or {}) if name else {}

@@ -18,7 +18,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pynvml
 
@@ -322,8 +322,8 @@ class Gpu:
 
     def memory_in_use(self) -> int | None:
         """Bytes in use by all processes now; None if the driver does not say."""
-        used_bytes = self._ask("memory")
-        return None if used_bytes is None else int(used_bytes)
+        used_bytes: int | None = self._ask("memory")
+        return used_bytes
 
     def counter(self) -> Sample | None:
         """The energy counter, at the middle of the time it took to read."""
@@ -372,11 +372,9 @@ class Gpu:
         """The processes that compute on it, by the numbers NVML has for them, and their bytes; None
         if it does not list them."""
         processes = self._ask("processes")
-        return (
-            None
-            if processes is None
-            else {process.pid: process.usedGpuMemory for process in processes}
-        )
+        if processes is None:
+            return None
+        return {process.pid: process.usedGpuMemory for process in processes}
 
     def usage(self, computing: Collection[int] | None) -> GpuUsage:
         """The processes and memory that tell whether the GPU is used. `computing` was just read."""
@@ -478,6 +476,9 @@ _REFUSALS = {
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the NVIDIA library and the loaded kernel module "
     "differ in version, as after an update: reboot, or reload the nvidia module",
 }
+
+
+_Read = TypeVar("_Read")
 
 
 class NvmlProbe(DeclaredProbe):
@@ -588,21 +589,22 @@ class NvmlProbe(DeclaredProbe):
     def _counters(self, *, last: bool) -> list[Sample | None]:
         if time.monotonic() < self._counters_due_s and not last:
             return [None] * len(self._gpus)
-        before_s = time.thread_time()
-        counters = [gpu.counter() for gpu in self._gpus]
-        cost_s = time.thread_time() - before_s
+        counters, cost_s = self._timed(Gpu.counter)
         self._counters_due_s = time.monotonic() + cost_s / COUNTER_SHARE
         return counters
 
     def _activity(self, *, last: bool) -> list[Sample | Mark]:
         if time.monotonic() < self._activity_due_s and not last:
             return []
-        before_s = time.thread_time()
-        records = [gpu.activity() for gpu in self._gpus]
-        cost_s = time.thread_time() - before_s
+        records, cost_s = self._timed(Gpu.activity)
         wait_s = max(ACTIVITY_PERIOD_S - self.period_s / 2, cost_s / ACTIVITY_SHARE)
         self._activity_due_s = time.monotonic() + wait_s
         return [record for record in records if record is not None]
+
+    def _timed(self, read: Callable[[Gpu], _Read]) -> tuple[list[_Read], float]:
+        """A reading of every GPU, and the CPU seconds that it took."""
+        before_s = time.thread_time()
+        return [read(gpu) for gpu in self._gpus], time.thread_time() - before_s
 
     def close(self) -> None:
         """Shut NVML down."""

@@ -190,19 +190,15 @@ class ProcessProbe(DeclaredProbe):
                 marks_bytes.append(high_water_bytes(process.pid) or 0)
         if self._root.pid not in usages:
             return []
-        cpu_s = self._ledger.enter(usages)
-        # An exited process that was not waited for yet has CPU times, and no memory to read.
-        memory_bytes = resident_bytes or None
-        peak_bytes = max(marks_bytes) or None
-        return [
-            Sample(
-                t_ns,
-                self.devices[0].id,
-                memory_bytes=memory_bytes,
-                memory_peak_bytes=peak_bytes,
-                cpu_s=cpu_s,
-            )
-        ]
+        sample = Sample(
+            t_ns,
+            self.devices[0].id,
+            # An exited process that was not waited for yet has CPU times, and no memory to read.
+            memory_bytes=resident_bytes or None,
+            memory_peak_bytes=max(marks_bytes) or None,
+            cpu_s=self._ledger.enter(usages),
+        )
+        return [sample]
 
     def read_last(self) -> list[Sample]:
         """A last reading; for a program that has ended, what is known only then."""

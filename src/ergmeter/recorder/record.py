@@ -16,6 +16,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,6 @@ from ergmeter.runlog.writer import create_run
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
-    import resource
     from collections.abc import Iterator, Mapping, Sequence
 
 
@@ -209,15 +209,15 @@ def record(request: RecordRequest) -> Recording:
         shutil.rmtree(run)
         raise UsageError(f"{program} can't be started: {error.strerror}") from error
     peak.started(pid)
-    stopping = _Stopping(pid)
-    meter.on_stop = stopping.ask
+    is_over = threading.Event()  # then its number may be another's
+    meter.on_stop = partial(_ask_to_stop, pid, is_over)
     if meter.should_stop:  # before there was one to ask
-        stopping.ask()
+        meter.on_stop()
     meter.watch(pid)
     counts = FlopCounts(run)
     counts.start()
     status, usage = _wait(pid, channels, output, relay_pid=relay_pid)
-    stopping.is_over = True
+    is_over.set()
     peak.ended(usage)
     code = os.waitstatus_to_exitcode(status)
     reader.finish(time.monotonic_ns(), patience_s=_OUTPUT_WAIT_S)
@@ -249,26 +249,15 @@ def _say_nothing_was_seen(
     request: RecordRequest, run: Path, meter: Meter, reader: OutputReader
 ) -> None:
     why = hook.why_no_steps(run, request.command) if request.hook else ""
-    nothing = unrecognised(reader, why)
-    if nothing is not None:
+    if (nothing := unrecognised(reader, why)) is not None:
         meter.record(nothing)
 
 
-class _Stopping:
-    """Asks the command to end, as a scheduler would: SIGTERM, once, and then waits for it.
-
-    Whoever asks is another thread. Once the command was waited for its number may be another's, so
-    that nobody is asked any more.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self.is_over = False
-
-    def ask(self) -> None:
-        if not self.is_over:
-            sys.stderr.write("erg: asking the command to stop (SIGTERM)\n")
-            _send(self._pid, signal.SIGTERM)
+def _ask_to_stop(pid: int, is_over: threading.Event) -> None:
+    """Ask the command to end, as a scheduler would. Called on another thread."""
+    if not is_over.is_set():
+        sys.stderr.write("erg: asking the command to stop (SIGTERM)\n")
+        _send(pid, signal.SIGTERM)
 
 
 def _of_this_task(out: Path | None) -> Path | None:
@@ -404,15 +393,13 @@ def _wait(
         elif number != signal.SIGCHLD:
             time.sleep(_GROUP_GRACE_S)
             _await_signal_reports(relay_pid, output)
-            ended = _reap(pid)
-            if ended is not None:
+            if (ended := _reap(pid)) is not None:
                 return ended
             in_group = output.group_signals_ns.get(number, 0) > handled_ns.get(number, 0)
             if not from_terminal and not in_group:
                 _send(pid, number)
             handled_ns[number] = time.monotonic_ns()
-        ended = _reap(pid)
-        if ended is not None:
+        if (ended := _reap(pid)) is not None:
             return ended
 
 
