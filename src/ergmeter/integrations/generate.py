@@ -135,7 +135,7 @@ class Measured:
             return None, None
         on_cuda = asked.device.type == "cuda"
         self._tell("latency_clock", _CUDA if on_cuda else _HOST)
-        return asked, _CudaTimes(asked.device) if on_cuda else _HostTimes()
+        return asked, _CudaTimes(asked.device) if on_cuda else _Times()
 
     @contextmanager
     def _until_it_fails(self) -> Iterator[None]:
@@ -300,40 +300,28 @@ class _Asked:
 
 @dataclass
 class _Times:
-    """A stopping criterion that never stops: it is called after each token."""
+    """A stopping criterion that never stops: called after each token, by the host's clock."""
 
     lengths: list[int] = field(default_factory=list)  # of the sequences, at each call
     start_ns: int = field(default_factory=monotonic_ns)
+    _stamps: list[Any] = field(default_factory=list)
 
     def __call__(self, input_ids: torch.Tensor, _scores: object, **_more: object) -> bool:
-        self._note()
+        self._stamps.append(self._stamp())
         self.lengths.append(input_ids.shape[1])
         return False
 
     def tokens_ns(self) -> list[int]:
         """The time of each call's token."""
-        raise NotImplementedError
+        return self._stamps
 
     def reached_ns(self, tokens_ns: list[int], length: int) -> int:
         """When sequences reached this length: a call may add several tokens (assisted decoding)."""
         at = zip(tokens_ns, self.lengths, strict=True)
         return next((t_ns for t_ns, reached in at if reached >= length), tokens_ns[-1])
 
-    def _note(self) -> None:
-        raise NotImplementedError
-
-
-@dataclass
-class _HostTimes(_Times):
-    """Token times by the host's clock."""
-
-    _seen_ns: list[int] = field(default_factory=list)
-
-    def _note(self) -> None:
-        self._seen_ns.append(monotonic_ns())
-
-    def tokens_ns(self) -> list[int]:
-        return self._seen_ns
+    def _stamp(self) -> Any:  # noqa: ANN401
+        return monotonic_ns()
 
 
 class _CudaTimes(_Times):
@@ -342,22 +330,19 @@ class _CudaTimes(_Times):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._device = device
-        self._events = [self._event()]
+        self._begun = self._stamp()
         self.start_ns = monotonic_ns()
 
-    def _event(self) -> torch.cuda.Event:
+    def _stamp(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def _note(self) -> None:
-        self._events.append(self._event())
-
     def tokens_ns(self) -> list[int]:
-        begun, *tokens = self._events
-        if tokens:
-            tokens[-1].synchronize()  # generate has read the token already: nothing to wait for
-        return [self.start_ns + round(begun.elapsed_time(event) * _NS_PER_MS) for event in tokens]
+        if self._stamps:
+            self._stamps[-1].synchronize()  # generate has read the token: nothing to wait for
+        elapsed_ms = (self._begun.elapsed_time(event) for event in self._stamps)
+        return [self.start_ns + round(ms * _NS_PER_MS) for ms in elapsed_ms]
 
 
 def _by_name(arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
