@@ -1,9 +1,9 @@
 """The plugin protocols, on one page. A plugin is found by its entry point; see `registry`.
 
 | kind     | entry-point group   | protocol here |
-| probe    | ergmeter.probes     | Probe         |
+| probe    | ergmeter.probes     | Probe, DeclaredProbe |
 | importer | ergmeter.importers  | Importer      |
-| sink     | ergmeter.sinks      | Sink          |
+| sink     | ergmeter.sinks      | Sink, DeclaredSink   |
 | metric   | ergmeter.metrics    | list[Metric] of ergmeter.metrics.catalog |
 """
 

@@ -153,7 +153,8 @@ def run(
                 asyncio.run(_send(plan, log, interruption or Interruption()))
             except (KeyboardInterrupt, asyncio.CancelledError):
                 outcome.is_interrupted = True  # what was settled until then is worth its figures
-        _end(meter, outcome)
+        cost = f"cpu_frac={outcome.cpu_frac:.6g},lag_p99_s={outcome.lag_p99_s:.6g}"
+        meter.mark(requests.END_MARK, cost)
     return outcome
 
 
@@ -285,11 +286,6 @@ def _begin(meter: Meter, plan: LevelPlan) -> None:
         node = registry.declaring("probes", kinds=("node",))
         sensors = [name for name in _machine_probes() if name not in node]
         meter.explain(dict.fromkeys(sensors, f"not read, {plan.why_no_energy}"))
-
-
-def _end(meter: Meter, outcome: LevelOutcome) -> None:
-    cost = f"cpu_frac={outcome.cpu_frac:.6g},lag_p99_s={outcome.lag_p99_s:.6g}"
-    meter.mark(requests.END_MARK, cost)
 
 
 def _line(answer: Answer) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from threading import get_ident
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -66,7 +67,6 @@ def lightning_precision(precision: object) -> str | None:
 
 
 def _autocast(module: Any) -> str | None:  # noqa: ANN401
-    torch: Any = sys.modules["torch"]
     first = next(module.parameters(), None)
     if first is None:
         return None
@@ -414,29 +414,16 @@ def _counting_call(root: Root, module: nn.Module) -> Callable[..., Any]:
     return call
 
 
-class _NoLoop:
-    """Stands in for a Loop where a framework reports the steps."""
-
-    eval_ns: int | None = None
-    optimizers_made = 2
-
-    def trains(self, root: Root, now_ns: int) -> None: ...
-
-    def evaluates(self, root: Root, now_ns: int) -> None: ...
-
-    def evaluated(self, root: Root) -> None: ...
-
-    def evaluated_nothing(self) -> None: ...
-
-    def fail(self, error: Exception) -> None: ...
-
-
 def tokens_of_calls(model: nn.Module) -> Root:
     """Count the tokens of a model's calls with gradients, where batches have none.
 
     As in reinforcement learning, where a batch is prompts, and what is trained on is generated.
     """
-    root = Root(model, _NoLoop())  # type: ignore[arg-type]
+    # The framework reports the steps: there is no loop to be informed.
+    events = ("trains", "evaluates", "evaluated", "evaluated_nothing", "fail")
+    ignored = dict.fromkeys(events, lambda *_event: None)
+    loop: Any = SimpleNamespace(eval_ns=None, optimizers_made=2, **ignored)
+    root = Root(model, loop)
     root.attach()
     return root
 
