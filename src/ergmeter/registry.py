@@ -41,13 +41,13 @@ def load(kind: Kind, name: str) -> Any:  # noqa: ANN401  each kind has its own p
 
 def declaring(kind: Kind, **declared: object) -> tuple[str, ...]:
     """The plugins that declare all of this about themselves, by name. Imports those of the kind."""
-    found = []
+    plugins = []
     for name in names(kind):
         with suppress(PluginError):  # whoever opens it by name is told
             plugin = load(kind, name)
             if all(getattr(plugin, key, None) == value for key, value in declared.items()):
-                found.append(name)
-    return tuple(found)
+                plugins.append(name)
+    return tuple(plugins)
 
 
 def _extra(entry: EntryPoint) -> str | None:

@@ -56,8 +56,8 @@ class Response:
                 raise HttpParserError("its head does not end")
         except HttpParserError as error:
             if not self.status:
-                shown = self._head[:_SHOWN_BYTES]
-                raise FormatError(f"no HTTP answer: it begins with {shown!r} ({error})") from error
+                start = self._head[:_SHOWN_BYTES]
+                raise FormatError(f"no HTTP answer: it begins with {start!r} ({error})") from error
             if not self.is_done:
                 raise FormatError(f"a body that is no HTTP: {error}") from error
         body, self._body = self._body, []

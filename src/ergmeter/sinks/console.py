@@ -38,12 +38,7 @@ class ConsoleSink(SelectingSink):
     """Prints a few metrics to standard error."""
 
     name = "console"
-    options: ClassVar = {
-        "metrics": HEADLINES,
-        "style": "line",
-        "every_s": 60.0,
-        "stream": "stderr",
-    }
+    options: ClassVar = {"metrics": HEADLINES, "style": "line", "every_s": 60.0, "stream": "stderr"}
 
     def __init__(self, request: SinkRequest) -> None:
         super().__init__(request)

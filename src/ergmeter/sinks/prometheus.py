@@ -33,8 +33,7 @@ class PrometheusSink(SelectingSink):
 
     name = "prometheus"
     library = "prometheus_client"
-    options: ClassVar = {
-        **TRACKER,
+    options: ClassVar = TRACKER | {
         "port": 9478,
         "address": "127.0.0.1",
         "push": None,
