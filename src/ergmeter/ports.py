@@ -53,7 +53,7 @@ class Probe(Protocol):
 class DeclaredProbe:
     """What is known of a probe before it is opened. A probe that inherits nothing is on request."""
 
-    name: ClassVar[str]
+    name: str
     kinds: ClassVar[tuple[str, ...]]  # of its devices, as `Device.kind` has them
     # What it reads: devices of the machine; a program from outside, or from inside its process; a
     # recording. The last two are not what `erg doctor` looks for.
@@ -96,7 +96,7 @@ class DeclaredSink:
     The library that it sends to is imported when the sink is opened, on the sink's own thread.
     """
 
-    name: ClassVar[str]
+    name: str
     options: ClassVar[Mapping[str, Any]]  # with their defaults; None: the sink determines it itself
     library: ClassVar[str] = ""  # to be installed, by the extra of the sink's name
 
