@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 # Twice the refresh period of the slowest sensors.
 APART_S = 0.5
-# These need a recording, or a program to read from.
-_NOT_EXAMINED = ("replay", "allocator")
 _READS = {
     "power_w": "power",
     "energy_j": "energy",
@@ -60,8 +58,7 @@ class ProbeFinding:
 def examine(names: list[str] | None = None) -> list[ProbeFinding]:
     """Open every probe and read it twice."""
     request = ProbeRequest(os.getpid(), str(Path.cwd()), dict(os.environ))
-    wanted = names or [n for n in registry.names("probes") if n not in _NOT_EXAMINED]
-    opened = open_probes(request, wanted)
+    opened = open_probes(request, _examined() if names is None else names)
     findings = [
         ProbeFinding(name, works=False, reason=why) for name, why in opened.unavailable.items()
     ]
@@ -71,6 +68,13 @@ def examine(names: list[str] | None = None) -> list[ProbeFinding]:
         findings.append(_finding(probe, first[probe.name], _read(probe)))
         probe.close()
     return sorted(findings, key=lambda finding: (not finding.works, finding.probe))
+
+
+def _examined() -> list[str]:
+    """All probes but those that need a recording, or a program to read from."""
+    others = ("inside", "recording")
+    left_out = {name for what in others for name in registry.declaring("probes", reads=what)}
+    return [name for name in registry.names("probes") if name not in left_out]
 
 
 def document(findings: list[ProbeFinding]) -> dict[str, Any]:

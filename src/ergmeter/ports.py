@@ -1,9 +1,9 @@
 """The plugin protocols, on one page. A plugin is found by its entry point; see `registry`.
 
 | kind     | entry-point group   | protocol here |
-| probe    | ergmeter.probes     | Probe         |
+| probe    | ergmeter.probes     | Probe, DeclaredProbe |
 | importer | ergmeter.importers  | Importer      |
-| sink     | ergmeter.sinks      | Sink          |
+| sink     | ergmeter.sinks      | Sink, DeclaredSink   |
 | metric   | ergmeter.metrics    | list[Metric] of ergmeter.metrics.catalog |
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from ergmeter.records import Device, Mark, Record, Result, Sample, Summary, Window
 
@@ -50,6 +50,25 @@ class Probe(Protocol):
         """Release the library or file. Called once."""
 
 
+class DeclaredProbe:
+    """What is known of a probe before it is opened. A probe that inherits nothing is on request."""
+
+    name: str
+    kinds: ClassVar[tuple[str, ...]]  # of its devices, as `Device.kind` has them
+    # What it reads: devices of the machine; a program from outside, or from inside its process; a
+    # recording. The last two are not what `erg doctor` looks for.
+    reads: ClassVar[Literal["machine", "program", "inside", "recording"]] = "machine"
+    is_default: ClassVar[bool] = True  # opened unless the user names others
+    has_interval: ClassVar[bool] = False  # `erg record --interval` sets how often it is read
+    usual_period_s: ClassVar[float]
+
+    def __init__(self, request: ProbeRequest) -> None:
+        self.period_s = float(request.options.get("period_s", self.usual_period_s))
+
+    def close(self) -> None:
+        """Release what was opened; most probes open nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line of a program's output: its text, and when it was read (None in a log file)."""
@@ -69,6 +88,17 @@ class Importer(Protocol):
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come. May hold a few lines back to see what they mean."""
+
+
+class DeclaredSink:
+    """What is known of a sink before it is opened. A sink that inherits nothing has no checks.
+
+    The library that it sends to is imported when the sink is opened, on the sink's own thread.
+    """
+
+    name: str
+    options: ClassVar[Mapping[str, Any]]  # with their defaults; None: the sink determines it itself
+    library: ClassVar[str] = ""  # to be installed, by the extra of the sink's name
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ A plugin is imported only when it is loaded, so its module may have heavy import
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
@@ -36,6 +37,17 @@ def load(kind: Kind, name: str) -> Any:  # noqa: ANN401  each kind has its own p
         extra = _extra(points[name])
         cure = f"; pip install 'ergmeter[{extra}]'" if extra else ""
         raise PluginError(f"the {kind} plugin {name!r} does not load: {error}{cure}") from error
+
+
+def declaring(kind: Kind, **declared: object) -> tuple[str, ...]:
+    """The plugins that declare all of this about themselves, by name. Imports those of the kind."""
+    plugins = []
+    for name in names(kind):
+        with suppress(PluginError):  # whoever opens it by name is told
+            plugin = load(kind, name)
+            if all(getattr(plugin, key, None) == value for key, value in declared.items()):
+                plugins.append(name)
+    return tuple(plugins)
 
 
 def _extra(entry: EntryPoint) -> str | None:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from ergmeter.ports import Probe, ProbeRequest
 
-DEFAULT_PROBES = ("nvml", "amd", "neuron", "apple", "grace", "rapl", "process", "node")
 # NVML's slowest call took 16 ms, a busy disk a second or two. What takes longer hangs.
 HANG_S = 5.0
 # Per probe, if nothing drains them: an hour and a half at 10 Hz with two samples a reading.
@@ -52,8 +51,13 @@ class Opened:
     unavailable: dict[str, str] = field(default_factory=dict)
 
 
+def default_probes() -> tuple[str, ...]:
+    """The probes that are read where the user names none."""
+    return registry.declaring("probes", is_default=True)
+
+
 def open_probes(
-    request: ProbeRequest, names: Iterable[str] = DEFAULT_PROBES, *, wait_s: float = 2 * HANG_S
+    request: ProbeRequest, names: Iterable[str], *, wait_s: float = 2 * HANG_S
 ) -> Opened:
     """Construct the probes. One that can't work, or hangs, is left out with its reason."""
     opened = Opened()

@@ -48,11 +48,14 @@ class Sample:
     "runlog/segments.py": "\n" * 60 + "class ErgmeterCallback: ...\n",  # long enough
     "sampler.py": """
 from contextlib import suppress
-with suppress(OSError, Exception):
+with suppress(OSError, Exception):  # noqa: BLE001
+    pass
+# A plugin may raise anything.
+with suppress(Exception):
     pass
 try:
     pass
-except (ValueError, BaseException):
+except (ValueError, BaseException):  # noqa: BLE001  never break training
     pass
 except OSError:
     pass
@@ -139,23 +142,25 @@ def test_an_importer_elsewhere_or_a_load_by_name_makes_it_no_splinter(
 def test_blank_lines_comments_and_docstrings_are_no_code(root: Path) -> None:
     rows = measured(root)
     assert "6 ergmeter.records" in rows["code-lines"].offenders
-    assert "11 ergmeter.sampler" in rows["code-lines"].offenders
+    assert "13 ergmeter.sampler" in rows["code-lines"].offenders
 
 
 def test_blind_excepts_and_traps_are_counted(root: Path) -> None:
     rows = measured(root)
-    assert rows["blind-excepts"].detail == "2 except, 1 suppress"
+    assert rows["blind-excepts"].detail == "2 except, 2 suppress"
+    assert rows["unexplained-excepts"].offenders == ["ergmeter.sampler:14", "ergmeter.sampler:3"]
     assert rows["traps"].offenders == ["ergmeter.records:1"]
 
 
-def test_check_fails_for_the_first_four_and_for_limits_that_are_set(
+def test_check_fails_for_the_first_five_and_for_limits_that_are_set(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = "3 of 4 checked limits broken: classes, vague-names, vague-share\n"
+    said = "4 of 5 checked limits broken: classes, vague-names, vague-share, unexplained-excepts\n"
     assert main(["--root", str(root)]) == 0
     assert main(["--root", str(root), "--check"]) == 1
     assert capsys.readouterr().out.count(said) == 2
     allowed = ["classes=1", "vague-names=3", "vague-share=5", "splinters=2"]
+    allowed.append("unexplained-excepts=2")
     limits = [word for limit in allowed for word in ("--limit", limit)]
     assert main(["--root", str(root), "--check", *limits]) == 0
     assert main(["--root", str(root), "--check", *limits, "--limit", "modules=1"]) == 1

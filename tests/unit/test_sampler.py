@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from ergmeter import registry
 from ergmeter import sampler as module
-from ergmeter.errors import NotMeasurable
+from ergmeter.errors import NotMeasurable, PluginError
 from ergmeter.ports import Probe, ProbeRequest
 from ergmeter.records import Device, Mark, Sample
-from ergmeter.sampler import Sampler, open_probes
+from ergmeter.sampler import Sampler, default_probes, open_probes
 
 
 class Clockwork:
@@ -340,3 +341,24 @@ def test_an_unknown_probe_is_named_with_those_there_are() -> None:
 
 def test_our_own_probe_keeps_the_protocol() -> None:
     assert isinstance(Clockwork(), Probe)
+
+
+def test_a_probe_declares_itself_whether_it_is_read_by_default_and_at_an_interval() -> None:
+    machine = ("amd", "apple", "grace", "neuron", "node", "nvml", "rapl")
+    assert default_probes() == tuple(sorted((*machine, "process")))
+    assert registry.declaring("probes", is_default=True, reads="machine") == machine
+    assert registry.declaring("probes", has_interval=True) == (
+        "amd", "apple", "grace", "nvml", "rapl",
+    )  # fmt: skip
+
+
+def test_a_probe_that_declares_nothing_or_does_not_load_is_on_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load(_kind: str, name: str) -> object:
+        if name == "nvml":
+            raise PluginError("no pynvml")
+        return Clockwork
+
+    monkeypatch.setattr(registry, "load", load)
+    assert default_probes() == ()

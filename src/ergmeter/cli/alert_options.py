@@ -89,9 +89,8 @@ def _rule(budget: str) -> str:
         return f"{'energy' if unit in JOULES else 'time'} > {number} {unit}"
     units = {unit.lower(): unit for unit in (*_CURRENCIES, *JOULES, *SECONDS)} | _SPELT
     near = difflib.get_close_matches(unit_text.lower(), units, n=1)
-    is_other_case = (
-        unit_text.lower() in units and units[unit_text.lower()] != unit_text
-    )  # KWH is no currency
+    # KWH is no currency.
+    is_other_case = units.get(unit_text.lower(), unit_text) != unit_text
     if _MONEY.fullmatch(unit_text) and not is_other_case:
         return f"cost > {number}"
     hint = f"; did you mean {units[near[0]]}?" if near else ""

@@ -100,19 +100,12 @@ def _is_something_else(page: Path) -> bool:
     return bool(begins) and begins.lower() != _BEGINS
 
 
-class _Auto(click.Choice[str]):
+def _only_auto(_context: object, _parameter: object, value: str | None) -> str | None:
     """The word `auto`; a number is an error that names the right option."""
-
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401  as click's
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> Any:  # noqa: ANN401
-        if value != "auto":
-            how = "a number of steps is --warmup-steps, of seconds --warmup-s"
-            self.fail(f"{value!r} is not 'auto'; {how}", param, ctx)
-        return super().convert(value, param, ctx)
+    if value not in (None, "auto"):
+        how = "a number of steps is --warmup-steps, of seconds --warmup-s"
+        raise click.BadParameter(f"{value!r} is not 'auto'; {how}")
+    return value
 
 
 # By the field of `Settings` that each is for.
@@ -123,7 +116,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "help": "Leave out the first S seconds of steps.",
     },
     "warmup": {
-        "type": _Auto(["auto"]),
+        "callback": _only_auto,
+        "metavar": "[auto]",
         "help": "Leave out a slow beginning by the default rule, whatever the run declares.",
     },
     "window": {

@@ -56,7 +56,8 @@ DOCUMENTED = (
     ("st_samples_per_param_per_sec", "ST (Samples/Param/Sec)", ".2e"),
     ("aec_watts", "AEC (Watts)", ".2f"),
 )
-ENERGY = ("energy_joules", "Energy (J)", ".1f")  # what AEC's name promises; after the documented
+# What AEC's name promises, after the documented.
+LINES = (*DOCUMENTED, ("energy_joules", "Energy (J)", ".1f"))
 IT = "it_tokens_per_sec"
 TAG = "efficientllm/"
 _BYTES_PER_GB = 1e9
@@ -68,7 +69,7 @@ def figures(totals: Totals | Missing, parameters: int | None) -> dict[str, Amoun
     `parameters` is what the caller declared to be the size of the model.
     """
     if isinstance(totals, Missing):
-        return {name: totals for name, _, _ in (*DOCUMENTED, ENERGY)}
+        return {name: totals for name, _, _ in LINES}
     size: Amount = float(parameters) if parameters else Missing(_NO_SIZE)
     per_parameter = _times(size, totals.in_steps_s)
     return {
@@ -88,9 +89,7 @@ _NO_SIZE = "the number of parameters was not given to initialize_efficientllm_me
 def block(head: str, loss: Amount, values: Figures) -> str:
     """The console block, with energy as one line more than is documented."""
     lines = [f"[EfficientLLM Metrics] {head}:", f"  Loss: {_text(loss, '.6f')}"]
-    lines += [f"  {label}: {_text(values[name], form)}" for name, label, form in DOCUMENTED]
-    name, label, form = ENERGY
-    lines.append(f"  {label}: {_text(values[name], form)}")
+    lines += [f"  {label}: {_text(values[name], form)}" for name, label, form in LINES]
     return "\n".join(lines) + "\n"
 
 
@@ -384,7 +383,7 @@ class MetricsCollector(Guarded):
             if self._meter._handover is not None:
                 self._meter._handover.flush()
             return self._running.totals(Run.open(self._meter.path), gpus=_own_gpus())
-        except Exception as error:  # noqa: BLE001  a disk that fails now may work the next time
+        except Exception as error:  # noqa: BLE001  the user's loop asks; a disk may work next time
             return Missing(reason_of(error))
         finally:
             self._looking_s += time.perf_counter() - before_s

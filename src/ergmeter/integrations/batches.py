@@ -38,20 +38,14 @@ class Counts:
     @property
     def laters(self) -> list[Later]:
         """The amounts that are still on a device."""
-        return [
-            amount
-            for amount in self._amounts()
-            if amount is not None and not isinstance(amount, int)
-        ]
+        return [amount for amount in self._amounts() if not isinstance(amount, int | None)]
 
     def settled(self, values: Sequence[float]) -> Counts:
         """These counts, with `values` in place of the amounts on a device."""
         numbers = iter(values)
-        amounts = [
-            amount if amount is None or isinstance(amount, int) else int(next(numbers))
-            for amount in self._amounts()
-        ]
-        return Counts(self.computed, *amounts)
+        amounts = self._amounts()
+        settled = [a if isinstance(a, int | None) else int(next(numbers)) for a in amounts]
+        return Counts(self.computed, *settled)
 
     def _amounts(self) -> tuple[Amount, ...]:
         return self.samples, self.real, self.loss, self.squares
@@ -142,9 +136,8 @@ def _with_loss(parts: Mapping[str, Any], prefix: str, ids: Any, *, shifts: bool)
     # TRL's preference trainers make the labels later, of what this mask leaves.
     completion: Any = _near(parts.get(f"{prefix}completion_mask"))
     if labels is not None and (_fits(labels, ids) or (not shifts and _are_targets(labels, ids))):
-        borne = (
-            labels >= 0
-        )  # -100 or -1, or what else a loss is told to ignore: no class is below 0
+        # -100 or -1, or what else a loss is told to ignore: no class is below 0.
+        borne = labels >= 0
     elif labels is None and _fits(completion, ids):
         borne = completion != 0
     else:

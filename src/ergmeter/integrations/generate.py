@@ -22,6 +22,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 from time import monotonic_ns
@@ -35,8 +36,7 @@ from ergmeter.records import Mark, Reported, Step
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
+    from collections.abc import Callable, Iterator
 
     from ergmeter.meter import Meter
 
@@ -101,12 +101,7 @@ class Measured:
     def __enter__(self) -> Measured:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.remove()
 
     def generated(
@@ -114,10 +109,8 @@ class Measured:
     ) -> Any:  # noqa: ANN401  whatever generate gives
         """Generate, and record it. An error of ours becomes a mark."""
         asked = times = None
-        try:
+        with self._until_it_fails():
             asked, times = self._prepared(arguments, options)
-        except Exception as error:  # noqa: BLE001  never break what is measured
-            self._fail(error)
         self.is_inside = True
         try:
             if asked is None or times is None:
@@ -127,10 +120,8 @@ class Measured:
             )
         finally:
             self.is_inside = False
-        try:
+        with self._until_it_fails():
             self._write(asked, times, getattr(output, "sequences", output))
-        except Exception as error:  # noqa: BLE001  never break what is measured
-            self._fail(error)
         return output
 
     def _prepared(
@@ -144,11 +135,16 @@ class Measured:
             return None, None
         on_cuda = asked.device.type == "cuda"
         self._tell("latency_clock", _CUDA if on_cuda else _HOST)
-        return asked, _CudaTimes(asked.device) if on_cuda else _HostTimes()
+        return asked, _CudaTimes(asked.device) if on_cuda else _Times()
 
-    def _fail(self, error: Exception) -> None:
-        message = " ".join(f"{type(error).__name__}: {error}".split())
-        self._tell("generate_not_measured", message[:300])
+    @contextmanager
+    def _until_it_fails(self) -> Iterator[None]:
+        """A context in which an error becomes a mark."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  the user generates: never break that
+            message = " ".join(f"{type(error).__name__}: {error}".split())
+            self._tell("generate_not_measured", message[:300])
 
     def _write(self, asked: _Asked, times: _Times, sequences: torch.Tensor) -> None:
         tokens_ns = times.tokens_ns()
@@ -187,26 +183,20 @@ class Measured:
         for earlier_ns, later_ns in pairwise(tokens_ns):
             self._record(Reported(later_ns, "itl", (later_ns - earlier_ns) / NS_PER_S, "s"))
 
-    def _record(self, record: Step | Reported) -> None:
+    def _record(self, record: Step | Reported | Mark) -> None:
         try:
             self._meter.record(record)
         except UsageError as error:  # a closed Meter is no reason to lose what was generated
-            self._warn(f"generate is not measured: {error}")
+            message = f"generate is not measured: {error}"
+            if message not in self._reported:
+                self._reported.add(message)
+                warnings.warn(message, stacklevel=5)
 
     def _tell(self, name: str, detail: str) -> None:
         """Add a mark to the run, once for each text."""
-        if (name + detail) in self._reported:
-            return
-        self._reported.add(name + detail)
-        try:
-            self._meter.record(Mark(monotonic_ns(), name, detail))
-        except UsageError as error:
-            self._warn(f"generate is not measured: {error}")
-
-    def _warn(self, message: str) -> None:
-        if message not in self._reported:
-            self._reported.add(message)
-            warnings.warn(message, stacklevel=5)
+        if (name + detail) not in self._reported:
+            self._reported.add(name + detail)
+            self._record(Mark(monotonic_ns(), name, detail))
 
 
 class GeneratedTokens(Measured):
@@ -221,14 +211,12 @@ class GeneratedTokens(Measured):
             output = original(*arguments, **options)
         finally:
             self.is_inside = False
-        try:
+        with self._until_it_fails():
             asked = _Asked(self._model(), _by_name(arguments, options))
             sequences = getattr(output, "sequences", output)
             prompt = 1 if asked.model.config.is_encoder_decoder else asked.prompt_length
             tokens = sum(_lengths(sequences[:, prompt:], asked.eos_ids))
             self._record(Reported(monotonic_ns(), GENERATED, float(tokens), "tokens"))
-        except Exception as error:  # noqa: BLE001  never break what is measured
-            self._fail(error)
         return output
 
 
@@ -270,7 +258,7 @@ class _Asked:
         """The position in the output where new tokens begin: after a prompt of ids."""
         if self.model.config.is_encoder_decoder:
             return lengths[0] - 1  # the decoder's own start
-        return 0 if self._ids is None else self._ids.shape[1]
+        return self.prompt_length
 
     @property
     def prompt_length(self) -> int:
@@ -312,40 +300,28 @@ class _Asked:
 
 @dataclass
 class _Times:
-    """A stopping criterion that never stops: it is called after each token."""
+    """A stopping criterion that never stops: called after each token, by the host's clock."""
 
     lengths: list[int] = field(default_factory=list)  # of the sequences, at each call
     start_ns: int = field(default_factory=monotonic_ns)
+    _stamps: list[Any] = field(default_factory=list)
 
     def __call__(self, input_ids: torch.Tensor, _scores: object, **_more: object) -> bool:
-        self._note()
+        self._stamps.append(self._stamp())
         self.lengths.append(input_ids.shape[1])
         return False
 
     def tokens_ns(self) -> list[int]:
         """The time of each call's token."""
-        raise NotImplementedError
+        return self._stamps
 
     def reached_ns(self, tokens_ns: list[int], length: int) -> int:
         """When sequences reached this length: a call may add several tokens (assisted decoding)."""
         at = zip(tokens_ns, self.lengths, strict=True)
         return next((t_ns for t_ns, reached in at if reached >= length), tokens_ns[-1])
 
-    def _note(self) -> None:
-        raise NotImplementedError
-
-
-@dataclass
-class _HostTimes(_Times):
-    """Token times by the host's clock."""
-
-    _seen_ns: list[int] = field(default_factory=list)
-
-    def _note(self) -> None:
-        self._seen_ns.append(monotonic_ns())
-
-    def tokens_ns(self) -> list[int]:
-        return self._seen_ns
+    def _stamp(self) -> Any:  # noqa: ANN401
+        return monotonic_ns()
 
 
 class _CudaTimes(_Times):
@@ -354,22 +330,19 @@ class _CudaTimes(_Times):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._device = device
-        self._events = [self._event()]
+        self._begun = self._stamp()
         self.start_ns = monotonic_ns()
 
-    def _event(self) -> torch.cuda.Event:
+    def _stamp(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def _note(self) -> None:
-        self._events.append(self._event())
-
     def tokens_ns(self) -> list[int]:
-        begun, *tokens = self._events
-        if tokens:
-            tokens[-1].synchronize()  # generate has read the token already: nothing to wait for
-        return [self.start_ns + round(begun.elapsed_time(event) * _NS_PER_MS) for event in tokens]
+        if self._stamps:
+            self._stamps[-1].synchronize()  # generate has read the token: nothing to wait for
+        elapsed_ms = (self._begun.elapsed_time(event) for event in self._stamps)
+        return [self.start_ns + round(ms * _NS_PER_MS) for ms in elapsed_ms]
 
 
 def _by_name(arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Stopping:
             return False
         try:
             return _any_rank(wanted)
-        except Exception as error:  # noqa: BLE001  never break training
+        except (RuntimeError, ValueError) as error:
             self._asks = False
             if meter is not None:
                 why = f"ranks can't be asked ({type(error).__name__}: {error})"
@@ -75,19 +75,27 @@ class Guarded:
     enabled = True
     failed = ""  # why, once it has
 
+    def is_over(self) -> bool:
+        """True if guarded methods do nothing any more."""
+        return not self.enabled or bool(self.failed)
+
+    def fail(self, error: Exception) -> None:
+        """A guarded method has failed: print one line on stderr."""
+        self.failed = reason_of(error)
+        warn_once(f"{type(self).__name__} stopped: {self.failed}")
+
 
 def guarded(method: _Called) -> _Called:
-    """Wrap a method of a `Guarded`: an error prints one line on stderr and returns None."""
+    """Wrap a method of a `Guarded`: an error goes to its `fail`, and None is returned."""
 
     @wraps(method)
     def call(self: Guarded, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
-        if not self.enabled or self.failed:
+        if self.is_over():
             return None
         try:
             return method(self, *arguments, **options)
-        except Exception as error:  # noqa: BLE001  never break training
-            self.failed = reason_of(error)
-            warn_once(f"{type(self).__name__} stopped: {self.failed}")
+        except Exception as error:  # noqa: BLE001  called in the user's training: never break it
+            self.fail(error)
             return None
 
     return cast("_Called", call)

@@ -20,8 +20,7 @@ from transformers import TrainerCallback
 
 from ergmeter.errors import UsageError
 from ergmeter.integrations.guard import Stopping
-from ergmeter.integrations.training import Outside, Training, failure
-from ergmeter.meter import Meter
+from ergmeter.integrations.training import Training, TrainingCallback, failure
 from ergmeter.runlog.process_group import framework_layout
 
 if TYPE_CHECKING:
@@ -29,7 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
-    from ergmeter.records import Phase, Summary
+    from ergmeter.meter import Meter
+    from ergmeter.records import Phase
 
 # What a trainer spends time on that is no step. Whichever is called inside another belongs to that:
 # several sets are evaluated by calling oneself, and a checkpoint saves the model.
@@ -44,7 +44,7 @@ _LOGGED = ("loss", "grad_norm", "learning_rate")
 _DTYPES = ("bf16", "fp16", "tf32")
 
 
-class ErgmeterCallback(TrainerCallback):
+class ErgmeterCallback(TrainingCallback, TrainerCallback):
     """Measures every training of a Trainer: a run each, or a share of the run around it."""
 
     def __init__(
@@ -65,15 +65,11 @@ class ErgmeterCallback(TrainerCallback):
         if meter is None:
             # Wrong options raise now, not once the model is loaded.
             self._asked = Training(out=out, **options).own
-        self.looks_on = bool(options.get("looks_on"))
+        self._prepare(looks_on=bool(options.get("looks_on")))
         self._out = out
         self._chosen_meter = meter
         self._options = options
         self._trainings = 0
-        self._training: Training | None = None
-        self._outside = Outside()
-        self._meter: Meter | None = None
-        self._stopping = Stopping()
         self._trainer: Any = None
         self._state: object = None
         self._replaced: dict[str, Any] = {}
@@ -81,17 +77,6 @@ class ErgmeterCallback(TrainerCallback):
         self._is_inside = False
         self._micro_steps = 0
         self._counts_tokens = True
-
-    # -- what comes of it -------------------------------------------------------------------------
-
-    @property
-    def path(self) -> Path:
-        """The run of the last training that began."""
-        return self._last_meter().path
-
-    def summary(self) -> Summary:
-        """Every metric of that run."""
-        return self._last_meter().summary()
 
     # -- events of the Trainer --------------------------------------------------------------------
 
@@ -116,26 +101,15 @@ class ErgmeterCallback(TrainerCallback):
         if self._stopping.is_due(self._meter, state.global_step):
             control.should_training_stop = True
 
-    def on_log(
-        self,
-        args: Any,  # noqa: ANN401, ARG002
-        state: Any,  # noqa: ANN401, ARG002
-        control: Any,  # noqa: ANN401, ARG002
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,  # noqa: ANN401, ARG002
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
         """Metrics of the steps since the last log; not those of evaluations and of the end."""
+        logs = kwargs.get("logs")
         if self._training is not None and logs and "loss" in logs:
             self._training.logged({name: logs[name] for name in _LOGGED if name in logs})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
         """The training has ended."""
         self._over()
-
-    def outside(self, phase: Phase, start_ns: int) -> None:
-        """Record an evaluation or save that the Trainer made before or after a training."""
-        if self._training is None:
-            self._outside.over(phase, start_ns)
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -149,8 +123,7 @@ class ErgmeterCallback(TrainerCallback):
         self._training.begin(model, first_step=state.global_step)
         if self._training.meter is None:
             return  # another callback records this training
-        self._meter = self._training.meter
-        self._outside.begin(self._training)
+        self._begun(self._training)
         self._training.products_in(next((n for n in _DTYPES if getattr(args, n, None)), None))
         self._micro_steps = 0
         self._training.total_steps(getattr(state, "max_steps", 0))
@@ -209,11 +182,7 @@ class ErgmeterCallback(TrainerCallback):
         if training is not None:
             if ended is not None:
                 training.mark("training_failed", ended)
-            if ended is None and self.looks_on:
-                training.rest()
-                self._outside.rest(training)
-            else:
-                training.end(ended)
+            self._end_training(training, ended)
 
     def _counted(self, called: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(called)
@@ -247,14 +216,9 @@ class ErgmeterCallback(TrainerCallback):
         """Call it; an error ends the training, since a Trainer handles none."""
         try:
             return called(*args, **named)
-        except BaseException as error:
+        except BaseException as error:  # the program's own, passed on: also when it is interrupted
             self._over(failure(error))
             raise
-
-    def _last_meter(self) -> Meter:
-        if self._meter is None:
-            raise UsageError("no training has begun with this callback, so there is no run yet")
-        return self._meter
 
 
 def _counting_generation(trainer: Any, training: Training | None) -> Any:  # noqa: ANN401

@@ -24,14 +24,12 @@ from ergmeter.errors import FormatError, UsageError
 from ergmeter.hlo import count_bytes
 from ergmeter.integrations.batches import is_ids
 from ergmeter.integrations.guard import Guarded, guarded
-from ergmeter.integrations.training import Training, failure
+from ergmeter.integrations.training import LastRun, Training, failure
 from ergmeter.records import Flops
 from ergmeter.runlog.process_group import world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
-    from types import TracebackType
 
     from ergmeter.meter import Meter
     from ergmeter.records import Phase, Summary
@@ -45,7 +43,7 @@ _NO_FLOPS = "a jax loop's FLOPs are counted if it passes flops=train_step.lower(
 _AGAIN = "rematted_computation"  # what jax calls the part that jax.checkpoint computes again
 
 
-class JaxTraining(Guarded):
+class JaxTraining(LastRun, Guarded):
     """A training of a JAX loop, over one loader or several, one after the other."""
 
     def __init__(
@@ -70,7 +68,6 @@ class JaxTraining(Guarded):
         if world_size() > 1:
             options.setdefault("rank", jax.process_index())
         self._training = Training(meter, **options)
-        self._meter: Meter | None = None
         self._parameters = _number_of(parameters)
         self._flops, self._no_flops = _lowered_flops(flops)  # now: it may take a second
         self._shapes = _shapes(flops)
@@ -103,7 +100,7 @@ class JaxTraining(Guarded):
         except GeneratorExit:  # the loop over a loader was left, before it trained or after
             self._after() if self._logged else self._leave()
             raise
-        except BaseException:
+        except BaseException:  # the program's own, passed on: also when it is interrupted
             self._leave()
             raise
         self._after()
@@ -122,26 +119,16 @@ class JaxTraining(Guarded):
         self._training.step_cancelled()
         self._training.end(ended)
 
-    @property
-    def path(self) -> Path:
-        """The run directory."""
-        return self._last_meter().path
-
     def summary(self) -> Summary:
         """Every metric of the run. Ends the training."""
         self.end()
-        return self._last_meter().summary()
+        return super().summary()
 
     def __enter__(self) -> JaxTraining:
         self._begin()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self.end(failure(error) if error is not None else None)
 
     # -- inside ---------------------------------------------------------------------------------
@@ -176,11 +163,6 @@ class JaxTraining(Guarded):
             self._training.begin(first_step=self._first_step)
             self._training.mark("host_clock", _CLOCK)
             self._meter = self._training.meter
-
-    def _last_meter(self) -> Meter:
-        if self._meter is None:
-            raise UsageError("the loop has not begun, so there is no run yet")
-        return self._meter
 
     def _tell(self, batch: object) -> None:
         """Add model size and FLOPs of a step to the run, at the first batch."""

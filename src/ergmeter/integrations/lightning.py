@@ -19,18 +19,17 @@ from collections.abc import Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.errors import PluginError, UsageError
+from ergmeter.errors import PluginError
 from ergmeter.integrations.guard import Guarded, Stopping, guarded
 from ergmeter.integrations.torch.patches import Waits
 from ergmeter.integrations.torch.roots import lightning_precision
-from ergmeter.integrations.training import Outside, Training, failure
+from ergmeter.integrations.training import Training, TrainingCallback, failure
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ergmeter.meter import Meter
-    from ergmeter.records import Phase, Summary
 
 _LIBRARIES = ("lightning.pytorch", "pytorch_lightning")  # the same, under its older name
 _ASKED_EVERY_NS = NS_PER_S
@@ -51,7 +50,7 @@ def _callback_class() -> Any:  # noqa: ANN401
 _Callback: Any = _callback_class()
 
 
-class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
+class ErgmeterCallback(TrainingCallback, Guarded, _Callback):  # type: ignore[misc]
     """Records each `fit` of a Trainer. If a Trainer has several, only the first records."""
 
     def __init__(
@@ -65,11 +64,7 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         options = options if out is None else {"out": out, **options}
         self._arguments: tuple[Meter | None, dict[str, Any]] = (meter, options)
         self._next = Training(meter, **options)  # at once: a wrong option is refused here
-        self._training: Training | None = None
-        self._meter: Meter | None = None
-        self._stopping = Stopping()
-        self.looks_on = bool(options.get("looks_on"))
-        self._outside = Outside()
+        self._prepare(looks_on=bool(options.get("looks_on")))
         self._agreed = 0  # the step after which ranks have asked each other
         self._clear()
 
@@ -95,22 +90,6 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         meter, options = state["_arguments"]
         self.__init__(meter, **options)  # type: ignore[misc]
 
-    # -- what comes of it -------------------------------------------------------------------------
-
-    @property
-    def path(self) -> Path:
-        """The run of the last training that began in this process."""
-        return self._last_meter().path
-
-    def summary(self) -> Summary:
-        """Every metric of that run."""
-        return self._last_meter().summary()
-
-    def _last_meter(self) -> Meter:
-        if self._meter is None:
-            raise UsageError("no training has begun here with this callback: there is no run yet")
-        return self._meter
-
     # -- life -----------------------------------------------------------------------------------
 
     @guarded
@@ -129,8 +108,7 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         self._steps = trainer.global_step
         training.begin(trainer.strategy.model, first_step=trainer.global_step)
         training.products_in(lightning_precision(trainer.precision))
-        self._meter = training.meter
-        self._outside.begin(training)
+        self._begun(training)
         training.total_steps(_steps_planned(trainer))
         self._counts_tokens = _has_its_own_batches(trainer)
         if not self._counts_tokens:
@@ -155,22 +133,12 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         if self._waits is not None:
             self._waits.close()
         training.step_cancelled()
-        if ended is None and self.looks_on:
-            training.rest()
-            self._outside.rest(training)
-        else:
-            training.end(ended)
+        self._end_training(training, ended)
 
     # -- steps ----------------------------------------------------------------------------------
 
     @guarded
-    def on_train_batch_start(
-        self,
-        trainer: Any,  # noqa: ANN401
-        pl_module: Any,  # noqa: ANN401, ARG002
-        batch: Any,  # noqa: ANN401
-        batch_idx: int,  # noqa: ARG002
-    ) -> None:
+    def on_train_batch_start(self, trainer: Any, _module: Any, batch: Any, *_index: int) -> None:  # noqa: ANN401
         """A micro-batch is on the model's device."""
         training = self._training
         if training is None:
@@ -182,15 +150,9 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         if trainer.optimizers:  # now: its schedule goes on before the batch's end
             self._rate = trainer.optimizers[0].param_groups[0].get("lr")
 
-    def on_train_batch_end(
-        self,
-        trainer: Any,  # noqa: ANN401
-        pl_module: Any,  # noqa: ANN401, ARG002
-        outputs: Any,  # noqa: ANN401
-        batch: Any,  # noqa: ANN401
-        batch_idx: int,  # noqa: ARG002
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, _module: Any, *passed: Any) -> None:  # noqa: ANN401
         """A micro-batch is done, and a step if the optimizer has stepped."""
+        outputs, batch, _index = passed
         self._batch_end(trainer, outputs, batch)
         # Not guarded, as ranks that train together must all come by here.
         if trainer.global_step != self._agreed:
@@ -252,14 +214,9 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         if self._training is not None:
             self._training.phase_over("eval", self._eval_ns)
         elif self.looks_on:
-            self._outside.over("eval", self._eval_ns)
+            self.outside("eval", self._eval_ns)
 
     on_test_start, on_test_end = on_validation_start, on_validation_end
-
-    def outside(self, phase: Phase, start_ns: int) -> None:
-        """Record a save that the Trainer made before or after a training."""
-        if self._training is None:
-            self._outside.over(phase, start_ns)
 
 
 def _steps_planned(trainer: Any) -> float:  # noqa: ANN401

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -31,7 +31,7 @@ from ergmeter.runlog import format as fmt
 from ergmeter.runlog.process_group import agreed_word, framework_layout, world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ergmeter.flops.counted.meta_model import ModuleCall
     from ergmeter.flops.counted.remote import CountRequest
@@ -218,12 +218,10 @@ class Description:
             thread.join(max(0.0, give_up_s - time.monotonic()))
         if self._thread.is_alive():
             return
-        try:
+        with self._until_it_fails():
             self._lengths = self._all_lengths()
             self._count_at_the_end(give_up_s)
             self._count_lengths()
-        except Exception as error:  # noqa: BLE001  an error of ours must not end the recording of steps
-            self._give_up(error)
 
     # -- on a thread of ours ----------------------------------------------------------------------
 
@@ -231,7 +229,7 @@ class Description:
         handover = self._meter._handover
         if handover is None:
             return
-        try:
+        with self._until_it_fails():
             self._writer_id = handover.writer_id
             identity = training_identity(self.model())
             handover.describe(training=identity)
@@ -249,8 +247,6 @@ class Description:
             if self._groups and not self._declared_flops:
                 self._ask_for_count()
             self._groups, self._outer = [], {}  # which hold the program's modules
-        except Exception as error:  # noqa: BLE001  an error of ours must not end the recording of steps
-            self._give_up(error)
 
     def _read_configuration(self, amounts: tuple[int | None, int | None, float]) -> None:
         """Count FLOPs of a model that is no torch module: a configuration, a tree of arrays."""
@@ -404,8 +400,15 @@ class Description:
             remote.write_lengths(self._folder, self._lengths)
         self._write()
 
+    @contextmanager
+    def _until_it_fails(self) -> Iterator[None]:
+        """A context in which an error costs the run its FLOPs, with the reason."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  the program's modules may fail in any way
+            self._give_up(error)
+
     def _give_up(self, error: Exception) -> None:
-        """An error of ours: the run has no FLOPs, with the reason."""
         why = f"ergmeter failed to count them ({type(error).__name__}: {error})"[:500]
         if self._declared_flops:
             return

@@ -20,11 +20,10 @@ import gzip
 import importlib
 import shutil
 import time
-from contextlib import suppress
-from functools import wraps
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import profiler as autograd_profiler
@@ -32,13 +31,10 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from ergmeter.errors import UsageError
 from ergmeter.importers.torch_trace import events_of, split
-from ergmeter.integrations.guard import reason_of
+from ergmeter.integrations.guard import Guarded, guarded, reason_of
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-
     from ergmeter.meter import Meter
 
 AFTER = 10  # steps, so that what is compiled and tuned at the start is not what is seen
@@ -48,23 +44,9 @@ _ANOTHER = (
     " (one that was never closed counts: `with torch.profiler.profile(...)` closes it)"
 )
 _COUNTED_AS = "ProfilerStep"
-_Called = TypeVar("_Called", bound="Callable[..., Any]")
 
 
-def _guarded(method: _Called) -> _Called:
-    """Wrap a method: an error becomes a mark and ends the profile, never the training."""
-
-    @wraps(method)
-    def call(self: Profile) -> None:
-        try:
-            method(self)
-        except Exception as error:  # noqa: BLE001  never break training
-            self._give_up(reason_of(error))
-
-    return cast("_Called", call)
-
-
-class Profile:
+class Profile(Guarded):
     """Profiles `steps` steps after the first `after`; call `step` at the end of each step."""
 
     def __init__(self, meter: Meter, *, steps: int, after: int = AFTER) -> None:
@@ -86,27 +68,22 @@ class Profile:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.stop()
 
-    @_guarded
+    @guarded
     def start(self) -> None:
         """Prepare, before the first step."""
         began_ns = time.monotonic_ns()
         self._is_on = True
         # The profiler loads all of it when it is made ready, 1 to 3 s in the midst of a training.
-        with suppress(Exception):  # optional: any failure of this import is harmless here
+        with suppress(ImportError, RuntimeError, OSError):
             importlib.import_module("torch._inductor.config")
         if self._after == 0:
             self._begin()
         self._ready_ns = time.monotonic_ns() - began_ns
 
-    @_guarded
+    @guarded
     def step(self) -> None:
         """A step is over. Costs next to nothing except for profiled steps."""
         if not self._is_on:
@@ -138,7 +115,7 @@ class Profile:
         if self._is_on and (self._profiler is None or self._thread == get_ident()):
             self._give_up(why)
 
-    @_guarded
+    @guarded
     def read(self) -> None:
         """Read the trace into the run, if there is one. Takes seconds."""
         path, self._unread = self._unread, None
@@ -185,6 +162,14 @@ class Profile:
         )
         self._meter.mark("profile_unread", message)
 
+    def is_over(self) -> bool:
+        """A failed profile can still be stopped and read."""
+        return False
+
+    def fail(self, error: Exception) -> None:
+        """An error becomes a mark and ends the profile, never the training."""
+        self._give_up(reason_of(error))
+
     def _give_up(self, why: str) -> None:
         self._is_on = False
         self._end()
@@ -193,10 +178,10 @@ class Profile:
     def _end(self) -> None:
         profiler, self._profiler = self._profiler, None
         if profiler is not None:
-            with suppress(Exception):  # torch may fail in any way; the training goes on
+            with suppress(Exception), ExitStack() as ending:  # in the training: torch may fail
+                # Which the profiler does itself at its end, unless it fails.
+                ending.callback(autograd_profiler.KinetoStepTracker.erase_step_count, _COUNTED_AS)
                 profiler.__exit__(None, None, None)
-            with suppress(Exception):  # which the line above does last, unless it fails
-                autograd_profiler.KinetoStepTracker.erase_step_count(_COUNTED_AS)
 
     @property
     def _rank(self) -> int:

@@ -120,7 +120,7 @@ def _then(
         result = log(*args, **kwargs)
         try:
             logged = values(args, kwargs)
-        except Exception:  # noqa: BLE001  a call that we do not understand
+        except (KeyError, IndexError, TypeError):  # a call that we do not understand
             logged = None
         if isinstance(logged, dict):
             taps.record(logged)
@@ -242,7 +242,7 @@ def _get_ready() -> None:
     On a thread of ours it would hold the interpreter up all the same, in the first steps.
     """
     active_meters.hook()
-    with suppress(Exception):  # the Meter will report what is wrong
+    with suppress(Exception):  # in the user's program; the Meter will report what is wrong
         for name in _NEEDED:
             importlib.import_module(name)
 

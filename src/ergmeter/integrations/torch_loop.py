@@ -25,7 +25,6 @@ from ergmeter.integrations.training import Training
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
 
     from ergmeter.records import Summary
 
@@ -86,12 +85,7 @@ class Watched:
     def __enter__(self) -> Watched:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.close()
 
 

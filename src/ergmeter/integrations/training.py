@@ -16,11 +16,11 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
 from ergmeter.integrations.batches import Counts, count_samples, count_tokens
+from ergmeter.integrations.guard import Guarded, Stopping, guarded
 from ergmeter.integrations.model_description import Description
 from ergmeter.integrations.unsettled_steps import UnsettledSteps, device_events
 from ergmeter.meter import Meter, active_meters
@@ -30,36 +30,19 @@ from ergmeter.records import Mark, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from ergmeter.integrations.profiling import Profile
     from ergmeter.integrations.torch.calls import StepRecorder
     from ergmeter.integrations.torch.roots import Root
-    from ergmeter.records import Phase
+    from ergmeter.records import Phase, Summary
 
 _MOST_UNSETTLED = 1_000_000  # steps that wait for numbers of a device: then it does not answer
 _MOST_EARLY = 64  # evaluations and saves before a training
-_Called = TypeVar("_Called", bound="Callable[..., Any]")
 _TOO_MANY = f"the device has not said what {_MOST_UNSETTLED} steps held: it does not answer"
 
 
-def _guarded(method: _Called) -> _Called:
-    """Wrap a method: an error becomes a mark and ends the recording of this training."""
-
-    @wraps(method)
-    def call(self: Training, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
-        if self.failed:
-            self._let_go_of_profile()
-            return None
-        try:
-            return method(self, *arguments, **options)
-        except Exception as error:  # noqa: BLE001  never break training
-            self._fail(error)
-            return None
-
-    return cast("_Called", call)
-
-
-class Training:
+class Training(Guarded):
     """One training, from its first step to its last. Safe to call from any thread."""
 
     def __init__(
@@ -81,8 +64,7 @@ class Training:
         self._looks_on = self._own is not None and self._own.looks_on
         self._chosen_meter = meter
         self.meter: Meter | None = None
-        self.failed = False
-        self._failure = ""
+        self.failed = ""
         self._model: Description | None = None
         self._shifts = True
         self._start_ns: int | None = None
@@ -101,7 +83,7 @@ class Training:
 
     # -- life -----------------------------------------------------------------------------------
 
-    @_guarded
+    @guarded
     def begin(
         self, model: object = None, *, first_step: int = 0, recorder: StepRecorder | None = None
     ) -> None:
@@ -116,7 +98,7 @@ class Training:
         active_meters.end_resting()
         others = active_meters.meters()
         if others and self._looks_on:
-            self.failed = True  # this process is measured already
+            self.failed = "this process is measured already"
             return
         self.meter = self._chosen_meter or (others[0] if others else self._own)
         assert self.meter is not None
@@ -137,7 +119,7 @@ class Training:
         if self._looks_on:
             active_meters.gives_way(self._give_way)
 
-    @_guarded
+    @guarded
     def trains(self, model: object) -> None:
         """Replace the model that `begin` was given."""
         self._shifts = shifts_labels(model)
@@ -187,7 +169,7 @@ class Training:
 
     # -- events of a framework --------------------------------------------------------------------
 
-    @_guarded
+    @guarded
     def step_begin(self) -> None:
         """A training step begins, unless one is in progress."""
         if self._start_ns is None:
@@ -196,7 +178,7 @@ class Training:
                 self._model.step_begun()
             self._start_ns = moment()
 
-    @_guarded
+    @guarded
     def batch(self, batch: object) -> None:
         """A micro-batch of the step in progress, as the model is given it."""
         counts = count_tokens(batch, shifts=self._shifts) or count_samples(_values(batch))
@@ -206,14 +188,9 @@ class Training:
             return
         self._counts.append(counts)
 
-    @_guarded
+    @guarded
     def step_end(
-        self,
-        *,
-        micro_steps: int | None = None,
-        loss: Any = None,  # noqa: ANN401  a number, or an object of the framework with one
-        learning_rate: float | None = None,
-        grad_norm: Any = None,  # noqa: ANN401
+        self, *, micro_steps: int | None = None, learning_rate: float | None = None
     ) -> None:
         """The optimizer has stepped. Values logged later (`logged`) still reach this step."""
         end_ns = moment()
@@ -233,9 +210,7 @@ class Training:
                 end_ns=end_ns,
                 index=self._index,
                 micro_steps=micro_steps or max(1, len(counts)),
-                loss=loss,
                 learning_rate=learning_rate,
-                grad_norm=grad_norm,
             ),
             [] if is_unknown else counts,
         )
@@ -253,8 +228,7 @@ class Training:
         `after` is what `device_events` returned for counts on a device. This does as little as
         possible: loops of tiny steps pay for nothing else.
         """
-        if self.failed:
-            self._let_go_of_profile()
+        if self.failed and self.is_over():
             return
         model, rows = self._model, self._unsettled.rows
         if self._logged or model is None or not model.is_settled:
@@ -264,14 +238,14 @@ class Training:
         if self._profile is not None:
             self._profiled()
         if len(rows) > _MOST_UNSETTLED:
-            self._fail(OverflowError(_TOO_MANY))
+            self.fail(OverflowError(_TOO_MANY))
 
-    @_guarded
+    @guarded
     def extend(self, end_ns: int) -> None:
         """The last step is not over: another optimizer has stepped for the same batch."""
         self._unsettled.extend(end_ns)
 
-    @_guarded
+    @guarded
     def products_in(self, dtype: str | None) -> None:
         """Set the precision of products, where neither the Meter nor the weights tell."""
         meter = self.meter
@@ -280,14 +254,14 @@ class Training:
             if meter._handover is not None:
                 meter._handover.describe(**meter.plan.facts())
 
-    @_guarded
+    @guarded
     def step_cancelled(self) -> None:
         """What began was no training step."""
         self._start_ns = None
         self._counts = []
         self._unknown = False
 
-    @_guarded
+    @guarded
     def logged(self, values: Mapping[str, Any]) -> None:
         """Values that the framework logs for its last step: loss, learning rate, gradient norm.
 
@@ -307,24 +281,20 @@ class Training:
         finally:
             self.phase_over(phase, start_ns)
 
-    @_guarded
-    def phase_over(
-        self, phase: Phase, start_ns: int, *, end_ns: int | None = None, batch: object = None
-    ) -> None:
+    @guarded
+    def phase_over(self, phase: Phase, start_ns: int, *, end_ns: int | None = None) -> None:
         """Record a phase that began at `start_ns`."""
         end_ns = time.monotonic_ns() if end_ns is None else end_ns
         if self.meter is not None and end_ns > start_ns:
-            counts = count_tokens(batch, shifts=self._shifts) if batch is not None else None
-            computed = counts.computed if counts else None
-            self.meter.record(Step(start_ns, end_ns, phase=phase, tokens_computed=computed))
+            self.meter.record(Step(start_ns, end_ns, phase=phase))
 
-    @_guarded
+    @guarded
     def mark(self, name: str, detail: str = "") -> None:
         """Name this instant in the run."""
         if self.meter is not None:
             self.meter.mark(name, detail)
 
-    @_guarded
+    @guarded
     def total_steps(self, number: float) -> None:
         """Set the planned number of steps, for the ETA; ignored where it is unknown."""
         handover = self.meter._handover if self.meter is not None else None
@@ -333,7 +303,7 @@ class Training:
 
     # -- inside -----------------------------------------------------------------------------------
 
-    @_guarded
+    @guarded
     def catch_up(self, *, waits: bool = True) -> None:
         """Write everything so far to the run, FLOPs included; the training may go on."""
         self._let_go()
@@ -346,7 +316,7 @@ class Training:
     def _give_way(self) -> None:
         """End, because the user begins to measure."""
         self.end()
-        self.failed = True
+        self.failed = "the program has begun to measure itself"
 
     def _exit(self) -> None:
         """The program ends before its training: by an unhandled error, or normally."""
@@ -374,7 +344,7 @@ class Training:
         if len(self._unsettled.rows) > _MOST_UNSETTLED:
             raise OverflowError(_TOO_MANY)
 
-    @_guarded
+    @guarded
     def _before(self, counts: list[Counts], *, is_paused: bool = False) -> None:
         """Prepare to store a step."""
         self._let_go()
@@ -387,15 +357,16 @@ class Training:
         last, self._last = self._last, None
         self._unsettled.complete(logged, last)
 
-    @_guarded
+    @guarded
     def _profiled(self) -> None:
         if self._profile is not None:
             self._profile.step()
 
-    def _let_go_of_profile(self) -> None:
-        """Stop the profiler after a failure, on the training's thread."""
-        if self._profile is not None:
-            self._profile.let_go(self._failure)
+    def is_over(self) -> bool:
+        """True after a failure; then the profiler is stopped, on the training's thread."""
+        if self.failed and self._profile is not None:
+            self._profile.let_go(self.failed)
+        return bool(self.failed)
 
     def _settle(self, *, wait: bool = False) -> None:
         """Pass on what is complete.
@@ -409,40 +380,71 @@ class Training:
         assert self.meter is not None
         self.meter.record(step)
 
-    def _fail(self, error: Exception) -> None:
-        self.failed = True
-        self._failure = reason = f"{type(error).__name__}: {error}"[:500]
-        self._let_go_of_profile()
+    def fail(self, error: Exception) -> None:
+        """An error of ours becomes a mark and ends the recording of this training."""
+        self.failed = f"{type(error).__name__}: {error}"[:500]
+        self.is_over()
         if self.meter is not None and self.meter._handover is not None:
             t_ns = time.monotonic_ns()
-            self.meter._handover.marks.append(Mark(t_ns, "integration_failed", reason))
+            self.meter._handover.marks.append(Mark(t_ns, "integration_failed", self.failed))
         elif not self._looks_on:  # there is no run to say it in
             print_notice(f"nothing is measured: {error}")
 
 
-class Outside:
-    """Evaluations and saves that a framework makes before and after its training."""
+class LastRun:
+    """Base of what measures trainings one after the other: the run of the last that began."""
 
-    def __init__(self) -> None:
+    _meter: Meter | None = None
+
+    @property
+    def path(self) -> Path:
+        """The run of the last training that began in this process."""
+        return self._last_meter().path
+
+    def summary(self) -> Summary:
+        """Every metric of that run."""
+        return self._last_meter().summary()
+
+    def _last_meter(self) -> Meter:
+        if self._meter is None:
+            raise UsageError("no training has begun here, so there is no run yet")
+        return self._meter
+
+
+class TrainingCallback(LastRun):
+    """Base of a framework's callback: its training, and evaluations and saves outside of one."""
+
+    def _prepare(self, *, looks_on: bool) -> None:
+        """`looks_on`: the hook of `erg record` has added it."""
+        self.looks_on = looks_on
+        self._training: Training | None = None
+        self._stopping = Stopping()
         self._early: deque[tuple[Phase, int, int]] = deque(maxlen=_MOST_EARLY)
         self._resting: Training | None = None
 
-    def over(self, phase: Phase, start_ns: int) -> None:
-        """Record a phase that began at `start_ns`."""
+    def outside(self, phase: Phase, start_ns: int) -> None:
+        """Record an evaluation or save that the framework made before or after a training."""
+        if self._training is not None:
+            return
         if self._resting is not None and self._resting.meter is not None:
             self._resting.phase_over(phase, start_ns)
         else:  # of which training is known when it begins
             self._early.append((phase, start_ns, time.monotonic_ns()))
 
-    def begin(self, training: Training) -> None:
-        """Pass the phases before this training on to it."""
+    def _begun(self, training: Training) -> None:
+        """A training has begun: pass the phases before it on to it."""
+        self._meter = training.meter
         while self._early:
             phase, start_ns, end_ns = self._early.popleft()
             training.phase_over(phase, start_ns, end_ns=end_ns)
 
-    def rest(self, training: Training) -> None:
-        """Pass later phases on to this training, whose last step is done."""
-        self._resting = training
+    def _end_training(self, training: Training, ended: str | None) -> None:
+        """End it. For `erg record` it stays open for a last evaluation or save."""
+        if ended is None and self.looks_on:
+            training.rest()
+            self._resting = training
+        else:
+            training.end(ended)
 
 
 def failure(error: BaseException) -> str:

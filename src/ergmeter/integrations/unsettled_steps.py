@@ -117,9 +117,8 @@ def _stream(torch: Any, device: Any) -> Any:  # noqa: ANN401
 # -- steps -----------------------------------------------------------------------------------------
 
 Brief: TypeAlias = "Step | tuple[int, int, int, int]"  # start, end, index, micro-steps
-Row: TypeAlias = (
-    "tuple[Brief, list[Counts], Any]"  # the events after which numbers on a device are ready
-)
+# With the events after which numbers on a device are ready.
+Row: TypeAlias = "tuple[Brief, list[Counts], Any]"
 
 _LOSSES = ("loss", "train_loss", "train/loss")
 _RATES = ("learning_rate", "lr")

@@ -21,6 +21,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
+from ergmeter import registry
 from ergmeter.load import pacing
 from ergmeter.load.client import Client, Pulse
 from ergmeter.meter import Meter
@@ -31,7 +32,7 @@ from ergmeter.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
-    from types import FrameType, TracebackType
+    from types import FrameType
 
     from ergmeter.load.answer import Answer
     from ergmeter.load.pacing import Closed, LevelLength, Open
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from ergmeter.load.prompts import FromFile, MadeUp
 
 REQUESTS_FILE = "requests.jsonl"
-_SENSORS = ("nvml", "amd", "neuron", "apple", "rapl", "grace")
-_DEVICES = (*_SENSORS, "node")  # the machine's; our own process is not what is measured
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -116,12 +115,7 @@ class Interruption:
             self._before = {}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         for signal_number, handler in self._before.items():
             signal.signal(signal_number, handler)
 
@@ -149,7 +143,7 @@ def run(
     interruption: Interruption | None = None,
 ) -> LevelOutcome:
     """Send the requests of a level and write its run. `tell` is called after each answer."""
-    probes = () if plan.why_no_energy else _DEVICES
+    probes = () if plan.why_no_energy else _machine_probes()
     with Meter(out, name=name, probes=probes) as meter:
         outcome = LevelOutcome(meter.path)
         with (meter.path / REQUESTS_FILE).open("w", buffering=1, encoding="utf-8") as file:
@@ -159,8 +153,14 @@ def run(
                 asyncio.run(_send(plan, log, interruption or Interruption()))
             except (KeyboardInterrupt, asyncio.CancelledError):
                 outcome.is_interrupted = True  # what was settled until then is worth its figures
-        _end(meter, outcome)
+        cost = f"cpu_frac={outcome.cpu_frac:.6g},lag_p99_s={outcome.lag_p99_s:.6g}"
+        meter.mark(requests.END_MARK, cost)
     return outcome
+
+
+def _machine_probes() -> tuple[str, ...]:
+    """Those of the machine's devices: our own process is not what is measured."""
+    return registry.declaring("probes", is_default=True, reads="machine")
 
 
 async def _send(plan: LevelPlan, log: _RequestLog, interruption: Interruption) -> None:
@@ -182,10 +182,9 @@ async def _send(plan: LevelPlan, log: _RequestLog, interruption: Interruption) -
 
 
 async def _warm_up(plan: LevelPlan, sending: pacing.Sending, log: _RequestLog) -> None:
-    at_once = plan.pace.concurrency if isinstance(plan.pace, pacing.Closed) else plan.warmup
-    extent = pacing.LevelLength(requests=plan.warmup)
+    at_once = min(plan.warmup, getattr(plan.pace, "concurrency", plan.warmup))
     try:
-        await pacing.closed_loop(sending, min(at_once, plan.warmup), extent, first=0)
+        await pacing.Closed(at_once).send(sending, pacing.LevelLength(plan.warmup), first=0)
     finally:  # nothing counts where it was interrupted before
         log.warmed_up()
         sending.client.most_in_flight = 0
@@ -195,11 +194,7 @@ async def _measure(plan: LevelPlan, sending: pacing.Sending, outcome: LevelOutco
     pulse = Pulse()
     beating = asyncio.create_task(pulse.beat())
     try:
-        if isinstance(plan.pace, pacing.Closed):
-            at_once = plan.pace.concurrency
-            await pacing.closed_loop(sending, at_once, plan.extent, first=plan.warmup)
-        else:
-            await pacing.open_loop(sending, plan.pace, plan.extent, first=plan.warmup)
+        await plan.pace.send(sending, plan.extent, first=plan.warmup)
     finally:
         beating.cancel()
         outcome.cpu_frac, outcome.lag_p99_s = pulse.cpu_frac, pulse.lag_s(0.99)
@@ -288,12 +283,9 @@ def _begin(meter: Meter, plan: LevelPlan) -> None:
     if not plan.asking.counts_tokens:
         meter.mark("assumed", "the server sends no usage: a chunk with text stands for a token")
     if plan.why_no_energy:
-        meter.explain(dict.fromkeys(_SENSORS, f"not read, {plan.why_no_energy}"))
-
-
-def _end(meter: Meter, outcome: LevelOutcome) -> None:
-    cost = f"cpu_frac={outcome.cpu_frac:.6g},lag_p99_s={outcome.lag_p99_s:.6g}"
-    meter.mark(requests.END_MARK, cost)
+        node = registry.declaring("probes", kinds=("node",))
+        sensors = [name for name in _machine_probes() if name not in node]
+        meter.explain(dict.fromkeys(sensors, f"not read, {plan.why_no_energy}"))
 
 
 def _line(answer: Answer) -> dict[str, Any]:

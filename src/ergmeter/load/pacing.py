@@ -13,7 +13,7 @@ import itertools
 import random
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ergmeter.load.answer import Answer
 from ergmeter.units import NS_PER_S
@@ -51,6 +51,41 @@ class Closed:
         """From when latency counts."""
         return f"closed loop, {self.label}: from a request's sending, on an open connection"
 
+    @property
+    def short(self) -> str:
+        """For the name of a run."""
+        return f"c{self.concurrency}"
+
+    @property
+    def usual_warmup(self) -> int:
+        """Requests before those that count, unless the user says otherwise."""
+        return self.concurrency
+
+    @property
+    def usual_length(self) -> LevelLength:
+        """How long a level lasts, unless the user says otherwise."""
+        return LevelLength(requests=max(20, 10 * self.concurrency))
+
+    async def send(self, sending: Sending, extent: LevelLength, *, first: int) -> None:
+        """Requests by so many workers, each with a connection of its own, numbered from `first`."""
+        last = None if extent.requests is None else first + extent.requests
+        numbers = iter(range(first, last)) if last is not None else itertools.count(first)
+        until_s = time.monotonic() + extent.duration_s if extent.duration_s is not None else None
+
+        async def work() -> None:
+            own: Connection | None = None
+            for number in numbers:
+                if until_s is not None and time.monotonic() >= until_s:
+                    break
+                answer = Answer(number)
+                own = await sending.ask(answer, own)
+                if answer.failure:
+                    await asyncio.sleep(AFTER_FAILURE_S)
+            if own is not None:
+                own.close()
+
+        await asyncio.gather(*(work() for _ in range(self.concurrency)))
+
 
 @dataclass(frozen=True, slots=True)
 class Open:
@@ -58,6 +93,8 @@ class Open:
 
     rate_per_s: float
     seed: int = 0
+    usual_warmup: ClassVar = 4
+    usual_length: ClassVar = LevelLength(duration_s=30.0)
 
     @property
     def label(self) -> str:
@@ -68,6 +105,27 @@ class Open:
     def clock(self) -> str:
         """From when latency counts."""
         return f"open loop, {self.label}, Poisson: from the scheduled time of sending"
+
+    @property
+    def short(self) -> str:
+        """For the name of a run."""
+        return f"r{self.rate_per_s:g}"
+
+    async def send(self, sending: Sending, extent: LevelLength, *, first: int) -> None:
+        """Requests at their scheduled times, numbered from `first`."""
+        began_ns = time.monotonic_ns() + round(_CONNECT_AHEAD_S * NS_PER_S)
+
+        async def send_one(number: int, due_ns: int) -> None:
+            connection = await sending.ask(Answer(number, due_ns=due_ns))
+            if connection is not None:
+                connection.close()
+
+        tasks = set()
+        for number, due_s in enumerate(self.arrivals_s(extent), first):
+            due_ns = began_ns + round(due_s * NS_PER_S)
+            await _until(due_ns - round(_CONNECT_AHEAD_S * NS_PER_S))
+            tasks.add(asyncio.create_task(send_one(number, due_ns)))
+        await asyncio.gather(*tasks)
 
     def arrivals_s(self, extent: LevelLength) -> Iterator[float]:
         """When requests are due, from the start of the level."""
@@ -113,46 +171,6 @@ class Sending:
     def in_flight(self, t_ns: int) -> list[Answer]:
         """Requests that were offered by this time and are not settled."""
         return [request for request in self.pending.values() if 0 < request.offered_ns <= t_ns]
-
-
-async def closed_loop(
-    sending: Sending, concurrency: int, extent: LevelLength, *, first: int
-) -> None:
-    """Requests by so many workers, each with a connection of its own, numbered from `first`."""
-    last = None if extent.requests is None else first + extent.requests
-    numbers = iter(range(first, last)) if last is not None else itertools.count(first)
-    until_s = time.monotonic() + extent.duration_s if extent.duration_s is not None else None
-
-    async def work() -> None:
-        own: Connection | None = None
-        for number in numbers:
-            if until_s is not None and time.monotonic() >= until_s:
-                break
-            answer = Answer(number)
-            own = await sending.ask(answer, own)
-            if answer.failure:
-                await asyncio.sleep(AFTER_FAILURE_S)
-        if own is not None:
-            own.close()
-
-    await asyncio.gather(*(work() for _ in range(concurrency)))
-
-
-async def open_loop(sending: Sending, pace: Open, extent: LevelLength, *, first: int) -> None:
-    """Requests at their scheduled times, numbered from `first`."""
-    began_ns = time.monotonic_ns() + round(_CONNECT_AHEAD_S * NS_PER_S)
-
-    async def send_one(number: int, due_ns: int) -> None:
-        connection = await sending.ask(Answer(number, due_ns=due_ns))
-        if connection is not None:
-            connection.close()
-
-    tasks = set()
-    for number, due_s in enumerate(pace.arrivals_s(extent), first):
-        due_ns = began_ns + round(due_s * NS_PER_S)
-        await _until(due_ns - round(_CONNECT_AHEAD_S * NS_PER_S))
-        tasks.add(asyncio.create_task(send_one(number, due_ns)))
-    await asyncio.gather(*tasks)
 
 
 async def _until(t_ns: int) -> None:

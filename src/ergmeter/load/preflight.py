@@ -62,7 +62,9 @@ async def prepare(
     asking: Asking, prompts: MadeUp | FromFile, *, prompt_tokens: int
 ) -> tuple[Asking, MadeUp | FromFile]:
     """The accepted options, and made-up prompts of the requested length."""
-    asking = await accepted_options(asking, first_prompt(prompts))
+    # Where prompts are made up, one that no later request repeats.
+    first = prompts.prompt(-3 if isinstance(prompts, MadeUp) else 0)
+    asking = await accepted_options(asking, first)
     if asking.counts_tokens and isinstance(prompts, MadeUp):
         prompts = await prompts_of_length(asking, prompts, tokens=prompt_tokens)
     return asking, prompts
@@ -126,8 +128,3 @@ def _unusable(asking: Asking, answer: Answer) -> str:
     else:
         cure = ""
     return f"{url} did not answer a first request: {answer.failure} ({answer.detail}){cure}"
-
-
-def first_prompt(prompts: MadeUp | FromFile) -> Prompt:
-    """A prompt that no later request repeats, where prompts are made up."""
-    return prompts.prompt(-3 if isinstance(prompts, MadeUp) else 0)

@@ -33,7 +33,7 @@ from ergmeter.runlog.identity import launched_group, new_run_path, run_header, w
 from ergmeter.runlog.process_group import launcher_world_size, world_size
 from ergmeter.runlog.settings import ParallelLayout
 from ergmeter.runlog.writer import Writer, create_or_join
-from ergmeter.sampler import DEFAULT_PROBES, Opened, Sampler, open_probes
+from ergmeter.sampler import Opened, Sampler, default_probes, open_probes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -255,7 +255,7 @@ class RunPlan:
 
     @property
     def _wanted(self) -> tuple[str, ...]:
-        return DEFAULT_PROBES if self.probes is None else self.probes
+        return default_probes() if self.probes is None else self.probes
 
     def _opened(
         self,
@@ -296,7 +296,7 @@ class RunPlan:
             path = self._made(path, run_header(self.name, sys.argv, group=group))
             is_made = group is None
             if group is None:
-                names = (*DEFAULT_PROBES, "allocator") if self.probes is None else self.probes
+                names = (*default_probes(), "allocator") if self.probes is None else self.probes
                 return self._share(path, self._opened(names, path=Path.cwd()))
             return self._ranks_share(path, group)
         except OSError as error:
@@ -325,7 +325,7 @@ class RunPlan:
     def _ranks_share(self, run: Path, group: str) -> HandOver:
         """The share of one of several ranks: its own process, and the devices if it is the first
         here that asks for them."""
-        wanted = (*DEFAULT_PROBES, "allocator") if self.probes is None else self.probes
+        wanted = (*default_probes(), "allocator") if self.probes is None else self.probes
         opened = self._opened([n for n in wanted if n in _OWN_PROBES], path=Path.cwd())
         duties = [
             _Duty(self, name, word=f"{group}|{run.absolute()}")

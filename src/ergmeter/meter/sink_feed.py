@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from ergmeter import registry
 from ergmeter.errors import ErgmeterError, NotMeasurable, PluginError, UsageError
 from ergmeter.meter.run_plan import print_notice
-from ergmeter.ports import Sink, SinkRequest
+from ergmeter.ports import DeclaredSink, Sink, SinkRequest
 from ergmeter.records import Mark
-from ergmeter.sinks.shared.options import OPTIONS, checked_options, missing_library
+from ergmeter.sinks.shared.options import checked_options, missing_library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -58,9 +58,19 @@ def planned(sinks: Iterable[str | tuple[str, Mapping[str, Any]] | Sink]) -> tupl
             near = difflib.get_close_matches(plan.name, available, n=1, cutoff=0.4)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise UsageError(f"no sink {plan.name!r}{hint} (there are: {', '.join(available)})")
-        if plan.made is None and plan.name in OPTIONS:  # one of ours: others tell when they load
-            checked_options(plan.name, plan.options)
+        declared = _declared(plan)
+        if declared is not None:
+            checked_options(declared, plan.options)
     return plans
+
+
+def _declared(plan: SinkPlan) -> type[DeclaredSink] | None:
+    """The class of a sink that declares its options and its library, else None."""
+    try:
+        sink = registry.load("sinks", plan.name) if plan.made is None else None
+    except PluginError:  # which is said when it is opened
+        return None
+    return sink if isinstance(sink, type) and issubclass(sink, DeclaredSink) else None
 
 
 def _plan(declared: object) -> SinkPlan:
@@ -214,7 +224,8 @@ class Feed:
     def start(self) -> None:
         """Begin to feed. What can't be delivered for want of a library is said at once."""
         for plan in self._plans:
-            message = missing_library(plan.name) if plan.made is None else ""
+            declared = _declared(plan)
+            message = missing_library(declared) if declared is not None else ""
             if message and self._is_first():
                 print_notice(f"nothing goes to the sink {plan.name!r}: {message}")
         self._thread.start()

@@ -20,6 +20,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.ports import DeclaredProbe
 from ergmeter.records import Device, Sample
 
 if TYPE_CHECKING:
@@ -31,10 +32,14 @@ if TYPE_CHECKING:
 NOT_IN_USE = "torch uses no GPU in this process; its CPU allocator keeps no books"
 
 
-class AllocatorProbe:
+class AllocatorProbe(DeclaredProbe):
     """Reads torch's caching allocator for every CUDA device of this process."""
 
     name = "allocator"
+    kinds = ("allocator",)
+    reads = "inside"
+    is_default = False  # a Meter inside a program asks for it
+    usual_period_s = 0.5
 
     def __init__(self, request: ProbeRequest) -> None:
         torch = sys.modules.get("torch")
@@ -43,7 +48,7 @@ class AllocatorProbe:
         if not torch.cuda.is_initialized():
             raise NotMeasurable(NOT_IN_USE)
         self._cuda: Any = torch.cuda
-        self.period_s = float(request.options.get("period_s", 0.5))
+        super().__init__(request)
         self.devices = tuple(self._device(index) for index in range(torch.cuda.device_count()))
 
     def _device(self, index: int) -> Device:
@@ -71,6 +76,3 @@ class AllocatorProbe:
                     )
                 )
         return samples
-
-    def close(self) -> None:
-        """Nothing to release."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.ports import ProbeRequest
+from ergmeter.ports import DeclaredProbe, ProbeRequest
 from ergmeter.probes.usage import UsageWatch
 from ergmeter.records import Device, Mark, Sample
 from ergmeter.units import HZ_PER_MHZ, J_PER_UJ
@@ -72,18 +72,16 @@ class AmdGpu:
         self.error = ""
         t_ns = time.monotonic_ns()
         power_w = self._power_w(self._field)
-        sample = Sample(t_ns, self.device.id, power_w=power_w)
+        gauges: dict[str, Any] = {}
         if slow:
-            sample = Sample(
-                t_ns,
-                self.device.id,
-                power_w=power_w,
-                memory_bytes=self._ask("memory"),
-                busy_frac=_percent(self._ask("activity")),
-                clock_hz=scaled(self._ask("clock"), HZ_PER_MHZ),
-                temperature_c=self._ask("temperature"),
-                throttled=self._throttled(),
-            )
+            gauges = {
+                "memory_bytes": self._ask("memory"),
+                "busy_frac": _percent(self._ask("activity")),
+                "clock_hz": scaled(self._ask("clock"), HZ_PER_MHZ),
+                "temperature_c": self._ask("temperature"),
+                "throttled": self._throttled(),
+            }
+        sample = Sample(t_ns, self.device.id, power_w=power_w, **gauges)
         before_ns = time.monotonic_ns()
         energy_j = self._energy_j() if slow else None
         samples = [sample] if sample != Sample(t_ns, self.device.id) else []
@@ -99,10 +97,8 @@ class AmdGpu:
         return own if self.beside is None else [*own, *self.beside.processes()]
 
     def _power_field(self) -> str:
-        for name in ("current", "average"):
-            if self._power_w(name) is not None:
-                return name
-        return ""
+        names = ("current", "average")
+        return next((name for name in names if self._power_w(name) is not None), "")
 
     def _power_w(self, name: str) -> float | None:
         power = (self._ask("power") or {}) if name else {}
@@ -252,7 +248,6 @@ def _gpu_of_entry(
 # -- the probe -------------------------------------------------------------------------------------
 
 KFD = "/dev/kfd"  # the compute driver's door: without it no program computes on an AMD GPU
-PERIOD_S = 0.1
 SLOW_PERIOD_S = 1.0
 SILENT_READINGS = 5  # in a row that gave nothing: the GPU is lost
 
@@ -260,13 +255,16 @@ _W_PER_UW = 1e-6  # a power cap is in microwatts
 _PERMISSION, _NOT_LOADED = 10, 34  # of amdsmi_status_t
 
 
-class AmdProbe:
+class AmdProbe(DeclaredProbe):
     """Reads every AMD GPU that the measured process can see."""
 
     name = "amd"
+    kinds = ("gpu",)
+    has_interval = True
+    usual_period_s = 0.1
 
     def __init__(self, request: ProbeRequest) -> None:
-        self.period_s = float(request.options.get("period_s", PERIOD_S))
+        super().__init__(request)
         self._slow_due_s = 0.0
         self._usage = UsageWatch(request.pid, request.environment)
         self._smi = _binding(Path(request.options.get("kfd", KFD)))

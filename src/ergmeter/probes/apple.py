@@ -10,7 +10,6 @@ and MLX do not use it.
 
 from __future__ import annotations
 
-import json
 import platform
 import shutil
 import sys
@@ -19,30 +18,34 @@ from contextlib import ExitStack
 from typing import Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.ports import Line, ProbeRequest
-from ergmeter.probes.stream import Command, ToolStream
+from ergmeter.ports import DeclaredProbe, ProbeRequest
+from ergmeter.probes.stream import Command, ToolStream, json_object
 from ergmeter.records import Device, Sample
 from ergmeter.units import HZ_PER_MHZ
 
 TOOL = "macmon"
-PERIOD_S = 0.5
 FIRST_LINE_S = 5.0
 
 
-class AppleProbe:
+class AppleProbe(DeclaredProbe):
     """Reads what macmon prints: the mean power of each part over its last interval."""
 
     name = "apple"
+    kinds = ("gpu", "cpu", "dram", "module")
+    has_interval = True
+    usual_period_s = 0.5
 
     def __init__(self, request: ProbeRequest) -> None:
-        self.period_s = float(request.options.get("period_s", PERIOD_S))
+        super().__init__(request)
         tool = request.options.get("tool") or _tool()
         interval_ms = str(round(self.period_s * 1000))
         command = [tool, "pipe", "--soc-info", "-i", interval_ms]
         self._stream = ToolStream(Command(TOOL, command))
         with ExitStack() as undo:
             undo.callback(self._stream.close)
-            self._parts, self.devices = self._describe(_report(self._stream.first(FIRST_LINE_S)))
+            self._parts, self.devices = self._describe(
+                json_object(self._stream.first(FIRST_LINE_S), TOOL)
+            )
             undo.pop_all()
 
     def _describe(self, first: Mapping[str, Any]) -> tuple[dict[str, str], Sequence[Device]]:
@@ -70,7 +73,7 @@ class AppleProbe:
         """Samples printed since the last read, dated to the middle of each interval."""
         samples = []
         for line in self._stream.new_lines():
-            report = _report(line)
+            report = json_object(line, TOOL)
             t_ns = (line.t_ns or 0) - round(self.period_s * 5e8)
             samples += [_sample(t_ns, device, part, report) for part, device in self._parts.items()]
         return samples
@@ -103,16 +106,6 @@ def _tool(system: str = sys.platform) -> str:
             " installed: `brew install macmon`"
         )
     return path
-
-
-def _report(line: Line) -> Mapping[str, Any]:
-    try:
-        report = json.loads(line.text)
-    except ValueError:
-        report = None
-    if not isinstance(report, dict):
-        raise NotMeasurable(f"macmon printed no JSON object: {line.text.strip()[:80]!r}")
-    return report
 
 
 def _present(report: Mapping[str, Any]) -> list[str]:

@@ -20,13 +20,12 @@ from contextlib import ExitStack
 from typing import Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.ports import ProbeRequest
+from ergmeter.ports import DeclaredProbe, ProbeRequest
 from ergmeter.probes.cuda_visible_devices import visible, with_uuids
 from ergmeter.probes.stream import Command, ToolStream
 from ergmeter.records import Device, Mark, Sample
 from ergmeter.units import NS_PER_S
 
-PERIOD_S = 1.0
 TOOL = "dcgmi"
 ANSWER_S = 8.0  # for all of its answers: a probe has 10 s to open
 
@@ -49,13 +48,16 @@ _DISCOVERED_GPU = re.compile(
 )
 
 
-class DcgmProbe:
+class DcgmProbe(DeclaredProbe):
     """Reads the profiling fields of every GPU that the measured process can see."""
 
     name = "dcgm"
+    kinds = ("gpu",)
+    is_default = False
+    usual_period_s = 1.0
 
     def __init__(self, request: ProbeRequest) -> None:
-        self.period_s = float(request.options.get("period_s", PERIOD_S))
+        super().__init__(request)
         tool = str(request.options.get("tool", TOOL))
         if shutil.which(tool) is None:
             raise NotMeasurable(f"no {tool} here: install NVIDIA's DCGM (datacenter-gpu-manager)")

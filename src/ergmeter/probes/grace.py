@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Literal
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.ports import ProbeRequest
+from ergmeter.ports import DeclaredProbe, ProbeRequest
 from ergmeter.records import Device, Mark, Sample
 
 ROOT = "/sys/class/hwmon"
-PERIOD_S = 0.1
 _W_PER_UW = 1e-6  # hwmon reports microwatts
 # An average over longer than this is not "instant" power.
 INSTANT_MS = 100
@@ -57,13 +56,16 @@ class _Meter:
         return int(self.file.read_text()) * _W_PER_UW
 
 
-class GraceProbe:
+class GraceProbe(DeclaredProbe):
     """Reads the power meter of every Grace socket, and of the module around it."""
 
     name = "grace"
+    kinds = ("cpu", "module")
+    has_interval = True
+    usual_period_s = 0.1
 
     def __init__(self, request: ProbeRequest) -> None:
-        self.period_s = float(request.options.get("period_s", PERIOD_S))
+        super().__init__(request)
         if "root" not in request.options and platform.machine() != "aarch64":
             raise NotMeasurable(f"no NVIDIA Grace CPU here: this machine is {platform.machine()}")
         root = Path(request.options.get("root", ROOT))
@@ -99,9 +101,6 @@ class GraceProbe:
                 del self._meters[device]
                 records.append(Mark(t_ns, "device_lost", f"{device}: {error}"))
         return records
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 def _meters(root: Path) -> Iterator[_Meter]:

@@ -24,15 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.ports import Line, ProbeRequest
-from ergmeter.probes.stream import Command, ToolStream
+from ergmeter.ports import DeclaredProbe, ProbeRequest
+from ergmeter.probes.stream import Command, ToolStream, json_object
 from ergmeter.probes.usage import UsageWatch
 from ergmeter.records import Device, Mark, Sample
 
 ROOT = "/sys/devices/virtual/neuron_device"
 TOOL = "neuron-monitor"
 TOOL_FOLDER = "/opt/aws/neuron/bin"  # on PATH only where a login shell has put it there
-PERIOD_S = 1.0
 FIRST_LINE_S = 8.0
 
 POWER_FILE = "stats/power/utilization"
@@ -54,14 +53,16 @@ class _Use:
     pids: set[int] = field(default_factory=set)
 
 
-class NeuronProbe:
+class NeuronProbe(DeclaredProbe):
     """Reads every Neuron chip that the measured process may use."""
 
     name = "neuron"
+    kinds = ("gpu",)
+    usual_period_s = 1.0
 
     def __init__(self, request: ProbeRequest) -> None:
         options = request.options
-        self.period_s = float(options.get("period_s", PERIOD_S))
+        super().__init__(request)
         self._root = Path(options.get("root", ROOT))
         if not self._root.is_dir():
             raise NotMeasurable(f"no AWS Neuron chip here: {self._root} does not exist")
@@ -75,7 +76,7 @@ class NeuronProbe:
             self._stream = ToolStream(Command(TOOL, [_tool(options), "-c", file.name]))
             with ExitStack() as undo:
                 undo.callback(self._stream.close)
-                first = _report(self._stream.first(FIRST_LINE_S))
+                first = json_object(self._stream.first(FIRST_LINE_S), TOOL)
                 self._cores, self.devices = self._describe(first, request.environment)
                 undo.pop_all()
         self._chips = {int(device.facts["index"]): device.id for device in self.devices}
@@ -91,7 +92,7 @@ class NeuronProbe:
         marks = list(self._power_marks(t_ns))
         used: Mapping[int, _Use] = {}
         for line in lines:
-            used = uses(_report(line), cores_per_chip=self._cores)
+            used = uses(json_object(line, TOOL), cores_per_chip=self._cores)
             samples += [
                 Sample(
                     line.t_ns or t_ns,
@@ -221,16 +222,6 @@ def _tool(options: Mapping[str, Any]) -> str:
             f"{TOOL} is neither on PATH nor in {TOOL_FOLDER}: install aws-neuronx-tools"
         )
     return str(tool)
-
-
-def _report(line: Line) -> Mapping[str, Any]:
-    try:
-        report = json.loads(line.text)
-    except ValueError:
-        report = None
-    if not isinstance(report, dict):
-        raise NotMeasurable(f"{TOOL} printed no JSON object: {line.text.strip()[:80]!r}")
-    return report
 
 
 def _visible(environment: Mapping[str, str], *, count: int, cores: int) -> list[int]:

@@ -23,11 +23,9 @@ import psutil
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.hardware import cpu_peak_of
-from ergmeter.ports import ProbeRequest
+from ergmeter.ports import DeclaredProbe, ProbeRequest
 from ergmeter.probes.cpu import cpu_model
 from ergmeter.records import Device, Sample
-
-PERIOD_S = 3.0
 
 
 class ByteCounters(NamedTuple):
@@ -37,13 +35,15 @@ class ByteCounters(NamedTuple):
     out_bytes: int
 
 
-class NodeProbe:
+class NodeProbe(DeclaredProbe):
     """Reads the machine as one device."""
 
     name = "node"
+    kinds = ("node",)
+    usual_period_s = 3.0
 
     def __init__(self, request: ProbeRequest) -> None:
-        self.period_s = float(request.options.get("period_s", PERIOD_S))
+        super().__init__(request)
         self._path = request.path
         system = Path(request.options.get("sysfs", "/sys"))
         try:
@@ -95,9 +95,6 @@ class NodeProbe:
                 net_sent_bytes=network and network.out_bytes,
             )
         ]
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 def cpu_shares(

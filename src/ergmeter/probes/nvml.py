@@ -18,12 +18,12 @@ import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pynvml
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.ports import ProbeRequest
+from ergmeter.ports import DeclaredProbe, ProbeRequest
 from ergmeter.probes import cuda_visible_devices
 from ergmeter.probes.cuda_visible_devices import Instance, visible
 from ergmeter.probes.usage import NEW_CONTEXT_BYTES, GpuUsage, UsageWatch, UseStates
@@ -322,8 +322,8 @@ class Gpu:
 
     def memory_in_use(self) -> int | None:
         """Bytes in use by all processes now; None if the driver does not say."""
-        used_bytes = self._ask("memory")
-        return None if used_bytes is None else int(used_bytes)
+        used_bytes: int | None = self._ask("memory")
+        return used_bytes
 
     def counter(self) -> Sample | None:
         """The energy counter, at the middle of the time it took to read."""
@@ -372,11 +372,9 @@ class Gpu:
         """The processes that compute on it, by the numbers NVML has for them, and their bytes; None
         if it does not list them."""
         processes = self._ask("processes")
-        return (
-            None
-            if processes is None
-            else {process.pid: process.usedGpuMemory for process in processes}
-        )
+        if processes is None:
+            return None
+        return {process.pid: process.usedGpuMemory for process in processes}
 
     def usage(self, computing: Collection[int] | None) -> GpuUsage:
         """The processes and memory that tell whether the GPU is used. `computing` was just read."""
@@ -451,8 +449,6 @@ def _answered_facts(facts: Mapping[str, Callable[[Any], Any]], handle: object) -
 
 # -- the probe -------------------------------------------------------------------------------------
 
-PERIOD_S = 0.1  # most GPUs refresh their sensors that often (a V100 every 20 ms)
-
 # The share of one core that reading energy counters may cost. On an H200 a reading takes 4 to 8 ms
 # of CPU: ten a second would be 4 to 8 %. A counter read less often forgets nothing, and power read
 # ten times a second says how its joules are spread in between.
@@ -482,13 +478,19 @@ _REFUSALS = {
 }
 
 
-class NvmlProbe:
+_Read = TypeVar("_Read")
+
+
+class NvmlProbe(DeclaredProbe):
     """Reads every NVIDIA GPU that the measured process can see."""
 
     name = "nvml"
+    kinds = ("gpu",)
+    has_interval = True
+    usual_period_s = 0.1  # most GPUs refresh their sensors that often (a V100 every 20 ms)
 
     def __init__(self, request: ProbeRequest) -> None:
-        self.period_s = float(request.options.get("period_s", PERIOD_S))
+        super().__init__(request)
         self._slow_period_s = float(request.options.get("gauges_every_s", SLOW_PERIOD_S))
         self._counters_due_s = 0.0
         self._slow_due_s = 0.0
@@ -587,21 +589,22 @@ class NvmlProbe:
     def _counters(self, *, last: bool) -> list[Sample | None]:
         if time.monotonic() < self._counters_due_s and not last:
             return [None] * len(self._gpus)
-        before_s = time.thread_time()
-        counters = [gpu.counter() for gpu in self._gpus]
-        cost_s = time.thread_time() - before_s
+        counters, cost_s = self._timed(Gpu.counter)
         self._counters_due_s = time.monotonic() + cost_s / COUNTER_SHARE
         return counters
 
     def _activity(self, *, last: bool) -> list[Sample | Mark]:
         if time.monotonic() < self._activity_due_s and not last:
             return []
-        before_s = time.thread_time()
-        records = [gpu.activity() for gpu in self._gpus]
-        cost_s = time.thread_time() - before_s
+        records, cost_s = self._timed(Gpu.activity)
         wait_s = max(ACTIVITY_PERIOD_S - self.period_s / 2, cost_s / ACTIVITY_SHARE)
         self._activity_due_s = time.monotonic() + wait_s
         return [record for record in records if record is not None]
+
+    def _timed(self, read: Callable[[Gpu], _Read]) -> tuple[list[_Read], float]:
+        """A reading of every GPU, and the CPU seconds that it took."""
+        before_s = time.thread_time()
+        return [read(gpu) for gpu in self._gpus], time.thread_time() - before_s
 
     def close(self) -> None:
         """Shut NVML down."""

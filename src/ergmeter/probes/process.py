@@ -26,7 +26,7 @@ from pathlib import Path
 import psutil
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.ports import ProbeRequest
+from ergmeter.ports import DeclaredProbe, ProbeRequest
 from ergmeter.records import Device, Sample
 
 # -- limits of control groups ----------------------------------------------------------------------
@@ -85,7 +85,6 @@ def _words(cgroup: Path, *names: str) -> list[str]:
 
 # -- the probe -------------------------------------------------------------------------------------
 
-PERIOD_S = 2.0
 # Finding descendants means asking every process on the machine for its parent: 15 µs each, and a
 # large node has thousands. A little under a period, so that a read that comes early still looks;
 # more seldom where looking would cost more than this share of the time (a fresh child, whose memory
@@ -143,16 +142,19 @@ class CpuLedger:
         return died_s
 
 
-class ProcessProbe:
+class ProcessProbe(DeclaredProbe):
     """Reads the measured process and its descendants, as one device.
 
     The option `peak_bytes` is called after the program's end for the peak that the kernel reports.
     """
 
     name = "process"
+    kinds = ("process",)
+    reads = "program"
+    usual_period_s = 2.0
 
     def __init__(self, request: ProbeRequest) -> None:
-        self.period_s = float(request.options.get("period_s", PERIOD_S))
+        super().__init__(request)
         try:
             self._root = psutil.Process(request.pid)
             program = self._root.name()
@@ -188,19 +190,15 @@ class ProcessProbe:
                 marks_bytes.append(high_water_bytes(process.pid) or 0)
         if self._root.pid not in usages:
             return []
-        cpu_s = self._ledger.enter(usages)
-        # An exited process that was not waited for yet has CPU times, and no memory to read.
-        memory_bytes = resident_bytes or None
-        peak_bytes = max(marks_bytes) or None
-        return [
-            Sample(
-                t_ns,
-                self.devices[0].id,
-                memory_bytes=memory_bytes,
-                memory_peak_bytes=peak_bytes,
-                cpu_s=cpu_s,
-            )
-        ]
+        sample = Sample(
+            t_ns,
+            self.devices[0].id,
+            # An exited process that was not waited for yet has CPU times, and no memory to read.
+            memory_bytes=resident_bytes or None,
+            memory_peak_bytes=max(marks_bytes) or None,
+            cpu_s=self._ledger.enter(usages),
+        )
+        return [sample]
 
     def read_last(self) -> list[Sample]:
         """A last reading; for a program that has ended, what is known only then."""
@@ -210,9 +208,6 @@ class ProcessProbe:
             t_ns = time.monotonic_ns()
             samples.append(Sample(t_ns, self.devices[0].id, memory_peak_bytes=peak_bytes))
         return samples
-
-    def close(self) -> None:
-        """Nothing to release."""
 
     def _find_members(self) -> None:
         """Look for new descendants, rarely enough to cost at most TREE_COST_FRAC of the time."""

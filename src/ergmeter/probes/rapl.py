@@ -25,13 +25,12 @@ from pathlib import Path
 from typing import Literal
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.ports import ProbeRequest
+from ergmeter.ports import DeclaredProbe, ProbeRequest
 from ergmeter.probes.cpu import cpu_model
 from ergmeter.records import Device, Mark, Sample
 from ergmeter.units import J_PER_UJ
 
 ROOT = "/sys/class/powercap"
-PERIOD_S = 0.1
 MOST_W = 5000.0  # no package draws more, nor its memory
 _LEAST_APART_S = 0.1  # two reads may follow each other at once
 
@@ -74,14 +73,17 @@ class _Zone:
         return self.total_uj * J_PER_UJ
 
 
-class RaplProbe:
+class RaplProbe(DeclaredProbe):
     """Reads the energy counter of every CPU package and of its DRAM."""
 
     name = "rapl"
+    kinds = ("cpu", "dram")
+    has_interval = True
+    usual_period_s = 0.1
 
     def __init__(self, request: ProbeRequest) -> None:
         root = Path(request.options.get("root", ROOT))
-        self.period_s = float(request.options.get("period_s", PERIOD_S))
+        super().__init__(request)
         if not root.is_dir():
             raise NotMeasurable(absence(root))
         skipped: dict[str, str] = {}
@@ -115,9 +117,6 @@ class RaplProbe:
                 self._zones.remove(zone)
                 records.append(Mark(t_ns, "device_lost", f"{zone.device}: {error}"))
         return records
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 def absence(root: Path, system: str = sys.platform) -> str:

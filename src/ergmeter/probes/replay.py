@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
-from ergmeter.ports import ProbeRequest
+from ergmeter.ports import DeclaredProbe, ProbeRequest
 from ergmeter.records import Device, Mark, Sample, Step, Window
 from ergmeter.units import HZ_PER_MHZ, J_PER_MJ, NS_PER_S, W_PER_MW
 
@@ -184,16 +184,18 @@ __all__ = [
     "recorded_steps",
 ]
 
-PERIOD_S = 0.1
 
-
-class ReplayProbe:
+class ReplayProbe(DeclaredProbe):
     """Plays a recording from when it is created; at speed 1, as fast as it was recorded.
 
     At another speed time shrinks and the values stay: joules no longer are watts times seconds.
     """
 
     name = PROBE
+    kinds = ("gpu",)
+    reads = "recording"
+    is_default = False
+    usual_period_s = 0.1
 
     def __init__(self, request: ProbeRequest) -> None:
         options = request.options
@@ -202,7 +204,7 @@ class ReplayProbe:
         path = Path(options["path"])
         if not path.exists():
             raise NotMeasurable(f"no recording at {path}: give the folder of one as option path")
-        self.period_s = float(options.get("period_s", PERIOD_S))
+        super().__init__(request)
         self._speed = float(options.get("speed", 1.0))
         if not (math.isfinite(self._speed) and self._speed > 0):
             raise UsageError(f"a replay's speed must be a number above 0, not {self._speed:g}")

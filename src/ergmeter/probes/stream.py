@@ -9,13 +9,14 @@ ends at its next line, which it cannot write.
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import Line
@@ -29,6 +30,17 @@ class Command(NamedTuple):
 
     tool: str
     arguments: Sequence[str]
+
+
+def json_object(line: Line, tool: str) -> Mapping[str, Any]:
+    """The JSON object that a tool printed. NotMeasurable if it is none."""
+    try:
+        report = json.loads(line.text)
+    except ValueError:
+        report = None
+    if not isinstance(report, dict):
+        raise NotMeasurable(f"{tool} printed no JSON object: {line.text.strip()[:80]!r}")
+    return report
 
 
 class ToolStream:

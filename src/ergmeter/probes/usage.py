@@ -86,19 +86,13 @@ class UsageWatch:
 
     def own_bytes(self, bytes_by_gpu: Mapping[str, Mapping[int, int | None]]) -> dict[str, int]:
         """The program's bytes on each GPU, where those of all its processes are known."""
-        own = {
-            gpu: [bytes_by_gpu[gpu][pid] for pid in bytes_by_gpu[gpu] if pid in self._ours]
-            for gpu in bytes_by_gpu
-        }
-        # A sum without one of them is not the program's.
-        listed = {
-            gpu: [amount for amount in every if amount is not None] for gpu, every in own.items()
-        }
-        return {
-            gpu: sum(every)
-            for gpu, every in listed.items()
-            if every and len(every) == len(own[gpu])
-        }
+        own = {}
+        for gpu, by_pid in bytes_by_gpu.items():
+            amounts = [amount for pid, amount in by_pid.items() if pid in self._ours]
+            stated = [amount for amount in amounts if amount is not None]
+            if stated and len(stated) == len(amounts):  # a sum without one is not the program's
+                own[gpu] = sum(stated)
+        return own
 
     def _update_processes(self, pids: set[int]) -> None:
         """Update which processes are the program's; lists the machine's only when due."""
@@ -186,12 +180,10 @@ class UseStates:
             why = f"{len(pids)} processes on it have numbers that mean nothing in this container"
             self._strange.setdefault(gpu, why)
         elif look.memory_bytes is None or look.memory_bytes >= NO_CONTEXT_BYTES:
-            amount = (
-                "how much" if look.memory_bytes is None else f"{look.memory_bytes / 1e6:.0f} MB"
-            )
-            why = f"the driver lists no process on it, and {amount} of its memory is in use"
-            why += " is unknown" if look.memory_bytes is None else ""
-            self._unlisted.setdefault(gpu, why)
+            in_use = "how much of its memory is in use is unknown"
+            if look.memory_bytes is not None:
+                in_use = f"{look.memory_bytes / 1e6:.0f} MB of its memory is in use"
+            self._unlisted.setdefault(gpu, f"the driver lists no process on it, and {in_use}")
 
     def _state(self, gpu: str) -> tuple[Use, str]:
         if gpu in self._used:

@@ -15,7 +15,8 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,7 @@ import psutil
 
 from ergmeter.errors import ErgmeterError, UsageError
 from ergmeter.meter import Around, Meter
-from ergmeter.meter.alert_watch import planned_alerts
-from ergmeter.meter.sink_feed import EVERY_S, planned
-from ergmeter.probes.process import PERIOD_S, high_water_bytes
+from ergmeter.probes.process import ProcessProbe, high_water_bytes
 from ergmeter.recorder import hook
 from ergmeter.recorder.flop_counts import FlopCounts
 from ergmeter.recorder.output import (
@@ -42,15 +41,11 @@ from ergmeter.recorder.output import (
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.identity import new_run_path, run_header
 from ergmeter.runlog.process_group import launcher_rank, launcher_world_size
-from ergmeter.runlog.settings import Settings
 from ergmeter.runlog.writer import create_run
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
-    import resource
     from collections.abc import Iterator, Mapping, Sequence
-
-    from ergmeter.records import Flops
 
 
 # Peak memory of one process of the command. `ru_maxrss` begins before the command does: until it
@@ -101,7 +96,7 @@ class MemoryPeak:
     def _watch(self, pid: int) -> None:
         began_s = time.monotonic()
         wait_s = _FIRST_S
-        while not self._ended.wait(wait_s) and wait_s < PERIOD_S:
+        while not self._ended.wait(wait_s) and wait_s < ProcessProbe.usual_period_s:
             marks = [high_water_bytes(member) or 0 for member in _tree(pid)]
             self._mark_bytes = max(self._mark_bytes, *marks)
             wait_s = max(_FIRST_S, _AGAIN_FRAC * (time.monotonic() - began_s))
@@ -173,18 +168,10 @@ class RecordRequest:
     command: Sequence[str]
     out: Path | None = None
     name: str | None = None
-    settings: Settings = field(default_factory=Settings)
-    flops: tuple[Flops, ...] = ()
-    probes: Sequence[str] | None = None
+    meter: Mapping[str, Any] = field(default_factory=dict)  # options, as `Meter` takes them
     probe_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tokens_are: str | None = None
     keep_buffering: bool = False
-    sinks: Sequence[tuple[str, Mapping[str, Any]]] = ()
-    sinks_every_s: float = EVERY_S
-    alerts: Sequence[str] = ()
-    stop_on: str = ""
-    alert_command: str | None = None
-    alert_webhook: str | None = None
     pty: bool = False  # a pseudo-terminal for its standard output
     hook: bool = True  # look into the Python programs among it
 
@@ -194,8 +181,10 @@ def record(request: RecordRequest) -> Recording:
     program = shutil.which(request.command[0])
     if program is None:
         raise UsageError(f"no such command: {request.command[0]!r} is not an executable on PATH")
-    _check(request)
     name = request.name or run_name(request.command)
+    peak = MemoryPeak()
+    options = {**request.probe_options, "process": {"peak_bytes": peak}}
+    meter = Meter(name=name, probe_options=options, **request.meter)
     run, environment = _new_run(request, name)
 
     channels = open_channels(pty=request.pty)
@@ -207,9 +196,8 @@ def record(request: RecordRequest) -> Recording:
     signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     relay_pid, report_fd = start_relay(channels)
     output = RelayedOutput(report_fd)
-    peak = MemoryPeak()
     around = Around(run, _own_environment(environment), RecordingCost(relay_pid))
-    meter = _meter(request, name, around, peak)
+    meter.plan = replace(meter.plan, around=around)
     reader = OutputReader(output, meter, tokens_are=request.tokens_are)
     measured = _started(meter)
     reader.start()
@@ -221,15 +209,15 @@ def record(request: RecordRequest) -> Recording:
         shutil.rmtree(run)
         raise UsageError(f"{program} can't be started: {error.strerror}") from error
     peak.started(pid)
-    stopping = _Stopping(pid)
-    meter.on_stop = stopping.ask
+    is_over = threading.Event()  # then its number may be another's
+    meter.on_stop = partial(_ask_to_stop, pid, is_over)
     if meter.should_stop:  # before there was one to ask
-        stopping.ask()
+        meter.on_stop()
     meter.watch(pid)
     counts = FlopCounts(run)
     counts.start()
     status, usage = _wait(pid, channels, output, relay_pid=relay_pid)
-    stopping.is_over = True
+    is_over.set()
     peak.ended(usage)
     code = os.waitstatus_to_exitcode(status)
     reader.finish(time.monotonic_ns(), patience_s=_OUTPUT_WAIT_S)
@@ -246,18 +234,6 @@ def record(request: RecordRequest) -> Recording:
     return Recording(code if code >= 0 else 128 - code, run)
 
 
-def _check(request: RecordRequest) -> None:
-    """Raises UsageError for a wrong sink or alert, before anything is made."""
-    planned(request.sinks)
-    planned_alerts(
-        request.alerts,
-        stop_on=request.stop_on,
-        command=request.alert_command,
-        webhook=request.alert_webhook,
-        settings=request.settings,
-    )
-
-
 def _new_run(request: RecordRequest, name: str) -> tuple[Path, dict[str, str]]:
     """The run's directory, and the environment in which the command finds it."""
     path = _of_this_task(request.out) or new_run_path(name)
@@ -269,47 +245,19 @@ def _new_run(request: RecordRequest, name: str) -> tuple[Path, dict[str, str]]:
     return run, environment
 
 
-def _meter(request: RecordRequest, name: str, around: Around, peak: MemoryPeak) -> Meter:
-    return Meter(
-        name=name,
-        settings=request.settings,
-        flops=request.flops,
-        probes=request.probes,
-        probe_options=_with_peak(request.probe_options, peak),
-        sinks=request.sinks,
-        sinks_every_s=request.sinks_every_s,
-        alerts=request.alerts,
-        stop_on=request.stop_on,
-        alert_command=request.alert_command,
-        alert_webhook=request.alert_webhook,
-        around=around,
-    )
-
-
 def _say_nothing_was_seen(
     request: RecordRequest, run: Path, meter: Meter, reader: OutputReader
 ) -> None:
     why = hook.why_no_steps(run, request.command) if request.hook else ""
-    nothing = unrecognised(reader, why)
-    if nothing is not None:
+    if (nothing := unrecognised(reader, why)) is not None:
         meter.record(nothing)
 
 
-class _Stopping:
-    """Asks the command to end, as a scheduler would: SIGTERM, once, and then waits for it.
-
-    Whoever asks is another thread. Once the command was waited for its number may be another's, so
-    that nobody is asked any more.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self.is_over = False
-
-    def ask(self) -> None:
-        if not self.is_over:
-            sys.stderr.write("erg: asking the command to stop (SIGTERM)\n")
-            _send(self._pid, signal.SIGTERM)
+def _ask_to_stop(pid: int, is_over: threading.Event) -> None:
+    """Ask the command to end, as a scheduler would. Called on another thread."""
+    if not is_over.is_set():
+        sys.stderr.write("erg: asking the command to stop (SIGTERM)\n")
+        _send(pid, signal.SIGTERM)
 
 
 def _of_this_task(out: Path | None) -> Path | None:
@@ -403,13 +351,6 @@ def _environment(run: Path, request: RecordRequest) -> dict[str, str]:
     return environment
 
 
-def _with_peak(
-    options: Mapping[str, Mapping[str, Any]], peak: MemoryPeak
-) -> dict[str, Mapping[str, Any]]:
-    """The options of the probes; that of the program asks for its peak when it has ended."""
-    return {**options, "process": {**options.get("process", {}), "peak_bytes": peak}}
-
-
 def _own_environment(environment: dict[str, str]) -> dict[str, str]:
     """The command's environment for the probes. Where a launcher starts a recorder for each rank,
     each measures its own command and not its neighbours'."""
@@ -452,15 +393,13 @@ def _wait(
         elif number != signal.SIGCHLD:
             time.sleep(_GROUP_GRACE_S)
             _await_signal_reports(relay_pid, output)
-            ended = _reap(pid)
-            if ended is not None:
+            if (ended := _reap(pid)) is not None:
                 return ended
             in_group = output.group_signals_ns.get(number, 0) > handled_ns.get(number, 0)
             if not from_terminal and not in_group:
                 _send(pid, number)
             handled_ns[number] = time.monotonic_ns()
-        ended = _reap(pid)
-        if ended is not None:
+        if (ended := _reap(pid)) is not None:
             return ended
 
 

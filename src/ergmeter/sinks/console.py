@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ergmeter.errors import UsageError
 from ergmeter.metrics.catalog import catalogue
-from ergmeter.sinks.shared.options import choice, options_of
-from ergmeter.sinks.shared.updates import Selection, readable
+from ergmeter.sinks.shared.options import choice
+from ergmeter.sinks.shared.updates import SelectingSink, readable
 from ergmeter.units import duration
 
 if TYPE_CHECKING:
@@ -34,18 +34,17 @@ HEADLINES = (
 _ERASE_TO_END = "\x1b[K"
 
 
-class ConsoleSink:
+class ConsoleSink(SelectingSink):
     """Prints a few metrics to standard error."""
 
     name = "console"
+    options: ClassVar = {"metrics": HEADLINES, "style": "line", "every_s": 60.0, "stream": "stderr"}
 
     def __init__(self, request: SinkRequest) -> None:
-        options = options_of(request, sink=self.name)
-        self._selection = Selection(options["metrics"] or HEADLINES, devices=False)
-        self._style = choice(options["style"], ("line", "block"), option="style")
-        self._every_s = options["every_s"]
-        self._stream = _stream(options["stream"])
-        self._run = request.name
+        super().__init__(request)
+        self._style = choice(self._options["style"], ("line", "block"), option="style")
+        self._every_s = self._options["every_s"]
+        self._stream = _stream(self._options["stream"])
         self._printed_s: float | None = None  # on the updates' clock
         self._is_drawn = False  # our line is at the cursor
 

@@ -6,12 +6,12 @@ The columns are the catalogue's keys, all or those chosen, also of metrics witho
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ergmeter.errors import UsageError
 from ergmeter.sinks.shared.appended_file import LEDGER_MEASURED, CsvFile, ledger_columns, ledger_row
-from ergmeter.sinks.shared.options import choice, options_of
-from ergmeter.sinks.shared.updates import Selection
+from ergmeter.sinks.shared.options import choice
+from ergmeter.sinks.shared.updates import SelectingSink
 
 if TYPE_CHECKING:
     from ergmeter.ports import SinkRequest, Update
@@ -21,21 +21,27 @@ FILE = "figures.csv"
 _SCOPE = ("run", "scope", "step", "wall_s", "window")
 
 
-class CsvSink:
+class CsvSink(SelectingSink):
     """Appends rows to a CSV file."""
 
     name = "csv"
+    options: ClassVar = {
+        "metrics": None,
+        "path": None,
+        "rows": "updates",
+        "ledger": False,
+        "columns": None,
+    }
 
     def __init__(self, request: SinkRequest) -> None:
-        options = options_of(request, sink=self.name)
-        self._run = request.name
+        super().__init__(request)
+        options = self._options
         self._own = dict(options["columns"] or {})
         self._is_ledger = options["ledger"]
         self._only_final = (
             choice(options["rows"], ("updates", "final"), option="rows") == "final"
             or self._is_ledger
         )
-        self._selection = Selection(options["metrics"], devices=False)
         path = options["path"] or Path(request.run) / FILE
         self._file = CsvFile(path, self._columns(has_metrics=options["metrics"] is not None))
 

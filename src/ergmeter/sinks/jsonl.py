@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ergmeter.sinks.shared.appended_file import AppendedFile
-from ergmeter.sinks.shared.options import options_of
-from ergmeter.sinks.shared.updates import Selection
+from ergmeter.sinks.shared.updates import SelectingSink
 
 if TYPE_CHECKING:
     from ergmeter.ports import SinkRequest, Update
@@ -21,16 +20,15 @@ if TYPE_CHECKING:
 FILE = "figures.jsonl"
 
 
-class JsonLinesSink:
+class JsonLinesSink(SelectingSink):
     """Appends a line for each update."""
 
     name = "jsonl"
+    options: ClassVar = {"metrics": None, "devices": True, "path": None}
 
     def __init__(self, request: SinkRequest) -> None:
-        options = options_of(request, sink=self.name)
-        self._run = request.name
-        self._selection = Selection(options["metrics"], devices=options["devices"])
-        self._file = AppendedFile(options["path"] or Path(request.run) / FILE)
+        super().__init__(request)
+        self._file = AppendedFile(self._options["path"] or Path(request.run) / FILE)
 
     def write(self, update: Update) -> None:
         """Append one line."""

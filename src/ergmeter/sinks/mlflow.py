@@ -9,56 +9,58 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
-
-import mlflow
-from mlflow.entities import Metric
-from mlflow.exceptions import MlflowException
-from mlflow.tracking import MlflowClient, fluent
+from typing import TYPE_CHECKING, ClassVar
 
 from ergmeter.errors import UsageError
-from ergmeter.sinks.shared.options import options_of
-from ergmeter.sinks.shared.updates import Names, Selection
+from ergmeter.sinks.shared.options import TRACKER
+from ergmeter.sinks.shared.updates import SelectingSink
 
 if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
     from ergmeter.ports import SinkRequest, Update
 
 EXPERIMENT = "ergmeter"
 _BATCH = 1000  # metrics: what the server takes in one request
 
 
-class MlflowSink:
+class MlflowSink(SelectingSink):
     """Logs each update as a batch of metrics."""
 
     name = "mlflow"
+    library = "mlflow"
+    options: ClassVar = {
+        **TRACKER,
+        "tracking_uri": None,
+        "experiment": None,
+        "run_id": None,
+        "run_name": None,
+    }
 
     def __init__(self, request: SinkRequest) -> None:
-        options = options_of(
+        super().__init__(
             request,
-            sink=self.name,
             experiment=os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT),
             run_id=os.environ.get("MLFLOW_RUN_ID"),
             run_name=request.name,
         )
-        self._names = Names(options["prefix"])
-        self._selection = Selection(options["metrics"], devices=options["devices"])
-        self._experiment = options["experiment"]
-        self._run_name = options["run_name"]
         # Creating a database logs line by line to standard error.
         for noisy in ("mlflow.store.db", "alembic"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
-        self._client = _client(options["tracking_uri"])
-        self._run_id: str | None = options["run_id"]
+        self._client = _client(self._options["tracking_uri"])
+        self._run_id: str | None = self._options["run_id"]
         self._is_ours = False
         self._is_complete = False
 
     def write(self, update: Update) -> None:
         """Log one update."""
+        from mlflow.entities import Metric
+
         if self._run_id is None:  # not earlier: scripts begin their run after their Meter
             self._run_id = self._active() or self._begun()
-        tagged = self._names.tagged(self._selection.figures(update), is_final=update.is_final)
         t_ms = round(update.wall_s * 1000)
-        metrics = [Metric(tag, value, t_ms, update.step) for tag, value in tagged.items()]
+        tagged = self._tagged(update).items()
+        metrics = [Metric(tag, value, t_ms, update.step) for tag, value in tagged]
         for start in range(0, len(metrics), _BATCH):
             self._client.log_batch(self._run_id, metrics=metrics[start : start + _BATCH])
         if update.is_final:
@@ -72,24 +74,31 @@ class MlflowSink:
             self._client.set_terminated(self._run_id, status=status)
 
     def _active(self) -> str | None:
+        import mlflow
+        from mlflow.tracking import fluent
+
         # Private, and the only way to a run of another thread; older versions had one stack.
         latest = getattr(fluent, "_get_latest_active_run", mlflow.active_run)
         run = latest()
         return None if run is None else str(run.info.run_id)
 
     def _begun(self) -> str:
-        experiment = self._client.get_experiment_by_name(self._experiment)
+        experiment = self._client.get_experiment_by_name(self._options["experiment"])
         where = (
-            self._client.create_experiment(self._experiment)
+            self._client.create_experiment(self._options["experiment"])
             if experiment is None
             else experiment.experiment_id
         )
-        run = self._client.create_run(where, run_name=self._run_name)
+        run = self._client.create_run(where, run_name=self._options["run_name"])
         self._is_ours = True
         return str(run.info.run_id)
 
 
 def _client(tracking_uri: str | None) -> MlflowClient:
+    import mlflow
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
     try:
         return MlflowClient(tracking_uri)
     except MlflowException as error:

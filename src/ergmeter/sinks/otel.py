@@ -12,22 +12,17 @@ Beside our names, the hardware semantic conventions are used where they mean the
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
-
-from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-from opentelemetry.metrics import Observation
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import MetricExportResult, MetricReader
-from opentelemetry.sdk.resources import Resource
 
 from ergmeter.errors import UsageError
 from ergmeter.metrics.catalog import catalogue
-from ergmeter.sinks.shared.options import PREFIX, options_of
-from ergmeter.sinks.shared.updates import Names, Selection, explanation, ucum
+from ergmeter.sinks.shared.options import PREFIX, TRACKER
+from ergmeter.sinks.shared.updates import SelectingSink, explanation, ucum
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.metrics.export import MetricExporter, MetricsData
+    from opentelemetry.metrics import Observation
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricExporter
 
     from ergmeter.ports import SinkRequest, Update
     from ergmeter.records import Reading
@@ -45,20 +40,34 @@ _UP_DOWN = "hw.gpu.memory.usage"  # the conventions make it an UpDownCounter
 _OF_A_GPU = "utilization.busy_frac"  # is in a device's figures, or missing there, if it is a GPU
 
 
-class OtelSink:
+class OtelSink(SelectingSink):
     """Exports each update."""
 
     name = "otel"
+    library = "opentelemetry"
+    options: ClassVar = {
+        **TRACKER,
+        "endpoint": None,
+        "headers": None,
+        "timeout_s": 10.0,
+        "exporter": None,
+        "reader": None,
+        "hardware_names": True,
+    }
 
     def __init__(self, request: SinkRequest) -> None:
-        options = options_of(request, sink=self.name)
-        self._names = Names(options["prefix"])
-        self._selection = Selection(options["metrics"], devices=options["devices"])
-        self._hardware_names = options["hardware_names"]
-        self._exporting: _ExportingReader | None = None
+        super().__init__(request)
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+        from opentelemetry.sdk.resources import Resource
+
+        options = self._options
+        self._collected: InMemoryMetricReader | None = None  # what is exported from
+        self._exporter: MetricExporter | None = None
         reader = options["reader"]
         if reader is None:
-            reader = self._exporting = _ExportingReader(options["exporter"] or _exporter(options))
+            reader = self._collected = InMemoryMetricReader()
+            self._exporter = options["exporter"] or _exporter(options)
         elif options["exporter"] or options["endpoint"]:
             raise UsageError("a reader exports by itself; leave endpoint= and exporter= away")
         resource = Resource.create({"service.name": PREFIX, "ergmeter.run": request.name})
@@ -69,6 +78,8 @@ class OtelSink:
 
     def write(self, update: Update) -> None:
         """Export one update. A reader of the user's own collects it in its own time."""
+        from opentelemetry.metrics import Observation
+
         points = self._single(update)
         for figure in self._selection.figures(update):
             name = self._names.instrument(figure.key, is_final=update.is_final)
@@ -80,23 +91,36 @@ class OtelSink:
                 attributes["window"] = update.window_kind
             attributes |= _mark(figure.reading)
             points.setdefault(name, []).append(Observation(figure.value, attributes))
-        if self._hardware_names and not update.is_final:
+        if self._options["hardware_names"] and not update.is_final:
             self._add_hardware(update, points)
         self._points = points
-        if self._exporting is not None:
-            self._exporting.collect()
+        if self._collected is not None and self._exporter is not None:
+            self._export(self._collected, self._exporter)
 
     def close(self) -> None:
         """Shut the exporter down."""
         self._provider.shutdown()
+        if self._exporter is not None:
+            self._exporter.shutdown()
+
+    def _export(self, collected: InMemoryMetricReader, exporter: MetricExporter) -> None:
+        from opentelemetry.sdk.metrics.export import MetricExportResult
+
+        data = collected.get_metrics_data()
+        if data is not None and exporter.export(data) is not MetricExportResult.SUCCESS:
+            raise ConnectionError("the OpenTelemetry collector did not take the figures")
 
     def _single(self, update: Update) -> dict[str, list[Observation]]:
+        from opentelemetry.metrics import Observation
+
         step, updated = self._names.instrument("step"), self._names.instrument("updated")
         self._observe(step, "{step}", "optimizer steps done")
         self._observe(updated, "s", "when the window ended, unix time")
         return {step: [Observation(update.step)], updated: [Observation(update.wall_s)]}
 
     def _add_hardware(self, update: Update, points: dict[str, list[Observation]]) -> None:
+        from opentelemetry.metrics import Observation
+
         gpus = {id_ for id_, results in update.summary.devices.items() if _OF_A_GPU in results}
         for figure in self._selection.figures(update):
             if figure.device in gpus and figure.key in HARDWARE:
@@ -123,29 +147,9 @@ def _mark(reading: Reading) -> dict[str, str]:
     return {"impossible": reading.impossible} if reading.impossible else {}
 
 
-class _ExportingReader(MetricReader):
-    """Exports at once what is collected, and raises if that failed."""
+def _exporter(options: dict[str, Any]) -> MetricExporter:
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
-    def __init__(self, exporter: MetricExporter) -> None:
-        super().__init__()
-        self._exporter = exporter
-
-    def _receive_metrics(
-        self,
-        metrics_data: MetricsData,
-        timeout_millis: float = 10_000,
-        **_more: object,
-    ) -> None:
-        result = self._exporter.export(metrics_data, timeout_millis=timeout_millis)
-        if result is not MetricExportResult.SUCCESS:
-            raise ConnectionError("the OpenTelemetry collector did not take the figures")
-
-    def shutdown(self, timeout_millis: float = 30_000, **_more: object) -> None:
-        """Shut the exporter down."""
-        self._exporter.shutdown(timeout_millis=timeout_millis)
-
-
-def _exporter(options: dict[str, Any]) -> OTLPMetricExporter:
     # Without a handler Python prints the exporter's warnings to the program's standard error; the
     # run's own mark tells of them. Handlers that the program has still get them.
     logging.getLogger("opentelemetry").addHandler(logging.NullHandler())

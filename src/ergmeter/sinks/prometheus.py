@@ -11,49 +11,54 @@ job that ends.
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
-
-from prometheus_client import CollectorRegistry, push_to_gateway, start_http_server
-from prometheus_client.core import GaugeMetricFamily
+import importlib
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ergmeter.errors import UsageError
-from ergmeter.sinks.shared.options import options_of
-from ergmeter.sinks.shared.updates import Names, Selection, explanation
+from ergmeter.sinks.shared.options import PREFIX, TRACKER
+from ergmeter.sinks.shared.updates import SelectingSink, explanation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from prometheus_client.core import GaugeMetricFamily
 
     from ergmeter.ports import SinkRequest, Update
 
 _PUSH_TIMEOUT_S = 10.0
 
 
-class PrometheusSink:
+class PrometheusSink(SelectingSink):
     """Serves and pushes the latest update."""
 
     name = "prometheus"
+    library = "prometheus_client"
+    options: ClassVar = TRACKER | {
+        "port": 9478,
+        "address": "127.0.0.1",
+        "push": None,
+        "job": PREFIX,
+    }
 
     def __init__(self, request: SinkRequest) -> None:
-        options = options_of(request, sink=self.name)
-        self._names = Names(options["prefix"])
-        self._selection = Selection(options["metrics"], devices=options["devices"])
-        self._run = request.name
+        super().__init__(request)
+        self._client: Any = importlib.import_module("prometheus_client")
+        self._family: Any = importlib.import_module("prometheus_client.core").GaugeMetricFamily
         self._latest: Update | None = None
-        self._gateway: str | None = options["push"]
-        self._job = options["job"]
-        self.registry = CollectorRegistry()
+        self._gateway: str | None = self._options["push"]
+        self.registry = self._client.CollectorRegistry()
         self.registry.register(self)
         self.url: str | None = None
         if self._gateway is None or "port" in request.options:
-            self._serve(options["address"], options["port"])
+            self._serve(self._options["address"], self._options["port"])
 
     def write(self, update: Update) -> None:
         """Serve this update, and push it."""
         self._latest = update
         if self._gateway is not None:
-            push_to_gateway(
+            self._client.push_to_gateway(
                 self._gateway,
-                job=self._job,
+                job=self._options["job"],
                 registry=self.registry,
                 grouping_key={"run": self._run},
                 timeout=_PUSH_TIMEOUT_S,
@@ -78,7 +83,7 @@ class PrometheusSink:
             series = self._names.series(figure.key, is_final=update.is_final)
             if series not in families:
                 over = "at the end of the run: " if update.is_final else ""
-                families[series] = GaugeMetricFamily(series, over + explanation(figure.key))
+                families[series] = self._family(series, over + explanation(figure.key))
             labels = {"run": self._run, "basis": figure.reading.basis}
             if figure.device is not None:
                 labels["device"] = figure.device
@@ -91,13 +96,15 @@ class PrometheusSink:
 
     def _single(self, name: str, says: str, value: float) -> GaugeMetricFamily:
         series = self._names.series(name)
-        family = GaugeMetricFamily(series, says)
+        family: GaugeMetricFamily = self._family(series, says)
         family.add_sample(series, {"run": self._run}, value)
         return family
 
     def _serve(self, address: str, port: int) -> None:
         try:
-            self._server, self._thread = start_http_server(port, address, self.registry)
+            self._server, self._thread = self._client.start_http_server(
+                port, address, self.registry
+            )
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise UsageError(

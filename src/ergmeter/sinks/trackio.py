@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
-
-from trackio.sqlite_storage import SQLiteStorage
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ergmeter.errors import UsageError
-from ergmeter.sinks.shared.options import options_of
-from ergmeter.sinks.shared.updates import Names, Selection
+from ergmeter.sinks.shared.options import TRACKER
+from ergmeter.sinks.shared.updates import SelectingSink
 
 if TYPE_CHECKING:
     from ergmeter.ports import SinkRequest, Update
@@ -23,41 +21,34 @@ if TYPE_CHECKING:
 PROJECT = "ergmeter"
 
 
-class TrackioSink:
+class TrackioSink(SelectingSink):
     """Adds a row for each update."""
 
     name = "trackio"
+    library = "trackio"
+    options: ClassVar = {**TRACKER, "project": PROJECT, "run_name": None}
 
     def __init__(self, request: SinkRequest) -> None:
-        options = options_of(
-            request,
-            sink=self.name,
-            project=PROJECT,
-            run_name=request.name,
-        )
-        self._names = Names(options["prefix"])
-        self._selection = Selection(options["metrics"], devices=options["devices"])
-        self._project = options["project"]
-        self._run_name = options["run_name"]
+        super().__init__(request, run_name=request.name)
+        from trackio.sqlite_storage import SQLiteStorage
+
+        self._storage: Any = SQLiteStorage
         self._id = uuid.uuid4().hex
         try:
-            SQLiteStorage.validate_project_name(self._project)
+            self._storage.validate_project_name(self._options["project"])
         except ValueError as error:
             raise UsageError(str(error)) from error
 
     def write(self, update: Update) -> None:
         """Add one row; its id prevents a second one when it is sent again."""
-        tagged = self._names.tagged(self._selection.figures(update), is_final=update.is_final)
+        tagged = self._tagged(update)
         row = {self._names.window: update.window_kind, **tagged} if update.is_final else tagged
         scope = "run" if update.is_final else "window"
-        SQLiteStorage.bulk_log(
-            self._project,
-            self._run_name,
+        self._storage.bulk_log(
+            self._options["project"],
+            self._options["run_name"],
             [row],
             steps=[update.step],
             timestamps=[datetime.fromtimestamp(update.wall_s, timezone.utc).isoformat()],
             log_ids=[f"{self._id}-{scope}-{update.window.end_ns}"],
         )
-
-    def close(self) -> None:
-        """Every row is in the file already."""

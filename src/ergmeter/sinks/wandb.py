@@ -10,14 +10,13 @@ decides whether it goes to a server (WANDB_MODE).
 
 from __future__ import annotations
 
+import importlib
 import os
-from typing import TYPE_CHECKING, Any
-
-import wandb
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ergmeter.errors import PluginError
-from ergmeter.sinks.shared.options import options_of
-from ergmeter.sinks.shared.updates import Names, Selection
+from ergmeter.sinks.shared.options import TRACKER
+from ergmeter.sinks.shared.updates import SelectingSink
 
 if TYPE_CHECKING:
     from ergmeter.ports import SinkRequest, Update
@@ -25,38 +24,33 @@ if TYPE_CHECKING:
 PROJECT = "ergmeter"
 
 
-class WandbSink:
+class WandbSink(SelectingSink):
     """Logs each update; the run's final values go to its summary."""
 
     name = "wandb"
+    library = "wandb"
+    options: ClassVar = {**TRACKER, "project": None, "run_name": None}
 
     def __init__(self, request: SinkRequest) -> None:
-        options = options_of(
-            request,
-            sink=self.name,
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
-            run_name=request.name,
-        )
-        self._names = Names(options["prefix"])
-        self._selection = Selection(options["metrics"], devices=options["devices"])
-        self._project = options["project"]
-        self._run_name = options["run_name"]
-        self._run: Any = None  # opened by the first update: scripts begin theirs after their Meter
+        project = os.environ.get("WANDB_PROJECT", PROJECT)
+        super().__init__(request, project=project, run_name=request.name)
+        self._wandb: Any = importlib.import_module("wandb")
+        self._wandb_run: Any = None  # until the first update: scripts begin theirs after the Meter
         self._is_ours = False
         self._is_complete = False
 
     def write(self, update: Update) -> None:
         """Log one update."""
-        if self._run is None:
+        if self._wandb_run is None:
             self._open()
-        tagged = self._names.tagged(self._selection.figures(update), is_final=update.is_final)
+        tagged = self._tagged(update)
         try:
             if update.is_final:
-                self._run.summary.update({self._names.window: update.window_kind, **tagged})
+                self._wandb_run.summary.update({self._names.window: update.window_kind, **tagged})
                 self._is_complete = True
             else:
                 self._log(update, tagged)
-        except wandb.errors.UsageError as error:
+        except self._wandb.errors.UsageError as error:
             raise PluginError(
                 f"the W&B run was finished before ergmeter's figures were in ({error}); "
                 "close the Meter before wandb.finish()"
@@ -65,21 +59,23 @@ class WandbSink:
     def close(self) -> None:
         """Finish the run, if it is ours."""
         if self._is_ours:
-            self._run.finish(exit_code=0 if self._is_complete else 1)
+            self._wandb_run.finish(exit_code=0 if self._is_complete else 1)
 
     def _open(self) -> None:
+        wandb = self._wandb
         run: Any = wandb.run
         if run is None:
             settings = wandb.Settings(
                 reinit="create_new", silent=True, console="off", x_disable_stats=True
             )
-            run = wandb.init(project=self._project, name=self._run_name, settings=settings)
+            project, name = self._options["project"], self._options["run_name"]
+            run = wandb.init(project=project, name=name, settings=settings)
             self._is_ours = True
             # Else a script that begins its run later would be given ours (reinit's default), with
             # our project and name. Undocumented; `finish` does the same.
             wandb.setup().remove_active_run(run)
         run.define_metric(self._names.tag("*"), step_metric=self._names.tag("step"))
-        self._run = run
+        self._wandb_run = run
 
     def _log(self, update: Update, tagged: dict[str, float]) -> None:
         row: dict[str, float] = {
@@ -89,4 +85,4 @@ class WandbSink:
         }
         if self._is_ours:
             row["_timestamp"] = update.wall_s
-        self._run.log(row, commit=self._is_ours)
+        self._wandb_run.log(row, commit=self._is_ours)

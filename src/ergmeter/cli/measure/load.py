@@ -97,10 +97,6 @@ def _hide_headers() -> None:
             sys.argv[index] = f"{word.partition(':')[0]}: ***"
 
 
-_OPEN_LOOP_S = 30.0
-_OPEN_LOOP_WARMUP = 4
-
-
 @click.command()
 @click.argument("url")
 @click.option("--model", required=True, help="What the server calls its model.")
@@ -236,11 +232,11 @@ def command(**options: Any) -> int:  # noqa: ANN401  click passes what it parsed
                 prompts,
                 pace,
                 extent,
-                warmup=_usual_warmup(pace) if warmup is None else warmup,
+                warmup=pace.usual_warmup if warmup is None else warmup,
                 slo=slo,
                 why_no_energy=why_no_energy,
             )
-            name = f"load-{_short(pace)}"
+            name = f"load-{pace.short}"
             out = _out(options["out"], pace, is_only=len(paces) == 1)
             with _progress(plan, quiet=options["as_json"]) as tell:
                 outcome = level.run(plan, out=out, name=name, tell=tell, interruption=interruption)
@@ -285,35 +281,21 @@ def _paces(options: dict[str, Any]) -> list[Closed | Open]:
 
 
 def _extent(options: dict[str, Any], pace: Closed | Open) -> LevelLength:
-    from ergmeter.load.pacing import Closed, LevelLength
+    from ergmeter.load.pacing import LevelLength
 
     if options["requests_"] is not None and options["duration_s"] is not None:
         raise click.UsageError("--requests and --duration both say when to end: give one")
     if options["requests_"] is not None or options["duration_s"] is not None:
         return LevelLength(options["requests_"], options["duration_s"])
-    if isinstance(pace, Closed):
-        return LevelLength(requests=max(20, 10 * pace.concurrency))
-    return LevelLength(duration_s=_OPEN_LOOP_S)
-
-
-def _usual_warmup(pace: Closed | Open) -> int:
-    from ergmeter.load.pacing import Closed
-
-    return pace.concurrency if isinstance(pace, Closed) else _OPEN_LOOP_WARMUP
-
-
-def _short(pace: Closed | Open) -> str:
-    from ergmeter.load.pacing import Closed
-
-    return f"c{pace.concurrency}" if isinstance(pace, Closed) else f"r{pace.rate_per_s:g}"
+    return pace.usual_length
 
 
 def _out(path: Path | None, pace: Closed | Open, *, is_only: bool) -> Path:
     from ergmeter.runlog.identity import new_run_path
 
     if path is None:
-        return new_run_path(f"load-{_short(pace)}")
-    return path if is_only else path / _short(pace)
+        return new_run_path(f"load-{pace.short}")
+    return path if is_only else path / pace.short
 
 
 @contextmanager

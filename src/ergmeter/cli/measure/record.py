@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,11 +13,7 @@ from ergmeter.cli.alert_options import with_alerts
 from ergmeter.cli.run_options import check_folder, with_settings, with_sinks
 from ergmeter.cli.work_options import with_model
 
-if TYPE_CHECKING:
-    from ergmeter.records import Flops
-    from ergmeter.runlog.settings import Settings
-
-_PACED = ("nvml", "amd", "apple", "grace", "rapl")  # those that --interval sets the pace of
+_OF_THE_COMMAND = ("name", "tokens_are", "keep_buffering", "pty")
 
 
 @click.command(
@@ -58,24 +54,13 @@ _PACED = ("nvml", "amd", "apple", "grace", "rapl")  # those that --interval sets
 @with_settings
 @click.argument("command_line", nargs=-1, required=True, metavar="-- COMMAND [ARGUMENTS]...")
 def command(
-    settings: Settings,
-    flops: tuple[Flops, ...],
     command_line: tuple[str, ...],
     out: Path | None,
-    name: str | None,
-    tokens_are: str | None,
     probes: tuple[str, ...],
     interval_s: float | None,
-    keep_buffering: bool,
-    pty: bool,
     no_hook: bool,
-    sinks: list[tuple[str, dict[str, Any]]],
-    sinks_every_s: float,
-    alerts: tuple[str, ...],
-    stop_on: str,
-    alert_command: str | None,
-    alert_webhook: str | None,
     quiet: bool,
+    **options: Any,  # noqa: ANN401  of a RecordRequest, and of its Meter
 ) -> int:
     """Measure any command: its output, its signals and its exit code pass through unchanged.
 
@@ -89,6 +74,7 @@ def command(
     """
     if os.name != "posix":
         raise click.UsageError("erg record needs POSIX signals and pipes; use ergmeter.Meter here")
+    from ergmeter import registry
     from ergmeter.meter.run_plan import probe_names
     from ergmeter.recorder import RecordRequest, record
     from ergmeter.runlog.format import RUN_VARIABLE
@@ -96,33 +82,22 @@ def command(
     probe_names(probes)  # or which there are
     if RUN_VARIABLE in os.environ:  # measured already, by the recorder around us
         unused = f"; --out {out} is not used" if out else ""
-        unused += "; alerts and budgets are not judged here" if alerts else ""
+        unused += "; alerts and budgets are not judged here" if options["alerts"] else ""
         around = os.environ[RUN_VARIABLE]
         click.echo(
             f"erg: the recorder around this command measures it, into {around}{unused}", err=True
         )
         os.execvp(command_line[0], command_line)
     _check_place(out)
-    options = {name: {"period_s": interval_s} for name in _PACED} if interval_s else {}
+    paced = registry.declaring("probes", has_interval=True) if interval_s else ()
     recording = record(
         RecordRequest(
             command=command_line,
             out=out,
-            name=name,
-            settings=settings,
-            flops=flops,
-            probes=probes or None,
-            probe_options=options,
-            tokens_are=tokens_are,
-            keep_buffering=keep_buffering,
-            pty=pty,
+            probe_options={name: {"period_s": interval_s} for name in paced},
             hook=not no_hook,
-            sinks=sinks,
-            sinks_every_s=sinks_every_s,
-            alerts=alerts,
-            stop_on=stop_on,
-            alert_command=alert_command,
-            alert_webhook=alert_webhook,
+            **{name: options.pop(name) for name in _OF_THE_COMMAND},
+            meter={**options, "probes": probes or None},
         )
     )
     if not quiet:

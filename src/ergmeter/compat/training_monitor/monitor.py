@@ -449,13 +449,8 @@ class TrainingMonitor(Guarded):
     ) -> dict[str, Any]:
         row: dict[str, Any] = {}
         if step % self.freq["training_log_freq"] == 0:
-            names = {
-                "loss": "loss",
-                "lr": "learning_rate",
-                "epoch": "epoch",
-                "grad_norm": "grad_norm",
-            }
-            row |= {f"training/{name}": entry[key] for name, key in names.items()}
+            row |= {f"training/{name}": entry[name] for name in ("loss", "epoch", "grad_norm")}
+            row["training/lr"] = entry["learning_rate"]
         if step % self.freq["perf_log_freq"] == 0:
             row |= {f"perf/{name}": value for name, value in values.items()}
         return row

@@ -15,6 +15,7 @@ import math
 import shutil
 import time
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from ergmeter.integrations.unsettled_steps import Fetch, device_events
 from ergmeter.records import Missing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from ergmeter.metrics.live.totals import Amount
@@ -44,25 +45,25 @@ class WandbRows:
     def __init__(self, settings: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         self._run: Any = None
         self._is_own = False
-        if not settings.get("enabled", False):
-            return
-        try:
-            import wandb  # noqa: PLC0415  only for those who ask
+        if settings.get("enabled", False):
+            with self._until_it_fails():
+                self._open(settings, config)
 
-            self._is_own = wandb.run is None
-            self._run = wandb.run or wandb.init(
-                project=settings.get("project", _PROJECT),
-                name=settings.get("run_name"),
-                tags=list(settings.get("tags") or []),
-                notes=settings.get("notes"),
-                config=dict(config),
-                resume="allow",
-            )
-            self._run.define_metric(_AXIS)
-            for group in ("training/*", "perf/*", "eval/*"):
-                self._run.define_metric(group, step_metric=_AXIS)
-        except Exception as error:  # noqa: BLE001  wandb is the user's
-            self._give_up(error)
+    def _open(self, settings: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        import wandb  # noqa: PLC0415  only for those who ask
+
+        self._is_own = wandb.run is None
+        self._run = wandb.run or wandb.init(
+            project=settings.get("project", _PROJECT),
+            name=settings.get("run_name"),
+            tags=list(settings.get("tags") or []),
+            notes=settings.get("notes"),
+            config=dict(config),
+            resume="allow",
+        )
+        self._run.define_metric(_AXIS)
+        for group in ("training/*", "perf/*", "eval/*"):
+            self._run.define_metric(group, step_metric=_AXIS)
 
     @property
     def is_open(self) -> bool:
@@ -74,26 +75,27 @@ class WandbRows:
         if self._run is None:
             return
         present = {name: value for name, value in values.items() if value is not None}
-        try:
+        with self._until_it_fails():
             if step is None:
                 self._run.log(present)
             else:
                 self._run.log({**present, _AXIS: int(step)}, step=int(step))
-        except Exception as error:  # noqa: BLE001  wandb is the user's
-            self._give_up(error)
 
     def finish(self) -> None:
         """End the run, if it was made here."""
         run, self._run = self._run, None
         if run is not None and self._is_own:
-            try:
+            with self._until_it_fails():
                 run.finish()
-            except Exception as error:  # noqa: BLE001  wandb is the user's
-                self._give_up(error)
 
-    def _give_up(self, error: Exception) -> None:
-        self._run = None
-        warn_once(f"no rows to W&B: {reason_of(error)}")
+    @contextmanager
+    def _until_it_fails(self) -> Iterator[None]:
+        """A context in which an error ends the rows, and nothing else."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  wandb is the user's, and so is the training
+            self._run = None
+            warn_once(f"no rows to W&B: {reason_of(error)}")
 
 
 # -- training_log.json -----------------------------------------------------------------------------

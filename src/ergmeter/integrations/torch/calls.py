@@ -86,9 +86,8 @@ class OutermostCalls:
         """Stop reporting to it; with the last listener the patch is removed."""
         self._listeners = tuple(other for other in self._listeners if other is not listener)
         if not self._listeners and self._original is not None:
-            if (
-                _Module.__call__ is self._ours
-            ):  # else other code wrapped ours, which then only passes on
+            # Else other code wrapped ours, which then only passes on.
+            if _Module.__call__ is self._ours:
                 _Module.__call__ = self._original
             self._original = self._ours = None
             self._thread = 0
@@ -421,11 +420,8 @@ def _gives_parameters(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def _tensors(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:  # noqa: ANN401
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, dict) and depth < 4:
-        for item in value.values():
-            yield from _tensors(item, depth + 1)
-    elif isinstance(value, list | tuple) and depth < 4:
-        for item in value:
+    elif isinstance(value, dict | list | tuple) and depth < 4:
+        for item in value.values() if isinstance(value, dict) else value:
             yield from _tensors(item, depth + 1)
 
 
@@ -727,22 +723,13 @@ def _summed(sizes: str, *, first: int) -> Callable[[Any], _Cost]:
 def _batched(first: int) -> Callable[[Any], _Cost]:
     def rule(node: Any) -> _Cost:  # noqa: ANN401
         left, right = (_edge_shape(edge) for edge in node.next_functions[first : first + 2])
-        inner = left[-1] if left else right[-2] if right else None
+        inner = left[-1] if left else right[-2:][0] if right else None  # the right may be a vector
         if inner is None:
             return None, 0
         once = 2 * prod(_out(node)) * inner
         return once, once * _wanted(node, first, first + 2)
 
     return rule
-
-
-def _vector(node: Any) -> _Cost:  # noqa: ANN401
-    left, right = (_edge_shape(edge) for edge in node.next_functions[:2])
-    inner = left[-1] if left else right[0] if right else None
-    if inner is None:
-        return None, 0
-    once = 2 * prod(_out(node)) * inner
-    return once, once * _wanted(node, 0, 2)
 
 
 def _convolution(node: Any) -> _Cost:  # noqa: ANN401
@@ -778,7 +765,7 @@ _RULES: dict[str, Callable[[Any], _Cost]] = {
     "Addmm": _summed("_saved_mat1_sym_sizes", first=1),
     "Bmm": _batched(0),
     "Baddbmm": _batched(1),
-    "Mv": _vector,
+    "Mv": _batched(0),
     "Convolution": _convolution,
     _SDPA.format("Flash", ""): _attention,
     _SDPA.format("Flash", "ForCpu"): _attention,

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from threading import get_ident
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -66,7 +67,6 @@ def lightning_precision(precision: object) -> str | None:
 
 
 def _autocast(module: Any) -> str | None:  # noqa: ANN401
-    torch: Any = sys.modules["torch"]
     first = next(module.parameters(), None)
     if first is None:
         return None
@@ -230,11 +230,7 @@ class Root:
         self.active = False
         if self._inside is not None:
             self._inside.detach()
-        module = self.module()
-        if module is not None and module.__dict__.get(_CALL) is self._call is not None:
-            module.__dict__.pop(_CALL)
-            if self.compiled is not None:
-                module.__dict__[_CALL] = self.compiled
+        _restore_call(self.module(), self._call, self.compiled)
         self._call = None
 
     def owned(self, parameters: Mapping[int, int]) -> int:
@@ -357,27 +353,40 @@ class InnerShapes:
     def detach(self) -> None:
         """Remove the wrappers."""
         for reference, ours in self._places:
-            module = reference()
-            if module is not None and module.__dict__.get(_CALL) is ours:
-                module.__dict__.pop(_CALL)
+            _restore_call(reference(), ours)
         self._places = []
 
     def _look_at(self, module: nn.Module, shapes: set[tuple[int, ...]]) -> None:
-        to = ref(module)
-
-        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            called = to()
-            assert called is not None
-            first = next(
-                (value for value in (*args, *kwargs.values()) if hasattr(value, "shape")), None
-            )
-            if first is not None and not _is_compiling():
+        def look(values: tuple[Any, ...]) -> None:
+            first = next((value for value in values if hasattr(value, "shape")), None)
+            if first is not None:
                 shapes.add(tuple(first.shape))
-            return called._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
-        call.__dict__[_OURS] = None
-        module.__dict__[_CALL] = call
-        self._places.append((to, call))
+        self._places.append((ref(module), _look_first(module, look)))
+
+
+def _look_first(module: nn.Module, look: Callable[[tuple[Any, ...]], None]) -> Any:  # noqa: ANN401
+    """Replace a module's call by one that passes the arguments to `look` first."""
+    to = ref(module)  # or a model would hold itself, and its memory, until it is collected
+
+    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        called = to()
+        assert called is not None
+        if not _is_compiling():
+            look((*args, *kwargs.values()))
+        return called._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    call.__dict__[_OURS] = None
+    module.__dict__[_CALL] = call
+    return call
+
+
+def _restore_call(module: nn.Module | None, ours: Any, before: Any = None) -> None:  # noqa: ANN401
+    """Remove our replacement of a module's call, if it is still there."""
+    if module is not None and ours is not None and module.__dict__.get(_CALL) is ours:
+        module.__dict__.pop(_CALL)
+        if before is not None:
+            module.__dict__[_CALL] = before
 
 
 def _counting_call(root: Root, module: nn.Module) -> Callable[..., Any]:
@@ -405,29 +414,16 @@ def _counting_call(root: Root, module: nn.Module) -> Callable[..., Any]:
     return call
 
 
-class _NoLoop:
-    """Stands in for a Loop where a framework reports the steps."""
-
-    eval_ns: int | None = None
-    optimizers_made = 2
-
-    def trains(self, root: Root, now_ns: int) -> None: ...
-
-    def evaluates(self, root: Root, now_ns: int) -> None: ...
-
-    def evaluated(self, root: Root) -> None: ...
-
-    def evaluated_nothing(self) -> None: ...
-
-    def fail(self, error: Exception) -> None: ...
-
-
 def tokens_of_calls(model: nn.Module) -> Root:
     """Count the tokens of a model's calls with gradients, where batches have none.
 
     As in reinforcement learning, where a batch is prompts, and what is trained on is generated.
     """
-    root = Root(model, _NoLoop())  # type: ignore[arg-type]
+    # The framework reports the steps: there is no loop to be informed.
+    events = ("trains", "evaluates", "evaluated", "evaluated_nothing", "fail")
+    ignored = dict.fromkeys(events, lambda *_event: None)
+    loop: Any = SimpleNamespace(eval_ns=None, optimizers_made=2, **ignored)
+    root = Root(model, loop)
     root.attach()
     return root
 
@@ -589,8 +585,7 @@ class LossLabels:
             self.detach()  # two losses: which positions bear one is unknown; or one is compiled
             return
         self.module = ref(module)
-        self._call = self._counted_call(module)
-        module.__dict__[_CALL] = self._call
+        self._call = _look_first(module, self._count)
 
     def decide(self, *, has_products: bool) -> None:
         """After a backward pass: detach if no product can depend on the labels."""
@@ -600,9 +595,7 @@ class LossLabels:
 
     def detach(self) -> None:
         """Stop counting, and remove the wrapper."""
-        module = self.module() if self.module is not None else None
-        if module is not None and module.__dict__.get(_CALL) is self._call is not None:
-            module.__dict__.pop(_CALL)
+        _restore_call(self.module() if self.module is not None else None, self._call)
         self._call, self._amounts, self._is_over = None, [], True
 
     def merged(self, counts: list[Counts], after: Any) -> tuple[list[Counts], Any]:  # noqa: ANN401
@@ -619,29 +612,17 @@ class LossLabels:
         later = device_events([amount for amount in amounts if is_later(amount)])
         return merged, {**(after or {}), **later} if later else after
 
-    def _counted_call(self, module: nn.Module) -> Any:  # noqa: ANN401
-        to = ref(module)
-
-        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            called = to()
-            assert called is not None
-            if self._call is call and not _is_compiling():
-                try:
-                    self._count((*args, *kwargs.values()))
-                except Exception:  # noqa: BLE001  never break training
-                    self.detach()
-            return called._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-        return call
-
     def _count(self, values: tuple[Any, ...]) -> None:
-        if not _is_grad_enabled() or _backward_task() != -1:
-            return  # evaluation, or computed again for the backward pass
-        if is_captured():
-            self.detach()  # replays of a CUDA graph are not seen
-            return
-        labels = _labels(values)
-        self._amounts.append(None if labels is None else count_labelled(labels))
+        if self._call is None or not _is_grad_enabled() or _backward_task() != -1:
+            return  # detached; evaluation, or computed again for the backward pass
+        try:
+            if is_captured():
+                self.detach()  # replays of a CUDA graph are not seen
+                return
+            labels = _labels(values)
+            self._amounts.append(None if labels is None else count_labelled(labels))
+        except Exception:  # noqa: BLE001  in the user's loss: never break training
+            self.detach()
 
 
 def _labels(values: tuple[Any, ...]) -> Any:  # noqa: ANN401

@@ -116,7 +116,7 @@ class Loop:
         self._waits: deque[tuple[int, int]] = deque(maxlen=_EARLY_WAITS)
         self._saving = 0
         self._thread = 0  # that trains
-        self._said_captured = self._said_no_start = False
+        self._marked: set[str] = set()  # in this training
 
     # -- optimizers -------------------------------------------------------------------------------
 
@@ -345,7 +345,7 @@ class Loop:
         self._say = _say_nothing
         self._logged = {}
         self._only = self._end_ns = self._thread = 0
-        self._said_captured = self._said_no_start = False
+        self._marked = set()
         self.eval_ns = self._eval_fetch = None
 
     def fail(self, error: Exception) -> None:
@@ -354,7 +354,7 @@ class Loop:
         self.discovery.disarm()
         self._stop_recording()
         if self.training is not None:
-            self.training._fail(error)
+            self.training.fail(error)
         self._detach()
         self._roots = []
 
@@ -387,7 +387,7 @@ class Loop:
             start_ns, end_ns = self._waits.popleft()
             self.training.phase_over("data", start_ns, end_ns=end_ns)
         if piece.start_ns is None:
-            self._say_no_start()
+            self._mark_once("step_starts_not_seen", _NO_START)
         start_ns = piece.start_ns or before_ns
         if start_ns:  # else it is the first, whose duration is unknown
             self._say(start_ns, piece.end_ns, piece.counts, piece.micro_steps, piece.after)
@@ -399,14 +399,12 @@ class Loop:
         """Mark that a step was captured in a CUDA graph: its replays make no calls."""
         for root in self._roots:
             root.drop()
-        if not self._said_captured and self.training is not None:
-            self._said_captured = True
-            self.training.mark("steps_in_cuda_graph", _CAPTURED)
+        self._mark_once("steps_in_cuda_graph", _CAPTURED)
 
-    def _say_no_start(self) -> None:
-        if not self._said_no_start and self.training is not None:
-            self._said_no_start = True
-            self.training.mark("step_starts_not_seen", _NO_START)
+    def _mark_once(self, name: str, detail: str) -> None:
+        if name not in self._marked and self.training is not None:
+            self._marked.add(name)
+            self.training.mark(name, detail)
 
     # -- what else takes time ---------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ class _Then(object):
             import importlib
 
             importlib.import_module("ergmeter.integrations.record_hook").attach(spec.name, module)
-        except Exception as error:
+        except Exception as error:  # in the user's program, which goes on
             _say((("attached", "%s: %s: %s" % (spec.name, type(error).__name__, error)),))
 
 
@@ -94,7 +94,7 @@ def _say(report):
             file.write(
                 "".join("%s\t%s\n" % (name, " ".join(word.split())) for name, word in report)
             )
-    except Exception:
+    except Exception:  # in the user's program, which goes on
         pass
 
 
@@ -124,11 +124,11 @@ def _other():
 
 try:
     _begin()
-except Exception:
+except Exception:  # in the user's program, which goes on
     pass
 try:
     _spec = _other()
-except Exception:
+except Exception:  # a finder of the user's
     _spec = None
 if _spec is not None:
     import importlib.util

@@ -17,18 +17,19 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
-from ergmeter.errors import UsageError
+from ergmeter.errors import PluginError, UsageError
 from ergmeter.metrics.catalog import catalogue, find
+from ergmeter.ports import DeclaredSink
 from ergmeter.records import Missing, Reading
-from ergmeter.sinks.shared.options import PREFIX
+from ergmeter.sinks.shared.options import PREFIX, checked_options, missing_library
 from ergmeter.units import duration, scaled, significant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from ergmeter.ports import Update
+    from ergmeter.ports import SinkRequest, Update
     from ergmeter.records import Result
 
 
@@ -78,6 +79,26 @@ class Selection:
     def _chosen(self, results: Mapping[str, Result]) -> Iterator[tuple[str, Result]]:
         keys = results if self.keys is None else (key for key in self.keys if key in results)
         return ((key, results[key]) for key in keys)
+
+
+class SelectingSink(DeclaredSink):
+    """Base of the sinks here: checks library and options, selects and names the metrics."""
+
+    def __init__(self, request: SinkRequest, **defaults: Any) -> None:  # noqa: ANN401
+        """`defaults` are those that the sink computes for options that it declares."""
+        if missing := missing_library(type(self)):
+            raise PluginError(missing)
+        self._options = options = checked_options(type(self), request.options, **defaults)
+        self._run = request.name
+        self._names = Names(options.get("prefix", PREFIX))
+        self._selection = Selection(options["metrics"], devices=options.get("devices", False))
+
+    def _tagged(self, update: Update) -> dict[str, float]:
+        """The values of an update by a tracker's names."""
+        return self._names.tagged(self._selection.figures(update), is_final=update.is_final)
+
+    def close(self) -> None:
+        """Nothing is buffered."""
 
 
 def readable(reading: Reading) -> str:
