@@ -305,7 +305,7 @@ class Run:
         for writer in writers:
             for segment in self._segments(writer, "reported"):
                 table = segment.table()
-                columns = (table[name].to_pylist() for name in ("t_ns", "name", "value", "unit"))
+                columns = (table[name].to_pylist() for name in COLUMN_KINDS["reported"])
                 rows = zip(*columns, strict=True)
                 records += [Reported(t_ns + writer.offset_ns, *rest) for t_ns, *rest in rows]
         return sorted(records, key=lambda reported: reported.t_ns)

@@ -330,7 +330,6 @@ def _first_line(error: Exception) -> str:
 
 _Times: TypeAlias = "tuple[TimeArray, TimeArray | None]"
 
-_TIMES = ("t_ns", "start_ns", "end_ns", "host_start_ns", "host_end_ns")
 FEW_STEPS = 10_000
 
 
@@ -362,7 +361,7 @@ def step_columns(segment: Segment, offset_ns: int, writer: int) -> dict[str, Any
             columns[name] = _constant_as_scalar(segment.phases(name))
         elif name in segment.names:
             columns[name] = _constant_as_scalar(
-                segment.floats(name) + (offset_ns if name in _TIMES else 0)
+                segment.floats(name) + (offset_ns if name.endswith("_ns") else 0)
             )
     columns["writer"] = np.broadcast_to(np.int64(writer), segment.rows)
     return columns
@@ -381,7 +380,7 @@ def for_export(segment: Segment, writer: WriterLog, wall_zero_ns: int) -> pa.Tab
         column = table[name]
         if pa.types.is_dictionary(column.type):
             table = table.set_column(number, name, column.cast(pa.string()))
-        elif name in _TIMES and writer.offset_ns:
+        elif name.endswith("_ns") and writer.offset_ns:
             table = table.set_column(number, name, pc.add(column, writer.offset_ns))
     when = pc.add(table["t_ns" if "t_ns" in table.column_names else "start_ns"], wall_zero_ns)
     table = table.append_column("time", when.cast(pa.timestamp("ns", "UTC")))

@@ -16,14 +16,14 @@ import os
 import secrets
 import shutil
 import time
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.atomic_write import replacing, write_text
 from ergmeter.errors import UsageError
-from ergmeter.records import COLUMN_KINDS, Device, Mark, Reported, Sample, Step
+from ergmeter.records import COLUMN_KINDS, Device, Mark
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.dropped import DroppedSteps
 from ergmeter.runlog.liveness import is_alive
@@ -33,12 +33,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-_FIELDS = {
-    table: tuple(field.name for field in fields(record))
-    for table, record in (("samples", Sample), ("steps", Step), ("reported", Reported))
-}
+    from ergmeter.records import Reported, Sample, Step
+
 # dataclasses.astuple copies deeply, at twenty times the cost.
-_VALUES = {table: attrgetter(*names) for table, names in _FIELDS.items()}
+_VALUES = {table: attrgetter(*kinds) for table, kinds in COLUMN_KINDS.items()}
 # Without it Windows writes every byte 10 as two.
 _BINARY = getattr(os, "O_BINARY", 0)
 
@@ -252,9 +250,8 @@ class Writer:
         """Append rows to a table. Rows that the disk refuses are dropped and counted."""
         if not rows:
             return
-        columns = dict(
-            zip(_FIELDS[table], zip(*map(_VALUES[table], rows), strict=True), strict=True)
-        )
+        values = zip(*map(_VALUES[table], rows), strict=True)
+        columns = dict(zip(COLUMN_KINDS[table], values, strict=True))
         self.write_columns(table, columns, stream=stream)
 
     def write_columns(
