@@ -21,7 +21,7 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.device_energy import boundary, curve_of
 from ergmeter.metrics.energy_curve import merged
-from ergmeter.metrics.evidence.samples import cached_per_device
+from ergmeter.metrics.evidence.samples import cached_result
 from ergmeter.metrics.explain.time import STALL, held_until_s
 from ergmeter.metrics.timeline import seconds
 from ergmeter.records import PHASES, weakest
@@ -92,7 +92,7 @@ class _Owned:
         return int(np.diff(self.edges_ns)[self.owners == part].sum())
 
 
-@cached_per_device
+@cached_result
 def time_breakdown(evidence: Evidence) -> TimeBreakdown:
     """The parts of a run. NotMeasurable if it has no spans."""
     owned = _owned(evidence)
@@ -125,7 +125,7 @@ def _note(evidence: Evidence) -> str:
     return f"{whose}{lines}{others}each instant of the run's life belongs to one part"
 
 
-@cached_per_device
+@cached_result
 def _owned(evidence: Evidence) -> _Owned:
     lane = evidence.all_steps.longest
     evidence.work  # noqa: B018  raises the reason if there are no steps

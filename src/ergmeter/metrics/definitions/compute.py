@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric, over_whole_run
@@ -27,6 +27,7 @@ from ergmeter.metrics.definitions.peaks import (
 from ergmeter.metrics.definitions.throughput import samples_per_s, steps_per_s, tokens_per_s
 from ergmeter.metrics.definitions.tokens import positions_per_token
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
+from ergmeter.metrics.evidence.samples import cached_result
 from ergmeter.records import Missing, Reading, weakest
 from ergmeter.units import number_of, scaled, significant
 
@@ -382,18 +383,10 @@ def percent(share: float, *, decimals: int = 1) -> str:
 
 # Results of a run.
 
-_CACHE_KEY = "compute"
 
-
+@cached_result
 def run_results(evidence: Evidence) -> dict[str, Result]:
-    """All results about arithmetic of a run; cached."""
-    cached = evidence.cached.get(_CACHE_KEY)
-    if cached is None:
-        cached = evidence.cached[_CACHE_KEY] = _run_results(evidence)
-    return cast("dict[str, Result]", cached)
-
-
-def _run_results(evidence: Evidence) -> dict[str, Result]:
+    """All results about arithmetic of a run."""
     if not evidence.flops:
         raise NotMeasurable(
             evidence.run.no_flops

@@ -27,7 +27,7 @@ from ergmeter.metrics.device_energy import (
 )
 from ergmeter.metrics.evidence.gpu_use import gpu_names
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
-from ergmeter.metrics.evidence.samples import ACCELERATORS, cached_per_device, why_absent
+from ergmeter.metrics.evidence.samples import ACCELERATORS, cached_result, why_absent
 from ergmeter.records import Reading, weakest
 from ergmeter.units import J_PER_WH, number_of
 
@@ -157,7 +157,7 @@ def device_mean_w(evidence: Evidence, device: Device) -> Reading:
     return _over_time(evidence, device_j(evidence, device))
 
 
-@cached_per_device
+@cached_result
 def device_peak_w(evidence: Evidence, device: Device) -> Reading:
     """The highest power reading of one device in the window.
 

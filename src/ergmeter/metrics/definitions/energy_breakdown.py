@@ -23,7 +23,7 @@ from ergmeter.metrics.definitions.energy import joules_per_token, run_j
 from ergmeter.metrics.definitions.tokens import need_all_rows
 from ergmeter.metrics.device_energy import boundary, curve_of
 from ergmeter.metrics.energy_curve import merged
-from ergmeter.metrics.evidence.samples import BOUNDARY, cached_for_kinds, cached_per_device
+from ergmeter.metrics.evidence.samples import BOUNDARY, cached_for_kinds, cached_result
 from ergmeter.records import PHASES, Reading, weakest
 from ergmeter.stats.intervals import percentile
 from ergmeter.units import NS_PER_S, duration, number_of, scaled
@@ -72,7 +72,7 @@ def _part_j(evidence: Evidence, phase: str) -> Reading:
     return Reading(value, "J", weakest(*bases), min(low, value), max(high, value), note)
 
 
-@cached_per_device
+@cached_result
 def _device_part(
     evidence: Evidence, device: Device, phase: str
 ) -> tuple[float, float, float, Basis]:
@@ -110,7 +110,7 @@ def _rest_j(evidence: Evidence) -> Reading:
     return Reading(sum(values), "J", weakest(*bases), note=note)
 
 
-@cached_per_device
+@cached_result
 def _device_rest(evidence: Evidence, device: Device) -> tuple[float, Basis]:
     curve, basis = curve_of(evidence, device)
     lifetime = _run_span(evidence, curve)
@@ -136,7 +136,7 @@ def _how(evidence: Evidence) -> str:
     return f"{whose}each instant belongs to one phase: {', '.join(_order(evidence))}"
 
 
-@cached_per_device
+@cached_result
 def _order(evidence: Evidence) -> tuple[str, ...]:
     """Which phase an instant belongs to: the first of these that holds it."""
     rows = evidence.all_steps.longest
@@ -151,7 +151,7 @@ def _devices(evidence: Evidence) -> list[Device]:
     return boundary(evidence)
 
 
-@cached_per_device
+@cached_result
 def _spans(evidence: Evidence, phase: str) -> Spans:
     """Spans of a phase, of the rank with the most rows: ranks work in step."""
     lane = evidence.all_steps.longest
@@ -159,7 +159,7 @@ def _spans(evidence: Evidence, phase: str) -> Spans:
     return own.columns["start_ns"], own.columns["end_ns"]
 
 
-@cached_per_device
+@cached_result
 def _union(evidence: Evidence, *phases: str) -> Spans:
     """The time that belongs to any of these, as spans that do not touch."""
     each = [_spans(evidence, phase) for phase in phases]
@@ -426,7 +426,7 @@ def _added(evidence: Evidence, device: Device) -> Basis:
     return _steps_sums(evidence).add(evidence, device)
 
 
-@cached_per_device
+@cached_result
 def _steps_sums(evidence: Evidence) -> _Sums:
     lane = step_rows(evidence)
     return _Sums(lane.columns["start_ns"], lane.columns["end_ns"])

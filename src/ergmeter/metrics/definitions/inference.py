@@ -37,6 +37,7 @@ from ergmeter.metrics.evidence.requests import (
     need_failures,
     why_not_timed,
 )
+from ergmeter.metrics.evidence.samples import cached_result
 from ergmeter.records import PHASES, Reading, weakest
 from ergmeter.stats.intervals import percentile
 from ergmeter.units import NS_PER_S, duration, number_of
@@ -199,20 +200,16 @@ def _tokens_per_chunk(evidence: Evidence, decode: Steps) -> tuple[str, Basis]:
     )
 
 
+@cached_result
 def _gaps_s(evidence: Evidence) -> FloatArray:
-    """Kept once they are read: there are as many as tokens."""
-    gaps = evidence.cached.get("latency.itl")
-    if not isinstance(gaps, np.ndarray):
-        window = evidence.span
-        timed = [reported for reported in evidence.run.reported() if reported.name == "itl"]
-        inside = (gap.value for gap in timed if window.start_ns <= gap.t_ns <= window.end_ns)
-        gaps = np.fromiter(inside, dtype=np.float64)
-        if timed and not len(gaps):
-            raise NotMeasurable(
-                f"{number_of(len(timed), 'gap')} between chunks, none in the window"
-            )
-        evidence.cached["latency.itl"] = gaps
-    if not len(gaps):
+    """The gaps between chunks. Cached: there are as many as tokens."""
+    window = evidence.span
+    timed = [reported for reported in evidence.run.reported() if reported.name == "itl"]
+    inside = (gap.value for gap in timed if window.start_ns <= gap.t_ns <= window.end_ns)
+    gaps = np.fromiter(inside, dtype=np.float64)
+    if timed and not len(gaps):
+        raise NotMeasurable(f"{number_of(len(timed), 'gap')} between chunks, none in the window")
+    if not timed:
         raise NotMeasurable(
             "no gaps between chunks were timed: `erg load` and integrations.generate time them"
         )

@@ -16,7 +16,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.evidence.samples import (
     cached_for_kinds,
-    cached_per_device,
+    cached_result,
     highest_of,
     inside,
     mean,
@@ -476,7 +476,7 @@ class _Spans:
         return began & (self.reached_ns[last] >= since_ns)
 
 
-@cached_per_device
+@cached_result
 def _spans(evidence: Evidence, *phases: str) -> _Spans:
     return _Spans(evidence, *phases)
 

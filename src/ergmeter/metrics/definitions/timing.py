@@ -16,7 +16,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric, over_whole_run
 from ergmeter.metrics.definitions.throughput import pace
 from ergmeter.metrics.definitions.tokens import all_steps_in, need_all_rows, need_rows, steps_of
-from ergmeter.metrics.evidence.samples import cached_per_device
+from ergmeter.metrics.evidence.samples import cached_result
 from ergmeter.metrics.evidence.steps import RowAmounts, interval_in_order
 from ergmeter.records import PHASES, Reading
 from ergmeter.stats.streaming_quantile import percentile
@@ -82,7 +82,7 @@ class Straggler:
         return f"rank {self.rank} on {self.host} {way[self.how].format(duration(self.by_s))}"
 
 
-@cached_per_device
+@cached_result
 def pace_of_ranks(evidence: Evidence) -> RankPace:
     """The median time of each rank in its steps and between them."""
     lanes = evidence.counted.lanes

@@ -15,7 +15,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.evidence.samples import (
     cached_for_kinds,
-    cached_per_device,
+    cached_result,
     inside,
     mean,
     mean_activity,
@@ -50,7 +50,7 @@ _HOW = "by hardware counters"
 _EDGES = "interval from the readings at both ends"
 
 
-@cached_per_device
+@cached_result
 def _failures(evidence: Evidence) -> list[str]:
     return [mark.detail for mark in evidence.run.marks if mark.name == "activity_failed"]
 
@@ -317,7 +317,7 @@ def _counted(device: Device) -> str:
     return _COUNTED.get(str(device.facts.get("counted")), _COUNTED["threads"])
 
 
-@cached_per_device
+@cached_result
 def _folded(evidence: Evidence) -> str:
     """Older runs have one such device, "ergmeter", for all writers: only the dearest shows."""
     ids = [d.id for writer in evidence.run.writers for d in writer.devices if d.kind == "self"]
