@@ -9,13 +9,15 @@ a metric takes numpy arrays and never loops over samples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_type_hints
 
 from ergmeter.errors import UsageError
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:  # `import ergmeter` is quick: numpy is loaded when there are columns to hold
+    from collections.abc import Callable
+
     import numpy as np
     import numpy.typing as npt
 
@@ -288,6 +290,11 @@ class Reading:
     def mark(self) -> str:
         """The text printed right after the value."""
         return " (impossible)" if self.impossible else ""
+
+    def mapped(self, change: Callable[[float], float], **fields: Any) -> Reading:  # noqa: ANN401
+        """The reading with its value and both edges of its interval changed alike."""
+        low, high = (None if edge is None else change(edge) for edge in (self.low, self.high))
+        return replace(self, value=change(self.value), low=low, high=high, **fields)
 
 
 @dataclass(frozen=True, slots=True)

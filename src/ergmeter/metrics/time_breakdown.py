@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,7 +22,15 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.device_energy import boundary, curve_of
 from ergmeter.metrics.energy_curve import merged
 from ergmeter.metrics.evidence.samples import cached_result
-from ergmeter.metrics.explain.time import STALL, held_until_s
+from ergmeter.metrics.phases import (
+    PHASE_TITLES,
+    STALL,
+    before,
+    covered_until_s,
+    joined,
+    precedence,
+    spans_of,
+)
 from ergmeter.metrics.timeline import seconds
 from ergmeter.records import PHASES, weakest
 from ergmeter.units import NS_PER_S, number_of
@@ -31,29 +39,19 @@ if TYPE_CHECKING:
     from ergmeter.metrics.energy_curve import EnergyCurve
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.evidence.steps import Steps
+    from ergmeter.metrics.phases import Spans
     from ergmeter.records import Basis, Device, FloatArray, TimeArray
-
-_Pieces: TypeAlias = "tuple[TimeArray, TimeArray]"
-
 
 # In display order.
 PARTS = {
     "startup": "start-up",
     "warmup": "warm-up, compiling",
-    "data": "waiting for data",
-    "train": "training steps",
-    "prefill": "reading prompts",
-    "decode": "writing answers",
-    "eval": "evaluation",
-    "checkpoint": "checkpoints",
+    **{phase: title for phase, title in PHASE_TITLES.items() if phase != "idle"},
     "stall": "stalls",
-    "idle": "idle spans",
+    "idle": PHASE_TITLES["idle"],
     "unknown": "not known",
     "end": "after the last span",
 }
-# An instant in several spans belongs to the first of these, as in `energy.train_j`.
-_ORDER = ("checkpoint", "eval", "data", "prefill", "decode", "train", "idle")
-_BY_DEVICE = ("checkpoint", "eval", "prefill", "decode", "train", "data", "idle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,19 +152,17 @@ def _owned(evidence: Evidence) -> _Owned:
     return _Owned(edges_ns, owners)
 
 
-def _layers(evidence: Evidence, lane: Steps) -> list[tuple[str, _Pieces]]:
+def _layers(evidence: Evidence, lane: Steps) -> list[tuple[str, Spans]]:
     """Spans by part, from the top layer down; warm-up and stalls are above training steps."""
-    layers: list[tuple[str, _Pieces]] = []
-    for phase in _order(lane):
-        own = lane.where(lane["phase"] == PHASES.index(phase))
-        starts, ends = own["start_ns"].astype(np.int64), own["end_ns"].astype(np.int64)
-        if phase == "train" and len(own):
-            layers += _beyond_plain(evidence, own)
-        layers.append((phase, (starts, ends)))
+    layers: list[tuple[str, Spans]] = []
+    for phase in precedence(evidence):
+        if phase == "train" and len(spans_of(evidence, phase)[0]):
+            layers += _beyond_plain(evidence, lane.where(lane["phase"] == PHASES.index(phase)))
+        layers.append((phase, spans_of(evidence, phase)))
     return layers
 
 
-def _beyond_plain(evidence: Evidence, train: Steps) -> list[tuple[str, _Pieces]]:
+def _beyond_plain(evidence: Evidence, train: Steps) -> list[tuple[str, Spans]]:
     """Spans of the warm-up, and of stalls at the ends of steps."""
     starts, ends = train["start_ns"].astype(np.int64), train["end_ns"].astype(np.int64)
     early = (starts + ends) / 2 < _counted_ns(evidence, train)
@@ -205,44 +201,34 @@ def _usual_gap_ns(evidence: Evidence, lane: Steps) -> int:
     others = lane.where(~is_train)
     spans = [(others["start_ns"].astype(np.int64), others["end_ns"].astype(np.int64))]
     from_ns, to_ns = train["end_ns"].astype(np.int64)[:-1], train["start_ns"].astype(np.int64)[1:]
-    named_s = held_until_s(spans, to_ns) - held_until_s(spans, from_ns)
+    named_s = covered_until_s(spans, to_ns) - covered_until_s(spans, from_ns)
     return max(0, round(float(np.median(to_ns - from_ns - named_s * NS_PER_S))))
 
 
-def _named(evidence: Evidence) -> list[_Pieces]:
+def _named(evidence: Evidence) -> list[Spans]:
     """The spans of phases that take precedence over a training step."""
-    lane = evidence.all_steps.longest
-    order = _order(lane)
-    spans_by_phase = []
-    for phase in order[: order.index("train")]:
-        own = lane.where(lane["phase"] == PHASES.index(phase))
-        spans_by_phase.append((own["start_ns"].astype(np.int64), own["end_ns"].astype(np.int64)))
-    return spans_by_phase
+    return [spans_of(evidence, phase) for phase in before(evidence, "train")]
 
 
-def _own_ns(train: Steps, spans: list[_Pieces]) -> FloatArray:
+def _own_ns(train: Steps, spans: list[Spans]) -> FloatArray:
     """The duration of each step in ns, without the named spans in it."""
     starts, ends = train["start_ns"].astype(np.int64), train["end_ns"].astype(np.int64)
-    named_s = held_until_s(spans, ends) - held_until_s(spans, starts)
+    named_s = covered_until_s(spans, ends) - covered_until_s(spans, starts)
     return np.asarray(ends - starts - np.rint(named_s * NS_PER_S), dtype=np.float64)
 
 
-def _after_ns(starts: TimeArray, usual_ns: float, spans: list[_Pieces]) -> TimeArray:
+def _after_ns(starts: TimeArray, usual_ns: float, spans: list[Spans]) -> TimeArray:
     """The time at which each step had run for a median step, without named spans."""
-    begins, ends = merged(*(np.concatenate([span[edge] for span in spans]) for edge in (0, 1)))
+    begins, ends = joined(spans)
     if not len(begins):
         return starts + round(usual_ns)
     held_ns = np.append(0, np.cumsum(ends - begins))
-    before = np.searchsorted(begins, starts, side="right")
-    open_ns = np.where(before > 0, np.maximum(0, ends[np.maximum(before - 1, 0)] - starts), 0)
+    begun = np.searchsorted(begins, starts, side="right")
+    open_ns = np.where(begun > 0, np.maximum(0, ends[np.maximum(begun - 1, 0)] - starts), 0)
     # On a clock that stops during named spans.
-    until = starts - held_ns[before] + open_ns + round(usual_ns)
+    until = starts - held_ns[begun] + open_ns + round(usual_ns)
     passed = np.searchsorted(begins - held_ns[:-1], until, side="left")
     return np.asarray(until + held_ns[passed], dtype=np.int64)
-
-
-def _order(lane: Steps) -> tuple[str, ...]:
-    return _ORDER if np.isnan(lane["host_end_ns"]).all() else _BY_DEVICE
 
 
 def _counted_ns(evidence: Evidence, train: Steps) -> int:

@@ -8,7 +8,7 @@ largest of readings seconds apart is no peak: where a high-water mark exists, it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.evidence.samples import (
     cached_for_kinds,
-    cached_result,
     highest_of,
     inside,
     mean,
@@ -24,7 +23,15 @@ from ergmeter.metrics.evidence.samples import (
     readings,
     sampled,
 )
-from ergmeter.records import PHASES, Reading
+from ergmeter.metrics.phases import (
+    PHASE_TITLES,
+    PRECEDENCE,
+    before,
+    spans_of,
+    touched,
+    union_of,
+)
+from ergmeter.records import Reading
 from ergmeter.stats.intervals import MIN_BLOCKS, slope_interval
 from ergmeter.units import NS_PER_S, number_of, scaled
 
@@ -447,49 +454,19 @@ ALLOCATOR_METRICS = [
 # reads 40 GB through an evaluation that needs 5. So a phase's memory is what was read during it, or
 # the mark if it rose while no other phase was on. The first mark may be from before the
 # measurement. If the mark was higher during the phase, the peak lies between the two, and the
-# reading says so. An instant belongs to one phase: checkpoint before evaluation before data before
-# training.
+# reading says so. An instant belongs to one phase (`metrics.phases`).
 
-Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
-
-_ORDER = ("checkpoint", "eval", "data", "train")
-_WORDS = {"train": "training steps", "eval": "evaluation", "checkpoint": "checkpoints"}
+_WORDS = {phase: PHASE_TITLES[phase] for phase in ("train", "eval", "checkpoint")}
 
 
-class _Spans:
-    """The spans of some phases, of the rank with the most rows."""
-
-    def __init__(self, evidence: Evidence, *phases: str) -> None:
-        rows = evidence.all_steps.longest
-        numbers = [PHASES.index(phase) for phase in phases]
-        own = rows.where(np.isin(rows["phase"], numbers))
-        order = np.argsort(own["start_ns"], kind="stable")
-        self.starts_ns = own["start_ns"][order]
-        self.reached_ns = np.maximum.accumulate(own["end_ns"][order])  # by any that began so far
-
-    def touch(self, since_ns: TimeArray, until_ns: TimeArray) -> Mask:
-        """Whether any of them was on at some time between these."""
-        last = np.searchsorted(self.starts_ns, until_ns, side="right") - 1
-        began = last >= 0
-        if not began.any():
-            return np.zeros(len(until_ns), dtype=bool)
-        return began & (self.reached_ns[last] >= since_ns)
-
-
-@cached_result
-def _spans(evidence: Evidence, *phases: str) -> _Spans:
-    return _Spans(evidence, *phases)
-
-
-def _during(evidence: Evidence, phase: str, t_ns: TimeArray) -> Mask:
+def _during(evidence: Evidence, phase: str, t_ns: TimeArray) -> Any:  # noqa: ANN401  a mask
     """Which of these instants belong to a phase. Raises NotMeasurable if it never was on."""
-    own = _spans(evidence, phase)
-    if not len(own.starts_ns):
+    if not len(spans_of(evidence, phase)[0]):
         raise NotMeasurable(f"no {phase} span was recorded")
     if evidence.from_output:
         raise NotMeasurable("printed lines do not say when a phase began: a Meter does")
-    before = _spans(evidence, *_ORDER[: _ORDER.index(phase)])
-    mask = own.touch(t_ns, t_ns) & ~before.touch(t_ns, t_ns)
+    own, earlier = union_of(evidence, phase), union_of(evidence, *before(evidence, phase))
+    mask = touched(own, t_ns, t_ns) & ~touched(earlier, t_ns, t_ns)
     if not mask.any():
         raise NotMeasurable(f"no reading fell into {_WORDS[phase]}")
     return mask
@@ -559,9 +536,9 @@ def _marked(
     """The highest that the mark rose to while just this phase was on, 0 if it never did; and the
     highest that it was, at the latest, when the phase was on."""
     since_ns = np.concatenate(([0], t_ns[:-1]))
-    own = _Spans(evidence, phase).touch(since_ns, t_ns)
-    others = _Spans(evidence, *(other for other in _ORDER if other != phase))
-    alone = own & ~others.touch(since_ns, t_ns)
+    own = touched(union_of(evidence, phase), since_ns, t_ns)
+    others = union_of(evidence, *(other for other in PRECEDENCE if other != phase))
+    alone = own & ~touched(others, since_ns, t_ns)
     rose = alone & (np.diff(marks, prepend=marks[:1]) > 0)
     return float(marks[rose].max(initial=0.0)), float(marks[own].max(initial=0.0))
 

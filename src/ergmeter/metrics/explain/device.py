@@ -31,7 +31,7 @@ from ergmeter.metrics.evidence.samples import (
     sampled,
 )
 from ergmeter.metrics.explain.block import Fact, percent
-from ergmeter.metrics.explain.time import held_until_s
+from ergmeter.metrics.phases import covered_until_s
 from ergmeter.records import (
     THROTTLE_BRAKE,
     THROTTLE_HEAT,
@@ -43,7 +43,8 @@ from ergmeter.units import HZ_PER_MHZ, NS_PER_S
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.explain.time import Spans, TimeSplit
+    from ergmeter.metrics.explain.time import TimeSplit
+    from ergmeter.metrics.phases import Spans
     from ergmeter.records import Basis, Device, FloatArray
 
 # SMs x dense 16-bit FLOPs of each per cycle. Sources, all checked 2026-11-16:
@@ -172,7 +173,7 @@ def _share(evidence: Evidence, column: str, device: Device, aside: dict[str, Spa
     begins_ns, ends_ns = begins_ns_of(evidence, device, series.t_ns), series.t_ns
 
     def without(spans: list[Spans]) -> FloatArray:
-        held_s = held_until_s(spans, ends_ns) - held_until_s(spans, begins_ns)
+        held_s = covered_until_s(spans, ends_ns) - covered_until_s(spans, begins_ns)
         return np.asarray(np.maximum(0.0, lengths_s - held_s), dtype=np.float64)
 
     lengths_s = (window.elapsed_ns(ends_ns) - window.elapsed_ns(begins_ns)) / NS_PER_S

@@ -22,7 +22,6 @@ from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.energy_breakdown import energy_of
 from ergmeter.metrics.definitions.profile import profiles
 from ergmeter.metrics.definitions.timing import pace_of_ranks
-from ergmeter.metrics.energy_curve import merged
 from ergmeter.metrics.explain.advice import Change, changes, record_next, remarks
 from ergmeter.metrics.explain.block import MERGED_WAITS
 from ergmeter.metrics.explain.device import device_activity, why_no_ceiling
@@ -30,6 +29,7 @@ from ergmeter.metrics.explain.flop_count import flop_count_contradictions
 from ergmeter.metrics.explain.flops import achieved, frozen_weights, peak_text
 from ergmeter.metrics.explain.kernels import kernel_blocks
 from ergmeter.metrics.explain.time import NAMED, WAITS, TimeSplit, time_split, wait_blocks
+from ergmeter.metrics.phases import joined
 from ergmeter.records import Missing, Reading
 from ergmeter.units import NS_PER_S
 
@@ -97,7 +97,7 @@ def _of_gaps(evidence: Evidence, split: TimeSplit) -> dict[str, float]:
         return {}
     lane = evidence.counted.longest
     spans = [(lane.columns["start_ns"], lane.columns["end_ns"]), *split.spans.values()]
-    starts, ends = merged(*(np.concatenate([span[edge] for span in spans]) for edge in (0, 1)))
+    starts, ends = joined(spans)
     begins, until = evidence.window.clipped(ends[:-1], starts[1:])
     return {"gaps": float(energy_of(evidence, begins, until).joules.sum())}
 
