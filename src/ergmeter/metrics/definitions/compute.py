@@ -419,8 +419,7 @@ def _speed(evidence: Evidence) -> tuple[str, Reading]:
         return "sample", samples_per_s(evidence)
     pace = steps_per_s(evidence)
     ranks = len(evidence.counted.lanes) if evidence.has_work else 1
-    low, high = (None if edge is None else edge * ranks for edge in (pace.low, pace.high))
-    return "step", replace(pace, value=pace.value * ranks, low=low, high=high)
+    return "step", pace.mapped(lambda rate: rate * ranks)
 
 
 def _flops_per_step(evidence: Evidence) -> Reading:
@@ -520,40 +519,34 @@ def _of_run(key: str) -> Callable[[Evidence], Reading]:
 _NEEDS = ("the FLOPs of a step", "tokens")
 
 METRICS = [
-    Metric(
-        MFU,
-        "MFU",
-        "frac",
-        "higher",
-        "FLOPs of a token x tokens/s / (devices x dense peak of the type computed in)",
-        (*_NEEDS, "a peak"),
-        _of_run(MFU),
-        aliases=(Alias("mfu", "profiler MFU monitors", "model FLOPs utilisation", "frac"),),
-        upper_bound=1.0,
-        above_bound=_ABOVE_PEAK,
-    ),
-    Metric(
-        HFU,
-        "HFU",
-        "frac",
-        "higher",
-        "as MFU, with the FLOPs that are computed a second time or on padding",
-        (*_NEEDS, "a peak"),
-        _of_run(HFU),
-        upper_bound=1.0,
-        above_bound=_ABOVE_PEAK,
-    ),
-    Metric(
-        ALL_WORK,
-        "all work, of the peak",
-        "frac",
-        "higher",
-        "as HFU, with the FLOPs of other models and of generation; a lower bound where one is not"
-        " counted",
-        (*_NEEDS, "a peak"),
-        _of_run(ALL_WORK),
-        upper_bound=1.0,
-        above_bound=_ABOVE_PEAK,
+    *(
+        Metric(
+            key,
+            title,
+            "frac",
+            "higher",
+            formula,
+            (*_NEEDS, "a peak"),
+            _of_run(key),
+            aliases=tuple(aliases),
+            upper_bound=1.0,
+            above_bound=_ABOVE_PEAK,
+        )
+        for key, title, formula, *aliases in (
+            (
+                MFU,
+                "MFU",
+                "FLOPs of a token x tokens/s / (devices x dense peak of the type computed in)",
+                Alias("mfu", "profiler MFU monitors", "model FLOPs utilisation", "frac"),
+            ),
+            (HFU, "HFU", "as MFU, with the FLOPs that are computed a second time or on padding"),
+            (
+                ALL_WORK,
+                "all work, of the peak",
+                "as HFU, with the FLOPs of other models and of generation; a lower bound where one"
+                " is not counted",
+            ),
+        )
     ),
     Metric(
         MFU_BF16,
@@ -605,11 +598,5 @@ METRICS = [
     ),
 ]
 
-_BY_KEY = {metric.key: metric for metric in METRICS}
-METRICS += [
-    over_whole_run(_BY_KEY[key], whole_key, title)
-    for key, whole_key, title in (
-        ("utilization.mfu_frac", "utilization.whole_run_mfu_frac", "MFU, whole run"),
-    )
-]
+METRICS += over_whole_run(METRICS, MFU)
 _BY_KEY = {metric.key: metric for metric in METRICS}

@@ -19,7 +19,7 @@ Tools define these differently. "ITL" is a mean per request in one and each gap 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -432,15 +432,11 @@ def generated_tokens(evidence: Evidence) -> Reading:
 
 
 def _energy_over(evidence: Evidence, amount: float, unit: str, basis: Basis, note: str) -> Reading:
-    energy = run_j(evidence)
-    low, high = (None if end is None else end / amount for end in (energy.low, energy.high))
-    load = evidence.offered
+    energy, load = run_j(evidence), evidence.offered
     if load is not None and load.answered < len(load):
         note += f", that of {len(load) - load.answered} without a whole answer included"
-    return replace(
-        energy, value=energy.value / amount, unit=unit, basis=weakest(energy.basis, basis), low=low,
-        high=high, note=f"{note}; {energy.note}",
-    )  # fmt: skip
+    basis, note = weakest(energy.basis, basis), f"{note}; {energy.note}"
+    return energy.mapped(lambda joules: joules / amount, unit=unit, basis=basis, note=note)
 
 
 def joules_per_generated_token(evidence: Evidence) -> Reading:
