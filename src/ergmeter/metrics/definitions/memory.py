@@ -8,6 +8,7 @@ largest of readings seconds apart is no peak: where a high-water mark exists, it
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,8 +63,8 @@ def mean_bytes(evidence: Evidence, column: str, devices: list[Device], note: str
     return Reading(value, "B", "measured", note=f"{each}{note}; {evidence.window_note}")
 
 
-def _gpus(evidence: Evidence) -> list[Device]:
-    return sampled(evidence, "gpu")
+def _gpus(evidence: Evidence, device: Device | None = None) -> list[Device]:
+    return sampled(evidence, "gpu") if device is None else [device]
 
 
 def _printed(evidence: Evidence, reason: NotMeasurable, *, mean: bool) -> Reading:
@@ -80,56 +81,43 @@ def _printed(evidence: Evidence, reason: NotMeasurable, *, mean: bool) -> Readin
     return Reading(values[-1] if mean else max(values), "B", "reported", note=note)
 
 
-def device_peak_bytes(evidence: Evidence) -> Reading:
-    """The most memory in use on a device."""
+_BY_ALL = "in use by all programs"
+
+
+def device_peak_bytes(evidence: Evidence, device: Device | None = None) -> Reading:
+    """The most memory in use on a device, or on this one."""
     try:
-        return highest(evidence, "memory_bytes", _gpus(evidence), "in use by all programs")
+        return highest(evidence, "memory_bytes", _gpus(evidence, device), _BY_ALL)
     except NotMeasurable as reason:
+        if device is not None:
+            raise
         return _printed(evidence, reason, mean=False)
 
 
-def device_mean_bytes(evidence: Evidence) -> Reading:
-    """Mean memory in use on a device."""
+def device_mean_bytes(evidence: Evidence, device: Device | None = None) -> Reading:
+    """Mean memory in use on a device, or on this one."""
     try:
-        return mean_bytes(evidence, "memory_bytes", _gpus(evidence), "in use by all programs")
+        return mean_bytes(evidence, "memory_bytes", _gpus(evidence, device), _BY_ALL)
     except NotMeasurable as reason:
+        if device is not None:
+            raise
         return _printed(evidence, reason, mean=True)
 
 
-def one_device_peak_bytes(evidence: Evidence, device: Device) -> Reading:
-    """The most memory in use on this device."""
-    return highest(evidence, "memory_bytes", [device], "in use by all programs")
-
-
-def one_device_mean_bytes(evidence: Evidence, device: Device) -> Reading:
-    """Mean memory in use on this device."""
-    return mean_bytes(evidence, "memory_bytes", [device], "in use by all programs")
-
-
-def _share_of_total(evidence: Evidence, devices: list[Device]) -> Reading:
-    """The fullest device, by its own size: how near it came to the end."""
+def device_peak_frac(evidence: Evidence, device: Device | None = None) -> Reading:
+    """The most memory in use on a device (the fullest by its own size), of what it has."""
     shares = {}
-    for device in devices:
-        total = device.facts.get("memory_total_bytes")
+    for gpu in _gpus(evidence, device):
+        total = gpu.facts.get("memory_total_bytes")
         if not total:
-            raise NotMeasurable(f"{device.name} [{device.id}] does not say how much memory it has")
-        most = highest_of(evidence, "memory_bytes", device)
-        shares[device.id] = (most / total, most, total)
+            raise NotMeasurable(f"{gpu.name} [{gpu.id}] does not say how much memory it has")
+        most = highest_of(evidence, "memory_bytes", gpu)
+        shares[gpu.id] = (most / total, most, total)
     fullest = max(shares, key=lambda device: shares[device])
     share, most, total = shares[fullest]
     of = f"of {fullest}, the fullest of {len(shares)}: " if len(shares) > 1 else ""
     note = f"{of}{scaled(most, 'B')} of {scaled(total, 'B')}, in use by all programs; whole run"
     return Reading(share, "frac", "measured", note=note)
-
-
-def device_peak_frac(evidence: Evidence) -> Reading:
-    """The most memory in use on a device, of what it has."""
-    return _share_of_total(evidence, _gpus(evidence))
-
-
-def one_device_peak_frac(evidence: Evidence, device: Device) -> Reading:
-    """The most memory in use on this device, of what it has."""
-    return _share_of_total(evidence, [device])
 
 
 _NOBODYS = (
@@ -152,13 +140,9 @@ def device_program_peak_bytes(evidence: Evidence) -> Reading:
     return highest(evidence, "process_bytes", devices, note)
 
 
-def _processes(evidence: Evidence) -> list[Device]:
-    return sampled(evidence, "process")
-
-
 def process_peak_bytes(evidence: Evidence) -> Reading:
     """The most resident memory of the program and its children, or of one of them alone."""
-    peaks = {device.id: _process_peak(evidence, device) for device in _processes(evidence)}
+    peaks = {device.id: _process_peak(evidence, device) for device in sampled(evidence, "process")}
     most = max(peaks, key=lambda device: peaks[device][0])
     value, note = peaks[most]
     of = f"of {most}, the fullest of {len(peaks)}; " if len(peaks) > 1 else ""
@@ -194,11 +178,14 @@ def _process_peak(evidence: Evidence, device: Device) -> tuple[float, str]:
 
 def process_mean_bytes(evidence: Evidence) -> Reading:
     """Mean resident memory of the program and its children."""
-    return mean_bytes(evidence, "memory_bytes", _processes(evidence), "resident, children included")
+    return mean_bytes(
+        evidence, "memory_bytes", sampled(evidence, "process"), "resident, children included"
+    )
 
 
-def _growth(evidence: Evidence, devices: list[Device]) -> Reading:
-    slopes = [_device_growth(evidence, device) for device in devices]
+def _growth(evidence: Evidence, kind: str) -> Reading:
+    """How fast memory in use grew, over all devices of a kind: a leak grows for ever."""
+    slopes = [_device_growth(evidence, device) for device in sampled(evidence, kind)]
     value, low, high = (float(sum(part)) * _S_PER_H for part in zip(*slopes, strict=True))
     sure = "" if low > 0 or high < 0 else "; not distinguishable from none"
     note = f"straight line through the means of up to 20 blocks{sure}; {evidence.window_note}"
@@ -222,16 +209,6 @@ prefetch(mean, "memory_bytes", of=("gpu", "process"))
 prefetch(highest_of, "process_bytes", of=("gpu",))
 
 
-def process_growth(evidence: Evidence) -> Reading:
-    """How fast the program's resident memory grew: a leak grows for ever."""
-    return _growth(evidence, _processes(evidence))
-
-
-def device_growth(evidence: Evidence) -> Reading:
-    """How fast the memory in use on the devices grew."""
-    return _growth(evidence, _gpus(evidence))
-
-
 _SFT_PLAY = "SFT-Play"
 
 METRICS = [
@@ -243,7 +220,7 @@ METRICS = [
         "highest memory in use on any one device, whole run",
         ("an accelerator",),
         device_peak_bytes,
-        per_device=one_device_peak_bytes,
+        per_device=device_peak_bytes,
         kinds=("gpu",),
         aliases=(
             Alias(
@@ -263,7 +240,7 @@ METRICS = [
         "mean over time of memory in use, mean over devices",
         ("an accelerator",),
         device_mean_bytes,
-        per_device=one_device_mean_bytes,
+        per_device=device_mean_bytes,
         kinds=("gpu",),
         aliases=(
             Alias(
@@ -285,7 +262,7 @@ METRICS = [
         "highest memory in use on a device / its memory, whole run, of the fullest",
         ("an accelerator",),
         device_peak_frac,
-        per_device=one_device_peak_frac,
+        per_device=device_peak_frac,
         kinds=("gpu",),
         upper_bound=1.0,
         above_bound="a reading of the device or its total memory is wrong",
@@ -307,7 +284,7 @@ METRICS = [
         "lower",
         "slope of a line through memory in use over the window",
         ("an accelerator",),
-        device_growth,
+        partial(_growth, kind="gpu"),
     ),
     Metric(
         "memory.process_peak_bytes",
@@ -335,7 +312,7 @@ METRICS = [
         "lower",
         "slope of a line through resident memory over the window",
         ("the process probe",),
-        process_growth,
+        partial(_growth, kind="process"),
     ),
 ]
 
@@ -360,20 +337,13 @@ def _took(evidence: Evidence, device: Device) -> bool:
         return False
 
 
+def _allocator_highest(evidence: Evidence, column: str, note: str) -> Reading:
+    return highest(evidence, column, allocators(evidence), note)
+
+
 def allocator_mean_bytes(evidence: Evidence) -> Reading:
     """Mean over time of what tensors held."""
     return mean_bytes(evidence, "allocated_bytes", allocators(evidence), "tensors of this program")
-
-
-def allocator_peak_bytes(evidence: Evidence) -> Reading:
-    """The most that tensors held, by the allocator's own high-water mark."""
-    note = "tensors of this program, the allocator's own peak"
-    return highest(evidence, "allocated_peak_bytes", allocators(evidence), note)
-
-
-def allocator_reserved_bytes(evidence: Evidence) -> Reading:
-    """The most that the allocator took from the device."""
-    return highest(evidence, "reserved_bytes", allocators(evidence), "taken from the device")
 
 
 def allocator_unused_frac(evidence: Evidence) -> Reading:
@@ -389,12 +359,6 @@ def allocator_unused_frac(evidence: Evidence) -> Reading:
     return Reading(worst[0], "frac", "measured", note=worst[1])
 
 
-def allocator_split_bytes(evidence: Evidence) -> Reading:
-    """The most that lay free in blocks partly in use."""
-    note = "free parts of blocks that are in use, which nobody else can have; the allocator's peak"
-    return highest(evidence, "split_bytes", allocators(evidence), note)
-
-
 _HIGHEST = ("reserved_bytes", "allocated_peak_bytes", "split_bytes")
 prefetch(mean, "allocated_bytes", of=("allocator",))
 prefetch(highest_of, *_HIGHEST, of=("allocator",))
@@ -407,7 +371,11 @@ ALLOCATOR_METRICS = [
         "lower",
         "the allocator's high-water mark of tensor memory",
         _ALLOCATOR_NEEDS,
-        allocator_peak_bytes,
+        partial(
+            _allocator_highest,
+            column="allocated_peak_bytes",
+            note="tensors of this program, the allocator's own peak",
+        ),
     ),
     Metric(
         "memory.allocator_mean_bytes",
@@ -425,7 +393,7 @@ ALLOCATOR_METRICS = [
         "lower",
         "highest memory the allocator took from the device",
         _ALLOCATOR_NEEDS,
-        allocator_reserved_bytes,
+        partial(_allocator_highest, column="reserved_bytes", note="taken from the device"),
     ),
     Metric(
         "memory.allocator_unused_frac",
@@ -445,7 +413,12 @@ ALLOCATOR_METRICS = [
         "lower",
         "the allocator's peak of inactive split blocks: free parts of blocks in use",
         _ALLOCATOR_NEEDS,
-        allocator_split_bytes,
+        partial(
+            _allocator_highest,
+            column="split_bytes",
+            note="free parts of blocks that are in use, which nobody else can have; the allocator's"
+            " peak",
+        ),
     ),
 ]
 
