@@ -21,9 +21,8 @@ from ergmeter.metrics.definitions.timing import STRAGGLING_FRAC, pace_of_ranks
 from ergmeter.metrics.device_energy import counter_and_integral
 from ergmeter.metrics.evidence.ranks import is_declared, why_not_all
 from ergmeter.metrics.evidence.samples import cached_for_kinds, inside, mean, readings, sampled
-from ergmeter.metrics.explain.block import percent
-from ergmeter.metrics.explain.flop_count import flop_count_contradiction
-from ergmeter.metrics.explain.time import NAMED, TITLES, slow_rows, time_split
+from ergmeter.metrics.explain.flops import flop_count_contradiction
+from ergmeter.metrics.explain.time import NAMED, TITLES, percent, slow_rows, time_split
 from ergmeter.records import PHASES, THROTTLE_BRAKE, THROTTLE_HEAT, THROTTLE_POWER_CAP
 from ergmeter.runlog.dropped import dropped_steps
 from ergmeter.runlog.reader import CUT_OFF

@@ -19,7 +19,7 @@ from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.gpu_use import gpu_names
 from ergmeter.metrics.evidence.ranks import clock_notes, disagreement
 from ergmeter.metrics.evidence.samples import device_questions, visit
-from ergmeter.metrics.explain.flop_count import flop_count_contradictions
+from ergmeter.metrics.explain.flops import flop_count_contradictions
 from ergmeter.metrics.live.alert_rules import noted_alerts
 from ergmeter.records import Missing, Reading, Summary
 from ergmeter.runlog.dropped import dropped_steps

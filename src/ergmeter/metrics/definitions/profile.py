@@ -16,7 +16,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.definitions.timing import in_step_s
 from ergmeter.records import Reading, is_above, weakest
-from ergmeter.stats.streaming_quantile import percentile
+from ergmeter.stats.intervals import percentile_of_blocks
 from ergmeter.units import NS_PER_S, duration
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def times_as_long(evidence: Evidence, each: list[dict[str, Any]]) -> float | Non
 
 
 def _median_ns(rows: Steps) -> float:
-    return percentile(
+    return percentile_of_blocks(
         lambda: (_of_host(lane, "end_ns") - _of_host(lane, "start_ns") for lane in rows.lanes), 50
     )
 

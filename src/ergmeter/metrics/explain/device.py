@@ -30,7 +30,7 @@ from ergmeter.metrics.evidence.samples import (
     readings,
     sampled,
 )
-from ergmeter.metrics.explain.block import Fact, percent
+from ergmeter.metrics.explain.time import Fact, percent
 from ergmeter.metrics.phases import covered_until_s
 from ergmeter.records import (
     THROTTLE_BRAKE,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.definitions.profile import profiles
-from ergmeter.metrics.explain.block import ACHIEVED, KERNELS, Fact, LossBlock, percent
 from ergmeter.metrics.explain.device import ceiling
+from ergmeter.metrics.explain.time import ACHIEVED, KERNELS, Fact, LossBlock, percent
 from ergmeter.records import weakest
 from ergmeter.units import HZ_PER_MHZ, scaled
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.explain.block import IDLE, MERGED_WAITS, Fact, LossBlock, percent
 from ergmeter.metrics.phases import STALL, covered_s, spans_of
 from ergmeter.records import weakest
 from ergmeter.units import NS_PER_S, duration, number_of
@@ -30,6 +29,52 @@ if TYPE_CHECKING:
     from ergmeter.metrics.explain.device import DeviceActivity
     from ergmeter.metrics.phases import Spans
     from ergmeter.records import Basis, FloatArray, TimeArray
+
+# A block of the waterfall: a share of the peak with its evidence and basis.
+
+MERGED_WAITS = "waits"  # several waits that the evidence does not separate
+KERNELS = "kernels"  # everything within steps, not separated
+IDLE = "idle_in_steps"
+ACHIEVED = "achieved"
+_MERGED = (MERGED_WAITS, KERNELS)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One piece of evidence: a metric's key or another name, and its value as text."""
+
+    key: str
+    said: str
+
+
+@dataclass(frozen=True)
+class LossBlock:
+    """A lost share of the peak. Negative for a gain, such as a clock above the peak's."""
+
+    key: str
+    title: str
+    share_frac: float
+    basis: Basis
+    facts: tuple[Fact, ...] = ()
+    why: str = ""
+    joules: float | None = None
+    joules_basis: Basis | None = None
+
+    @property
+    def is_merged(self) -> bool:
+        """True if it has several causes that the evidence does not separate."""
+        return self.key in _MERGED
+
+
+def percent(share: float) -> str:
+    """A share as text in percent."""
+    value = 100 * share
+    if abs(value) < 0.05:
+        return f"{value:.2g} %"
+    return f"{value:.1f} %"
+
+
+# The time of the window.
 
 NAMED = ("checkpoint", "eval", "data")  # an instant in several belongs to the first
 WAITS = ("slow_start", "data", "stalls", "gaps")  # the device may be busy meanwhile

@@ -23,12 +23,22 @@ from ergmeter.metrics.definitions.energy_breakdown import energy_of
 from ergmeter.metrics.definitions.profile import profiles
 from ergmeter.metrics.definitions.timing import pace_of_ranks
 from ergmeter.metrics.explain.advice import Change, changes, record_next, remarks
-from ergmeter.metrics.explain.block import MERGED_WAITS
 from ergmeter.metrics.explain.device import device_activity, why_no_ceiling
-from ergmeter.metrics.explain.flop_count import flop_count_contradictions
-from ergmeter.metrics.explain.flops import achieved, frozen_weights, peak_text
+from ergmeter.metrics.explain.flops import (
+    achieved,
+    flop_count_contradictions,
+    frozen_weights,
+    peak_text,
+)
 from ergmeter.metrics.explain.kernels import kernel_blocks
-from ergmeter.metrics.explain.time import NAMED, WAITS, TimeSplit, time_split, wait_blocks
+from ergmeter.metrics.explain.time import (
+    MERGED_WAITS,
+    NAMED,
+    WAITS,
+    TimeSplit,
+    time_split,
+    wait_blocks,
+)
 from ergmeter.metrics.phases import joined
 from ergmeter.records import Missing, Reading
 from ergmeter.units import NS_PER_S
@@ -36,8 +46,8 @@ from ergmeter.units import NS_PER_S
 if TYPE_CHECKING:
     from ergmeter.metrics.definitions.timing import Straggler
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.explain.block import LossBlock
     from ergmeter.metrics.explain.flops import Achieved
+    from ergmeter.metrics.explain.time import LossBlock
     from ergmeter.records import FloatArray
 
 _RESOLVED_S = 0.2  # two refreshes of a sensor: it does not resolve a shorter span
