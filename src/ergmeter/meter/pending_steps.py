@@ -137,7 +137,7 @@ class PendingSteps:
         """Add to the totals that progress is computed from."""
         names = ("phase", "steps", "tokens_computed", "tokens_real")
         phases, steps, computed, real = (columns[name] for name in names)
-        if real.count(None) < len(real):  # as in `metrics.ahead`: the real tokens, where known
+        if real.count(None) < len(real):  # as `metrics.live.rows.real_tokens`
             both = zip(real, computed, strict=True)
             computed = [other if own is None else own for own, other in both]
         if phases.count("train") < len(phases):
