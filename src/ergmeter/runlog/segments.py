@@ -94,7 +94,7 @@ class Segment:
         """A column of numbers, NaN where absent."""
         if name not in self.names:
             return np.full(self.rows, np.nan)
-        return _floats(self.table([name])[name])
+        return np.asarray(as_numpy(self.table([name])[name]), dtype=np.float64)
 
     def integers(self, name: str) -> TimeArray:
         """A column of times, which are never absent."""
@@ -108,16 +108,11 @@ class Segment:
         )
         return np.asarray(phase_codes[codes], dtype=np.int64)
 
-    def by_device(self, column: str) -> Iterator[tuple[str, TimeArray, FloatArray]]:
-        """A column split by device, without the rows in which it is absent."""
-        for _, device, t_ns, values in self.columns_by_device([column]):
-            yield device, t_ns, values
-
     def columns_by_device(
         self, columns: Sequence[str], *, shift_ns: int = 0, splits: list[DeviceRows] | None = None
     ) -> Iterator[tuple[str, str, TimeArray, FloatArray]]:
-        """The same for several columns, each with its name, in one opening of the file, and times
-        shifted by so much. Columns that stand in the same rows are given the same array of times.
+        """Columns split by device, without the rows in which they are absent: column, device, times
+        and values. Times are shifted by so much; columns that stand in the same rows share them.
         `splits`: how the file was split before, with the same shift; what is new is added.
         """
         splits = [] if splits is None else splits
@@ -303,10 +298,6 @@ def _begins_as_stream(path: Path) -> bool:
 def _note(notes: list[str], text: str) -> None:
     if text not in notes:
         notes.append(text)
-
-
-def _floats(column: pa.ChunkedArray) -> FloatArray:
-    return np.asarray(as_numpy(column), dtype=np.float64)
 
 
 def _codes(column: pa.ChunkedArray) -> tuple[Any, list[str]]:

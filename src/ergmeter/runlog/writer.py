@@ -67,7 +67,8 @@ def create_or_join(path: Path, header: dict[str, Any]) -> Path:
     try:
         return create_run(path, header)
     except (UsageError, OSError):
-        if header.get("group") is None or _group_of(path) != header["group"] or _is_over(path):
+        group = fmt.readable_header(path / fmt.RUN_FILE).get("group")
+        if header.get("group") is None or group != header["group"] or _is_over(path):
             raise
         return path
 
@@ -85,14 +86,6 @@ def _goes_on(directory: Path) -> bool:
         return not is_closed and is_alive(directory, header)
     except (OSError, ValueError):
         return True  # it is being made just now
-
-
-def _group_of(path: Path) -> str | None:
-    try:
-        header = json.loads((path / fmt.RUN_FILE).read_bytes())
-    except (OSError, ValueError):
-        return None
-    return header.get("group") if isinstance(header, dict) else None
 
 
 class _Segment:
