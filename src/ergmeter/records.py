@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # `import ergmeter` is quick: numpy is loaded when there are 
 
 TimeArray: TypeAlias = "npt.NDArray[np.int64]"
 FloatArray: TypeAlias = "npt.NDArray[np.float64]"
-TextArray: TypeAlias = "npt.NDArray[np.object_]"
 
 Phase = Literal["train", "eval", "checkpoint", "data", "prefill", "decode", "idle"]
 PHASES: tuple[str, ...] = get_args(Phase)

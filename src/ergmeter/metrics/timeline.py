@@ -227,8 +227,13 @@ def _shown_spans(phase: str, spans: Spans, start_ns: int, width_ns: int) -> Phas
 
 def step_line(evidence: Evidence, *, points: int = POINTS) -> BoundedSeries:
     """Step times of the rank with the most steps, warm-up included, each at its end."""
-    line = bounded_series(step_series(evidence), zero_ns=zero_ns(evidence), points=points)
-    is_reading = np.isfinite(line.values)  # no breaks between steps
+    return _unbroken(evidence, step_series(evidence), points)
+
+
+def _unbroken(evidence: Evidence, series: Series, points: int) -> BoundedSeries:
+    """A bounded series without breaks: there are none between steps."""
+    line = bounded_series(series, zero_ns=zero_ns(evidence), points=points)
+    is_reading = np.isfinite(line.values)
     return replace(line, t_s=line.t_s[is_reading], values=line.values[is_reading])
 
 
@@ -247,11 +252,7 @@ def loss_line(evidence: Evidence, *, points: int = POINTS) -> BoundedSeries:
     NotMeasurable if there is none.
     """
     series, is_printed = loss_series(evidence)
-    line = bounded_series(series, zero_ns=zero_ns(evidence), points=points)
-    is_reading = np.isfinite(line.values)
-    return replace(
-        line, t_s=line.t_s[is_reading], values=line.values[is_reading], is_printed=is_printed
-    )
+    return replace(_unbroken(evidence, series, points), is_printed=is_printed)
 
 
 def loss_series(evidence: Evidence) -> tuple[Series, bool]:

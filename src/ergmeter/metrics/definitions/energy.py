@@ -28,7 +28,7 @@ from ergmeter.metrics.device_energy import (
 )
 from ergmeter.metrics.evidence.gpu_use import gpu_names
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
-from ergmeter.metrics.evidence.samples import ACCELERATORS, cached_result, why_absent
+from ergmeter.metrics.evidence.samples import ACCELERATORS, cached_result, or_none, why_absent
 from ergmeter.records import Reading, weakest
 from ergmeter.units import J_PER_WH, number_of
 
@@ -156,9 +156,8 @@ def device_peak_w(evidence: Evidence, device: Device) -> Reading:
     highest_w, count = float(power.values[inside].max()), int(inside.sum())
     readings = number_of(count, "reading")
     note = f"highest of {readings}; shorter peaks are not seen"
-    try:
-        mean = device_mean_w(evidence, device)
-    except NotMeasurable:
+    mean = or_none(device_mean_w, evidence, device)
+    if mean is None:
         return Reading(highest_w, "W", "measured", note=note)
     if mean.value <= highest_w * (1 + _ROUNDING):
         return Reading(max(highest_w, mean.value), "W", "measured", note=note)

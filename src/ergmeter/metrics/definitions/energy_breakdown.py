@@ -74,7 +74,7 @@ def _device_part(
             f"{device.name} [{device.id}]: its readings do not cover {missed} of {len(reached)}"
             f" spans ({', '.join(recorded)})"
         )
-    half_ns = _half_refresh_ns(curve)
+    half_ns = round(min(curve.refresh_s, 1.0) / 2 * NS_PER_S)
     value, *moved = (
         _joules(curve, _moved(upto, by_ns)) - _joules(curve, _moved(before, by_ns))
         for by_ns in (0, -half_ns, -half_ns // 2, half_ns // 2, half_ns)
@@ -154,10 +154,6 @@ def _run_span(evidence: Evidence, curve: EnergyCurve) -> Spans:
 def _joules(curve: EnergyCurve, spans: Spans) -> float:
     starts, ends = spans
     return float((curve.at(ends) - curve.at(starts)).sum()) if len(starts) else 0.0
-
-
-def _half_refresh_ns(curve: EnergyCurve) -> int:
-    return round(min(curve.refresh_s, 1.0) / 2 * NS_PER_S)
 
 
 _PHASE_NEEDS = ("an energy counter or power readings", "spans of a Meter or an integration")

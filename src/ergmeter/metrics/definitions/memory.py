@@ -20,6 +20,7 @@ from ergmeter.metrics.evidence.samples import (
     highest_of,
     inside,
     mean,
+    or_none,
     prefetch,
     readings,
     sampled,
@@ -327,14 +328,8 @@ _ALLOCATOR_NEEDS = ("a Meter in a torch program on CUDA",)
 def allocators(evidence: Evidence) -> list[Device]:
     """Allocators that took memory. A rank sees every GPU of its node but uses its own."""
     devices = sampled(evidence, "allocator")
-    return [device for device in devices if _took(evidence, device)] or devices
-
-
-def _took(evidence: Evidence, device: Device) -> bool:
-    try:
-        return highest_of(evidence, "reserved_bytes", device) > 0
-    except NotMeasurable:
-        return False
+    took = [device for device in devices if or_none(highest_of, evidence, "reserved_bytes", device)]
+    return took or devices
 
 
 def _allocator_highest(evidence: Evidence, column: str, note: str) -> Reading:

@@ -9,20 +9,18 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.evidence.samples import (
     cached_for_kinds,
     cached_result,
-    inside,
     mean,
     mean_activity,
     prefetch,
     rate,
-    readings,
     sampled,
+    throttled_share,
+    window_values,
 )
 from ergmeter.records import Reading
 from ergmeter.runlog.reader import RUNNING
@@ -212,8 +210,7 @@ def temperature_max_c(evidence: Evidence) -> Reading:
 
 @cached_for_kinds("gpu")
 def _hottest_c(evidence: Evidence, device: Device) -> float:
-    series = readings(evidence, "temperature_c", device)
-    return float(series.values[inside(evidence, series.t_ns)].max())
+    return float(window_values(evidence, "temperature_c", device).max())
 
 
 def throttled_frac(evidence: Evidence) -> Reading:
@@ -225,9 +222,7 @@ def throttled_frac(evidence: Evidence) -> Reading:
 
 @cached_for_kinds("gpu")
 def _throttled_frac(evidence: Evidence, device: Device) -> float:
-    series = readings(evidence, "throttled", device)
-    bits = series.values[inside(evidence, series.t_ns)].astype(np.int64)
-    return float(((bits & ~_NOT_A_LIMIT) != 0).mean())
+    return throttled_share(evidence, device, ~_NOT_A_LIMIT)
 
 
 prefetch(mean, "busy_frac", of=("gpu", "node"))

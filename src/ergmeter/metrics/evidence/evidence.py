@@ -442,6 +442,14 @@ class Evidence:
             f"{cuts_text(self.window.cuts)}"
         )
 
+    @property
+    def window_or_reason(self) -> str:
+        """Which part of the run figures are over, or why there is none."""
+        try:
+            return self.window_note
+        except NotMeasurable as error:
+            return str(error)
+
     def _of_one(self, rows: Steps) -> str:
         """The number of rows as text; of one rank for training steps, which ranks share."""
         rows = rows.longest if self.trains else rows

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.records import TimeArray
+    from ergmeter.records import FloatArray, TimeArray
     from ergmeter.runlog.reader import Run
 
 
@@ -67,6 +67,16 @@ def cached_result(
         return evidence.results.result(key, lambda: compute(evidence, *about, **further))
 
     return cached
+
+
+def or_none(
+    compute: Callable[Asked, Answer], /, *arguments: Asked.args, **further: Asked.kwargs
+) -> Answer | None:
+    """The result of a function; None if it is not measurable."""
+    try:
+        return compute(*arguments, **further)
+    except NotMeasurable:
+        return None
 
 
 BOUNDARY = "boundary"  # the devices whose energy is the run's, whatever their kind
@@ -179,6 +189,18 @@ def inside(evidence: Evidence, t_ns: TimeArray) -> Any:  # noqa: ANN401  a mask
     if not mask.any():
         raise NotMeasurable("no reading in the window")
     return mask
+
+
+def window_values(evidence: Evidence, column: str, device: Device) -> FloatArray:
+    """The values of a device's column in the window. Raises NotMeasurable if there are none."""
+    series = readings(evidence, column, device)
+    return series.values[inside(evidence, series.t_ns)]
+
+
+def throttled_share(evidence: Evidence, device: Device, mask: int) -> float:
+    """The share of a device's readings in which it was throttled for one of these reasons."""
+    bits = window_values(evidence, "throttled", device).astype(np.int64)
+    return float(((bits & mask) != 0).mean())
 
 
 @cached_result

@@ -24,7 +24,13 @@ from ergmeter.metrics.definitions.compute import (
     run_results,
 )
 from ergmeter.metrics.definitions.tokens import padding_frac, positions_per_token
-from ergmeter.metrics.evidence.samples import begins_ns_of, mean_activity, readings, sampled
+from ergmeter.metrics.evidence.samples import (
+    begins_ns_of,
+    mean_activity,
+    or_none,
+    readings,
+    sampled,
+)
 from ergmeter.metrics.explain.device import clock_hz, peak_clock_hz
 from ergmeter.records import Missing, Reading
 from ergmeter.units import NS_PER_S, duration
@@ -124,18 +130,11 @@ def _printed(evidence: Evidence, why: str) -> Reading:
 def _padding(evidence: Evidence, chosen: Flops, mfu_frac: float) -> tuple[float | None, str]:
     beside = positions_per_token(evidence) - 1
     if not beside:
-        return (0.0, "") if _is_padding_known(evidence) else (None, NO_PADDING)
+        is_known = or_none(padding_frac, evidence) is not None
+        return (0.0, "") if is_known else (None, NO_PADDING)
     if chosen.hardware_per_padding is None:
         return None, "the FLOP count has no cost of a padding position (hardware_per_padding)"
     return mfu_frac * beside * chosen.hardware_per_padding / flops_per_token(chosen), ""
-
-
-def _is_padding_known(evidence: Evidence) -> bool:
-    try:
-        padding_frac(evidence)
-    except NotMeasurable:
-        return False
-    return True
 
 
 def frozen_weights(evidence: Evidence) -> FrozenWeights | None:
@@ -299,8 +298,5 @@ def _what_is_uncounted(evidence: Evidence) -> str:
 
 def flop_count_contradictions(evidence: Evidence) -> list[str]:
     """The contradiction as a sentence; none where the two agree or can't be compared."""
-    try:
-        contradiction = flop_count_contradiction(evidence)
-    except NotMeasurable:
-        return []
+    contradiction = or_none(flop_count_contradiction, evidence)
     return ["; ".join(contradiction)] if contradiction else []

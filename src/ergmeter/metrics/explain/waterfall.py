@@ -22,6 +22,7 @@ from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.energy_breakdown import energy_of
 from ergmeter.metrics.definitions.profile import profiles
 from ergmeter.metrics.definitions.timing import pace_of_ranks
+from ergmeter.metrics.evidence.samples import or_none
 from ergmeter.metrics.explain.advice import Change, changes, record_next, remarks
 from ergmeter.metrics.explain.device import device_activity, why_no_ceiling
 from ergmeter.metrics.explain.flops import (
@@ -44,7 +45,6 @@ from ergmeter.records import Missing, Reading
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from ergmeter.metrics.definitions.timing import Straggler
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.explain.flops import Achieved
     from ergmeter.metrics.explain.time import LossBlock
@@ -194,7 +194,7 @@ def explain(evidence: Evidence) -> Explanation:
         got,
         still,
         blocks,
-        straggler=_straggler(evidence),
+        straggler=or_none(lambda: pace_of_ranks(evidence).straggler()),
         contradictions=flop_count_contradictions(evidence),
     )
     return Explanation(
@@ -206,7 +206,7 @@ def explain(evidence: Evidence) -> Explanation:
         changes(blocks, reached, activity, working_frac=level),
         missing,
         record_next(evidence, missing, activity, got),
-        _window(evidence),
+        evidence.window_or_reason,
     )
 
 
@@ -222,20 +222,6 @@ def _not_asked(evidence: Evidence, got: Achieved | None) -> dict[str, str]:
         except NotMeasurable as error:
             reasons["communication"] = str(error)
     return reasons
-
-
-def _straggler(evidence: Evidence) -> Straggler | None:
-    try:
-        return pace_of_ranks(evidence).straggler()
-    except NotMeasurable:
-        return None
-
-
-def _window(evidence: Evidence) -> str:
-    try:
-        return evidence.window_note
-    except NotMeasurable as error:
-        return str(error)
 
 
 def _split(evidence: Evidence, missing: dict[str, str]) -> TimeSplit | None:
