@@ -290,10 +290,11 @@ class Reading:
         """The text printed right after the value."""
         return " (impossible)" if self.impossible else ""
 
-    def mapped(self, change: Callable[[float], float], **fields: Any) -> Reading:  # noqa: ANN401
-        """The reading with its value and both edges of its interval changed alike."""
-        low, high = (None if edge is None else change(edge) for edge in (self.low, self.high))
-        return replace(self, value=change(self.value), low=low, high=high, **fields)
+
+def mapped(reading: Reading, change: Callable[[float], float], **fields: Any) -> Reading:  # noqa: ANN401
+    """A reading with its value and both edges of its interval changed alike."""
+    low, high = (None if edge is None else change(edge) for edge in (reading.low, reading.high))
+    return replace(reading, value=change(reading.value), low=low, high=high, **fields)
 
 
 @dataclass(frozen=True, slots=True)

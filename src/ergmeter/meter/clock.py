@@ -181,8 +181,13 @@ class Timeline:
                 if last_ns - _PATIENCE_NS < start_ns < last_ns:
                     start_ns = min(last_ns, end_ns - 1)
                 self._last_ns[queue] = end_ns
-                host_ns = {"host_start_ns": timed.start_ns, "host_end_ns": timed.end_ns}
-                timed = replace(timed, start_ns=start_ns, end_ns=end_ns, **host_ns)
+                timed = replace(
+                    timed,
+                    start_ns=start_ns,
+                    end_ns=end_ns,
+                    host_start_ns=timed.start_ns,
+                    host_end_ns=timed.end_ns,
+                )
             done.append(step_values(timed))
             self._waiting.popleft()
 

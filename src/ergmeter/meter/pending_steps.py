@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import replace
-from itertools import compress
+from itertools import compress, pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -215,18 +215,17 @@ def merge(columns: Columns, into_one: int) -> Columns:
 
 def _sums_by_kind(columns: Columns, kinds: Sequence[tuple[Any, ...]]) -> list[Step]:
     """One row for each kind; requests as they are."""
-    merged, requests = [], []
+    rows = [Step(*row) for row in _rows_of(columns)]
+    requests = [row for row in rows if row.phase not in _MERGED_PHASES]
+    merged: list[Step] = []
     for kind in dict.fromkeys(kinds):
-        is_own = [other == kind for other in kinds]
-        own = {name: list(compress(column, is_own)) for name, column in columns.items()}
         if kind[0] in _MERGED_PHASES:
-            own = _sums(own, len(own["phase"]))
-        (merged if kind[0] in _MERGED_PHASES else requests).extend(
-            Step(*row) for row in _rows_of(own)
-        )
+            own = [
+                row for row, other in zip(_rows_of(columns), kinds, strict=True) if other == kind
+            ]
+            merged += [Step(*row) for row in _rows_of(_sums(_columns_of(own), len(own)))]
     merged.sort(key=lambda row: row.end_ns, reverse=True)
-    ends, starts = columns["end_ns"], columns["start_ns"]
-    if all(start >= end for end, start in zip(ends, starts[1:], strict=False)):
+    if all(later.start_ns >= row.end_ns for row, later in pairwise(rows)):
         merged = _one_after_the_other(merged)
     return sorted([*merged, *requests], key=lambda row: row.start_ns)
 

@@ -24,7 +24,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending_steps, "MERGED_ROWS", 10)
 
 
-def row(*times_ns: int, **given: Any) -> StepValues:
+def row(*times_ns: Any, **given: Any) -> StepValues:
     return step_values(Step(*times_ns, **given))
 
 

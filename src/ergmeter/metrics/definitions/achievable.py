@@ -26,7 +26,7 @@ from ergmeter.metrics.definitions.compute import (
     need_possible,
     of_run,
 )
-from ergmeter.records import Reading, weakest
+from ergmeter.records import Reading, mapped, weakest
 from ergmeter.units import scaled, significant
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def achievable_of_peak_frac(evidence: Evidence) -> Reading:
     peak = each.value / mfu.value
     note = f"of {scaled(peak, 'FLOP/s')}, the peak that {MFU} names; {achievable.note}"
     basis = weakest(achievable.basis, "derived")
-    return achievable.mapped(lambda rate: rate / peak, unit="frac", basis=basis, note=note)
+    return mapped(achievable, lambda rate: rate / peak, unit="frac", basis=basis, note=note)
 
 
 def bandwidth_of_achievable_frac(evidence: Evidence) -> Reading:
@@ -83,14 +83,14 @@ def bandwidth_of_achievable_frac(evidence: Evidence) -> Reading:
         raise NotMeasurable(NO_BYTES.reason)
     need_possible(evidence, BANDWIDTH)
     per_flop = chosen.bytes_per_step / chosen.model_per_step
-    moved = each.mapped(lambda rate: rate * per_flop)
+    moved = mapped(each, lambda rate: rate * per_flop)
     return _share(moved, _mean(evidence, "bandwidth", "read"))
 
 
 def _share(rate: Reading, achievable: Reading) -> Reading:
     basis = weakest(rate.basis, achievable.basis)
     note = f"{achievable.note}; {rate.note}"
-    return rate.mapped(lambda edge: edge / achievable.value, unit="frac", basis=basis, note=note)
+    return mapped(rate, lambda edge: edge / achievable.value, unit="frac", basis=basis, note=note)
 
 
 def _mean(evidence: Evidence, table: str, name: str) -> Reading:

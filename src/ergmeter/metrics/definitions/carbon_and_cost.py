@@ -24,7 +24,7 @@ from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import label_of, tokens
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
 from ergmeter.metrics.evidence.samples import ACCELERATORS
-from ergmeter.records import Reading
+from ergmeter.records import Reading, mapped
 from ergmeter.runlog.settings import NOT_STATED
 from ergmeter.units import J_PER_KWH, duration, scaled, significant
 
@@ -118,7 +118,7 @@ def building_of(evidence: Evidence) -> tuple[float, str]:
 
 def scaled_by(reading: Reading, factor: float, unit: str, note: str) -> Reading:
     """A reading times an assumed factor, with its interval."""
-    return reading.mapped(lambda edge: edge * factor, unit=unit, basis="assumed", note=note)
+    return mapped(reading, lambda edge: edge * factor, unit=unit, basis="assumed", note=note)
 
 
 def per_million_tokens(metric: Metric, key: str, title: str, *, of_energy: bool = True) -> Metric:
@@ -165,7 +165,7 @@ def co2e_with_embodied_g(evidence: Evidence) -> Reading:
     used, made = co2e_g(evidence), embodied_g(evidence)
     share = made.value / (used.value + made.value) if made.value else 0.0
     note = f"{100 * share:.3g} % of it from the making: {made.note}; the rest: {used.note}"
-    return used.mapped(lambda grams: grams + made.value, basis="assumed", note=note)
+    return mapped(used, lambda grams: grams + made.value, basis="assumed", note=note)
 
 
 _GRID = ("energy", "a grid intensity")

@@ -28,7 +28,7 @@ from ergmeter.metrics.definitions.throughput import samples_per_s, steps_per_s, 
 from ergmeter.metrics.definitions.tokens import positions_per_token
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
 from ergmeter.metrics.evidence.samples import cached_result
-from ergmeter.records import Missing, Reading, weakest
+from ergmeter.records import Missing, Reading, mapped, weakest
 from ergmeter.units import number_of, scaled, significant
 
 if TYPE_CHECKING:
@@ -419,7 +419,7 @@ def _speed(evidence: Evidence) -> tuple[str, Reading]:
         return "sample", samples_per_s(evidence)
     pace = steps_per_s(evidence)
     ranks = len(evidence.counted.lanes) if evidence.has_work else 1
-    return "step", pace.mapped(lambda rate: rate * ranks)
+    return "step", mapped(pace, lambda rate: rate * ranks)
 
 
 def _flops_per_step(evidence: Evidence) -> Reading:

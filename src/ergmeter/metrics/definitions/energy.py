@@ -29,7 +29,7 @@ from ergmeter.metrics.device_energy import (
 from ergmeter.metrics.evidence.gpu_use import gpu_names
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
 from ergmeter.metrics.evidence.samples import ACCELERATORS, cached_result, or_none, why_absent
-from ergmeter.records import Reading, weakest
+from ergmeter.records import Reading, mapped, weakest
 from ergmeter.units import J_PER_WH, number_of
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def device_j(evidence: Evidence, device: Device) -> Reading:
 
 def _scaled(reading: Reading, factor: float, unit: str, note: str = "") -> Reading:
     together = "; ".join(part for part in (note, reading.note) if part)
-    return reading.mapped(lambda edge: edge * factor, unit=unit, note=together)
+    return mapped(reading, lambda edge: edge * factor, unit=unit, note=together)
 
 
 def mean_w(evidence: Evidence) -> Reading:

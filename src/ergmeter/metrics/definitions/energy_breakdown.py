@@ -26,7 +26,7 @@ from ergmeter.metrics.device_energy import boundary, curve_of
 from ergmeter.metrics.energy_curve import merged
 from ergmeter.metrics.evidence.samples import BOUNDARY, cached_for_kinds, cached_result
 from ergmeter.metrics.phases import PHASE_TITLES, PRECEDENCE, precedence, spans_of, union_of
-from ergmeter.records import PHASES, Reading, weakest
+from ergmeter.records import PHASES, Reading, mapped, weakest
 from ergmeter.stats.intervals import percentile
 from ergmeter.units import NS_PER_S, duration, number_of, scaled
 
@@ -278,7 +278,7 @@ def net_j(evidence: Evidence) -> Reading:
         )
     note = f"gross {scaled(gross.value, 'J')}, idle {idle.value:.4g} W ({idle.note}); {gross.note}"
     basis = weakest("derived", gross.basis, idle.basis)
-    return gross.mapped(lambda joules: joules - base_j, basis=basis, note=note)
+    return mapped(gross, lambda joules: joules - base_j, basis=basis, note=note)
 
 
 def net_joules_per_token(evidence: Evidence) -> Reading:
@@ -286,7 +286,7 @@ def net_joules_per_token(evidence: Evidence) -> Reading:
     gross, net, total = joules_per_token(evidence), net_j(evidence), run_j(evidence)
     scale = gross.value / total.value
     basis = weakest(gross.basis, net.basis)
-    return net.mapped(lambda joules: joules * scale, unit="J/token", basis=basis)
+    return mapped(net, lambda joules: joules * scale, unit="J/token", basis=basis)
 
 
 _IDLE_NEEDS = ("an energy counter or power readings", "an idle span or a calibration")

@@ -38,7 +38,7 @@ from ergmeter.metrics.evidence.requests import (
     why_not_timed,
 )
 from ergmeter.metrics.evidence.samples import cached_result
-from ergmeter.records import PHASES, Reading, weakest
+from ergmeter.records import PHASES, Reading, mapped, weakest
 from ergmeter.stats.intervals import percentile
 from ergmeter.units import NS_PER_S, duration, number_of
 
@@ -436,7 +436,7 @@ def _energy_over(evidence: Evidence, amount: float, unit: str, basis: Basis, not
     if load is not None and load.answered < len(load):
         note += f", that of {len(load) - load.answered} without a whole answer included"
     basis, note = weakest(energy.basis, basis), f"{note}; {energy.note}"
-    return energy.mapped(lambda joules: joules / amount, unit=unit, basis=basis, note=note)
+    return mapped(energy, lambda joules: joules / amount, unit=unit, basis=basis, note=note)
 
 
 def joules_per_generated_token(evidence: Evidence) -> Reading:

@@ -194,7 +194,8 @@ def inside(evidence: Evidence, t_ns: TimeArray) -> Any:  # noqa: ANN401  a mask
 def window_values(evidence: Evidence, column: str, device: Device) -> FloatArray:
     """The values of a device's column in the window. Raises NotMeasurable if there are none."""
     series = readings(evidence, column, device)
-    return series.values[inside(evidence, series.t_ns)]
+    values: FloatArray = series.values[inside(evidence, series.t_ns)]
+    return values
 
 
 def throttled_share(evidence: Evidence, device: Device, mask: int) -> float:
