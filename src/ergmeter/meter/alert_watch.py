@@ -72,15 +72,6 @@ class NoticeChannels:
     webhook: str | None = None
 
 
-def notice_channels(
-    *, command: str | None = None, webhook: str | None = None, console: bool = True
-) -> NoticeChannels:
-    """Parses the user's channels. Raises UsageError for one that could not work."""
-    return NoticeChannels(
-        console, _words(command) if command is not None else (), _address(webhook)
-    )
-
-
 def _words(command: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(command))
@@ -283,7 +274,9 @@ def planned_alerts(
             )
     if (command is not None or webhook is not None) and not rules:
         raise UsageError("a command or a webhook for alerts, and no alert to tell of; give one")
-    return AlertPlan(rules, stops, notice_channels(command=command, webhook=webhook))
+    words = _words(command) if command is not None else ()
+    channels = NoticeChannels(command=words, webhook=_address(webhook))
+    return AlertPlan(rules, stops, channels)
 
 
 class Alarm:

@@ -215,12 +215,12 @@ class HandOver:
         while self._paused:
             self._paused.pop().release()
 
-    def flush(self, *, samples: bool = True) -> None:
-        """Write what has come in so far; the samples only if told to. Waits for the disk."""
+    def flush(self) -> None:
+        """Write what has come in so far. Waits for the disk."""
         self.collect()
         with self._lock:
             if not self._finished:
-                self._write(samples=samples)
+                self._write(samples=True)
 
     def collect(self, *, wait: bool = False) -> None:
         """Take over what the program has made so far. With `wait`, also what a device still has."""
