@@ -518,6 +518,17 @@ def _of_run(key: str) -> Callable[[Evidence], Reading]:
 
 _NEEDS = ("the FLOPs of a step", "tokens")
 
+_OF_PEAK = {
+    MFU: ("MFU", "FLOPs of a token x tokens/s / (devices x dense peak of the type computed in)"),
+    HFU: ("HFU", "as MFU, with the FLOPs that are computed a second time or on padding"),
+    ALL_WORK: (
+        "all work, of the peak",
+        "as HFU, with the FLOPs of other models and of generation; a lower bound where one is not"
+        " counted",
+    ),
+}
+_ALIASES = {MFU: (Alias("mfu", "profiler MFU monitors", "model FLOPs utilisation", "frac"),)}
+
 METRICS = [
     *(
         Metric(
@@ -528,25 +539,11 @@ METRICS = [
             formula,
             (*_NEEDS, "a peak"),
             _of_run(key),
-            aliases=tuple(aliases),
+            aliases=_ALIASES.get(key, ()),
             upper_bound=1.0,
             above_bound=_ABOVE_PEAK,
         )
-        for key, title, formula, *aliases in (
-            (
-                MFU,
-                "MFU",
-                "FLOPs of a token x tokens/s / (devices x dense peak of the type computed in)",
-                Alias("mfu", "profiler MFU monitors", "model FLOPs utilisation", "frac"),
-            ),
-            (HFU, "HFU", "as MFU, with the FLOPs that are computed a second time or on padding"),
-            (
-                ALL_WORK,
-                "all work, of the peak",
-                "as HFU, with the FLOPs of other models and of generation; a lower bound where one"
-                " is not counted",
-            ),
-        )
+        for key, (title, formula) in _OF_PEAK.items()
     ),
     Metric(
         MFU_BF16,
