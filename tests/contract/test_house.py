@@ -50,7 +50,13 @@ def test_a_number_in_a_record_names_its_unit(record: str, field: str) -> None:
     ("table", "record"), [("samples", Sample), ("steps", Step), ("reported", Reported)]
 )
 def test_the_columns_of_a_table_are_the_fields_of_its_record(table: str, record: type) -> None:
-    assert list(COLUMN_KINDS[table]) == [field.name for field in dataclasses.fields(record)]
+    assert list(COLUMN_KINDS[table]) == list(record.__annotations__)
+
+
+def test_the_kind_of_a_column_follows_from_its_field() -> None:
+    steps = COLUMN_KINDS["steps"]
+    names = ("start_ns", "index", "phase", "loss", "rank", "host_end_ns")
+    assert [steps[name] for name in names] == ["time", "count", "text", "float", "count", "count"]
 
 
 @pytest.mark.parametrize("name", registry.names("probes"))

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from ergmeter.metrics.live.alert_judge import Alert, AlertRows, Judge
+    from ergmeter.metrics.live.alert_judge import Alert, Judge
     from ergmeter.metrics.live.follow import RunFollower
     from ergmeter.runlog.settings import Settings
 
@@ -70,15 +70,6 @@ class NoticeChannels:
     console: bool = True
     command: tuple[str, ...] = ()  # words, with {alert} and the like in them
     webhook: str | None = None
-
-
-def notice_channels(
-    *, command: str | None = None, webhook: str | None = None, console: bool = True
-) -> NoticeChannels:
-    """Parses the user's channels. Raises UsageError for one that could not work."""
-    return NoticeChannels(
-        console, _words(command) if command is not None else (), _address(webhook)
-    )
 
 
 def _words(command: str) -> tuple[str, ...]:
@@ -283,7 +274,9 @@ def planned_alerts(
             )
     if (command is not None or webhook is not None) and not rules:
         raise UsageError("a command or a webhook for alerts, and no alert to tell of; give one")
-    return AlertPlan(rules, stops, notice_channels(command=command, webhook=webhook))
+    words = _words(command) if command is not None else ()
+    channels = NoticeChannels(command=words, webhook=_address(webhook))
+    return AlertPlan(rules, stops, channels)
 
 
 class Alarm:
@@ -317,8 +310,6 @@ class Alarm:
         self._lost: dict[str, set[str]] = {}  # by rule, the writers whose loss is none now
         self._claims: dict[str, DeviceClaim] = {}  # by rule, to tell of a loss for this node
         weakref.finalize(self, _release, self._claims)  # held so long, they are no leak
-        self._spans: dict[str, tuple[int, int]] = {}  # by writer, from its first step to its last
-        self._steps = 0
         self._unjudged: set[str] = set()  # rules of which it was said that nothing is seen for them
         self._failed = False
         self._stopping = threading.Event()
@@ -361,18 +352,10 @@ class Alarm:
         is_behind = True
         while is_behind:
             _, ready, is_behind = following.look(is_last=is_last)
-            self._note_spans(ready)
             for alert in judge.feed(ready):
                 self._raised(alert, may_stop=not is_last)
-            self._steps += sum(len(steps["end_ns"]) for steps in ready.steps.values())
-        untold = judge.untold if self._steps >= _SOME_STEPS else judge.hopeless
+        untold = judge.untold if judge.totals.rows >= _SOME_STEPS else judge.hopeless
         self._say_unjudged(judge.unjudged if is_last else untold, is_last=is_last)
-
-    def _note_spans(self, rows: AlertRows) -> None:
-        for writer, steps in rows.steps.items():
-            start_ns, end_ns = int(steps["start_ns"].min()), int(steps["end_ns"].max())
-            first_ns, last_ns = self._spans.get(writer, (start_ns, end_ns))
-            self._spans[writer] = (min(first_ns, start_ns), max(last_ns, end_ns))
 
     def _begun(self) -> tuple[RunFollower, Judge]:
         from ergmeter.metrics.live.alert_judge import Judge  # noqa: PLC0415  numpy and pyarrow
@@ -424,8 +407,9 @@ class Alarm:
                 self._claims[alert.rule.text].release()
             return False
         # One that had taken its last step when this one took its first is of a training before.
-        began_ns, _ = self._spans.get(alert.about, (0, 0))
-        lost -= {span for span in lost if self._spans.get(span, (0, began_ns))[1] < began_ns}
+        spans = self._followed[1].totals.spans if self._followed else {}
+        began_ns, _ = spans.get(alert.about, (0, 0))
+        lost -= {writer for writer in lost if spans.get(writer, (0, began_ns))[1] < began_ns}
         lost.add(alert.about)
         return len(lost) == 1 and self._tells_for_node(alert.rule)
 

@@ -17,18 +17,19 @@ import sys
 import time
 from collections import deque
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cache
-from operator import itemgetter
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from ergmeter.records import Mark
+from ergmeter.meter.pending_steps import step_values
+from ergmeter.records import Mark, Step
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-Row: TypeAlias = "tuple[Any, ...]"  # of a step: its start, its end, and the rest
+    from ergmeter.records import StepValues
 
 # What is computed. Waiting for data and writing a checkpoint are the host's own.
 ON_DEVICE = ("train", "eval")
@@ -41,8 +42,6 @@ _LOOK_S = 0.002
 _DRIVER = "libcuda.so.1"
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
-
-_START, _END = itemgetter(0), itemgetter(1)  # of a row
 
 _streams: dict[Any, Any] = {}
 _NOT_ASKED = -1
@@ -60,6 +59,8 @@ def moment() -> int:
     """The time now; where torch uses a GPU, with an event for the device's time. Never waits."""
     now_ns = monotonic_ns()
     torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return now_ns
     cuda = getattr(torch, "cuda", None)
     try:
         # What is recorded in a CUDA graph happens when that is replayed, and not now.
@@ -126,21 +127,21 @@ class Timeline:
 
     def __init__(self, mark: Callable[[Mark], None]) -> None:
         self._mark = mark
-        self._waiting: deque[Row] = deque()
+        self._waiting: deque[Step] = deque()
         self._streams: dict[Any, Any] = {}  # of ours, and empty, by device
         self._failed = self._is_noted = False
         self._last_ns: dict[Any, int] = {}  # by queue
 
-    def passed(self, rows: list[Row]) -> list[Row]:
+    def passed(self, rows: list[StepValues]) -> list[StepValues]:
         """Those of all so far that the device is done with, by its own times.
 
-        Each with the host's start and end behind the rest; None where those are its times.
+        Each also with the host's start and end; None where those are its times.
         """
         _in_use.clear()
         if not self._waiting and _have_no_event(rows):
-            return [(*row, None, None) for row in rows]  # quick, where rows are many
-        self._waiting.extend(rows)
-        done: list[Row] = []
+            return rows  # quick, where rows are many
+        self._waiting.extend(Step(*row) for row in rows)
+        done: list[StepValues] = []
         if any(_events(row) for row in self._waiting):
             try:
                 with apart_from_captures():
@@ -153,37 +154,41 @@ class Timeline:
             done += self._by_host()
         return done
 
-    def give_up(self) -> list[Row]:
+    def give_up(self) -> list[StepValues]:
         """The remaining steps by the host's times: the device does not answer."""
         if self._waiting:
             self._say("step_clock_failed", f"the device has not passed {len(self._waiting)} steps")
         return self._by_host()
 
-    def _by_host(self) -> list[Row]:
-        rows = [(int(start), int(end), *rest, None, None) for start, end, *rest in self._waiting]
+    def _by_host(self) -> list[StepValues]:
+        rows = [step_values(_by_host(row)) for row in self._waiting]
         self._waiting.clear()
         return rows
 
-    def _by_device(self, done: list[Row]) -> None:
+    def _by_device(self, done: list[StepValues]) -> None:
         anchors: dict[Any, tuple[Any, int]] = {}
         while self._waiting and not self._failed:
             row = self._waiting[0]
             if not all(event.query() for event in _events(row)):
                 return
-            start, end, *rest = row
-            if not _events(row):
-                timed = (int(start), int(end), *rest, None, None)
-            else:
-                start_ns, end_ns = (
-                    self._device_ns(moment_ns, anchors) for moment_ns in (start, end)
-                )
+            timed = _by_host(row)
+            if _events(row):
+                edges = (row.start_ns, row.end_ns)
+                start_ns, end_ns = (self._device_ns(moment_ns, anchors) for moment_ns in edges)
                 # Two anchors differ by a few microseconds, and steps of one queue do not overlap.
-                last_ns = self._last_ns.get(getattr(end, "queue", None), 0)
+                queue = getattr(row.end_ns, "queue", None)
+                last_ns = self._last_ns.get(queue, 0)
                 if last_ns - _PATIENCE_NS < start_ns < last_ns:
                     start_ns = min(last_ns, end_ns - 1)
-                self._last_ns[getattr(end, "queue", None)] = end_ns
-                timed = (start_ns, end_ns, *rest, int(start), int(end))
-            done.append(timed)
+                self._last_ns[queue] = end_ns
+                timed = replace(
+                    timed,
+                    start_ns=start_ns,
+                    end_ns=end_ns,
+                    host_start_ns=timed.start_ns,
+                    host_end_ns=timed.end_ns,
+                )
+            done.append(step_values(timed))
             self._waiting.popleft()
 
     def _device_ns(self, moment_ns: int, anchors: dict[Any, tuple[Any, int]]) -> int:
@@ -226,13 +231,18 @@ class Timeline:
         self._mark(Mark(monotonic_ns(), name, " ".join(what.split())[:500]))
 
 
-def _have_no_event(rows: list[Row]) -> bool:
-    starts, ends = map(_START, rows), map(_END, rows)
-    return {*map(type, starts), *map(type, ends)} <= {int}
+def _by_host(row: Step) -> Step:
+    """The step with plain numbers for its times."""
+    return replace(row, start_ns=int(row.start_ns), end_ns=int(row.end_ns))
 
 
-def _events(row: Row) -> list[Any]:
-    return [moment.event for moment in row[:2] if isinstance(moment, Moment)]
+def _have_no_event(rows: list[StepValues]) -> bool:
+    return {type(moment_ns) for row in rows for moment_ns in row[:2]} <= {int}
+
+
+def _events(row: Step) -> list[Any]:
+    edges = (row.start_ns, row.end_ns)
+    return [moment.event for moment in edges if isinstance(moment, Moment)]
 
 
 @contextmanager

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Protocol
 
+    from ergmeter.records import StepValues
     from ergmeter.runlog.writer import Writer
     from ergmeter.sampler import Opened, Sampler
 
@@ -65,10 +66,6 @@ LONGEST_STOP_S = 60.0
 # How long the end of a program waits for what it has asked of its device.
 DEVICE_S = 5.0
 
-# Of a step, what whoever made it says; the rest is filled in here.
-_FILLED_IN = ("rank", "host_start_ns", "host_end_ns")
-STEP_GIVEN = tuple(name for name in COLUMN_KINDS["steps"] if name not in _FILLED_IN)
-
 
 class HandOver:
     """Owns the writer and the sampler of one process. `steps` and `marks` may be appended to by
@@ -84,7 +81,7 @@ class HandOver:
         cost_s: Callable[[], float] | None = None,
     ) -> None:
         # Without an end: no step is dropped by an append, and they are collected twice a second.
-        self.steps: deque[tuple[Any, ...]] = deque()
+        self.steps: deque[StepValues] = deque()
         self.marks: deque[Mark] = deque()
         self.reported: deque[Reported] = deque()
         self.pending = PendingSteps(self.marks.append)
@@ -218,12 +215,12 @@ class HandOver:
         while self._paused:
             self._paused.pop().release()
 
-    def flush(self, *, samples: bool = True) -> None:
-        """Write what has come in so far; the samples only if told to. Waits for the disk."""
+    def flush(self) -> None:
+        """Write what has come in so far. Waits for the disk."""
         self.collect()
         with self._lock:
             if not self._finished:
-                self._write(samples=samples)
+                self._write(samples=True)
 
     def collect(self, *, wait: bool = False) -> None:
         """Take over what the program has made so far. With `wait`, also what a device still has."""
@@ -244,7 +241,7 @@ class HandOver:
             self._guarded(partial(self._trim, self.marks, "marks"))
             self._guarded(partial(self._trim, self.reported, "reported figures"))
 
-    def _add(self, rows: list[tuple[Any, ...]], waiting: int) -> None:
+    def _add(self, rows: list[StepValues], waiting: int) -> None:
         try:
             self.pending.add(rows, waiting=waiting)
         except Exception as error:  # whatever it was, the steps are counted as dropped

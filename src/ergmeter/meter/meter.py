@@ -18,7 +18,6 @@ import os
 import sys
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from threading import Lock, get_ident
 from time import monotonic_ns
@@ -28,7 +27,7 @@ from ergmeter.errors import UsageError
 from ergmeter.meter import active_meters
 from ergmeter.meter.alert_watch import Alarm, planned_alerts
 from ergmeter.meter.clock import ON_DEVICE, moment
-from ergmeter.meter.handover import STEP_GIVEN
+from ergmeter.meter.pending_steps import step_values
 from ergmeter.meter.run_plan import (
     Around,
     Budget,
@@ -49,13 +48,11 @@ if TYPE_CHECKING:
 
     from ergmeter.meter.handover import HandOver
     from ergmeter.ports import Sink
-    from ergmeter.records import Record, Summary
+    from ergmeter.records import Record, StepValues, Summary
 
 
 # What a mark may hold: a name, a path, a sentence.
 _MARK_CHARACTERS = 1000
-_STEP_VALUES = attrgetter(*STEP_GIVEN)
-_CPU_S = attrgetter("cpu_s")
 
 
 class Meter:
@@ -141,7 +138,7 @@ class Meter:
         self._ends_ns: dict[int, int] = {}
         self._numbers = {phase: itertools.count() for phase in PHASES}
         self._started_ns = 0
-        self._append: Callable[[tuple[Any, ...]], None] = self._not_started
+        self._append: Callable[[StepValues], None] = self._not_started
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -238,23 +235,25 @@ class Meter:
             raise UsageError("step_end was called inside `with meter.step()`, which ends by itself")
         start_ns = self._ends_ns.get(thread, self._started_ns)
         self._ends_ns[thread] = end_ns
-        self._append(
-            (
-                start_ns,
-                end_ns,
-                next(self._numbers["train"]),
-                1,
-                "train",
-                tokens,
-                tokens_real,
-                tokens_loss,
-                samples,
-                micro_steps,
-                loss,
-                learning_rate,
-                grad_norm,
-            )
+        values: StepValues = (
+            start_ns,
+            end_ns,
+            next(self._numbers["train"]),
+            1,
+            "train",
+            tokens,
+            tokens_real,
+            tokens_loss,
+            samples,
+            micro_steps,
+            loss,
+            learning_rate,
+            grad_norm,
+            0,
+            None,
+            None,
         )
+        self._append(values)
 
     def mark(self, name: str, detail: str = "") -> None:
         """Name this instant. `meter.mark("warmup_end")` ends the warm-up here."""
@@ -270,7 +269,7 @@ class Meter:
         if handover is None:
             raise UsageError("the Meter is not measuring")
         if isinstance(record, Step):
-            handover.steps.append(_STEP_VALUES(record))
+            handover.steps.append(step_values(record))
         elif isinstance(record, Reported):
             handover.reported.append(record)
         elif isinstance(record, Mark):
@@ -382,7 +381,7 @@ class Meter:
                 mark=handover.marks.append,
                 is_first=lambda: handover.rank == 0,
             )
-            handover.costs.append(partial(_CPU_S, self._feed))
+            handover.costs.append(partial(getattr, self._feed, "cpu_s"))
             self._feed.start()
 
     def _start_alarm(self, handover: HandOver) -> None:
@@ -399,7 +398,7 @@ class Meter:
                 rank=lambda: handover.rank if self._is_one_of(handover) else None,
                 on_stop=self._stop_asked,
             )
-            handover.costs.append(partial(_CPU_S, self._alarm))
+            handover.costs.append(partial(getattr, self._alarm, "cpu_s"))
             self._alarm.start()
 
     def _is_one_of(self, handover: HandOver) -> bool:
@@ -417,13 +416,13 @@ class Meter:
         if self._feed is not None:
             self._feed.stop(ended)
 
-    def _not_started(self, _row: tuple[Any, ...]) -> None:
+    def _not_started(self, _step: StepValues) -> None:
         raise UsageError("the Meter has not been started; use `with Meter() as meter:`")
 
-    def _closed(self, _row: tuple[Any, ...]) -> None:
+    def _closed(self, _step: StepValues) -> None:
         raise UsageError(f"the Meter is closed (run {self.path}); a step after its end has no run")
 
-    def _unheard(self, _row: tuple[Any, ...]) -> None:
+    def _unheard(self, _step: StepValues) -> None:
         """A forked child that can't write has said so; it goes on."""
 
     def _forked(self) -> None:
@@ -439,9 +438,9 @@ class Meter:
         self._started_ns = monotonic_ns()
         self._append = self._first_after_fork
 
-    def _first_after_fork(self, row: tuple[Any, ...]) -> None:
+    def _first_after_fork(self, step: StepValues) -> None:
         self._share_of_fork()
-        self._append(row)
+        self._append(step)
 
     def _share_of_fork(self) -> HandOver | None:
         """In a forked child that has something to say for the first time: its own share."""
@@ -548,23 +547,25 @@ class StepSpan:
         meter._spans.pop(thread, None)
         meter._ends_ns[thread] = end_ns
         if kind is None:
-            meter._append(
-                (
-                    self._start_ns,
-                    end_ns,
-                    next(meter._numbers[self.phase]),
-                    1,
-                    self.phase,
-                    self.tokens,
-                    self.tokens_real,
-                    self.tokens_loss,
-                    self.samples,
-                    self.micro_steps or 1,
-                    self.loss,
-                    self.learning_rate,
-                    self.grad_norm,
-                )
+            values: StepValues = (
+                self._start_ns,
+                end_ns,
+                next(meter._numbers[self.phase]),
+                1,
+                self.phase,
+                self.tokens,
+                self.tokens_real,
+                self.tokens_loss,
+                self.samples,
+                self.micro_steps or 1,
+                self.loss,
+                self.learning_rate,
+                self.grad_norm,
+                0,
+                None,
+                None,
             )
+            meter._append(values)
         else:
             meter.mark("step_failed", f"{self.phase}: {kind.__name__}")
 

@@ -14,20 +14,21 @@ import math
 import threading
 import time
 from collections import deque
-from itertools import compress
+from dataclasses import replace
+from itertools import compress, pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ergmeter.records import COLUMN_KINDS, Mark
+from ergmeter.records import COLUMN_KINDS, Mark, Step
 from ergmeter.runlog.dropped import DroppedSteps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-Row: TypeAlias = "tuple[Any, ...]"
-Columns: TypeAlias = "list[Sequence[Any]]"  # in the order of STEP_COLUMNS
+    from ergmeter.records import StepValues
 
-# The columns of a row here. Its rank is filled in when it is written.
-STEP_COLUMNS = tuple(name for name in COLUMN_KINDS["steps"] if name != "rank")
+Columns: TypeAlias = "dict[str, Sequence[Any]]"  # by field of Step
+
 # More rows than this are merged into about so many. 50,000 rows take 0.1 s to write.
 MAX_ROWS = 50_000
 MERGED_ROWS = 10_000
@@ -36,15 +37,11 @@ CHUNK_ROWS = 4096
 # A request counts by itself (its first token, its length), so it is never merged.
 _MERGED_PHASES = frozenset({"train", "eval", "checkpoint", "data", "idle"})
 
-_KINDS = tuple(COLUMN_KINDS["steps"][name] for name in STEP_COLUMNS)
-_AT = {name: number for number, name in enumerate(STEP_COLUMNS)}
-_START, _END, _STEPS, _PHASE = (_AT[name] for name in ("start_ns", "end_ns", "steps", "phase"))
-_HOST_START, _HOST_END = _AT["host_start_ns"], _AT["host_end_ns"]
-_TOKENS = ("tokens_computed", "tokens_real", "tokens_loss")
-_SUMS = tuple(_AT[name] for name in ("steps", *_TOKENS, "samples", "micro_steps"))
-_LATEST = tuple(_AT[name] for name in ("loss", "learning_rate", "grad_norm"))
-_COUNTED = (_AT["tokens_computed"], _AT["tokens_real"])
-_ALIKE = (*_SUMS, _HOST_START)  # rows are merged if all of them have it or none
+_SUMS = ("steps", "tokens_computed", "tokens_real", "tokens_loss", "samples", "micro_steps")
+_LATEST = ("loss", "learning_rate", "grad_norm")
+_ALIKE = (*_SUMS, "host_start_ns")  # rows are merged if all of them have it or none
+
+step_values: Callable[[Step], StepValues] = attrgetter(*COLUMN_KINDS["steps"])
 
 _FLOATS = {float, type(None)}
 _INTS = {int, type(None)}
@@ -56,7 +53,7 @@ class PendingSteps:
 
     def __init__(self, mark: Callable[[Mark], None]) -> None:
         self._mark = mark
-        self._rows: deque[Row] = deque()
+        self._rows: deque[StepValues] = deque()
         self._lock = threading.Lock()  # held for moments, and never by the training thread
         self._refused: set[str] = set()
         self._dropped: DroppedSteps | None = None
@@ -72,7 +69,7 @@ class PendingSteps:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, rows: list[Row], *, waiting: int) -> None:
+    def add(self, rows: list[StepValues], *, waiting: int) -> None:
         """Append rows. `waiting` is how many there are in all, with those still to be added."""
         if not rows:
             return
@@ -82,7 +79,7 @@ class PendingSteps:
         if waiting > MAX_ROWS:
             columns = self._merged(columns, waiting)
         with self._lock:
-            self._rows.extend(zip(*columns, strict=True))
+            self._rows.extend(_rows_of(columns))
             if len(self._rows) > MAX_ROWS:
                 self._make_room()
 
@@ -91,11 +88,11 @@ class PendingSteps:
         with self._lock:
             rows = [self._rows.popleft() for _ in range(min(most, len(self._rows)))]
         self.taken += len(rows)
-        return dict(zip(STEP_COLUMNS, zip(*rows, strict=True), strict=True)) if rows else {}
+        return _columns_of(rows) if rows else {}
 
-    def drop(self, rows: list[Row], why: str) -> None:
+    def drop(self, rows: list[StepValues], why: str) -> None:
         """Count rows that could not be added."""
-        start_ns, end_ns = int(rows[0][_START]), int(rows[-1][_END])
+        start_ns, end_ns = int(Step(*rows[0]).start_ns), int(Step(*rows[-1]).end_ns)
         with self._lock:
             self._drop(DroppedSteps(len(rows), None, 0, start_ns, end_ns, why))
 
@@ -125,21 +122,22 @@ class PendingSteps:
             return None
         return int(number)
 
-    def _checked(self, rows: list[Row]) -> Columns:
+    def _checked(self, rows: list[StepValues]) -> Columns:
         """The rows as columns that hold numbers alone."""
-        columns: Columns = list(zip(*rows, strict=True))
-        for number, kind in enumerate(_KINDS):
+        columns = _columns_of(rows)
+        for name, kind in COLUMN_KINDS["steps"].items():
             # Most columns hold what they should, and looking costs a hundredth of converting.
-            if kind == "float" and not set(map(type, columns[number])) <= _FLOATS:
-                columns[number] = [self._number(value) for value in columns[number]]
-            elif kind == "count" and not set(map(type, columns[number])) <= _INTS:
-                columns[number] = [self.count(value) for value in columns[number]]
+            if kind == "float" and not set(map(type, columns[name])) <= _FLOATS:
+                columns[name] = [self._number(value) for value in columns[name]]
+            elif kind == "count" and not set(map(type, columns[name])) <= _INTS:
+                columns[name] = [self.count(value) for value in columns[name]]
         return columns
 
     def _tally(self, columns: Columns) -> None:
         """Add to the totals that progress is computed from."""
-        phases, steps, computed, real = (columns[at] for at in (_PHASE, _STEPS, *_COUNTED))
-        if real.count(None) < len(real):  # as in `metrics.ahead`: the real tokens, where known
+        names = ("phase", "steps", "tokens_computed", "tokens_real")
+        phases, steps, computed, real = (columns[name] for name in names)
+        if real.count(None) < len(real):  # as `metrics.live.rows.real_tokens`
             both = zip(real, computed, strict=True)
             computed = [other if own is None else own for own, other in both]
         if phases.count("train") < len(phases):
@@ -147,13 +145,13 @@ class PendingSteps:
             steps, computed = list(compress(steps, train)), list(compress(computed, train))
         self.train_steps += sum(filter(None, steps))
         self.tokens += sum(filter(None, computed))
-        self.first_ns = self.first_ns or columns[_START][0]
-        self.last_ns = columns[_END][-1]
+        self.first_ns = self.first_ns or columns["start_ns"][0]
+        self.last_ns = columns["end_ns"][-1]
 
     def _merged(self, columns: Columns, waiting: int) -> Columns:
         merged = merge(columns, -(-waiting // MERGED_ROWS))
-        if len(merged[_STEPS]) < len(columns[_STEPS]):
-            self.most_steps = max(self.most_steps, *(steps or 0 for steps in merged[_STEPS]))
+        if len(merged["steps"]) < len(columns["steps"]):
+            self.most_steps = max(self.most_steps, *(steps or 0 for steps in merged["steps"]))
         return merged
 
     def _make_room(self) -> None:
@@ -161,12 +159,11 @@ class PendingSteps:
         rows, waiting = list(self._rows), len(self._rows)
         self._rows.clear()
         for first in range(0, waiting, CHUNK_ROWS):
-            columns: Columns = list(zip(*rows[first : first + CHUNK_ROWS], strict=True))
-            self._rows.extend(zip(*self._merged(columns, waiting), strict=True))
+            columns = _columns_of(rows[first : first + CHUNK_ROWS])
+            self._rows.extend(_rows_of(self._merged(columns, waiting)))
         if len(self._rows) > 2 * MAX_ROWS:
             oldest = [self._rows.popleft() for _ in range(len(self._rows) - MAX_ROWS)]
-            dropped = dict(zip(STEP_COLUMNS, zip(*oldest, strict=True), strict=True))
-            self._drop(DroppedSteps.of(dropped, "the disk took them too slowly"))
+            self._drop(DroppedSteps.of(_columns_of(oldest), "the disk took them too slowly"))
 
     def _drop(self, dropped: DroppedSteps) -> None:
         self._dropped = dropped if self._dropped is None else self._dropped + dropped
@@ -191,73 +188,83 @@ class PendingSteps:
             self._mark(Mark(time.monotonic_ns(), "value_refused", why))
 
 
+def _columns_of(rows: Iterable[StepValues]) -> Columns:
+    return dict(zip(COLUMN_KINDS["steps"], zip(*rows, strict=True), strict=True))
+
+
+def _rows_of(columns: Columns) -> Iterator[StepValues]:
+    return zip(*columns.values(), strict=True)
+
+
 def merge(columns: Columns, into_one: int) -> Columns:
     """The same steps in fewer rows, `into_one` consecutive ones of a kind in each."""
-    length = len(columns[_PHASE])
-    phase = columns[_PHASE][0]
-    is_one_kind = columns[_PHASE].count(phase) == length and phase in _MERGED_PHASES
-    if is_one_kind and all(columns[at].count(None) in (0, length) for at in _ALIKE):
+    phases = columns["phase"]
+    length = len(phases)
+    is_one_kind = phases.count(phases[0]) == length and phases[0] in _MERGED_PHASES
+    if is_one_kind and all(columns[name].count(None) in (0, length) for name in _ALIKE):
         return _sums(columns, into_one)
-    rows = list(zip(*columns, strict=True))
-    size = into_one * len(set(map(_kind, rows)))
-    groups = (rows[first : first + size] for first in range(0, length, size))
-    return list(zip(*(row for group in groups for row in _sums_by_kind(group)), strict=True))
+    alike = ([value is None for value in columns[name]] for name in _ALIKE)
+    kinds = list(zip(phases, *alike, strict=True))
+    size = into_one * len(set(kinds))
+    merged = []
+    for first in range(0, length, size):
+        group = {name: column[first : first + size] for name, column in columns.items()}
+        merged += _sums_by_kind(group, kinds[first : first + size])
+    return _columns_of(map(step_values, merged))
 
 
-def _kind(row: Row) -> Row:
-    return (row[_PHASE], *(row[at] is None for at in _ALIKE))
-
-
-def _sums_by_kind(rows: list[Row]) -> list[Row]:
+def _sums_by_kind(columns: Columns, kinds: Sequence[tuple[Any, ...]]) -> list[Step]:
     """One row for each kind; requests as they are."""
-    by_kind: dict[Row, list[Row]] = {}
-    for row in rows:
-        by_kind.setdefault(_kind(row), []).append(row)
-    merged = [
-        tuple(column[0] for column in _sums(list(zip(*own, strict=True)), len(own)))
-        for kind, own in by_kind.items()
-        if kind[0] in _MERGED_PHASES
-    ]
-    requests = [row for row in rows if row[_PHASE] not in _MERGED_PHASES]
-    ends, starts = [row[_END] for row in rows], [row[_START] for row in rows]
-    merged.sort(key=lambda row: row[_END], reverse=True)
-    if all(start >= end for end, start in zip(ends, starts[1:], strict=False)):
+    rows = [Step(*row) for row in _rows_of(columns)]
+    requests = [row for row in rows if row.phase not in _MERGED_PHASES]
+    merged: list[Step] = []
+    for kind in dict.fromkeys(kinds):
+        if kind[0] in _MERGED_PHASES:
+            own = [
+                row for row, other in zip(_rows_of(columns), kinds, strict=True) if other == kind
+            ]
+            merged += [Step(*row) for row in _rows_of(_sums(_columns_of(own), len(own)))]
+    merged.sort(key=lambda row: row.end_ns, reverse=True)
+    if all(later.start_ns >= row.end_ns for row, later in pairwise(rows)):
         merged = _one_after_the_other(merged)
-    return sorted([*merged, *requests], key=lambda row: row[_START])
+    return sorted([*merged, *requests], key=lambda row: row.start_ns)
 
 
-def _one_after_the_other(latest_first: list[Row]) -> list[Row]:
+def _one_after_the_other(latest_first: list[Step]) -> list[Step]:
     """Rows of spans that did not overlap, moved so that they do not overlap either."""
-    moved: list[Row] = []
+    moved: list[Step] = []
     for row in latest_first:
-        start, end, *rest = row
-        end_ns = min(end, moved[-1][_START]) if moved else end
-        moved.append((end_ns - (end - start), end_ns, *rest))
+        end_ns = min(row.end_ns, moved[-1].start_ns) if moved else row.end_ns
+        start_ns = end_ns - (row.end_ns - row.start_ns)
+        moved.append(replace(row, start_ns=start_ns, end_ns=end_ns))
     return moved
 
 
 def _sums(columns: Columns, into_one: int) -> Columns:
     """One row for every `into_one` rows, which are all of a kind."""
-    length = len(columns[_PHASE])
+    starts, ends = columns["start_ns"], columns["end_ns"]
+    length = len(starts)
     slices = [slice(first, first + into_one) for first in range(0, length, into_one)]
     tail = slice(length - 1, length if length % into_one else 0)
-    merged: Columns = [[*column[into_one - 1 :: into_one], *column[tail]] for column in columns]
-    for at in _SUMS:
-        if columns[at][0] is not None:
-            totals = [sum(columns[at][rows]) for rows in slices]
-            merged[at] = [total if abs(total) < _TOO_MANY else None for total in totals]
-    ends = merged[_END] = [max(columns[_END][rows]) for rows in slices]
-    firsts = [min(columns[_START][rows]) for rows in slices]
-    lengths = (sum(columns[_END][rows]) - sum(columns[_START][rows]) for rows in slices)
+    merged: Columns = {
+        name: [*column[into_one - 1 :: into_one], *column[tail]] for name, column in columns.items()
+    }
+    for name in _SUMS:
+        if columns[name][0] is not None:
+            totals = [sum(columns[name][rows]) for rows in slices]
+            merged[name] = [total if abs(total) < _TOO_MANY else None for total in totals]
+    lasts = merged["end_ns"] = [max(ends[rows]) for rows in slices]
+    firsts = [min(starts[rows]) for rows in slices]
+    lengths = (sum(ends[rows]) - sum(starts[rows]) for rows in slices)
     # Spans of several threads overlap; then the row holds all of them.
-    together = zip(firsts, ends, lengths, strict=True)
-    merged[_START] = [max(first, end - lasted) for first, end, lasted in together]
-    if columns[_HOST_START][0] is not None:
-        merged[_HOST_START] = [min(columns[_HOST_START][rows]) for rows in slices]
-        merged[_HOST_END] = [max(columns[_HOST_END][rows]) for rows in slices]
-    for at in _LATEST:
-        if columns[at].count(None) < length:
-            merged[at] = [_latest(columns[at][rows]) for rows in slices]
+    together = zip(firsts, lasts, lengths, strict=True)
+    merged["start_ns"] = [max(first, last - lasted) for first, last, lasted in together]
+    for name, edge in (("host_start_ns", min), ("host_end_ns", max)):
+        if columns[name][0] is not None:
+            merged[name] = [edge(columns[name][rows]) for rows in slices]
+    for name in _LATEST:
+        if columns[name].count(None) < length:
+            merged[name] = [_latest(columns[name][rows]) for rows in slices]
     return merged
 
 

@@ -253,8 +253,10 @@ class Feed:
             return
         updates = self._updates(is_last=is_last)
         if updates and not self._outlets:  # by the first step it is known which rank this is
-            request = SinkRequest(str(self._run), self._name)
-            self._outlets = [_Outlet(p, _with_options(request, p), self._mark) for p in self._plans]
+            run = str(self._run)
+            requests = [SinkRequest(run, self._name, dict(plan.options)) for plan in self._plans]
+            pairs = zip(self._plans, requests, strict=True)
+            self._outlets = [_Outlet(plan, request, self._mark) for plan, request in pairs]
         for update in updates:
             for outlet in self._outlets:
                 outlet.offer(update)
@@ -298,7 +300,3 @@ def _newest(run: Run) -> Run:
 def _ended(update: Update, ended: str) -> Update:
     """The run is still open for these very figures; it ended all the same."""
     return replace(update, summary=replace(update.summary, status=ended))
-
-
-def _with_options(request: SinkRequest, plan: SinkPlan) -> SinkRequest:
-    return SinkRequest(request.run, request.name, dict(plan.options))

@@ -96,23 +96,24 @@ def checked(key: str, result: Result) -> Result:
     return catalogue()[key].checked(result) if isinstance(result, Reading) else result
 
 
-def over_whole_run(metric: Metric, key: str, title: str) -> Metric:
-    """The same metric over the whole run, to stand beside the one over the training window."""
+def over_whole_run(metrics: list[Metric], *keys: str, title: str = "") -> list[Metric]:
+    """The same metrics over the whole run, to stand beside those over the training window."""
+    by_key = {metric.key: metric for metric in metrics}
+    return [_over_whole_run(by_key[key], title) for key in keys]
 
-    def compute(evidence: Evidence) -> Reading:
-        return metric.compute(evidence.whole_run)
 
-    return Metric(
-        key,
-        title,
-        metric.unit,
-        metric.direction,
-        f"as {metric.key}, from the start of the command or the Meter to the end of the run, with"
-        " all training steps",
-        metric.needs,
-        compute,
-        upper_bound=metric.upper_bound,
-        above_bound=metric.above_bound,
+def _over_whole_run(metric: Metric, title: str) -> Metric:
+    family, _, name = metric.key.partition(".")
+    return replace(
+        metric,
+        key=f"{family}.whole_run_{name.removeprefix('run_')}",
+        title=f"{title or metric.title}, whole run",
+        formula=f"as {metric.key}, from the start of the command or the Meter to the end of the"
+        " run, with all training steps",
+        compute=lambda evidence: metric.compute(evidence.whole_run),
+        per_device=None,
+        kinds=(),
+        aliases=(),
     )
 
 
@@ -120,27 +121,9 @@ def over_whole_run(metric: Metric, key: str, title: str) -> Metric:
 def catalogue() -> dict[str, Metric]:
     """All metrics by key: ours first, in the order a reader wants them, then the plugins'."""
     first = (
-        *(
-            "throughput",
-            "tokens",
-            "time",
-            "energy",
-            "step_energy",
-            "idle",
-            "memory",
-            "allocator",
-            "memory_phases",
-        ),
-        *(
-            "utilization",
-            "activity",
-            "compute",
-            "achievable",
-            "carbon",
-            "cost",
-            "inference",
-            "training",
-        ),
+        *("throughput", "tokens", "time", "energy", "step_energy", "idle", "memory", "allocator"),
+        *("memory_phases", "utilization", "activity", "compute", "achievable", "carbon", "cost"),
+        *("inference", "training"),
     )
     names = sorted(
         registry.names("metrics"),

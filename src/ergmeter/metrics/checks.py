@@ -20,10 +20,18 @@ from ergmeter.metrics.definitions.throughput import pace
 from ergmeter.metrics.definitions.timing import STRAGGLING_FRAC, pace_of_ranks
 from ergmeter.metrics.device_energy import counter_and_integral
 from ergmeter.metrics.evidence.ranks import is_declared, why_not_all
-from ergmeter.metrics.evidence.samples import cached_for_kinds, inside, mean, readings, sampled
-from ergmeter.metrics.explain.block import percent
-from ergmeter.metrics.explain.flop_count import flop_count_contradiction
-from ergmeter.metrics.explain.time import NAMED, TITLES, slow_rows, time_split
+from ergmeter.metrics.evidence.samples import (
+    cached_for_kinds,
+    inside,
+    mean,
+    or_none,
+    readings,
+    sampled,
+    throttled_share,
+    window_values,
+)
+from ergmeter.metrics.explain.flops import flop_count_contradiction
+from ergmeter.metrics.explain.time import NAMED, TITLES, percent, slow_rows, time_split
 from ergmeter.records import PHASES, THROTTLE_BRAKE, THROTTLE_HEAT, THROTTLE_POWER_CAP
 from ergmeter.runlog.dropped import dropped_steps
 from ergmeter.runlog.reader import CUT_OFF
@@ -82,19 +90,17 @@ def _gaps(evidence: Evidence, device: Device) -> list[CheckFinding]:
 @cached_for_kinds("gpu")
 def _throttling(evidence: Evidence, device: Device) -> list[CheckFinding]:
     findings = []
-    series = readings(evidence, "throttled", device)
-    bits = series.values[inside(evidence, series.t_ns)].astype(np.int64)
     for what, mask, otherwise in (
         ("heat", THROTTLE_HEAT, "the same chip when cooled"),
         ("a hardware slowdown", THROTTLE_BRAKE, "the same chip with enough power and cooling"),
     ):
-        share = float(((bits & mask) != 0).mean())
+        share = throttled_share(evidence, device, mask)
         if share > _LEAST_FRAC:
             often = f"in {100 * share:.0f} % of the readings"
             observation = f"{_named(evidence, device)}: throttled by {what} {often}"
             effect = f"it is slower than {otherwise}{_clocks(evidence, device)}"
             findings.append(CheckFinding("throttling", "serious", observation, effect))
-    capped = float(((bits & THROTTLE_POWER_CAP) != 0).mean())
+    capped = throttled_share(evidence, device, THROTTLE_POWER_CAP)
     if capped > _CAPPED_FRAC:
         limit_w = device.facts.get("power_limit_w")
         which = f"limit of {limit_w:.0f} W" if limit_w else "limit"
@@ -106,18 +112,15 @@ def _throttling(evidence: Evidence, device: Device) -> list[CheckFinding]:
 
 
 def _clocks(evidence: Evidence, device: Device) -> str:
-    try:
-        series = readings(evidence, "clock_hz", device)
-    except NotMeasurable:
+    clocks_hz = or_none(window_values, evidence, "clock_hz", device)
+    if clocks_hz is None:
         return ""
-    usual = float(np.median(series.values[inside(evidence, series.t_ns)]))
-    return f"; clock {usual / HZ_PER_MHZ:.0f} MHz (median)"
+    return f"; clock {float(np.median(clocks_hz)) / HZ_PER_MHZ:.0f} MHz (median)"
 
 
 @cached_for_kinds("gpu")
 def _clock(evidence: Evidence, device: Device) -> list[CheckFinding]:
-    series = readings(evidence, "clock_hz", device)
-    low, high = np.percentile(series.values[inside(evidence, series.t_ns)], (5, 95))
+    low, high = np.percentile(window_values(evidence, "clock_hz", device), (5, 95))
     moved = float((high - low) / high) if high else 0.0
     if moved <= _CLOCK_FRAC:
         return []
@@ -132,8 +135,7 @@ def _clock(evidence: Evidence, device: Device) -> list[CheckFinding]:
 
 @cached_for_kinds("gpu")
 def _temperature(evidence: Evidence, device: Device) -> list[CheckFinding]:
-    series = readings(evidence, "temperature_c", device)
-    values = series.values[inside(evidence, series.t_ns)]
+    values = window_values(evidence, "temperature_c", device)
     first, most = float(values[0]), float(values.max())
     if most - first < _WARMING_C:
         return []
@@ -170,8 +172,7 @@ def _counter(evidence: Evidence, device: Device) -> list[CheckFinding]:
 @cached_for_kinds("gpu", "process")
 def _growth(evidence: Evidence, device: Device) -> list[CheckFinding]:
     """Memory that grows from each quarter of the window to the next."""
-    series = readings(evidence, "memory_bytes", device)
-    values = series.values[inside(evidence, series.t_ns)]
+    values = window_values(evidence, "memory_bytes", device)
     if len(values) < 8:
         return []
     quarters = np.array([np.median(part) for part in np.array_split(values, 4)])
@@ -535,14 +536,7 @@ def fitness(evidence: Evidence) -> Fitness:
         except Exception as error:  # noqa: BLE001  a card is shown, whatever is wrong with a check
             unchecked[name] = f"{_CHECK_FAILED}: {type(error).__name__}: {error}"
     ordered = sorted(findings, key=lambda finding: finding.weight != "serious")
-    return Fitness(tuple(ordered), unchecked, _window_note(evidence))
-
-
-def _window_note(evidence: Evidence) -> str:
-    try:
-        return evidence.window_note
-    except NotMeasurable as error:
-        return str(error)
+    return Fitness(tuple(ordered), unchecked, evidence.window_or_reason)
 
 
 # In the order in which findings are listed.

@@ -27,7 +27,7 @@ from ergmeter.metrics.evidence.samples import (
     ACCELERATORS,
     BOUNDARY,
     cached_for_kinds,
-    cached_per_device,
+    cached_result,
     why_absent,
 )
 from ergmeter.records import PHASES, Window
@@ -200,7 +200,6 @@ def _stairs(
 COUNTER = "energy counter"
 DRAW = "power draw (on recent chips an average of about a second)"
 BASIS: dict[str, Basis] = {COUNTER: "measured"}  # by the way it was found; else derived
-_LATEST = "curves of the device that was asked of last"
 _HINT = "a GPU with its driver, or readable RAPL counters, would provide it (see `erg doctor`)"
 _HINT_CPU = "readable RAPL counters would provide it (see `erg doctor`)"
 _APART_S = 4.0  # of a counter's readings: a refresh is a fortieth of that
@@ -217,17 +216,24 @@ class DeviceEnergy:
 
 
 @dataclass(frozen=True, slots=True)
-class _Curves:
+class DeviceCurves:
     """A device's energy over time by its power and by its counter, or why there is none."""
 
-    of: str
+    device: str
     integral: EnergyCurve | None
     why_no_integral: str
     counter: EnergyCurve | None
     why_no_counter: str
 
 
-@cached_per_device
+@dataclass
+class CurveCache:
+    """The curves of the device in use. Those of all devices of a large run would fill memory."""
+
+    latest: DeviceCurves | None = None
+
+
+@cached_result
 def device_drawn(evidence: Evidence, device: Device) -> DeviceEnergy:
     """Energy of one device in the window. Raises NotMeasurable with the device and the reason."""
     curves = _curves(evidence, device)
@@ -276,22 +282,22 @@ def curve_of(evidence: Evidence, device: Device) -> tuple[EnergyCurve, Basis]:
     return curves.integral, "derived"
 
 
-def _curves(evidence: Evidence, device: Device) -> _Curves:
+def _curves(evidence: Evidence, device: Device) -> DeviceCurves:
     """The curves of a device; those of the device in use are cached."""
-    curves = evidence.curves.get(_LATEST)
-    if not isinstance(curves, _Curves) or curves.of != device.id:
+    curves = evidence.curve_cache.latest
+    if curves is None or curves.device != device.id:
         integral, why_no_integral = _integral(evidence, device)
         counter, why_no_counter = None, ""
         try:
             counter = _shaped_counter(evidence, device, integral)
         except NotMeasurable as error:
             why_no_counter = str(error)
-        curves = _Curves(device.id, integral, why_no_integral, counter, why_no_counter)
-        evidence.curves[_LATEST] = curves
+        curves = DeviceCurves(device.id, integral, why_no_integral, counter, why_no_counter)
+        evidence.curve_cache.latest = curves
     return curves
 
 
-@cached_per_device
+@cached_result
 def counter_and_integral(evidence: Evidence, device: Device) -> tuple[float, float]:
     """Joules of a device by its counter, and by its instant power alone.
 

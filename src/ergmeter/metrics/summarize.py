@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,8 +17,8 @@ from ergmeter.metrics.device_energy import boundary
 from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.gpu_use import gpu_names
 from ergmeter.metrics.evidence.ranks import clock_notes, disagreement
-from ergmeter.metrics.evidence.samples import device_questions, visit
-from ergmeter.metrics.explain.flop_count import flop_count_contradictions
+from ergmeter.metrics.evidence.samples import device_questions, or_none, visit
+from ergmeter.metrics.explain.flops import flop_count_contradictions
 from ergmeter.metrics.live.alert_rules import noted_alerts
 from ergmeter.records import Missing, Reading, Summary
 from ergmeter.runlog.dropped import dropped_steps
@@ -105,13 +104,13 @@ def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
     remarks += _impossible(readings)
     remarks += _mfu(evidence, readings)
     remarks += flop_count_contradictions(evidence)
-    remarks += _told_twice(evidence)
-    remarks += _of_the_window(evidence)
-    remarks += _slow_first_step(evidence, readings)
-    remarks += _profiled(evidence)
+    remarks += or_none(_told_twice, evidence) or []
+    remarks += (or_none(lambda: evidence.window_remarks) or ()) if evidence.trains else ()
+    remarks += or_none(_slow_first_step, evidence, readings) or []
+    remarks += or_none(_profiled, evidence) or []
     remarks += _noisy(evidence, readings)
-    remarks += [] if evidence.is_imported else _short(evidence)
-    remarks += _ranks(evidence)
+    remarks += or_none(_short, evidence) or []
+    remarks += or_none(_ranks, evidence) or []
     remarks += clock_notes(evidence.clocks)
     remarks += _worst(evidence)
     remarks += _full_disk(evidence)
@@ -146,10 +145,7 @@ def _profiled(evidence: Evidence) -> list[str]:
     """A note if profiled steps are counted, being too late or too few to leave out."""
     if not evidence.has_work:
         return []
-    try:
-        start_ns, end_ns = evidence.window.start_ns, evidence.window.end_ns
-    except NotMeasurable:
-        return []
+    start_ns, end_ns = evidence.window.start_ns, evidence.window.end_ns
     marks = [mark for mark in evidence.run.marks if mark.name == "profile_unread"]
     if not any(start_ns < mark.t_ns < end_ns for mark in marks):
         return []
@@ -163,11 +159,7 @@ def _told_twice(evidence: Evidence) -> list[str]:
     """A note if steps of one process overlap, as if recorded twice."""
     if not evidence.trains or evidence.from_output:
         return []
-    try:
-        lanes = evidence.work.lanes
-    except NotMeasurable:
-        return []
-    for rows in lanes:
+    for rows in evidence.work.lanes:
         order = np.argsort(rows["start_ns"], kind="stable")
         starts_ns, ends_ns = rows["start_ns"][order], rows["end_ns"][order]
         if len(order) > 1 and float(np.mean(starts_ns[1:] < ends_ns[:-1])) > OVERLAPPING_FRAC:
@@ -221,20 +213,10 @@ def _unused(evidence: Evidence) -> list[str]:
     return remarks
 
 
-def _of_the_window(evidence: Evidence) -> list[str]:
-    try:
-        return list(evidence.window_remarks) if evidence.trains else []
-    except NotMeasurable:
-        return []
-
-
 def _slow_first_step(evidence: Evidence, readings: dict[str, Result]) -> list[str]:
     if not evidence.trains:  # requests differ in length
         return []
-    try:
-        rows = evidence.counted.lanes[0]
-    except NotMeasurable:
-        return []
+    rows = evidence.counted.lanes[0]
     if len(rows) < 5 or rows["start_ns"][0] > evidence.work.lanes[0]["start_ns"][0]:
         return []
     median = readings.get("time.step_median_s")
@@ -272,21 +254,14 @@ def _noisy(evidence: Evidence, readings: dict[str, Result]) -> list[str]:
 
 
 def _short(evidence: Evidence) -> list[str]:
-    try:
-        lasted_s = evidence.watched.duration_s
-    except NotMeasurable:
-        return []
-    if lasted_s >= SHORT_RUN_S:
+    lasted_s = evidence.watched.duration_s
+    if evidence.is_imported or lasted_s >= SHORT_RUN_S:
         return []
     return [f"just {duration(lasted_s)} long: memory and CPU, read every 2 to 3 s, may be absent"]
 
 
 def _ranks(evidence: Evidence) -> list[str]:
-    try:
-        rows = evidence.work
-    except NotMeasurable:
-        return []
-    remarks = []
+    rows, remarks = evidence.work, []
     firsts = sum(int(lane["rank"][0] == 0) for lane in rows.lanes)
     if firsts > 1:
         remarks.append(
@@ -298,8 +273,7 @@ def _ranks(evidence: Evidence) -> list[str]:
         remarks.append(
             f"ranks made {min(made)} to {max(made)} steps: one began late or ended early"
         )
-    with suppress(NotMeasurable):
-        remarks += filter(None, [disagreement(evidence, rows)])
+    remarks += filter(None, [or_none(disagreement, evidence, rows)])
     return remarks
 
 

@@ -14,46 +14,44 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.device_energy import boundary, curve_of
 from ergmeter.metrics.energy_curve import merged
-from ergmeter.metrics.evidence.samples import cached_per_device
-from ergmeter.metrics.explain.time import STALL, held_until_s
+from ergmeter.metrics.evidence.samples import cached_result, or_none
+from ergmeter.metrics.phases import (
+    PHASE_TITLES,
+    PRECEDENCE,
+    STALL,
+    before,
+    covered_until_s,
+    joined,
+    precedence,
+    spans_of,
+)
 from ergmeter.metrics.timeline import seconds
-from ergmeter.records import PHASES, weakest
+from ergmeter.records import weakest
 from ergmeter.units import NS_PER_S, number_of
 
 if TYPE_CHECKING:
-    from ergmeter.metrics.energy_curve import EnergyCurve
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.evidence.steps import Steps
+    from ergmeter.metrics.evidence.steps import Mask
+    from ergmeter.metrics.phases import Spans
     from ergmeter.records import Basis, Device, FloatArray, TimeArray
-
-_Pieces: TypeAlias = "tuple[TimeArray, TimeArray]"
-
 
 # In display order.
 PARTS = {
     "startup": "start-up",
     "warmup": "warm-up, compiling",
-    "data": "waiting for data",
-    "train": "training steps",
-    "prefill": "reading prompts",
-    "decode": "writing answers",
-    "eval": "evaluation",
-    "checkpoint": "checkpoints",
+    **{phase: title for phase, title in PHASE_TITLES.items() if phase != "idle"},
     "stall": "stalls",
-    "idle": "idle spans",
+    "idle": PHASE_TITLES["idle"],
     "unknown": "not known",
     "end": "after the last span",
 }
-# An instant in several spans belongs to the first of these, as in `energy.train_j`.
-_ORDER = ("checkpoint", "eval", "data", "prefill", "decode", "train", "idle")
-_BY_DEVICE = ("checkpoint", "eval", "prefill", "decode", "train", "data", "idle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,7 @@ class _Owned:
         return int(np.diff(self.edges_ns)[self.owners == part].sum())
 
 
-@cached_per_device
+@cached_result
 def time_breakdown(evidence: Evidence) -> TimeBreakdown:
     """The parts of a run. NotMeasurable if it has no spans."""
     owned = _owned(evidence)
@@ -125,12 +123,12 @@ def _note(evidence: Evidence) -> str:
     return f"{whose}{lines}{others}each instant of the run's life belongs to one part"
 
 
-@cached_per_device
+@cached_result
 def _owned(evidence: Evidence) -> _Owned:
     lane = evidence.all_steps.longest
     evidence.work  # noqa: B018  raises the reason if there are no steps
     life = evidence.watched
-    layers = _layers(evidence, lane)
+    layers = _layers(evidence)
     edges_ns = np.unique(
         np.concatenate(
             [[life.start_ns, life.end_ns], *(edge for _, pair in layers for edge in pair)]
@@ -142,7 +140,7 @@ def _owned(evidence: Evidence) -> _Owned:
     for name, (starts, ends) in reversed(layers):  # the first layer overrides the others
         owners[_covered(edges_ns, starts, ends)] = names.index(name)
     first_ns, last_ns = lane.lowest("start_ns"), lane.highest("end_ns")
-    usual_ns, gap_ns = _usual_ns(evidence, lane), _usual_gap_ns(evidence, lane)
+    usual_ns, gap_ns = _training(evidence).usual_ns, _training(evidence).gap_ns
     is_long = usual_ns + np.diff(edges_ns) > STALL * (usual_ns + gap_ns)
     long = np.flatnonzero(is_long & (owners == names.index("unknown")))
     owners[long] = names.index("stall")
@@ -154,102 +152,80 @@ def _owned(evidence: Evidence) -> _Owned:
     return _Owned(edges_ns, owners)
 
 
-def _layers(evidence: Evidence, lane: Steps) -> list[tuple[str, _Pieces]]:
+def _layers(evidence: Evidence) -> list[tuple[str, Spans]]:
     """Spans by part, from the top layer down; warm-up and stalls are above training steps."""
-    layers: list[tuple[str, _Pieces]] = []
-    for phase in _order(lane):
-        own = lane.where(lane["phase"] == PHASES.index(phase))
-        starts, ends = own["start_ns"].astype(np.int64), own["end_ns"].astype(np.int64)
-        if phase == "train" and len(own):
-            layers += _beyond_plain(evidence, own)
-        layers.append((phase, (starts, ends)))
+    layers: list[tuple[str, Spans]] = []
+    for phase in precedence(evidence):
+        if phase == "train":
+            layers += _beyond_plain(evidence)
+        layers.append((phase, spans_of(evidence, phase)))
     return layers
 
 
-def _beyond_plain(evidence: Evidence, train: Steps) -> list[tuple[str, _Pieces]]:
+def _beyond_plain(evidence: Evidence) -> list[tuple[str, Spans]]:
     """Spans of the warm-up, and of stalls at the ends of steps."""
-    starts, ends = train["start_ns"].astype(np.int64), train["end_ns"].astype(np.int64)
-    early = (starts + ends) / 2 < _counted_ns(evidence, train)
-    layers = [("warmup", (starts[early], ends[early]))]
-    usual_ns = _usual_ns(evidence, train)
-    spans = _named(evidence)
-    slow = ~early & (_own_ns(train, spans) > STALL * usual_ns)
+    train = _training(evidence)
+    layers = [("warmup", (train.starts[train.early], train.ends[train.early]))]
+    slow = ~train.early & (train.own_ns > STALL * train.usual_ns)
     if not slow.any():
         return layers
-    from_ns = _after_ns(starts, usual_ns, spans)
-    is_first = np.arange(len(starts)) == 0
+    from_ns = _after_ns(train.starts, train.usual_ns, _named(evidence))
+    is_first = np.arange(len(slow)) == 0
     for name, mask in (("warmup", slow & is_first), ("stall", slow & ~is_first)):
-        layers.append((name, (from_ns[mask], ends[mask])))
+        layers.append((name, (from_ns[mask], train.ends[mask])))
     return layers
 
 
-def _usual_ns(evidence: Evidence, lane: Steps) -> float:
-    """The median counted training step in ns; infinite if there is none."""
-    train = lane.where(lane["phase"] == PHASES.index("train"))
-    if not len(train) or not evidence.trains:
-        return float("inf")
-    counted = (train["start_ns"] + train["end_ns"]) / 2 >= _counted_ns(evidence, train)
-    times = _own_ns(train, _named(evidence))[counted]
-    return float(np.median(times)) if len(times) and np.median(times) > 0 else float("inf")
+@dataclass(frozen=True, slots=True)
+class _Training:
+    """Training steps, and the medians of those that are counted."""
+
+    starts: TimeArray
+    ends: TimeArray
+    early: Mask  # in the warm-up
+    own_ns: FloatArray  # without named spans
+    usual_ns: float  # infinite if no step is counted
+    gap_ns: int  # unaccounted time between two steps
 
 
-def _usual_gap_ns(evidence: Evidence, lane: Steps) -> int:
-    """The median unaccounted time between counted training steps, in ns."""
-    is_train = lane["phase"] == PHASES.index("train")
-    train = lane.where(is_train)
-    if len(train):
-        middle_ns = (train["start_ns"] + train["end_ns"]) / 2
-        train = train.where(middle_ns >= _counted_ns(evidence, train))
-    if len(train) < 2:
-        return 0
-    others = lane.where(~is_train)
-    spans = [(others["start_ns"].astype(np.int64), others["end_ns"].astype(np.int64))]
-    from_ns, to_ns = train["end_ns"].astype(np.int64)[:-1], train["start_ns"].astype(np.int64)[1:]
-    named_s = held_until_s(spans, to_ns) - held_until_s(spans, from_ns)
-    return max(0, round(float(np.median(to_ns - from_ns - named_s * NS_PER_S))))
+@cached_result
+def _training(evidence: Evidence) -> _Training:
+    starts, ends = spans_of(evidence, "train")
+    window = or_none(lambda: evidence.window)  # None: no step is left after the warm-up
+    counted_ns = int(ends.max(initial=0)) if window is None else window.start_ns
+    early = (starts + ends) / 2 < counted_ns
+    named_ns = np.rint(_covered_ns(_named(evidence), starts, ends))
+    own_ns = np.asarray(ends - starts - named_ns, dtype=np.float64)
+    usual_ns = float(np.median(own_ns[~early])) if (~early).any() else 0.0
+    from_ns, to_ns = ends[~early][:-1], starts[~early][1:]
+    gap_ns = 0.0
+    if len(from_ns):
+        others = [spans_of(evidence, phase) for phase in PRECEDENCE if phase != "train"]
+        gap_ns = float(np.median(to_ns - from_ns - _covered_ns(others, from_ns, to_ns)))
+    return _Training(starts, ends, early, own_ns, usual_ns or math.inf, max(0, round(gap_ns)))
 
 
-def _named(evidence: Evidence) -> list[_Pieces]:
+def _named(evidence: Evidence) -> list[Spans]:
     """The spans of phases that take precedence over a training step."""
-    lane = evidence.all_steps.longest
-    order = _order(lane)
-    spans_by_phase = []
-    for phase in order[: order.index("train")]:
-        own = lane.where(lane["phase"] == PHASES.index(phase))
-        spans_by_phase.append((own["start_ns"].astype(np.int64), own["end_ns"].astype(np.int64)))
-    return spans_by_phase
+    return [spans_of(evidence, phase) for phase in before(evidence, "train")]
 
 
-def _own_ns(train: Steps, spans: list[_Pieces]) -> FloatArray:
-    """The duration of each step in ns, without the named spans in it."""
-    starts, ends = train["start_ns"].astype(np.int64), train["end_ns"].astype(np.int64)
-    named_s = held_until_s(spans, ends) - held_until_s(spans, starts)
-    return np.asarray(ends - starts - np.rint(named_s * NS_PER_S), dtype=np.float64)
+def _covered_ns(spans: list[Spans], from_ns: TimeArray, to_ns: TimeArray) -> FloatArray:
+    return (covered_until_s(spans, to_ns) - covered_until_s(spans, from_ns)) * NS_PER_S
 
 
-def _after_ns(starts: TimeArray, usual_ns: float, spans: list[_Pieces]) -> TimeArray:
+def _after_ns(starts: TimeArray, usual_ns: float, spans: list[Spans]) -> TimeArray:
     """The time at which each step had run for a median step, without named spans."""
-    begins, ends = merged(*(np.concatenate([span[edge] for span in spans]) for edge in (0, 1)))
+    begins, ends = joined(spans)
     if not len(begins):
         return starts + round(usual_ns)
     held_ns = np.append(0, np.cumsum(ends - begins))
-    before = np.searchsorted(begins, starts, side="right")
-    open_ns = np.where(before > 0, np.maximum(0, ends[np.maximum(before - 1, 0)] - starts), 0)
+    begun = np.searchsorted(begins, starts, side="right")
+    open_ns = np.where(begun > 0, np.maximum(0, ends[np.maximum(begun - 1, 0)] - starts), 0)
     # On a clock that stops during named spans.
-    until = starts - held_ns[before] + open_ns + round(usual_ns)
+    until = starts - held_ns[begun] + open_ns + round(usual_ns)
     passed = np.searchsorted(begins - held_ns[:-1], until, side="left")
     return np.asarray(until + held_ns[passed], dtype=np.int64)
-
-
-def _order(lane: Steps) -> tuple[str, ...]:
-    return _ORDER if np.isnan(lane["host_end_ns"]).all() else _BY_DEVICE
-
-
-def _counted_ns(evidence: Evidence, train: Steps) -> int:
-    try:
-        return evidence.window.start_ns
-    except NotMeasurable:  # no step is left after the warm-up
-        return train.highest("end_ns")
 
 
 def _covered(edges_ns: TimeArray, starts: TimeArray, ends: TimeArray) -> TimeArray:
@@ -279,16 +255,12 @@ def _of_device(
     evidence: Evidence, device: Device, owned: _Owned
 ) -> tuple[FloatArray, Basis, float]:
     curve, basis = curve_of(evidence, device)
-    start_ns, end_ns = _reach(curve)
+    # The first and last time the device was read.
+    start_ns, end_ns = int(curve.t_ns[0]), max(int(curve.t_ns[-1]), curve.seen_until_ns)
     edges = np.clip(owned.edges_ns, start_ns, end_ns)
     whole_s = float(owned.edges_ns[-1] - owned.edges_ns[0]) / NS_PER_S
     read_s = float(edges[-1] - edges[0]) / NS_PER_S
     return np.diff(curve.at(edges)), basis, whole_s - read_s
-
-
-def _reach(curve: EnergyCurve) -> tuple[int, int]:
-    """The first and last time the device was read."""
-    return int(curve.t_ns[0]), max(int(curve.t_ns[-1]), curve.seen_until_ns)
 
 
 BARS = 40

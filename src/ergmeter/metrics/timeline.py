@@ -16,13 +16,14 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.device_energy import curve_of
 from ergmeter.metrics.energy_curve import merged
+from ergmeter.metrics.phases import spans_of
 from ergmeter.records import PHASES
 from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.evidence.steps import Steps
+    from ergmeter.metrics.phases import Spans
     from ergmeter.records import Device, FloatArray, TimeArray, Window
 
 POINTS = 1000
@@ -194,21 +195,19 @@ def seconds(evidence: Evidence, t_ns: int) -> float:
 
 def phase_spans(evidence: Evidence, *, points: int = POINTS) -> list[PhaseSpans]:
     """The spans of each phase, of the rank with the most; empty if there are none."""
-    lane = evidence.all_steps.longest
-    if not len(lane):
+    if not len(evidence.all_steps):
         return []
     life = watched(evidence)
     width_ns = (life.end_ns - life.start_ns) // points
     return [
-        _spans_of(lane, number, life.start_ns, width_ns)
-        for number in range(len(PHASES))
-        if (lane["phase"] == number).any()
+        _shown_spans(phase, spans_of(evidence, phase), life.start_ns, width_ns)
+        for phase in PHASES
+        if len(spans_of(evidence, phase)[0])
     ]
 
 
-def _spans_of(lane: Steps, number: int, start_ns: int, width_ns: int) -> PhaseSpans:
-    own = lane["phase"] == number
-    starts, ends = lane["start_ns"][own].astype(np.int64), lane["end_ns"][own].astype(np.int64)
+def _shown_spans(phase: str, spans: Spans, start_ns: int, width_ns: int) -> PhaseSpans:
+    starts, ends = spans
     # A small number of spans is not merged, even where they touch.
     if len(starts) <= POINTS // 4:
         begin, end = starts, ends
@@ -219,7 +218,7 @@ def _spans_of(lane: Steps, number: int, start_ns: int, width_ns: int) -> PhaseSp
         np.sort(starts), begin, side="left"
     )
     return PhaseSpans(
-        PHASES[number],
+        phase,
         (begin - start_ns) / NS_PER_S,
         (end - start_ns) / NS_PER_S,
         np.maximum(counts, 1),
@@ -228,8 +227,13 @@ def _spans_of(lane: Steps, number: int, start_ns: int, width_ns: int) -> PhaseSp
 
 def step_line(evidence: Evidence, *, points: int = POINTS) -> BoundedSeries:
     """Step times of the rank with the most steps, warm-up included, each at its end."""
-    line = bounded_series(step_series(evidence), zero_ns=zero_ns(evidence), points=points)
-    is_reading = np.isfinite(line.values)  # no breaks between steps
+    return _unbroken(evidence, step_series(evidence), points)
+
+
+def _unbroken(evidence: Evidence, series: Series, points: int) -> BoundedSeries:
+    """A bounded series without breaks: there are none between steps."""
+    line = bounded_series(series, zero_ns=zero_ns(evidence), points=points)
+    is_reading = np.isfinite(line.values)
     return replace(line, t_s=line.t_s[is_reading], values=line.values[is_reading])
 
 
@@ -248,11 +252,7 @@ def loss_line(evidence: Evidence, *, points: int = POINTS) -> BoundedSeries:
     NotMeasurable if there is none.
     """
     series, is_printed = loss_series(evidence)
-    line = bounded_series(series, zero_ns=zero_ns(evidence), points=points)
-    is_reading = np.isfinite(line.values)
-    return replace(
-        line, t_s=line.t_s[is_reading], values=line.values[is_reading], is_printed=is_printed
-    )
+    return replace(_unbroken(evidence, series, points), is_printed=is_printed)
 
 
 def loss_series(evidence: Evidence) -> tuple[Series, bool]:

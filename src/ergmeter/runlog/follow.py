@@ -9,7 +9,6 @@ A look costs as much as there are new rows, and a listing of each writer's direc
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -203,12 +202,3 @@ class _Stream:
 
     def _is_wanted(self, name: str) -> bool:
         return self._columns is None or name in ("t_ns", "device") or name in self._columns
-
-
-def header_of(directory: Path) -> dict[str, Any] | None:
-    """A writer's header as it is now; None while there is none that can be read."""
-    try:
-        header = json.loads((directory / fmt.WRITER_FILE).read_bytes())
-    except (OSError, ValueError):
-        return None
-    return header if isinstance(header, dict) else None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,6 +119,11 @@ class WriterLog:
         return any(mark.name == "closed" for mark in self.marks)
 
     @property
+    def start_ns(self) -> int:
+        """When it began, on the run's clock."""
+        return int(self.header["clock"]["monotonic_ns"]) + self.offset_ns
+
+    @property
     def clock_of(self) -> str:
         """The id of its monotonic clock, which all processes of a host share."""
         return str(self.header.get("boot_id") or self.header.get("host"))
@@ -131,6 +136,18 @@ class WriterLog:
             Device(**{name: value for name, value in device.items() if name in _DEVICE_FIELDS})
             for device in self.header["devices"]
         )
+
+
+def on_one_clock(writers: Iterable[WriterLog]) -> list[WriterLog]:
+    """The writers in the order in which they began, on the clock of the first."""
+    zero_ns: dict[str, int] = {}
+    placed = []
+    for writer in sorted(writers, key=lambda writer: int(writer.header["clock"]["wall_ns"])):
+        clock = writer.header["clock"]
+        zero_ns.setdefault(writer.clock_of, int(clock["wall_ns"]) - int(clock["monotonic_ns"]))
+        offset_ns = zero_ns[writer.clock_of] - next(iter(zero_ns.values()))
+        placed.append(replace(writer, offset_ns=offset_ns))
+    return placed
 
 
 def training_of(writer: WriterLog) -> str | None:
@@ -182,6 +199,14 @@ def writer_header(path: Path) -> dict[str, Any]:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{path}: not a writer's header ({error})") from error
     return header
+
+
+def readable_header(path: Path) -> dict[str, Any]:
+    """A header that is used as far as it can be read; empty if it can't."""
+    try:
+        return _json_object(path)
+    except FormatError:
+        return {}
 
 
 def _json_object(path: Path) -> dict[str, Any]:

@@ -28,15 +28,7 @@ def in_group() -> bool:
 
 def world_size() -> int:
     """How many processes train together with this one, itself included."""
-    try:
-        distributed = _distributed()
-        if distributed is not None:
-            return int(distributed.get_world_size())
-        if _jax_client() is not None:
-            return int(sys.modules["jax"].process_count())
-    except (AttributeError, RuntimeError, ValueError):
-        pass  # half imported, or the group was destroyed between two questions
-    return 1
+    return _of_group("get_world_size", "process_count") or 1
 
 
 # What a launcher says of the size of what it launched, and what it says nowhere else: a shell in an
@@ -75,14 +67,19 @@ def launcher_rank() -> int | None:
 
 def own_rank() -> int | None:
     """This process's number in its group; None where there is no group, or no more."""
+    return _of_group("get_rank", "process_index")
+
+
+def _of_group(by_torch: str, by_jax: str) -> int | None:
+    """A number that the process group gives, by the name of its function in torch and in jax."""
     try:
         distributed = _distributed()
         if distributed is not None:
-            return int(distributed.get_rank())
+            return int(getattr(distributed, by_torch)())
         if _jax_client() is not None:
-            return int(sys.modules["jax"].process_index())
+            return int(getattr(sys.modules["jax"], by_jax)())
     except (AttributeError, RuntimeError, ValueError):
-        pass  # the group was destroyed between two questions
+        pass  # half imported, or the group was destroyed between two questions
     return None
 
 

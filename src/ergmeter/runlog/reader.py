@@ -19,7 +19,7 @@ import pyarrow as pa
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.records import COLUMN_KINDS, Device, Flops, Mark, Reported, Window
 from ergmeter.runlog import format as fmt
-from ergmeter.runlog.format import WriterLog, run_header, training_of, writer_header
+from ergmeter.runlog.format import WriterLog, on_one_clock, run_header, training_of, writer_header
 from ergmeter.runlog.liveness import is_alive
 from ergmeter.runlog.segments import (
     FEW_STEPS,
@@ -75,7 +75,7 @@ class Run:
         for directory in sorted(p.parent for p in path.glob(f"*/{fmt.WRITER_FILE}")):
             if not directory.name.startswith("."):
                 run._add_writer(directory)
-        run._align_clocks()
+        run.writers = on_one_clock(run.writers)
         return run
 
     def part(self, window: Window) -> Run:
@@ -200,8 +200,7 @@ class Run:
     @property
     def start_ns(self) -> int:
         """When the first writer began, on the run's clock."""
-        clocks = [int(w.header["clock"]["monotonic_ns"]) + w.offset_ns for w in self.writers]
-        return min(clocks, default=0)
+        return min((writer.start_ns for writer in self.writers), default=0)
 
     def steps(self, stream: str = "") -> dict[str, FloatArray | TimeArray]:
         """The steps of all writers as columns. Absent numbers are NaN; `phase` is an index into
@@ -305,7 +304,7 @@ class Run:
         for writer in writers:
             for segment in self._segments(writer, "reported"):
                 table = segment.table()
-                columns = (table[name].to_pylist() for name in ("t_ns", "name", "value", "unit"))
+                columns = (table[name].to_pylist() for name in COLUMN_KINDS["reported"])
                 rows = zip(*columns, strict=True)
                 records += [Reported(t_ns + writer.offset_ns, *rest) for t_ns, *rest in rows]
         return sorted(records, key=lambda reported: reported.t_ns)
@@ -397,16 +396,3 @@ class Run:
                 message = f"{path}: line {number} is not a mark"
                 (self.torn if number == len(lines) else self.damage).append(message)
         return tuple(marks)
-
-    def _align_clocks(self) -> None:
-        """Put all writers on the clock of the one that began first."""
-        self.writers.sort(key=lambda writer: int(writer.header["clock"]["wall_ns"]))
-        zero_ns: dict[str, int] = {}
-        for number, writer in enumerate(self.writers):
-            clock = writer.header["clock"]
-            host = writer.clock_of
-            zero_ns.setdefault(host, int(clock["wall_ns"]) - int(clock["monotonic_ns"]))
-            offset_ns = zero_ns[host] - next(iter(zero_ns.values()))
-            self.writers[number] = WriterLog(
-                writer.directory, writer.header, writer.marks, offset_ns
-            )

@@ -94,7 +94,7 @@ class Segment:
         """A column of numbers, NaN where absent."""
         if name not in self.names:
             return np.full(self.rows, np.nan)
-        return _floats(self.table([name])[name])
+        return np.asarray(as_numpy(self.table([name])[name]), dtype=np.float64)
 
     def integers(self, name: str) -> TimeArray:
         """A column of times, which are never absent."""
@@ -108,16 +108,11 @@ class Segment:
         )
         return np.asarray(phase_codes[codes], dtype=np.int64)
 
-    def by_device(self, column: str) -> Iterator[tuple[str, TimeArray, FloatArray]]:
-        """A column split by device, without the rows in which it is absent."""
-        for _, device, t_ns, values in self.columns_by_device([column]):
-            yield device, t_ns, values
-
     def columns_by_device(
         self, columns: Sequence[str], *, shift_ns: int = 0, splits: list[DeviceRows] | None = None
     ) -> Iterator[tuple[str, str, TimeArray, FloatArray]]:
-        """The same for several columns, each with its name, in one opening of the file, and times
-        shifted by so much. Columns that stand in the same rows are given the same array of times.
+        """Columns split by device, without the rows in which they are absent: column, device, times
+        and values. Times are shifted by so much; columns that stand in the same rows share them.
         `splits`: how the file was split before, with the same shift; what is new is added.
         """
         splits = [] if splits is None else splits
@@ -305,10 +300,6 @@ def _note(notes: list[str], text: str) -> None:
         notes.append(text)
 
 
-def _floats(column: pa.ChunkedArray) -> FloatArray:
-    return np.asarray(as_numpy(column), dtype=np.float64)
-
-
 def _codes(column: pa.ChunkedArray) -> tuple[Any, list[str]]:
     """A text column as indices and the texts they stand for."""
     if column.num_chunks == 0:
@@ -330,7 +321,6 @@ def _first_line(error: Exception) -> str:
 
 _Times: TypeAlias = "tuple[TimeArray, TimeArray | None]"
 
-_TIMES = ("t_ns", "start_ns", "end_ns", "host_start_ns", "host_end_ns")
 FEW_STEPS = 10_000
 
 
@@ -362,7 +352,7 @@ def step_columns(segment: Segment, offset_ns: int, writer: int) -> dict[str, Any
             columns[name] = _constant_as_scalar(segment.phases(name))
         elif name in segment.names:
             columns[name] = _constant_as_scalar(
-                segment.floats(name) + (offset_ns if name in _TIMES else 0)
+                segment.floats(name) + (offset_ns if name.endswith("_ns") else 0)
             )
     columns["writer"] = np.broadcast_to(np.int64(writer), segment.rows)
     return columns
@@ -381,7 +371,7 @@ def for_export(segment: Segment, writer: WriterLog, wall_zero_ns: int) -> pa.Tab
         column = table[name]
         if pa.types.is_dictionary(column.type):
             table = table.set_column(number, name, column.cast(pa.string()))
-        elif name in _TIMES and writer.offset_ns:
+        elif name.endswith("_ns") and writer.offset_ns:
             table = table.set_column(number, name, pc.add(column, writer.offset_ns))
     when = pc.add(table["t_ns" if "t_ns" in table.column_names else "start_ns"], wall_zero_ns)
     table = table.append_column("time", when.cast(pa.timestamp("ns", "UTC")))

@@ -16,14 +16,14 @@ import os
 import secrets
 import shutil
 import time
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.atomic_write import replacing, write_text
 from ergmeter.errors import UsageError
-from ergmeter.records import COLUMN_KINDS, Device, Mark, Reported, Sample, Step
+from ergmeter.records import COLUMN_KINDS, Device, Mark
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.dropped import DroppedSteps
 from ergmeter.runlog.liveness import is_alive
@@ -33,12 +33,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-_FIELDS = {
-    table: tuple(field.name for field in fields(record))
-    for table, record in (("samples", Sample), ("steps", Step), ("reported", Reported))
-}
+    from ergmeter.records import Reported, Sample, Step
+
 # dataclasses.astuple copies deeply, at twenty times the cost.
-_VALUES = {table: attrgetter(*names) for table, names in _FIELDS.items()}
+_VALUES = {table: attrgetter(*kinds) for table, kinds in COLUMN_KINDS.items()}
 # Without it Windows writes every byte 10 as two.
 _BINARY = getattr(os, "O_BINARY", 0)
 
@@ -69,7 +67,8 @@ def create_or_join(path: Path, header: dict[str, Any]) -> Path:
     try:
         return create_run(path, header)
     except (UsageError, OSError):
-        if header.get("group") is None or _group_of(path) != header["group"] or _is_over(path):
+        group = fmt.readable_header(path / fmt.RUN_FILE).get("group")
+        if header.get("group") is None or group != header["group"] or _is_over(path):
             raise
         return path
 
@@ -87,14 +86,6 @@ def _goes_on(directory: Path) -> bool:
         return not is_closed and is_alive(directory, header)
     except (OSError, ValueError):
         return True  # it is being made just now
-
-
-def _group_of(path: Path) -> str | None:
-    try:
-        header = json.loads((path / fmt.RUN_FILE).read_bytes())
-    except (OSError, ValueError):
-        return None
-    return header.get("group") if isinstance(header, dict) else None
 
 
 class _Segment:
@@ -252,9 +243,8 @@ class Writer:
         """Append rows to a table. Rows that the disk refuses are dropped and counted."""
         if not rows:
             return
-        columns = dict(
-            zip(_FIELDS[table], zip(*map(_VALUES[table], rows), strict=True), strict=True)
-        )
+        values = zip(*map(_VALUES[table], rows), strict=True)
+        columns = dict(zip(COLUMN_KINDS[table], values, strict=True))
         self.write_columns(table, columns, stream=stream)
 
     def write_columns(

@@ -86,18 +86,17 @@ def needed(
     dof: float,
     is_paired: bool = False,
     confidence: float = 0.95,
-    at_power: float = POWER,
 ) -> Needed:
-    """The repeats that show an effect in this share of cases, with a range.
+    """The repeats that show an effect in `POWER` of cases, with a range.
 
     `dof`: degrees of freedom of the noise estimate; its 80 % range gives the fewest and most.
     """
     narrow, wide = spread_bounds(dof, confidence=0.8)
     likely, fewest, most = (
-        _fewest(effect, noise * part, is_paired=is_paired, confidence=confidence, at_power=at_power)
+        _fewest(effect, noise * part, is_paired=is_paired, confidence=confidence)
         for part in (1.0, narrow, wide)
     )
-    return Needed(likely, fewest, most, effect, at_power)
+    return Needed(likely, fewest, most, effect, POWER)
 
 
 def shows(
@@ -107,39 +106,34 @@ def shows(
     *,
     is_paired: bool,
     confidence: float,
-    at_power: float = POWER,
 ) -> bool:
-    """True if so many repeats show an effect in this share of cases."""
+    """True if so many repeats show an effect in `POWER` of cases."""
     if repeats < 2 or effect == 0.0:
         return False
     if noise == 0.0:
         return True
-    return abs(effect) / noise >= _shown_from(repeats, is_paired, confidence, at_power)
+    return abs(effect) / noise >= _shown_from(repeats, is_paired, confidence)
 
 
 @lru_cache(maxsize=4096)
-def _shown_from(repeats: int, is_paired: bool, confidence: float, at_power: float) -> float:
+def _shown_from(repeats: int, is_paired: bool, confidence: float) -> float:
     """The smallest effect that so many repeats show, in units of the noise.
 
     Power depends on effect over noise alone, so one cached result serves a table of comparisons.
     """
     low, high = 0.0, 1.0
-    while power(high, 1.0, repeats, is_paired=is_paired, confidence=confidence) < at_power:
+    while power(high, 1.0, repeats, is_paired=is_paired, confidence=confidence) < POWER:
         low, high = high, 2.0 * high
     while high - low > 1e-9 * high:
         middle = (low + high) / 2.0
         reached = power(middle, 1.0, repeats, is_paired=is_paired, confidence=confidence)
-        low, high = (low, middle) if reached >= at_power else (middle, high)
+        low, high = (low, middle) if reached >= POWER else (middle, high)
     return high
 
 
-def _fewest(
-    effect: float, noise: float, *, is_paired: bool, confidence: float, at_power: float
-) -> int | None:
+def _fewest(effect: float, noise: float, *, is_paired: bool, confidence: float) -> int | None:
     def suffices(repeats: int) -> bool:
-        return shows(
-            effect, noise, repeats, is_paired=is_paired, confidence=confidence, at_power=at_power
-        )
+        return shows(effect, noise, repeats, is_paired=is_paired, confidence=confidence)
 
     if not suffices(_MOST):
         return None

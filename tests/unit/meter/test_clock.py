@@ -17,7 +17,8 @@ import pytest
 from ergmeter import Meter
 from ergmeter.meter import clock, handover
 from ergmeter.meter.clock import Moment, Timeline, moment
-from ergmeter.records import Mark
+from ergmeter.meter.pending_steps import step_values
+from ergmeter.records import Mark, Step, StepValues
 from ergmeter.runlog.reader import Run
 
 MS = 1_000_000
@@ -133,6 +134,10 @@ def test_what_waits_for_data_or_saves_is_timed_by_the_host(tmp_path: Path, devic
     assert steps["host_end_ns"][1] != steps["host_end_ns"][1]  # absent
 
 
+def row(*values: Any, **given: Any) -> StepValues:
+    return step_values(Step(*values, **given))
+
+
 def test_a_step_that_goes_into_a_graph_is_timed_by_the_host(device: Device) -> None:
     device.is_recording = True
     assert type(moment()) is int
@@ -144,11 +149,12 @@ def test_steps_come_out_in_order_once_the_device_has_passed_them(device: Device)
     timeline = Timeline(lambda _mark: None)
     start = moment()
     device.work(10_000)
-    rows = [(start, moment(), "slow"), (time.monotonic_ns(), time.monotonic_ns() + 1, "data")]
-    assert timeline.passed(rows) == []
+    end = moment()
+    now_ns = time.monotonic_ns()
+    assert timeline.passed([row(start, end), row(now_ns, now_ns + 1, phase="data")]) == []
     device.free_ns = time.monotonic_ns()
-    rows[0][1].event.at_ns = device.free_ns  # type: ignore[attr-defined]
-    assert [row[2] for row in timeline.passed([])] == ["slow", "data"]
+    end.event.at_ns = device.free_ns  # type: ignore[attr-defined]
+    assert [Step(*values).phase for values in timeline.passed([])] == ["train", "data"]
 
 
 def test_a_device_that_fails_leaves_the_times_of_the_host(tmp_path: Path, device: Device) -> None:
@@ -174,13 +180,13 @@ def test_a_device_that_fails_takes_no_step_with_it(device: Device) -> None:
     rows = []
     for number in range(4):
         start = moment()
-        rows.append((start, moment(), number))
-    bad = rows[2][1]
+        rows.append(row(start, moment(), number))
+    bad = Step(*rows[2]).end_ns
     assert isinstance(bad, Moment)
     bad.event.elapsed_time = bad.event.query = fails
-    found = timeline.passed(rows)
-    assert [row[2] for row in found] == [0, 1, 2, 3]
-    assert [row[3] is not None for row in found] == [True, True, False, False]
+    found = [Step(*values) for values in timeline.passed(rows)]
+    assert [step.index for step in found] == [0, 1, 2, 3]
+    assert [step.host_start_ns is not None for step in found] == [True, True, False, False]
     assert [mark.name for mark in marks] == ["step_clock", "step_clock_failed"]
 
 
@@ -245,7 +251,7 @@ def test_steps_of_two_threads_may_overlap(device: Device) -> None:
     def one() -> None:
         start = moment()
         time.sleep(0.02)
-        rows.append((start, moment(), "step"))
+        rows.append(row(start, moment()))
 
     threads = [Thread(target=one) for _ in range(2)]
     for thread in threads:
@@ -272,7 +278,6 @@ def test_without_a_gpu_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setitem(sys.modules, "torch", module)
         assert type(moment()) is int
     clock.catch_up(5)
-    rows: list[Any] = [(1, 2, "step")]
     marks: list[Mark] = []
-    assert Timeline(marks.append).passed(rows) == [(1, 2, "step", None, None)]
+    assert Timeline(marks.append).passed([row(1, 2)]) == [row(1, 2)]
     assert not marks

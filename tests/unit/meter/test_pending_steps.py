@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ergmeter.meter import pending_steps
-from ergmeter.meter.pending_steps import STEP_COLUMNS, PendingSteps
+from ergmeter.meter.pending_steps import PendingSteps, step_values
+from ergmeter.records import Step
 
 if TYPE_CHECKING:
-    from ergmeter.records import Mark
+    from ergmeter.records import Mark, StepValues
 
 LIMIT = 100  # rows
 
@@ -23,10 +24,8 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending_steps, "MERGED_ROWS", 10)
 
 
-def row(start_ns: int, end_ns: int, **given: Any) -> tuple[Any, ...]:
-    values = {"start_ns": start_ns, "end_ns": end_ns, "steps": 1, "phase": "train"}
-    values |= {"micro_steps": 1, **given}
-    return tuple(values.get(name) for name in STEP_COLUMNS)
+def row(*times_ns: Any, **given: Any) -> StepValues:
+    return step_values(Step(*times_ns, **given))
 
 
 def queue() -> tuple[PendingSteps, list[Mark]]:
@@ -34,7 +33,7 @@ def queue() -> tuple[PendingSteps, list[Mark]]:
     return PendingSteps(marks.append), marks
 
 
-def added(rows: list[tuple[Any, ...]]) -> tuple[PendingSteps, dict[str, Any]]:
+def added(rows: list[StepValues]) -> tuple[PendingSteps, dict[str, Any]]:
     pending, _ = queue()
     pending.add(rows, waiting=len(rows))
     return pending, pending.take(10**9)

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ergmeter.metrics.live.alert_judge import MAX_ONSETS, Alert, AlertRows, Judge
+from ergmeter.metrics.live.alert_judge import MAX_ONSETS, Alert, Judge
 from ergmeter.metrics.live.alert_rules import parse_rules
 from ergmeter.metrics.live.follow import RunFollower
+from ergmeter.metrics.live.rows import LiveRows
 from ergmeter.records import Device, Sample, Step
 from ergmeter.runlog.settings import Settings
 from tests.runs import GPU, add_writer, even_steps, make_run
@@ -198,7 +199,7 @@ def test_a_budget_of_energy_is_used_up_at_the_instant_it_is(tmp_path: Path, coun
         tmp_path / "run", "energy > 5 Wh", samples=drawn(360.0, 80, counter=counter)
     )
     assert times_s(found) == [pytest.approx(50.0, abs=0.11)]
-    assert judge.energy_j == pytest.approx(360.0 * 80)
+    assert judge.totals.energy.known_j == pytest.approx(360.0 * 80)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +216,7 @@ def test_what_was_used_is_told_in_the_unit_of_the_rule(
 def test_a_budget_of_energy_without_a_device_that_could_tell_is_known_from_the_start(
     tmp_path: Path,
 ) -> None:
-    rules, rows = parse_rules(["energy > 5 Wh", "loss nan"]), AlertRows(0)
+    rules, rows = parse_rules(["energy > 5 Wh", "loss nan"]), LiveRows(0)
     host = Device("process:1", "process", "python", "process")
     blind = Judge(rules, devices={host.id: host})
     blind.feed(rows)
@@ -246,7 +247,7 @@ def test_a_run_that_was_too_short_to_be_judged_says_so(
 def test_a_gap_in_the_power_is_not_bridged(tmp_path: Path) -> None:
     samples = [s for s in drawn(100.0, 60, counter=False) if not 20 * S < s.t_ns < 40 * S]
     _, judge = alerts(tmp_path / "run", "energy > 5 kWh", samples=samples)
-    assert judge.energy_j == pytest.approx(100.0 * 40)
+    assert judge.totals.energy.known_j == pytest.approx(100.0 * 40)
 
 
 def test_energy_is_of_the_boards_and_of_each_once(tmp_path: Path) -> None:
@@ -259,7 +260,7 @@ def test_energy_is_of_the_boards_and_of_each_once(tmp_path: Path) -> None:
     ]
     samples = [*drawn(100.0, 10, counter=False), *more]
     _, judge = alerts(tmp_path / "run", "energy > 5 kWh", samples=samples, devices=[GPU, cpu, die])
-    assert judge.energy_j == pytest.approx(1000.0)
+    assert judge.totals.energy.known_j == pytest.approx(1000.0)
 
 
 def test_a_budget_of_money_is_rent_or_a_bill_whichever_is_used_up_first(tmp_path: Path) -> None:
@@ -348,8 +349,8 @@ def test_batches_make_no_difference(
     )
 
 
-def between(rows: AlertRows, since_ns: int, until_ns: int) -> AlertRows:
-    part = AlertRows(until_ns)
+def between(rows: LiveRows, since_ns: int, until_ns: int) -> LiveRows:
+    part = LiveRows(until_ns)
     for writer, steps in rows.steps.items():
         inside = (steps["end_ns"] > since_ns) & (steps["end_ns"] <= until_ns)
         if inside.any():
@@ -380,7 +381,7 @@ def test_power_read_too_far_apart_is_said_and_is_not_zero(tmp_path: Path) -> Non
     samples = [Sample(k * 5 * S, GPU.id, power_w=300.0) for k in range(20)]
     found, judge = alerts(tmp_path / "run", "energy > 5 Wh", samples=samples)
     assert found == []
-    assert judge.energy_j is None
+    assert judge.totals.energy.known_j is None
     assert judge.unjudged == {"energy > 5 Wh": "power is read 5 s apart (limit 2 s)"}
 
 
@@ -388,7 +389,7 @@ def test_one_reading_is_no_energy_yet(tmp_path: Path) -> None:
     _, judge = alerts(
         tmp_path / "run", "energy > 5 Wh", samples=[Sample(S, GPU.id, energy_j=1000.0)]
     )
-    assert judge.energy_j is None
+    assert judge.totals.energy.known_j is None
 
 
 @pytest.mark.parametrize("cuts", [(), (12,), (13,), (11, 12, 13)])
@@ -400,7 +401,7 @@ def test_why_a_clock_was_held_down_is_the_same_in_any_batches(cuts: tuple[int, .
     found: list[Alert] = []
     for first, last in itertools.pairwise((0, *cuts, 20)):
         part = (t_ns[first:last], bits[first:last])
-        found += judge.feed(AlertRows(int(part[0][-1]), {}, {"throttled": {GPU.id: part}}))
+        found += judge.feed(LiveRows(int(part[0][-1]), {}, {"throttled": {GPU.id: part}}))
     assert times_s(found) == [12.0]
     assert found[0].detail.endswith("is held down by heat")
     assert found[0].value == 0x20
@@ -412,7 +413,7 @@ def test_the_reason_for_a_hold_is_not_lost_where_a_batch_begins_with_its_end() -
     found: list[Alert] = []
     for t_s, bits in ((0.0, 4.0), (2.5, 0x20), (5.0, 4.0)):
         part = (np.array([round(t_s * S)]), np.array([float(bits)]))
-        found += judge.feed(AlertRows(round(t_s * S), {}, {"throttled": {GPU.id: part}}))
+        found += judge.feed(LiveRows(round(t_s * S), {}, {"throttled": {GPU.id: part}}))
     assert times_s(found) == [4.5]
     assert found[0].detail.endswith("is held down by heat")
 

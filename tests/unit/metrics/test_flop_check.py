@@ -10,7 +10,7 @@ import pytest
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.checks import check_flop_count, fitness
 from ergmeter.metrics.evidence.evidence import Evidence
-from ergmeter.metrics.explain.flop_count import (
+from ergmeter.metrics.explain.flops import (
     EXPLAINED,
     TensorCoreRatio,
     tensor_core_ratio,

@@ -10,7 +10,7 @@ import pytest
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.evidence import samples
-from ergmeter.metrics.evidence.samples import cached_per_device
+from ergmeter.metrics.evidence.samples import ResultCache, cached_result
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Device, Reading, Sample
 from ergmeter.runlog.reader import Run
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def evidence() -> Evidence:
-    return cast("Evidence", SimpleNamespace(answers={}))
+    return cast("Evidence", SimpleNamespace(results=ResultCache()))
 
 
 def value(readings: dict[str, Any], key: str) -> float:
@@ -36,7 +36,7 @@ def value(readings: dict[str, Any], key: str) -> float:
 def test_an_answer_is_computed_once_for_each_device_and_column() -> None:
     asked = []
 
-    @cached_per_device
+    @cached_result
     def answer(evidence: Evidence, column: str, device: Device) -> str:
         asked.append((column, device.id))
         return f"{column} of {device.id}"
@@ -54,7 +54,7 @@ def test_an_answer_is_computed_once_for_each_device_and_column() -> None:
 def test_why_there_is_none_is_kept_without_the_readings_it_came_from() -> None:
     asked = []
 
-    @cached_per_device
+    @cached_result
     def answer(evidence: Evidence) -> float:
         asked.append(evidence)
         raise NotMeasurable("no reading in the window")
@@ -64,7 +64,7 @@ def test_why_there_is_none_is_kept_without_the_readings_it_came_from() -> None:
         with pytest.raises(NotMeasurable, match="no reading in the window"):
             answer(seen)
     assert len(asked) == 1
-    (error,) = seen.answers.values()
+    (error,) = seen.results._results.values()
     assert cast("NotMeasurable", error).__traceback__ is None
 
 

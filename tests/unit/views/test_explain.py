@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ergmeter.metrics.explain.block import LossBlock
+from ergmeter.metrics.explain.time import LossBlock
 from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.runlog.reader import Run

@@ -12,7 +12,6 @@ differs from the run's (a power limit, a driver).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError, NotMeasurable
@@ -27,7 +26,7 @@ from ergmeter.metrics.definitions.compute import (
     need_possible,
     of_run,
 )
-from ergmeter.records import Reading, weakest
+from ergmeter.records import Reading, mapped, weakest
 from ergmeter.units import scaled, significant
 
 if TYPE_CHECKING:
@@ -52,27 +51,28 @@ _HANGS_ON = {"power_limit_w": ("power limit", " W"), "driver": ("driver", "")}
 
 def achievable_flops_per_s(evidence: Evidence) -> Reading:
     """FLOP/s that the run's devices reached in its dtype when calibrated; mean over devices."""
-    return _achievable(evidence)
+    dtype = evidence.settings.dtype or ("" if evidence.devices("gpu") else "fp32")
+    if not dtype:
+        raise NotMeasurable(NO_DTYPE)
+    return _mean(evidence, "matmul", dtype)
 
 
 def mfu_of_achievable_frac(evidence: Evidence) -> Reading:
     """Model FLOP/s of a device over its calibrated FLOP/s."""
-    each, achievable = of_run(evidence, FLOPS_PER_S), _achievable(evidence)
+    each, achievable = of_run(evidence, FLOPS_PER_S), achievable_flops_per_s(evidence)
     need_possible(evidence, MFU)
     return _share(each, achievable)
 
 
 def achievable_of_peak_frac(evidence: Evidence) -> Reading:
     """Calibrated FLOP/s over the datasheet peak: the highest MFU possible on this machine."""
-    achievable, mfu = _achievable(evidence), of_run(evidence, MFU)
+    achievable, mfu = achievable_flops_per_s(evidence), of_run(evidence, MFU)
     need_possible(evidence, MFU)
     each = of_run(evidence, FLOPS_PER_S)
     peak = each.value / mfu.value
     note = f"of {scaled(peak, 'FLOP/s')}, the peak that {MFU} names; {achievable.note}"
-    edges = (None if edge is None else edge / peak for edge in (achievable.low, achievable.high))
-    low, high = edges
     basis = weakest(achievable.basis, "derived")
-    return Reading(achievable.value / peak, "frac", basis, low, high, note)
+    return mapped(achievable, lambda rate: rate / peak, unit="frac", basis=basis, note=note)
 
 
 def bandwidth_of_achievable_frac(evidence: Evidence) -> Reading:
@@ -83,26 +83,14 @@ def bandwidth_of_achievable_frac(evidence: Evidence) -> Reading:
         raise NotMeasurable(NO_BYTES.reason)
     need_possible(evidence, BANDWIDTH)
     per_flop = chosen.bytes_per_step / chosen.model_per_step
-    low, high = (None if edge is None else edge * per_flop for edge in (each.low, each.high))
-    moved = replace(each, value=each.value * per_flop, low=low, high=high)
+    moved = mapped(each, lambda rate: rate * per_flop)
     return _share(moved, _mean(evidence, "bandwidth", "read"))
 
 
 def _share(rate: Reading, achievable: Reading) -> Reading:
-    value = rate.value / achievable.value
-    low, high = (
-        None if edge is None else edge / achievable.value for edge in (rate.low, rate.high)
-    )
+    basis = weakest(rate.basis, achievable.basis)
     note = f"{achievable.note}; {rate.note}"
-    return Reading(value, "frac", weakest(rate.basis, achievable.basis), low, high, note)
-
-
-def _achievable(evidence: Evidence) -> Reading:
-    on_gpu = bool(evidence.devices("gpu"))
-    dtype = evidence.settings.dtype or ("" if on_gpu else "fp32")
-    if not dtype:
-        raise NotMeasurable(NO_DTYPE)
-    return _mean(evidence, "matmul", dtype)
+    return mapped(rate, lambda edge: edge / achievable.value, unit="frac", basis=basis, note=note)
 
 
 def _mean(evidence: Evidence, table: str, name: str) -> Reading:

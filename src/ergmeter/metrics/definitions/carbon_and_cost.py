@@ -15,7 +15,7 @@ are. Rent runs on outside it: `cost.gpu_whole_run` covers all the time that was 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
@@ -24,7 +24,7 @@ from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import label_of, tokens
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
 from ergmeter.metrics.evidence.samples import ACCELERATORS
-from ergmeter.records import Reading
+from ergmeter.records import Reading, mapped
 from ergmeter.runlog.settings import NOT_STATED
 from ergmeter.units import J_PER_KWH, duration, scaled, significant
 
@@ -118,30 +118,24 @@ def building_of(evidence: Evidence) -> tuple[float, str]:
 
 def scaled_by(reading: Reading, factor: float, unit: str, note: str) -> Reading:
     """A reading times an assumed factor, with its interval."""
-    low, high = (None if end is None else end * factor for end in (reading.low, reading.high))
-    return Reading(reading.value * factor, unit, "assumed", low, high, note)
+    return mapped(reading, lambda edge: edge * factor, unit=unit, basis="assumed", note=note)
 
 
-def per_million_tokens(evidence: Evidence, reading: Reading) -> Reading:
-    """A reading of the window per million of its tokens."""
-    need_all(evidence)
-    amounts, label, _ = tokens(evidence)
-    note = f"{label_of(evidence, label)}; {reading.note}"
-    return scaled_by(reading, _MILLION / float(amounts.sum()), reading.unit, note)
+def per_million_tokens(metric: Metric, key: str, title: str, *, of_energy: bool = True) -> Metric:
+    """A metric of the window per million of its tokens. `of_energy`: of all ranks' devices."""
 
+    def compute(evidence: Evidence) -> Reading:
+        reading = metric.compute(evidence)
+        if of_energy:
+            need_devices(evidence)
+        need_all(evidence)
+        amounts, label, _ = tokens(evidence)
+        note = f"{label_of(evidence, label)}; {reading.note}"
+        return scaled_by(reading, _MILLION / float(amounts.sum()), reading.unit, note)
 
-def co2e_per_million_tokens_g(evidence: Evidence) -> Reading:
-    """By the grid, for a million tokens."""
-    reading = co2e_g(evidence)
-    need_devices(evidence)
-    return per_million_tokens(evidence, reading)
-
-
-def market_co2e_per_million_tokens_g(evidence: Evidence) -> Reading:
-    """By the contract, for a million tokens."""
-    reading = market_co2e_g(evidence)
-    need_devices(evidence)
-    return per_million_tokens(evidence, reading)
+    formula = f"1e6 x {metric.key} / tokens.total"
+    needs = (*metric.needs, "steps with tokens")
+    return replace(metric, key=key, title=title, formula=formula, needs=needs, compute=compute)
 
 
 def embodied_g(evidence: Evidence) -> Reading:
@@ -169,52 +163,40 @@ def embodied_g(evidence: Evidence) -> Reading:
 def co2e_with_embodied_g(evidence: Evidence) -> Reading:
     """By the grid, with the share of the making."""
     used, made = co2e_g(evidence), embodied_g(evidence)
-    low, high = (None if end is None else end + made.value for end in (used.low, used.high))
     share = made.value / (used.value + made.value) if made.value else 0.0
     note = f"{100 * share:.3g} % of it from the making: {made.note}; the rest: {used.note}"
-    return Reading(used.value + made.value, "g", "assumed", low, high, note)
+    return mapped(used, lambda grams: grams + made.value, basis="assumed", note=note)
 
 
 _GRID = ("energy", "a grid intensity")
-_MARKET = ("energy", "an intensity by contract")
 _MAKING = ("devices", "what their making emitted", "their lifetime")
 
+_CARBON = Metric(
+    "carbon.co2e_g",
+    "carbon",
+    "g",
+    "lower",
+    "energy.run_j / 3.6e6 x grid intensity (location-based) x PUE",
+    _GRID,
+    co2e_g,
+)
+_MARKET_CARBON = Metric(
+    "carbon.market_co2e_g",
+    "carbon, market-based",
+    "g",
+    "lower",
+    "energy.run_j / 3.6e6 x intensity by contract (market-based) x PUE",
+    ("energy", "an intensity by contract"),
+    market_co2e_g,
+)
+_PER_MILLION = "carbon per million tokens"
+
 METRICS = [
-    Metric(
-        "carbon.co2e_g",
-        "carbon",
-        "g",
-        "lower",
-        "energy.run_j / 3.6e6 x grid intensity (location-based) x PUE",
-        _GRID,
-        co2e_g,
-    ),
-    Metric(
-        "carbon.co2e_per_million_tokens_g",
-        "carbon per million tokens",
-        "g",
-        "lower",
-        "1e6 x carbon.co2e_g / tokens.total",
-        (*_GRID, "steps with tokens"),
-        co2e_per_million_tokens_g,
-    ),
-    Metric(
-        "carbon.market_co2e_g",
-        "carbon, market-based",
-        "g",
-        "lower",
-        "energy.run_j / 3.6e6 x intensity by contract (market-based) x PUE",
-        _MARKET,
-        market_co2e_g,
-    ),
-    Metric(
-        "carbon.market_co2e_per_million_tokens_g",
-        "carbon per million tokens, market-based",
-        "g",
-        "lower",
-        "1e6 x carbon.market_co2e_g / tokens.total",
-        (*_MARKET, "steps with tokens"),
-        market_co2e_per_million_tokens_g,
+    _CARBON,
+    per_million_tokens(_CARBON, "carbon.co2e_per_million_tokens_g", _PER_MILLION),
+    _MARKET_CARBON,
+    per_million_tokens(
+        _MARKET_CARBON, "carbon.market_co2e_per_million_tokens_g", f"{_PER_MILLION}, market-based"
     ),
     Metric(
         "carbon.embodied_g",
@@ -255,11 +237,6 @@ def gpu_whole_run(evidence: Evidence) -> Reading:
     return _rent(evidence, evidence.watched, why)
 
 
-def gpu_per_million_tokens(evidence: Evidence) -> Reading:
-    """The devices' rent for a million tokens."""
-    return per_million_tokens(evidence, gpu(evidence))
-
-
 def energy(evidence: Evidence) -> Reading:
     """The bill for the energy of the window."""
     price = evidence.settings.price_per_kwh
@@ -269,13 +246,6 @@ def energy(evidence: Evidence) -> Reading:
     pue, building = building_of(evidence)
     note = f"{scaled(used.value, 'J')} x {price:g} a kWh{building}; interval is the energy's alone"
     return scaled_by(used, price * pue / J_PER_KWH, _unit(evidence), note)
-
-
-def energy_per_million_tokens(evidence: Evidence) -> Reading:
-    """The bill for the energy of a million tokens."""
-    reading = energy(evidence)
-    need_devices(evidence)
-    return per_million_tokens(evidence, reading)
 
 
 def _gpu_price(evidence: Evidence) -> float:
@@ -297,19 +267,29 @@ def _unit(evidence: Evidence) -> str:
 
 
 _RENT = ("devices", "a price per GPU-hour")
-_BILL = ("energy", "a price per kWh")
 _UNIT = "currency"
 
+_GPU = Metric(
+    "cost.gpu",
+    "cost of the devices",
+    _UNIT,
+    "lower",
+    "devices x window x price per GPU-hour",
+    _RENT,
+    gpu,
+)
+_ENERGY = Metric(
+    "cost.energy",
+    "cost of the energy",
+    _UNIT,
+    "lower",
+    "energy.run_j / 3.6e6 x price per kWh x PUE",
+    ("energy", "a price per kWh"),
+    energy,
+)
+
 COST_METRICS = [
-    Metric(
-        "cost.gpu",
-        "cost of the devices",
-        _UNIT,
-        "lower",
-        "devices x window x price per GPU-hour",
-        _RENT,
-        gpu,
-    ),
+    _GPU,
     Metric(
         "cost.gpu_whole_run",
         "cost of the devices, whole run",
@@ -319,31 +299,14 @@ COST_METRICS = [
         _RENT,
         gpu_whole_run,
     ),
-    Metric(
+    per_million_tokens(
+        _GPU,
         "cost.gpu_per_million_tokens",
         "cost of the devices per million tokens",
-        _UNIT,
-        "lower",
-        "1e6 x cost.gpu / tokens.total",
-        (*_RENT, "steps with tokens"),
-        gpu_per_million_tokens,
+        of_energy=False,
     ),
-    Metric(
-        "cost.energy",
-        "cost of the energy",
-        _UNIT,
-        "lower",
-        "energy.run_j / 3.6e6 x price per kWh x PUE",
-        _BILL,
-        energy,
-    ),
-    Metric(
-        "cost.energy_per_million_tokens",
-        "cost of the energy per million tokens",
-        _UNIT,
-        "lower",
-        "1e6 x cost.energy / tokens.total",
-        (*_BILL, "steps with tokens"),
-        energy_per_million_tokens,
+    _ENERGY,
+    per_million_tokens(
+        _ENERGY, "cost.energy_per_million_tokens", "cost of the energy per million tokens"
     ),
 ]

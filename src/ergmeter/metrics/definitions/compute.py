@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric, over_whole_run
@@ -27,7 +27,8 @@ from ergmeter.metrics.definitions.peaks import (
 from ergmeter.metrics.definitions.throughput import samples_per_s, steps_per_s, tokens_per_s
 from ergmeter.metrics.definitions.tokens import positions_per_token
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
-from ergmeter.records import Missing, Reading, weakest
+from ergmeter.metrics.evidence.samples import cached_result
+from ergmeter.records import Missing, Reading, mapped, weakest
 from ergmeter.units import number_of, scaled, significant
 
 if TYPE_CHECKING:
@@ -382,18 +383,10 @@ def percent(share: float, *, decimals: int = 1) -> str:
 
 # Results of a run.
 
-_CACHE_KEY = "compute"
 
-
+@cached_result
 def run_results(evidence: Evidence) -> dict[str, Result]:
-    """All results about arithmetic of a run; cached."""
-    cached = evidence.cached.get(_CACHE_KEY)
-    if cached is None:
-        cached = evidence.cached[_CACHE_KEY] = _run_results(evidence)
-    return cast("dict[str, Result]", cached)
-
-
-def _run_results(evidence: Evidence) -> dict[str, Result]:
+    """All results about arithmetic of a run."""
     if not evidence.flops:
         raise NotMeasurable(
             evidence.run.no_flops
@@ -426,8 +419,7 @@ def _speed(evidence: Evidence) -> tuple[str, Reading]:
         return "sample", samples_per_s(evidence)
     pace = steps_per_s(evidence)
     ranks = len(evidence.counted.lanes) if evidence.has_work else 1
-    low, high = (None if edge is None else edge * ranks for edge in (pace.low, pace.high))
-    return "step", replace(pace, value=pace.value * ranks, low=low, high=high)
+    return "step", mapped(pace, lambda rate: rate * ranks)
 
 
 def _flops_per_step(evidence: Evidence) -> Reading:
@@ -526,41 +518,32 @@ def _of_run(key: str) -> Callable[[Evidence], Reading]:
 
 _NEEDS = ("the FLOPs of a step", "tokens")
 
-METRICS = [
-    Metric(
-        MFU,
-        "MFU",
-        "frac",
-        "higher",
-        "FLOPs of a token x tokens/s / (devices x dense peak of the type computed in)",
-        (*_NEEDS, "a peak"),
-        _of_run(MFU),
-        aliases=(Alias("mfu", "profiler MFU monitors", "model FLOPs utilisation", "frac"),),
-        upper_bound=1.0,
-        above_bound=_ABOVE_PEAK,
-    ),
-    Metric(
-        HFU,
-        "HFU",
-        "frac",
-        "higher",
-        "as MFU, with the FLOPs that are computed a second time or on padding",
-        (*_NEEDS, "a peak"),
-        _of_run(HFU),
-        upper_bound=1.0,
-        above_bound=_ABOVE_PEAK,
-    ),
-    Metric(
-        ALL_WORK,
+_OF_PEAK = {
+    MFU: ("MFU", "FLOPs of a token x tokens/s / (devices x dense peak of the type computed in)"),
+    HFU: ("HFU", "as MFU, with the FLOPs that are computed a second time or on padding"),
+    ALL_WORK: (
         "all work, of the peak",
-        "frac",
-        "higher",
         "as HFU, with the FLOPs of other models and of generation; a lower bound where one is not"
         " counted",
-        (*_NEEDS, "a peak"),
-        _of_run(ALL_WORK),
-        upper_bound=1.0,
-        above_bound=_ABOVE_PEAK,
+    ),
+}
+_ALIASES = {MFU: (Alias("mfu", "profiler MFU monitors", "model FLOPs utilisation", "frac"),)}
+
+METRICS = [
+    *(
+        Metric(
+            key,
+            title,
+            "frac",
+            "higher",
+            formula,
+            (*_NEEDS, "a peak"),
+            _of_run(key),
+            aliases=_ALIASES.get(key, ()),
+            upper_bound=1.0,
+            above_bound=_ABOVE_PEAK,
+        )
+        for key, (title, formula) in _OF_PEAK.items()
     ),
     Metric(
         MFU_BF16,
@@ -612,11 +595,5 @@ METRICS = [
     ),
 ]
 
-_BY_KEY = {metric.key: metric for metric in METRICS}
-METRICS += [
-    over_whole_run(_BY_KEY[key], whole_key, title)
-    for key, whole_key, title in (
-        ("utilization.mfu_frac", "utilization.whole_run_mfu_frac", "MFU, whole run"),
-    )
-]
+METRICS += over_whole_run(METRICS, MFU)
 _BY_KEY = {metric.key: metric for metric in METRICS}

@@ -11,6 +11,7 @@ of the node is not in it.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
@@ -27,8 +28,8 @@ from ergmeter.metrics.device_energy import (
 )
 from ergmeter.metrics.evidence.gpu_use import gpu_names
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
-from ergmeter.metrics.evidence.samples import ACCELERATORS, cached_per_device, why_absent
-from ergmeter.records import Reading, weakest
+from ergmeter.metrics.evidence.samples import ACCELERATORS, cached_result, or_none, why_absent
+from ergmeter.records import Reading, mapped, weakest
 from ergmeter.units import J_PER_WH, number_of
 
 if TYPE_CHECKING:
@@ -98,32 +99,13 @@ def _of_the_run(evidence: Evidence, reading: Reading) -> Reading:
     return replace(reading, basis=weakest(reading.basis, "derived"), note=note)
 
 
-def _of_kind(evidence: Evidence, kind: str, what: str, *probes: str) -> Reading:
+def _of_kind(evidence: Evidence, kind: str, what: str, probes: tuple[str, ...]) -> Reading:
+    """Energy of all devices of a kind. A module holds devices that are counted elsewhere."""
     devices = evidence.devices(kind)
     if not devices:
         raise NotMeasurable(evidence.why_no_device(what, *probes))
     reading = total(evidence, devices)
     return _of_the_run(evidence, reading) if kind == "gpu" else reading
-
-
-def accelerator_j(evidence: Evidence) -> Reading:
-    """Energy of the accelerators."""
-    return _of_kind(evidence, "gpu", "accelerator", *ACCELERATORS)
-
-
-def module_j(evidence: Evidence) -> Reading:
-    """Energy of modules and whole machines, which hold devices that are counted elsewhere."""
-    return _of_kind(evidence, "module", "meter of a module or a machine", "grace", "apple")
-
-
-def cpu_j(evidence: Evidence) -> Reading:
-    """Energy of the CPU packages."""
-    return _of_kind(evidence, "cpu", "CPU energy counter", *CPUS)
-
-
-def dram_j(evidence: Evidence) -> Reading:
-    """Energy of the memory."""
-    return _of_kind(evidence, "dram", "DRAM energy counter", "rapl", "apple")
 
 
 def device_j(evidence: Evidence, device: Device) -> Reading:
@@ -132,9 +114,8 @@ def device_j(evidence: Evidence, device: Device) -> Reading:
 
 
 def _scaled(reading: Reading, factor: float, unit: str, note: str = "") -> Reading:
-    low, high = (None if b is None else b * factor for b in (reading.low, reading.high))
     together = "; ".join(part for part in (note, reading.note) if part)
-    return Reading(reading.value * factor, unit, reading.basis, low, high, together)
+    return mapped(reading, lambda edge: edge * factor, unit=unit, note=together)
 
 
 def mean_w(evidence: Evidence) -> Reading:
@@ -157,7 +138,7 @@ def device_mean_w(evidence: Evidence, device: Device) -> Reading:
     return _over_time(evidence, device_j(evidence, device))
 
 
-@cached_per_device
+@cached_result
 def device_peak_w(evidence: Evidence, device: Device) -> Reading:
     """The highest power reading of one device in the window.
 
@@ -175,9 +156,8 @@ def device_peak_w(evidence: Evidence, device: Device) -> Reading:
     highest_w, count = float(power.values[inside].max()), int(inside.sum())
     readings = number_of(count, "reading")
     note = f"highest of {readings}; shorter peaks are not seen"
-    try:
-        mean = device_mean_w(evidence, device)
-    except NotMeasurable:
+    mean = or_none(device_mean_w, evidence, device)
+    if mean is None:
         return Reading(highest_w, "W", "measured", note=note)
     if mean.value <= highest_w * (1 + _ROUNDING):
         return Reading(max(highest_w, mean.value), "W", "measured", note=note)
@@ -230,14 +210,7 @@ def joules_per_step(evidence: Evidence) -> Reading:
 
 
 def _weakened(reading: Reading, basis: Basis) -> Reading:
-    return Reading(
-        reading.value,
-        reading.unit,
-        weakest(reading.basis, basis),
-        reading.low,
-        reading.high,
-        reading.note,
-    )
+    return replace(reading, basis=weakest(reading.basis, basis))
 
 
 _SENSOR = ("an energy counter or power readings",)
@@ -330,55 +303,34 @@ METRICS = [
         aliases=(Alias("peak_power_W", _SFT_PLAY, "highest power reading", "W"),),
     ),
     Metric("energy.wh", "energy", "Wh", "lower", "energy.run_j / 3600", _SENSOR, wh),
-    Metric(
-        "energy.accelerator_j",
-        "accelerator energy",
-        "J",
-        "lower",
-        "as energy.run_j, over accelerators",
-        ("an accelerator",),
-        accelerator_j,
-    ),
-    Metric(
-        "energy.cpu_j",
-        "CPU package energy",
-        "J",
-        "lower",
-        "as energy.run_j, over CPU packages",
-        ("RAPL",),
-        cpu_j,
-    ),
-    Metric(
-        "energy.dram_j",
-        "DRAM energy",
-        "J",
-        "lower",
-        "as energy.run_j, over DRAM domains",
-        ("RAPL",),
-        dram_j,
-    ),
-    Metric(
-        "energy.module_j",
-        "module energy",
-        "J",
-        "lower",
-        "as energy.run_j, over modules (Grace) or the machine (Apple): with what is in them, so it"
-        " is part of no sum",
-        ("a meter of a module",),
-        module_j,
+    *(
+        Metric(
+            f"energy.{name}_j",
+            f"{title} energy",
+            "J",
+            "lower",
+            f"as energy.run_j, over {over}",
+            (needs,),
+            partial(_of_kind, kind=kind, what=what, probes=probes),
+        )
+        for name, title, over, needs, kind, what, probes in (
+            (
+                *("accelerator", "accelerator", "accelerators", "an accelerator"),
+                *("gpu", "accelerator", ACCELERATORS),
+            ),
+            ("cpu", "CPU package", "CPU packages", "RAPL", "cpu", "CPU energy counter", CPUS),
+            (
+                *("dram", "DRAM", "DRAM domains", "RAPL"),
+                *("dram", "DRAM energy counter", ("rapl", "apple")),
+            ),
+            (
+                *("module", "module"),
+                "modules (Grace) or the machine (Apple): with what is in them, so it is part of no"
+                " sum",
+                *("a meter of a module", "module", "meter of a module or a machine"),
+                ("grace", "apple"),
+            ),
+        )
     ),
 ]
-
-_BY_KEY = {metric.key: metric for metric in METRICS}
-METRICS += [
-    over_whole_run(_BY_KEY[key], whole_key, title)
-    for key, whole_key, title in (
-        ("energy.run_j", "energy.whole_run_j", "energy, whole run"),
-        ("energy.mean_w", "energy.whole_run_mean_w", "mean power, whole run"),
-        (
-            "energy.joules_per_token",
-            "energy.whole_run_joules_per_token",
-            "energy per token, whole run",
-        ),
-    )
-]
+METRICS += over_whole_run(METRICS, "energy.run_j", "energy.mean_w", "energy.joules_per_token")

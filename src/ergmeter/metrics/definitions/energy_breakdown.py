@@ -12,7 +12,8 @@ with all devices. Requests are no steps: they differ in length, and overlap.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,73 +24,57 @@ from ergmeter.metrics.definitions.energy import joules_per_token, run_j
 from ergmeter.metrics.definitions.tokens import need_all_rows
 from ergmeter.metrics.device_energy import boundary, curve_of
 from ergmeter.metrics.energy_curve import merged
-from ergmeter.metrics.evidence.samples import BOUNDARY, cached_for_kinds, cached_per_device
-from ergmeter.records import PHASES, Reading, weakest
+from ergmeter.metrics.evidence.samples import BOUNDARY, cached_for_kinds, cached_result
+from ergmeter.metrics.phases import PHASE_TITLES, PRECEDENCE, precedence, spans_of, union_of
+from ergmeter.records import PHASES, Reading, mapped, weakest
 from ergmeter.stats.intervals import percentile
 from ergmeter.units import NS_PER_S, duration, number_of, scaled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ergmeter.metrics.energy_curve import EnergyCurve
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.evidence.steps import Steps
+    from ergmeter.metrics.phases import Spans
     from ergmeter.records import Basis, Device, FloatArray, TimeArray
 
 
-# Energy by phase. A wait for data may lie inside a step, a checkpoint inside an evaluation. Each
-# instant belongs to one phase, the first of: checkpoint, evaluation, data, prefill, decode,
-# training, idle. So the parts add up to the whole run. Where the device times the steps, training
-# comes before data: a wait of the host that the device does not notice costs nothing.
+# Energy by phase (`metrics.phases`). The parts add up to the whole run.
 #
 # The sensor places joules to one refresh. All edges may be off by half a refresh either way, which
 # is in the interval. Where spans and gaps are shorter than that, the sensor can't tell which of the
 # two drew more: all that the smaller has may belong to the other.
 
-Spans: TypeAlias = "tuple[TimeArray, TimeArray]"
-
-_ORDER = ("checkpoint", "eval", "data", "prefill", "decode", "train", "idle")
-_WORDS = {
-    "train": "training steps",
-    "eval": "evaluation",
-    "checkpoint": "checkpoints",
-    "data": "waiting for data",
-    "prefill": "reading prompts",
-    "decode": "writing answers",
-    "idle": "idle spans",
-}
-
 
 def _part_j(evidence: Evidence, phase: str) -> Reading:
     """The energy of the instants that belong to a phase."""
-    if not len(_spans(evidence, phase)[0]):
+    if not len(spans_of(evidence, phase)[0]):
         raise NotMeasurable(f"no {phase} span was recorded")
     need_all_rows(evidence)
     each = [_device_part(evidence, device, phase) for device in _devices(evidence)]
     values, lows, highs, bases = zip(*each, strict=True)
     value, low, high = sum(values), sum(lows), sum(highs)
-    note = f"{_WORDS[phase]}, whole run; {_how(evidence)}"
+    note = f"{PHASE_TITLES[phase]}, whole run; {_how(evidence)}"
     return Reading(value, "J", weakest(*bases), min(low, value), max(high, value), note)
 
 
-@cached_per_device
+@cached_result
 def _device_part(
     evidence: Evidence, device: Device, phase: str
 ) -> tuple[float, float, float, Basis]:
     """Energy of one device in a phase, its lower and upper bound, and its basis."""
-    order = _order(evidence)
+    order = precedence(evidence)
     rank = order.index(phase)
-    before, upto = _union(evidence, *order[:rank]), _union(evidence, *order[: rank + 1])
+    before, upto = union_of(evidence, *order[:rank]), union_of(evidence, *order[: rank + 1])
     curve, basis = curve_of(evidence, device)
     reached = curve.spanned(*upto)
-    recorded = [name for name in order[: rank + 1] if len(_spans(evidence, name)[0])]
+    recorded = [name for name in order[: rank + 1] if len(spans_of(evidence, name)[0])]
     if not reached.all():
         missed = int((~reached).sum())
         raise NotMeasurable(
             f"{device.name} [{device.id}]: its readings do not cover {missed} of {len(reached)}"
             f" spans ({', '.join(recorded)})"
         )
-    half_ns = _half_refresh_ns(curve)
+    half_ns = round(min(curve.refresh_s, 1.0) / 2 * NS_PER_S)
     value, *moved = (
         _joules(curve, _moved(upto, by_ns)) - _joules(curve, _moved(before, by_ns))
         for by_ns in (0, -half_ns, -half_ns // 2, half_ns // 2, half_ns)
@@ -101,7 +86,7 @@ def _device_part(
 
 def _rest_j(evidence: Evidence) -> Reading:
     """Energy outside of all spans: start-up, pauses, the end."""
-    if not len(_union(evidence, *_ORDER)[0]):
+    if not len(union_of(evidence, *PRECEDENCE)[0]):
         raise NotMeasurable("no span was recorded")
     need_all_rows(evidence)
     each = [_device_rest(evidence, device) for device in _devices(evidence)]
@@ -110,11 +95,11 @@ def _rest_j(evidence: Evidence) -> Reading:
     return Reading(sum(values), "J", weakest(*bases), note=note)
 
 
-@cached_per_device
+@cached_result
 def _device_rest(evidence: Evidence, device: Device) -> tuple[float, Basis]:
     curve, basis = curve_of(evidence, device)
     lifetime = _run_span(evidence, curve)
-    spans = _clipped(_union(evidence, *_ORDER), lifetime)
+    spans = _clipped(union_of(evidence, *PRECEDENCE), lifetime)
     return _joules(curve, lifetime) - _joules(curve, spans), basis
 
 
@@ -123,49 +108,23 @@ def _parts(evidence: Evidence, device: Device) -> None:
     """Computes all parts of a device while its samples are in memory."""
     if evidence.from_output:
         return
-    for phase in _ORDER:
-        if len(_spans(evidence, phase)[0]):
+    for phase in PRECEDENCE:
+        if len(spans_of(evidence, phase)[0]):
             _device_part(evidence, device, phase)
-    if len(_union(evidence, *_ORDER)[0]):
+    if len(union_of(evidence, *PRECEDENCE)[0]):
         _device_rest(evidence, device)
 
 
 def _how(evidence: Evidence) -> str:
     ranks = len(evidence.all_steps.lanes)
     whose = f"by the spans of the rank that told the most of {ranks}; " if ranks > 1 else ""
-    return f"{whose}each instant belongs to one phase: {', '.join(_order(evidence))}"
-
-
-@cached_per_device
-def _order(evidence: Evidence) -> tuple[str, ...]:
-    """Which phase an instant belongs to: the first of these that holds it."""
-    rows = evidence.all_steps.longest
-    if len(rows) and not np.isnan(rows["host_end_ns"]).all():
-        return ("checkpoint", "eval", "prefill", "decode", "train", "data", "idle")
-    return _ORDER
+    return f"{whose}each instant belongs to one phase: {', '.join(precedence(evidence))}"
 
 
 def _devices(evidence: Evidence) -> list[Device]:
     if evidence.from_output:
         raise NotMeasurable("printed lines do not say when a phase began: a Meter does")
     return boundary(evidence)
-
-
-@cached_per_device
-def _spans(evidence: Evidence, phase: str) -> Spans:
-    """Spans of a phase, of the rank with the most rows: ranks work in step."""
-    lane = evidence.all_steps.longest
-    own = lane.where(lane["phase"] == PHASES.index(phase)) if len(lane) else lane
-    return own.columns["start_ns"], own.columns["end_ns"]
-
-
-@cached_per_device
-def _union(evidence: Evidence, *phases: str) -> Spans:
-    """The time that belongs to any of these, as spans that do not touch."""
-    each = [_spans(evidence, phase) for phase in phases]
-    starts = np.concatenate([spans[0] for spans in each]) if each else np.array([], dtype=np.int64)
-    ends = np.concatenate([spans[1] for spans in each]) if each else np.array([], dtype=np.int64)
-    return merged(starts, ends)
 
 
 def _moved(spans: Spans, by_ns: int) -> Spans:
@@ -197,30 +156,19 @@ def _joules(curve: EnergyCurve, spans: Spans) -> float:
     return float((curve.at(ends) - curve.at(starts)).sum()) if len(starts) else 0.0
 
 
-def _half_refresh_ns(curve: EnergyCurve) -> int:
-    return round(min(curve.refresh_s, 1.0) / 2 * NS_PER_S)
-
-
-def _of(phase: str) -> Callable[[Evidence], Reading]:
-    def compute(evidence: Evidence) -> Reading:
-        return _part_j(evidence, phase)
-
-    return compute
-
-
 _PHASE_NEEDS = ("an energy counter or power readings", "spans of a Meter or an integration")
 
 PHASE_METRICS = [
     *(
         Metric(
             f"energy.{phase}_j",
-            f"energy, {_WORDS[phase]}",
+            f"energy, {PHASE_TITLES[phase]}",
             "J",
             "lower" if phase != "train" else "neither",
             f"energy of the instants in a {phase} span and in none of a phase before it in:"
-            f" {', '.join(_ORDER)}; whole run",
+            f" {', '.join(PRECEDENCE)}; whole run",
             _PHASE_NEEDS,
-            _of(phase),
+            partial(_part_j, phase=phase),
         )
         for phase in ("train", "eval", "checkpoint", "data", "prefill", "decode", "idle")
     ),
@@ -328,19 +276,17 @@ def net_j(evidence: Evidence) -> Reading:
             f" idle devices would have drawn ({idle.value:.4g} W, {idle.note}): measure idle power"
             " again"
         )
-    low, high = (None if edge is None else edge - base_j for edge in (gross.low, gross.high))
     note = f"gross {scaled(gross.value, 'J')}, idle {idle.value:.4g} W ({idle.note}); {gross.note}"
     basis = weakest("derived", gross.basis, idle.basis)
-    return Reading(gross.value - base_j, "J", basis, low, high, note)
+    return mapped(gross, lambda joules: joules - base_j, basis=basis, note=note)
 
 
 def net_joules_per_token(evidence: Evidence) -> Reading:
     """Net energy over tokens of the same window."""
     gross, net, total = joules_per_token(evidence), net_j(evidence), run_j(evidence)
     scale = gross.value / total.value
-    low, high = (None if edge is None else edge * scale for edge in (net.low, net.high))
     basis = weakest(gross.basis, net.basis)
-    return Reading(net.value * scale, "J/token", basis, low, high, net.note)
+    return mapped(net, lambda joules: joules * scale, unit="J/token", basis=basis)
 
 
 _IDLE_NEEDS = ("an energy counter or power readings", "an idle span or a calibration")
@@ -426,7 +372,7 @@ def _added(evidence: Evidence, device: Device) -> Basis:
     return _steps_sums(evidence).add(evidence, device)
 
 
-@cached_per_device
+@cached_result
 def _steps_sums(evidence: Evidence) -> _Sums:
     lane = step_rows(evidence)
     return _Sums(lane.columns["start_ns"], lane.columns["end_ns"])
@@ -444,43 +390,31 @@ def step_rows(evidence: Evidence) -> Steps:
     return rows
 
 
-def _quantile(share: float) -> Callable[[Evidence], Reading]:
-    def compute(evidence: Evidence) -> Reading:
-        each = steps_energy(evidence)
-        is_covered = ~np.isnan(each.joules)
-        if not is_covered.any():
-            raise NotMeasurable("the devices' readings cover no step")
-        value, low, high = (
-            percentile(joules[is_covered], share)
-            for joules in (each.joules, each.low_j, each.high_j)
-        )
-        off = float(np.median((each.high_j - each.low_j)[is_covered])) / 2
-        steps = number_of(int(is_covered.sum()), "step")
-        how = f"each known to {off:.3g} J; from a step's start to its end"
-        return Reading(value, "J", each.basis, low, high, f"{steps}, {how}")
-
-    return compute
+def _quantile_j(evidence: Evidence, share: float) -> Reading:
+    each = steps_energy(evidence)
+    is_covered = ~np.isnan(each.joules)
+    if not is_covered.any():
+        raise NotMeasurable("the devices' readings cover no step")
+    value, low, high = (
+        percentile(joules[is_covered], share) for joules in (each.joules, each.low_j, each.high_j)
+    )
+    off = float(np.median((each.high_j - each.low_j)[is_covered])) / 2
+    steps = number_of(int(is_covered.sum()), "step")
+    how = f"each known to {off:.3g} J; from a step's start to its end"
+    return Reading(value, "J", each.basis, low, high, f"{steps}, {how}")
 
 
 _STEP_NEEDS = ("an energy counter or power readings", "steps of a Meter or an integration")
 
 STEP_METRICS = [
     Metric(
-        "energy.step_median_j",
-        "energy of a step, median",
+        f"energy.step_{name}_j",
+        f"energy of a step, {title}",
         "J",
         "lower",
-        "median over steps of the energy from a step's start to its end",
+        f"{title} over steps of the energy from a step's start to its end",
         _STEP_NEEDS,
-        _quantile(50),
-    ),
-    Metric(
-        "energy.step_p95_j",
-        "energy of a step, 95th percentile",
-        "J",
-        "lower",
-        "95th percentile over steps of the energy from a step's start to its end",
-        _STEP_NEEDS,
-        _quantile(95),
-    ),
+        partial(_quantile_j, share=share),
+    )
+    for name, title, share in (("median", "median", 50), ("p95", "95th percentile", 95))
 ]

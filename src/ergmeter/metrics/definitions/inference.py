@@ -19,7 +19,7 @@ Tools define these differently. "ITL" is a mean per request in one and each gap 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,8 @@ from ergmeter.metrics.evidence.requests import (
     need_failures,
     why_not_timed,
 )
-from ergmeter.records import PHASES, Reading, weakest
+from ergmeter.metrics.evidence.samples import cached_result
+from ergmeter.records import PHASES, Reading, mapped, weakest
 from ergmeter.stats.intervals import percentile
 from ergmeter.units import NS_PER_S, duration, number_of
 
@@ -199,20 +200,16 @@ def _tokens_per_chunk(evidence: Evidence, decode: Steps) -> tuple[str, Basis]:
     )
 
 
+@cached_result
 def _gaps_s(evidence: Evidence) -> FloatArray:
-    """Kept once they are read: there are as many as tokens."""
-    gaps = evidence.cached.get("latency.itl")
-    if not isinstance(gaps, np.ndarray):
-        window = evidence.span
-        timed = [reported for reported in evidence.run.reported() if reported.name == "itl"]
-        inside = (gap.value for gap in timed if window.start_ns <= gap.t_ns <= window.end_ns)
-        gaps = np.fromiter(inside, dtype=np.float64)
-        if timed and not len(gaps):
-            raise NotMeasurable(
-                f"{number_of(len(timed), 'gap')} between chunks, none in the window"
-            )
-        evidence.cached["latency.itl"] = gaps
-    if not len(gaps):
+    """The gaps between chunks. Cached: there are as many as tokens."""
+    window = evidence.span
+    timed = [reported for reported in evidence.run.reported() if reported.name == "itl"]
+    inside = (gap.value for gap in timed if window.start_ns <= gap.t_ns <= window.end_ns)
+    gaps = np.fromiter(inside, dtype=np.float64)
+    if timed and not len(gaps):
+        raise NotMeasurable(f"{number_of(len(timed), 'gap')} between chunks, none in the window")
+    if not timed:
         raise NotMeasurable(
             "no gaps between chunks were timed: `erg load` and integrations.generate time them"
         )
@@ -435,15 +432,11 @@ def generated_tokens(evidence: Evidence) -> Reading:
 
 
 def _energy_over(evidence: Evidence, amount: float, unit: str, basis: Basis, note: str) -> Reading:
-    energy = run_j(evidence)
-    low, high = (None if end is None else end / amount for end in (energy.low, energy.high))
-    load = evidence.offered
+    energy, load = run_j(evidence), evidence.offered
     if load is not None and load.answered < len(load):
         note += f", that of {len(load) - load.answered} without a whole answer included"
-    return replace(
-        energy, value=energy.value / amount, unit=unit, basis=weakest(energy.basis, basis), low=low,
-        high=high, note=f"{note}; {energy.note}",
-    )  # fmt: skip
+    basis, note = weakest(energy.basis, basis), f"{note}; {energy.note}"
+    return mapped(energy, lambda joules: joules / amount, unit=unit, basis=basis, note=note)
 
 
 def joules_per_generated_token(evidence: Evidence) -> Reading:

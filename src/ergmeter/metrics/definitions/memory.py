@@ -8,7 +8,8 @@ largest of readings seconds apart is no peak: where a high-water mark exists, it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,15 +17,23 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.evidence.samples import (
     cached_for_kinds,
-    cached_per_device,
     highest_of,
     inside,
     mean,
+    or_none,
     prefetch,
     readings,
     sampled,
 )
-from ergmeter.records import PHASES, Reading
+from ergmeter.metrics.phases import (
+    PHASE_TITLES,
+    PRECEDENCE,
+    before,
+    spans_of,
+    touched,
+    union_of,
+)
+from ergmeter.records import Reading
 from ergmeter.stats.intervals import MIN_BLOCKS, slope_interval
 from ergmeter.units import NS_PER_S, number_of, scaled
 
@@ -55,8 +64,8 @@ def mean_bytes(evidence: Evidence, column: str, devices: list[Device], note: str
     return Reading(value, "B", "measured", note=f"{each}{note}; {evidence.window_note}")
 
 
-def _gpus(evidence: Evidence) -> list[Device]:
-    return sampled(evidence, "gpu")
+def _gpus(evidence: Evidence, device: Device | None = None) -> list[Device]:
+    return sampled(evidence, "gpu") if device is None else [device]
 
 
 def _printed(evidence: Evidence, reason: NotMeasurable, *, mean: bool) -> Reading:
@@ -73,56 +82,43 @@ def _printed(evidence: Evidence, reason: NotMeasurable, *, mean: bool) -> Readin
     return Reading(values[-1] if mean else max(values), "B", "reported", note=note)
 
 
-def device_peak_bytes(evidence: Evidence) -> Reading:
-    """The most memory in use on a device."""
+_BY_ALL = "in use by all programs"
+
+
+def device_peak_bytes(evidence: Evidence, device: Device | None = None) -> Reading:
+    """The most memory in use on a device, or on this one."""
     try:
-        return highest(evidence, "memory_bytes", _gpus(evidence), "in use by all programs")
+        return highest(evidence, "memory_bytes", _gpus(evidence, device), _BY_ALL)
     except NotMeasurable as reason:
+        if device is not None:
+            raise
         return _printed(evidence, reason, mean=False)
 
 
-def device_mean_bytes(evidence: Evidence) -> Reading:
-    """Mean memory in use on a device."""
+def device_mean_bytes(evidence: Evidence, device: Device | None = None) -> Reading:
+    """Mean memory in use on a device, or on this one."""
     try:
-        return mean_bytes(evidence, "memory_bytes", _gpus(evidence), "in use by all programs")
+        return mean_bytes(evidence, "memory_bytes", _gpus(evidence, device), _BY_ALL)
     except NotMeasurable as reason:
+        if device is not None:
+            raise
         return _printed(evidence, reason, mean=True)
 
 
-def one_device_peak_bytes(evidence: Evidence, device: Device) -> Reading:
-    """The most memory in use on this device."""
-    return highest(evidence, "memory_bytes", [device], "in use by all programs")
-
-
-def one_device_mean_bytes(evidence: Evidence, device: Device) -> Reading:
-    """Mean memory in use on this device."""
-    return mean_bytes(evidence, "memory_bytes", [device], "in use by all programs")
-
-
-def _share_of_total(evidence: Evidence, devices: list[Device]) -> Reading:
-    """The fullest device, by its own size: how near it came to the end."""
+def device_peak_frac(evidence: Evidence, device: Device | None = None) -> Reading:
+    """The most memory in use on a device (the fullest by its own size), of what it has."""
     shares = {}
-    for device in devices:
-        total = device.facts.get("memory_total_bytes")
+    for gpu in _gpus(evidence, device):
+        total = gpu.facts.get("memory_total_bytes")
         if not total:
-            raise NotMeasurable(f"{device.name} [{device.id}] does not say how much memory it has")
-        most = highest_of(evidence, "memory_bytes", device)
-        shares[device.id] = (most / total, most, total)
+            raise NotMeasurable(f"{gpu.name} [{gpu.id}] does not say how much memory it has")
+        most = highest_of(evidence, "memory_bytes", gpu)
+        shares[gpu.id] = (most / total, most, total)
     fullest = max(shares, key=lambda device: shares[device])
     share, most, total = shares[fullest]
     of = f"of {fullest}, the fullest of {len(shares)}: " if len(shares) > 1 else ""
     note = f"{of}{scaled(most, 'B')} of {scaled(total, 'B')}, in use by all programs; whole run"
     return Reading(share, "frac", "measured", note=note)
-
-
-def device_peak_frac(evidence: Evidence) -> Reading:
-    """The most memory in use on a device, of what it has."""
-    return _share_of_total(evidence, _gpus(evidence))
-
-
-def one_device_peak_frac(evidence: Evidence, device: Device) -> Reading:
-    """The most memory in use on this device, of what it has."""
-    return _share_of_total(evidence, [device])
 
 
 _NOBODYS = (
@@ -145,13 +141,9 @@ def device_program_peak_bytes(evidence: Evidence) -> Reading:
     return highest(evidence, "process_bytes", devices, note)
 
 
-def _processes(evidence: Evidence) -> list[Device]:
-    return sampled(evidence, "process")
-
-
 def process_peak_bytes(evidence: Evidence) -> Reading:
     """The most resident memory of the program and its children, or of one of them alone."""
-    peaks = {device.id: _process_peak(evidence, device) for device in _processes(evidence)}
+    peaks = {device.id: _process_peak(evidence, device) for device in sampled(evidence, "process")}
     most = max(peaks, key=lambda device: peaks[device][0])
     value, note = peaks[most]
     of = f"of {most}, the fullest of {len(peaks)}; " if len(peaks) > 1 else ""
@@ -187,11 +179,14 @@ def _process_peak(evidence: Evidence, device: Device) -> tuple[float, str]:
 
 def process_mean_bytes(evidence: Evidence) -> Reading:
     """Mean resident memory of the program and its children."""
-    return mean_bytes(evidence, "memory_bytes", _processes(evidence), "resident, children included")
+    return mean_bytes(
+        evidence, "memory_bytes", sampled(evidence, "process"), "resident, children included"
+    )
 
 
-def _growth(evidence: Evidence, devices: list[Device]) -> Reading:
-    slopes = [_device_growth(evidence, device) for device in devices]
+def _growth(evidence: Evidence, kind: str) -> Reading:
+    """How fast memory in use grew, over all devices of a kind: a leak grows for ever."""
+    slopes = [_device_growth(evidence, device) for device in sampled(evidence, kind)]
     value, low, high = (float(sum(part)) * _S_PER_H for part in zip(*slopes, strict=True))
     sure = "" if low > 0 or high < 0 else "; not distinguishable from none"
     note = f"straight line through the means of up to 20 blocks{sure}; {evidence.window_note}"
@@ -215,16 +210,6 @@ prefetch(mean, "memory_bytes", of=("gpu", "process"))
 prefetch(highest_of, "process_bytes", of=("gpu",))
 
 
-def process_growth(evidence: Evidence) -> Reading:
-    """How fast the program's resident memory grew: a leak grows for ever."""
-    return _growth(evidence, _processes(evidence))
-
-
-def device_growth(evidence: Evidence) -> Reading:
-    """How fast the memory in use on the devices grew."""
-    return _growth(evidence, _gpus(evidence))
-
-
 _SFT_PLAY = "SFT-Play"
 
 METRICS = [
@@ -236,7 +221,7 @@ METRICS = [
         "highest memory in use on any one device, whole run",
         ("an accelerator",),
         device_peak_bytes,
-        per_device=one_device_peak_bytes,
+        per_device=device_peak_bytes,
         kinds=("gpu",),
         aliases=(
             Alias(
@@ -256,7 +241,7 @@ METRICS = [
         "mean over time of memory in use, mean over devices",
         ("an accelerator",),
         device_mean_bytes,
-        per_device=one_device_mean_bytes,
+        per_device=device_mean_bytes,
         kinds=("gpu",),
         aliases=(
             Alias(
@@ -278,7 +263,7 @@ METRICS = [
         "highest memory in use on a device / its memory, whole run, of the fullest",
         ("an accelerator",),
         device_peak_frac,
-        per_device=one_device_peak_frac,
+        per_device=device_peak_frac,
         kinds=("gpu",),
         upper_bound=1.0,
         above_bound="a reading of the device or its total memory is wrong",
@@ -300,7 +285,7 @@ METRICS = [
         "lower",
         "slope of a line through memory in use over the window",
         ("an accelerator",),
-        device_growth,
+        partial(_growth, kind="gpu"),
     ),
     Metric(
         "memory.process_peak_bytes",
@@ -328,7 +313,7 @@ METRICS = [
         "lower",
         "slope of a line through resident memory over the window",
         ("the process probe",),
-        process_growth,
+        partial(_growth, kind="process"),
     ),
 ]
 
@@ -343,30 +328,17 @@ _ALLOCATOR_NEEDS = ("a Meter in a torch program on CUDA",)
 def allocators(evidence: Evidence) -> list[Device]:
     """Allocators that took memory. A rank sees every GPU of its node but uses its own."""
     devices = sampled(evidence, "allocator")
-    return [device for device in devices if _took(evidence, device)] or devices
+    took = [device for device in devices if or_none(highest_of, evidence, "reserved_bytes", device)]
+    return took or devices
 
 
-def _took(evidence: Evidence, device: Device) -> bool:
-    try:
-        return highest_of(evidence, "reserved_bytes", device) > 0
-    except NotMeasurable:
-        return False
+def _allocator_highest(evidence: Evidence, column: str, note: str) -> Reading:
+    return highest(evidence, column, allocators(evidence), note)
 
 
 def allocator_mean_bytes(evidence: Evidence) -> Reading:
     """Mean over time of what tensors held."""
     return mean_bytes(evidence, "allocated_bytes", allocators(evidence), "tensors of this program")
-
-
-def allocator_peak_bytes(evidence: Evidence) -> Reading:
-    """The most that tensors held, by the allocator's own high-water mark."""
-    note = "tensors of this program, the allocator's own peak"
-    return highest(evidence, "allocated_peak_bytes", allocators(evidence), note)
-
-
-def allocator_reserved_bytes(evidence: Evidence) -> Reading:
-    """The most that the allocator took from the device."""
-    return highest(evidence, "reserved_bytes", allocators(evidence), "taken from the device")
 
 
 def allocator_unused_frac(evidence: Evidence) -> Reading:
@@ -382,12 +354,6 @@ def allocator_unused_frac(evidence: Evidence) -> Reading:
     return Reading(worst[0], "frac", "measured", note=worst[1])
 
 
-def allocator_split_bytes(evidence: Evidence) -> Reading:
-    """The most that lay free in blocks partly in use."""
-    note = "free parts of blocks that are in use, which nobody else can have; the allocator's peak"
-    return highest(evidence, "split_bytes", allocators(evidence), note)
-
-
 _HIGHEST = ("reserved_bytes", "allocated_peak_bytes", "split_bytes")
 prefetch(mean, "allocated_bytes", of=("allocator",))
 prefetch(highest_of, *_HIGHEST, of=("allocator",))
@@ -400,7 +366,11 @@ ALLOCATOR_METRICS = [
         "lower",
         "the allocator's high-water mark of tensor memory",
         _ALLOCATOR_NEEDS,
-        allocator_peak_bytes,
+        partial(
+            _allocator_highest,
+            column="allocated_peak_bytes",
+            note="tensors of this program, the allocator's own peak",
+        ),
     ),
     Metric(
         "memory.allocator_mean_bytes",
@@ -418,7 +388,7 @@ ALLOCATOR_METRICS = [
         "lower",
         "highest memory the allocator took from the device",
         _ALLOCATOR_NEEDS,
-        allocator_reserved_bytes,
+        partial(_allocator_highest, column="reserved_bytes", note="taken from the device"),
     ),
     Metric(
         "memory.allocator_unused_frac",
@@ -438,7 +408,12 @@ ALLOCATOR_METRICS = [
         "lower",
         "the allocator's peak of inactive split blocks: free parts of blocks in use",
         _ALLOCATOR_NEEDS,
-        allocator_split_bytes,
+        partial(
+            _allocator_highest,
+            column="split_bytes",
+            note="free parts of blocks that are in use, which nobody else can have; the allocator's"
+            " peak",
+        ),
     ),
 ]
 
@@ -447,49 +422,19 @@ ALLOCATOR_METRICS = [
 # reads 40 GB through an evaluation that needs 5. So a phase's memory is what was read during it, or
 # the mark if it rose while no other phase was on. The first mark may be from before the
 # measurement. If the mark was higher during the phase, the peak lies between the two, and the
-# reading says so. An instant belongs to one phase: checkpoint before evaluation before data before
-# training.
+# reading says so. An instant belongs to one phase (`metrics.phases`).
 
-Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
-
-_ORDER = ("checkpoint", "eval", "data", "train")
-_WORDS = {"train": "training steps", "eval": "evaluation", "checkpoint": "checkpoints"}
+_WORDS = {phase: PHASE_TITLES[phase] for phase in ("train", "eval", "checkpoint")}
 
 
-class _Spans:
-    """The spans of some phases, of the rank with the most rows."""
-
-    def __init__(self, evidence: Evidence, *phases: str) -> None:
-        rows = evidence.all_steps.longest
-        numbers = [PHASES.index(phase) for phase in phases]
-        own = rows.where(np.isin(rows["phase"], numbers))
-        order = np.argsort(own["start_ns"], kind="stable")
-        self.starts_ns = own["start_ns"][order]
-        self.reached_ns = np.maximum.accumulate(own["end_ns"][order])  # by any that began so far
-
-    def touch(self, since_ns: TimeArray, until_ns: TimeArray) -> Mask:
-        """Whether any of them was on at some time between these."""
-        last = np.searchsorted(self.starts_ns, until_ns, side="right") - 1
-        began = last >= 0
-        if not began.any():
-            return np.zeros(len(until_ns), dtype=bool)
-        return began & (self.reached_ns[last] >= since_ns)
-
-
-@cached_per_device
-def _spans(evidence: Evidence, *phases: str) -> _Spans:
-    return _Spans(evidence, *phases)
-
-
-def _during(evidence: Evidence, phase: str, t_ns: TimeArray) -> Mask:
+def _during(evidence: Evidence, phase: str, t_ns: TimeArray) -> Any:  # noqa: ANN401  a mask
     """Which of these instants belong to a phase. Raises NotMeasurable if it never was on."""
-    own = _spans(evidence, phase)
-    if not len(own.starts_ns):
+    if not len(spans_of(evidence, phase)[0]):
         raise NotMeasurable(f"no {phase} span was recorded")
     if evidence.from_output:
         raise NotMeasurable("printed lines do not say when a phase began: a Meter does")
-    before = _spans(evidence, *_ORDER[: _ORDER.index(phase)])
-    mask = own.touch(t_ns, t_ns) & ~before.touch(t_ns, t_ns)
+    own, earlier = union_of(evidence, phase), union_of(evidence, *before(evidence, phase))
+    mask = touched(own, t_ns, t_ns) & ~touched(earlier, t_ns, t_ns)
     if not mask.any():
         raise NotMeasurable(f"no reading fell into {_WORDS[phase]}")
     return mask
@@ -559,9 +504,9 @@ def _marked(
     """The highest that the mark rose to while just this phase was on, 0 if it never did; and the
     highest that it was, at the latest, when the phase was on."""
     since_ns = np.concatenate(([0], t_ns[:-1]))
-    own = _Spans(evidence, phase).touch(since_ns, t_ns)
-    others = _Spans(evidence, *(other for other in _ORDER if other != phase))
-    alone = own & ~others.touch(since_ns, t_ns)
+    own = touched(union_of(evidence, phase), since_ns, t_ns)
+    others = union_of(evidence, *(other for other in PRECEDENCE if other != phase))
+    alone = own & ~touched(others, since_ns, t_ns)
     rose = alone & (np.diff(marks, prepend=marks[:1]) > 0)
     return float(marks[rose].max(initial=0.0)), float(marks[own].max(initial=0.0))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.hardware import NoUnits, candidates, lookup
+from ergmeter.metrics.evidence.samples import or_none
 from ergmeter.records import DTYPES, Missing
 from ergmeter.units import scaled
 
@@ -110,10 +111,7 @@ def device_peak(device: str, dtype: str, *, is_dtype_assumed: bool = False) -> P
         return table_peak(device, dtype, is_dtype_assumed=is_dtype_assumed, otherwise="pass --peak")
     except NotMeasurable as error:
         reason = str(error)
-    try:
-        wide = table_peak(device, "bf16") if dtype in NARROW else None
-    except NotMeasurable:
-        wide = None
+    wide = or_none(table_peak, device, "bf16") if dtype in NARROW else None
     if wide is not None:
         reason += f"; if just weights are kept in {dtype}: --dtype bf16 --weights-dtype {dtype}"
     return NoPeak(reason, wide, dtype)
@@ -123,10 +121,7 @@ def declared_peak(
     flops_per_s: float, dtype: str | None, source: str | None, *, device: str | None = None
 ) -> Peak:
     """A peak that the user gave; the memory's bandwidth is the device's, where that is known."""
-    try:
-        specs = candidates(device) if device else ()
-    except NotMeasurable:
-        specs = ()
+    specs = (or_none(candidates, device) if device else None) or ()
     return Peak(
         specs[0].name if len(specs) == 1 else device or "the device",
         dtype or "",

@@ -8,6 +8,7 @@ it, and the part that nothing was computed beside, which is what it costs.
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,15 +17,13 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.definitions.timing import in_step_s
 from ergmeter.records import Reading, is_above, weakest
-from ergmeter.stats.streaming_quantile import percentile
+from ergmeter.stats.intervals import percentile_of_blocks
 from ergmeter.units import NS_PER_S, duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.evidence.steps import Mask, Steps
-    from ergmeter.records import FloatArray
+    from ergmeter.records import Direction, FloatArray
 
 _MARK = "profiled"
 _WHY_NOT = ("not_profiled", "profile_unread")
@@ -48,30 +47,22 @@ def profiles(evidence: Evidence) -> list[dict[str, Any]]:
     raise NotMeasurable(reasons[-1] if reasons else _NONE)
 
 
-def _share(column: str) -> Callable[[Evidence], Reading]:
+def _share(evidence: Evidence, column: str) -> Reading:
     """A share of the time of all profiled steps."""
-
-    def compute(evidence: Evidence) -> Reading:
-        each = profiles(evidence)
-        whole_s = sum(float(profile["window_s"]) for profile in each)
-        value = sum(float(profile[column]) for profile in each) / whole_s
-        return Reading(value, "frac", "measured", note=_profile_note(evidence, each))
-
-    return compute
+    each = profiles(evidence)
+    whole_s = sum(float(profile["window_s"]) for profile in each)
+    value = sum(float(profile[column]) for profile in each) / whole_s
+    return Reading(value, "frac", "measured", note=_profile_note(evidence, each))
 
 
-def _of_step(column: str) -> Callable[[Evidence], Reading]:
+def _of_step(evidence: Evidence, column: str) -> Reading:
     """That share of the time inside a step, as measured over all of them."""
-
-    def compute(evidence: Evidence) -> Reading:
-        share, step = _share(column)(evidence), in_step_s(evidence)
-        if is_above(share, 1.0):
-            raise NotMeasurable(f"its share of the profiled time is impossible: {share.value:.0%}")
-        value = share.value * step.value
-        basis = weakest("derived", step.basis)
-        return Reading(value, "s", basis, note=f"that share of a step's time; {share.note}")
-
-    return compute
+    share, step = _share(evidence, column), in_step_s(evidence)
+    if is_above(share, 1.0):
+        raise NotMeasurable(f"its share of the profiled time is impossible: {share.value:.0%}")
+    basis = weakest("derived", step.basis)
+    note = f"that share of a step's time; {share.note}"
+    return Reading(share.value * step.value, "s", basis, note=note)
 
 
 def _profile_note(evidence: Evidence, each: list[dict[str, Any]]) -> str:
@@ -118,7 +109,7 @@ def times_as_long(evidence: Evidence, each: list[dict[str, Any]]) -> float | Non
 
 
 def _median_ns(rows: Steps) -> float:
-    return percentile(
+    return percentile_of_blocks(
         lambda: (_of_host(lane, "end_ns") - _of_host(lane, "start_ns") for lane in rows.lanes), 50
     )
 
@@ -129,50 +120,34 @@ def _of_host(rows: Steps, name: str) -> FloatArray:
     return np.where(np.isnan(host), rows[name], host)
 
 
-def _metric(key: str, label: str, direction: Any, formula: str, column: str) -> Metric:  # noqa: ANN401
-    needs, above = ("profiled steps",), "spans of the profile are counted twice"
-    return Metric(
-        *(key, label, "frac", direction, formula, needs, _share(column)),
-        upper_bound=1.0,
-        above_bound=above,
-    )
-
+# Column, title, direction, and what is divided by the time of the profiled steps.
+_ROWS: tuple[tuple[str, str, Direction, str], ...] = (
+    ("compute", "computing", "higher", "union of what computes"),
+    ("communication", "communicating", "lower", "union of collectives"),
+    (
+        "communication_alone",
+        "communicating, nothing beside it",
+        "lower",
+        "collectives that nothing is computed beside",
+    ),
+    ("copy_alone", "copying, nothing beside it", "lower", "copies beside neither"),
+    ("idle", "idle", "lower", "1 - union of all of it"),
+)
 
 METRICS = [
-    _metric(
-        "profile.compute_frac",
-        "profiled: computing",
-        "higher",
-        "union of what computes / time of the profiled steps",
-        "compute_s",
-    ),
-    _metric(
-        "profile.communication_frac",
-        "profiled: communicating",
-        "lower",
-        "union of collectives / time of the profiled steps",
-        "communication_s",
-    ),
-    _metric(
-        "profile.communication_alone_frac",
-        "profiled: communicating, nothing beside it",
-        "lower",
-        "collectives that nothing is computed beside / time of the profiled steps",
-        "communication_alone_s",
-    ),
-    _metric(
-        "profile.copy_alone_frac",
-        "profiled: copying, nothing beside it",
-        "lower",
-        "copies beside neither / time of the profiled steps",
-        "copy_alone_s",
-    ),
-    _metric(
-        "profile.idle_frac",
-        "profiled: idle",
-        "lower",
-        "1 - union of all of it / time of the profiled steps",
-        "idle_s",
+    *(
+        Metric(
+            f"profile.{name}_frac",
+            f"profiled: {title}",
+            "frac",
+            direction,
+            f"{part} / time of the profiled steps",
+            ("profiled steps",),
+            partial(_share, column=f"{name}_s"),
+            upper_bound=1.0,
+            above_bound="spans of the profile are counted twice",
+        )
+        for name, title, direction, part in _ROWS
     ),
     Metric(
         "profile.computation_s",
@@ -181,7 +156,7 @@ METRICS = [
         "lower",
         "profile.compute_frac x time.in_step_s",
         ("profiled steps", "steps"),
-        _of_step("compute_s"),
+        partial(_of_step, column="compute_s"),
         aliases=(Alias("AL (computation)", "EfficientLLM", "the part of AL that computes", "s"),),
     ),
     Metric(
@@ -191,7 +166,7 @@ METRICS = [
         "lower",
         "profile.communication_frac x time.in_step_s",
         ("profiled steps", "steps"),
-        _of_step("communication_s"),
+        partial(_of_step, column="communication_s"),
         aliases=(
             Alias(
                 "AL (communication)",

@@ -8,6 +8,7 @@ time: gaps between steps are in it (`evidence.window` has the cuts).
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -128,39 +129,20 @@ def tokens_per_s(evidence: Evidence) -> Reading:
     return rate(evidence, amounts, "tokens/s", basis, label_of(evidence, label))
 
 
-def _of_column(column: str, label: str, evidence: Evidence) -> Reading:
+def _of_column(evidence: Evidence, column: str, label: str, argument: str = "") -> Reading:
+    """Tokens of one of the three counts over the window."""
     values = reported_counts(evidence, evidence.counted, column)
     if values is None:
-        raise NotMeasurable(why_not_counted(evidence, label, column))
-    return _as_counted(evidence, values, label)
-
-
-def _as_counted(evidence: Evidence, values: RowAmounts, label: str) -> Reading:
+        raise NotMeasurable(why_not_counted(evidence, label, argument or column))
+    if column == "tokens_computed":
+        as_printed = "tokens as printed, which may or may not count padding"
+        label = as_printed if evidence.from_output else "padding included"
     basis = counted_basis(evidence, evidence.counted, "tokens")
     guess = guessed(evidence, evidence.counted, "tokens")
     note = f"{label}; assumed: {guess}" if guess else label
     whose = ranks.missing_ranks_note(evidence)
     note += f", {whose}" if whose else ""
     return rate(evidence, values, "tokens/s", basis, note)
-
-
-def computed_tokens_per_s(evidence: Evidence) -> Reading:
-    """Computed tokens, padding included, over the window."""
-    values = reported_counts(evidence, evidence.counted, "tokens_computed")
-    if values is None:
-        raise NotMeasurable(why_not_counted(evidence, "computed tokens", "tokens"))
-    as_printed = "tokens as printed, which may or may not count padding"
-    return _as_counted(evidence, values, as_printed if evidence.from_output else "padding included")
-
-
-def real_tokens_per_s(evidence: Evidence) -> Reading:
-    """Real tokens over the window."""
-    return _of_column("tokens_real", "real tokens", evidence)
-
-
-def loss_tokens_per_s(evidence: Evidence) -> Reading:
-    """Loss-bearing tokens over the window."""
-    return _of_column("tokens_loss", "loss-bearing tokens", evidence)
 
 
 def tokens_per_s_per_device(evidence: Evidence) -> Reading:
@@ -269,32 +251,21 @@ METRICS = [
             ),
         ),
     ),
-    Metric(
-        "throughput.computed_tokens_per_s",
-        "tokens/s computed",
-        "tokens/s",
-        "higher",
-        "sum of tokens_computed / window",
-        ("steps with tokens",),
-        computed_tokens_per_s,
-    ),
-    Metric(
-        "throughput.real_tokens_per_s",
-        "tokens/s real",
-        "tokens/s",
-        "higher",
-        "sum of tokens_real / window",
-        ("steps with tokens_real",),
-        real_tokens_per_s,
-    ),
-    Metric(
-        "throughput.loss_tokens_per_s",
-        "tokens/s with loss",
-        "tokens/s",
-        "higher",
-        "sum of tokens_loss / window",
-        ("steps with tokens_loss",),
-        loss_tokens_per_s,
+    *(
+        Metric(
+            f"throughput.{name}_tokens_per_s",
+            title,
+            "tokens/s",
+            "higher",
+            f"sum of tokens_{name} / window",
+            (needs,),
+            partial(_of_column, column=f"tokens_{name}", label=label, argument=argument),
+        )
+        for name, title, needs, label, argument in (
+            ("computed", "tokens/s computed", "steps with tokens", "computed tokens", "tokens"),
+            ("real", "tokens/s real", "steps with tokens_real", "real tokens", ""),
+            ("loss", "tokens/s with loss", "steps with tokens_loss", "loss-bearing tokens", ""),
+        )
     ),
     Metric(
         "throughput.tokens_per_s_per_device",
@@ -372,11 +343,4 @@ METRICS = [
     ),
 ]
 
-_BY_KEY = {metric.key: metric for metric in METRICS}
-METRICS += [
-    over_whole_run(_BY_KEY[key], whole_key, title)
-    for key, whole_key, title in (
-        ("throughput.tokens_per_s", "throughput.whole_run_tokens_per_s", "tokens/s, whole run"),
-        ("throughput.samples_per_s", "throughput.whole_run_samples_per_s", "samples/s, whole run"),
-    )
-]
+METRICS += over_whole_run(METRICS, "throughput.tokens_per_s", "throughput.samples_per_s")

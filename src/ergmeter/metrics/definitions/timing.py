@@ -8,6 +8,7 @@ From a step's start to its end is `time.in_step_s`; the difference is `time.outs
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -16,10 +17,11 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric, over_whole_run
 from ergmeter.metrics.definitions.throughput import pace
 from ergmeter.metrics.definitions.tokens import all_steps_in, need_all_rows, need_rows, steps_of
-from ergmeter.metrics.evidence.samples import cached_per_device
+from ergmeter.metrics.evidence.samples import cached_result
 from ergmeter.metrics.evidence.steps import RowAmounts, interval_in_order
+from ergmeter.metrics.phases import PHASE_TITLES
 from ergmeter.records import PHASES, Reading
-from ergmeter.stats.streaming_quantile import percentile
+from ergmeter.stats.intervals import percentile_of_blocks
 from ergmeter.units import NS_PER_S, duration, number_of
 
 if TYPE_CHECKING:
@@ -82,7 +84,7 @@ class Straggler:
         return f"rank {self.rank} on {self.host} {way[self.how].format(duration(self.by_s))}"
 
 
-@cached_per_device
+@cached_result
 def pace_of_ranks(evidence: Evidence) -> RankPace:
     """The median time of each rank in its steps and between them."""
     lanes = evidence.counted.lanes
@@ -128,18 +130,10 @@ def spread_frac(evidence: Evidence) -> Reading:
     return Reading(worst.by_frac, "frac", "measured", note=note)
 
 
-def slowest_step_s(evidence: Evidence) -> Reading:
-    """The median time in a step, of the rank with the longest."""
+def _rank_step_s(evidence: Evidence, *, is_slowest: bool) -> Reading:
+    """The median time in a step, of the rank with the longest or the shortest."""
     pace = pace_of_ranks(evidence)
-    at = int(np.argmax(pace.in_step_s))
-    note = f"rank {pace.ranks[at]} on {pace.hosts[at]}, median of its steps; {evidence.window_note}"
-    return Reading(float(pace.in_step_s[at]), "s", "measured", note=note)
-
-
-def fastest_step_s(evidence: Evidence) -> Reading:
-    """The median time in a step, of the rank with the shortest."""
-    pace = pace_of_ranks(evidence)
-    at = int(np.argmin(pace.in_step_s))
+    at = int((np.argmax if is_slowest else np.argmin)(pace.in_step_s))
     note = f"rank {pace.ranks[at]} on {pace.hosts[at]}, median of its steps; {evidence.window_note}"
     return Reading(float(pace.in_step_s[at]), "s", "measured", note=note)
 
@@ -162,7 +156,7 @@ RANK_METRICS = [
         "lower",
         "highest of the ranks' median times in a step",
         ("steps of several ranks",),
-        slowest_step_s,
+        partial(_rank_step_s, is_slowest=True),
     ),
     Metric(
         "ranks.fastest_step_s",
@@ -171,7 +165,7 @@ RANK_METRICS = [
         "neither",
         "lowest of the ranks' median times in a step",
         ("steps of several ranks",),
-        fastest_step_s,
+        partial(_rank_step_s, is_slowest=False),
     ),
 ]
 
@@ -216,18 +210,8 @@ def _step_percentile(evidence: Evidence, q: float) -> Reading:
     steps_of(evidence)  # or the reason why there are none
     lanes = evidence.counted.lanes
     most = max(float(lane["steps"].max()) for lane in lanes)
-    value = percentile(lambda: (_periods(evidence, lane, most) for lane in lanes), q)
+    value = percentile_of_blocks(lambda: (_periods(evidence, lane, most) for lane in lanes), q)
     return Reading(value, "s", evidence.steps_basis, note=_note(evidence, most))
-
-
-def step_median_s(evidence: Evidence) -> Reading:
-    """The median time of a step."""
-    return _step_percentile(evidence, 50)
-
-
-def step_p95_s(evidence: Evidence) -> Reading:
-    """The 95th percentile of the time of a step."""
-    return _step_percentile(evidence, 95)
 
 
 def in_step_s(evidence: Evidence) -> Reading:
@@ -355,41 +339,20 @@ def _took_as_printed(evidence: Evidence, rows: Steps) -> bool:
     return bool(np.isclose(rows.duration_s[:, None], said_s, rtol=0, atol=1e-6).any())
 
 
-def eval_s(evidence: Evidence) -> Reading:
-    """Time in evaluation spans."""
-    return _phase_s(evidence, "eval")
-
-
-def checkpoint_s(evidence: Evidence) -> Reading:
-    """Time in checkpoint spans."""
-    return _phase_s(evidence, "checkpoint")
-
-
-def data_s(evidence: Evidence) -> Reading:
-    """Time in spans that waited for data."""
-    return _phase_s(evidence, "data")
-
-
 METRICS = [
     Metric("time.step_s", "step time", "s", "lower", "window / steps", ("steps",), step_s),
-    Metric(
-        "time.step_median_s",
-        "step time, median",
-        "s",
-        "lower",
-        "median over steps of the time from the end of the step before to its own, cuts left out",
-        ("steps",),
-        step_median_s,
-    ),
-    Metric(
-        "time.step_p95_s",
-        "step time, 95th percentile",
-        "s",
-        "lower",
-        "95th percentile over steps of the time from the end of the step before to its own, cuts"
-        " left out",
-        ("steps",),
-        step_p95_s,
+    *(
+        Metric(
+            f"time.step_{name}_s",
+            f"step time, {title}",
+            "s",
+            "lower",
+            f"{title} over steps of the time from the end of the step before to its own, cuts left"
+            " out",
+            ("steps",),
+            partial(_step_percentile, q=q),
+        )
+        for name, title, q in (("median", "median", 50), ("p95", "95th percentile", 95))
     ),
     Metric(
         "time.in_step_s",
@@ -467,39 +430,17 @@ METRICS = [
         ("steps of a Meter",),
         before_first_step_s,
     ),
-    Metric(
-        "time.eval_s",
-        "evaluation, whole run",
-        "s",
-        "lower",
-        "sum over eval spans, whole run",
-        ("eval spans",),
-        eval_s,
-    ),
-    Metric(
-        "time.checkpoint_s",
-        "checkpoints, whole run",
-        "s",
-        "lower",
-        "sum over checkpoint spans, whole run",
-        ("checkpoint spans",),
-        checkpoint_s,
-    ),
-    Metric(
-        "time.data_s",
-        "waiting for data, whole run",
-        "s",
-        "lower",
-        "sum over data spans, whole run",
-        ("data spans",),
-        data_s,
+    *(
+        Metric(
+            f"time.{phase}_s",
+            f"{PHASE_TITLES[phase]}, whole run",
+            "s",
+            "lower",
+            f"sum over {phase} spans, whole run",
+            (f"{phase} spans",),
+            partial(_phase_s, phase=phase),
+        )
+        for phase in ("eval", "checkpoint", "data")
     ),
 ]
-
-_BY_KEY = {metric.key: metric for metric in METRICS}
-METRICS += [
-    over_whole_run(_BY_KEY[key], whole_key, title)
-    for key, whole_key, title in (
-        ("time.step_s", "time.whole_run_step_s", "time per step, whole run"),
-    )
-]
+METRICS += over_whole_run(METRICS, "time.step_s", title="time per step")

@@ -9,20 +9,18 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.evidence.samples import (
     cached_for_kinds,
-    cached_per_device,
-    inside,
+    cached_result,
     mean,
     mean_activity,
     prefetch,
     rate,
-    readings,
     sampled,
+    throttled_share,
+    window_values,
 )
 from ergmeter.records import Reading
 from ergmeter.runlog.reader import RUNNING
@@ -50,7 +48,7 @@ _HOW = "by hardware counters"
 _EDGES = "interval from the readings at both ends"
 
 
-@cached_per_device
+@cached_result
 def _failures(evidence: Evidence) -> list[str]:
     return [mark.detail for mark in evidence.run.marks if mark.name == "activity_failed"]
 
@@ -212,8 +210,7 @@ def temperature_max_c(evidence: Evidence) -> Reading:
 
 @cached_for_kinds("gpu")
 def _hottest_c(evidence: Evidence, device: Device) -> float:
-    series = readings(evidence, "temperature_c", device)
-    return float(series.values[inside(evidence, series.t_ns)].max())
+    return float(window_values(evidence, "temperature_c", device).max())
 
 
 def throttled_frac(evidence: Evidence) -> Reading:
@@ -225,9 +222,7 @@ def throttled_frac(evidence: Evidence) -> Reading:
 
 @cached_for_kinds("gpu")
 def _throttled_frac(evidence: Evidence, device: Device) -> float:
-    series = readings(evidence, "throttled", device)
-    bits = series.values[inside(evidence, series.t_ns)].astype(np.int64)
-    return float(((bits & ~_NOT_A_LIMIT) != 0).mean())
+    return throttled_share(evidence, device, ~_NOT_A_LIMIT)
 
 
 prefetch(mean, "busy_frac", of=("gpu", "node"))
@@ -317,7 +312,7 @@ def _counted(device: Device) -> str:
     return _COUNTED.get(str(device.facts.get("counted")), _COUNTED["threads"])
 
 
-@cached_per_device
+@cached_result
 def _folded(evidence: Evidence) -> str:
     """Older runs have one such device, "ergmeter", for all writers: only the dearest shows."""
     ids = [d.id for writer in evidence.run.writers for d in writer.devices if d.kind == "self"]

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.device_energy import CurveCache
 from ergmeter.metrics.evidence.gpu_use import GpuUse, gpu_names, gpu_use
 from ergmeter.metrics.evidence.ranks import aligned
 from ergmeter.metrics.evidence.requests import LOAD_MARK, Offered, offered
-from ergmeter.metrics.evidence.samples import Column, SampleColumns
+from ergmeter.metrics.evidence.samples import Column, ResultCache, SampleColumns
 from ergmeter.metrics.evidence.steps import Steps, Timed, read_steps
 from ergmeter.metrics.evidence.window import (
     LOOKED_AT_STEPS,
@@ -85,9 +86,8 @@ class Evidence:
         self._heed_marks = (
             heed_marks  # not if the reader of the run declares a warm-up of their own
         )
-        self.cached: dict[str, object] = {}  # results of the run as a whole
-        self.curves: dict[str, object] = {}  # of the device in use; see `device_energy`
-        self.answers: dict[object, object] = {}  # results per device; see `samples`
+        self.results = ResultCache()
+        self.curve_cache = CurveCache()
         self._columns = SampleColumns(run)
 
     # -- steps --------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class Evidence:
         for name in _OF_THE_WINDOW:
             beside.__dict__.pop(name, None)
         beside.settings = replace(self.settings, window=window)
-        beside.cached, beside.answers = {}, {}
+        beside.results = ResultCache()
         return beside
 
     def window_facts(self) -> dict[str, Any]:
@@ -441,6 +441,14 @@ class Evidence:
             f"over {self._of_one(self.counted)}{whose} in {took}{left_out}"
             f"{cuts_text(self.window.cuts)}"
         )
+
+    @property
+    def window_or_reason(self) -> str:
+        """Which part of the run figures are over, or why there is none."""
+        try:
+            return self.window_note
+        except NotMeasurable as error:
+            return str(error)
 
     def _of_one(self, rows: Steps) -> str:
         """The number of rows as text; of one rank for training steps, which ranks share."""

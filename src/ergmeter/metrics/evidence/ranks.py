@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.metrics.evidence.samples import cached_result
 from ergmeter.runlog.settings import WORDS, ParallelLayout
 from ergmeter.units import NS_PER_S, duration, number_of
 
@@ -133,16 +134,9 @@ def _own(coordinate: dict[str, int], shared: tuple[str, ...]) -> tuple[tuple[str
     return tuple((name, at) for name, at in sorted(coordinate.items()) if name not in shared)
 
 
+@cached_result
 def coordinates(evidence: Evidence) -> dict[int, dict[str, int]]:
     """The coordinate of each rank in the layout. A rank without one is a group of its own."""
-    cached = evidence.cached.get("places")
-    if cached is None:
-        cached = evidence.cached["places"] = _coordinates(evidence)
-    assert isinstance(cached, dict)
-    return cached
-
-
-def _coordinates(evidence: Evidence) -> dict[int, dict[str, int]]:
     ranks = sorted(ranks_in(evidence.all_steps))
     everyone = max(world_size(evidence), max(ranks, default=0) + 1)
     if everyone < 2 and (evidence.from_output or evidence.settings.layout is None):
@@ -154,8 +148,8 @@ def _coordinates(evidence: Evidence) -> dict[int, dict[str, int]]:
             return {rank: layout.at(rank, everyone) for rank in ranks}
         except UsageError as error:
             raise NotMeasurable(f"{error}: what its ranks share is not known") from error
-    coordinates = _coordinates_by_rank(evidence)
-    return {rank: coordinates.get(rank, {"rank": rank}) for rank in ranks}
+    declared = _coordinates_by_rank(evidence)
+    return {rank: declared.get(rank, {"rank": rank}) for rank in ranks}
 
 
 def ranks_in(rows: Steps) -> set[int]:
@@ -402,20 +396,12 @@ def _compared(
 # token. So where ranks with tokens of their own recorded no steps, metrics that relate tokens to
 # all devices are absent. Multiplying by the number of ranks would be a guess: batches differ.
 
-_CACHE_KEY = "ranks that told no steps"
 _FEW = 8
 
 
+@cached_result
 def missing_ranks(evidence: Evidence) -> tuple[int, ...]:
     """The ranks that recorded no steps; empty if the number of ranks is unknown."""
-    cached = evidence.cached.get(_CACHE_KEY)
-    if cached is None:
-        cached = evidence.cached[_CACHE_KEY] = _missing_ranks(evidence)
-    assert isinstance(cached, tuple)
-    return cached
-
-
-def _missing_ranks(evidence: Evidence) -> tuple[int, ...]:
     world = world_size(evidence)
     if world < 2 or evidence.from_output:  # one of the ranks prints, for all of them
         return ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
@@ -26,36 +26,57 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.records import TimeArray
+    from ergmeter.records import FloatArray, TimeArray
     from ergmeter.runlog.reader import Run
 
 
-# Results per device, cached in `Evidence.answers`.
+# Cached results.
 
 Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
 
 
-def cached_per_device(
+class ResultCache:
+    """Results of functions of one evidence, by function and arguments."""
+
+    def __init__(self) -> None:
+        self._results: dict[Hashable, object] = {}
+
+    def result(self, key: Hashable, compute: Callable[[], Answer]) -> Answer:
+        """The cached result, or NotMeasurable; computed on first use."""
+        if key not in self._results:
+            try:
+                self._results[key] = compute()
+            except NotMeasurable as error:
+                # Not the error itself, which holds on to the readings it came from.
+                self._results[key] = NotMeasurable(str(error))
+        result = self._results[key]
+        if isinstance(result, NotMeasurable):
+            raise NotMeasurable(str(result))
+        return cast("Answer", result)
+
+
+def cached_result(
     compute: Callable[Concatenate[Evidence, Asked], Answer],
 ) -> Callable[Concatenate[Evidence, Asked], Answer]:
     """Caches a function's result, or its NotMeasurable, per evidence and arguments."""
 
     @wraps(compute)
     def cached(evidence: Evidence, /, *about: Asked.args, **further: Asked.kwargs) -> Answer:
-        key: Any = (compute, *map(_named, about), *further.items())
-        if key not in evidence.answers:
-            try:
-                evidence.answers[key] = compute(evidence, *about, **further)
-            except NotMeasurable as error:
-                # Not the error itself, which holds on to the readings it came from.
-                evidence.answers[key] = NotMeasurable(str(error))
-        answer = evidence.answers[key]
-        if isinstance(answer, NotMeasurable):
-            raise NotMeasurable(str(answer))
-        return cast("Answer", answer)
+        key = (compute, *map(_named, about), *further.items())
+        return evidence.results.result(key, lambda: compute(evidence, *about, **further))
 
     return cached
+
+
+def or_none(
+    compute: Callable[Asked, Answer], /, *arguments: Asked.args, **further: Asked.kwargs
+) -> Answer | None:
+    """The result of a function; None if it is not measurable."""
+    try:
+        return compute(*arguments, **further)
+    except NotMeasurable:
+        return None
 
 
 BOUNDARY = "boundary"  # the devices whose energy is the run's, whatever their kind
@@ -70,7 +91,7 @@ def cached_for_kinds(
     def registered(
         compute: Callable[[Evidence, Device], Answer],
     ) -> Callable[[Evidence, Device], Answer]:
-        cached = cached_per_device(compute)
+        cached = cached_result(compute)
         for kind in kinds:
             device_questions.setdefault(kind, []).append(cached)
         return cached
@@ -150,7 +171,7 @@ def _is_read(evidence: Evidence, device: Device) -> bool:
     return evidence.series("cpu_s").get(device.id) is not None
 
 
-@cached_per_device
+@cached_result
 def highest_of(evidence: Evidence, column: str, device: Device) -> float:
     """The highest reading of a device's column, over the whole run."""
     return float(readings(evidence, column, device).values.max())
@@ -170,7 +191,20 @@ def inside(evidence: Evidence, t_ns: TimeArray) -> Any:  # noqa: ANN401  a mask
     return mask
 
 
-@cached_per_device
+def window_values(evidence: Evidence, column: str, device: Device) -> FloatArray:
+    """The values of a device's column in the window. Raises NotMeasurable if there are none."""
+    series = readings(evidence, column, device)
+    values: FloatArray = series.values[inside(evidence, series.t_ns)]
+    return values
+
+
+def throttled_share(evidence: Evidence, device: Device, mask: int) -> float:
+    """The share of a device's readings in which it was throttled for one of these reasons."""
+    bits = window_values(evidence, "throttled", device).astype(np.int64)
+    return float(((bits & mask) != 0).mean())
+
+
+@cached_result
 def mean(evidence: Evidence, column: str, device: Device) -> float:
     """Mean over time of a gauge: each reading counts for the time it stands for."""
     series = readings(evidence, column, device)
@@ -183,7 +217,7 @@ def mean(evidence: Evidence, column: str, device: Device) -> float:
     return float(inside_ns @ (levels[1:] + levels[:-1])) / 2 / float(inside_ns.sum())
 
 
-@cached_per_device
+@cached_result
 def mean_activity(
     evidence: Evidence, column: str, device: Device, *, most: float
 ) -> tuple[float, float, float]:
@@ -224,7 +258,7 @@ def begins_ns_of(evidence: Evidence, device: Device, t_ns: TimeArray) -> TimeArr
     return begins_ns
 
 
-@cached_per_device
+@cached_result
 def rate(evidence: Evidence, column: str, device: Device) -> float:
     """The rate of a counter: its growth over the time between the readings nearest the edges."""
     series = readings(evidence, column, device)

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 import numpy as np
 
 from ergmeter.runlog.segments import joined_steps
-from ergmeter.stats import streaming_quantile
-from ergmeter.stats.intervals import cuts_of, interval_of
+from ergmeter.stats.intervals import cuts_of, interval_of, values_at
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -487,7 +486,7 @@ class Timed:
         return interval_of(sums, self._lasted_s)
 
     def _cut(self, cuts: TimeArray, count: int) -> None:
-        ends = streaming_quantile.values_at(self._ends, [*(cuts - 1).tolist(), count - 1], count)
+        ends = values_at(self._ends, [*(cuts - 1).tolist(), count - 1], count)
         passed = self._window.elapsed_ns(np.append(self._window.start_ns, ends))
         # The window of requests goes on after the last row, until failed ones have settled.
         passed[-1] = max(passed[-1], self._window.elapsed_ns(np.array([self._window.end_ns]))[0])

@@ -146,10 +146,13 @@ def after_warmup(
         return _counted(
             work, lambda lane: lane["start_ns"] >= mark.t_ns, _RULES[mark.name], mark.t_ns
         )
-    if settings.warmup_steps is not None:
-        return _counted(work, _by_count(settings.warmup_steps), _declared(settings))
+    if (steps := settings.warmup_steps) is not None:
+        rule = number_of(steps, "step")
+        return _counted(work, lambda lane: np.cumsum(_steps(lane)) - _steps(lane) >= steps, rule)
     if settings.warmup_s is not None:
-        return _counted(work, _by_time(settings.warmup_s), _declared(settings))
+        until_ns = settings.warmup_s * NS_PER_S
+        rule = f"{settings.warmup_s:g} s"
+        return _counted(work, lambda lane: lane["start_ns"] - lane["start_ns"][0] >= until_ns, rule)
     if periods_s is None:
         return CountedRows(work, work.lowest("start_ns"), "none declared")
     return _by_rule(work, periods_s)
@@ -264,20 +267,6 @@ def _middle(lane: Steps) -> FloatArray:
 
 def _steps(lane: Steps) -> FloatArray:
     return np.nan_to_num(lane["steps"], nan=1.0)
-
-
-def _by_count(number: int) -> Callable[[Steps], Mask]:
-    return lambda lane: np.asarray(np.cumsum(_steps(lane)) - _steps(lane) >= number)
-
-
-def _by_time(seconds: float) -> Callable[[Steps], Mask]:
-    return lambda lane: np.asarray(lane["start_ns"] - lane["start_ns"][0] >= seconds * NS_PER_S)
-
-
-def _declared(settings: Settings) -> str:
-    if settings.warmup_steps is not None:
-        return number_of(settings.warmup_steps, "step")
-    return f"{settings.warmup_s:g} s"
 
 
 def _why_none(lane: Steps, rule: str) -> str:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ergmeter.metrics.definitions.timing import STRAGGLING_FRAC
-from ergmeter.metrics.explain.block import IDLE, KERNELS, MERGED_WAITS, percent
 from ergmeter.metrics.explain.flops import NO_PADDING
+from ergmeter.metrics.explain.time import IDLE, KERNELS, MERGED_WAITS, percent
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from ergmeter.metrics.definitions.timing import Straggler
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.explain.block import LossBlock
     from ergmeter.metrics.explain.device import DeviceActivity
     from ergmeter.metrics.explain.flops import Achieved, FrozenWeights
+    from ergmeter.metrics.explain.time import LossBlock
 
 
 def remarks(

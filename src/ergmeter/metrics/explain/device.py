@@ -12,6 +12,7 @@ runs.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -27,11 +28,13 @@ from ergmeter.metrics.evidence.samples import (
     inside,
     mean,
     mean_activity,
+    or_none,
     readings,
     sampled,
+    throttled_share,
 )
-from ergmeter.metrics.explain.block import Fact, percent
-from ergmeter.metrics.explain.time import held_until_s
+from ergmeter.metrics.explain.time import Fact, percent
+from ergmeter.metrics.phases import covered_until_s
 from ergmeter.records import (
     THROTTLE_BRAKE,
     THROTTLE_HEAT,
@@ -43,7 +46,8 @@ from ergmeter.units import HZ_PER_MHZ, NS_PER_S
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.explain.time import Spans, TimeSplit
+    from ergmeter.metrics.explain.time import TimeSplit
+    from ergmeter.metrics.phases import Spans
     from ergmeter.records import Basis, Device, FloatArray
 
 # SMs x dense 16-bit FLOPs of each per cycle. Sources, all checked 2026-11-16:
@@ -140,6 +144,7 @@ def device_activity(evidence: Evidence, split: TimeSplit | None) -> DeviceActivi
         _throttled(evidence, devices, mask, absent)
         for mask in (THROTTLE_POWER_CAP, THROTTLE_HEAT, THROTTLE_BRAKE)
     )
+    cores = or_none(process_cores, evidence)
     return DeviceActivity(
         busy,
         key,
@@ -152,7 +157,7 @@ def device_activity(evidence: Evidence, split: TimeSplit | None) -> DeviceActivi
         capped,
         heat,
         brake,
-        _cores(evidence),
+        None if cores is None else cores.value,
         _links(evidence, devices),
         "derived" if aside else "measured",
         absent,
@@ -172,7 +177,7 @@ def _share(evidence: Evidence, column: str, device: Device, aside: dict[str, Spa
     begins_ns, ends_ns = begins_ns_of(evidence, device, series.t_ns), series.t_ns
 
     def without(spans: list[Spans]) -> FloatArray:
-        held_s = held_until_s(spans, ends_ns) - held_until_s(spans, begins_ns)
+        held_s = covered_until_s(spans, ends_ns) - covered_until_s(spans, begins_ns)
         return np.asarray(np.maximum(0.0, lengths_s - held_s), dtype=np.float64)
 
     lengths_s = (window.elapsed_ns(ends_ns) - window.elapsed_ns(begins_ns)) / NS_PER_S
@@ -238,22 +243,10 @@ def _throttled(
     evidence: Evidence, devices: list[Device], mask: int, absent: dict[str, str]
 ) -> float | None:
     """Share of readings throttled for one of these reasons."""
-    shares = []
     try:
-        for device in devices:
-            series = readings(evidence, "throttled", device)
-            bits = series.values[inside(evidence, series.t_ns)].astype(np.int64)
-            shares.append(float(((bits & mask) != 0).mean()))
+        return sum(throttled_share(evidence, device, mask) for device in devices) / len(devices)
     except NotMeasurable as error:
         absent["throttled"] = str(error)
-        return None
-    return sum(shares) / len(shares)
-
-
-def _cores(evidence: Evidence) -> float | None:
-    try:
-        return process_cores(evidence).value
-    except NotMeasurable:
         return None
 
 
@@ -261,11 +254,9 @@ def _links(evidence: Evidence, devices: list[Device]) -> dict[str, float]:
     """NVLink and PCIe traffic of a device by column, if counters have it."""
     rates = {}
     for column in _LINKS:
-        try:
+        with suppress(NotMeasurable):
             each = [mean_activity(evidence, column, device, most=math.inf)[0] for device in devices]
-        except NotMeasurable:
-            continue
-        rates[column] = sum(each) / len(each)
+            rates[column] = sum(each) / len(each)
     return rates
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.definitions.profile import profiles
-from ergmeter.metrics.explain.block import ACHIEVED, KERNELS, Fact, LossBlock, percent
+from ergmeter.metrics.evidence.samples import or_none
 from ergmeter.metrics.explain.device import ceiling
+from ergmeter.metrics.explain.time import ACHIEVED, KERNELS, Fact, LossBlock, percent
 from ergmeter.records import weakest
 from ergmeter.units import HZ_PER_MHZ, scaled
 
@@ -50,10 +50,7 @@ class ExposedCommunication:
 
 def exposed_communication(evidence: Evidence, level: float) -> ExposedCommunication | None:
     """Exposed communication and copies: their share of profiled time with a kernel x `level`."""
-    try:
-        profiled = profiles(evidence)
-    except NotMeasurable:
-        return None
+    profiled = or_none(profiles, evidence) or []
     at_work_s = sum(float(profile["window_s"]) - float(profile["idle_s"]) for profile in profiled)
     if at_work_s <= 0:
         return None

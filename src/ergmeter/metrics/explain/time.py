@@ -14,29 +14,72 @@ it become one block.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.energy_curve import merged
-from ergmeter.metrics.explain.block import IDLE, MERGED_WAITS, Fact, LossBlock, percent
-from ergmeter.records import PHASES, weakest
+from ergmeter.metrics.phases import STALL, covered_s, spans_of
+from ergmeter.records import weakest
 from ergmeter.units import NS_PER_S, duration, number_of
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.evidence.steps import Steps
     from ergmeter.metrics.explain.device import DeviceActivity
+    from ergmeter.metrics.phases import Spans
     from ergmeter.records import Basis, FloatArray, TimeArray
 
-Spans: TypeAlias = "tuple[TimeArray, TimeArray]"
+# A block of the waterfall: a share of the peak with its evidence and basis.
+
+MERGED_WAITS = "waits"  # several waits that the evidence does not separate
+KERNELS = "kernels"  # everything within steps, not separated
+IDLE = "idle_in_steps"
+ACHIEVED = "achieved"
+_MERGED = (MERGED_WAITS, KERNELS)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One piece of evidence: a metric's key or another name, and its value as text."""
+
+    key: str
+    said: str
+
+
+@dataclass(frozen=True)
+class LossBlock:
+    """A lost share of the peak. Negative for a gain, such as a clock above the peak's."""
+
+    key: str
+    title: str
+    share_frac: float
+    basis: Basis
+    facts: tuple[Fact, ...] = ()
+    why: str = ""
+    joules: float | None = None
+    joules_basis: Basis | None = None
+
+    @property
+    def is_merged(self) -> bool:
+        """True if it has several causes that the evidence does not separate."""
+        return self.key in _MERGED
+
+
+def percent(share: float) -> str:
+    """A share as text in percent."""
+    value = 100 * share
+    if abs(value) < 0.05:
+        return f"{value:.2g} %"
+    return f"{value:.1f} %"
+
+
+# The time of the window.
 
 NAMED = ("checkpoint", "eval", "data")  # an instant in several belongs to the first
 WAITS = ("slow_start", "data", "stalls", "gaps")  # the device may be busy meanwhile
 
 _FEW_STEPS = 10
-STALL = 2.0  # times the median
 _SLOW_START = 1.2  # times the median: steps above it at the start are slow
 _SLOW_START_FRAC = 0.01  # of the time of all steps
 
@@ -77,7 +120,7 @@ def time_split(evidence: Evidence) -> TimeSplit:
     edges_ns = np.append(first_ns, np.maximum.accumulate(lane.columns["end_ns"]))
     period_s = window.periods_s(lane, first_ns)
     is_by_device = not evidence.from_output and not np.isnan(lane["host_end_ns"]).all()
-    spans = {phase: _spans(evidence, phase) for phase in NAMED}
+    spans = {phase: spans_of(evidence, phase) for phase in NAMED}
     steps = window.clipped(lane.columns["start_ns"], lane.columns["end_ns"])
     inside = {phase: window.clipped(*pair) for phase, pair in spans.items()}
     named_s = _named(inside, edges_ns, steps if is_by_device else None)
@@ -119,32 +162,9 @@ def time_split(evidence: Evidence) -> TimeSplit:
     )
 
 
-def _spans(evidence: Evidence, phase: str) -> Spans:
-    lane = evidence.all_steps.longest
-    own = lane.where(lane["phase"] == PHASES.index(phase)) if len(lane) else lane
-    return own.columns["start_ns"], own.columns["end_ns"]
-
-
 def _ends(each: FloatArray) -> FloatArray:
     """The first and the last of three periods."""
     return np.asarray(each[[0, 2]])
-
-
-def covered_s(spans: list[Spans], edges_ns: TimeArray) -> FloatArray:
-    """The seconds of each period that any of these spans covers."""
-    return np.asarray(np.diff(held_until_s(spans, edges_ns)), dtype=np.float64)
-
-
-def held_until_s(spans: list[Spans], t_ns: TimeArray) -> FloatArray:
-    """The seconds that any of these spans covers, up to each time."""
-    starts = np.concatenate([pair[0] for pair in spans]) if spans else np.array([], dtype=np.int64)
-    ends = np.concatenate([pair[1] for pair in spans]) if spans else np.array([], dtype=np.int64)
-    if not len(starts):
-        return np.zeros(len(t_ns))
-    starts, ends = merged(starts, ends)
-    knots = np.column_stack((starts, ends)).ravel()
-    held_ns = np.cumsum(np.column_stack((np.zeros(len(starts)), ends - starts)).ravel())
-    return np.asarray(np.interp(t_ns, knots, held_ns) / NS_PER_S, dtype=np.float64)
 
 
 def _named(

@@ -22,22 +22,32 @@ from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.energy_breakdown import energy_of
 from ergmeter.metrics.definitions.profile import profiles
 from ergmeter.metrics.definitions.timing import pace_of_ranks
-from ergmeter.metrics.energy_curve import merged
+from ergmeter.metrics.evidence.samples import or_none
 from ergmeter.metrics.explain.advice import Change, changes, record_next, remarks
-from ergmeter.metrics.explain.block import MERGED_WAITS
 from ergmeter.metrics.explain.device import device_activity, why_no_ceiling
-from ergmeter.metrics.explain.flop_count import flop_count_contradictions
-from ergmeter.metrics.explain.flops import achieved, frozen_weights, peak_text
+from ergmeter.metrics.explain.flops import (
+    achieved,
+    flop_count_contradictions,
+    frozen_weights,
+    peak_text,
+)
 from ergmeter.metrics.explain.kernels import kernel_blocks
-from ergmeter.metrics.explain.time import NAMED, WAITS, TimeSplit, time_split, wait_blocks
+from ergmeter.metrics.explain.time import (
+    MERGED_WAITS,
+    NAMED,
+    WAITS,
+    TimeSplit,
+    time_split,
+    wait_blocks,
+)
+from ergmeter.metrics.phases import joined
 from ergmeter.records import Missing, Reading
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from ergmeter.metrics.definitions.timing import Straggler
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.explain.block import LossBlock
     from ergmeter.metrics.explain.flops import Achieved
+    from ergmeter.metrics.explain.time import LossBlock
     from ergmeter.records import FloatArray
 
 _RESOLVED_S = 0.2  # two refreshes of a sensor: it does not resolve a shorter span
@@ -97,7 +107,7 @@ def _of_gaps(evidence: Evidence, split: TimeSplit) -> dict[str, float]:
         return {}
     lane = evidence.counted.longest
     spans = [(lane.columns["start_ns"], lane.columns["end_ns"]), *split.spans.values()]
-    starts, ends = merged(*(np.concatenate([span[edge] for span in spans]) for edge in (0, 1)))
+    starts, ends = joined(spans)
     begins, until = evidence.window.clipped(ends[:-1], starts[1:])
     return {"gaps": float(energy_of(evidence, begins, until).joules.sum())}
 
@@ -184,7 +194,7 @@ def explain(evidence: Evidence) -> Explanation:
         got,
         still,
         blocks,
-        straggler=_straggler(evidence),
+        straggler=or_none(lambda: pace_of_ranks(evidence).straggler()),
         contradictions=flop_count_contradictions(evidence),
     )
     return Explanation(
@@ -196,7 +206,7 @@ def explain(evidence: Evidence) -> Explanation:
         changes(blocks, reached, activity, working_frac=level),
         missing,
         record_next(evidence, missing, activity, got),
-        _window(evidence),
+        evidence.window_or_reason,
     )
 
 
@@ -212,20 +222,6 @@ def _not_asked(evidence: Evidence, got: Achieved | None) -> dict[str, str]:
         except NotMeasurable as error:
             reasons["communication"] = str(error)
     return reasons
-
-
-def _straggler(evidence: Evidence) -> Straggler | None:
-    try:
-        return pace_of_ranks(evidence).straggler()
-    except NotMeasurable:
-        return None
-
-
-def _window(evidence: Evidence) -> str:
-    try:
-        return evidence.window_note
-    except NotMeasurable as error:
-        return str(error)
 
 
 def _split(evidence: Evidence, missing: dict[str, str]) -> TimeSplit | None:

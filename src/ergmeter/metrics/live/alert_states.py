@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from ergmeter.metrics.live.rows import TRAIN, real_tokens
 from ergmeter.records import PHASES, THROTTLE_BRAKE, THROTTLE_HEAT
 from ergmeter.units import NS_PER_S, duration, scaled, significant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ergmeter.metrics.live.alert_judge import AlertRows
     from ergmeter.metrics.live.alert_rules import AlertRule
+    from ergmeter.metrics.live.rows import LiveRows
     from ergmeter.records import Device
 
 # Time, value, threshold, text, device or writer, and whether it is over.
@@ -31,7 +32,6 @@ _MAX_RATES = 4096  # rates for the median; beyond, every other one is dropped
 _BACK = 0.5  # of the way back to the median, where it ends
 _BACK_ABSOLUTE = 0.05
 
-_TRAIN = PHASES.index("train")
 _AWAY = (PHASES.index("eval"), PHASES.index("checkpoint"))
 
 # The power cap is no reason for an alert: a busy GPU is at its cap.
@@ -99,7 +99,7 @@ class Speed:
             f" {stretches} seen"
         )
 
-    def feed(self, rows: AlertRows) -> Iterator[AlertEvent]:
+    def feed(self, rows: LiveRows) -> Iterator[AlertEvent]:
         """Judge the stretches that have ended."""
         for writer, steps in rows.steps.items():
             lane = self._lanes.setdefault(writer, _Lane())
@@ -111,7 +111,7 @@ class Speed:
         lane.away += list(
             zip(steps["start_ns"][away].tolist(), steps["end_ns"][away].tolist(), strict=True)
         )
-        train = steps["phase"] == _TRAIN
+        train = steps["phase"] == TRAIN
         amounts = self._amounts(steps)[train]
         is_counted = ~np.isnan(amounts)
         if not is_counted.any():
@@ -124,8 +124,7 @@ class Speed:
 
     def _amounts(self, steps: dict[str, Any]) -> Any:  # noqa: ANN401  an array
         if self.rule.subject == "tokens_per_s":
-            real = steps["tokens_real"]
-            return np.where(np.isnan(real), steps["tokens_computed"], real)
+            return real_tokens(steps)
         return steps["samples" if self.rule.subject == "samples_per_s" else "steps"]
 
     def _stretches(self, lane: _Lane, about: str) -> Iterator[AlertEvent]:
@@ -187,7 +186,7 @@ class NotANumber:
         self._raised: dict[str, bool] = {}
         self._by_steps_ns: int | None = None  # the end of the first step with a value
 
-    def feed(self, rows: AlertRows) -> Iterator[AlertEvent]:
+    def feed(self, rows: LiveRows) -> Iterator[AlertEvent]:
         """The steps at which values became NaN or finite again."""
         by_writer = {w: self._with_value(s) for w, s in rows.steps.items() if w not in rows.printed}
         first = [int(steps["end_ns"][0]) for steps in by_writer.values() if len(steps["end_ns"])]
@@ -204,7 +203,7 @@ class NotANumber:
 
     def _with_value(self, steps: dict[str, Any]) -> dict[str, Any]:
         """Value, end and index of the training steps that have a value."""
-        has_value = steps[f"{self.rule.subject}_told"] & (steps["phase"] == _TRAIN)
+        has_value = steps[f"{self.rule.subject}_told"] & (steps["phase"] == TRAIN)
         return {name: steps[name][has_value] for name in (self.rule.subject, "end_ns", "index")}
 
     def _turns(
@@ -232,7 +231,7 @@ class Silence:
         self._last_ns: int | None = None
         self._is_raised = False
 
-    def feed(self, rows: AlertRows) -> Iterator[AlertEvent]:
+    def feed(self, rows: LiveRows) -> Iterator[AlertEvent]:
         """The times at which steps stopped and resumed."""
         ends = [steps["end_ns"] for steps in rows.steps.values()]
         limit_ns = round(self.rule.limit * NS_PER_S)
@@ -279,7 +278,7 @@ class ThrottledState:
         ] = {}  # throttled, since when, for which reasons
         self._raised: set[str] = set()
 
-    def feed(self, rows: AlertRows) -> Iterator[AlertEvent]:
+    def feed(self, rows: LiveRows) -> Iterator[AlertEvent]:
         """Judge the throttle reasons of each device."""
         for device, (t_ns, values) in rows.samples.get("throttled", {}).items():
             self.lacks = ""
@@ -349,7 +348,7 @@ class Growth:
         self._streaks: dict[str, list[float]] = {}
         self._raised: set[str] = set()
 
-    def feed(self, rows: AlertRows) -> Iterator[AlertEvent]:
+    def feed(self, rows: LiveRows) -> Iterator[AlertEvent]:
         """Add samples and judge the stretches that have ended."""
         self._count(rows)
         for kind, columns in _MEMORY.items():
@@ -363,11 +362,11 @@ class Growth:
         oldest_ns = min((self._done_ns.get(d, 0) for d in self._pending), default=0)
         self._edges = [edge for edge in self._edges if edge > oldest_ns][-_EDGES:]
 
-    def _count(self, rows: AlertRows) -> None:
-        trained = [(s["end_ns"][s["phase"] == _TRAIN], w) for w, s in rows.steps.items()]
+    def _count(self, rows: LiveRows) -> None:
+        trained = [(s["end_ns"][s["phase"] == TRAIN], w) for w, s in rows.steps.items()]
         for _, writer in sorted((int(e[0]), w) for e, w in trained if len(e)):
             steps = rows.steps[writer]
-            train = steps["phase"] == _TRAIN
+            train = steps["phase"] == TRAIN
             if writer != self._lane and self._lane:
                 train &= steps["end_ns"] > self._lane_ns + _GONE_NS
             if not train.any():

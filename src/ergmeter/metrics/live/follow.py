@@ -7,6 +7,7 @@ rows, for display; and rows old enough that no earlier row is still to come, for
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +15,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ergmeter.metrics.live.alert_judge import AlertRows
-from ergmeter.records import Device
+from ergmeter.errors import FormatError
+from ergmeter.metrics.live.rows import LiveRows, in_order, joined_rows, split_rows
 from ergmeter.runlog.arrays import as_numpy
-from ergmeter.runlog.follow import Follower, header_of
+from ergmeter.runlog.follow import Follower
+from ergmeter.runlog.format import WRITER_FILE, WriterLog, on_one_clock, writer_header
 from ergmeter.runlog.segments import Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
+    from ergmeter.records import Device
     from ergmeter.runlog.follow import StreamRows
 
 # Columns of samples and steps that are judged or shown.
@@ -49,29 +52,32 @@ class RunFollower:
 
     def __init__(self, run: Path, *, only: str | None = None) -> None:
         self.run = run
-        self.headers: dict[str, dict[str, Any]] = {}
+        self.writers: dict[str, WriterLog] = {}  # in the order in which they began
         self.devices: dict[str, Device] = {}
         self._only = only
         self._follower = Follower(run, only=only, columns=SAMPLED)
         self._read_by: dict[str, str] = {}  # device: the writer whose readings count
         self._has_meter_steps = False  # printed steps are then duplicates
-        self._waiting = AlertRows(0)
+        self._waiting = LiveRows(0)
 
-    def look(self, *, is_last: bool = False) -> tuple[AlertRows, AlertRows, bool]:
+    def look(self, *, is_last: bool = False) -> tuple[LiveRows, LiveRows, bool]:
         """All new rows; rows that can be judged now; and whether there is more to read."""
         look = self._follower.look(is_last=is_last)
         self._learn({part.writer for part in look.parts})
         new = self._rows(look.parts, look.until_ns)
-        self._waiting = _joined(self._waiting, new)
-        ready, self._waiting = _split(self._waiting, look.until_ns)
+        self._waiting = joined_rows(self._waiting, new)
+        ready, self._waiting = split_rows(self._waiting, look.until_ns)
         return new, ready, look.is_behind
 
     @property
     def start_ns(self) -> int | None:
         """The start of the first writer, on the run's clock."""
-        offsets = self._follower.offsets_ns
-        began = [_clock(h)[0] + offsets.get(w, 0) for w, h in self.headers.items()]
-        return min(began, default=None)
+        return min((writer.start_ns for writer in self.writers.values()), default=None)
+
+    @property
+    def headers(self) -> list[dict[str, Any]]:
+        """The headers of the writers."""
+        return [writer.header for writer in self.writers.values()]
 
     @property
     def newest_ns(self) -> int:
@@ -91,36 +97,28 @@ class RunFollower:
         self._align()
 
     def _learn(self, writers: Iterable[str]) -> None:
-        unknown = [writer for writer in writers if writer not in self.headers]
+        unknown = [writer for writer in writers if writer not in self.writers]
         for writer in unknown:
             self._take_header(writer)
         if unknown:
             self._align()
 
     def _take_header(self, writer: str) -> None:
-        header = header_of(self.run / writer)
-        if header is None or "clock" not in header:
-            return
-        self.headers[writer] = header
-        for entry in header.get("devices") or ():
-            if entry["id"] not in self.devices:
-                names = ("id", "kind", "name", "probe", "facts")
-                self.devices[entry["id"]] = Device(**{n: entry[n] for n in names if n in entry})
+        with suppress(FormatError):  # it is being written
+            header = writer_header(self.run / writer / WRITER_FILE)
+            offset_ns = self._follower.offsets_ns.get(writer, 0)
+            self.writers[writer] = WriterLog(self.run / writer, header, (), offset_ns)
+            for device in self.writers[writer].devices:
+                self.devices.setdefault(device.id, device)
 
     def _align(self) -> None:
         """Put all writers on the clock of the first one, as `Run.open` does."""
-        order = sorted(self.headers, key=lambda writer: _clock(self.headers[writer])[1])
-        zero_ns: dict[str, int] = {}
-        for writer in order:
-            monotonic_ns, wall_ns = _clock(self.headers[writer])
-            header = self.headers[writer]
-            host = str(header.get("boot_id") or header.get("host"))
-            zero_ns.setdefault(host, wall_ns - monotonic_ns)
-            offset_ns = zero_ns[host] - next(iter(zero_ns.values()))
-            self._follower.offsets_ns[writer] = offset_ns
+        writers = on_one_clock(self.writers.values())
+        self.writers = {writer.directory.name: writer for writer in writers}
+        self._follower.offsets_ns |= {n: w.offset_ns for n, w in self.writers.items()}
 
-    def _rows(self, parts: Iterable[StreamRows], until_ns: int) -> AlertRows:
-        rows = AlertRows(until_ns)
+    def _rows(self, parts: Iterable[StreamRows], until_ns: int) -> LiveRows:
+        rows = LiveRows(until_ns)
         parts = list(parts)
         self._has_meter_steps |= any(p.table == "steps" and p.stream != _OUTPUT for p in parts)
         for part in parts:
@@ -133,10 +131,12 @@ class RunFollower:
             columns = {part.writer: _steps(segment, shift_ns)}
             is_printed = part.stream == _OUTPUT
             steps = {} if is_printed and self._has_meter_steps else columns
-            rows = _joined(rows, AlertRows(until_ns, steps, printed=columns if is_printed else {}))
+            rows = joined_rows(
+                rows, LiveRows(until_ns, steps, printed=columns if is_printed else {})
+            )
         return rows
 
-    def _add_samples(self, rows: AlertRows, segment: Segment, writer: str, shift_ns: int) -> None:
+    def _add_samples(self, rows: LiveRows, segment: Segment, writer: str, shift_ns: int) -> None:
         columns = [name for name in segment.names if name in SAMPLED]
         columns_read = segment.columns_by_device(columns, shift_ns=shift_ns)
         for column, device, t_ns, values in columns_read:
@@ -144,12 +144,7 @@ class RunFollower:
                 self._take_header(writer)  # it is rewritten when a device is added
             if self._read_by.setdefault(device, writer) == writer:
                 by_device = rows.samples.setdefault(column, {})
-                by_device[device] = _in_order(by_device.get(device), (t_ns, values))
-
-
-def _clock(header: dict[str, Any]) -> tuple[int, int]:
-    clock = header["clock"]
-    return int(clock["monotonic_ns"]), int(clock["wall_ns"])
+                by_device[device] = in_order(by_device.get(device), (t_ns, values))
 
 
 def _steps(segment: Segment, shift_ns: int) -> dict[str, Any]:
@@ -168,68 +163,3 @@ def _present(segment: Segment, name: str) -> Any:  # noqa: ANN401  an array of b
         return np.zeros(segment.rows, dtype=bool)
     valid = pc.is_valid(segment.table([name])[name])
     return as_numpy(valid.cast(pa.int8())).astype(bool)
-
-
-def _in_order(before: tuple[Any, Any] | None, new: tuple[Any, Any]) -> tuple[Any, Any]:
-    t_ns, values = new
-    if before is not None:
-        t_ns, values = np.concatenate([before[0], t_ns]), np.concatenate([before[1], values])
-    if np.any(t_ns[1:] < t_ns[:-1]):
-        order = np.argsort(t_ns, kind="stable")
-        t_ns, values = t_ns[order], values[order]
-    return t_ns, values
-
-
-def _joined(first: AlertRows, second: AlertRows) -> AlertRows:
-    both = AlertRows(
-        second.until_ns,
-        _joined_steps(first.steps, second.steps),
-        {n: dict(d) for n, d in first.samples.items()},
-        _joined_steps(first.printed, second.printed),
-    )
-    for column, devices in second.samples.items():
-        by_device = both.samples.setdefault(column, {})
-        for device, readings in devices.items():
-            by_device[device] = _in_order(by_device.get(device), readings)
-    return both
-
-
-def _joined_steps(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    both = dict(first)
-    for writer, new in second.items():
-        before = both.get(writer)
-        if before is not None:
-            new = {name: np.concatenate([before[name], new[name]]) for name in new}
-            order = np.argsort(new["end_ns"], kind="stable")
-            new = {name: column[order] for name, column in new.items()}
-        both[writer] = new
-    return both
-
-
-def _split(rows: AlertRows, until_ns: int) -> tuple[AlertRows, AlertRows]:
-    """The rows up to a time, and the rest."""
-    early, late = AlertRows(until_ns), AlertRows(until_ns)
-    early.steps, late.steps = _split_steps(rows.steps, until_ns)
-    early.printed, late.printed = _split_steps(rows.printed, until_ns)
-    for column, devices in rows.samples.items():
-        for device, (t_ns, values) in devices.items():
-            cut = int(np.searchsorted(t_ns, until_ns, side="right"))
-            if cut:
-                early.samples.setdefault(column, {})[device] = (t_ns[:cut], values[:cut])
-            if cut < len(t_ns):
-                late.samples.setdefault(column, {})[device] = (t_ns[cut:], values[cut:])
-    return early, late
-
-
-def _split_steps(
-    by_writer: Mapping[str, Any], until_ns: int
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    early: dict[str, Any] = {}
-    late: dict[str, Any] = {}
-    for writer, steps in by_writer.items():
-        cut = int(np.searchsorted(steps["end_ns"], until_ns, side="right"))
-        for into, part in ((early, slice(0, cut)), (late, slice(cut, None))):
-            taken = {name: column[part] for name, column in steps.items()}
-            if len(taken["end_ns"]):
-                into[writer] = taken
-    return early, late

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.live.alert_judge import Judge
 from ergmeter.metrics.live.alert_rules import (
     DEFAULT,
@@ -30,9 +28,10 @@ from ergmeter.metrics.live.alert_rules import (
     rule_of,
 )
 from ergmeter.metrics.live.follow import RunFollower
-from ergmeter.metrics.live.recent_window import evidence_since, goal, real_tokens, steps_done
-from ergmeter.metrics.summarize import evidence_of, settings_of
-from ergmeter.records import PHASES, Missing
+from ergmeter.metrics.live.recent_window import evidence_since, goal
+from ergmeter.metrics.live.rows import TRAIN, LiveTotals, real_tokens
+from ergmeter.metrics.summarize import evidence_of, readings_of, settings_of
+from ergmeter.records import Missing
 from ergmeter.runlog.reader import RUNNING, Run
 from ergmeter.units import NS_PER_S, duration
 
@@ -40,8 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.live.alert_judge import AlertRows
+    from ergmeter.metrics.live.rows import LiveRows
     from ergmeter.records import Device, FloatArray, Result
 
 POINTS = 256
@@ -88,7 +86,6 @@ _FEW_STEPS = 3  # the recent window has at least so many
 _QUIET_STEPS = 5  # without a step for so many median steps there is no current rate
 _PACE_ROWS = 4096  # steps in memory for the current rate
 _ALERTS = 200  # alerts in memory
-_TRAIN = PHASES.index("train")
 _FLOPS = "FLOPs"
 
 NOW = ("throughput.tokens_per_s", "time.step_s", "energy.mean_w")
@@ -173,9 +170,9 @@ class RunWatcher:
         self._id = run.header.get("id")
         self._beside: frozenset[str] = frozenset()  # writers of other trainings in the same run
         self._curves = {"power_w": Curve()}
-        self._steps: dict[int, int] = {}
         self._following = RunFollower(self._path)
         self._following.learn()
+        self._totals = LiveTotals(self._following.devices)
         run = self._chosen(run)
         texts = self._given or tuple(_rules_of(self._following)) or DEFAULT
         self._judge = Judge(
@@ -184,7 +181,6 @@ class RunWatcher:
             settings=settings_of(run),
             start_ns=self._following.start_ns,
         )
-        self._ranks: dict[str, int] = {}  # by writer
         self._others: deque[int] = deque(maxlen=_PACE_ROWS)  # when steps of other ranks ended
         self._start_anew()
         self._gauges: dict[str, Gauges] = {}
@@ -209,13 +205,13 @@ class RunWatcher:
             self._take(new.without(self._beside))
             for alert in self._judge.feed(ready.without(self._beside)):
                 if not alert.is_over:
-                    ranks = ranks_of(alert.rule.text, alert.about, self._ranks)
+                    ranks = ranks_of(alert.rule.text, alert.about, self._totals.ranks)
                     self._seen.append(
                         NotedAlert(alert.t_ns, alert.text, was_told=False, ranks=ranks)
                     )
         if totals:
             evidence = evidence_of(run)
-            self._so_far = _figures(SO_FAR, evidence)
+            self._so_far = readings_of(evidence, SO_FAR)
             self._is_provisional = evidence.is_provisional
             self._so_far_ns = self._following.newest_ns
         return self._frame(run, status)
@@ -232,8 +228,8 @@ class RunWatcher:
         chosen = run.training(self._training or self._trainings)
         beside = frozenset(writer.directory.name for writer in chosen.beside)
         is_another = self._training is None and beside - self._beside
-        if is_another and self._steps:  # a new training began: drop the state of the previous one
-            self._steps.clear()
+        if is_another and self._totals.steps:  # drop the state of the previous training
+            self._totals.begin_training()
             self._start_anew()
         self._beside = beside
         return chosen
@@ -241,23 +237,22 @@ class RunWatcher:
     def _start_anew(self) -> None:
         """Reset curves, pace and loss, which are of one rank."""
         self._curves |= {name: Curve() for name in ("step_s", "loss", "tokens_per_s")}
-        self._tokens = 0.0
         self._pace = _Pace()
         self._loss: float | None = None
         self._loss_is_printed = True
 
-    def _take(self, new: AlertRows) -> None:
+    def _take(self, new: LiveRows) -> None:
         by_rank: list[tuple[int, dict[str, Any]]] = []
-        for writer, steps in new.steps.items():
-            self._ranks[writer] = int(np.nan_to_num(steps["rank"][-1]))
-            chosen = steps["phase"] == _TRAIN
+        self._totals.feed(new)
+        for steps in new.steps.values():
+            chosen = steps["phase"] == TRAIN
             if self._rank is not None:
                 chosen &= steps["rank"] == self._rank
             if chosen.any():
                 taken = {name: column[chosen] for name, column in steps.items()}
                 by_rank.append((int(np.nan_to_num(taken["rank"][-1])), taken))
         first = min((rank for rank, _ in by_rank), default=0)
-        if by_rank and self._steps and first < min(self._steps):
+        if by_rank and self._totals.steps and first < min(self._totals.steps):
             self._start_anew()
         for rank, steps in sorted(by_rank, key=lambda pair: pair[0]):
             self._take_steps(rank, steps)
@@ -271,21 +266,20 @@ class RunWatcher:
         self._take_power(new)
 
     def _take_steps(self, rank: int, steps: dict[str, Any]) -> None:
-        self._steps[rank] = steps_done(steps, before=self._steps.get(rank, 0))
-        if rank > min(self._steps):  # curves are of the lowest rank only
+        self._totals.add_training(rank, steps)
+        if rank > min(self._totals.steps):  # curves are of the lowest rank only
             self._others.extend(steps["end_ns"].tolist())
             return
         tokens = real_tokens(steps)
         each_s = (steps["end_ns"] - steps["start_ns"]) / NS_PER_S
-        self._tokens += float(np.nansum(tokens))
         many = np.where(np.nan_to_num(steps["steps"]) > 0, steps["steps"], 1.0)
         self._curves["step_s"].add(each_s / many)
         self._curves["tokens_per_s"].add((tokens / np.maximum(each_s, 1e-9))[~np.isnan(tokens)])
         self._pace.add(int(steps["start_ns"].min()), steps["end_ns"], many, np.nan_to_num(tokens))
 
-    def _take_losses(self, new: AlertRows) -> None:
+    def _take_losses(self, new: LiveRows) -> None:
         """Take losses of the lowest watched rank; as printed until a step has one."""
-        first = min(self._steps, default=0)
+        first = min(self._totals.steps, default=0)
         by_steps = {w: s for w, s in new.steps.items() if w not in new.printed}
         by_writer = [loss for s in by_steps.values() if len(loss := _losses(s, rank=first))]
         if by_writer and self._loss_is_printed:
@@ -299,7 +293,7 @@ class RunWatcher:
             self._loss = float(losses[-1])
             self._curves["loss"].add(losses[np.isfinite(losses)])
 
-    def _take_power(self, new: AlertRows) -> None:
+    def _take_power(self, new: LiveRows) -> None:
         """Take power of one GPU, or else of one CPU, for the curve."""
         by_device = new.samples.get("power_w", {})
         kinds = {i: d.kind for i, d in self._following.devices.items()}
@@ -316,11 +310,11 @@ class RunWatcher:
         if since_ns is None:
             since_ns = max(0, newest_ns - RECENT_NS)
         if quiet_s is None:
-            recent = _figures(NOW, evidence_since(run, since_ns))
+            recent = readings_of(evidence_since(run, since_ns), NOW)
         else:  # earlier metrics are not recent
             recent = dict.fromkeys(NOW, Missing(f"the last step ended {duration(quiet_s)} ago"))
         start_ns = self._following.start_ns or newest_ns
-        step = max(self._steps.values(), default=None)
+        step = max(self._totals.steps.values(), default=None)
         total, unit, done = self._goal(step)
         eta_s, no_eta = _eta(total, done, self._pace.per_s(since_ns, unit))
         if quiet_s is not None and total is not None:
@@ -329,12 +323,12 @@ class RunWatcher:
             no_eta = "its budget is in FLOPs, which are not counted here"
         return LiveFrame(
             run, status, max(0.0, (newest_ns - start_ns) / NS_PER_S), step,
-            dict(sorted(self._steps.items())), total, unit, done, eta_s, no_eta, recent,
+            dict(sorted(self._totals.steps.items())), total, unit, done, eta_s, no_eta, recent,
             self._so_far, self._so_far_ns, self._loss,
             self._loss is not None and self._loss_is_printed,
             {name: curve.points for name, curve in self._curves.items()},
-            tuple(self._gauges.values()), self._judge.energy_j,
-            tuple(merge_alerts(noted_alerts(run, self._ranks), self._seen)),
+            tuple(self._gauges.values()), self._totals.energy.known_j,
+            tuple(merge_alerts(noted_alerts(run, self._totals.ranks), self._seen)),
             tuple(rule.text for rule in self._judge.rules), self._judge.unjudged, newest_ns,
             quiet_s, self._training or self._trainings, self._trainings, self._replaced,
             self._is_provisional,
@@ -344,10 +338,11 @@ class RunWatcher:
         """The budget in steps or tokens, its unit, and how much is done."""
         if self._total_steps:
             return self._total_steps, "steps", step
-        unit, total = goal(self._following.headers.values()) or ("", None)
+        unit, total = goal(self._following.headers) or ("", None)
         if unit == _FLOPS:
             return None, unit, None
-        return total, unit, self._tokens if unit == "tokens" else step
+        tokens = self._totals.tokens.get(min(self._totals.steps, default=0), 0.0)
+        return total, unit, tokens if unit == "tokens" else step
 
 
 class _Pace:
@@ -406,27 +401,17 @@ class _Pace:
 
 def _losses(steps: dict[str, Any], *, rank: int | None) -> Any:  # noqa: ANN401  an array
     """The recorded losses of training steps, NaN included; of a rank, or of all."""
-    has_loss = steps["loss_told"] & (steps["phase"] == _TRAIN)
+    has_loss = steps["loss_told"] & (steps["phase"] == TRAIN)
     if rank is not None:
         has_loss &= np.nan_to_num(steps["rank"]) == rank
     return steps["loss"][has_loss]
 
 
 def _rules_of(following: RunFollower) -> list[str]:
-    declared = (header.get("alerts") for header in following.headers.values())
+    declared = (header.get("alerts") for header in following.headers)
     lists = (entry["rules"] for entry in declared if isinstance(entry, dict) and "rules" in entry)
     texts = dict.fromkeys(str(t) for rules in lists for t in rules)
     return [text for text in texts if rule_of(text) is not None]
-
-
-def _figures(keys: Iterable[str], evidence: Evidence) -> dict[str, Result]:
-    results: dict[str, Result] = {}
-    for key in keys:
-        try:
-            results[key] = catalogue()[key].reading(evidence)
-        except NotMeasurable as error:
-            results[key] = Missing(str(error))
-    return results
 
 
 def _eta(total: float | None, done: float | None, rate: float | None) -> tuple[float | None, str]:

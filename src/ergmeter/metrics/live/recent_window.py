@@ -21,6 +21,7 @@ from ergmeter.metrics.catalog import LEDGER_SYSTEM, catalogue
 from ergmeter.metrics.definitions.compute import flops_per_token
 from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.window import UNBROKEN
+from ergmeter.metrics.live.rows import real_tokens, steps_done
 from ergmeter.metrics.summarize import readings_of, settings_of, summary_of
 from ergmeter.ports import Update
 from ergmeter.records import Summary, Window
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ergmeter.metrics.evidence.steps import Steps
-    from ergmeter.records import FloatArray
     from ergmeter.runlog.reader import Run
 
 _NO_BUDGET = "no total step or token count: pass Meter(budget=Budget(steps=N)) or Budget(tokens=N)"
@@ -81,22 +81,6 @@ def goal(headers: Iterable[Mapping[str, Any]]) -> tuple[str, float] | None:
         if isinstance(total, int | float) and total > 0:
             return "steps", float(total)
     return None
-
-
-def real_tokens(steps: Mapping[str, Any] | Steps) -> FloatArray:
-    """Tokens of each step, without padding if that is known."""
-    real = steps["tokens_real"]
-    return np.where(np.isnan(real), steps["tokens_computed"], real)
-
-
-def steps_done(steps: Mapping[str, Any] | Steps, *, before: int = 0) -> int:
-    """The index of the last step plus one, also in a resumed training.
-
-    For steps without an index, their number plus `before`.
-    """
-    last = float(steps["index"][-1])
-    many = float(np.nan_to_num(steps["steps"], nan=1.0).sum())
-    return before + round(many) if np.isnan(last) else int(last) + 1
 
 
 def _budget(evidence: Evidence) -> tuple[str, float]:

@@ -25,12 +25,11 @@ from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.metrics.evidence.window import TRAINING, TrainingWindow
 from ergmeter.metrics.summarize import settings_of
 from ergmeter.records import Missing, Window
-from ergmeter.runlog.segments import Series
 from ergmeter.runlog.settings import Settings
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
 
     from ergmeter.records import Device
     from ergmeter.runlog.reader import Run
@@ -43,7 +42,6 @@ SETTLED_S = 10.0
 _SETTLED_NS = round(SETTLED_S * NS_PER_S)
 _FOREVER_NS = 2**62
 _ALL = Settings(warmup_steps=0)
-_COLUMNS = ("power_w", "energy_j", "memory_bytes", "busy_frac")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +127,6 @@ class _Stretch(Evidence):
         self._since_ns = since_ns
         self._until_ns = until_ns
         self._gpus = gpus
-        self._read: dict[str, dict[str, Series]] = {}
 
     @cached_property
     def all_steps(self) -> Steps:
@@ -157,41 +154,11 @@ class _Stretch(Evidence):
         start_ns = self._since_ns or int(self.counted["start_ns"].min())
         return TrainingWindow.single(TRAINING, start_ns, int(self.counted["end_ns"].max()))
 
-    def series(self, column: str) -> Mapping[str, Series]:
-        """A column by device. All columns are read in one pass: opening a file is costly."""
-        if column not in _COLUMNS:
-            return super().series(column)
-        if not self._read:
-            self._read = _several(self.run)
-        return self._read[column]
-
     def devices(self, *kinds: str) -> list[Device]:
         """The devices of these kinds; of GPUs only this writer's, if known."""
         all_devices = super().devices(*kinds)
         own = [device for device in all_devices if device.kind != "gpu" or device.id in self._gpus]
         return own if any(device.kind == "gpu" for device in own) else all_devices
-
-
-def _several(run: Run) -> dict[str, dict[str, Series]]:
-    """All columns by device, each as `Run.series` returns it."""
-    parts: dict[str, dict[str, list[Series]]] = {column: {} for column in _COLUMNS}
-    for writer in run.writers:
-        for segment in run._segments(writer, "samples"):
-            for column in parts.keys() & set(segment.names):
-                for device, t_ns, values in segment.by_device(column):
-                    part = Series(t_ns + writer.offset_ns, values)
-                    parts[column].setdefault(device, []).append(part)
-    return {
-        column: {device: _in_order(pieces) for device, pieces in by_device.items()}
-        for column, by_device in parts.items()
-    }
-
-
-def _in_order(pieces: list[Series]) -> Series:
-    t_ns = np.concatenate([piece.t_ns for piece in pieces])
-    values = np.concatenate([piece.values for piece in pieces])
-    order = np.argsort(t_ns, kind="stable")
-    return Series(t_ns[order], values[order])
 
 
 def _totals(stretch: _Stretch) -> Totals:

@@ -7,7 +7,6 @@ and that of its last mark. Runs collected before are recognised by their id, not
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -19,7 +18,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
 from ergmeter.runlog import format as fmt
@@ -185,24 +184,20 @@ def _collected_ids(into: Path) -> dict[str, Path]:
     """The runs that are here already, by id."""
     paths = {}
     for path in run_paths(into):
-        header = _header(path)
-        if header.get("id"):
-            paths[str(header["id"])] = path
+        identity = _identity(path)
+        if identity:
+            paths[identity] = path
     return paths
 
 
-def _header(run: Path) -> dict[str, Any]:
-    try:
-        header = json.loads((run / fmt.RUN_FILE).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return header if isinstance(header, dict) else {}
+def _identity(run: Path) -> str:
+    return str(fmt.readable_header(run / fmt.RUN_FILE).get("id") or "")
 
 
 def _collect_run(
     run: Path, into: Path, collected: dict[str, Path], fetched_s: float | None
 ) -> CollectOutcome:
-    identity = str(_header(run).get("id") or "")
+    identity = _identity(run)
     before = collected.get(identity)
     try:
         is_near = fetched_s is not None and changed_s(run) > fetched_s - _NEAR_S

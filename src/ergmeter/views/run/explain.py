@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from ergmeter.metrics.explain.block import LossBlock
+    from ergmeter.metrics.explain.time import LossBlock
     from ergmeter.metrics.explain.waterfall import Change, Explanation
     from ergmeter.runlog.reader import Run
 

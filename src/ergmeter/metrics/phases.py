@@ -1,0 +1,98 @@
+"""Which phase each instant of a run belongs to: one partition for times, joules and memory.
+
+A wait for data may lie inside a step, a checkpoint inside an evaluation. An instant that is in
+several spans belongs to the first phase of `precedence`, so the phases add up. Where the device
+times the steps, training comes before data: a wait of the host that the device does not notice
+costs nothing.
+
+Spans are those of the rank with the most rows: ranks work in step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from ergmeter.metrics.energy_curve import merged
+from ergmeter.metrics.evidence.samples import cached_result
+from ergmeter.records import PHASES
+from ergmeter.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.records import FloatArray, TimeArray
+
+Spans: TypeAlias = "tuple[TimeArray, TimeArray]"  # starts and ends
+
+PRECEDENCE = ("checkpoint", "eval", "data", "prefill", "decode", "train", "idle")
+_TIMED_BY_DEVICE = ("checkpoint", "eval", "prefill", "decode", "train", "data", "idle")
+PHASE_TITLES = {
+    "data": "waiting for data",
+    "train": "training steps",
+    "prefill": "reading prompts",
+    "decode": "writing answers",
+    "eval": "evaluation",
+    "checkpoint": "checkpoints",
+    "idle": "idle spans",
+}
+STALL = 2.0  # times the median: a step or period above it has a stall
+
+
+@cached_result
+def precedence(evidence: Evidence) -> tuple[str, ...]:
+    """The order in which phases own an instant that is in several of them."""
+    rows = evidence.all_steps.longest
+    is_by_device = len(rows) and not np.isnan(rows["host_end_ns"]).all()
+    return _TIMED_BY_DEVICE if is_by_device else PRECEDENCE
+
+
+def before(evidence: Evidence, phase: str) -> tuple[str, ...]:
+    """The phases that own an instant rather than this one."""
+    order = precedence(evidence)
+    return order[: order.index(phase)]
+
+
+@cached_result
+def spans_of(evidence: Evidence, phase: str) -> Spans:
+    """The spans of a phase as they were recorded."""
+    lane = evidence.all_steps.longest
+    own = lane.where(lane["phase"] == PHASES.index(phase)) if len(lane) else lane
+    return own.columns["start_ns"], own.columns["end_ns"]
+
+
+@cached_result
+def union_of(evidence: Evidence, *phases: str) -> Spans:
+    """The time that belongs to any of these phases, as spans that do not touch."""
+    return joined([spans_of(evidence, phase) for phase in phases])
+
+
+def joined(spans: list[Spans]) -> Spans:
+    """The time that any of these spans covers, as spans that do not touch."""
+    none = np.array([], dtype=np.int64)
+    starts, ends = (np.concatenate([none, *(pair[edge] for pair in spans)]) for edge in (0, 1))
+    return merged(starts, ends)
+
+
+def touched(spans: Spans, since_ns: TimeArray, until_ns: TimeArray) -> Any:  # noqa: ANN401  a mask
+    """Whether one of these spans, which do not touch, was on at some time between two others."""
+    starts, ends = spans
+    last = np.searchsorted(starts, until_ns, side="right") - 1
+    if not len(starts):
+        return np.zeros(len(until_ns), dtype=bool)
+    return (last >= 0) & (ends[last] >= since_ns)
+
+
+def covered_until_s(spans: list[Spans], t_ns: TimeArray) -> FloatArray:
+    """The seconds that any of these spans covers, up to each time."""
+    starts, ends = joined(spans)
+    if not len(starts):
+        return np.zeros(len(t_ns))
+    knots = np.column_stack((starts, ends)).ravel()
+    covered_ns = np.cumsum(np.column_stack((np.zeros(len(starts)), ends - starts)).ravel())
+    return np.asarray(np.interp(t_ns, knots, covered_ns) / NS_PER_S, dtype=np.float64)
+
+
+def covered_s(spans: list[Spans], edges_ns: TimeArray) -> FloatArray:
+    """The seconds of each period that any of these spans covers."""
+    return np.asarray(np.diff(covered_until_s(spans, edges_ns)), dtype=np.float64)
