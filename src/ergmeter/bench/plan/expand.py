@@ -30,9 +30,9 @@ from ergmeter.bench.plan.scenarios import (
     Scenario,
     Scenarios,
     Template,
-    hint,
     matches,
 )
+from ergmeter.config_file import hint
 
 # What benchmark.py takes where its flags say nothing.
 FMS_AXES: dict[str, tuple[Any, ...]] = {

@@ -20,10 +20,10 @@ from ergmeter.bench.plan.scenarios import (
     Scenario,
     Scenarios,
     Template,
-    hint,
     read_scenarios,
     template,
 )
+from ergmeter.config_file import hint
 from ergmeter.errors import FormatError, UsageError
 
 _PIECE = 1 << 18  # characters
@@ -145,13 +145,8 @@ def plan(
     """
     problems = Problems(scenarios_path)
     scenario_file = read_scenarios(
-        scenarios_path,
-        problems=problems,
-        defaults=defaults,
-        contents=contents,
-        frameworks=frameworks,
+        scenarios_path, defaults=defaults, contents=contents, frameworks=frameworks
     )
-    problems.stop_if_any()
     axes = {
         "effective_batch_size": effective_batch_size,
         "num_gpus": num_gpus,

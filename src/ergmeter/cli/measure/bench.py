@@ -120,20 +120,11 @@ def planned(options: dict[str, Any]) -> BenchPlan:
 
 
 def wrong(text: str) -> str | None:
-    """The error of `erg train` for a cell's configuration, before anything starts; or None."""
-    import tempfile
+    """The errors of `erg train` for a cell's configuration, before anything starts; or None."""
+    from ergmeter.bench.plan.erg_train import parsed
+    from ergmeter.workloads.sft.config_file import errors_in
 
-    from ergmeter.errors import ErgmeterError
-    from ergmeter.workloads.sft.config_file import load
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "train.yaml")
-        path.write_text(text, encoding="utf-8")
-        try:
-            load(path)
-        except ErgmeterError as error:
-            return str(error).removeprefix(f"{path}: ")
-    return None
+    return "; ".join(errors_in(parsed(text))) or None
 
 
 def check_needs(plan: BenchPlan, *, is_error: bool) -> None:

@@ -118,8 +118,8 @@ def _plain(config: SftConfig, path: Path | str) -> LoadedModel:
         "seq2seq": transformers.AutoModelForSeq2SeqLM,
     }
     options: dict[str, Any] = {"dtype": _weights_dtype(config)}
-    if config.model.attention:
-        options["attn_implementation"] = config.model.attention
+    if config.model.attn_implementation:
+        options["attn_implementation"] = config.model.attn_implementation
     if config.tuning.bits:
         options["quantization_config"] = _quantised(config, transformers)
         options["device_map"] = {"": torch.cuda.current_device() if _on_gpu() else "cpu"}
@@ -230,7 +230,7 @@ def _by_unsloth(config: SftConfig, path: Path | str) -> LoadedModel:
 def _check_unsloth(config: SftConfig) -> None:
     if config.model.type != "causal":
         raise UsageError("tuning.backend unsloth trains causal models; model.type is seq2seq")
-    if config.model.attention:
+    if config.model.attn_implementation:
         raise UsageError(
             "model.attn_implementation: Unsloth chooses its own attention; leave it out"
         )
