@@ -40,7 +40,7 @@ from ergmeter.bench.execute.process import (
     kernel_kills,
     kills_since,
 )
-from ergmeter.bench.execute.state import CELL, Gone, OpenDirectory, Process, write_json
+from ergmeter.bench.execute.state import CELL, Process, write_json
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import ErgmeterError
 
@@ -121,8 +121,8 @@ class _Other:
 class Rendezvous:
     """The first node's side: it calls the others, has them begin, hears of their end, ends them."""
 
-    def __init__(self, open_dir: OpenDirectory, *, token: str, nodes: int) -> None:
-        self._open_dir, self._token, self._nodes = open_dir, token, nodes
+    def __init__(self, directory: Path, *, token: str, nodes: int) -> None:
+        self._directory, self._token, self._nodes = directory, token, nodes
         self._secret = secrets.token_hex(16)
         self._others: dict[int, _Other] = {}
         self._addresses = _own_addresses()
@@ -130,7 +130,7 @@ class Rendezvous:
         self._listening.settimeout(_LOOK_S)
         facts = {"token": token, "secret": self._secret, "addresses": self._addresses,
                 "port": self._listening.getsockname()[1]}  # fmt: skip
-        write_json(open_dir.path / MEETING, facts)
+        write_json(directory / MEETING, facts)
 
     @property
     def hosts(self) -> list[str]:
@@ -195,8 +195,8 @@ class Rendezvous:
 
     def close(self) -> None:
         """End what still runs elsewhere, and wait for it: nothing of a cell outlives its status."""
-        with suppress(Gone):
-            call_off(self._open_dir.path, token=self._token)
+        with suppress(FileNotFoundError):
+            call_off(self._directory, token=self._token)
         for other in self._others.values():
             other.wire.done()
         until_s = time.monotonic() + _END_S

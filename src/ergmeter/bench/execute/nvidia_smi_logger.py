@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pynvml
 
-from ergmeter.bench.execute.state import OpenDirectory, write_json
+from ergmeter.bench.execute.state import write_json
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.probes import cuda_visible_devices
 
@@ -165,13 +165,12 @@ def logged(cell: Path, *, environment: Mapping[str, str], suffix: str = "") -> I
     if query is None:
         yield
         return
-    with OpenDirectory(cell) as open_dir:
-        log = _Log(open_dir, suffix)
-        try:
-            log.begin(query, environment)
-            yield
-        finally:
-            log.end()
+    log = _Log(cell, suffix)
+    try:
+        log.begin(query, environment)
+        yield
+    finally:
+        log.end()
 
 
 def _named(name: str, suffix: str) -> str:
@@ -186,10 +185,10 @@ def _nodes(name: str) -> str:
 class _Log:
     """Owns the process."""
 
-    def __init__(self, open_dir: OpenDirectory, suffix: str) -> None:
-        self._open_dir, self._suffix = open_dir, suffix
-        self._name = open_dir.path.name + suffix
-        self._log = open_dir.path / _named(LOG, suffix)
+    def __init__(self, cell: Path, suffix: str) -> None:
+        self._cell, self._suffix = cell, suffix
+        self._name = cell.name + suffix
+        self._log = cell / _named(LOG, suffix)
         self._process: subprocess.Popen[bytes] | None = None
         self._command: list[str] = []
         self._problem = ""
@@ -264,7 +263,7 @@ class _Log:
     def _keep(self) -> None:
         with suppress(OSError):
             note = {"command": shlex.join(self._command), "problem": self._problem}
-            write_json(self._open_dir.path / _named(NOTE, self._suffix), note)
+            write_json(self._cell / _named(NOTE, self._suffix), note)
 
 
 def _ends_with(parent: int) -> Callable[[], None] | None:

@@ -347,7 +347,6 @@ def run_command(**options: Any) -> int:  # noqa: ANN401  click passes what it pa
     """
     from ergmeter.bench.execute import driver, launching, results_directory, state
     from ergmeter.bench.execute.launching import cool_down_s
-    from ergmeter.bench.execute.state import OpenDirectory
     from ergmeter.bench.plan import data
 
     if options["resume"] and options["move_aside"]:
@@ -382,16 +381,11 @@ def run_command(**options: Any) -> int:  # noqa: ANN401  click passes what it pa
     progress = driver.prepare(out, plan, at_once=options["jobs"], cool_down_s=rest_s)
     driver.reopened(out, progress, rerun)
     cells = driver.remaining(out, progress, seed=options["seed"])
-    with OpenDirectory(out) as open_dir:
-        if cells:
-            data.prepare(plan, out / "data", say=lambda line: click.echo(line, err=True))
-        with bench_output.live_progress(progress, out) as tell:
-            is_done = driver.drive(open_dir, progress, cells, launcher, tell)
-        if open_dir.has_moved:
-            out = open_dir.path
-            ended = "" if is_done else ", so its cells were ended"
-            click.echo(f"{options['out']} was moved to {out}{ended}", err=True)
-        _collect(out)
+    if cells:
+        data.prepare(plan, out / "data", say=lambda line: click.echo(line, err=True))
+    with bench_output.live_progress(progress, out) as tell:
+        is_done = driver.drive(out, progress, cells, launcher, tell)
+    _collect(out)
     return bench_output.ending(progress, out, is_done=is_done)
 
 
