@@ -144,6 +144,16 @@ _JSON = ("missing", "impossible", "settings", "raw", "training")
 _LONGEST = 1 << 27  # characters of a cell: `raw` has all that a training told
 
 
+def number(value: object) -> float | None:
+    """A number from JSON or text; None where there is none. nan and inf are numbers here."""
+    if value is None or isinstance(value, bool):
+        return None
+    try:
+        return float(str(value))
+    except ValueError:
+        return None
+
+
 def as_table(rows: list[dict[str, Any]]) -> pa.Table:
     """Rows in the one schema. What a row lacks is null, and so is an empty text."""
     filled = [{name: value for name, value in row.items() if value != ""} for row in rows]
