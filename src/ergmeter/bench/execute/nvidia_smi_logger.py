@@ -24,6 +24,7 @@ from pathlib import Path
 
 import pynvml
 
+from ergmeter.bench.execute.launching import nvml_list
 from ergmeter.bench.execute.state import write_json
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.probes import cuda_visible_devices
@@ -141,17 +142,12 @@ def devices(environment: Mapping[str, str], gpus: Sequence[tuple[str, str]]) -> 
 
 def _all_gpus() -> list[tuple[str, str]]:
     """UUID and name of every GPU here; empty without NVML."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
+
+    def all_gpus() -> list[tuple[str, str]]:
         handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
         return [(pynvml.nvmlDeviceGetUUID(h), pynvml.nvmlDeviceGetName(h)) for h in handles]
-    except pynvml.NVMLError:
-        return []
-    finally:
-        pynvml.nvmlShutdown()
+
+    return nvml_list(all_gpus)
 
 
 @contextmanager
@@ -211,7 +207,7 @@ class _Log:
                 self._process = subprocess.Popen(
                     self._command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out,
                     stderr=subprocess.STDOUT, start_new_session=True,
-                    preexec_fn=_ends_with(os.getpid()),
+                    preexec_fn=ends_with_parent(),
                 )  # fmt: skip
             except OSError as error:
                 self._say(f"{PROGRAM} could not be started: {error}")
@@ -266,11 +262,15 @@ class _Log:
             write_json(self._cell / _named(NOTE, self._suffix), note)
 
 
-def _ends_with(parent: int) -> Callable[[], None] | None:
-    """What a child does before it begins: ask the kernel for a SIGTERM when its parent is gone."""
+def ends_with_parent() -> Callable[[], None] | None:
+    """What a child does before it begins: ask the kernel for a SIGTERM when this process is gone.
+
+    None where the kernel can't be asked.
+    """
     if not sys.platform.startswith("linux"):
         return None
-    prctl = ctypes.CDLL(None).prctl  # looked up here: between fork and exec nothing may be loaded
+    # Looked up here: between fork and exec nothing may be loaded.
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
     def ask_kernel() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
