@@ -33,63 +33,59 @@ def _time_s(_context: click.Context, _option: click.Parameter, text: str | None)
     return time_s
 
 
-_PLAN_OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
-    (("--num-gpus",), {"metavar": "N[,N...]", "help": "GPUs of a cell: an axis of the matrix."}),
-    (
-        ("--effective-batch-size",),
-        {"metavar": "N[,N...]", "help": "Samples of a step over all GPUs: an axis."},
+_PLAN_OPTIONS = (
+    click.argument("scenarios", type=click.Path(path_type=Path)),
+    click.option("--num-gpus", metavar="N[,N...]", help="GPUs of a cell: an axis of the matrix."),
+    click.option(
+        "--effective-batch-size",
+        metavar="N[,N...]",
+        help="Samples of a step over all GPUs: an axis.",
     ),
-    (("--max-seq-len",), {"metavar": "N[,N...]", "help": "Longest sequence: an axis."}),
-    (("--packing",), {"metavar": "true,false", "help": "Whether sequences are packed: an axis."}),
-    (
-        ("--only",),
-        {"multiple": True, "metavar": "NAME", "help": "Just this scenario. May be repeated."},
+    click.option("--max-seq-len", metavar="N[,N...]", help="Longest sequence: an axis."),
+    click.option("--packing", metavar="true,false", help="Whether sequences are packed: an axis."),
+    click.option(
+        "--only", multiple=True, metavar="NAME", help="Just this scenario. May be repeated."
     ),
-    (
-        ("--repeats",),
-        {"type": click.IntRange(1, 1000), "help": "Run each cell so many times, in rounds."},
+    click.option(
+        "--repeats", type=click.IntRange(1, 1000), help="Run each cell so many times, in rounds."
     ),
-    (
-        ("--command", "workload"),
-        {
-            "help": "What every cell runs, whatever its scenario says: `erg train`, `sft_trainer`,"
-            " or a template of a command."
-        },
+    click.option(
+        "--command",
+        "workload",
+        help="What every cell runs, whatever its scenario says: `erg train`, `sft_trainer`, or a"
+        " template of a command.",
     ),
-    (
-        ("--timeout", "timeout_s"),
-        {
-            "callback": _time_s,
-            "metavar": "TIME",
-            "help": "End a cell after so long, whatever its scenario says: seconds, 90s, 30m, 2h.",
-        },
+    click.option(
+        "--timeout",
+        "timeout_s",
+        callback=_time_s,
+        metavar="TIME",
+        help="End a cell after so long, whatever its scenario says: seconds, 90s, 30m, 2h.",
     ),
-    (
-        ("--defaults",),
-        {"type": click.Path(path_type=Path), "help": "Arguments of all scenarios, as YAML."},
+    click.option(
+        "--defaults", type=click.Path(path_type=Path), help="Arguments of all scenarios, as YAML."
     ),
-    (
-        ("--contents",),
-        {"type": click.Path(path_type=Path), "help": "CONTENTS.yaml: shortnames and their files."},
+    click.option(
+        "--contents",
+        type=click.Path(path_type=Path),
+        help="CONTENTS.yaml: shortnames and their files.",
     ),
-    (("--no-data",), {"is_flag": True, "help": "Leave the data stage out."}),
-    (
-        ("--memory",),
-        {
-            "type": click.Choice(["nvidia-smi", "nvidia", "huggingface", "all"]),
-            "callback": lambda _context, _option, asked: _SMI if asked == "nvidia" else asked,
-            "help": "Also log GPU memory: by an nvidia-smi process beside each cell, by the Trainer"
-            " (in sft_trainer on unless only nvidia-smi is asked for). NVML is read in any case.",
-        },
+    click.option("--no-data", is_flag=True, help="Leave the data stage out."),
+    click.option(
+        "--memory",
+        type=click.Choice(["nvidia-smi", "nvidia", "huggingface", "all"]),
+        callback=lambda _context, _option, asked: _SMI if asked == "nvidia" else asked,
+        help="Also log GPU memory: by an nvidia-smi process beside each cell, by the Trainer (in"
+        " sft_trainer on unless only nvidia-smi is asked for). NVML is read in any case.",
     ),
 )
 
 
 def plan_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a plan to a command."""
-    for names, options in reversed(_PLAN_OPTIONS):
-        function = click.option(*names, **options)(function)
-    return click.argument("scenarios", type=click.Path(path_type=Path))(function)
+    for option in reversed(_PLAN_OPTIONS):
+        function = option(function)
+    return function
 
 
 def planned(options: dict[str, Any]) -> BenchPlan:
