@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, get_args
@@ -241,8 +241,7 @@ def _message(model: type[BaseModel], detail: Mapping[str, Any]) -> str:
         advice = _section(model, location).model_fields[str(location[-1])].description
         return f"{dotted(location)} is missing" + (f": {advice}" if advice else "")
     if kind == "literal_error":
-        field = _section(model, location).model_fields[str(location[-1])]
-        allowed = [str(value) for value in _literals(field.annotation)]
+        allowed = re.findall(r"[^', ]+", context["expected"].replace(" or ", ", "))
         near = closest(detail["input"], allowed)
         text = f"must be one of {', '.join(allowed)}" + (f"; did you mean {near}?" if near else "")
     elif kind == "value_error":
@@ -261,19 +260,11 @@ def _section(model: type[BaseModel], location: Location) -> type[BaseModel]:
     return model
 
 
-def _models(annotation: Any) -> Iterable[type[BaseModel]]:  # noqa: ANN401  any type hint
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:  # noqa: ANN401  any type hint
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):
         yield from _models(argument)
-
-
-def _literals(annotation: Any) -> Iterable[object]:  # noqa: ANN401  any type hint
-    for argument in get_args(annotation):
-        if get_args(argument):
-            yield from _literals(argument)
-        elif not isinstance(argument, type):
-            yield argument
 
 
 def _without(values: Mapping[str, Any], locations: Iterable[Location]) -> dict[str, Any]:

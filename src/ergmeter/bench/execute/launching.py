@@ -235,10 +235,6 @@ class NodeOfCell:
     port: int = 0
     token: str = "cell"  # of this launch: no other has it
 
-    def at(self, address: str, port: int) -> NodeOfCell:
-        """The same, knowing where."""
-        return replace(self, address=address, port=port)
-
     @property
     def suffix(self) -> str:
         """What the names of this node's files have; nothing where it is the only one."""

@@ -59,14 +59,6 @@ def products(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
         yield dict(zip(axes, values, strict=True))
 
 
-def size(axes: Mapping[str, Sequence[Any]]) -> int:
-    """How many combinations there are."""
-    number = 1
-    for values in axes.values():
-        number *= len(values)
-    return number
-
-
 def shared(arguments: Mapping[str, Any], *, effective: int | None, devices: int) -> dict[str, int]:
     """What is to be added to the arguments, so that the effective batch is had.
 

@@ -1,4 +1,4 @@
-"""What `erg demo` and `erg calibrate` share: their workload needs torch, and shows a bar."""
+"""Shared by `erg demo`, `erg calibrate` and `erg train`: their workload needs torch, and a bar."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def workload(name: str, *, what: str) -> ModuleType:
 
 @contextmanager
 def progress_bar(
-    what: str, *, quiet: bool, refresh_per_second: float = 0.0
+    what: str, *, quiet: bool, refresh_per_second: float = 0.0, shows_remaining: bool = False
 ) -> Iterator[Callable[[float, float, str], None]]:
     """Yield what takes how much is done, of how much, and a text.
 
@@ -37,7 +37,7 @@ def progress_bar(
     from what is measured, so it is drawn seldom, or by default when something is done.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
@@ -48,12 +48,13 @@ def progress_bar(
     columns = (TextColumn("{task.description}"), BarColumn(30), TextColumn("{task.fields[now]}"))
     with Progress(
         *columns,
+        *([TimeRemainingColumn()] if shows_remaining else []),
         console=console,
         auto_refresh=refresh_per_second > 0,
         refresh_per_second=refresh_per_second or 10,
         transient=True,
     ) as bar:
-        task = bar.add_task(what, now="")
+        task = bar.add_task(what, total=None, now="loading" if shows_remaining else "")
         refresh = not refresh_per_second
         yield lambda done, total, now: bar.update(
             task, completed=done, total=total, now=now, refresh=refresh

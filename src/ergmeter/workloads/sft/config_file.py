@@ -9,6 +9,7 @@ from typing import Any
 from ergmeter.config_file import (
     ConfigError,
     ConfigFile,
+    ConfigModel,
     Location,
     closest,
     dotted,
@@ -203,7 +204,7 @@ OTHER_NAMES = {
         "dataloader_num_workers": "dataloader_workers",
     },
 }
-_SECTIONS = {
+_SECTIONS: dict[str, type[ConfigModel]] = {
     "": SftSettings, "model": Model, "tuning": Tuning, "tuning.lora": LoraSettings,
     "train": Train, "data": Data, "metrics": Metrics,
 }  # fmt: skip
