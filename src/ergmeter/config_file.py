@@ -199,14 +199,14 @@ def usage_error(path: Path, lines: Iterable[str]) -> UsageError:
     for line in dict.fromkeys(lines):
         kinds.setdefault(_VARIABLE.sub("", line), []).append(line)
     ranked = sorted(kinds.values(), key=len, reverse=True)
-    shown = [
+    messages = [
         alike[0] + (f" (and {len(alike) - 1} more like it)" if alike[1:] else "")
         for alike in ranked[:_MAX_KINDS]
     ]
     left = sum(map(len, ranked[_MAX_KINDS:]))
-    shown += [f"and {left} others"] if left else []
-    between = "\n  " if shown[1:] else " "
-    return UsageError(f"{path}:{between}{between.join(shown)}")
+    messages += [f"and {left} others"] if left else []
+    between = "\n  " if messages[1:] else " "
+    return UsageError(f"{path}:{between}{between.join(messages)}")
 
 
 def dotted(location: Location) -> str:

@@ -85,7 +85,7 @@ def fms_writer(directory: Path) -> Iterator[Callable[[pa.Table], object]]:
             for name in sorted(values.keys() - set(_ERRORS))
             if _is_kept(name) or len(values[name]) > 1
         ]
-        _write(directory / BENCHMARKS, columns, _shown(rows))
+        _write(directory / BENCHMARKS, columns, _benchmark_rows(rows))
         _write(directory / RAW, sorted(names), (row for _, row in _read(rows)))
 
 
@@ -96,7 +96,7 @@ def _read(rows: TextIO) -> Iterator[tuple[bool, dict[str, Any]]]:
         yield is_shown, row
 
 
-def _shown(rows: TextIO) -> Iterator[dict[str, Any]]:
+def _benchmark_rows(rows: TextIO) -> Iterator[dict[str, Any]]:
     """The rows of benchmarks.csv: the metrics of a failed cell are no result."""
     for is_shown, row in _read(rows):
         if is_shown:
