@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ Location: TypeAlias = tuple[str | int, ...]
 _MAX_NAMES = 12
 _MAX_KINDS = 20
 _MAX_VALUE = 60  # characters
+_repr = reprlib.Repr()  # short also for a value that aliases make huge
+_repr.maxstring = _repr.maxother = _MAX_VALUE
 _VARIABLE = re.compile(r"^(?:.*, )?line \d+: |(?<!\w)(?:'[^']*'|\"[^\"]*\")(?!\w)")
 _TEXTS = {
     "bool_type": "must be true or false",
@@ -282,5 +285,5 @@ def _without(values: Mapping[str, Any], locations: Iterable[Location]) -> dict[s
 
 
 def _quoted(value: object) -> str:
-    text = repr(value)
+    text = _repr.repr(value)
     return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}..."
