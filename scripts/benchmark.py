@@ -17,7 +17,6 @@ from ergmeter import registry
 from ergmeter.bench import results
 from ergmeter.bench.execute import driver, launching, nvidia_smi_logger, results_directory, state
 from ergmeter.bench.execute import launching as secrets
-from ergmeter.bench.execute.state import OpenDirectory
 from ergmeter.bench.overview import varying
 from ergmeter.bench.plan import data as datastage
 from ergmeter.bench.plan import erg_train
@@ -161,9 +160,7 @@ def run(given: argparse.Namespace, made: BenchPlan) -> int:
         data.symlink_to(given.dataset_save_path.resolve())
     if cells and not given.no_data_processing:
         datastage.prepare(made, data, say=say)
-    with OpenDirectory(out) as place:
-        is_done = driver.drive(place, progress, cells, launcher, teller(progress, out))
-        out = place.path if place.has_moved else out
+    is_done = driver.drive(out, progress, cells, launcher, teller(progress, out))
     fms.collected(results.batches(out), out)
     say(bench_run.counts(progress.counts, broken=progress.broken).plain)
     return int(bool(progress.failed)) if is_done else INTERRUPTED

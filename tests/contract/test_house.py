@@ -142,10 +142,18 @@ def loaded_by(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
+COMMAND = """
+from ergmeter.cli.main import main
+try:
+    main({!r})
+except SystemExit:
+    pass
+"""
 METERED = """
-import tempfile
+import os, tempfile
 from ergmeter import Meter
-with Meter(tempfile.mkdtemp(), probes=["process"]) as meter:
+os.chdir(tempfile.mkdtemp())
+with Meter("run", probes=["process"]) as meter:
     with meter.step(tokens=5, samples=1) as step:
         step.loss = 0.5
 """
@@ -159,6 +167,12 @@ with Meter(tempfile.mkdtemp(), probes=["process"]) as meter:
         (METERED, {"torch", "pandas", "pyarrow.parquet", "rich", "click"}),
         (METERED + "meter.summary()", {"torch", "pandas", "rich", "click"}),
         ("import ergmeter.cli.main", {"torch", "pandas", "pyarrow", "numpy", "rich"}),
+        # 0.2 s, for commands that read a configuration file.
+        ("import ergmeter", {"pydantic"}),
+        (METERED, {"pydantic"}),
+        (COMMAND.format(["--help"]), {"pydantic"}),
+        (METERED + COMMAND.format(["report", "run"]), {"pydantic"}),
+        ("import ergmeter.bench.execute.runner, ergmeter.cli.measure.bench_output", {"pydantic"}),
     ],
 )
 def test_an_import_loads_nothing_it_does_not_need(statement: str, absent: set[str]) -> None:

@@ -33,7 +33,7 @@ def found(torch: Any) -> Any:  # a Calibration
     from ergmeter.views.calculate.machine import calibration_page
     from ergmeter.workloads import calibration
 
-    result = calibration.run(calibration.targets("cuda")[0], tell=lambda tick: print(tick.what))
+    result = calibration.run(calibration.targets("cuda")[0], tell=lambda *tick: print(tick[2]))
     Console(width=140).print(calibration_page(result))
     print(json.dumps(result.as_json(), indent=1))
     print(f"took {result.took_s:.1f} s")

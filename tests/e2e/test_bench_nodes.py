@@ -25,7 +25,6 @@ import pytest
 from ergmeter.bench.execute import launching, node_worker, state
 from ergmeter.bench.execute.launching import LaunchOptions, NodeOfCell
 from ergmeter.bench.execute.process import Cancelled
-from ergmeter.bench.execute.state import OpenDirectory
 from ergmeter.bench.launchers.local import LocalLauncher
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import UsageError
@@ -305,7 +304,7 @@ def test_the_nodes_meet_at_an_address_that_all_know(
             node_worker, "_listening", lambda: socket.create_server(("127.0.0.1", port))
         )
         monkeypatch.setattr(node_worker, "_ANSWER_S", 1.0)
-        first = node_worker.Rendezvous(OpenDirectory(tmp_path), token="t", nodes=2)
+        first = node_worker.Rendezvous(tmp_path, token="t", nodes=2)
         found: list[Any] = []
         other = threading.Thread(
             target=lambda: found.append(
@@ -326,7 +325,7 @@ def test_who_does_not_come_cancels_the_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_worker, "MEET_S", 0.5)
-    first = node_worker.Rendezvous(OpenDirectory(tmp_path), token="t", nodes=3)
+    first = node_worker.Rendezvous(tmp_path, token="t", nodes=3)
     with pytest.raises(Cancelled, match="node 1, 2 of 3 did not reach the first"):
         first.gathered(lambda: None)
     # Nor is one of an earlier launch taken for it.
@@ -338,7 +337,7 @@ def test_who_does_not_come_cancels_the_cell(
 
 def test_strangers_are_not_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_worker, "MEET_S", 1.0)
-    first = node_worker.Rendezvous(OpenDirectory(tmp_path), token="t", nodes=2)
+    first = node_worker.Rendezvous(tmp_path, token="t", nodes=2)
     port = json.loads((tmp_path / node_worker.MEETING).read_text())["port"]
     with socket.create_connection(("127.0.0.1", port)) as one:
         one.sendall(b'{"node": 1, "secret": "guessed", "host": "x", "reached": []}\n')

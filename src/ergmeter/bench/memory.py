@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.bench.execute import nvidia_smi_logger
-from ergmeter.bench.tables import COLUMNS, MEMORY
+from ergmeter.bench.tables import COLUMNS, MEMORY, number
 from ergmeter.errors import FormatError, NotMeasurable
 from ergmeter.importers.nvidia_smi import CsvLog, key_of
 
@@ -40,7 +39,6 @@ TABLE_COLUMNS = (
     *MEMORY,
     "missing",
 )
-_STAGE_ORDER = ("init", "train", "evaluate", "predict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +111,7 @@ def _trainer(row: Mapping[str, Any], missing: Mapping[str, str]) -> Iterator[Mem
         return
     if row["memory_hf_before_bytes"] is not None:
         yield MemoryLine(by, "before init", row["memory_hf_before_bytes"])
-    for stage in _STAGE_ORDER:
+    for stage in STAGES.values():
         left, peak = (row[f"memory_hf_{stage}_{what}_bytes"] for what in ("alloc", "peak"))
         if left is not None:
             yield MemoryLine(by, f"after {stage}", left)
@@ -141,116 +139,13 @@ def _exact(value: float) -> str:
 
 
 BYTES_PER_MIB = 2**20
+NVML, SMI = "nvml", "nvidia-smi"
 # Keys of transformers' TrainerMemoryTracker, and the names of the methods that they stand for.
 STAGES = {"init": "init", "train": "train", "eval": "evaluate", "test": "predict"}
 FMS_STAGES = ("init", "train")
-_BEFORE = "before_init_mem_gpu"
 SAVED = "all_results.json"
 _IS_MEMORY = re.compile(r"_mem_[cg]pu")
 _USED = "memory.used"
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """What one stage of the Trainer left allocated, and how far above that it had been.
-
-    `peaked_delta_bytes` is None where the device keeps no peak, as Apple's does not.
-    """
-
-    name: str
-    alloc_delta_bytes: float
-    peaked_delta_bytes: float | None
-    total_bytes: float  # allocated when it ended
-
-    @property
-    def peaked_bytes(self) -> float:
-        """Peak above the end of the stage. Raises NotMeasurable without a peak."""
-        if self.peaked_delta_bytes is None:
-            raise NotMeasurable(f"the Trainer's tracker was told no peak of the stage {self.name}")
-        return self.peaked_delta_bytes
-
-    @property
-    def peak_bytes(self) -> float:
-        """The most that was allocated during the stage."""
-        return self.total_bytes + self.peaked_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerMemory:
-    """The report of transformers' memory tracker on rank 0, and its sums."""
-
-    before_bytes: float
-    stages: tuple[Stage, ...]
-
-    @property
-    def _of_fms(self) -> tuple[Stage, ...]:
-        return tuple(stage for stage in self.stages if stage.name in FMS_STAGES)
-
-    def stage(self, name: str) -> Stage:
-        """One stage by its method's name. Raises NotMeasurable if it was not reported."""
-        match = next((stage for stage in self.stages if stage.name == name), None)
-        if match is None:
-            why = "it was not called, or only within train(), whose memory it is then"
-            raise NotMeasurable(f"the Trainer told no memory of {name}: {why}")
-        return match
-
-    @property
-    def alloc_bytes(self) -> float:
-        """FMS's program: the most that was allocated at the end of a stage."""
-        return max(self.before_bytes, *(stage.total_bytes for stage in self._of_fms))
-
-    @property
-    def peak_bytes(self) -> float:
-        """FMS's program: the highest of the stages' peaks."""
-        return max(self.before_bytes, *(stage.peak_bytes for stage in self._of_fms))
-
-    @property
-    def peak_prose_bytes(self) -> float:
-        """FMS's guide: all changes and all temporary peaks, added up."""
-        return self.before_bytes + sum(
-            stage.alloc_delta_bytes + stage.peaked_bytes for stage in self._of_fms
-        )
-
-    @property
-    def seed_bytes(self) -> float:
-        """FMS's first program (May 2024), as `alloc_gpu_memory_in_bytes`: the guide's sum."""
-        return self.peak_prose_bytes
-
-    @property
-    def peak_all_stages_bytes(self) -> float:
-        """The same as `peak_bytes` with evaluation and prediction, where they were called."""
-        return max(self.before_bytes, *(stage.peak_bytes for stage in self.stages))
-
-    @property
-    def discrepancy_bytes(self) -> float:
-        """By how much the guide's sum is larger than the program's."""
-        return self.peak_prose_bytes - self.peak_bytes
-
-
-def trainer_memory(metrics: Mapping[str, object]) -> TrainerMemory:
-    """The sums over what a Trainer logged with `skip_memory_metrics=False`.
-
-    Raises NotMeasurable where it did not, or did so without a GPU.
-    """
-    before = _number(metrics.get(_BEFORE))
-    if before is None:
-        if "before_init_mem_cpu" in metrics:
-            raise NotMeasurable("the Trainer's memory tracker saw no GPU")
-        raise NotMeasurable(
-            "the Trainer did not log memory: --memory huggingface, or --skip_memory_metrics False"
-        )
-    stages: list[Stage] = []
-    total = before
-    for key, name in STAGES.items():
-        delta = _number(metrics.get(f"{key}_mem_gpu_alloc_delta"))
-        if delta is None:
-            continue
-        total += delta
-        peaked = _number(metrics.get(f"{key}_mem_gpu_peaked_delta"))
-        stages.append(Stage(name, delta, peaked, total))
-    if not any(stage.name in FMS_STAGES for stage in stages):
-        raise NotMeasurable("the Trainer logged no memory of its init or train stage")
-    return TrainerMemory(before, tuple(stages))
 
 
 def saved_by_trainer(output_dir: Path) -> dict[str, float]:
@@ -263,59 +158,84 @@ def saved_by_trainer(output_dir: Path) -> dict[str, float]:
     except (OSError, ValueError):
         return {}
     items = saved.items() if isinstance(saved, dict) else ()
-    figures = {name: _number(value) for name, value in items if _IS_MEMORY.search(name)}
+    figures = {name: number(value) for name, value in items if _IS_MEMORY.search(name)}
     return {name: value for name, value in figures.items() if value is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceLog:
-    """One device in a log of `nvidia-smi`: its readings of memory.used."""
+def of_trainer(metrics: Mapping[str, object], missing: dict[str, str]) -> dict[str, float]:
+    """The columns of what a Trainer logged with `skip_memory_metrics=False`, on rank 0.
 
-    device: str
-    name: str
-    first_bytes: float
-    peak_bytes: float
-    readings: int
+    Of each stage what was allocated when it ended, and the most during it; then FMS's sums. Apple's
+    devices keep no peak.
+    """
+    before = number(metrics.get("before_init_mem_gpu"))
+    deltas = {
+        stage: delta
+        for key, stage in STAGES.items()
+        if (delta := number(metrics.get(f"{key}_mem_gpu_alloc_delta"))) is not None
+    }
+    fms = [stage for stage in FMS_STAGES if stage in deltas]
+    if before is None or not fms:
+        why = _why_no_trainer_memory(metrics)
+        missing |= {name: why for name in COLUMNS if name.startswith("memory_hf_")}
+        return {}
+    row = {"memory_hf_before_bytes": before}
+    total = before
+    peaked: dict[str, float] = {}  # above the end of the stage
+    for key, stage in STAGES.items():
+        end, peak = (f"memory_hf_{stage}_{what}_bytes" for what in ("alloc", "peak"))
+        if stage not in deltas:
+            why = "it was not called, or only within train(), whose memory it is then"
+            missing |= dict.fromkeys((end, peak), f"the Trainer told no memory of {stage}: {why}")
+            continue
+        total += deltas[stage]
+        row[end] = total
+        above = number(metrics.get(f"{key}_mem_gpu_peaked_delta"))
+        if above is None:
+            missing[peak] = f"the Trainer's tracker was told no peak of the stage {stage}"
+        else:
+            row[peak] = total + above
+            peaked[stage] = above
+    row["memory_hf_alloc_bytes"] = max(before, *(row[f"memory_hf_{s}_alloc_bytes"] for s in fms))
+    no_peak = next((stage for stage in fms if stage not in peaked), None)
+    if no_peak is not None:
+        names = (
+            f"memory_hf_{name}_bytes" for name in ("peak", "peak_prose", "discrepancy", "seed")
+        )
+        missing |= dict.fromkeys(names, missing[f"memory_hf_{no_peak}_peak_bytes"])
+        return row
+    highest = max(before, *(row[f"memory_hf_{stage}_peak_bytes"] for stage in fms))
+    prose = before + sum(deltas[stage] + peaked[stage] for stage in fms)
+    return row | {
+        "memory_hf_peak_bytes": highest,
+        "memory_hf_peak_prose_bytes": prose,
+        "memory_hf_discrepancy_bytes": prose - highest,
+        "memory_hf_seed_bytes": prose,  # FMS's first program (May 2024) has the guide's sum
+    }
 
-    @property
-    def taken_bytes(self) -> float:
-        """The peak above the first reading, which is what was there before."""
-        return self.peak_bytes - self.first_bytes
+
+def _why_no_trainer_memory(metrics: Mapping[str, object]) -> str:
+    if "before_init_mem_gpu" in metrics:
+        return "the Trainer logged no memory of its init or train stage"
+    if "before_init_mem_cpu" in metrics:
+        return "the Trainer's memory tracker saw no GPU"
+    return "the Trainer did not log memory: --memory huggingface, or --skip_memory_metrics False"
 
 
-@dataclass(frozen=True, slots=True)
-class SmiLog:
-    """A log of `nvidia-smi --query-gpu`. `columns`: keyword to values, by device, as text."""
+def smi_peaks(path: Path) -> dict[str, tuple[float, float]]:
+    """The first reading of memory.used and the highest, by device.
 
-    devices: tuple[DeviceLog, ...]
-    columns: Mapping[str, Mapping[str, tuple[str, ...]]]
-    skipped: int  # lines that are no readings: the last of a killed process, messages
-
-    @property
-    def mean_bytes(self) -> float:
-        """FMS's figure: what was taken, averaged over the devices."""
-        return sum(device.taken_bytes for device in self.devices) / len(self.devices)
-
-    @property
-    def largest_bytes(self) -> float:
-        """What was taken on the device where it was most."""
-        return max(device.taken_bytes for device in self.devices)
-
-
-def smi_log(path: Path) -> SmiLog:
-    """Read what `nvidia-smi --query-gpu <any keywords> --format csv` wrote, at any interval."""
+    The file is what `nvidia-smi --query-gpu <any keywords> --format csv` wrote, at any interval.
+    """
     log = CsvLog()
-    columns: dict[str, dict[str, list[str]]] = {}
-    used: dict[str, list[float]] = {}
+    used: dict[str, tuple[float, float]] = {}
     with path.open(encoding="utf-8", errors="replace") as file:
         for row in log.rows(file):
-            key = key_of(row.cells)
-            device = row.cells[key] if key else "0"
-            for name, cell in row.cells.items():
-                columns.setdefault(device, {}).setdefault(name, []).append(cell)
-            value = row.figure(_USED)
+            key, value = key_of(row.cells), row.figure(_USED)
             if value is not None:
-                used.setdefault(device, []).append(value)
+                device = row.cells[key] if key else "0"
+                first, highest = used.get(device, (value, value))
+                used[device] = first, max(highest, value)
     if _USED not in log.names:
         raise FormatError(
             f"{path}: no column {_USED} in its first line ({log.first or 'empty'}); log with"
@@ -323,65 +243,7 @@ def smi_log(path: Path) -> SmiLog:
         )
     if not used:
         raise NotMeasurable(f"{path.name} holds no reading of {_USED}")
-    return SmiLog(
-        tuple(
-            DeviceLog(
-                device, columns[device].get("name", [""])[0], values[0], max(values), len(values)
-            )
-            for device, values in used.items()
-        ),
-        {k: {n: tuple(v) for n, v in c.items()} for k, c in columns.items()},
-        log.skipped,
-    )
-
-
-def _number(value: object) -> float | None:
-    if value is None or isinstance(value, bool):
-        return None
-    try:
-        return float(str(value))
-    except ValueError:
-        return None
-
-
-NVML, SMI = "nvml", "nvidia-smi"
-
-
-def of_trainer(metrics: Mapping[str, object], missing: dict[str, str]) -> dict[str, float]:
-    """The Trainer's memory: each stage, and the sums that were made of them."""
-    try:
-        memory = trainer_memory(metrics)
-    except NotMeasurable as error:
-        missing |= {name: str(error) for name in COLUMNS if name.startswith("memory_hf_")}
-        return {}
-    row: dict[str, float] = {}
-    for column, value in _ASKED.items():
-        try:
-            row[column] = value(memory)
-        except NotMeasurable as error:
-            missing[column] = str(error)
-    return row
-
-
-def _of_stage(name: str, what: str) -> Callable[[TrainerMemory], float]:
-    def value(memory: TrainerMemory) -> float:
-        stage = memory.stage(name)
-        return stage.total_bytes if what == "alloc" else stage.peak_bytes
-
-    return value
-
-
-_ASKED: dict[str, Callable[[TrainerMemory], float]] = {
-    **{
-        f"memory_hf_{name}_bytes": attrgetter(f"{name}_bytes")
-        for name in ("before", "alloc", "peak", "peak_prose", "discrepancy", "seed")
-    },
-    **{
-        f"memory_hf_{name}_{what}_bytes": _of_stage(name, what)
-        for name in STAGES.values()
-        for what in ("alloc", "peak")
-    },
-}
+    return used
 
 
 def of_devices(taken: Mapping[str, tuple[float, float]], source: str) -> dict[str, Any]:
@@ -411,9 +273,9 @@ def of_smi(cell: Path, row: Mapping[str, Any], missing: dict[str, str]) -> dict[
                 " and the peak may be another's"
             )
         devices = {
-            f"{node}{device.device}": (device.first_bytes, device.peak_bytes)
+            f"{node}{device}": readings
             for node, path in logs.items()
-            for device in smi_log(path).devices
+            for device, readings in smi_peaks(path).items()
         }
         if devices:
             return of_devices(devices, SMI)

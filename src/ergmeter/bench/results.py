@@ -41,6 +41,7 @@ from ergmeter.bench.tables import (
     from_csv,
     from_parquet,
     is_ours,
+    number,
     one_table,
     write,
 )
@@ -227,16 +228,6 @@ def _of_tokens(missing: Mapping[str, str]) -> dict[str, str]:
                     why  # computed ones are what there is at the least
                 )
     return reasons
-
-
-def number(value: object) -> float | None:
-    """A number from JSON or text; None where there is none. nan and inf are numbers here."""
-    if value is None or isinstance(value, bool):
-        return None
-    try:
-        return float(str(value))
-    except ValueError:
-        return None
 
 
 # Column, scale to bytes and theirs: of 30 May 2024 and later, of 27 May, of 21 May.

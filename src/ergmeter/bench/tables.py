@@ -11,18 +11,18 @@ import csv
 import io
 import itertools
 import json
-import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ergmeter.atomic_write import replacing
 from ergmeter.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
-    from types import TracebackType
 
 VERSION = 1
 
@@ -144,6 +144,16 @@ _JSON = ("missing", "impossible", "settings", "raw", "training")
 _LONGEST = 1 << 27  # characters of a cell: `raw` has all that a training told
 
 
+def number(value: object) -> float | None:
+    """A number from JSON or text; None where there is none. nan and inf are numbers here."""
+    if value is None or isinstance(value, bool):
+        return None
+    try:
+        return float(str(value))
+    except ValueError:
+        return None
+
+
 def as_table(rows: list[dict[str, Any]]) -> pa.Table:
     """Rows in the one schema. What a row lacks is null, and so is an empty text."""
     filled = [{name: value for name, value in row.items() if value != ""} for row in rows]
@@ -162,43 +172,19 @@ def one_table(batches: Iterable[pa.Table]) -> pa.Table:
     return pa.concat_tables([as_table([]), *batches]).combine_chunks()
 
 
-class TableWriter:
-    """Writes a table as Parquet or as CSV, by the file's ending; the file is there at the end."""
-
-    def __init__(self, path: Path) -> None:
-        check_ending(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._path = path
-        self._beside = path.with_name(f".{path.name}.{os.getpid()}")
-        self._parquet = self._text = None
+@contextmanager
+def table_writer(path: Path) -> Iterator[Callable[[pa.Table], object]]:
+    """Yield what takes a batch of rows of a file, .parquet or .csv; it is there at the end."""
+    check_ending(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as part:
         if path.suffix == ".parquet":
-            self._parquet = pq.ParquetWriter(self._beside, SCHEMA)
+            with pq.ParquetWriter(part, SCHEMA) as parquet:
+                yield parquet.write_table
         else:
-            self._text = self._beside.open("w", encoding="utf-8")
-            self._text.write(csv_text(as_table([])))
-
-    def add(self, batch: pa.Table) -> None:
-        """Add a batch of rows."""
-        if self._parquet is not None:
-            self._parquet.write_table(batch)
-        if self._text is not None:
-            self._text.write(csv_text(batch, header=False))
-
-    def __enter__(self) -> TableWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for file in (self._parquet, self._text):
-            if file is not None:
-                file.close()
-        if kind is None:
-            self._beside.replace(self._path)
-        self._beside.unlink(missing_ok=True)
+            with part.open("w", encoding="utf-8") as file:
+                file.write(csv_text(as_table([])))
+                yield lambda batch: file.write(csv_text(batch, header=False))
 
 
 def check_ending(path: Path) -> None:
@@ -209,8 +195,8 @@ def check_ending(path: Path) -> None:
 
 def write(table: pa.Table, path: Path) -> None:
     """Write a table as Parquet or as CSV, by the file's ending."""
-    with TableWriter(path) as writer:
-        writer.add(table)
+    with table_writer(path) as add:
+        add(table)
 
 
 def csv_text(table: pa.Table, *, header: bool = True) -> str:

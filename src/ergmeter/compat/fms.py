@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import tempfile
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
 
+from ergmeter.atomic_write import replacing
 from ergmeter.bench import tables
 from ergmeter.bench.memory import BYTES_PER_MIB
 from ergmeter.bench.results import TRAINER_NAMES
 from ergmeter.bench.tables import ARGUMENTS, FAILED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     import pyarrow as pa
 
@@ -41,96 +40,75 @@ _WRITTEN_STATUSES = ("ok", *(status for status in FAILED if status != "cancelled
 def collected(batches: Iterable[pa.Table], directory: Path) -> None:
     """All tables of a directory of results, ours and FMS's, in it; those of before are replaced."""
     with ExitStack() as stack:
-        writers: list[tables.TableWriter | FmsWriter] = [
-            stack.enter_context(tables.TableWriter(directory / name)) for name in OURS
-        ]
-        writers.append(stack.enter_context(FmsWriter(directory)))
+        takers = [stack.enter_context(tables.table_writer(directory / name)) for name in OURS]
+        takers.append(stack.enter_context(fms_writer(directory)))
         for batch in batches:
-            for writer in writers:
-                writer.add(batch)
+            for add in takers:
+                add(batch)
 
 
 def write(table: pa.Table, directory: Path) -> tuple[Path, Path]:
     """FMS's two files of a whole table."""
-    with FmsWriter(directory) as writer:
-        writer.add(table)
+    with fms_writer(directory) as add:
+        add(table)
     return directory / BENCHMARKS, directory / RAW
 
 
-class FmsWriter:
-    """FMS's two files. They are there at the end, whole.
+@contextmanager
+def fms_writer(directory: Path) -> Iterator[Callable[[pa.Table], object]]:
+    """Yield what takes a batch of rows of FMS's two files, which are there at the end.
 
     raw_summary.csv has every cell with all of its results.json, and memory both ways;
     benchmarks.csv is without constant settings, error messages and cells that did not end by
     themselves. Names are in alphabetical order.
     """
+    directory.mkdir(parents=True, exist_ok=True)
+    names: set[str] = set()
+    values: dict[str, set[str]] = {}  # of rows that benchmarks.csv has; two are enough to vary
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as rows:
 
-    def __init__(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self._directory = directory
-        self._rows = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  closed at exit
-        self._names: set[str] = set()
-        self._first: dict[str, str] = {}  # of rows that benchmarks.csv has
-        self._varying: set[str] = set()
+        def add(batch: pa.Table) -> None:
+            for row in batch.to_pylist():
+                is_shown = row["status"] in _WRITTEN_STATUSES and not _is_dry(row)
+                fms_row = _fms(row)
+                names.update(fms_row)
+                for name, value in fms_row.items() if is_shown else ():
+                    different = values.setdefault(name, set())
+                    # By pandas' nunique, which does not count what is absent.
+                    if value not in (None, "") and len(different) < 2:
+                        different.add(str(value))
+                rows.write(json.dumps([is_shown, fms_row]) + "\n")
 
-    def add(self, batch: pa.Table) -> None:
-        """Add a batch of rows."""
-        for row in batch.to_pylist():
-            is_shown = row["status"] in _WRITTEN_STATUSES and not _is_dry(row)
-            fms_row = _fms(row)
-            self._names |= fms_row.keys()
-            if is_shown:
-                self._note(fms_row)
-            self._rows.write(json.dumps([is_shown, fms_row]) + "\n")
+        yield add
+        columns = [
+            name
+            for name in sorted(values.keys() - set(_ERRORS))
+            if _is_kept(name) or len(values[name]) > 1
+        ]
+        _write(directory / BENCHMARKS, columns, _benchmark_rows(rows))
+        _write(directory / RAW, sorted(names), (row for _, row in _read(rows)))
 
-    def _note(self, row: dict[str, Any]) -> None:
-        """By pandas' nunique, which does not count what is absent."""
-        for name, value in row.items():
-            first = self._first.setdefault(name, "")
-            if value in (None, ""):
-                continue
-            if first == "":
-                self._first[name] = str(value)
-            elif first != str(value):
-                self._varying.add(name)
 
-    def __enter__(self) -> FmsWriter:
-        return self
+def _read(rows: TextIO) -> Iterator[tuple[bool, dict[str, Any]]]:
+    rows.seek(0)
+    for line in rows:
+        is_shown, row = json.loads(line)
+        yield is_shown, row
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with self._rows:
-            if kind is None:
-                there = sorted(self._first.keys() - set(_ERRORS))
-                columns = [name for name in there if _is_kept(name) or name in self._varying]
-                self._write(BENCHMARKS, columns, is_all=False)
-                self._write(RAW, sorted(self._names), is_all=True)
 
-    def _write(self, name: str, columns: Sequence[str], *, is_all: bool) -> None:
-        beside = self._directory / f".{name}.{os.getpid()}"
-        try:
-            with beside.open("w", encoding="utf-8", newline="") as file:
-                writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
-                writer.writeheader()
-                for is_shown, row in self._fms_rows():
-                    if is_all:
-                        writer.writerow(row)
-                    elif is_shown:
-                        has_failed = row["status"] != "ok"
-                        writer.writerow(_without_figures(row) if has_failed else row)
-            beside.replace(self._directory / name)
-        finally:
-            beside.unlink(missing_ok=True)
+def _benchmark_rows(rows: TextIO) -> Iterator[dict[str, Any]]:
+    """The rows of benchmarks.csv: the metrics of a failed cell are no result."""
+    for is_shown, row in _read(rows):
+        if is_shown:
+            has_failed = row["status"] != "ok"
+            yield {n: v for n, v in row.items() if not has_failed or n not in TRAINER_NAMES}
 
-    def _fms_rows(self) -> Iterator[tuple[bool, dict[str, Any]]]:
-        self._rows.seek(0)
-        for line in self._rows:
-            is_shown, row = json.loads(line)
-            yield is_shown, row
+
+def _write(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+    with replacing(path) as part, part.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def _fms(row: dict[str, Any]) -> dict[str, Any]:
@@ -151,11 +129,6 @@ def _fms(row: dict[str, Any]) -> dict[str, Any]:
         if raw.get(name) in (None, "") and value is not None:
             raw[name] = value
     return raw
-
-
-def _without_figures(row: dict[str, Any]) -> dict[str, Any]:
-    """Remove the metrics of a failed cell: they are no result."""
-    return {name: value for name, value in row.items() if name not in TRAINER_NAMES}
 
 
 def _mib(value: float | None) -> float | None:

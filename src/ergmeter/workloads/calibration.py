@@ -37,12 +37,11 @@ from ergmeter.workloads.calibration_sensors import FULL, QUICK, Sensors, Watch, 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ergmeter.hardware.calibration import Refresh
     from ergmeter.workloads.calibration_sensors import TrialDurations
 
     Stage = tuple[str, Callable[[], None]]
 
-__all__ = ["FULL", "QUICK", "CalibrationProgress", "CalibrationTarget", "run", "targets"]
+__all__ = ["FULL", "QUICK", "CalibrationTarget", "run", "targets"]
 
 BUSY_FRAC = 0.1  # of all cores, from which on a CPU is said to have company
 # What of a device's facts its rates hang on.
@@ -59,15 +58,6 @@ class CalibrationTarget:
     where: torch.device
     device: Device
     others: tuple[int, ...] = ()  # processes
-
-
-@dataclass(frozen=True, slots=True)
-class CalibrationProgress:
-    """Progress of a calibration."""
-
-    done: int
-    of: int
-    what: str
 
 
 def targets(named: str) -> list[CalibrationTarget]:
@@ -167,16 +157,19 @@ def run(
     target: CalibrationTarget,
     *,
     pace: TrialDurations = FULL,
-    tell: Callable[[CalibrationProgress], None],
+    tell: Callable[[float, float, str], None],
 ) -> Calibration:
-    """Measures one device. An interrupt ends it early, with the results so far."""
+    """Measures one device. An interrupt ends it early, with the results so far.
+
+    `tell` gets the number of stages that are done, of how many, and the next one's name.
+    """
     began_s = time.monotonic()
     result = _blank(target, pace)
     with ExitStack() as stack:
         try:
             stages = _stages(target, pace, result, stack)
             for number, (what, stage) in enumerate(stages):
-                tell(CalibrationProgress(number, len(stages), what))
+                tell(number, len(stages), what)
                 try:
                     stage()
                 except NotMeasurable as error:
@@ -227,19 +220,14 @@ def _stages(
     target: CalibrationTarget, pace: TrialDurations, result: Calibration, stack: ExitStack
 ) -> list[Stage]:
     """The stages in order; opens the sensors and memory they need."""
-    where = target.where
+    where, watch = target.where, None
     stages: list[Stage] = []
-    watch = None
     if where.type == "cuda":
         _open_context(where, stack)
         if target.device.probe == "nvml":
             sensors = Sensors(target.device)
             stack.callback(sensors.close)
-            stages.append(("idle power", partial(_idle, result, sensors, pace)))
-            queries = {"power": sensors.power_w, "energy": sensors.energy_j}
-            for name, query in queries.items():
-                ask = partial(refresh, query, for_s=pace.refresh_s)
-                stages.append((f"{name} sensor", partial(_refresh, result, where, name, ask)))
+            stages += _sensor_stages(sensors, where, pace, result)
             watch = stack.enter_context(Watch(sensors))
         else:
             result.absent["sensors"] = (
@@ -247,16 +235,36 @@ def _stages(
                 if target.device.probe == "amd"
                 else "no probe lists this device"
             )
+
+    def matmul(dtype: str) -> None:
+        result.matmul[dtype], result.sweep[dtype] = calibration_rates.achievable(
+            dtype, where, pace, watch=watch
+        )
+
+    def stream(pattern: str) -> None:
+        result.bandwidth[pattern] = memory.bandwidth(pattern, pace, watch=watch)
+
     types = calibration_rates.ON_GPU if where.type == "cuda" else calibration_rates.ON_CPU
-    stages += [
-        (f"matmul {dtype}", partial(_matmul, result, where, dtype, pace, watch)) for dtype in types
-    ]
+    stages += [(f"matmul {dtype}", partial(matmul, dtype)) for dtype in types]
     memory = MemoryStreams(where)
-    stages += [
-        (f"memory {pattern}", partial(_stream, result, memory, pattern, pace, watch))
-        for pattern in PATTERNS
+    return stages + [(f"memory {pattern}", partial(stream, pattern)) for pattern in PATTERNS]
+
+
+def _sensor_stages(
+    sensors: Sensors, where: torch.device, pace: TrialDurations, result: Calibration
+) -> list[Stage]:
+    def idle_power() -> None:
+        result.idle = idle(sensors, settle_s=pace.settle_s, for_s=pace.idle_s)
+
+    def period(name: str, query: Callable[[], float]) -> None:
+        with calibration_rates.load(where):
+            result.refresh[name] = refresh(query, for_s=pace.refresh_s)
+
+    queries = {"power": sensors.power_w, "energy": sensors.energy_j}
+    return [
+        ("idle power", idle_power),
+        *((f"{name} sensor", partial(period, name, query)) for name, query in queries.items()),
     ]
-    return stages
 
 
 def _open_context(where: torch.device, stack: ExitStack) -> None:
@@ -267,32 +275,3 @@ def _open_context(where: torch.device, stack: ExitStack) -> None:
     except RuntimeError as error:
         reason = str(error).strip().partition("\n")[0]
         raise NotMeasurable(f"{where} can't be used now: {reason}") from error
-
-
-def _idle(result: Calibration, sensors: Sensors, pace: TrialDurations) -> None:
-    result.idle = idle(sensors, settle_s=pace.settle_s, for_s=pace.idle_s)
-
-
-def _refresh(
-    result: Calibration, where: torch.device, name: str, ask: Callable[[], Refresh]
-) -> None:
-    with calibration_rates.load(where):
-        result.refresh[name] = ask()
-
-
-def _matmul(
-    result: Calibration, where: torch.device, dtype: str, pace: TrialDurations, watch: Watch | None
-) -> None:
-    result.matmul[dtype], result.sweep[dtype] = calibration_rates.achievable(
-        dtype, where, pace, watch=watch
-    )
-
-
-def _stream(
-    result: Calibration,
-    memory: MemoryStreams,
-    pattern: str,
-    pace: TrialDurations,
-    watch: Watch | None,
-) -> None:
-    result.bandwidth[pattern] = memory.bandwidth(pattern, pace, watch=watch)

@@ -62,17 +62,10 @@ class MemoryStreams:
     ) -> CalibratedRate:
         """Bytes per second of one pattern, held for a window."""
         try:
-            return sustained(
-                self.task(pattern),
-                self._device,
-                warmup_s=pace.stream_warmup_s,
-                window_s=pace.stream_window_s,
-                block_s=pace.block_s,
-                watch=watch,
-            )
+            brief = replace(pace, warmup_s=pace.stream_warmup_s, window_s=pace.stream_window_s)
+            return sustained(self.task(pattern), self._device, brief, watch=watch)
         except RuntimeError as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise NotMeasurable(f"torch refuses: {reason}") from error
+            raise NotMeasurable(f"torch refuses: {_first_line(error)}") from error
 
     def task(self, pattern: str) -> RepeatedWork:
         """One pass through all of the memory."""
@@ -239,16 +232,7 @@ def _achievable(
     sustained_rates = []
     for shape in ranked[: pace.finalists]:
         task = _task(dtype, shape, device)
-        sustained_rates.append(
-            sustained(
-                task,
-                device,
-                warmup_s=pace.warmup_s,
-                window_s=pace.window_s,
-                block_s=pace.block_s,
-                watch=watch,
-            )
-        )
+        sustained_rates.append(sustained(task, device, pace, watch=watch))
         _let_go(device)
     best = max(sustained_rates, key=lambda rate: rate.value)
     briefest = max(swept, key=lambda shape: max(swept[shape]))
@@ -329,8 +313,6 @@ def _free_bytes(device: torch.device) -> int:
     """Free memory, less a tenth for others."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * 0.9)
-    import psutil  # noqa: PLC0415  on a CPU only
-
     return int(psutil.virtual_memory().available * 0.9)
 
 

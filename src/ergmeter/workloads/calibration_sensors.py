@@ -323,17 +323,15 @@ def _blocks_for(
 def sustained(
     task: RepeatedWork,
     device: torch.device,
+    pace: TrialDurations,
     *,
-    warmup_s: float,
-    window_s: float,
-    block_s: float,
     watch: Watch | None,
 ) -> CalibratedRate:
     """The rate over a window after a warm-up, without a burst of its own."""
-    repeats = max(1, round(block_s / one_s(task.work, device)))
-    warm = _blocks_for(warmup_s, task.work, device, repeats=repeats, at_least=1)
+    repeats = max(1, round(pace.block_s / one_s(task.work, device)))
+    warm = _blocks_for(pace.warmup_s, task.work, device, repeats=repeats, at_least=1)
     start_ns = time.monotonic_ns()
-    spans = np.array(_blocks_for(window_s, task.work, device, repeats=repeats, at_least=4))
+    spans = np.array(_blocks_for(pace.window_s, task.work, device, repeats=repeats, at_least=4))
     end_ns = time.monotonic_ns()
     blocks = len(spans)
     rates = task.amount * repeats / spans

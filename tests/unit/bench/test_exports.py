@@ -139,9 +139,9 @@ def test_the_columns_of_fms_are_those_that_vary_over_all_batches(tmp_path: Path)
         row(index=2, raw=json.dumps({"same": 1, "late": 6, "differs": 2})),
         row(index=3, raw=json.dumps({"same": 2, "differs": 1}), status="cancelled"),
     ]
-    with fms.FmsWriter(tmp_path) as writer:
+    with fms.fms_writer(tmp_path) as add:
         for one in made:
-            writer.add(tables.as_table([one]))
+            add(tables.as_table([one]))
     shown = read(tmp_path / "benchmarks.csv")
     assert list(shown[0]) == ["differs", "framework_config", "late", "num_gpus"]
     assert [one["late"] for one in shown] == ["", "5", "6"]

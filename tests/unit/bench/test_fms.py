@@ -243,7 +243,7 @@ def test_files_by_keypairs_go_before_the_list(files: Path) -> None:
 
 def test_a_list_of_frameworks_without_files_is_no_list(files: Path) -> None:
     (files.parent / "CONTENTS.yaml").write_text("framework_configs: [{shortname: a}]\n")
-    with pytest.raises(UsageError, match=r"framework_configs\[0\] needs shortname and filename"):
+    with pytest.raises(UsageError, match=r"line 1: framework_configs\[0\].filename is missing"):
         plan(files, command="sft_trainer")
 
 

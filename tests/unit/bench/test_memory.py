@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import csv
 import gzip
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergmeter.bench.memory import BYTES_PER_MIB, smi_log, trainer_memory
+from ergmeter.bench.memory import BYTES_PER_MIB, of_trainer, smi_peaks
+from ergmeter.bench.tables import MEMORY
 from ergmeter.errors import FormatError, NotMeasurable
 
 # The example that the FMS guide prints.
@@ -23,46 +25,65 @@ GUIDE = {
 }
 
 
+def columns(said: Mapping[str, object]) -> dict[str, float]:
+    return {name[10:-6]: value for name, value in of_trainer(said, {}).items()}
+
+
 def test_the_guides_example_comes_to_the_programs_two_figures() -> None:
-    found = trainer_memory(GUIDE)
-    assert found.alloc_bytes == 4_873_693_696
-    assert found.peak_bytes == 15_890_329_088
+    found = columns(GUIDE)
+    assert found["alloc"] == 4_873_693_696
+    assert found["peak"] == 15_890_329_088
 
 
 def test_in_the_guides_example_its_prose_and_its_program_agree_by_chance() -> None:
-    found = trainer_memory(GUIDE)
-    assert found.peak_prose_bytes == 4747206656 + 0 + 0 + 126487040 + 11016635392
-    assert found.discrepancy_bytes == 0
+    found = columns(GUIDE)
+    assert found["peak_prose"] == 4747206656 + 0 + 0 + 126487040 + 11016635392
+    assert found["discrepancy"] == 0
 
 
 def test_a_peak_during_init_tells_the_prose_from_the_program() -> None:
-    found = trainer_memory({**GUIDE, "init_mem_gpu_peaked_delta": 3_000_000_000})
-    assert found.peak_bytes == 15_890_329_088
-    assert found.peak_prose_bytes == 18_890_329_088
-    assert found.discrepancy_bytes == 3_000_000_000
+    found = columns({**GUIDE, "init_mem_gpu_peaked_delta": 3_000_000_000})
+    assert found["peak"] == 15_890_329_088
+    assert found["peak_prose"] == found["seed"] == 18_890_329_088
+    assert found["discrepancy"] == 3_000_000_000
 
 
 def test_a_model_that_peaks_most_in_init_has_its_peak_there() -> None:
-    found = trainer_memory({**GUIDE, "init_mem_gpu_peaked_delta": 20_000_000_000})
-    assert found.peak_bytes == 4747206656 + 20_000_000_000
-    assert found.alloc_bytes == 4_873_693_696
+    found = columns({**GUIDE, "init_mem_gpu_peaked_delta": 20_000_000_000})
+    assert found["peak"] == 4747206656 + 20_000_000_000
+    assert found["alloc"] == 4_873_693_696
 
 
-def test_evaluation_counts_just_where_all_stages_are_asked_for() -> None:
+def test_evaluation_is_a_stage_of_its_own_and_in_no_sum() -> None:
     said = {"eval_mem_gpu_alloc_delta": 5, "eval_mem_gpu_peaked_delta": 12_000_000_000}
-    found = trainer_memory({**GUIDE, **said})
-    assert found.peak_bytes == 15_890_329_088
-    assert found.peak_all_stages_bytes == 4_873_693_696 + 5 + 12_000_000_000
-    assert [stage.name for stage in found.stages] == ["init", "train", "evaluate"]
+    found = columns({**GUIDE, **said})
+    assert found["peak"] == 15_890_329_088
+    assert found["evaluate_peak"] == 4_873_693_696 + 5 + 12_000_000_000
+    assert "predict_peak" not in found
 
 
 @pytest.mark.parametrize(
     ("said", "why"),
-    [({}, "skip_memory_metrics"), ({"before_init_mem_cpu": 5}, "saw no GPU")],
+    [
+        ({}, "skip_memory_metrics"),
+        ({"before_init_mem_cpu": 5}, "saw no GPU"),
+        ({"before_init_mem_gpu": 5}, "no memory of its init or train stage"),
+    ],
 )
 def test_what_was_not_logged_is_absent_with_its_reason(said: dict[str, int], why: str) -> None:
-    with pytest.raises(NotMeasurable, match=why):
-        trainer_memory(said)
+    missing: dict[str, str] = {}
+    assert of_trainer(said, missing) == {}
+    assert why in missing["memory_hf_peak_bytes"]
+    assert {name for name in MEMORY if name.startswith("memory_hf_")} == missing.keys()
+
+
+def test_a_device_without_peaks_has_what_was_allocated() -> None:
+    missing: dict[str, str] = {}
+    said = {name: value for name, value in GUIDE.items() if "peaked" not in name}
+    found = of_trainer(said, missing)
+    assert found["memory_hf_alloc_bytes"] == 4_873_693_696
+    assert "no peak of the stage init" in missing["memory_hf_peak_bytes"]
+    assert not found.keys() & missing.keys()
 
 
 @given(
@@ -74,8 +95,8 @@ def test_the_prose_never_says_less_than_the_program(
 ) -> None:
     names = [f"{s}_mem_gpu_{k}_delta" for s in ("init", "train") for k in ("alloc", "peaked")]
     said = dict(zip(names, deltas, strict=True))
-    found = trainer_memory({"before_init_mem_gpu": before, **said})
-    assert found.alloc_bytes <= found.peak_bytes <= found.peak_prose_bytes
+    found = columns({"before_init_mem_gpu": before, **said})
+    assert found["alloc"] <= found["peak"] <= found["peak_prose"]
 
 
 def log(tmp_path: Path, text: str) -> Path:
@@ -95,33 +116,29 @@ def test_a_log_of_two_devices_gives_each_ones_peak_above_its_first_reading(tmp_p
         "2024/05/21 08:35:30.501, NVIDIA A100-SXM4-80GB, 0, 504 MiB\n"
         "2024/05/21 08:35:30.502, NVIDIA A100-SXM4-80GB, 1, 6",
     )
-    found = smi_log(path)
-    assert [one.taken_bytes / BYTES_PER_MIB for one in found.devices] == [1000, 500]
-    assert found.mean_bytes / BYTES_PER_MIB == 750
-    assert found.largest_bytes / BYTES_PER_MIB == 1000
+    assert {
+        device: (first / BYTES_PER_MIB, highest / BYTES_PER_MIB)
+        for device, (first, highest) in smi_peaks(path).items()
+    } == {"0": (4, 1004), "1": (104, 604)}
 
 
-def test_any_keywords_in_any_order_are_read_and_kept(tmp_path: Path) -> None:
+def test_any_keywords_in_any_order_are_read(tmp_path: Path) -> None:
     path = log(
         tmp_path,
         "memory.used [MiB], uuid, power.draw [W], utilization.gpu [%]\n"
         "10, GPU-a, 70.5, 3\n[N/A], GPU-a, 71, 4\n30, GPU-a, 300, 99\n30, GPU-a\n",
     )
-    found = smi_log(path)
-    assert found.devices[0].taken_bytes == 20 * BYTES_PER_MIB
-    assert found.devices[0].readings == 2
-    assert found.columns["GPU-a"]["power.draw"] == ("70.5", "71", "300")
-    assert found.skipped == 1
+    assert smi_peaks(path) == {"GPU-a": (10 * BYTES_PER_MIB, 30 * BYTES_PER_MIB)}
 
 
 def test_a_log_without_memory_says_what_to_log(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"memory\.used"):
-        smi_log(log(tmp_path, "timestamp, name\n1, A100\n"))
+        smi_peaks(log(tmp_path, "timestamp, name\n1, A100\n"))
 
 
 def test_a_log_of_a_header_alone_is_no_measurement(tmp_path: Path) -> None:
     with pytest.raises(NotMeasurable):
-        smi_log(log(tmp_path, "index, memory.used [MiB]\n"))
+        smi_peaks(log(tmp_path, "index, memory.used [MiB]\n"))
 
 
 def recorded(name: str) -> list[dict[str, str]]:
@@ -150,8 +167,7 @@ def test_a_second_header_without_memory_takes_nothing_from_the_readings_before(
     tmp_path: Path,
 ) -> None:
     text = "index, memory.used [MiB]\n0, 10 MiB\n0, 30 MiB\nindex, power.draw [W]\n0, 70 W\n"
-    (device,) = smi_log(log(tmp_path, text)).devices
-    assert (device.readings, device.taken_bytes) == (2, 20 * BYTES_PER_MIB)
+    assert smi_peaks(log(tmp_path, text)) == {"0": (10 * BYTES_PER_MIB, 30 * BYTES_PER_MIB)}
 
 
 @pytest.mark.parametrize(
@@ -163,5 +179,5 @@ def test_a_second_header_without_memory_takes_nothing_from_the_readings_before(
     ],
 )
 def test_titles_that_nobody_knows_are_passed_over(tmp_path: Path, header: str) -> None:
-    (device,) = smi_log(log(tmp_path, f'{header}\n0, 1, 10 MiB\n"0","1","30 MiB"\n')).devices
-    assert (device.readings, device.taken_bytes) == (2, 20 * BYTES_PER_MIB)
+    path = log(tmp_path, f'{header}\n0, 1, 10 MiB\n"0","1","30 MiB"\n')
+    assert smi_peaks(path) == {"0": (10 * BYTES_PER_MIB, 30 * BYTES_PER_MIB)}

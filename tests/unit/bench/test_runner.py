@@ -24,7 +24,6 @@ from ergmeter.bench.execute import driver, launching, results_directory, state
 from ergmeter.bench.execute.launching import LaunchOptions
 from ergmeter.bench.execute.outcome import CellOutcome
 from ergmeter.bench.execute.process import kernel_kills
-from ergmeter.bench.execute.state import OpenDirectory
 from ergmeter.bench.launchers.local import LocalLauncher
 from ergmeter.bench.plan.cells import BenchPlan, Cell, Expectation
 from ergmeter.cli.measure.bench import command
@@ -76,10 +75,9 @@ def driven(out: Path, plan: BenchPlan, *, resume: bool = False, jobs: int = 3) -
     """Run what is left of a plan; which cells that was."""
     progress = opened(out, plan, resume=resume)
     cells = driver.remaining(out, progress, seed=0)
-    with OpenDirectory(out) as at:
-        assert driver.drive(
-            at, progress, cells, LocalLauncher(LaunchOptions(jobs=jobs)), lambda _: None
-        )
+    assert driver.drive(
+        out, progress, cells, LocalLauncher(LaunchOptions(jobs=jobs)), lambda _: None
+    )
     return [one.index for one, _ in cells]
 
 
@@ -220,8 +218,7 @@ def test_failed_cells_run_again_if_asked_and_what_they_left_is_kept(tmp_path: Pa
     driver.reopened(out, progress, ("error", "timeout"))
     cells = driver.remaining(out, progress, seed=0)
     assert [one.index for one, _ in cells] == [0]
-    with OpenDirectory(out) as at:
-        assert driver.drive(at, progress, cells, LocalLauncher(LaunchOptions()), lambda _: None)
+    assert driver.drive(out, progress, cells, LocalLauncher(LaunchOptions()), lambda _: None)
     said = read(out, 0, "status.json")
     assert [one["status"] for one in said["attempts"]] == ["error", "ok"]
     assert (out / "exp_0" / "attempt_1" / "results.json").exists()
@@ -423,38 +420,6 @@ def test_a_directory_is_not_moved_from_under_its_driver(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     results_directory.opened(out, plan, results_directory.Opening(move_aside=True))
     assert len(list(tmp_path.iterdir())) == 2
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.mark.parametrize("how", [None, signal.SIGTERM])
-def test_a_cell_that_is_moved_while_it_runs_has_its_status_where_it_is(
-    tmp_path: Path, how: signal.Signals | None
-) -> None:
-    """Another bench has taken its old path by then."""
-    out, aside = tmp_path / "out", tmp_path / "aside"
-    plan = BenchPlan("s", (cell(0, PROGRAMS["hang"]),))
-    opened(out, plan)
-    first = runner(out / "exp_0")
-    eventually(lambda: state.read(out / "exp_0").child is not None)
-    child = state.read(out / "exp_0").child
-    out.rename(aside)
-    opened(out, plan)
-    before = contents(out)
-    if how is not None:
-        first.send_signal(how)
-    assert first.wait(WAIT_S) == 0
-    assert contents(out) == before
-    said = read(aside, 0, "status.json")
-    assert [one["status"] for one in said["attempts"]] == ["cancelled"]
-    asked = f"a move of its directory to {aside / 'exp_0'}: its command knows the old path"
-    # Told to end before it has looked, it says what it was told.
-    assert said["reason"] in {f"it was ended by {one}" for one in (asked, how and how.name)}
-    assert read(aside, 0, "results.json")["status"] == "cancelled"
-    assert child is not None
-    assert not _is_alive(child.pid)
 
 
 def test_a_cell_whose_directory_is_deleted_ends_and_leaves_nothing(tmp_path: Path) -> None:

@@ -131,11 +131,7 @@ def test_a_report_shows_the_first_configurations(erg: Erg, benches: dict[int, Pa
     assert [line.partition(",")[0] for line in listed] == ["index", *map(str, range(1000))]
 
 
-@pytest.mark.parametrize("piece", [1, 7, 1 << 18])
-def test_a_plan_is_read_a_cell_at_a_time_whatever_its_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
-) -> None:
-    monkeypatch.setattr(planfile, "_PIECE", piece)
+def test_a_plan_is_read_a_cell_at_a_time(tmp_path: Path) -> None:
     plan = BenchPlan("s.yaml", tuple(cells(5)), settings={"axes": {"x": [1, -2.5e3]}, "only": []})
     path = tmp_path / "plan.json"
     for indent in (None, 1):

@@ -23,7 +23,7 @@ from ergmeter.probes import amd
 from ergmeter.records import Device
 from ergmeter.sampler import open_probes
 from ergmeter.workloads import calibration, calibration_rates
-from ergmeter.workloads.calibration import CalibrationProgress, CalibrationTarget
+from ergmeter.workloads.calibration import CalibrationTarget
 from ergmeter.workloads.calibration_sensors import (
     RepeatedWork,
     Sensors,
@@ -46,8 +46,8 @@ NODE = CalibrationTarget(CPU, Device("node:here", "node", "here", "node"))
 
 
 def held(work: Callable[[], object], **times: float) -> CalibratedRate:
-    times = {"warmup_s": 0.05, "window_s": 0.3, "block_s": 0.03, **times}
-    return sustained(RepeatedWork(work, 10.0, "B/s", "a nap"), CPU, watch=None, **times)
+    pace = TrialDurations(**{"warmup_s": 0.05, "window_s": 0.3, "block_s": 0.03, **times})
+    return sustained(RepeatedWork(work, 10.0, "B/s", "a nap"), CPU, pace, watch=None)
 
 
 # -- rates -----------------------------------------------------------------------------------------
@@ -216,10 +216,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_all_is_measured_in_order_and_told() -> None:
-    ticks: list[CalibrationProgress] = []
-    found = calibration.run(NODE, pace=BRIEF, tell=ticks.append)
-    assert [tick.what for tick in ticks][-3:] == ["memory copy", "memory read", "memory triad"]
-    assert [tick.done for tick in ticks] == list(range(ticks[0].of))
+    ticks: list[tuple[float, float, str]] = []
+    found = calibration.run(NODE, pace=BRIEF, tell=lambda *tick: ticks.append(tick))
+    assert [what for _, _, what in ticks][-3:] == ["memory copy", "memory read", "memory triad"]
+    assert [(done, total) for done, total, _ in ticks] == [(i, len(ticks)) for i in range(5)]
     assert set(found.matmul) == {"fp32"}
     assert set(found.bandwidth) == {"copy", "read", "triad"}
     assert found.conditions["threads"] == 1
@@ -230,8 +230,8 @@ def test_all_is_measured_in_order_and_told() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_an_interrupt_keeps_what_was_measured() -> None:
-    def tell(tick: CalibrationProgress) -> None:
-        if tick.what == "memory read":
+    def tell(_done: float, _total: float, what: str) -> None:
+        if what == "memory read":
             raise KeyboardInterrupt
 
     found = calibration.run(NODE, pace=BRIEF, tell=tell)
@@ -248,12 +248,12 @@ def test_what_can_not_be_measured_is_absent_with_its_reason_and_the_rest_is_ther
         raise NotMeasurable("no memory to spare")
 
     monkeypatch.setattr(calibration_rates.MemoryStreams, "bandwidth", refuse)
-    found = calibration.run(NODE, pace=BRIEF, tell=lambda _: None)
+    found = calibration.run(NODE, pace=BRIEF, tell=lambda *_: None)
     assert found.absent["memory copy"] == "no memory to spare"
     assert found.matmul
     monkeypatch.setattr(calibration_rates, "achievable", refuse)
     with pytest.raises(NotMeasurable, match="matmul fp32: no memory to spare"):
-        calibration.run(NODE, pace=BRIEF, tell=lambda _: None)
+        calibration.run(NODE, pace=BRIEF, tell=lambda *_: None)
 
 
 def test_a_device_that_is_not_there_is_answered_with_those_that_are() -> None:

@@ -21,9 +21,9 @@ import psutil
 from ergmeter.bench.execute import state
 from ergmeter.bench.execute.launching import Launcher, PendingCells
 from ergmeter.bench.execute.outcome import CellOutcome, Status
-from ergmeter.bench.execute.state import OpenDirectory
 from ergmeter.bench.plan.cells import BenchPlan, Cell
 from ergmeter.bench.tables import FAILED
+from ergmeter.errors import ErgmeterError
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -141,28 +141,31 @@ def remaining(out: Path, progress: BenchProgress, *, seed: int) -> list[tuple[Ce
 
 
 def drive(
-    open_dir: OpenDirectory,
+    out: Path,
     progress: BenchProgress,
     cells: Sequence[tuple[Cell, Path]],
     launcher: Launcher,
     tell: Callable[[BenchProgress], None],
 ) -> bool:
-    """Have the cells run and watch them. Whether all was done; False if it was interrupted, or the
-    directory of results moved: cells that wait know it by its old path."""
+    """Have the cells run and watch them. Whether all was done; False if it was interrupted.
+
+    ErgmeterError if the directory is moved or deleted meanwhile: the cells have its old path.
+    """
     earlier = {cell.index for cell in progress.running}
     watched = {cell.index: cell for cell in (*progress.running, *(cell for cell, _ in cells))}
     at = PendingCells(set(watched) - earlier, set())
     with _interruptible() as interrupted:
-        running = [(cell, state.directory_of(open_dir.path, cell)) for cell in progress.running]
+        running = [(cell, state.directory_of(out, cell)) for cell in progress.running]
         launcher.take_over(running)
         launcher.submit(cells)
-        while watched and not interrupted and not open_dir.has_moved:
+        while watched and not interrupted:
+            _check_directory(out, launcher)
             if not launcher.waits or not earlier & set(watched):
                 at = launcher.poll()
             progress.rests_s = at.rests_s
             begun = [cell for index, cell in watched.items() if index not in at.waiting]
             for cell in begun:
-                if _looked_at(open_dir, progress, cell, is_held=cell.index in at.running):
+                if _looked_at(out, progress, cell, is_held=cell.index in at.running):
                     del watched[cell.index]
             tell(progress)
             if watched:
@@ -171,22 +174,26 @@ def drive(
             return True
         launcher.cancel()
         for index, cell in watched.items():
-            directory = state.directory_of(open_dir.path, cell)
+            directory = state.directory_of(out, cell)
             # One that waited a moment ago may have begun since; one that never did is pending.
             if index not in at.waiting or state.read(directory).status != "pending":
                 _end_here(directory)
-                _looked_at(open_dir, progress, cell, is_held=False)
+                _looked_at(out, progress, cell, is_held=False)
                 if interrupted:
                     progress.states[index] = _named_by(interrupted[0], directory)
         tell(progress)
     return False
 
 
-def _looked_at(
-    open_dir: OpenDirectory, progress: BenchProgress, cell: Cell, *, is_held: bool
-) -> bool:
+def _check_directory(out: Path, launcher: Launcher) -> None:
+    if not (out / state.PLAN).exists():
+        launcher.cancel()
+        raise ErgmeterError(f"{out} was moved or deleted; its cells were ended")
+
+
+def _looked_at(out: Path, progress: BenchProgress, cell: Cell, *, is_held: bool) -> bool:
     """Read a cell's state again. True if it has ended and no process holds it."""
-    directory = state.directory_of(open_dir.path, cell)
+    directory = state.directory_of(out, cell)
     cell_state = state.read(directory)
     has_ended = not is_held and not state.is_worked_on(directory, cell_state)
     if has_ended:

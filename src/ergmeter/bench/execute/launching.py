@@ -21,7 +21,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import psutil
 import pynvml
@@ -31,8 +31,9 @@ from ergmeter.errors import UsageError
 from ergmeter.runlog.identity import redacted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
+_Item = TypeVar("_Item")
 HIDDEN = "(hidden)"
 HIDDEN_PREFIX = "ERGMETER_HIDDEN_"
 # TOKENIZERS_PARALLELISM is none, nor is GIT_AUTHOR_NAME.
@@ -234,10 +235,6 @@ class NodeOfCell:
     port: int = 0
     token: str = "cell"  # of this launch: no other has it
 
-    def at(self, address: str, port: int) -> NodeOfCell:
-        """The same, knowing where."""
-        return replace(self, address=address, port=port)
-
     @property
     def suffix(self) -> str:
         """What the names of this node's files have; nothing where it is the only one."""
@@ -413,6 +410,20 @@ def cool_down_s(asked_s: float | None) -> float:
     return COOL_DOWN_S if gpus_here() else 0.0
 
 
+def nvml_list(query: Callable[[], list[_Item]]) -> list[_Item]:
+    """What NVML answers; nothing where it can't be asked."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        return query()
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def gpus_here() -> list[str]:
     """The GPUs that a process of ours may use, as CUDA_VISIBLE_DEVICES names them; none on a CPU.
 
@@ -422,16 +433,7 @@ def gpus_here() -> list[str]:
     if listed is not None:
         gpus = [gpu.strip() for gpu in listed.split(",") if gpu.strip()]
         return [] if gpus == ["-1"] else gpus
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        return [str(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError:
-        return []
-    finally:
-        pynvml.nvmlShutdown()
+    return nvml_list(lambda: [str(index) for index in range(pynvml.nvmlDeviceGetCount())])
 
 
 def strangers(gpus: Sequence[str], *, own: Collection[int] = ()) -> list[str]:
@@ -443,21 +445,14 @@ def strangers(gpus: Sequence[str], *, own: Collection[int] = ()) -> list[str]:
         except psutil.Error:
             return "of another container or user"
 
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        return [
+    return nvml_list(
+        lambda: [
             f"process {process.pid} ({name(process.pid)}) on GPU {gpu}"
             for gpu in gpus
             for process in pynvml.nvmlDeviceGetComputeRunningProcesses(_handle(gpu))
             if process.pid not in own
         ]
-    except pynvml.NVMLError:
-        return []  # it can't be asked on this machine; then nothing is claimed of it
-    finally:
-        pynvml.nvmlShutdown()
+    )
 
 
 def _handle(gpu: str) -> object:

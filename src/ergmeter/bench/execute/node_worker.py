@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ from ergmeter.bench.execute.process import (
     kernel_kills,
     kills_since,
 )
-from ergmeter.bench.execute.state import CELL, Gone, OpenDirectory, Process, write_json
+from ergmeter.bench.execute.state import CELL, Process, write_json
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import ErgmeterError
 
@@ -121,8 +121,8 @@ class _Other:
 class Rendezvous:
     """The first node's side: it calls the others, has them begin, hears of their end, ends them."""
 
-    def __init__(self, open_dir: OpenDirectory, *, token: str, nodes: int) -> None:
-        self._open_dir, self._token, self._nodes = open_dir, token, nodes
+    def __init__(self, directory: Path, *, token: str, nodes: int) -> None:
+        self._directory, self._token, self._nodes = directory, token, nodes
         self._secret = secrets.token_hex(16)
         self._others: dict[int, _Other] = {}
         self._addresses = _own_addresses()
@@ -130,7 +130,7 @@ class Rendezvous:
         self._listening.settimeout(_LOOK_S)
         facts = {"token": token, "secret": self._secret, "addresses": self._addresses,
                 "port": self._listening.getsockname()[1]}  # fmt: skip
-        write_json(open_dir.path / MEETING, facts)
+        write_json(directory / MEETING, facts)
 
     @property
     def hosts(self) -> list[str]:
@@ -195,8 +195,8 @@ class Rendezvous:
 
     def close(self) -> None:
         """End what still runs elsewhere, and wait for it: nothing of a cell outlives its status."""
-        with suppress(Gone):
-            call_off(self._open_dir.path, token=self._token)
+        with suppress(FileNotFoundError):
+            call_off(self._directory, token=self._token)
         for other in self._others.values():
             other.wire.done()
         until_s = time.monotonic() + _END_S
@@ -259,7 +259,8 @@ def _begun(wire: Wire, waiting: NodeOfCell) -> tuple[Wire, NodeOfCell] | None:
     while not wire.is_closed:
         message = wire.heard(_ANSWER_S)
         if message is not None:
-            return wire, waiting.at(str(message["address"]), int(message["port"]))
+            address, port = str(message["address"]), int(message["port"])
+            return wire, replace(waiting, address=address, port=port)
     return None
 
 
@@ -289,63 +290,50 @@ def _called(address: str, facts: Mapping[str, Any]) -> Wire | None:
     return None
 
 
-class Member:
-    """One node's part in one attempt. Owns the processes that it starts here."""
-
-    def __init__(self, directory: Path, *, token: str, number: int) -> None:
-        self._directory = directory.resolve()
-        self._cell = Cell.from_json(json.loads((directory / CELL).read_text(encoding="utf-8")))
-        self._token, self._number = token, number
-        self._started = self._directory / f"started.node{number}.json"
-
-    def run(self) -> None:
-        """Wait for the first node, run this node's ranks, and report how they ended."""
-        end_leftovers(self._directory)
-        try:
-            met = join_first_node(
-                self._directory, token=self._token, number=self._number, nodes=self._cell.nodes
-            )
-        except Cancelled as asked:
-            sys.stderr.write(f"{self._directory}: node {self._number} was ended by {asked}\n")
-            return
-        if met is not None:
-            self._take_part(*met)
-
-    def _take_part(self, wire: Wire, node: launching.NodeOfCell) -> None:
-        kills = kernel_kills()
-        try:
-            exit_code = self._execute(wire, node)
-        except Cancelled as asked:
-            wire.send({"cancelled": str(asked)})
-        except (OSError, ErgmeterError) as error:
-            wire.send({"error": str(error)})
-        else:
-            wire.send({"exit_code": exit_code, "kills": kills_since(kills)})
-        _until_heard(wire)
-        wire.close()
-
-    def _execute(self, wire: Wire, node: launching.NodeOfCell) -> int:
-        has_gpus = bool(launching.gpus_here())
-        how = launching.start(self._cell, self._directory, has_gpus=has_gpus, node=node)
-        with begun(how, self._directory, suffix=node.suffix) as child:
-            write_json(self._started, asdict(Process.of(child.pid)))
-            while True:
-                try:
-                    exit_code = child.wait(_LOOK_S)
-                except subprocess.TimeoutExpired:
-                    wire.heard(0.0)
-                    if not wire.is_closed:
-                        continue
-                    return -1  # whatever: the first node has decided
-                if exit_code:
-                    time.sleep(SETTLE_S)
-                return exit_code
-
-
-def _until_heard(wire: Wire) -> None:
-    """The first node closes when it has all it wants; one that is gone has closed already."""
+def take_part(directory: Path, *, token: str, number: int) -> None:
+    """Wait for the first node, run this node's ranks, and report how they ended."""
+    directory = directory.resolve()
+    cell = Cell.from_json(json.loads((directory / CELL).read_text(encoding="utf-8")))
+    end_leftovers(directory)
+    try:
+        met = join_first_node(directory, token=token, number=number, nodes=cell.nodes)
+    except Cancelled as asked:
+        sys.stderr.write(f"{directory}: node {number} was ended by {asked}\n")
+        return
+    if met is None:
+        return
+    wire, node = met
+    kills = kernel_kills()
+    try:
+        exit_code = _execute(cell, directory, wire, node)
+    except Cancelled as asked:
+        wire.send({"cancelled": str(asked)})
+    except (OSError, ErgmeterError) as error:
+        wire.send({"error": str(error)})
+    else:
+        wire.send({"exit_code": exit_code, "kills": kills_since(kills)})
+    # The first node closes when it has all it wants; one that is gone has closed already.
     while not wire.is_closed:
         wire.heard(1.0)
+    wire.close()
+
+
+def _execute(cell: Cell, directory: Path, wire: Wire, node: NodeOfCell) -> int:
+    """Run this node's ranks. The exit code; -1 where the first node ended them."""
+    how = launching.start(cell, directory, has_gpus=bool(launching.gpus_here()), node=node)
+    with begun(how, directory, suffix=node.suffix) as child:
+        write_json(directory / f"started.node{node.number}.json", asdict(Process.of(child.pid)))
+        while True:
+            try:
+                exit_code = child.wait(_LOOK_S)
+            except subprocess.TimeoutExpired:
+                wire.heard(0.0)
+                if not wire.is_closed:
+                    continue
+                return -1
+            if exit_code:
+                time.sleep(SETTLE_S)
+            return exit_code
 
 
 def main(arguments: list[str]) -> int:
@@ -357,7 +345,7 @@ def main(arguments: list[str]) -> int:
     options = asked.parse_args(arguments)
     cancel_on_signals()
     adopt_orphans()
-    Member(options.directory, token=options.meeting, number=options.node).run()
+    take_part(options.directory, token=options.meeting, number=options.node)
     return 0
 
 

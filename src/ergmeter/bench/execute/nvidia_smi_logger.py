@@ -24,7 +24,8 @@ from pathlib import Path
 
 import pynvml
 
-from ergmeter.bench.execute.state import OpenDirectory, write_json
+from ergmeter.bench.execute.launching import nvml_list
+from ergmeter.bench.execute.state import write_json
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.probes import cuda_visible_devices
 
@@ -141,17 +142,12 @@ def devices(environment: Mapping[str, str], gpus: Sequence[tuple[str, str]]) -> 
 
 def _all_gpus() -> list[tuple[str, str]]:
     """UUID and name of every GPU here; empty without NVML."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
+
+    def all_gpus() -> list[tuple[str, str]]:
         handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
         return [(pynvml.nvmlDeviceGetUUID(h), pynvml.nvmlDeviceGetName(h)) for h in handles]
-    except pynvml.NVMLError:
-        return []
-    finally:
-        pynvml.nvmlShutdown()
+
+    return nvml_list(all_gpus)
 
 
 @contextmanager
@@ -165,13 +161,12 @@ def logged(cell: Path, *, environment: Mapping[str, str], suffix: str = "") -> I
     if query is None:
         yield
         return
-    with OpenDirectory(cell) as open_dir:
-        log = _Log(open_dir, suffix)
-        try:
-            log.begin(query, environment)
-            yield
-        finally:
-            log.end()
+    log = _Log(cell, suffix)
+    try:
+        log.begin(query, environment)
+        yield
+    finally:
+        log.end()
 
 
 def _named(name: str, suffix: str) -> str:
@@ -186,10 +181,10 @@ def _nodes(name: str) -> str:
 class _Log:
     """Owns the process."""
 
-    def __init__(self, open_dir: OpenDirectory, suffix: str) -> None:
-        self._open_dir, self._suffix = open_dir, suffix
-        self._name = open_dir.path.name + suffix
-        self._log = open_dir.path / _named(LOG, suffix)
+    def __init__(self, cell: Path, suffix: str) -> None:
+        self._cell, self._suffix = cell, suffix
+        self._name = cell.name + suffix
+        self._log = cell / _named(LOG, suffix)
         self._process: subprocess.Popen[bytes] | None = None
         self._command: list[str] = []
         self._problem = ""
@@ -212,7 +207,7 @@ class _Log:
                 self._process = subprocess.Popen(
                     self._command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out,
                     stderr=subprocess.STDOUT, start_new_session=True,
-                    preexec_fn=_ends_with(os.getpid()),
+                    preexec_fn=ends_with_parent(),
                 )  # fmt: skip
             except OSError as error:
                 self._say(f"{PROGRAM} could not be started: {error}")
@@ -264,14 +259,18 @@ class _Log:
     def _keep(self) -> None:
         with suppress(OSError):
             note = {"command": shlex.join(self._command), "problem": self._problem}
-            write_json(self._open_dir.path / _named(NOTE, self._suffix), note)
+            write_json(self._cell / _named(NOTE, self._suffix), note)
 
 
-def _ends_with(parent: int) -> Callable[[], None] | None:
-    """What a child does before it begins: ask the kernel for a SIGTERM when its parent is gone."""
+def ends_with_parent() -> Callable[[], None] | None:
+    """What a child does before it begins: ask the kernel for a SIGTERM when this process is gone.
+
+    None where the kernel can't be asked.
+    """
     if not sys.platform.startswith("linux"):
         return None
-    prctl = ctypes.CDLL(None).prctl  # looked up here: between fork and exec nothing may be loaded
+    # Looked up here: between fork and exec nothing may be loaded.
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
     def ask_kernel() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

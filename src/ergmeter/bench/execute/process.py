@@ -35,7 +35,6 @@ SETTLE_S = 0.5
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 # Set where whoever runs runners kills them with itself, as Ray does: the cell is then nobody's.
 ENDS_WITH_RUNNER = "ERGMETER_CELL_ENDS_WITH_RUNNER"
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37  # linux/prctl.h
 
 
@@ -105,16 +104,8 @@ def begun(
 
 def _bound_to_runner() -> Callable[[], None] | None:
     """Have the kernel end the cell when its runner is gone, if that was requested."""
-    if not os.environ.get(ENDS_WITH_RUNNER) or not sys.platform.startswith("linux"):
-        return None
-    prctl, runner = ctypes.CDLL(None).prctl, os.getpid()
-
-    def ask_kernel() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != runner:  # it went between the fork and the call
-            os._exit(1)
-
-    return ask_kernel
+    wanted = os.environ.get(ENDS_WITH_RUNNER)
+    return nvidia_smi_logger.ends_with_parent() if wanted else None
 
 
 def end_leftover(left: Process | None) -> None:

@@ -4,7 +4,7 @@
 
 This process belongs to one cell and outlives the driver: if that is killed, the cell still ends
 normally. If this process is killed too, the next attempt ends what still runs and moves its output
-aside (attempt_1, ...). A cell whose directory is moved while it runs is ended.
+aside (attempt_1, ...). A cell whose directory is moved or deleted while it runs is ended.
 
 For a cell on several nodes this process runs on the first node and alone writes the status; the
 others run `ergmeter.bench.execute.node_worker`. `--meeting` is the token of their launch.
@@ -55,8 +55,6 @@ from ergmeter.bench.execute.state import (
     CELL,
     RESULTS,
     CellState,
-    Gone,
-    OpenDirectory,
     Process,
     json_number,
     write_json,
@@ -149,7 +147,7 @@ def _last_losses(run: Run) -> list[float]:
 
 _OUTPUTS = (STDOUT, STDERR, "run", "hf", RESULTS, nvidia_smi_logger.LOG, nvidia_smi_logger.NOTE)
 _OF_NODES = ("stdout.node*", "stderr.node*", "gpu_memory_logs.node*")
-_LOOK_S = 0.5  # how soon another node's end is seen, or that the directory was moved
+_LOOK_S = 0.5  # how soon another node's end is seen
 # Once a node has failed, the others have so long to say what they know of it.
 _FOLLOW_S = 10.0
 
@@ -157,19 +155,14 @@ _FOLLOW_S = 10.0
 class Runner:
     """One attempt at one cell. Owns the cell's process and its status.json."""
 
-    def __init__(self, open_dir: OpenDirectory, *, token: str = "") -> None:
-        self._open_dir = open_dir
+    def __init__(self, directory: Path, *, token: str = "") -> None:
+        self._directory = directory
         document = json.loads((self._directory / CELL).read_text(encoding="utf-8"))
         self._cell = Cell.from_json(document)
         self._state = state.read(self._directory)
         self._token = token
         self._beaten_s = -math.inf
         self._failed: dict[int, int] = {}  # exit codes by node, in the order in which they came
-
-    @property
-    def _directory(self) -> Path:
-        """Looked up for each use: it may be called otherwise by now."""
-        return self._open_dir.path
 
     def run(self) -> CellState:
         """Run the cell to its end, unless it has had one or another is at it. What it came to."""
@@ -214,7 +207,7 @@ class Runner:
         launching.check_nodes(self._cell)
         if not self._token:
             raise OSError(f"a cell on {self._cell.nodes} nodes is started by slurm or ray")
-        return Rendezvous(self._open_dir, token=self._token, nodes=self._cell.nodes)
+        return Rendezvous(self._directory, token=self._token, nodes=self._cell.nodes)
 
     def _execute(self, meeting: Rendezvous | None) -> int:
         """Start the command and wait for it. Raises what cut it short, once it is gone."""
@@ -243,10 +236,6 @@ class Runner:
         began_s = time.monotonic()
         failed_s = math.inf
         while True:
-            if self._open_dir.has_moved:
-                raise Cancelled(
-                    f"a move of its directory to {self._directory}: its command knows the old path"
-                )
             self._beat()
             left_s = limit_s - (time.monotonic() - began_s)
             own = _ended(child, min(left_s, _LOOK_S))
@@ -363,14 +352,16 @@ def main(arguments: list[str]) -> int:
     options = asked.parse_args(arguments)
     cancel_on_signals()
     adopt_orphans()
-    with OpenDirectory(options.directory) as open_dir:
-        try:
-            Runner(open_dir, token=options.meeting).run()
-        except Gone as error:
-            sys.stderr.write(f"{error}\n")
-            return 1
-        with suppress(ErgmeterError, OSError):  # whoever reads the row first makes it else
-            results.complete(open_dir.path)
+    directory = options.directory.resolve()
+    try:
+        Runner(directory, token=options.meeting).run()
+    except OSError:
+        if directory.is_dir():
+            raise
+        sys.stderr.write(f"{directory} was moved or deleted; nothing more is written for it\n")
+        return 1
+    with suppress(ErgmeterError, OSError):  # whoever reads the row first makes it else
+        results.complete(directory)
     return 0
 
 

@@ -2,9 +2,6 @@
 
 Every cell has a status.json that is replaced as a whole. One that says "running" names its process
 by pid, start time and boot, so that another process with that pid is not mistaken for it.
-
-`OpenDirectory` identifies a directory of results by device and inode: if it is renamed during a
-run, its cells are not written into another bench at the old path.
 """
 
 from __future__ import annotations
@@ -12,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
@@ -33,66 +29,8 @@ from ergmeter.bench.execute.outcome import (
     broken_expectations,
 )
 from ergmeter.bench.plan.cells import BenchPlan, Cell
-from ergmeter.errors import ErgmeterError, FormatError
+from ergmeter.errors import FormatError
 from ergmeter.runlog.liveness import boot_id, started_s
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-
-class Gone(ErgmeterError, OSError):  # noqa: N818  its text says what is
-    """The directory was deleted, or moved to where it can't be found: nothing is written."""
-
-
-class OpenDirectory:
-    """Holds a directory open."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path.resolve()
-        self._fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
-        status = os.fstat(self._fd)
-        self._identity = (status.st_dev, status.st_ino)
-
-    def __enter__(self) -> OpenDirectory:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        os.close(self._fd)
-
-    @property
-    def has_moved(self) -> bool:
-        """Whether its path leads elsewhere by now, or nowhere."""
-        return not self._is_at(self._path)
-
-    @property
-    def path(self) -> Path:
-        """Where it is now. Raises Gone if that is unknown."""
-        if not self.has_moved:
-            return self._path
-        try:
-            now = Path(f"/proc/self/fd/{self._fd}").readlink()
-        except OSError:  # not on every system
-            now = self._path
-        if not self._is_at(now):
-            raise Gone(f"{self._path} was moved or deleted; nothing more is written for it")
-        return now
-
-    def _is_at(self, path: Path) -> bool:
-        """Whether it is there, for all that is known: a file system of the network that does not
-        answer says nothing of where it is, and is asked again."""
-        try:
-            status = path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError:
-            return True
-        return (status.st_dev, status.st_ino) == self._identity
-
 
 ALIVE, CLAIM = "alive", "claim"
 JOB = "job"  # of a scheduler, kept beside its cell

@@ -21,7 +21,6 @@ from pathlib import Path
 from ergmeter.bench.execute import state
 from ergmeter.bench.execute.launching import LaunchOptions, PendingCells, check_nodes, runner_words
 from ergmeter.bench.execute.process import runner_log
-from ergmeter.bench.execute.state import OpenDirectory
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import PluginError
 
@@ -53,20 +52,19 @@ class SlurmTask:
         number = int(os.environ.get("SLURM_NODEID", "0"))
         words = runner_words(directory, number=number, nodes=nodes, token=token)
         is_time_up = False
-        with OpenDirectory(Path(directory)) as open_dir:
-            with runner_log(open_dir.path, number).open("ab") as log:
-                runner = subprocess.Popen(words, stdout=log, stderr=log)
-            try:
-                return runner.wait()
-            except submitit.core.utils.UncompletedJobError:
-                is_time_up = True
-                raise
-            finally:  # submitit leaves by an exception, also once it has had the job requeued
-                runner.terminate()
-                runner.wait()
-                if is_time_up:
-                    with suppress(OSError):  # of a directory that is gone there is nothing to say
-                        _tell_time_was_up(open_dir.path)
+        with runner_log(Path(directory), number).open("ab") as log:
+            runner = subprocess.Popen(words, stdout=log, stderr=log)
+        try:
+            return runner.wait()
+        except submitit.core.utils.UncompletedJobError:
+            is_time_up = True
+            raise
+        finally:  # submitit leaves by an exception, also once it has had the job requeued
+            runner.terminate()
+            runner.wait()
+            if is_time_up:
+                with suppress(OSError):  # of a directory that is gone there is nothing to say
+                    _tell_time_was_up(Path(directory))
 
     def checkpoint(self, directory: str, nodes: int) -> submitit.helpers.DelayedSubmission:
         """What to submit once it is preempted: the same, since a cell is not cut in two."""

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -117,29 +117,19 @@ class Cell:
             UNSLOTH_PYTHON: unsloth_python(),
             BRACE: "{",
         }
-        return Cell(
-            **{
-                **{name: getattr(self, name) for name in self.__dataclass_fields__},
-                "command": tuple(_put(part, names) for part in self.command),
-                "environment": {k: _put(v, names) for k, v in self.environment.items()},
-                "files": {k: _put(v, names) for k, v in self.files.items()},
-                "launch_options": tuple(_put(part, names) for part in self.launch_options),
-            }
+        return replace(
+            self,
+            command=tuple(_put(part, names) for part in self.command),
+            environment={k: _put(v, names) for k, v in self.environment.items()},
+            files={k: _put(v, names) for k, v in self.files.items()},
+            launch_options=tuple(_put(part, names) for part in self.launch_options),
         )
 
     def to_json(self) -> dict[str, Any]:
         """As JSON has it."""
+        lists = ("command", "launch_options", "expects")
         return {
-            **{name: getattr(self, name) for name in self.__dataclass_fields__},
-            "settings": dict(self.settings),
-            "environment": dict(self.environment),
-            "files": dict(self.files),
-            "command": list(self.command),
-            "launch_options": list(self.launch_options),
-            "expects": [
-                {"kind": expectation.kind, "name": expectation.name, "value": expectation.value}
-                for expectation in self.expects
-            ],
+            name: list(value) if name in lists else value for name, value in asdict(self).items()
         }
 
     @classmethod

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from ergmeter.bench.plan.cells import FIRST_SEED, PYTHON, UNSLOTH_PYTHON, Cell, unsloth_python
-from ergmeter.bench.plan.scenarios import hint
+from ergmeter.config_file import hint
 
 FILE = "train.yaml"
 # Ten times as quick, where built.

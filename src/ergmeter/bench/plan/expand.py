@@ -30,9 +30,9 @@ from ergmeter.bench.plan.scenarios import (
     Scenario,
     Scenarios,
     Template,
-    hint,
     matches,
 )
+from ergmeter.config_file import hint
 
 # What benchmark.py takes where its flags say nothing.
 FMS_AXES: dict[str, tuple[Any, ...]] = {
@@ -57,14 +57,6 @@ def products(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Every combination; the last axis changes first."""
     for values in itertools.product(*axes.values()):
         yield dict(zip(axes, values, strict=True))
-
-
-def size(axes: Mapping[str, Sequence[Any]]) -> int:
-    """How many combinations there are."""
-    number = 1
-    for values in axes.values():
-        number *= len(values)
-    return number
 
 
 def shared(arguments: Mapping[str, Any], *, effective: int | None, devices: int) -> dict[str, int]:

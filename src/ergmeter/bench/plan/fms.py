@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import yaml
+from pydantic import BaseModel, BeforeValidator
 
-from ergmeter.errors import UsageError
+from ergmeter.config_file import check, read_yaml
 
 NONE = "none"  # what the original writes for no framework
 DEFAULTS = "defaults.yaml"
@@ -43,29 +43,15 @@ BUILTIN = {
 }
 
 
-def yaml_file(path: Path) -> dict[str, Any]:
-    """The keys and values of a YAML file."""
-    try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UsageError(f"no file at {path}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}{_where(error)}") from error
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise UsageError(f"{path} must hold keys and values; got {type(value).__name__}")
-    return value
+class _ListedFramework(BaseModel):
+    """An entry of CONTENTS.yaml; further keys have no use here."""
+
+    shortname: Annotated[str, BeforeValidator(str)]
+    filename: Annotated[str, BeforeValidator(str)]
 
 
-def _where(error: Exception) -> str:
-    """The line, and YAML's message."""
-    mark = getattr(error, "problem_mark", None)
-    if mark is None:
-        return f" is not YAML: {' '.join(str(error).split())}"
-    parts = [getattr(error, name, None) for name in ("context", "problem")]
-    why = ", ".join(part for part in parts if part)
-    return f", line {mark.line + 1}, column {mark.column + 1} is not YAML: {why}"
+class _Contents(BaseModel):
+    framework_configs: list[_ListedFramework]
 
 
 def defaults(path: Path | None, *, beside: Path) -> dict[str, Any]:
@@ -74,7 +60,7 @@ def defaults(path: Path | None, *, beside: Path) -> dict[str, Any]:
         path = beside.parent / DEFAULTS
         if not path.is_file():
             return {}
-    return yaml_file(path)
+    return read_yaml(path).values
 
 
 def merged(defaults: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,16 +85,11 @@ def contents(path: Path | None) -> dict[str, Framework]:
     """The frameworks of a CONTENTS.yaml by shortname; their files lie beside it."""
     if path is None:
         return {}
-    listed = yaml_file(path).get("framework_configs")
-    if not isinstance(listed, list):
-        raise UsageError(f"{path} has no list framework_configs")
     files = {}
-    for index, entry in enumerate(listed):
-        if not isinstance(entry, dict) or not {"shortname", "filename"} <= entry.keys():
-            raise UsageError(f"{path}: framework_configs[{index}] needs shortname and filename")
-        name = str(entry["shortname"])
+    for entry in check(_Contents, read_yaml(path)).framework_configs:
+        name = entry.shortname
         tuning = BUILTIN[name].tuning if name in BUILTIN else None
-        files[name] = Framework(name, tuning, path.parent / str(entry["filename"]))
+        files[name] = Framework(name, tuning, path.parent / entry.filename)
     return files
 
 

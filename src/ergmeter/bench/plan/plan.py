@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from ergmeter.bench.plan import data, fms
 from ergmeter.bench.plan.cells import VERSION, BenchPlan, Cell
@@ -20,98 +21,52 @@ from ergmeter.bench.plan.scenarios import (
     Scenario,
     Scenarios,
     Template,
-    hint,
     read_scenarios,
     template,
 )
+from ergmeter.config_file import hint
 from ergmeter.errors import FormatError, UsageError
 
-_PIECE = 1 << 18  # characters
-_BLANK = " \t\r\n"
+_BLANK = re.compile(r"\s*")
 
 
 def cells(path: Path) -> Iterator[Cell]:
-    """The cells of the plan at this path, in its order."""
+    """The cells of the plan at this path, in its order, made one at a time."""
     try:
-        with path.open(encoding="utf-8") as file:
-            for member in _members(_Text(file), path):
-                yield Cell.from_json(member)
+        for member in _members(path.read_text(encoding="utf-8"), path):
+            yield Cell.from_json(member)
     except FileNotFoundError as error:
         raise FormatError(f"{path} is not there: no plan was made here") from error
     except NotADirectoryError as error:
         raise UsageError(
             f"{path.parent} is a file; name the directory of results that it is in"
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise FormatError(f"{path} is no plan: {type(error).__name__}: {error}") from error
 
 
-def _members(text: _Text, path: Path) -> Iterator[dict[str, Any]]:
+def _members(text: str, path: Path) -> Iterator[dict[str, Any]]:
     """The members of the list `cells` in the JSON object; the version comes before it."""
-    text.take("{")
-    key, version = text.value(), None
+    decoder = json.JSONDecoder()
+
+    def value(at: int) -> tuple[Any, int]:
+        """The value that begins behind this character, and where what follows it begins."""
+        item, end = decoder.raw_decode(text, _BLANK.match(text, at + 1).end())  # type: ignore[union-attr]
+        return item, _BLANK.match(text, end).end()  # type: ignore[union-attr]
+
+    (key, at), version = value(text.index("{")), None
     while key != "cells":
-        text.take(":")
-        value = text.value()
-        version = value if key == "version" else version
-        text.take(",")
-        key = text.value()
+        item, at = value(at)
+        version = item if key == "version" else version
+        key, at = value(at)
     if version != VERSION:
         raise FormatError(f"{path} is of version {version!r}; this ergmeter reads {VERSION}")
-    text.take(":")
-    text.take("[")
-    while text.next() != "]":
-        yield text.value()
-        if text.next() == ",":
-            text.take(",")
-    text.take("]")
-
-
-class _Text:
-    """JSON that is read as far as it is needed."""
-
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-        self._text = ""
-        self._at = 0
-        self._decoder = json.JSONDecoder()
-
-    def next(self) -> str:
-        """The next character that is not blank; it stays."""
-        while True:
-            while self._at < len(self._text):
-                if self._text[self._at] not in _BLANK:
-                    return self._text[self._at]
-                self._at += 1
-            if not self._read():
-                raise ValueError("it ends too early")
-
-    def take(self, wanted: str) -> None:
-        if self.next() != wanted:
-            raise ValueError(f"{wanted!r} was expected, not {self.next()!r}")
-        self._at += 1
-
-    def value(self) -> Any:  # noqa: ANN401  whatever JSON can hold
-        """The next value, whole."""
-        self.next()
-        while True:
-            try:
-                value, end = self._decoder.raw_decode(self._text, self._at)
-            except ValueError:
-                if not self._read():
-                    raise
-                continue
-            # A number at the very end may go on in the next piece.
-            if end < len(self._text) or not self._read():
-                self._at = end
-                return value
-
-    def _read(self) -> bool:
-        """Take a piece more, and let go of what is behind. Whether there was one."""
-        more = self._file.read(_PIECE)
-        self._text = self._text[self._at :] + more
-        self._at = 0
-        return bool(more)
+    at = text.index("[", at)
+    if text[_BLANK.match(text, at + 1).end()] == "]":  # type: ignore[union-attr]
+        return
+    while text[at] != "]":
+        item, at = value(at)
+        yield item
 
 
 def plan(
@@ -145,13 +100,8 @@ def plan(
     """
     problems = Problems(scenarios_path)
     scenario_file = read_scenarios(
-        scenarios_path,
-        problems=problems,
-        defaults=defaults,
-        contents=contents,
-        frameworks=frameworks,
+        scenarios_path, defaults=defaults, contents=contents, frameworks=frameworks
     )
-    problems.stop_if_any()
     axes = {
         "effective_batch_size": effective_batch_size,
         "num_gpus": num_gpus,

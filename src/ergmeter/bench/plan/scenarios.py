@@ -3,7 +3,7 @@
 FMS's keys are `scenarios`, each with `name`, `framework_config`, `slow` and `arguments`, and
 `data_processing`. The other keys are ours, in a scenario or at the top for all of them.
 
-All problems are collected and raised at once, grouped by kind. `exclude` takes cells out of the
+All problems are raised at once, grouped by kind. `exclude` takes cells out of the
 plan; a constraint keeps them in it as skipped, with its reason. In the template of a command
 `{name}` stands for a setting and `{arguments}` for all arguments as `--name value`. `{out}`,
 `{run}`, `{hf}`, `{data}`, `{python}` and `{port}` are filled in when the cell starts.
@@ -12,18 +12,28 @@ plan; a constraint keeps them in it as skipped, with its reason. In the template
 from __future__ import annotations
 
 import ast
-import difflib
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field, InstanceOf, StrictBool, model_validator
 
 from ergmeter.bench.plan import fms
 from ergmeter.bench.plan.cells import AT_START, BRACE, Expectation, Launch
-from ergmeter.errors import UsageError
+from ergmeter.config_file import (
+    ConfigError,
+    ConfigModel,
+    hint,
+    read_yaml,
+    usage_error,
+    validate,
+    with_line,
+)
 
 _ALLOWED = (
     ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.Compare,
@@ -184,11 +194,6 @@ def as_flags(arguments: Mapping[str, Any]) -> list[str]:
     return words
 
 
-_NAMES_SHOWN = 12
-_KINDS = 5
-_QUOTED = re.compile(r"(?<!\w)(?:'[^']*'|\"[^\"]*\")(?!\w)")
-
-
 @dataclass(slots=True)
 class Problems:
     """Everything that is wrong with one file, collected before anything starts."""
@@ -203,38 +208,11 @@ class Problems:
             self.lines.append(line)
 
     def stop_if_any(self) -> None:
-        """End with the first of each kind, and how many more are like it."""
-        if not self.lines:
-            return
-        kinds: dict[str, list[str]] = {}
-        for line in self.lines:
-            kinds.setdefault(_QUOTED.sub("", line), []).append(line)
-        ranked = sorted(kinds.values(), key=len, reverse=True)
-        lines = [
-            alike[0] + (f" (and {len(alike) - 1} more like it)" if alike[1:] else "")
-            for alike in ranked[:_KINDS]
-        ]
-        left = sum(map(len, ranked[_KINDS:]))
-        lines += [f"and {left} others"] if left else []
-        between = "\n  " if lines[1:] else " "
-        raise UsageError(f"{self.path}:{between}{between.join(lines)}")
+        """UsageError if there are problems."""
+        if self.lines:
+            raise usage_error(self.path, self.lines)
 
 
-def hint(name: object, names: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """What may have been meant, if anything is as near as that; or what there is."""
-    options = list(dict.fromkeys(names))
-    near = difflib.get_close_matches(str(name), options, n=1, cutoff=cutoff)
-    if near:
-        return f"did you mean {near[0]}?"
-    listed = ", ".join(options[:_NAMES_SHOWN]) or "none"
-    return f"there are {listed}" + (", ..." if len(options) > _NAMES_SHOWN else "")
-
-
-_SHARED = ("command", "launch", "axes", "include", "exclude", "constraints", "repeats", "warmup",
-           "timeout", "environment", "architectures", "expects", "data_processing")  # fmt: skip
-_TOP = ("scenarios", "defaults", "framework_configs", "model_architectures", *_SHARED)
-_OWN = ("name", "framework_config", "slow", "arguments", *_SHARED)
-_FRAMEWORK = ("backend", "bits", "file")
 _DATA = ("dataset_name", "dataset_split", "formatting", "tokenize", "input_field",
          "dataset_text_field", "chat_template", "response_template", "response_field",
          "additional_dataset_kwargs")  # fmt: skip
@@ -287,269 +265,235 @@ class Scenarios:
     contents: Path | None = None  # the CONTENTS.yaml that was found
 
 
-def read_scenarios(
-    path: Path,
-    *,
-    problems: Problems,
-    defaults: Path | None = None,
-    contents: Path | None = None,
-    frameworks: Mapping[str, str] | None = None,
-) -> Scenarios:
-    """The file's scenarios. What is wrong goes to `problems`, what can be read is given.
-
-    `frameworks`: files by shortname, before those of CONTENTS.yaml.
-    """
-    values = fms.yaml_file(path)
-    reading = _Reading(problems, path)
-    reading.names(values, _TOP, "")
-    if defaults is None and values.get("defaults") is not None:
-        defaults = path.parent / str(values["defaults"])
-    default_arguments = fms.defaults(defaults, beside=path)
-    listed_in = fms.contents_path(contents, beside=path)
-    top_keys = {
-        **fms.BUILTIN,
-        **fms.contents(listed_in),
-        **reading.frameworks(values.get("framework_configs")),
-        **{name: fms.Framework(name, file=Path(at)) for name, at in (frameworks or {}).items()},
-    }
-    shared = {key: values[key] for key in _SHARED if key in values}
-    listed = values.get("scenarios")
-    if not isinstance(listed, list) or not listed:
-        problems.add("has no list `scenarios`")
-        listed = []
-    made = [
-        reading.scenario(entry, index, shared, default_arguments)
-        for index, entry in enumerate(listed)
-    ]
-    read = tuple(scenario for scenario in made if scenario is not None)
-    reading.twice(read)
-    architectures = reading.mapping(values.get("model_architectures"), "model_architectures", "")
-    return Scenarios(
-        path=path,
-        scenarios=read,
-        frameworks=top_keys,
-        model_architectures={str(k): str(v) for k, v in architectures.items()},
-        contents=listed_in,
-    )
-
-
 def seconds(value: object) -> float | None:
     """Of a number, or of a text such as 90s, 30m, 2h; None if it is none."""
     match = _TIME.fullmatch(str(value).strip()) if not isinstance(value, bool) else None
     return None if match is None else float(match[1]) * _UNITS_S[match[2] or ""]
 
 
-class _Reading:
-    """One pass over a file."""
-
-    def __init__(self, problems: Problems, path: Path) -> None:
-        self._problems = problems
-        self._path = path
-
-    def names(self, values: Mapping[Any, Any], allowed: Sequence[str], scenario: str) -> None:
-        for name in values:
-            if name not in allowed:
-                self._problems.add(f"{name} is no key; {hint(name, allowed)}", scenario=scenario)
-
-    def twice(self, scenarios: Sequence[Scenario]) -> None:
-        names = set()
-        for scenario in scenarios:
-            if scenario.name in names:
-                self._problems.add("there are two of this name", scenario=scenario.name)
-            names.add(scenario.name)
-
-    def frameworks(self, values: object) -> dict[str, fms.Framework]:
-        """The file's own: `name: {backend: bnb, bits: 4}`, or `name: path/of/config.yaml`."""
-        frameworks = {}
-        for name, entry in self.mapping(values, "framework_configs", "").items():
-            framework = {"file": entry} if isinstance(entry, str) else entry
-            where = f"framework_configs.{name}"
-            if not isinstance(framework, dict) or not framework:
-                self._problems.add(f"{where} must be a file, or have backend; got {entry!r}")
-                continue
-            self.names(framework, _FRAMEWORK, where)
-            file = self._path.parent / str(framework["file"]) if "file" in framework else None
-            tuning = {key: framework[key] for key in ("backend", "bits") if key in framework}
-            frameworks[str(name)] = fms.Framework(str(name), tuning or None, file)
-        return frameworks
-
-    def scenario(
-        self, value: object, index: int, shared: Mapping[str, Any], defaults: Mapping[str, Any]
-    ) -> Scenario | None:
-        """Read one scenario; None if it has no usable name."""
-        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-            self._problems.add(f"scenarios[{index}] has no name")
-            return None
-        name = value["name"]
-        self.names(value, _OWN, name)
-        arguments = fms.merged(defaults, self.mapping(value.get("arguments"), "arguments", name))
-        models = arguments.pop(MODELS, [])
-        both = {**shared, **{key: item for key, item in value.items() if key in _SHARED}}
-        for key in ("axes", "environment"):
-            above = self.mapping(shared.get(key), key, "")
-            both[key] = {**above, **self.mapping(value.get(key), key, name)}
-        for key in ("include", "exclude", "constraints", "expects"):
-            own = value.get(key) if key in value else []
-            both[key] = [*self.items(shared.get(key), key, ""), *self.items(own, key, name)]
-        if "arguments" not in value:
-            wrong = "has no arguments; write `arguments: {}` if there are none"
-            self._problems.add(wrong, scenario=name)
-        limited = self.items(both.get("architectures"), "architectures", name)
-        return Scenario(
-            name=name,
-            arguments=arguments,
-            models=tuple(map(str, models if isinstance(models, list) else [models])),
-            frameworks=_chosen(value),
-            slow=self.flag(value.get("slow", False), "slow", name),
-            template=self.template(both.get("command"), name),
-            launch=self.launch(both.get("launch"), name),
-            axes=self.axes(both["axes"], name),
-            include=self.patterns(both["include"], "include", name),
-            exclude=self.patterns(both["exclude"], "exclude", name),
-            constraints=self.constraints(both["constraints"], name),
-            repeats=self.count(both.get("repeats"), "repeats", name),
-            warmup_s=self.time_s(both.get("warmup"), "warmup", name),
-            timeout_s=self.time_s(both.get("timeout"), "timeout", name),
-            environment=self.environment(both["environment"], name),
-            architectures=tuple(map(str, limited)),
-            expects=self.claims(both["expects"], name),
-            data=self.data(both.get("data_processing"), name),
-            data_is_own="data_processing" in value,
-        )
-
-    def environment(self, value: Mapping[Any, Any], name: str) -> dict[str, str]:
-        """Variables of a cell's own."""
-        for key, item in value.items():
-            if not re.fullmatch(r"[A-Za-z_]\w*", str(key)) or item is None:
-                wrong = f"environment takes NAME: text; got {key}: {item}"
-                self._problems.add(wrong, scenario=name)
-        return {str(k): str(v) for k, v in value.items()}
-
-    def mapping(self, value: object, key: str, name: str) -> dict[str, Any]:
-        if value is None:
-            return {}
-        if isinstance(value, dict):
-            return value
-        self._problems.add(f"{key} must have keys and values; got {value!r}", scenario=name)
-        return {}
-
-    def items(self, value: object, key: str, name: str) -> list[Any]:
-        if value is None:
-            return []
-        if isinstance(value, list):
-            return value
-        self._problems.add(f"{key} must be a list; got {value!r}", scenario=name)
-        return []
-
-    def flag(self, value: object, key: str, name: str) -> bool:
-        if not isinstance(value, bool):
-            self._problems.add(f"{key} must be true or false; got {value!r}", scenario=name)
-        return value is True
-
-    def count(self, value: object, key: str, name: str) -> int | None:
-        if value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
-            return value
-        self._problems.add(f"{key} must be a whole number from 1; got {value!r}", scenario=name)
-        return None
-
-    def time_s(self, value: object, key: str, name: str) -> float | None:
-        """Seconds, or a text such as 90s, 30m, 2h."""
-        time_s = None if value is None else seconds(value)
-        if value is not None and time_s is None:
-            self._problems.add(
-                f"{key} must be seconds, or such as 90s, 30m, 2h; got {value!r}", scenario=name
-            )
-        return time_s
-
-    def template(self, value: object, name: str) -> Template | None:
-        if value is None:
-            return None
-        try:
-            if isinstance(value, str) or (isinstance(value, list) and value):
-                return template(value)
-        except ValueError as error:
-            self._problems.add(f"command {value!r}: {error}", scenario=name)
-            return None
-        self._problems.add(f"command must be text or a list; got {value!r}", scenario=name)
-        return None
-
-    def launch(self, value: object, name: str) -> Launch | None:
-        launches: tuple[Launch, ...] = get_args(Launch)
-        launch: Launch | None = next((name for name in launches if name == value), None)
-        if value is not None and launch is None:
-            self._problems.add(f"launch {value!r} is none; {hint(value, launches)}", scenario=name)
-        return launch
-
-    def axes(self, values: Mapping[str, Any], name: str) -> dict[str, list[Any]]:
-        axes = {}
-        for key, value in values.items():
-            if value == [] or isinstance(value, dict):
-                self._problems.add(f"axes.{key} must be a list of values", scenario=name)
-            else:
-                axes[str(key)] = value if isinstance(value, list) else [value]
-        return axes
-
-    def patterns(self, values: list[Any], key: str, name: str) -> tuple[Mapping[str, Any], ...]:
-        for value in values:
-            if not isinstance(value, dict) or not value:
-                self._problems.add(f"{key} must list settings; got {value!r}", scenario=name)
-        return tuple(value for value in values if isinstance(value, dict) and value)
-
-    def constraints(self, values: list[Any], name: str) -> tuple[Condition, ...]:
-        """`require: CONDITION` with a `reason`, or the condition alone."""
-        conditions = []
-        for value in values:
-            constraint = {"require": value} if isinstance(value, str) else value
-            if not isinstance(constraint, dict) or not isinstance(constraint.get("require"), str):
-                self._problems.add(f"a constraint needs `require`; got {value!r}", scenario=name)
-                continue
-            self.names(constraint, ("require", "reason"), name)
-            reason = str(constraint.get("reason") or f"needs {constraint['require']}")
-            try:
-                conditions.append(Condition.of(constraint["require"], reason=reason))
-            except BadCondition as error:
-                self._problems.add(f"constraint {error}", scenario=name)
-        return tuple(conditions)
-
-    def claims(self, values: list[Any], name: str) -> tuple[Expected, ...]:
-        """`pattern: REGEX`, or facts of the run by name; `when` limits it to some cells."""
-        expected: list[Expected] = []
-        for value in values:
-            if not isinstance(value, dict) or not value.keys() - {"when"}:
-                self._problems.add(
-                    f"expects takes `pattern: REGEX` or `fact: value`; got {value!r}", scenario=name
-                )
-                continue
-            when = self.mapping(value.get("when"), "expects.when", name)
-            made = [self._claim(str(k), value[k], name) for k in value if k != "when"]
-            expected += [Expected(claim, when) for claim in made if claim is not None]
-        return tuple(expected)
-
-    def _claim(self, key: str, value: object, name: str) -> Expectation | None:
-        if not isinstance(value, str | int | float | bool):
-            self._problems.add(f"expects {key} must be one value; got {value!r}", scenario=name)
-            return None
-        if key != "pattern":
-            return Expectation("fact", key, value)
-        try:
-            re.compile(str(value))
-        except re.error as error:
-            self._problems.add(f"expects pattern {value!r}: {error}", scenario=name)
-            return None
-        return Expectation("pattern", str(value), str(value))
-
-    def data(self, value: object, name: str) -> dict[str, Any] | None:
-        if value is None:
-            return None
-        stanza = self.mapping(value, "data_processing", name)
-        self.names(stanza, _DATA, name)
-        return stanza
+def _seconds(value: object) -> float:
+    time_s = seconds(value)
+    if time_s is None:
+        raise ValueError("must be seconds, or such as 90s, 30m, 2h")
+    return time_s
 
 
-def _chosen(value: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Shortnames of frameworks; an empty item of the list is none."""
-    if "framework_config" not in value:
-        return None
-    frameworks = value["framework_config"]
-    listed = frameworks if isinstance(frameworks, list) else [frameworks]
-    return tuple(fms.NONE if name is None else str(name) for name in listed)
+def _template(value: object) -> Template:
+    if isinstance(value, str) or (isinstance(value, list) and value):
+        return template(value)
+    raise ValueError("must be text or a list")
+
+
+def _axis(value: object) -> object:
+    return value if isinstance(value, list | dict) else [value]
+
+
+def _environment(value: object) -> object:
+    """Variables of a cell's own."""
+    for key, item in value.items() if isinstance(value, dict) else ():
+        if not re.fullmatch(r"[A-Za-z_]\w*", str(key)) or item is None:
+            raise ValueError(f"takes NAME: text, not {key}: {item}")
+    return value
+
+
+def _data_stanza(value: object) -> object:
+    for key in value if isinstance(value, dict) else ():
+        if key not in _DATA:
+            raise ValueError(f"has no key {key}; {hint(key, _DATA)}")
+    return value
+
+
+def _expected(value: object) -> list[Expected]:
+    """`pattern: REGEX`, or facts of the run by name; `when` limits it to some cells."""
+    if not isinstance(value, dict) or not value.keys() - {"when"}:
+        raise ValueError("takes `pattern: REGEX` or `fact: value`")
+    when = value.get("when") or {}
+    if not isinstance(when, dict):
+        raise ValueError("takes keys and values as `when`")  # noqa: TRY004  for pydantic
+    return [Expected(_claim(str(key), value[key]), when) for key in value if key != "when"]
+
+
+def _claim(key: str, value: object) -> Expectation:
+    if not isinstance(value, str | int | float | bool):
+        raise ValueError(f"{key} must be one value")  # noqa: TRY004  for pydantic
+    if key != "pattern":
+        return Expectation("fact", key, value)
+    try:
+        re.compile(str(value))
+    except re.error as error:
+        raise ValueError(f"pattern {value!r}: {error}") from error
+    return Expectation("pattern", str(value), str(value))
+
+
+def _condition(value: object) -> Condition:
+    """`require: CONDITION` with a `reason`, or the condition alone."""
+    constraint = {"require": value} if isinstance(value, str) else value
+    if not isinstance(constraint, dict) or not isinstance(constraint.get("require"), str):
+        raise ValueError("needs `require`")  # noqa: TRY004  for pydantic
+    for key in constraint:
+        if key not in ("require", "reason"):
+            raise ValueError(f"has no key {key}; {hint(key, ('require', 'reason'))}")
+    reason = str(constraint.get("reason") or f"needs {constraint['require']}")
+    try:
+        return Condition.of(constraint["require"], reason=reason)
+    except BadCondition as error:
+        raise ValueError(str(error)) from error
+
+
+Axis = Annotated[list[Any], BeforeValidator(_axis), Field(min_length=1)]
+Constraint = Annotated[InstanceOf[Condition], BeforeValidator(_condition)]
+Claims = Annotated[list[InstanceOf[Expected]], BeforeValidator(_expected)]
+Key = Annotated[str, BeforeValidator(str)]  # YAML reads a name such as 1b or 2024 as it likes
+Seconds = Annotated[float, BeforeValidator(_seconds)]
+Variables = Annotated[dict[Key, Key], BeforeValidator(_environment)]
+Pattern = Annotated[dict[Key, Any], Field(min_length=1)]
+
+
+class _Shared(ConfigModel):
+    """The keys of a scenario, or at the top for all of them."""
+
+    command: Annotated[InstanceOf[Template], BeforeValidator(_template)] | None = None
+    launch: Launch | None = None
+    axes: dict[Key, Axis] = Field(default_factory=dict)
+    include: list[Pattern] = Field(default_factory=list)
+    exclude: list[Pattern] = Field(default_factory=list)
+    constraints: list[Constraint] = Field(default_factory=list)
+    repeats: Annotated[int, Field(strict=True, ge=1)] | None = None
+    warmup: Seconds | None = None
+    timeout: Seconds | None = None
+    environment: Annotated[dict[Key, Key], BeforeValidator(_environment)] = Field(
+        default_factory=dict
+    )
+    architectures: list[Key] = Field(default_factory=list)
+    expects: list[Claims] = Field(default_factory=list)
+    data_processing: Annotated[dict[str, Any], BeforeValidator(_data_stanza)] | None = None
+
+
+class _OwnScenario(_Shared):
+    """A scenario as it is in the file."""
+
+    name: Annotated[str, Field(strict=True)]
+    framework_config: Annotated[list[Any], BeforeValidator(_axis)] | None = None
+    slow: StrictBool = False
+    arguments: Annotated[dict[str, Any], BeforeValidator(lambda value: value or {})] = Field(
+        description="write `arguments: {}` if there are none"
+    )
+
+
+class _OwnFramework(ConfigModel):
+    """`name: {backend: bnb, bits: 4}`, or `name: path/of/config.yaml`."""
+
+    backend: Any = None
+    bits: Any = None
+    file: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_file(cls, value: Any) -> Any:  # noqa: ANN401  of YAML
+        if not value:
+            raise ValueError("must be a file, or have backend")
+        return {"file": value} if isinstance(value, str) else value
+
+
+class _ScenarioFile(_Shared):
+    """All keys of a file."""
+
+    scenarios: Annotated[list[_OwnScenario], Field(min_length=1)]
+    defaults: Key | None = None
+    framework_configs: dict[Key, _OwnFramework] = Field(default_factory=dict)
+    model_architectures: dict[Key, Key] = Field(default_factory=dict)
+
+
+def read_scenarios(
+    path: Path,
+    *,
+    defaults: Path | None = None,
+    contents: Path | None = None,
+    frameworks: Mapping[str, str] | None = None,
+) -> Scenarios:
+    """The file's scenarios. UsageError with everything that is wrong.
+
+    `frameworks`: files by shortname, before those of CONTENTS.yaml.
+    """
+    file = read_yaml(path)
+    settings, errors = validate(_ScenarioFile, file.values)
+    errors = [_of_scenario(error, file.values) for error in errors]
+    names = Counter(scenario.name for scenario in settings.scenarios) if settings else {}
+    twice = [name for name, number in names.items() if number > 1]
+    errors += [ConfigError((), f"scenario {name!r}: there are two of this name") for name in twice]
+    if settings is None or errors:
+        raise usage_error(path, [with_line(error, [file]) for error in errors])
+    if defaults is None and settings.defaults is not None:
+        defaults = path.parent / settings.defaults
+    default_arguments = fms.defaults(defaults, beside=path)
+    listed_in = fms.contents_path(contents, beside=path)
+    return Scenarios(
+        path=path,
+        scenarios=tuple(
+            _with_shared(scenario, settings, default_arguments) for scenario in settings.scenarios
+        ),
+        frameworks={
+            **fms.BUILTIN,
+            **fms.contents(listed_in),
+            **{name: _framework(name, of, path) for name, of in settings.framework_configs.items()},
+            **{name: fms.Framework(name, file=Path(at)) for name, at in (frameworks or {}).items()},
+        },
+        model_architectures=settings.model_architectures,
+        contents=listed_in,
+    )
+
+
+def _of_scenario(error: ConfigError, values: Mapping[str, Any]) -> ConfigError:
+    """The error with the scenario's name, instead of its number."""
+    match error.location:
+        case ("scenarios", int(index), *rest):
+            scenario = values["scenarios"][index]
+            name = scenario.get("name") if isinstance(scenario, dict) else None
+            if name is not None and rest:
+                text = error.text.removeprefix(f"scenarios[{index}].")
+                text = text.replace(f"did you mean scenarios[{index}].", "did you mean ")
+                return ConfigError(error.location, f"scenario {name!r}: {text}")
+    return error
+
+
+def _framework(name: str, settings: _OwnFramework, path: Path) -> fms.Framework:
+    file = None if settings.file is None else path.parent / settings.file
+    tuning = settings.model_dump(include={"backend", "bits"}, exclude_unset=True)
+    return fms.Framework(name, tuning or None, file)
+
+
+def _with_shared(own: _OwnScenario, shared: _Shared, defaults: Mapping[str, Any]) -> Scenario:
+    """A scenario with the file's defaults and what the file sets for all."""
+
+    def first(name: str) -> Any:  # noqa: ANN401  any field
+        return getattr(own if name in own.model_fields_set else shared, name)
+
+    arguments = fms.merged(defaults, own.arguments)
+    models = arguments.pop(MODELS, [])
+    frameworks = own.framework_config
+    if "framework_config" in own.model_fields_set:
+        frameworks = [None] if frameworks is None else frameworks
+    return Scenario(
+        name=own.name,
+        arguments=arguments,
+        models=tuple(map(str, models if isinstance(models, list) else [models])),
+        # An empty item of the list is no framework.
+        frameworks=None
+        if frameworks is None
+        else tuple(fms.NONE if name is None else str(name) for name in frameworks),
+        slow=own.slow,
+        template=first("command"),
+        launch=first("launch"),
+        axes={**shared.axes, **own.axes},
+        include=(*shared.include, *own.include),
+        exclude=(*shared.exclude, *own.exclude),
+        constraints=(*shared.constraints, *own.constraints),
+        repeats=first("repeats"),
+        warmup_s=first("warmup"),
+        timeout_s=first("timeout"),
+        environment={**shared.environment, **own.environment},
+        architectures=tuple(first("architectures")),
+        expects=tuple(claim for claims in (*shared.expects, *own.expects) for claim in claims),
+        data=first("data_processing"),
+        data_is_own="data_processing" in own.model_fields_set,
+    )

@@ -33,63 +33,59 @@ def _time_s(_context: click.Context, _option: click.Parameter, text: str | None)
     return time_s
 
 
-_PLAN_OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
-    (("--num-gpus",), {"metavar": "N[,N...]", "help": "GPUs of a cell: an axis of the matrix."}),
-    (
-        ("--effective-batch-size",),
-        {"metavar": "N[,N...]", "help": "Samples of a step over all GPUs: an axis."},
+_PLAN_OPTIONS = (
+    click.argument("scenarios", type=click.Path(path_type=Path)),
+    click.option("--num-gpus", metavar="N[,N...]", help="GPUs of a cell: an axis of the matrix."),
+    click.option(
+        "--effective-batch-size",
+        metavar="N[,N...]",
+        help="Samples of a step over all GPUs: an axis.",
     ),
-    (("--max-seq-len",), {"metavar": "N[,N...]", "help": "Longest sequence: an axis."}),
-    (("--packing",), {"metavar": "true,false", "help": "Whether sequences are packed: an axis."}),
-    (
-        ("--only",),
-        {"multiple": True, "metavar": "NAME", "help": "Just this scenario. May be repeated."},
+    click.option("--max-seq-len", metavar="N[,N...]", help="Longest sequence: an axis."),
+    click.option("--packing", metavar="true,false", help="Whether sequences are packed: an axis."),
+    click.option(
+        "--only", multiple=True, metavar="NAME", help="Just this scenario. May be repeated."
     ),
-    (
-        ("--repeats",),
-        {"type": click.IntRange(1, 1000), "help": "Run each cell so many times, in rounds."},
+    click.option(
+        "--repeats", type=click.IntRange(1, 1000), help="Run each cell so many times, in rounds."
     ),
-    (
-        ("--command", "workload"),
-        {
-            "help": "What every cell runs, whatever its scenario says: `erg train`, `sft_trainer`,"
-            " or a template of a command."
-        },
+    click.option(
+        "--command",
+        "workload",
+        help="What every cell runs, whatever its scenario says: `erg train`, `sft_trainer`, or a"
+        " template of a command.",
     ),
-    (
-        ("--timeout", "timeout_s"),
-        {
-            "callback": _time_s,
-            "metavar": "TIME",
-            "help": "End a cell after so long, whatever its scenario says: seconds, 90s, 30m, 2h.",
-        },
+    click.option(
+        "--timeout",
+        "timeout_s",
+        callback=_time_s,
+        metavar="TIME",
+        help="End a cell after so long, whatever its scenario says: seconds, 90s, 30m, 2h.",
     ),
-    (
-        ("--defaults",),
-        {"type": click.Path(path_type=Path), "help": "Arguments of all scenarios, as YAML."},
+    click.option(
+        "--defaults", type=click.Path(path_type=Path), help="Arguments of all scenarios, as YAML."
     ),
-    (
-        ("--contents",),
-        {"type": click.Path(path_type=Path), "help": "CONTENTS.yaml: shortnames and their files."},
+    click.option(
+        "--contents",
+        type=click.Path(path_type=Path),
+        help="CONTENTS.yaml: shortnames and their files.",
     ),
-    (("--no-data",), {"is_flag": True, "help": "Leave the data stage out."}),
-    (
-        ("--memory",),
-        {
-            "type": click.Choice(["nvidia-smi", "nvidia", "huggingface", "all"]),
-            "callback": lambda _context, _option, asked: _SMI if asked == "nvidia" else asked,
-            "help": "Also log GPU memory: by an nvidia-smi process beside each cell, by the Trainer"
-            " (in sft_trainer on unless only nvidia-smi is asked for). NVML is read in any case.",
-        },
+    click.option("--no-data", is_flag=True, help="Leave the data stage out."),
+    click.option(
+        "--memory",
+        type=click.Choice(["nvidia-smi", "nvidia", "huggingface", "all"]),
+        callback=lambda _context, _option, asked: _SMI if asked == "nvidia" else asked,
+        help="Also log GPU memory: by an nvidia-smi process beside each cell, by the Trainer (in"
+        " sft_trainer on unless only nvidia-smi is asked for). NVML is read in any case.",
     ),
 )
 
 
 def plan_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a plan to a command."""
-    for names, options in reversed(_PLAN_OPTIONS):
-        function = click.option(*names, **options)(function)
-    return click.argument("scenarios", type=click.Path(path_type=Path))(function)
+    for option in reversed(_PLAN_OPTIONS):
+        function = option(function)
+    return function
 
 
 def planned(options: dict[str, Any]) -> BenchPlan:
@@ -120,20 +116,11 @@ def planned(options: dict[str, Any]) -> BenchPlan:
 
 
 def wrong(text: str) -> str | None:
-    """The error of `erg train` for a cell's configuration, before anything starts; or None."""
-    import tempfile
+    """The errors of `erg train` for a cell's configuration, before anything starts; or None."""
+    from ergmeter.bench.plan.erg_train import parsed
+    from ergmeter.workloads.sft.config_file import errors_in
 
-    from ergmeter.errors import ErgmeterError
-    from ergmeter.workloads.sft.config_file import load
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "train.yaml")
-        path.write_text(text, encoding="utf-8")
-        try:
-            load(path)
-        except ErgmeterError as error:
-            return str(error).removeprefix(f"{path}: ")
-    return None
+    return "; ".join(errors_in(parsed(text))) or None
 
 
 def check_needs(plan: BenchPlan, *, is_error: bool) -> None:
@@ -356,7 +343,6 @@ def run_command(**options: Any) -> int:  # noqa: ANN401  click passes what it pa
     """
     from ergmeter.bench.execute import driver, launching, results_directory, state
     from ergmeter.bench.execute.launching import cool_down_s
-    from ergmeter.bench.execute.state import OpenDirectory
     from ergmeter.bench.plan import data
 
     if options["resume"] and options["move_aside"]:
@@ -391,16 +377,11 @@ def run_command(**options: Any) -> int:  # noqa: ANN401  click passes what it pa
     progress = driver.prepare(out, plan, at_once=options["jobs"], cool_down_s=rest_s)
     driver.reopened(out, progress, rerun)
     cells = driver.remaining(out, progress, seed=options["seed"])
-    with OpenDirectory(out) as open_dir:
-        if cells:
-            data.prepare(plan, out / "data", say=lambda line: click.echo(line, err=True))
-        with bench_output.live_progress(progress, out) as tell:
-            is_done = driver.drive(open_dir, progress, cells, launcher, tell)
-        if open_dir.has_moved:
-            out = open_dir.path
-            ended = "" if is_done else ", so its cells were ended"
-            click.echo(f"{options['out']} was moved to {out}{ended}", err=True)
-        _collect(out)
+    if cells:
+        data.prepare(plan, out / "data", say=lambda line: click.echo(line, err=True))
+    with bench_output.live_progress(progress, out) as tell:
+        is_done = driver.drive(out, progress, cells, launcher, tell)
+    _collect(out)
     return bench_output.ending(progress, out, is_done=is_done)
 
 

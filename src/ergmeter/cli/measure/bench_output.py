@@ -201,10 +201,10 @@ def report(
     summary: Any = MemoryTable(most=most) if memory else Overview(most=most)
     view: Any = bench_memory if memory else bench_report
     with ExitStack() as stack:
-        takers: list[Any] = [summary, *([pictured] if page else [])]
-        takers += [stack.enter_context(tables.TableWriter(path)) for path in exports]
+        takers: list[Any] = [summary.add, *([pictured.add] if page else [])]
+        takers += [stack.enter_context(tables.table_writer(path)) for path in exports]
         if fms_directory is not None:
-            takers.append(stack.enter_context(fms.FmsWriter(fms_directory)))
+            takers.append(stack.enter_context(fms.fms_writer(fms_directory)))
         if as_json:
             _echo_list(
                 document
@@ -228,8 +228,8 @@ def report(
 
 def _handed_on(batches: Iterable[pa.Table], takers: Sequence[Any]) -> Iterator[pa.Table]:
     for batch in batches:
-        for taker in takers:
-            taker.add(batch)
+        for add in takers:
+            add(batch)
         yield batch
 
 

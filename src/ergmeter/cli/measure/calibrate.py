@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from ergmeter.cli.measure.torch_workload import INTERRUPTED, progress_bar, workload
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import ModuleType
-
     from ergmeter.hardware.calibration import Calibration
-    from ergmeter.workloads.calibration import CalibrationProgress
-
-_INTERRUPTED = 130  # what a shell gives a program that Ctrl-C ended
 
 
 @click.command()
@@ -47,12 +42,12 @@ def command(device: str, quick: bool, out: Path | None, as_json: bool, quiet: bo
     erg calibrate
     erg calibrate --device all --json
     """
-    calibrate = _workload()
+    calibrate = workload("calibration", what="erg calibrate")
     pace = calibrate.QUICK if quick else calibrate.FULL
     results: list[Calibration] = []
     for target in calibrate.targets(device):
-        with _progress(f"measuring {target.device.name}", quiet=quiet) as tell:
-            calibration = calibrate.run(target, pace=pace, tell=tell)
+        with progress_bar(f"measuring {target.device.name}", quiet=quiet) as show:
+            calibration = calibrate.run(target, pace=pace, tell=show)
         results.append(calibration)
         where = stored_line(calibration, out)
         if not as_json:
@@ -63,42 +58,7 @@ def command(device: str, quick: bool, out: Path | None, as_json: bool, quiet: bo
             break
     if as_json:
         click.echo(json.dumps([result.as_json() for result in results], indent=1, allow_nan=False))
-    return _INTERRUPTED if results[-1].interrupted else 0
-
-
-def _workload() -> ModuleType:
-    from ergmeter.errors import PluginError
-
-    try:
-        from ergmeter.workloads import calibration as calibrate
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise PluginError("erg calibrate needs torch: pip install 'ergmeter[torch]'") from error
-    return calibrate
-
-
-@contextmanager
-def _progress(what: str, *, quiet: bool) -> Iterator[Callable[[CalibrationProgress], None]]:
-    """What shows the ticks: a bar on a terminal, one line before it all where there is none."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        if not quiet:
-            click.echo(what, err=True)
-        yield lambda _tick: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(30), TextColumn("{task.fields[now]}"))
-    # Drawn at each tick and not in between: drawing takes processor time from what is measured.
-    with Progress(*columns, console=console, auto_refresh=False, transient=True) as bar:
-        task = bar.add_task(what, now="")
-
-        def tell(tick: CalibrationProgress) -> None:
-            bar.update(task, total=tick.of, completed=tick.done, now=tick.what, refresh=True)
-
-        yield tell
+    return INTERRUPTED if results[-1].interrupted else 0
 
 
 def stored_line(calibration: Calibration, out: Path | None) -> str:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import ModuleType
+from ergmeter.cli.measure.torch_workload import INTERRUPTED, progress_bar, workload
 
+if TYPE_CHECKING:
     from ergmeter.records import Summary
     from ergmeter.workloads.demo_training import DemoOutcome, DemoProgress
-
-_INTERRUPTED = 130  # what a shell gives a program that Ctrl-C ended
 
 _THREE_COUNTS = {
     "throughput.computed_tokens_per_s": "computed (padding included)",
@@ -63,50 +59,19 @@ def command(seconds: int, out: Path | None, device: str, as_json: bool, quiet: b
     erg demo
     erg demo --seconds 60 --device cpu --out runs/first
     """
-    demo = _workload()
+    demo = workload("demo_training", what="the demo")
     where = demo.device_named(device)
     parameters = demo.size_for(where).model.parameters
     what = f"training {parameters / 1e6:.1f} M parameters on {where.type} for {seconds} s"
-    with _progress(what, seconds, quiet=quiet) as tell:
-        outcome: DemoOutcome = demo.run(seconds, device=where, out=out, tell=tell)
-    _show(outcome, as_json=as_json, hints=not quiet)
-    return _INTERRUPTED if outcome.interrupted else 0
-
-
-def _workload() -> ModuleType:
-    from ergmeter.errors import PluginError
-
-    try:
-        from ergmeter.workloads import demo_training
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise PluginError("the demo needs torch: pip install 'ergmeter[torch]'") from error
-    return demo_training
-
-
-@contextmanager
-def _progress(what: str, seconds: int, *, quiet: bool) -> Iterator[Callable[[DemoProgress], None]]:
-    """What shows the ticks: a bar on a terminal, one line before it all where there is none."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        if not quiet:
-            click.echo(what, err=True)
-        yield lambda _tick: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(30), TextColumn("{task.fields[now]}"))
-    # Drawing takes processor time from what is measured, so: seldom.
-    with Progress(*columns, console=console, refresh_per_second=4, transient=True) as bar:
-        task = bar.add_task(what, total=seconds, now="")
+    with progress_bar(what, quiet=quiet, refresh_per_second=4) as show:
 
         def tell(tick: DemoProgress) -> None:
             now = f"{tick.elapsed_s:3.0f} s  step {tick.steps}  loss {tick.loss:.2f}"
-            bar.update(task, completed=tick.elapsed_s, now=now)
+            show(tick.elapsed_s, seconds, now)
 
-        yield tell
+        outcome: DemoOutcome = demo.run(seconds, device=where, out=out, tell=tell)
+    _show(outcome, as_json=as_json, hints=not quiet)
+    return INTERRUPTED if outcome.interrupted else 0
 
 
 def _show(outcome: DemoOutcome, *, as_json: bool, hints: bool) -> None:

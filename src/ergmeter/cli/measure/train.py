@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ergmeter.cli.measure.torch_workload import progress_bar
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -152,27 +154,16 @@ def _workload(config: SftConfig) -> Any:  # noqa: ANN401  the module
 @contextmanager
 def _progress(config: SftConfig, *, quiet: bool) -> Iterator[Callable[[TrainingProgress], None]]:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
     what = f"{config.model.name} with {config.tuning.backend}"
-    if quiet or not console.is_terminal:
+    if quiet or not Console(stderr=True).is_terminal:
         yield (lambda _tick: None) if quiet else _lines(what)
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(30),
-        TextColumn("{task.fields[now]}"),
-        TimeRemainingColumn(),
-    )
-    # Drawing takes processor time from what is measured, so: seldom.
-    with Progress(*columns, console=console, refresh_per_second=2, transient=True) as bar:
-        task = bar.add_task(what, total=None, now="loading")
+    with progress_bar(what, quiet=False, refresh_per_second=2, shows_remaining=True) as show:
 
         def tell(tick: TrainingProgress) -> None:
             loss = "" if tick.loss is None else f"  loss {tick.loss:.3f}"
-            now = f"step {tick.step} of {tick.steps}{loss}"
-            bar.update(task, total=tick.steps, completed=tick.step, now=now)
+            show(tick.step, tick.steps, f"step {tick.step} of {tick.steps}{loss}")
 
         yield tell
 

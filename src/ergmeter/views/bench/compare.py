@@ -77,7 +77,7 @@ def markdown(comparison: BenchComparison) -> str:
 def csv_text(comparison: BenchComparison) -> str:
     """Return a CSV row for each metric of each cell."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, _CSV, lineterminator="\n")
+    writer = csv.DictWriter(text, _CSV, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     for cell in comparison.cells:
         for metric, figure in cell.figures.items():
@@ -303,15 +303,5 @@ def unit_of(column: str) -> str:
 
 
 def _flat(change: CellChange) -> dict[str, Any]:
-    return {
-        "column": change.column,
-        "ref": change.ref,
-        "new": change.new,
-        "value": change.value,
-        "low": change.low,
-        "high": change.high,
-        "new_runs": change.repeats[0],
-        "ref_runs": change.repeats[1],
-        "noise": change.noise,
-        "basis": change.basis,
-    }
+    new_runs, ref_runs = change.repeats
+    return {**asdict(change), "new_runs": new_runs, "ref_runs": ref_runs}

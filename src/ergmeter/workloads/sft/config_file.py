@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from ergmeter.errors import FormatError, UsageError
+from ergmeter.config_file import (
+    ConfigError,
+    ConfigFile,
+    ConfigModel,
+    Location,
+    closest,
+    dotted,
+    read_yaml,
+    unknown_key,
+    usage_error,
+    validate,
+    with_line,
+)
+from ergmeter.errors import UsageError
 from ergmeter.workloads.sft.config_sections import (
     BUILTIN,
     Data,
-    DataSource,
-    Kind,
     LoraSettings,
     Metrics,
     Model,
-    NotTaken,
     SftConfig,
+    SftSettings,
     Train,
     Tuning,
-    choice,
-    file,
-    flag,
-    is_mapping,
-    modules,
-    nearest,
-    number,
-    whole_number,
-    word,
 )
 
 # Contradictory settings are errors, and the training does not start. Resolving them silently would
@@ -40,7 +39,7 @@ from ergmeter.workloads.sft.config_sections import (
 BUILTIN_TYPES = {"tiny": "causal", "tiny-seq2seq": "seq2seq", "1b": "causal"}
 
 
-def contradictions(config: SftConfig) -> list[str]:
+def contradictions(config: SftSettings) -> list[str]:
     """Yields a line for each contradiction, with what to do."""
     return [line for check in _CHECKS for line in check(config)]
 
@@ -51,13 +50,13 @@ def is_of_bitsandbytes(optim: str) -> bool:
     return "paged" in name or "bnb" in name or ("8bit" in name and name != "adamw_torch_8bit")
 
 
-def _model(config: SftConfig) -> Iterator[str]:
+def _model(config: SftSettings) -> Iterator[str]:
     model = config.model
     if model.is_builtin:
         name = model.name.removeprefix(BUILTIN)
         of = BUILTIN_TYPES.get(name)
         if of is None:
-            near = nearest(name, list(BUILTIN_TYPES))
+            near = closest(name, BUILTIN_TYPES)
             names = ", ".join(f"{BUILTIN}{name}" for name in BUILTIN_TYPES)
             hint = f"did you mean {BUILTIN}{near}?" if near else f"there are {names}"
             yield f"model.name {model.name} is no built-in model; {hint}"
@@ -71,7 +70,7 @@ def _model(config: SftConfig) -> Iterator[str]:
         yield "train.trainer trl trains causal models; for seq2seq write transformers"
 
 
-def _tuning(config: SftConfig) -> Iterator[str]:
+def _tuning(config: SftSettings) -> Iterator[str]:
     tuning, optim = config.tuning, config.train.optim
     if tuning.backend == "torch":
         if tuning.mode == "qlora":
@@ -94,12 +93,12 @@ def _tuning(config: SftConfig) -> Iterator[str]:
         )
 
 
-def _precision(config: SftConfig) -> Iterator[str]:
+def _precision(config: SftSettings) -> Iterator[str]:
     if config.train.fp16 and config.train.bf16:
         yield "train.fp16 and train.bf16 are both true; keep one"
 
 
-def _schedule(config: SftConfig) -> Iterator[str]:
+def _schedule(config: SftSettings) -> Iterator[str]:
     train = config.train
     if train.warmup_ratio and train.warmup_steps:
         yield "train.warmup_ratio and train.warmup_steps are both given; keep one"
@@ -116,7 +115,7 @@ def _schedule(config: SftConfig) -> Iterator[str]:
         yield "train.early_stopping_patience needs train.evaluation_strategy steps or epoch"
 
 
-def _data(config: SftConfig) -> Iterator[str]:
+def _data(config: SftSettings) -> Iterator[str]:
     data, longest = config.data, config.model.max_seq_len
     if data.val_path and not data.train_path and config.task_mode != "cpt_mixed":
         yield "data.val_path without data.train_path: the built-in text has a held-out part itself"
@@ -132,7 +131,7 @@ def _data(config: SftConfig) -> Iterator[str]:
         yield "data.template_path is for sft; task_mode cpt takes text as it is"
 
 
-def _packing(config: SftConfig) -> Iterator[str]:
+def _packing(config: SftSettings) -> Iterator[str]:
     if not config.data.packing:
         return
     if config.model.type == "seq2seq":
@@ -146,7 +145,7 @@ def _packing(config: SftConfig) -> Iterator[str]:
         )
 
 
-def _blocks(config: SftConfig) -> Iterator[str]:
+def _blocks(config: SftSettings) -> Iterator[str]:
     is_cpt = config.task_mode != "sft"
     for name, value in (("block_size", config.block_size), ("pack_factor", config.pack_factor)):
         if value and not is_cpt:
@@ -156,7 +155,7 @@ def _blocks(config: SftConfig) -> Iterator[str]:
         yield f"block_size {config.block_size} is more than model.max_seq_len {longest}"
 
 
-def _mixture(config: SftConfig) -> Iterator[str]:
+def _mixture(config: SftSettings) -> Iterator[str]:
     if config.task_mode == "cpt_mixed":
         if not config.datasets:
             yield "task_mode cpt_mixed needs datasets: a list of path, type and weight"
@@ -166,116 +165,10 @@ def _mixture(config: SftConfig) -> Iterator[str]:
         yield f"datasets is for task_mode cpt_mixed; got {config.task_mode}"
 
 
-_CHECKS: tuple[Callable[[SftConfig], Iterator[str]], ...] = (
+_CHECKS: tuple[Callable[[SftSettings], Iterator[str]], ...] = (
     _model, _tuning, _precision, _schedule, _data, _packing, _blocks, _mixture,
 )  # fmt: skip
 
-
-# Keys, their other names, and keys of the original that do nothing here. An unknown key is an
-# error, since `learning_rat: 1e-5` would train with the default. The original's unused keys have
-# messages of their own.
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A key's kind of value, the other names it goes by, and its field where that differs."""
-
-    kind: Kind
-    also: tuple[str, ...] = ()
-    field: str | None = None
-
-
-_WHEN = choice("no", "steps", "epoch")
-# The schedules of transformers that need no further settings.
-_SCHEDULES = choice(
-    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup",
-    "inverse_sqrt",
-)  # fmt: skip
-
-TOP = {
-    "task_mode": Key(choice("sft", "cpt", "cpt_mixed")),
-    "seed": Key(whole_number(0)),
-    "report": Key(flag),
-    "block_size": Key(whole_number(2)),
-    "pack_factor": Key(whole_number(1)),
-}
-MODEL = {
-    "name": Key(word),
-    "local_dir": Key(file),
-    "type": Key(choice("causal", "seq2seq")),
-    "max_seq_len": Key(whole_number(2), ("max_seq_length", "max_length")),
-    "trust_remote_code": Key(flag),
-    "attn_implementation": Key(word, field="attention"),
-}
-TUNING = {
-    "backend": Key(choice("torch", "bnb", "unsloth")),
-    "mode": Key(choice("lora", "qlora", "dora", "full")),
-    "bits": Key(choice(4, 8)),
-}
-LORA = {
-    "r": Key(whole_number(1), ("rank",)),
-    "alpha": Key(whole_number(1), ("lora_alpha",)),
-    "dropout": Key(number(0, below=1), ("lora_dropout",)),
-    "target_modules": Key(modules),
-}
-TRAIN = {
-    "batch_size": Key(whole_number(1), ("per_device_train_batch_size",)),
-    "grad_accum": Key(whole_number(1), ("gradient_accumulation_steps",)),
-    "epochs": Key(number(0, above=True), ("num_train_epochs",)),
-    "max_steps": Key(whole_number(1)),
-    "lr": Key(number(0, above=True), ("learning_rate",)),
-    "lr_scheduler": Key(_SCHEDULES, ("lr_scheduler_type",)),
-    "warmup_ratio": Key(number(0, below=1)),
-    "warmup_steps": Key(whole_number(0), ("num_warmup_steps",)),
-    "weight_decay": Key(number(0)),
-    "max_grad_norm": Key(number(0, above=True)),
-    "fp16": Key(flag),
-    "bf16": Key(flag),
-    "optim": Key(word),
-    "gradient_checkpointing": Key(flag),
-    "evaluation_strategy": Key(_WHEN, ("eval_strategy",)),
-    "eval_steps": Key(whole_number(1)),
-    "save_strategy": Key(_WHEN),
-    "save_steps": Key(whole_number(1)),
-    "save_total_limit": Key(whole_number(1)),
-    "early_stopping_patience": Key(whole_number(1)),
-    "logging_steps": Key(whole_number(1)),
-    "output_dir": Key(file),
-    "resume": Key(flag),
-    "dataloader_workers": Key(whole_number(0), ("dataloader_num_workers",)),
-    "trainer": Key(choice("transformers", "trl")),
-    "tensorboard": Key(flag),
-}
-DATA = {
-    "train_path": Key(file),
-    "val_path": Key(file),
-    "template_path": Key(file),
-    "packing": Key(flag),
-    "pad_to_multiple_of": Key(whole_number(1)),
-    "limit": Key(whole_number(1)),
-}
-METRICS = {
-    "enable_energy_logging": Key(flag),
-    "sample_interval_s": Key(number(0, above=True)),
-    "warmup_s": Key(number(0)),
-    "log_vram_every_s": Key(number(0, above=True)),
-    "results_csv": Key(file),
-    "hf_memory": Key(flag),
-}
-SOURCE = {
-    "name": Key(word),
-    "path": Key(word),
-    "type": Key(choice("cpt", "sft", "chat")),
-    "weight": Key(number(0, above=True)),
-}
-SECTIONS = {
-    "model": MODEL,
-    "tuning": TUNING,
-    "tuning.lora": LORA,
-    "train": TRAIN,
-    "data": DATA,
-    "metrics": METRICS,
-}
 
 # Of the original, with what to do about each.
 NO_USE = {
@@ -296,78 +189,75 @@ NO_USE = {
 }
 
 
-def by_first_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with each key by its first name, so that one file's `lr` lies over another's
-    `learning_rate`. Where a file has both, both stay, for the error."""
-    return _renamed(values, "")
+# By section: other names of keys, which the original and transformers have.
+OTHER_NAMES = {
+    "model": {"max_seq_length": "max_seq_len", "max_length": "max_seq_len"},
+    "tuning.lora": {"rank": "r", "lora_alpha": "alpha", "lora_dropout": "dropout"},
+    "train": {
+        "per_device_train_batch_size": "batch_size",
+        "gradient_accumulation_steps": "grad_accum",
+        "num_train_epochs": "epochs",
+        "learning_rate": "lr",
+        "lr_scheduler_type": "lr_scheduler",
+        "num_warmup_steps": "warmup_steps",
+        "eval_strategy": "evaluation_strategy",
+        "dataloader_num_workers": "dataloader_workers",
+    },
+}
+_SECTIONS: dict[str, type[ConfigModel]] = {
+    "": SftSettings, "model": Model, "tuning": Tuning, "tuning.lora": LoraSettings,
+    "train": Train, "data": Data, "metrics": Metrics,
+}  # fmt: skip
 
 
-def _renamed(values: Mapping[str, Any], section: str) -> dict[str, Any]:
-    keys = SECTIONS.get(section, {})
-    first = {other: name for name, key in keys.items() for other in key.also}
-    result: dict[str, Any] = {}
-    for name, value in values.items():
-        below = f"{section}.{name}" if section else name
-        if below in SECTIONS and isinstance(value, Mapping):
-            result[name] = _renamed(value, below)
-        else:
-            to = first.get(name, name)
-            result[name if to in values else to] = value
-    return result
+def load(path: Path, *, changes: Mapping[str, object] | None = None) -> SftConfig:
+    """Reads a configuration. `changes`: values by dotted key that override the file's."""
+    changes = changes or {}
+    files = list(_with_includes(path, ()))
+    values: dict[str, Any] = {}
+    for file in reversed(files):
+        values = _merged(values, _renamed(file.values, ""))
+    for key, value in changes.items():
+        values = _merged(values, _renamed(_nested(key, value), ""))
+    settings, errors = _checked(values, output_dir=Path("outputs") / path.stem)
+    if settings is None or errors:
+        lines = [
+            error.text if dotted(error.location) in changes else _with_line(error, files)
+            for error in errors
+        ]
+        raise usage_error(path, lines)
+    return SftConfig(path=path, merged=values, **dict(settings))
 
 
-# A YAML file, merged over the file that it includes. YAML accepts a key twice and takes the last;
-# here that is an error that names both lines.
+def errors_in(values: Mapping[str, Any]) -> list[str]:
+    """All that is wrong with the values of a configuration."""
+    _, errors = _checked(_renamed(values, ""), output_dir=Path("outputs"))
+    return [error.text for error in errors]
 
 
-INCLUDE = "include"
-Values = dict[str, Any]
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as quick, where built
+def _checked(
+    values: Mapping[str, Any], *, output_dir: Path
+) -> tuple[SftSettings | None, list[ConfigError]]:
+    defaults = {"model": {}, "train": {"output_dir": output_dir}}
+    present = {key: value for key, value in values.items() if value is not None}
+    settings, errors = validate(SftSettings, _merged(defaults, present), unknown=_unknown)
+    if settings is not None:
+        errors += [ConfigError((), line) for line in contradictions(settings)]
+    return settings, errors
 
 
-class _Once(_Loader):  # type: ignore[misc]
-    """A YAML loader that rejects duplicate keys."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        lines: dict[str, int] = {}
-        for key_node, _ in node.value:
-            key, line = str(key_node.value), key_node.start_mark.line + 1
-            if key in lines and key != "<<":
-                raise FormatError(f"{key!r} stands twice, in lines {lines[key]} and {line}")
-            lines[key] = line
-        return dict(super().construct_mapping(node, deep=deep))
-
-
-def with_includes(path: Path, *, each: Callable[[Values], Values] = dict) -> Values:
-    """Reads a file, merged section by section over the files it includes.
-
-    `each`: what is done to every file's values before they meet those of another.
-    """
-    return _read(path, (), each)
-
-
-def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:
-    """Merges two mappings key by key; the one above wins."""
-    result = dict(below)
-    for key, value in above.items():
-        there = result.get(key)
-        both = isinstance(there, Mapping) and isinstance(value, Mapping)
-        result[key] = merged(there, value) if both else value  # type: ignore[arg-type]
-    return result
-
-
-def _read(path: Path, above: tuple[Path, ...], each: Callable[[Values], Values]) -> Values:
+def _with_includes(path: Path, above: tuple[Path, ...]) -> Iterator[ConfigFile]:
+    """A file, then the file that it includes, and so on."""
     if path.resolve() in above:
         chain = " -> ".join(file.name for file in (*above, path))
         raise UsageError(f"{path}: the files include each other in a circle: {chain}")
-    values = _parsed(path)
-    included = values.pop(INCLUDE, None)
-    if included is None:
-        return each(values)
-    if not isinstance(included, str):
+    file = read_yaml(path)
+    included = file.values.pop("include", None)
+    yield file
+    if isinstance(included, str):
+        yield from _with_includes(_included_path(included, path), (*above, path.resolve()))
+    elif included is not None:
         raise UsageError(f"{path}: include must be the path of one YAML file; got {included!r}")
-    below = _read(_included_path(included, path), (*above, path.resolve()), each)
-    return merged(below, each(values))
 
 
 def _included_path(included: str, path: Path) -> Path:
@@ -379,183 +269,61 @@ def _included_path(included: str, path: Path) -> Path:
     raise UsageError(f"{path}: include: {included} is neither at {beside} nor at {here.resolve()}")
 
 
-def _parsed(path: Path) -> Values:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise UsageError(f"no configuration at {path}") from error
-    except (IsADirectoryError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not a YAML file: {error}") from error
-    try:
-        values = yaml.load(text, _Once)
-    except FormatError as error:
-        raise FormatError(f"{path}: {error}") from None
-    except yaml.MarkedYAMLError as error:
-        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise FormatError(f"{path}{line}: not YAML: {error.problem or error.context}") from error
-    except yaml.YAMLError as error:
-        raise FormatError(f"{path}: not YAML: {error}") from error
-    if values is None:
-        return {}
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise FormatError(f"{path} holds no sections (model:, train:, ...), so it is no training")
-    return values
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merges two mappings key by key; the one above wins."""
+    result = dict(below)
+    for key, value in above.items():
+        lower = result.get(key)
+        both = isinstance(lower, Mapping) and isinstance(value, Mapping)
+        result[key] = _merged(lower, value) if both else value  # type: ignore[arg-type]
+    return result
 
 
-_BUILTIN_DATA = "builtin"
-_PARTS = ("model", "tuning", "train", "data", "metrics", "datasets")
-_MAX_QUOTED = 60
+def _nested(key: str, value: object) -> dict[str, Any]:
+    first, _, rest = key.partition(".")
+    return {first: _nested(rest, value) if rest else value}
 
 
-def load(path: Path, *, changes: Mapping[str, object] | None = None) -> SftConfig:
-    """Reads a configuration. `changes`: values by dotted key that override the file's."""
-    values = with_includes(path, each=by_first_names)
-    for key, value in (changes or {}).items():
-        values = merged(values, by_first_names(_nested(key, value)))
-    reading = _Reading()
-    config = reading.config(values, path)
-    wrong = [*reading.wrong, *(contradictions(config) if config else ())]
-    if wrong:
-        more = f" (and {len(wrong) - 1} more: {'; '.join(wrong[1:])})" if wrong[1:] else ""
-        raise UsageError(f"{path}: {wrong[0]}{more}")
-    assert config is not None
-    return config
+def _renamed(values: Mapping[str, Any], section: str) -> dict[str, Any]:
+    """Each key by its first name, so that one file's `lr` overrides another's `learning_rate`.
+
+    Where a file has both, both stay, for the error.
+    """
+    first_names = OTHER_NAMES.get(section, {})
+    result: dict[str, Any] = {}
+    for name, value in values.items():
+        inner = f"{section}.{name}".lstrip(".")
+        if inner in _SECTIONS and isinstance(value, Mapping):
+            result[name] = _renamed(value, inner)
+        else:
+            first = first_names.get(name, name)
+            result[name if first in values else first] = value
+    return result
 
 
-def _nested(key: str, value: object) -> Values:
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    assert isinstance(value, dict)
-    return value
-
-
-@dataclass(slots=True)
-class _Reading:
-    """One pass over a file that collects its values and all its errors."""
-
-    wrong: list[str] = field(default_factory=list)
-
-    def config(self, values: Values, path: Path) -> SftConfig | None:
-        """All sections, or None if a required key is missing."""
-        top = self.section(values, "", TOP, inside=_PARTS)
-        model = self.part(values, "model", MODEL)
-        tuning = self.part(values, "tuning", TUNING, inside=("lora",))
-        train = self.part(values, "train", TRAIN)
-        data = self.part(values, "data", DATA)
-        lora = self.part(values.get("tuning"), "tuning.lora", LORA)
-        metrics = self.part(values, "metrics", METRICS)
-        datasets = self.sources(values.get("datasets"))
-        if tuning.get("mode") == "qlora":
-            tuning.setdefault("bits", 4)
-        if "name" not in model:
-            if not any(line.startswith("model") for line in self.wrong):
-                self.wrong.append(
-                    "model.name is missing: a name on the hub, a folder, or builtin:tiny"
-                )
-            return None
-        return SftConfig(
-            path=path,
-            merged=values,
-            model=Model(**model),
-            tuning=Tuning(**tuning, lora=LoraSettings(**lora)),
-            train=Train(**{"output_dir": Path("outputs") / path.stem, **train}),
-            data=Data(**data),
-            metrics=Metrics(**metrics),
-            datasets=datasets,
-            **top,
-        )
-
-    def part(
-        self, values: object, name: str, keys: Mapping[str, Key], inside: tuple[str, ...] = ()
-    ) -> dict[str, Any]:
-        """The fields of a section that may be absent."""
-        value = values.get(name.rpartition(".")[2]) if isinstance(values, Mapping) else None
-        if value is None:
-            return {}
-        if not is_mapping(value):
-            self.wrong.append(
-                f"{name} must be a section of keys and values; got {_value_text(value)}"
-            )
-            return {}
-        return self.section(value, f"{name}.", keys, inside)
-
-    def section(
-        self,
-        values: Mapping[Any, Any],
-        prefix: str,
-        keys: Mapping[str, Key],
-        inside: tuple[str, ...] = (),
-    ) -> dict[str, Any]:
-        """Fields by their name. A key without a value stands for the default."""
-        by_name = {name: key for key, declared in keys.items() for name in (key, *declared.also)}
-        fields: dict[str, Any] = {}
-        written: dict[str, str] = {}
-        for name, value in values.items():
-            if name in inside:
-                continue
-            key = by_name.get(name)
-            if key is None:
-                self.wrong.append(_unknown(f"{prefix}{name}", [*by_name, *inside]))
-            elif value is not None:
-                if key in written:
-                    self.wrong.append(
-                        f"{prefix}{name} and {prefix}{written[key]} are the same setting; keep one"
-                    )
-                written[key] = name
-                self.read(fields, f"{prefix}{name}", keys[key], key, value)
-        return fields
-
-    def read(self, fields: dict[str, Any], path: str, key: Key, name: str, value: object) -> None:
-        """Reads a value into its field, or records the error."""
-        try:
-            fields[key.field or name] = key.kind(value)
-        except NotTaken as error:
-            self.wrong.append(f"{path} {error}; got {_value_text(value)}")
-
-    def sources(self, values: object) -> tuple[DataSource, ...]:
-        """The data sets of a mixture."""
-        if values is None:
-            return ()
-        if not isinstance(values, list):
-            self.wrong.append(f"datasets must be a list; got {_value_text(values)}")
-            return ()
-        sources = [self.source(value, f"datasets[{number}]") for number, value in enumerate(values)]
-        return tuple(source for source in sources if source is not None)
-
-    def source(self, value: object, where: str) -> DataSource | None:
-        """One data set of a mixture, or None if a required key is missing."""
-        if not isinstance(value, Mapping):
-            self.wrong.append(f"{where} must have keys and values; got {_value_text(value)}")
-            return None
-        fields = self.section(value, f"{where}.", SOURCE)
-        missing = [key for key in ("path", "type") if key not in value]
-        if missing:
-            self.wrong.append(f"{where}.{missing[0]} is missing")
-        if not fields.keys() >= {"path", "type"}:
-            return None
-        path = None if fields["path"] == _BUILTIN_DATA else Path(fields["path"]).expanduser()
-        kind = "cpt" if fields["type"] == "cpt" else "sft"
-        return DataSource(**{**fields, "path": path, "type": kind})
-
-
-def _unknown(path: str, siblings: list[str]) -> str:
+def _unknown(location: Location, siblings: Sequence[str]) -> str:
     """The message for an unknown key: the closest match, or the section it belongs to."""
+    path, section, name = dotted(location), dotted(location[:-1]), str(location[-1])
     if path in NO_USE:
         return f"{path} has no use here: {NO_USE[path]}"
-    name = path.rpartition(".")[2]
-    elsewhere = [
-        f"{section}.{name}" if section else name
-        for section, keys in {**SECTIONS, "": TOP}.items()
-        if name in keys or any(name in key.also for key in keys.values())
-    ]
-    if elsewhere:
-        return f"{path} is no key; did you mean {elsewhere[0]}?"
-    near = nearest(name, siblings)
+    others = OTHER_NAMES.get(section, {})
+    if name in others:
+        return f"{path} and {section}.{others[name]} are the same setting; keep one"
+    for elsewhere, model in _SECTIONS.items():
+        if name in model.model_fields or name in OTHER_NAMES.get(elsewhere, {}):
+            return f"{path} is no key; did you mean {elsewhere}.{name}?".replace(" .", " ")
+    near = closest(name, [*siblings, *others])
     if near:
-        return f"{path} is no key; did you mean {path.removesuffix(name)}{near}?"
-    return f"{path} is no key; there are {', '.join(siblings)}"
+        return f"{path} is no key; did you mean {dotted((*location[:-1], near))}?"
+    return unknown_key(location, siblings)
 
 
-def _value_text(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}..."
+def _with_line(error: ConfigError, files: Sequence[ConfigFile]) -> str:
+    """The error with its line, which may have another name of the key."""
+    *section, name = error.location or ("",)
+    others = OTHER_NAMES.get(dotted(tuple(section)), {})
+    names = [name, *(other for other, first in others.items() if first == name)]
+    written = next(
+        (other for other in names if any(file.line((*section, other)) for file in files)), name
+    )
+    return with_line(ConfigError((*section, written), error.text), files)

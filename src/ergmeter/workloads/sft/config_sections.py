@@ -1,4 +1,4 @@
-"""The sections of a training's configuration, and the readers of their values.
+"""The sections of a training's configuration.
 
 Every key that can be written has a field here, and the training reads these fields. In the
 original, precision, optimizer and steps were in the file and in the ledger, and the trainer got
@@ -7,141 +7,79 @@ none of them.
 
 from __future__ import annotations
 
-import difflib
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
-# Value readers: each returns the value, or raises with what it should have been. To YAML `2e-4`
-# without a dot is text, and `no` is False. So a number may be written as text, and a choice that
-# has "no" accepts False.
+from pydantic import BeforeValidator, Field, StrictBool, StringConstraints, model_validator
 
+from ergmeter.config_file import ConfigModel
 
-class NotTaken(Exception):  # noqa: N818  what it is, rather than that it went wrong
-    """A value that the key does not accept. The text says what it accepts."""
+BUILTIN = "builtin:"  # a model or a data set that is made here, with no network
 
 
-Kind: TypeAlias = Callable[[Any], Any]
-
-
-def flag(value: object) -> bool:
-    """True or false."""
+def _number(value: object) -> object:
+    """A number that may be written as text: to YAML `2e-4` without a dot is text."""
+    if value == "auto":
+        raise ValueError(
+            "must be a number: `auto` lets each side of a comparison run with another one"
+        )
     if isinstance(value, bool):
-        return value
-    raise NotTaken("must be true or false")
+        raise ValueError("must be a number")  # noqa: TRY004  pydantic takes a ValueError
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value  # for pydantic's error
 
 
-def word(value: object) -> str:
-    """Some text."""
-    if isinstance(value, str) and value.strip():
-        return value
-    raise NotTaken("must be text")
-
-
-def file(value: object) -> Path:
+def _path(value: object) -> Path:
     """A path, from the working directory."""
-    if isinstance(value, str) and value.strip():
+    if isinstance(value, Path) or (isinstance(value, str) and value.strip()):
         return Path(value).expanduser()
-    raise NotTaken("must be a path")
+    raise ValueError("must be a path")
 
 
-def whole_number(least: int) -> Kind:
-    """A reader of whole numbers of at least `least`."""
-
-    def read(value: object) -> int:
-        if value == "auto":
-            raise NotTaken(
-                "must be a number: `auto` lets each side of a comparison run with another one"
-            )
-        number = _number(value)
-        if number is None or not number.is_integer() or number < least:
-            raise NotTaken(f"must be a whole number of {least} or more")
-        return int(number)
-
-    return read
+def _source_path(value: object) -> Path | None:
+    return None if value == "builtin" else _path(value)
 
 
-def number(least: float, *, below: float = math.inf, above: bool = False) -> Kind:
-    """A number from `least` on (`above`: past it) and `below` a limit."""
-    wanted = f"above {least:g}" if above else f"of {least:g} or more"
-    if below < math.inf:
-        wanted += f" and below {below:g}"
-
-    def read(value: object) -> float:
-        parsed = _number(value)
-        if parsed is None or not least <= parsed < below or (above and parsed == least):
-            raise NotTaken(f"must be a number {wanted}")
-        return parsed
-
-    return read
-
-
-def choice(*allowed: str | int) -> Kind:
-    """A reader of one of several values."""
-    names = ", ".join(map(str, allowed))
-
-    def read(value: object) -> str | int:
-        if value is False and "no" in allowed:
-            return "no"
-        if isinstance(value, str | int) and not isinstance(value, bool) and value in allowed:
-            return value
-        near = nearest(str(value), [str(option) for option in allowed])
-        raise NotTaken(f"must be one of {names}" + (f"; did you mean {near}?" if near else ""))
-
-    return read
-
-
-def modules(value: object) -> tuple[str, ...] | None:
+def _layers(value: object) -> object:
     """Names of layers; `auto` leaves the choice to the training."""
     if value == "auto":
         return None
     if isinstance(value, list) and value and all(isinstance(name, str) for name in value):
-        return tuple(value)
-    raise NotTaken("must be a list of layers' names, or auto")
+        return value
+    raise ValueError("must be a list of layers' names, or auto")
 
 
-def nearest(name: str, names: Sequence[str]) -> str | None:
-    """The closest match of a name, or None."""
-    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    return matches[0] if matches else None
+Text = Annotated[str, StringConstraints(pattern=r"\S")]
+FilePath = Annotated[Path, BeforeValidator(_path)]
+Count = Annotated[int, BeforeValidator(_number), Field(ge=1)]
+CountOrZero = Annotated[int, BeforeValidator(_number), Field(ge=0)]
+Length = Annotated[int, BeforeValidator(_number), Field(ge=2)]
+Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+Positive = Annotated[Number, Field(gt=0)]
+NotNegative = Annotated[Number, Field(ge=0)]
+Share = Annotated[Number, Field(ge=0, lt=1)]
+# To YAML `no` is False.
+When = Annotated[
+    Literal["no", "steps", "epoch"], BeforeValidator(lambda when: "no" if when is False else when)
+]
+# The schedules of transformers that need no further settings.
+Schedule = Literal[
+    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup",
+    "inverse_sqrt",
+]  # fmt: skip
 
 
-def is_mapping(value: object) -> bool:
-    """Whether it has keys and values."""
-    return isinstance(value, Mapping)
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-BUILTIN = "builtin:"  # a model or a data set that is made here, with no network
-
-TaskMode = Literal["sft", "cpt", "cpt_mixed"]
-ModelType = Literal["causal", "seq2seq"]
-Backend = Literal["torch", "bnb", "unsloth"]
-Mode = Literal["lora", "qlora", "dora", "full"]
-When = Literal["no", "steps", "epoch"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class Model(ConfigModel):
     """The model: "builtin:tiny" and its kin, a folder, or a name on the hub."""
 
-    name: str
-    local_dir: Path | None = None
-    type: ModelType = "causal"
-    max_seq_len: int = 512
-    trust_remote_code: bool = False
-    attention: str | None = None  # attn_implementation; None: what transformers chooses
+    name: Text = Field(description="a name on the hub, a folder, or builtin:tiny")
+    local_dir: FilePath | None = None
+    type: Literal["causal", "seq2seq"] = "causal"
+    max_seq_len: Length = 512
+    trust_remote_code: StrictBool = False
+    attn_implementation: Text | None = None  # None: what transformers chooses
 
     @property
     def is_builtin(self) -> bool:
@@ -149,108 +87,105 @@ class Model:
         return self.name.startswith(BUILTIN)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoraSettings:
+class LoraSettings(ConfigModel):
     """The adapters' shape. `target_modules` None: every linear layer but the head."""
 
-    r: int = 32
-    alpha: int = 32
-    dropout: float = 0.05
-    target_modules: tuple[str, ...] | None = None
+    r: Count = 32
+    alpha: Count = 32
+    dropout: Share = 0.05
+    target_modules: Annotated[tuple[str, ...] | None, BeforeValidator(_layers)] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tuning:
+class Tuning(ConfigModel):
     """What is trained, and by which library. `bits` None: weights are not quantised."""
 
-    backend: Backend = "torch"
-    mode: Mode = "lora"
+    backend: Literal["torch", "bnb", "unsloth"] = "torch"
+    mode: Literal["lora", "qlora", "dora", "full"] = "lora"
     bits: Literal[4, 8] | None = None
-    lora: LoraSettings = field(default_factory=LoraSettings)
+    lora: LoraSettings = LoraSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bits_of_qlora(cls, values: Any) -> Any:  # noqa: ANN401  of YAML
+        is_qlora = isinstance(values, dict) and values.get("mode") == "qlora"
+        return {**values, "bits": values.get("bits") or 4} if is_qlora else values
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Train:
+class Train(ConfigModel):
     """The training. Batches are those of one device."""
 
-    output_dir: Path
-    batch_size: int = 4
-    grad_accum: int = 1
-    epochs: float = 1.0
-    max_steps: int | None = None
-    lr: float = 2e-4
-    lr_scheduler: str = "linear"
-    warmup_ratio: float = 0.0
-    warmup_steps: int | None = None
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    fp16: bool = False
-    bf16: bool = False
-    optim: str = "adamw_torch"
-    gradient_checkpointing: bool = False
+    output_dir: FilePath
+    batch_size: Count = 4
+    grad_accum: Count = 1
+    epochs: Positive = 1.0
+    max_steps: Count | None = None
+    lr: Positive = 2e-4
+    lr_scheduler: Schedule = "linear"
+    warmup_ratio: Share = 0.0
+    warmup_steps: CountOrZero | None = None
+    weight_decay: NotNegative = 0.0
+    max_grad_norm: Positive = 1.0
+    fp16: StrictBool = False
+    bf16: StrictBool = False
+    optim: Text = "adamw_torch"
+    gradient_checkpointing: StrictBool = False
     evaluation_strategy: When = "no"
-    eval_steps: int | None = None
+    eval_steps: Count | None = None
     save_strategy: When = "no"
-    save_steps: int | None = None
-    save_total_limit: int | None = None
-    early_stopping_patience: int | None = None
-    logging_steps: int = 10
-    resume: bool = False
-    dataloader_workers: int = 0
-    tensorboard: bool = False
+    save_steps: Count | None = None
+    save_total_limit: Count | None = None
+    early_stopping_patience: Count | None = None
+    logging_steps: Count = 10
+    resume: StrictBool = False
+    dataloader_workers: CountOrZero = 0
+    tensorboard: StrictBool = False
     trainer: Literal["transformers", "trl"] = "transformers"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Data:
+class Data(ConfigModel):
     """The text. `train_path` None: the built-in data set, with its own held-out part."""
 
-    train_path: Path | None = None
-    val_path: Path | None = None
-    template_path: Path | None = None
-    packing: bool = False
-    pad_to_multiple_of: int | None = None
-    limit: int | None = None
+    train_path: FilePath | None = None
+    val_path: FilePath | None = None
+    template_path: FilePath | None = None
+    packing: StrictBool = False
+    pad_to_multiple_of: Count | None = None
+    limit: Count | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataSource:
+class DataSource(ConfigModel):
     """One of several data sets in a mixture. `path` None: the built-in one."""
 
-    path: Path | None
-    type: Literal["cpt", "sft"]
-    weight: float = 1.0
-    name: str | None = None
+    path: Annotated[Path | None, BeforeValidator(_source_path)]
+    type: Literal["cpt", "sft", "chat"]  # chat is sft
+    weight: Positive = 1.0
+    name: Text | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics:
+class Metrics(ConfigModel):
     """What is measured beside the training."""
 
-    enable_energy_logging: bool = True
-    sample_interval_s: float = 0.05
-    warmup_s: float = 60.0
-    log_vram_every_s: float = 1.0
-    results_csv: Path = Path("outputs/energy_results.csv")
-    hf_memory: bool = False  # the Trainer's own tracker, whose thread may cost half the speed
+    enable_energy_logging: StrictBool = True
+    sample_interval_s: Positive = 0.05
+    warmup_s: NotNegative = 60.0
+    log_vram_every_s: Positive = 1.0
+    results_csv: FilePath = Path("outputs/energy_results.csv")
+    hf_memory: StrictBool = False  # the Trainer's own tracker, whose thread may cost half the speed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SftConfig:
-    """A whole configuration, checked. `merged`: the keys and values that it was read from."""
+class SftSettings(ConfigModel):
+    """All that a configuration file may have."""
 
-    path: Path
-    merged: dict[str, object]
     model: Model
-    tuning: Tuning
     train: Train
-    data: Data
-    metrics: Metrics
-    task_mode: TaskMode = "sft"
-    seed: int = 42
-    report: bool = True
-    block_size: int | None = None
-    pack_factor: int | None = None
+    tuning: Tuning = Tuning()
+    data: Data = Data()
+    metrics: Metrics = Metrics()
+    task_mode: Literal["sft", "cpt", "cpt_mixed"] = "sft"
+    seed: CountOrZero = 42
+    report: StrictBool = True
+    block_size: Length | None = None
+    pack_factor: Count | None = None
     datasets: tuple[DataSource, ...] = ()
 
     @property
@@ -261,3 +196,10 @@ class SftConfig:
         if self.task_mode == "cpt_mixed":
             return all(source.path is None for source in self.datasets)
         return self.data.train_path is None
+
+
+class SftConfig(SftSettings):
+    """A checked configuration. `merged`: the keys and values that it was read from."""
+
+    path: Path
+    merged: dict[str, Any]

@@ -17,9 +17,9 @@ from typing import Any
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from ergmeter.config_file import closest
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.workloads import demo_text as tales
-from ergmeter.workloads.sft.config_sections import nearest
 
 ROLES = ("system", "user", "assistant")
 FORMATS = (
@@ -353,7 +353,7 @@ class TemplateFile:
         names = _NAMED.findall(written)
         for name in names:
             if name not in _NAMES:
-                near = nearest(name, _NAMES)
+                near = closest(name, _NAMES)
                 hint = f"did you mean {{{near}}}?" if near else f"there are {', '.join(_NAMES)}"
                 raise UsageError(f"{self._path}: {{{name}}} is no placeholder; {hint}")
         if not _QUESTION & set(names):

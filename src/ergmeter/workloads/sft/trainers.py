@@ -7,7 +7,6 @@ more work for one backend than for the other; `train.trainer: trl` asks for it.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import math
@@ -17,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ergmeter.config_file import hint
 from ergmeter.errors import PluginError, UsageError
+from ergmeter.workloads.sft.config_file import is_of_bitsandbytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +67,7 @@ def check(config: SftConfig) -> None:
     if train.bf16 and cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name()
         raise UsageError(f"train.bf16: {name} does not compute in bf16; use train.fp16")
-    if "bnb" in train.optim or "8bit" in train.optim or "paged" in train.optim or tuning.bits:
+    if is_of_bitsandbytes(train.optim) or tuning.bits:
         _there("bitsandbytes", "this optimizer" if not tuning.bits else "quantised weights")
     if "paged" in train.optim and not cuda:
         raise UsageError(
@@ -118,11 +119,12 @@ def _plain(config: SftConfig, path: Path | str) -> LoadedModel:
         "seq2seq": transformers.AutoModelForSeq2SeqLM,
     }
     options: dict[str, Any] = {"dtype": _weights_dtype(config)}
-    if config.model.attention:
-        options["attn_implementation"] = config.model.attention
+    if config.model.attn_implementation:
+        options["attn_implementation"] = config.model.attn_implementation
     if config.tuning.bits:
         options["quantization_config"] = _quantised(config, transformers)
-        options["device_map"] = {"": torch.cuda.current_device() if _on_gpu() else "cpu"}
+        where = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
+        options["device_map"] = {"": where}
     trust = config.model.trust_remote_code
     model = _loaded(
         kinds[config.model.type].from_pretrained, path, trust_remote_code=trust, **options
@@ -228,9 +230,7 @@ def _by_unsloth(config: SftConfig, path: Path | str) -> LoadedModel:
 
 
 def _check_unsloth(config: SftConfig) -> None:
-    if config.model.type != "causal":
-        raise UsageError("tuning.backend unsloth trains causal models; model.type is seq2seq")
-    if config.model.attention:
+    if config.model.attn_implementation:
         raise UsageError(
             "model.attn_implementation: Unsloth chooses its own attention; leave it out"
         )
@@ -255,18 +255,12 @@ def _check_optimizer(name: str) -> None:
         name.value for name in importlib.import_module("transformers.training_args").OptimizerNames
     ]
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(names))}"
-        raise UsageError(f"train.optim: transformers has no {name!r}; {hint}")
+        raise UsageError(f"train.optim: transformers has no {name!r}; {hint(name, sorted(names))}")
 
 
 def _there(package: str, what: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise PluginError(f"{what} needs {package}: pip install 'ergmeter[train]'")
-
-
-def _on_gpu() -> bool:
-    return torch.cuda.is_available()
 
 
 # TrainingArguments get each field by name. A field that this version of transformers does not have
