@@ -11,6 +11,7 @@ on white.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -157,15 +158,61 @@ def scale_for(unit: str, most: float) -> Scale:
     return Scale(factor, prefix + unit)
 
 
+# Parts of specifications.
+
+
+BY_COLOUR = {"field": "colour", "type": "nominal", "scale": None, "legend": None}
+BY_SHAPE = {**BY_COLOUR, "field": "shape"}
+
+
 def framed(description: str, height: int, layers: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a specification of these layers, as wide as its container."""
+    """Return a specification of these layers, as wide as its container.
+
+    Layers without data are left out: Vega warns about them.
+    """
     return {
         "description": description,
         "width": "container",
         "height": height,
         "autosize": {"type": "fit-x", "contains": "padding"},
-        "layer": layers,
+        "layer": [layer for layer in layers if layer["data"].get("values", True)],
     }
+
+
+def layer(
+    name: str,
+    values: list[dict[str, Any]] | None,
+    mark: dict[str, Any],
+    encoding: dict[str, Any],
+    **more: Any,  # noqa: ANN401  further fields of the layer
+) -> dict[str, Any]:
+    """Return a layer with its data; with None, the data that an earlier layer has by this name."""
+    data = {"name": name} if values is None else {"name": name, "values": values}
+    return {"data": data, "mark": {**mark, "aria": False}, "encoding": encoding, **more}
+
+
+def quantity(field: str, title: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return the encoding of a quantitative field, such as an axis or a line of a tooltip."""
+    return {"field": field, "type": "quantitative", "title": title, **more}
+
+
+def tooltip(titles: Mapping[str, str], **formats: str) -> list[dict[str, Any]]:
+    """Return a tooltip: titles by field, and d3 formats of some fields."""
+    return [
+        {"field": field, "title": title, **({"format": formats[field]} if field in formats else {})}
+        for field, title in titles.items()
+    ]
+
+
+def nominal_colours(field: str, colours: Mapping[str, str]) -> dict[str, Any]:
+    """Return the colour encoding of a field: CSS colours by value."""
+    scale = {"domain": list(colours), "range": list(colours.values())}
+    return {"field": field, "type": "nominal", "scale": scale}
+
+
+def rounded(value: float, scale: Scale) -> float | None:
+    """Return a value on its axis with six digits; None for a NaN, which breaks a line."""
+    return None if math.isnan(value) else float(f"{value / scale.factor:.6g}")
 
 
 def chart_of(

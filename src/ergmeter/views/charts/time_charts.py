@@ -6,7 +6,6 @@ The phase strip above them merges steps closer than a pixel into one span with i
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
@@ -16,16 +15,31 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import timeline
 from ergmeter.metrics.device_energy import boundary
 from ergmeter.metrics.evidence.samples import sampled, why_absent
-from ergmeter.units import duration, significant
-from ergmeter.views.charts.chart import SERIES, Chart, Scale, Table, chart_of, framed, scale_for
+from ergmeter.units import duration, grouped, significant
+from ergmeter.views.charts.chart import (
+    SERIES,
+    Chart,
+    Scale,
+    Table,
+    chart_of,
+    framed,
+    layer,
+    nominal_colours,
+    quantity,
+    rounded,
+    scale_for,
+)
 from ergmeter.views.charts.time_axis import (
     LEFT,
     NO_TITLE,
+    dots,
     ground,
     line_layers,
     marks_left_out,
     marks_of,
     time_axis,
+    value_axis,
+    value_words,
     zoom,
 )
 
@@ -58,16 +72,10 @@ def phase_chart(evidence: Evidence) -> Chart:
         evidence.work  # noqa: B018  says why there are no steps
         raise NotMeasurable("no span was recorded")
     order = [*(_PHASES[span.phase] for span in spans), *(["marks"] if marks else [])]
-    y = {
-        "field": "phase",
-        "type": "nominal",
-        "title": NO_TITLE,
-        "sort": order,
-        "scale": {"domain": order},
-        "axis": LEFT,
-    }
+    y = {"field": "phase", "type": "nominal", "title": NO_TITLE, "sort": order}
+    y |= {"scale": {"domain": order}, "axis": LEFT}
     x = time_axis(evidence)
-    layers = [*ground(evidence), _span_layer(spans, x, y), *_mark_points(marks, x, y)]
+    layers = [*ground(evidence), _span_layer(spans, x, y), _mark_points(marks, x, y)]
     described = ", ".join(f"{int(span.counts.sum())} {_PHASES[span.phase]}" for span in spans)
     spec = framed(f"phases over time: {described}", 26 * len(order), layers)
     ranks = len(evidence.all_steps.lanes)
@@ -80,41 +88,26 @@ def phase_chart(evidence: Evidence) -> Chart:
 def _span_layer(
     spans: Sequence[timeline.PhaseSpans], x: dict[str, Any], y: dict[str, Any]
 ) -> dict[str, Any]:
+    colours = dict(zip(_PHASES.values(), SERIES, strict=False))
     names = [_PHASES[span.phase] for span in spans]
-    places = list(_PHASES.values())
-    colour = {
-        "field": "phase",
-        "type": "nominal",
-        "legend": None,
-        "scale": {"domain": names, "range": [SERIES[places.index(name)] for name in names]},
+    colour = {**nominal_colours("phase", {name: colours[name] for name in names}), "legend": None}
+    encoding = {
+        "x": x,
+        "x2": {"field": "e"},
+        "y": y,
+        "color": colour,
+        "stroke": colour,
+        # Adjacent steps alternate in shade: a line between them would hide short ones.
+        "opacity": {"condition": {"test": "datum.odd === 1", "value": 0.65}, "value": 1},
+        "tooltip": [
+            {"field": "phase", "title": "phase"},
+            quantity("t", "from, s", format=".6~g"),
+            quantity("e", "to, s", format=".6~g"),
+            quantity("spans", "spans"),
+        ],
     }
-    seconds = {"type": "quantitative", "format": ".6~g"}
-    return {
-        "data": {"name": "points", "values": _span_rows(spans)},
-        "mark": {
-            "type": "rect",
-            "clip": True,
-            "height": {"band": 0.7},
-            "aria": False,
-            "strokeWidth": 0.5,
-        },
-        "params": [zoom()],
-        "encoding": {
-            "x": x,
-            "x2": {"field": "e"},
-            "y": y,
-            "color": colour,
-            "stroke": colour,
-            # Adjacent steps alternate in shade: a line between them would hide short ones.
-            "opacity": {"condition": {"test": "datum.odd === 1", "value": 0.65}, "value": 1},
-            "tooltip": [
-                {"field": "phase", "title": "phase"},
-                {"field": "t", "title": "from, s", **seconds},
-                {"field": "e", "title": "to, s", **seconds},
-                {"field": "spans", "title": "spans", "type": "quantitative"},
-            ],
-        },
-    }
+    mark = {"type": "rect", "clip": True, "height": {"band": 0.7}, "strokeWidth": 0.5}
+    return layer("points", _span_rows(spans), mark, encoding, params=[zoom()])
 
 
 def _span_rows(spans: Sequence[timeline.PhaseSpans]) -> list[dict[str, Any]]:
@@ -152,35 +145,16 @@ def _phase_table(spans: Sequence[timeline.PhaseSpans], marks: Sequence[dict[str,
 
 def _mark_points(
     marks: list[dict[str, Any]], x: dict[str, Any], y: dict[str, Any]
-) -> list[dict[str, Any]]:
-    if not marks:
-        return []
-    return [
-        {
-            "data": {
-                "name": "named_marks",
-                "values": [{**mark, "phase": "marks"} for mark in marks],
-            },
-            "mark": {
-                "type": "point",
-                "shape": "triangle-down",
-                "filled": True,
-                "size": 70,
-                "color": "var(--mark)",
-                "clip": True,
-                "aria": False,
-            },
-            "encoding": {
-                "x": x,
-                "y": y,
-                "tooltip": [
-                    {"field": "name", "title": "mark"},
-                    {"field": "detail", "title": "detail"},
-                    {"field": "t", "title": "s", "type": "quantitative", "format": ".6~g"},
-                ],
-            },
-        }
+) -> dict[str, Any]:
+    words = [
+        {"field": "name", "title": "mark"},
+        {"field": "detail", "title": "detail"},
+        quantity("t", "s", format=".6~g"),
     ]
+    rows = [{**mark, "phase": "marks"} for mark in marks]
+    triangle = {"type": "point", "shape": "triangle-down", "filled": True, "size": 70}
+    triangle |= {"color": "var(--mark)", "clip": True}
+    return layer("named_marks", rows, triangle, {"x": x, "y": y, "tooltip": words})
 
 
 _LINES = 8  # that can be told apart
@@ -334,11 +308,7 @@ def _lines_of(evidence: Evidence, kind: _Kind) -> tuple[dict[str, BoundedSeries]
         note += f"; {_LINES} of {len(wanted)} devices are shown"
         wanted = wanted[:_LINES]
     points = _POINTS // max(1, len(wanted))
-    several = {
-        kind_
-        for kind_ in {c.kind for _, c in wanted}
-        if len({d.id for d, c in wanted if c.kind == kind_}) > 1
-    }
+    devices_by_kind = grouped((column.kind, device.id) for device, column in wanted)
     has_several_columns = len({column for _, column in wanted}) > 1
     names = names_of(evidence, [device for device, _ in wanted])
     lines: dict[str, BoundedSeries] = {}
@@ -353,7 +323,7 @@ def _lines_of(evidence: Evidence, kind: _Kind) -> tuple[dict[str, BoundedSeries]
         )
         if line is not None:
             label = column.label
-            if column.kind in several:
+            if len(devices_by_kind[column.kind]) > 1:
                 label = names[device.id] + (f": {label}" if has_several_columns else "")
             lines[label] = line
     return lines, note
@@ -384,23 +354,13 @@ def names_of(evidence: Evidence, devices: Iterable[Device]) -> dict[str, str]:
 def _short_name(device: Device) -> str:
     """Return the name of a device, by its index if the driver has one."""
     index = device.facts.get("index")
-    word = {"gpu": "GPU", "allocator": "allocator", "node": "node", "cpu": "CPU"}.get(
-        device.kind, device.kind
-    )
-    if index is not None:
-        return f"{word} {index}"
-    return f"{word} {device.id[:12]}"
+    word = {"gpu": "GPU", "cpu": "CPU"}.get(device.kind, device.kind)
+    return f"{word} {device.id[:12] if index is None else index}"
 
 
 def _power(evidence: Evidence) -> Chart:
     devices = boundary(evidence)
-    points = _POINTS // min(_LINES, len(devices))
-    power_lines = [
-        (device, timeline.power_line(evidence, device, points=points))
-        for device in devices[:_LINES]
-    ]
-    names = _names(evidence, devices)
-    lines = {names[device.id]: line for device, line in power_lines if line is not None}
+    lines = _device_lines(evidence, devices, timeline.power_line)
     if not lines:
         raise NotMeasurable(f"{devices[0].name} tells energy and no power")
     # By a counter alone, a value holds for the interval that ends with it.
@@ -412,21 +372,24 @@ def _power(evidence: Evidence) -> Chart:
 
 def _energy(evidence: Evidence) -> Chart:
     devices = boundary(evidence)
-    points = _POINTS // min(_LINES, len(devices))
-    names = _names(evidence, devices)
-    lines = {
-        names[device.id]: timeline.energy_line(evidence, device, points=points)
-        for device in devices[:_LINES]
-    }
+    lines = _device_lines(evidence, devices, timeline.energy_line)
     return _chart(
         evidence, "energy", "energy since the first reading", "J", lines, note=_rest(devices)
     )
 
 
-def _names(evidence: Evidence, devices: Sequence[Device]) -> dict[str, str]:
+def _device_lines(
+    evidence: Evidence, devices: Sequence[Device], line_of: Callable[..., BoundedSeries | None]
+) -> dict[str, BoundedSeries]:
+    """Return the lines of the first devices by name; a single device by its full name."""
+    points = _POINTS // min(_LINES, len(devices))
+    names = names_of(evidence, devices)
     if len(devices) == 1:
-        return {devices[0].id: devices[0].name}
-    return names_of(evidence, devices)
+        names = {devices[0].id: devices[0].name}
+    lines = {
+        names[device.id]: line_of(evidence, device, points=points) for device in devices[:_LINES]
+    }
+    return {name: line for name, line in lines.items() if line is not None}
 
 
 def _rest(devices: Sequence[Device]) -> str:
@@ -461,7 +424,11 @@ def _chart(
     if not lines:
         raise NotMeasurable("nothing was read of it in this run")
     scale = scale_for(unit, max(line.highest[0] for line in lines.values()))
-    rows = [row for label, line in lines.items() for row in _rows(label, line, scale)]
+    rows = [
+        {"t": round(t_s, 6), "v": rounded(value, scale), "s": label}
+        for label, line in lines.items()
+        for t_s, value in zip(line.t_s.tolist(), line.values.tolist(), strict=True)
+    ]
     if any(line.is_bounded for line in lines.values()):
         note = "; ".join(filter(None, (note, "lowest and highest of each moment are drawn")))
     unbroken = max(line.unbroken for line in lines.values())
@@ -471,10 +438,28 @@ def _chart(
         f"{label} from {scale.text(line.lowest[0])} to {scale.text(line.highest[0])}"
         for label, line in lines.items()
     )
-    layers = [
-        *ground(evidence),
-        *line_layers(evidence, rows, lines, scale, has_zero=has_zero, is_stepped=is_stepped),
+    axes = {
+        "x": time_axis(evidence),
+        "y": value_axis(rows, scale, has_zero=has_zero),
+        "color": {
+            "field": "s",
+            "type": "nominal",
+            "scale": {"domain": list(lines)},
+            # For files: the page has legends that wrap.
+            "legend": {"columns": {"expr": "max(1, floor(width / 170))"}},
+        },
+    }
+    mark = {
+        "strokeWidth": 1.5,
+        "interpolate": "step-before" if is_stepped else "linear",
+        "point": dots(max(line.readings for line in lines.values()), 14),
+    }
+    words = [
+        {"field": "s", "title": "line"},
+        value_words(scale),
+        quantity("t", "s", format=".6~g"),
     ]
+    layers = [*ground(evidence), *line_layers(rows, mark, axes, words)]
     legend = tuple((label, f"c{number}") for number, label in enumerate(lines, start=1))
     return Chart(
         id_,
@@ -486,17 +471,6 @@ def _chart(
         on_time=True,
         legend=() if list(lines) == [title] else legend,
     )
-
-
-def _rows(label: str, line: BoundedSeries, scale: Scale) -> list[dict[str, Any]]:
-    return [
-        {
-            "t": round(t_s, 6),
-            "v": None if math.isnan(value) else float(f"{value / scale.factor:.6g}"),
-            "s": label,
-        }
-        for t_s, value in zip(line.t_s.tolist(), line.values.tolist(), strict=True)
-    ]
 
 
 def _table(lines: dict[str, BoundedSeries], scale: Scale) -> Table:
