@@ -156,6 +156,10 @@ class Comparison:
         entries = (entry for group in self.groups for entry in group.entries)
         return tuple(dict.fromkeys(line for entry in entries for line in entry.cautions))
 
+    def mean(self, group: Group, measured: Measure) -> Mean:
+        """The mean of a group's runs in one metric. NotMeasurable if there is none."""
+        return mean_of(group, measured, confidence=self.options.confidence)
+
     @property
     def to_compare(self) -> tuple[Group, ...]:
         """The baseline and the groups that are comparable with it."""
@@ -400,7 +404,7 @@ def _without(comparison: Comparison, measured: Measure) -> dict[tuple[str, str],
     lacking: dict[tuple[str, str], list[str]] = {}
     for group in comparison.to_compare:
         try:
-            mean_of(group, measured, confidence=comparison.options.confidence)
+            comparison.mean(group, measured)
         except NotMeasurable as error:
             lacking.setdefault((measured.key, str(error)), []).append(group.name)
     return lacking

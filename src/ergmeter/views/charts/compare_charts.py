@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.compare.comparison import front_axes, impossible_entry, mean_of
+from ergmeter.compare.comparison import front_axes, impossible_entry
 from ergmeter.compare.verdicts import measure
 from ergmeter.errors import NotMeasurable
 from ergmeter.records import Reading
@@ -64,7 +64,7 @@ def pareto_chart(comparison: Comparison) -> Chart:
         raise NotMeasurable(_why_no_front(comparison))
     axes = [measure(key) for key in front.axes]
     means = [
-        (group, [mean_of(group, axis, confidence=comparison.options.confidence) for axis in axes])
+        (group, [comparison.mean(group, axis) for axis in axes])
         for group in comparison.groups
         if group.name in {*front.on, *front.beaten}
     ]
@@ -372,7 +372,7 @@ def _mean_dot(
 ) -> tuple[Dot, str]:
     """Return a group's mean as a dot and a note, or the reason for its absence."""
     try:
-        mean = mean_of(group, measured, confidence=comparison.options.confidence)
+        mean = comparison.mean(group, measured)
     except NotMeasurable as error:
         wrong = impossible_entry(group, measured.key)
         text = "absent" if wrong is None else column_text(wrong.figures[measured.key])
