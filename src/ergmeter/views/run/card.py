@@ -10,7 +10,6 @@ import re
 import shlex
 import textwrap
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,15 +20,17 @@ from rich.text import Text
 
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.evidence.window import BY_NUMBER
-from ergmeter.records import PHASES, Missing, Reading
+from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import FINISHED, IMPORTED, RUNNING
 from ergmeter.units import NO_UNIT, duration, number_of, scaled, significant, tallied
 from ergmeter.views.documents import label_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-    from ergmeter.records import FloatArray, Result, Summary
+    from ergmeter.records import Result, Summary
     from ergmeter.runlog.reader import Run
 
 # The card's metrics by group. Absent metrics marked True keep their row with the reason;
@@ -110,7 +111,6 @@ _GROUPS: dict[str, list[tuple[str, bool]]] = {
 _BASIS_STYLE = {"measured": "green", "derived": "cyan", "reported": "yellow", "assumed": "magenta"}
 _OF_A_LOG = "from a log, which holds no readings of energy, devices or host memory"
 BARS = "▁▂▃▄▅▆▇█"
-_OTHER_LOSS = re.compile("eval|val|test|load_balancing|aux|z_")
 _CELLS = 46  # bars, so that both ends of the curve fit beside them in 80 columns
 _TITLE_CHARACTERS = 27  # of a title; longer ones wrap
 # In a short recording most of the overhead is Python's start, so it is not representative.
@@ -363,15 +363,11 @@ def _remarks(notes: tuple[str, ...]) -> Table:
     return lines
 
 
-def curve_bars(values: FloatArray, cells: int) -> str:
+def curve_bars(values: Sequence[float], cells: int) -> str:
     """Return at most `cells` bars from the lowest to the highest mean of equal parts."""
-    import numpy as np  # noqa: PLC0415
+    from ergmeter.metrics.short_curves import levels  # noqa: PLC0415  numpy
 
-    edges = np.linspace(0, len(values), min(cells, len(values)) + 1).astype(int)
-    means = np.array([values[a:b].mean() for a, b in pairwise(edges)])
-    low, high = float(means.min()), float(means.max())
-    level = (means - low) / (high - low) if high > low else np.zeros(len(means))
-    return "".join(BARS[round(float(x) * (len(BARS) - 1))] for x in level)
+    return "".join(BARS[round(level * (len(BARS) - 1))] for level in levels(values, cells))
 
 
 def loss_curve(run: Run, *, is_lost: bool = False) -> Text | None:
@@ -379,48 +375,16 @@ def loss_curve(run: Run, *, is_lost: bool = False) -> Text | None:
 
     `is_lost`: the loss became NaN after its last number.
     """
-    import numpy as np  # noqa: PLC0415
+    from ergmeter.metrics.short_curves import losses  # noqa: PLC0415  numpy
 
-    from ergmeter.metrics.evidence.steps import read_steps  # noqa: PLC0415
-
-    steps, label, is_printed = read_steps(run), "loss  ", "imported" in run.header
-    # Without losses in the steps, use printed ones.
-    if not any(np.isfinite(lane["loss"]).any() for lane in steps.lanes):
-        label = "loss, as printed  " if len(steps) else label
-        steps, is_printed = read_steps(run, "output"), True
-    train = steps.where_each(lambda lane: lane["phase"] == PHASES.index("train"))
-    start_ns = train.lowest("start_ns") if len(train) else None
-    first = _before_steps(run, start_ns, is_printed=is_printed)
-    tells = train.where_each(lambda lane: np.isfinite(lane["loss"]))
-    if len(tells):  # the first rank that reports it
-        rank = min(lane["rank"].min() for lane in tells.lanes)
-        tells = tells.where_each(lambda lane: lane["rank"] == rank)
-    loss = np.concatenate([first, tells["loss"][np.argsort(tells["start_ns"])]])
-    loss = loss[np.isfinite(loss)]
-    if len(loss) < 3:
+    values, is_printed = losses(run)
+    if len(values) < 3:
         return None
+    label = "loss, as printed  " if is_printed else "loss  "
     after = ", then no number" if is_lost else ""
-    bars = curve_bars(loss, _CELLS + len("loss  ") - len(label) - len(after))
-    ends = f" {significant(float(loss[0]))} to {significant(float(loss[-1]))}"
+    bars = curve_bars(values, _CELLS + len("loss  ") - len(label) - len(after))
+    ends = f" {significant(values[0])} to {significant(values[-1])}"
     return Text.assemble("\n", (label, "dim"), bars, (ends, "dim"), (after, "red"))
-
-
-def _before_steps(run: Run, start_ns: int | None, *, is_printed: bool) -> list[float]:
-    """Return the loss printed at the start of the first step.
-
-    In a log without times, return all losses under the first loss name.
-    """
-    if not is_printed or (start_ns is None and "imported" not in run.header):
-        return []
-    losses = [
-        reported
-        for reported in run.reported()
-        if reported.name.endswith("loss") and not reported.unit
-    ]
-    losses = [reported for reported in losses if not _OTHER_LOSS.match(reported.name)]
-    if start_ns is not None:
-        return [reported.value for reported in losses if reported.t_ns == start_ns][:1]
-    return [reported.value for reported in losses if reported.name == losses[0].name]
 
 
 def short_status(status: str) -> str:

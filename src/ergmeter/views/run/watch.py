@@ -6,11 +6,11 @@ unknown value keeps its row with the reason, as far as whole clauses fit.
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-import numpy as np
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -187,10 +187,8 @@ def _value(result: Result | None) -> str:
 
 def sparkline(points: tuple[float, ...], cells: int) -> str:
     """Return a curve of at most `cells` characters, "" for fewer than two points."""
-    finite = np.array([point for point in points if np.isfinite(point)])
-    if len(finite) < 2:
-        return ""
-    return curve_bars(finite, cells)
+    finite = [point for point in points if math.isfinite(point)]
+    return curve_bars(finite, cells) if len(finite) > 1 else ""
 
 
 def _missing(frame: LiveFrame, columns: int) -> list[Text]:

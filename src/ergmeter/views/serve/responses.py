@@ -13,8 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
 from ergmeter.bench import results
 from ergmeter.bench.overview import CELL_METRICS, LOWER, Configuration, configuration, overview
 from ergmeter.bench.plan.cells import repeats_of
@@ -449,11 +447,7 @@ def _sampled(
     readings = evidence.series(column)[device.id]
     readings = timeline.rate(readings) if column in _COUNTERS else readings
     zero_ns = timeline.zero_ns(evidence)
-    ends_ns = [zero_ns + end_s * NS_PER_S for end_s in span]
-    first, last = (
-        np.searchsorted(readings.t_ns, ends_ns[0]),
-        np.searchsorted(readings.t_ns, ends_ns[1]),
-    )
+    first, last = readings.t_ns.searchsorted([zero_ns + end_s * NS_PER_S for end_s in span])
     part = Series(readings.t_ns[first:last], readings.values[first:last])
     return timeline.bounded_series(part, zero_ns=zero_ns, points=points)
 
