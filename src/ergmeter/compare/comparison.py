@@ -41,6 +41,7 @@ from ergmeter.compare.verdicts import (
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.records import Reading
 from ergmeter.stats.ratio import UNBOUNDED, Contrast, Mean, contrast, mean
+from ergmeter.units import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -314,12 +315,11 @@ def _any_has(entries: Sequence[Entry], measured: Measure) -> bool:
 
 def _absent(entries: Sequence[Entry], measures: Sequence[Measure]) -> list[str]:
     """A note for each reason, with the metrics that no run has."""
-    by_reason: dict[str, list[str]] = {}
-    for measured in measures:
-        if (
-            OF_WHOLE_RUN not in measured.key
-        ):  # the metric of the training window has the same reason
-            by_reason.setdefault(entries[0].why_not(measured.key), []).append(measured.noun)
+    by_reason = grouped(
+        (entries[0].why_not(measured.key), measured.noun)
+        for measured in measures
+        if OF_WHOLE_RUN not in measured.key  # that of the training window has the same reason
+    )
     return [f"no {', '.join(nouns)}: {reason}" for reason, nouns in by_reason.items()]
 
 

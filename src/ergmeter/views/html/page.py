@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ergmeter.units import grouped
 from ergmeter.views.charts.chart import config, style_variables
 from ergmeter.views.charts.plots import converter, vega_lite_version
 from ergmeter.views.run.card import short_reason
@@ -38,13 +39,13 @@ def text(value: object) -> str:
     return html.escape(cleaned, quote=True)
 
 
-def header(name: str, about: str, links: dict[str, str]) -> str:
-    """Return the page header: title and navigation."""
+def header(name: str, about: str, links: dict[str, str], *, more: str = "") -> str:
+    """Return the page header: title, `more` HTML, and navigation."""
     items = "".join(f'<li><a href="#{id_}">{text(word)}</a></li>' for id_, word in links.items())
     return (
         f'<header><div class="bar"><h1>{text(name)}</h1>'
         f'<button type="button" id="theme">dark colours</button></div>'
-        f'<p class="dim">{text(about)}</p>'
+        f'<p class="dim">{text(about)}</p>{more}'
         f'<nav aria-label="parts of the page"><ul>{items}</ul></nav></header>'
     )
 
@@ -114,11 +115,8 @@ def absent(charts: Iterable[Chart], run: Run) -> str:
 
 def reasons(named_reasons: Iterable[tuple[str, str]], run: Run, *, word: str = "Not shown") -> str:
     """Return absent items grouped by reason; probe errors only once."""
-    by_reason: dict[str, list[str]] = {}
-    for what, why in named_reasons:
-        by_reason.setdefault(why, []).append(what)
     lines = []
-    for why, titles in by_reason.items():
+    for why, titles in grouped((why, what) for what, why in named_reasons).items():
         short = short_reason(why, run)
         more = ' (<a href="#probes">what each probe said</a>)' if short != why else ""
         lines.append(

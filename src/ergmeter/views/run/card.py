@@ -22,7 +22,7 @@ from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.evidence.window import BY_NUMBER
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import FINISHED, IMPORTED, RUNNING
-from ergmeter.units import NO_UNIT, duration, number_of, scaled, significant, tallied
+from ergmeter.units import NO_UNIT, duration, grouped, number_of, scaled, significant, tallied
 from ergmeter.views.documents import label_lines
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ _GROUPS: dict[str, list[tuple[str, bool]]] = {
     ],
 }
 _BASIS_STYLE = {"measured": "green", "derived": "cyan", "reported": "yellow", "assumed": "magenta"}
-_OF_A_LOG = "from a log, which holds no readings of energy, devices or host memory"
+OF_A_LOG = "from a log, which holds no readings of energy, devices or host memory"
 BARS = "▁▂▃▄▅▆▇█"
 _CELLS = 46  # bars, so that both ends of the curve fit beside them in 80 columns
 _TITLE_CHARACTERS = 27  # of a title; longer ones wrap
@@ -144,6 +144,11 @@ def card(run: Run, summary: Summary) -> RenderableType:
         body.append(_remarks(remarks))
     title = Text.assemble(" ", (summary.run, "bold"), "  ", _status(summary.status), " ")
     return Panel(Group(*body), title=title, title_align="left", width=100, padding=(0, 1))
+
+
+def is_of_a_log(run: Run, summary: Summary) -> bool:
+    """True if the run was made of a log, without readings of devices."""
+    return summary.status == IMPORTED and not run.devices
 
 
 def reader_notes(summary: Summary) -> tuple[str, ...]:
@@ -269,8 +274,7 @@ def _what_ran(run: Run, summary: Summary) -> list[Text]:
     window = summary.readings["time.window_s"]
     over = window.note if isinstance(window, Reading) else window.reason
     where = f"{accelerators or 'no accelerator'} on {host}"
-    is_of_a_log = summary.status == IMPORTED and not run.devices
-    lines.append(Text(_OF_A_LOG if is_of_a_log else where, "dim"))
+    lines.append(Text(OF_A_LOG if is_of_a_log(run, summary) else where, "dim"))
     over, _, more = over.partition("; ")
     lines += [Text(line, "dim") for line in (f"{over}{_rule(summary)}", more) if line]
     lines += [Text.assemble((f"{what}: ", "dim"), line) for what, line in label_lines(run)]
@@ -323,8 +327,7 @@ def _has_place(run: Run, summary: Summary, key: str, *, keep: bool) -> bool:
 
 def _is_beside_the_point(run: Run, summary: Summary, key: str) -> bool:
     """True if a metric is not expected for this kind of run, such as steps for inference."""
-    is_of_a_log = summary.status == IMPORTED and not run.devices
-    if is_of_a_log and key.startswith(("energy.", "memory.")):
+    if is_of_a_log(run, summary) and key.startswith(("energy.", "memory.")):
         return True
     return key == "time.step_s" and isinstance(summary.readings["latency.ttft_median_s"], Reading)
 
@@ -335,16 +338,16 @@ def _is_long(summary: Summary) -> bool:
 
 
 def _absent(run: Run, summary: Summary) -> list[Text]:
-    fixed_keys = [key for members in _GROUPS.values() for key, keep in members if keep]
-    fixed_keys = [key for key in fixed_keys if not _is_beside_the_point(run, summary, key)]
-    missing = {key: summary.readings.get(key) for key in fixed_keys}
-    keys_by_reason: dict[str, list[str]] = {}
-    for key, result in missing.items():
-        if isinstance(result, Missing):
-            keys_by_reason.setdefault(result.reason, []).append(catalogue()[key].title)
+    by_reason = grouped(
+        (result.reason, catalogue()[key].title)
+        for members in _GROUPS.values()
+        for key, keep in members
+        if keep and not _is_beside_the_point(run, summary, key)
+        if isinstance(result := summary.readings.get(key), Missing)
+    )
     return [
         Text.assemble("\n", (f"no {', '.join(titles)}: ", "yellow"), short_reason(reason, run))
-        for reason, titles in keys_by_reason.items()
+        for reason, titles in by_reason.items()
     ]
 
 

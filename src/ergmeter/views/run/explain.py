@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ergmeter.metrics.explain.waterfall import levels
 from ergmeter.records import Missing
-from ergmeter.units import scaled, significant
+from ergmeter.units import grouped, scaled, significant
 from ergmeter.views.blocks import Items, PagePart, Paragraph, TableBlock
 from ergmeter.views.documents import finite, result
 
@@ -85,10 +85,11 @@ def facts(block: LossBlock) -> str:
 
 def unattributed(explanation: Explanation) -> dict[str, str]:
     """Return unattributed causes by their reason."""
-    by_reason: dict[str, list[str]] = {}
-    for name, why in explanation.missing.items():
-        by_reason.setdefault(why, []).append(name.removesuffix("_frac").replace("_", " "))
-    return {why: ", ".join(names) for why, names in by_reason.items()}
+    causes = (
+        (why, name.removesuffix("_frac").replace("_", " "))
+        for name, why in explanation.missing.items()
+    )
+    return {why: ", ".join(names) for why, names in grouped(causes).items()}
 
 
 def change_lines(explanation: Explanation) -> tuple[str, ...]:

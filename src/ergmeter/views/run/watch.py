@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import CUT_OFF, FINISHED, RUNNING
-from ergmeter.units import NS_PER_S, duration, printable, scaled, significant
+from ergmeter.units import NS_PER_S, duration, grouped, printable, scaled, significant
 from ergmeter.views.run.card import curve_bars, value
 
 if TYPE_CHECKING:
@@ -193,17 +193,15 @@ def sparkline(points: tuple[float, ...], cells: int) -> str:
 
 def _missing(frame: LiveFrame, columns: int) -> list[Text]:
     """Return the reasons of absent metrics, each once."""
-    titles_by_reason: dict[str, list[str]] = {}
-    for title, now, _, so_far in _ROWS:
-        for result in (frame.so_far.get(so_far), frame.recent.get(now)):
-            if isinstance(result, Missing) and title not in titles_by_reason.setdefault(
-                result.reason, []
-            ):
-                titles_by_reason[result.reason].append(title)
+    by_reason = grouped(
+        (result.reason, title)
+        for title, now, _, so_far in _ROWS
+        for result in (frame.so_far.get(so_far), frame.recent.get(now))
+        if isinstance(result, Missing)
+    )
     return [
         Text(_clauses(f"no {', '.join(titles)}: {printable(reason)}", columns), "yellow")
-        for reason, titles in titles_by_reason.items()
-        if titles
+        for reason, titles in by_reason.items()
     ]
 
 
