@@ -151,29 +151,16 @@ def page(
         f" style-src {_hash(style)}; img-src data:;"
         " base-uri 'none'; form-action 'none'"
     )
-    parts = "\n".join(sections)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{text(title)}</title>
-<style>{style}</style>
-</head>
-<body>
-<a class="skip" href="#main">to the figures</a>
-{header}
-<main id="main">
-{parts}
-</main>
-<script type="application/json" id="charts">{data(data_json)}</script>
-<script>{library}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
+    return _own("page.html").format(
+        policy=policy,
+        title=text(title),
+        style=style,
+        header=header,
+        parts="\n".join(sections),
+        data=data(data_json),
+        library=library,
+        script=script,
+    )
 
 
 def without_legends(spec: Any) -> Any:  # noqa: ANN401  whatever JSON can hold
