@@ -33,81 +33,53 @@ if TYPE_CHECKING:
     from ergmeter.records import Result, Summary
     from ergmeter.runlog.reader import Run
 
-# The card's metrics by group. Absent metrics marked True keep their row with the reason;
-# the others are left out, and `erg report --all` has them.
-_GROUPS: dict[str, list[tuple[str, bool]]] = {
-    "throughput": [
-        ("throughput.tokens_per_s", True),
-        ("throughput.whole_run_tokens_per_s", False),
-        ("throughput.tokens_per_s_per_device", False),
-        ("throughput.samples_per_s", False),
-        ("throughput.output_tokens_per_s", False),
-        ("throughput.requests_per_s", False),
-        ("requests.failed", False),
-        ("throughput.steps_per_s", False),
-        ("tokens.per_step", False),
-        ("tokens.padding_frac", False),
-    ],
-    "time": [
-        ("time.step_s", True),
-        ("time.step_median_s", False),
-        ("time.step_p95_s", False),
-        ("time.outside_steps_frac", False),
-        ("time.eval_s", False),
-        ("time.checkpoint_s", False),
-        ("time.data_s", False),
-        ("time.before_first_step_s", False),
-    ],
-    "latency": [
-        ("latency.ttft_median_s", False),
-        ("latency.ttft_p95_s", False),
-        ("latency.tpot_median_s", False),
-        ("latency.tpot_p95_s", False),
-        ("latency.e2e_median_s", False),
-    ],
+# The card's metrics by group. An absent one is left out, and `erg report --all` has it.
+_GROUPS = {
+    "throughput": (
+        *("throughput.tokens_per_s", "throughput.whole_run_tokens_per_s"),
+        *("throughput.tokens_per_s_per_device", "throughput.samples_per_s"),
+        *("throughput.output_tokens_per_s", "throughput.requests_per_s", "requests.failed"),
+        *("throughput.steps_per_s", "tokens.per_step", "tokens.padding_frac"),
+    ),
+    "time": (
+        *("time.step_s", "time.step_median_s", "time.step_p95_s", "time.outside_steps_frac"),
+        *("time.eval_s", "time.checkpoint_s", "time.data_s", "time.before_first_step_s"),
+    ),
+    "latency": (
+        *("latency.ttft_median_s", "latency.ttft_p95_s", "latency.tpot_median_s"),
+        *("latency.tpot_p95_s", "latency.e2e_median_s"),
+    ),
     # With MFU, which comes next, these form a ladder from busy time to useful FLOPs.
-    "activity": [
-        ("utilization.busy_frac", False),
-        ("activity.sm_frac", False),
-        ("activity.tensor_frac", False),
-        ("activity.dram_frac", False),
-    ],
-    "compute": [
-        ("utilization.mfu_frac", False),
-        ("utilization.whole_run_mfu_frac", False),
-        ("utilization.mfu_of_achievable_frac", False),
-        ("utilization.mfu_bf16_peak_frac", False),
-        ("utilization.hfu_frac", False),
-        ("utilization.bandwidth_frac", False),
-        ("compute.model_flops_per_s_per_device", False),
-    ],
-    "energy": [
-        ("energy.run_j", True),
-        ("energy.joules_per_token", False),
-        ("energy.whole_run_joules_per_token", False),
-        ("energy.joules_per_generated_token", False),
-        ("energy.mean_w", False),
-        ("energy.peak_w", False),
-        ("carbon.co2e_g", False),
-        ("carbon.co2e_per_million_tokens_g", False),
-        ("carbon.market_co2e_g", False),
-        ("cost.gpu_whole_run", False),
-        ("cost.gpu_per_million_tokens", False),
-        ("cost.energy", False),
-    ],
-    "memory": [
-        ("memory.device_peak_bytes", False),
-        ("memory.allocator_peak_bytes", False),
-        ("memory.process_peak_bytes", True),
-        ("memory.process_growth_bytes_per_h", False),
-    ],
-    "load": [
-        ("utilization.throttled_frac", False),
-        ("utilization.process_cores", False),
-        ("utilization.iowait_frac", False),
-        ("overhead.cpu_frac", False),
-    ],
+    "activity": (
+        *("utilization.busy_frac", "activity.sm_frac", "activity.tensor_frac"),
+        "activity.dram_frac",
+    ),
+    "compute": (
+        *("utilization.mfu_frac", "utilization.whole_run_mfu_frac"),
+        *("utilization.mfu_of_achievable_frac", "utilization.mfu_bf16_peak_frac"),
+        *("utilization.hfu_frac", "utilization.bandwidth_frac"),
+        "compute.model_flops_per_s_per_device",
+    ),
+    "energy": (
+        *("energy.run_j", "energy.joules_per_token", "energy.whole_run_joules_per_token"),
+        *("energy.joules_per_generated_token", "energy.mean_w", "energy.peak_w"),
+        *("carbon.co2e_g", "carbon.co2e_per_million_tokens_g", "carbon.market_co2e_g"),
+        *("cost.gpu_whole_run", "cost.gpu_per_million_tokens", "cost.energy"),
+    ),
+    "memory": (
+        *("memory.device_peak_bytes", "memory.allocator_peak_bytes"),
+        *("memory.process_peak_bytes", "memory.process_growth_bytes_per_h"),
+    ),
+    "load": (
+        *("utilization.throttled_frac", "utilization.process_cores", "utilization.iowait_frac"),
+        "overhead.cpu_frac",
+    ),
 }
+# Absent ones keep their row, with the reason below.
+_FIXED = (
+    *("throughput.tokens_per_s", "time.step_s"),
+    *("energy.run_j", "memory.process_peak_bytes"),
+)
 _BASIS_STYLE = {"measured": "green", "derived": "cyan", "reported": "yellow", "assumed": "magenta"}
 OF_A_LOG = "from a log, which holds no readings of energy, devices or host memory"
 BARS = "▁▂▃▄▅▆▇█"
@@ -301,7 +273,7 @@ def _figures(run: Run, summary: Summary) -> RenderableType:
     figures.add_column(no_wrap=True)
     for group, members in _GROUPS.items():
         label = group
-        for key in [key for key, keep in members if _has_place(run, summary, key, keep=keep)]:
+        for key in [key for key in members if _has_place(run, summary, key)]:
             if label:
                 figures.add_row("", "", "", "", "")
             reading = summary.readings[key]
@@ -315,11 +287,11 @@ def _figures(run: Run, summary: Summary) -> RenderableType:
     return Group(figures, *_absent(run, summary))
 
 
-def _has_place(run: Run, summary: Summary, key: str, *, keep: bool) -> bool:
+def _has_place(run: Run, summary: Summary, key: str) -> bool:
     """True if a metric is on the card; some stay there when absent."""
     reading = summary.readings.get(key)
     if not isinstance(reading, Reading):
-        return keep and reading is not None and not _is_beside_the_point(run, summary, key)
+        return key in _FIXED and reading is not None and not _is_beside_the_point(run, summary, key)
     if key == "overhead.cpu_frac":
         return _is_long(summary)
     return not _is_nothing(key, reading)
@@ -340,9 +312,8 @@ def _is_long(summary: Summary) -> bool:
 def _absent(run: Run, summary: Summary) -> list[Text]:
     by_reason = grouped(
         (result.reason, catalogue()[key].title)
-        for members in _GROUPS.values()
-        for key, keep in members
-        if keep and not _is_beside_the_point(run, summary, key)
+        for key in _FIXED
+        if not _is_beside_the_point(run, summary, key)
         if isinstance(result := summary.readings.get(key), Missing)
     )
     return [

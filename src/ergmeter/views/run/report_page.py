@@ -169,25 +169,16 @@ def _short(object: object) -> str:
     return words if len(words) <= _LONG else f"{words[:_LONG]}..."
 
 
-# Headline metrics. Those marked True stay when absent.
 _HEADLINES = (
-    ("throughput.tokens_per_s", True),
-    ("throughput.whole_run_tokens_per_s", False),
-    ("throughput.output_tokens_per_s", False),
-    ("time.step_s", True),
-    ("latency.ttft_median_s", False),
-    ("latency.tpot_median_s", False),
-    ("utilization.mfu_frac", True),
-    ("utilization.whole_run_mfu_frac", False),
-    ("energy.run_j", True),
-    ("energy.joules_per_token", False),
-    ("energy.whole_run_joules_per_token", False),
-    ("energy.mean_w", False),
-    ("memory.device_peak_bytes", False),
-    ("memory.process_peak_bytes", False),
-    ("carbon.co2e_g", False),
-    ("cost.gpu_whole_run", False),
+    *("throughput.tokens_per_s", "throughput.whole_run_tokens_per_s"),
+    *("throughput.output_tokens_per_s", "time.step_s", "latency.ttft_median_s"),
+    *("latency.tpot_median_s", "utilization.mfu_frac", "utilization.whole_run_mfu_frac"),
+    *("energy.run_j", "energy.joules_per_token", "energy.whole_run_joules_per_token"),
+    *("energy.mean_w", "memory.device_peak_bytes", "memory.process_peak_bytes", "carbon.co2e_g"),
+    "cost.gpu_whole_run",
 )
+# Absent ones are named with their reason.
+_FIXED = (*("throughput.tokens_per_s", "time.step_s", "utilization.mfu_frac", "energy.run_j"),)
 _CITED = (
     *("throughput.tokens_per_s", "utilization.mfu_frac"),
     *("energy.run_j", "energy.joules_per_token"),
@@ -293,13 +284,13 @@ def _window(summary: Summary) -> str:
 def _cards(run: Run, summary: Summary) -> str:
     cards = [
         _card(key, reading)
-        for key, _ in _HEADLINES
+        for key in _HEADLINES
         if isinstance(reading := summary.readings[key], Reading)
     ]
     missing = (
         (catalogue()[key].title, result.reason)
-        for key, keep in _HEADLINES
-        if keep and isinstance(result := summary.readings[key], Missing)
+        for key in _FIXED
+        if isinstance(result := summary.readings[key], Missing)
     )
     return f'<div class="cards">{"".join(cards)}</div>{reasons(missing, run)}'
 
