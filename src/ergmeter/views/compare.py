@@ -49,22 +49,16 @@ _HEADS = {
     "target.time_s": "to target",
     "target.energy_j": "energy",
 }
-_STYLES = {
-    "better": ("+ ", "green"),
-    "worse": ("- ", "red"),
-    "differs": ("* ", "yellow"),
-    "not shown": ("= ", ""),
-    "no interval": ("? ", "yellow"),
-    "absent": ("  ", "dim"),
+# Sign, style on a terminal, and words of each state of a verdict.
+_STATES = {
+    "better": ("+", "green", "better"),
+    "worse": ("-", "red", "worse"),
+    "differs": ("*", "yellow", "differs"),
+    "not shown": ("=", "", "no difference shown"),
+    "no interval": ("?", "yellow", "no interval"),
+    "absent": (" ", "dim", "absent"),
 }
-SIGNS = {
-    "better": "+ better",
-    "worse": "- worse",
-    "differs": "* differs",
-    "not shown": "= no difference shown",
-    "no interval": "? no interval",
-    "absent": "absent",
-}
+SIGNS = {state: f"{sign} {words}".strip() for state, (sign, _, words) in _STATES.items()}
 _ACROSS = 6  # figures beside one another in 80 columns
 _MANY = 5
 
@@ -141,16 +135,15 @@ def front_in_words(front: Front) -> str:
     return text + (f" ({front.remark})" if front.remark else "")
 
 
-def beaters(names: Sequence[str], *, most: int = 3) -> str:
+def beaters(names: Sequence[str]) -> str:
     """Return the groups that beat a group, cut with a count."""
-    more = [f"{len(names) - most} more"] if len(names) > most else []
-    return " and ".join([*names[:most], *more])
+    return first_names(names, most=3, joint=" and ")
 
 
-def first_names(names: Sequence[str], *, most: int = 8) -> str:
+def first_names(names: Sequence[str], *, most: int = 8, joint: str = ", ") -> str:
     """Return the first names, and the number of others."""
     more = [f"{len(names) - most} more"] if len(names) > most else []
-    return ", ".join([*names[:most], *more])
+    return joint.join([*names[:most], *more])
 
 
 def title(pair: GroupPair) -> str:
@@ -286,9 +279,9 @@ def _spread(mean: Mean, measured: Measure) -> str:
 
 def _pair(pair: GroupPair) -> list[RenderableType]:
     lines: list[RenderableType] = [Text(title(pair), "bold")]
-    lines += [
-        _Hanging(*_STYLES[verdict.state], verdict.words, indent="  ") for verdict in pair.verdicts
-    ]
+    for verdict in pair.verdicts:
+        sign, style, _ = _STATES[verdict.state]
+        lines.append(_Hanging(f"{sign} ", style, verdict.words, indent="  "))
     lines += [_Hanging("", style, line, indent="  ") for style, line in beside_verdicts(pair)]
     return lines
 

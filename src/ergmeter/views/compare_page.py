@@ -73,8 +73,6 @@ def compare_page(comparison: Comparison, traced: ComparedCurves, *, x: Axis | No
         header=header(name, _about(comparison), _LINKS),
         sections=sections,
         charts=[*charts, *over.charts],
-        whole_s=(0.0, 1.0),
-        counted_s=(0.0, 1.0),
     )
 
 

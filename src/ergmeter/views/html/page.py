@@ -127,9 +127,9 @@ def reasons(named_reasons: Iterable[tuple[str, str]], run: Run, *, word: str = "
 
 def page(
     *, title: str, header: str, sections: Iterable[str], charts: Iterable[Chart],
-    whole_s: tuple[float, float], counted_s: tuple[float, float],
+    whole_s: tuple[float, float] = (0.0, 1.0), counted_s: tuple[float, float] = (0.0, 1.0),
 ) -> str:  # fmt: skip
-    """Return the complete HTML document."""
+    """Return the complete HTML document. Charts over time need the span of the run."""
     data_json = {
         "config": {**config(), "aria": False},  # the script describes each chart as a whole
         "whole": list(whole_s),

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
 SECTION = "waterfall-section"
 _TITLE = "Where the rest of the peak went"
-_NO_TIME_S = (0.0, 1.0)
 
 
 def waterfall_section(run: Run, explanation: Explanation, chart: Chart) -> str:
@@ -77,8 +76,6 @@ def explain_page(run: Run, explanation: Explanation) -> str:
         ),
         sections=[section(SECTION, _TITLE, figure(chart)), *map(part_section, rest)],
         charts=[chart],
-        whole_s=_NO_TIME_S,
-        counted_s=_NO_TIME_S,
     )
 
 

@@ -84,8 +84,9 @@ _SERIES = (
         default=DEFAULT_POINTS,
     ),
 )
+_IDS = _ids(MOST_COMPARED)
 _COMPARE = (
-    _ids(MOST_COMPARED),
+    _IDS,
     _query("group_by", "string"),
     _query("anyway", "boolean", default=False),
 )
