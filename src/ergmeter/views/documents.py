@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from ergmeter.records import Result, Summary
+    from ergmeter.records import Reading, Result, Summary
     from ergmeter.runlog.reader import Run
     from ergmeter.runlog.settings import Settings
 
@@ -136,40 +136,34 @@ def report(run: Run, summary: Summary, overrides: Settings | None = None) -> dic
 
 
 def metric_lines(summary: Summary, names: Iterable[str]) -> list[str]:
-    """Return a line for each metric, by key or alias; shared reasons once."""
+    """Return a line for each metric, by key or alias, in the unit of that; shared reasons once.
+
+    `AEC 341.2 W (measured; ...)`.
+    """
     named_reasons: dict[str, str] = {}
     lines = []
     for name in names:
-        reading = summary.readings[find(name)[0].key]
-        if isinstance(reading, Missing) and reading.reason in named_reasons:
-            lines.append(f"{_label(name)} - (as {named_reasons[reading.reason]})")
-            continue
+        metric, alias = find(name)
+        label = alias.name if alias else metric.key
+        reading = summary.readings[metric.key]
         if isinstance(reading, Missing):
-            named_reasons[reading.reason] = _label(name)
-        lines.append(_metric_line(summary, name))
+            first = named_reasons.get(reading.reason)
+            lines.append(f"{label} - ({f'as {first}' if first else reading.reason})")
+            named_reasons.setdefault(reading.reason, label)
+        else:
+            scale, unit = (alias.scale, alias.unit) if alias else (1.0, reading.unit)
+            lines.append(f"{label} {_reading_line(reading, scale, unit)}")
     return lines
 
 
-def _label(name: str) -> str:
-    metric, alias = find(name)
-    return alias.name if alias else metric.key
-
-
-def _metric_line(summary: Summary, name: str) -> str:
-    """Return a metric in the unit of its name: `AEC 341.2 W (measured; ...)`."""
-    metric, alias = find(name)
-    reading = summary.readings[metric.key]
-    label = _label(name)
-    if isinstance(reading, Missing):
-        return f"{label} - ({reading.reason})"
-    scale, unit = (alias.scale, alias.unit) if alias else (1.0, reading.unit)
+def _reading_line(reading: Reading, scale: float, unit: str) -> str:
     interval = ""
     if reading.low is not None and reading.high is not None:
         interval = f" [{significant(reading.low * scale)}, {significant(reading.high * scale)}]"
     number = significant(reading.value * scale, 6)
     named = "" if unit == NO_UNIT else f" {unit}"
     why = f"{reading.impossible}; " if reading.impossible else ""
-    return f"{label} {number}{named}{interval}{reading.mark} ({reading.basis}; {why}{reading.note})"
+    return f"{number}{named}{interval}{reading.mark} ({reading.basis}; {why}{reading.note})"
 
 
 # Export of tables.

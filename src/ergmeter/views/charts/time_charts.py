@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import timeline
@@ -174,17 +174,19 @@ class _Column:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A chart of samples over time."""
+    """A chart of lines over time; without columns, its lines come from a function."""
 
     id: str
     title: str
     unit: str
-    columns: tuple[_Column, ...]
+    columns: tuple[_Column, ...] = ()
     has_zero: bool = True
     is_stepped: bool = False  # a reading holds for the interval that ends with it
 
 
 _KINDS = (
+    _Kind("power", "power", "W"),
+    _Kind("energy", "energy since the first reading", "J"),
     _Kind(
         "memory",
         "memory",
@@ -211,12 +213,12 @@ _KINDS = (
     ),
     _Kind("clocks", "clock", "Hz", (_Column("clock_hz", "clock"),), has_zero=False),
     _Kind(
-        "temperature",
-        "temperature",
-        "C",
+        *("temperature", "temperature", "C"),
         (_Column("temperature_c", "temperature"),),
         has_zero=False,
     ),
+    _Kind("steps", "step time", "s", is_stepped=True),  # each holds until its end
+    _Kind("loss", "loss", "", has_zero=False),
     _Kind(
         "node",
         "the node's CPU, beside accelerators",
@@ -249,44 +251,23 @@ _KINDS = (
         is_stepped=True,
     ),
 )
-IDS = ("phases", "power", "energy", *(kind.id for kind in _KINDS), "steps", "loss")
+IDS = ("phases", "power", "energy", *(kind.id for kind in _KINDS if kind.columns), "steps", "loss")
+_Lines: TypeAlias = "tuple[dict[str, BoundedSeries], str]"  # lines by label, and a note
 
 
 def time_charts(evidence: Evidence, only: Collection[str] = IDS) -> list[Chart]:
     """Return all charts over time, or some, in page order."""
-    of_samples = {kind.id: (kind.title, kind.unit, partial(_of_kind, kind=kind)) for kind in _KINDS}
-    beside = {id_: of_samples.pop(id_) for id_ in ("node", "disk", "network")}
-    every: dict[str, tuple[str, str, Callable[[Evidence], Chart]]] = {
-        "phases": ("steps, phases and marks", "", phase_chart),
-        "power": ("power", "W", _power),
-        "energy": ("energy since the first reading", "J", _energy),
-        **of_samples,
-        "steps": ("step time", "s", _steps),
-        "loss": ("loss", "", _loss),
-        **beside,
-    }
-    return [
-        chart_of(id_, title, unit, partial(draw, evidence), on_time=True)
-        for id_, (title, unit, draw) in every.items()
-        if id_ in only
+    draws = {kind: partial(_line_chart, evidence, kind) for kind in _KINDS if kind.id in only}
+    charts = [
+        chart_of(kind.id, kind.title, kind.unit, draw, on_time=True) for kind, draw in draws.items()
     ]
+    if "phases" in only:
+        draw = partial(phase_chart, evidence)
+        charts.insert(0, chart_of("phases", "steps, phases and marks", "", draw, on_time=True))
+    return charts
 
 
-def _of_kind(evidence: Evidence, *, kind: _Kind) -> Chart:
-    lines, note = _lines_of(evidence, kind)
-    return _chart(
-        evidence,
-        kind.id,
-        kind.title,
-        kind.unit,
-        lines,
-        note=note,
-        has_zero=kind.has_zero,
-        is_stepped=kind.is_stepped,
-    )
-
-
-def _lines_of(evidence: Evidence, kind: _Kind) -> tuple[dict[str, BoundedSeries], str]:
+def _sample_lines(evidence: Evidence, kind: _Kind) -> _Lines:
     """Return lines by label. Raises NotMeasurable if there are none."""
     wanted = [
         (device, column)
@@ -358,24 +339,17 @@ def _short_name(device: Device) -> str:
     return f"{word} {device.id[:12] if index is None else index}"
 
 
-def _power(evidence: Evidence) -> Chart:
+def _power_lines(evidence: Evidence) -> _Lines:
     devices = boundary(evidence)
     lines = _device_lines(evidence, devices, timeline.power_line)
     if not lines:
         raise NotMeasurable(f"{devices[0].name} tells energy and no power")
-    # By a counter alone, a value holds for the interval that ends with it.
-    is_stepped = not any(device.id in evidence.series("power_w") for device in devices)
-    return _chart(
-        evidence, "power", "power", "W", lines, note=_rest(devices), is_stepped=is_stepped
-    )
+    return lines, _rest(devices)
 
 
-def _energy(evidence: Evidence) -> Chart:
+def _energy_lines(evidence: Evidence) -> _Lines:
     devices = boundary(evidence)
-    lines = _device_lines(evidence, devices, timeline.energy_line)
-    return _chart(
-        evidence, "energy", "energy since the first reading", "J", lines, note=_rest(devices)
-    )
+    return _device_lines(evidence, devices, timeline.energy_line), _rest(devices)
 
 
 def _device_lines(
@@ -396,34 +370,39 @@ def _rest(devices: Sequence[Device]) -> str:
     return f"{_LINES} of {len(devices)} devices are shown" if len(devices) > _LINES else ""
 
 
-def _steps(evidence: Evidence) -> Chart:
+def _step_lines(evidence: Evidence) -> _Lines:
     line = timeline.step_line(evidence, points=_POINTS)
     way = "from one printed line" if evidence.from_output else "from each step's start"
-    note = f"{way} to the next, the warm-up included"
-    lines = {"step time": line}  # each holds until its end
-    return _chart(evidence, "steps", "step time", "s", lines, note=note, is_stepped=True)
+    return {"step time": line}, f"{way} to the next, the warm-up included"
 
 
-def _loss(evidence: Evidence) -> Chart:
+def _loss_lines(evidence: Evidence) -> _Lines:
     line = timeline.loss_line(evidence, points=_POINTS)
-    note = "as printed: no step tells it" if line.is_printed else ""
-    return _chart(evidence, "loss", "loss", "", {"loss": line}, note=note, has_zero=False)
+    return {"loss": line}, "as printed: no step tells it" if line.is_printed else ""
 
 
-def _chart(
-    evidence: Evidence,
-    id_: str,
-    title: str,
-    unit: str,
-    lines: dict[str, BoundedSeries],
-    *,
-    note: str = "",
-    has_zero: bool = True,
-    is_stepped: bool = False,
-) -> Chart:
+_LINES_OF: dict[str, Callable[[Evidence], _Lines]] = {
+    "power": _power_lines,
+    "energy": _energy_lines,
+    "steps": _step_lines,
+    "loss": _loss_lines,
+}
+
+
+def _is_stepped(evidence: Evidence, kind: _Kind) -> bool:
+    """True if a value holds for the interval that ends with it: also power by a counter alone."""
+    if kind.id != "power":
+        return kind.is_stepped
+    powers = evidence.series("power_w")
+    return not any(device.id in powers for device in boundary(evidence))
+
+
+def _line_chart(evidence: Evidence, kind: _Kind) -> Chart:
+    lines_of = _LINES_OF.get(kind.id, partial(_sample_lines, kind=kind))
+    lines, note = lines_of(evidence)
     if not lines:
         raise NotMeasurable("nothing was read of it in this run")
-    scale = scale_for(unit, max(line.highest[0] for line in lines.values()))
+    scale = scale_for(kind.unit, max(line.highest[0] for line in lines.values()))
     rows = [
         {"t": round(t_s, 6), "v": rounded(value, scale), "s": label}
         for label, line in lines.items()
@@ -434,13 +413,13 @@ def _chart(
     unbroken = max(line.unbroken for line in lines.values())
     if unbroken:
         note += f"; {unbroken} gaps in the readings are too many to be drawn"
-    description = f"{title} over time: " + "; ".join(
+    description = f"{kind.title} over time: " + "; ".join(
         f"{label} from {scale.text(line.lowest[0])} to {scale.text(line.highest[0])}"
         for label, line in lines.items()
     )
     axes = {
         "x": time_axis(evidence),
-        "y": value_axis(rows, scale, has_zero=has_zero),
+        "y": value_axis(rows, scale, has_zero=kind.has_zero),
         "color": {
             "field": "s",
             "type": "nominal",
@@ -451,7 +430,7 @@ def _chart(
     }
     mark = {
         "strokeWidth": 1.5,
-        "interpolate": "step-before" if is_stepped else "linear",
+        "interpolate": "step-before" if _is_stepped(evidence, kind) else "linear",
         "point": dots(max(line.readings for line in lines.values()), 14),
     }
     words = [
@@ -462,14 +441,14 @@ def _chart(
     layers = [*ground(evidence), *line_layers(rows, mark, axes, words)]
     legend = tuple((label, f"c{number}") for number, label in enumerate(lines, start=1))
     return Chart(
-        id_,
-        title,
+        kind.id,
+        kind.title,
         scale.unit,
         framed(description, 170, layers),
         _table(lines, scale),
         note,
         on_time=True,
-        legend=() if list(lines) == [title] else legend,
+        legend=() if list(lines) == [kind.title] else legend,
     )
 
 
