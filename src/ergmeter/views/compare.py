@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import csv
 import io
-import textwrap
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group as Lines
@@ -26,12 +25,12 @@ from ergmeter.units import ratio_text, significant
 from ergmeter.views import documents
 from ergmeter.views.blocks import escaped, markdown_table
 from ergmeter.views.charts.chart import Table
-from ergmeter.views.run.card import column_text, interval, value
+from ergmeter.views.run.card import HangingText, column_text, interval, value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.console import RenderableType
 
     from ergmeter.compare.comparison import Comparison, Front, GroupPair
     from ergmeter.compare.entry import Entry
@@ -70,12 +69,12 @@ def page(comparison: Comparison) -> RenderableType:
         parts += [_metric_table(comparison, comparison.measures[start : start + _ACROSS]), Text()]
     before = before_verdicts(comparison)
     if before:
-        parts += [*(_Hanging("", "yellow", line) for line in before), Text()]
+        parts += [*(HangingText("", "yellow", line) for line in before), Text()]
     for pair in comparison.pairs:
         parts += [*_pair(pair), Text()]
     if comparison.front:
-        parts += [_Hanging("", "", front_in_words(comparison.front)), Text()]
-    parts += [_Hanging("", "dim", f"note: {note}") for note in footnotes(comparison)]
+        parts += [HangingText("", "", front_in_words(comparison.front)), Text()]
+    parts += [HangingText("", "dim", f"note: {note}") for note in footnotes(comparison)]
     return Lines(*parts)
 
 
@@ -194,7 +193,7 @@ def figure_in_words(entry: Entry, measured: Measure) -> str:
     if not isinstance(result, Reading):
         return f"- ({entry.why_not(measured.key)})"
     between = f" ({interval(result)})" if interval(result) else ""
-    return f"{value(result).removesuffix(' 1')}{between}, {result.basis}"
+    return f"{value(result)}{between}, {result.basis}"
 
 
 # Tables, for Markdown and the HTML page.
@@ -281,34 +280,9 @@ def _pair(pair: GroupPair) -> list[RenderableType]:
     lines: list[RenderableType] = [Text(title(pair), "bold")]
     for verdict in pair.verdicts:
         sign, style, _ = _STATES[verdict.state]
-        lines.append(_Hanging(f"{sign} ", style, verdict.words, indent="  "))
-    lines += [_Hanging("", style, line, indent="  ") for style, line in beside_verdicts(pair)]
+        lines.append(HangingText(f"{sign} ", style, verdict.words, indent="  "))
+    lines += [HangingText("", style, line, indent="  ") for style, line in beside_verdicts(pair)]
     return lines
-
-
-@dataclass(frozen=True)
-class _Hanging:
-    """A sign and a text with a hanging indent."""
-
-    sign: str
-    style: str
-    text: str
-    indent: str = ""
-
-    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
-        first = f"{self.indent}{self.sign}"
-        lines = textwrap.wrap(
-            self.text,
-            options.max_width,
-            initial_indent=first,
-            subsequent_indent=" " * len(first),
-            break_on_hyphens=False,
-        )
-        for number, line in enumerate(lines):
-            cut = len(first) if number == 0 and self.sign else 0
-            yield Text.assemble(
-                (line[:cut], self.style), (line[cut:], "" if self.sign else self.style)
-            )
 
 
 # JSON, CSV and Markdown.

@@ -151,17 +151,19 @@ BY_SHAPE = {**BY_COLOUR, "field": "shape"}
 
 
 def framed(description: str, height: int, layers: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a specification of these layers, as wide as its container.
-
-    Layers without data are left out: Vega warns about them.
-    """
+    """Return a specification of these layers, as wide as its container."""
     return {
         "description": description,
         "width": "container",
         "height": height,
         "autosize": {"type": "fit-x", "contains": "padding"},
-        "layer": [layer for layer in layers if layer["data"].get("values", True)],
+        "layer": layers,
     }
+
+
+def filled(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the layers that have data: Vega warns about empty ones."""
+    return [layer for layer in layers if layer["data"].get("values", True)]
 
 
 def layer(

@@ -22,6 +22,7 @@ from ergmeter.views.charts.chart import (
     Scale,
     Table,
     chart_of,
+    filled,
     framed,
     layer,
     scale_for,
@@ -85,7 +86,7 @@ def pareto_chart(comparison: Comparison) -> Chart:
         ID,
         TITLE,
         "",
-        framed(f"{TITLE}: {words}", _HEIGHT_PX, _layers(rows, axes, scales)),
+        framed(f"{TITLE}: {words}", _HEIGHT_PX, filled(_layers(rows, axes, scales))),
         _table(front, means, axes),
         note,
         legend=legend,
@@ -192,7 +193,7 @@ def _title(axis: Measure, scale: Scale) -> str:
 
 
 def _mean_text(axis: Measure, mean: Mean) -> str:
-    return value(Reading(mean.value, axis.unit, "measured")).removesuffix(" 1")
+    return value(Reading(mean.value, axis.unit, "measured"))
 
 
 def _table(front: Front, means: list[tuple[Group, list[Mean]]], axes: list[Measure]) -> Table:

@@ -9,7 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ergmeter.views.charts.chart import BY_COLOUR, BY_SHAPE, Chart, Table, framed, layer, tooltip
+from ergmeter.views.charts.chart import (
+    BY_COLOUR,
+    BY_SHAPE,
+    Chart,
+    Table,
+    filled,
+    framed,
+    layer,
+    tooltip,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,7 +103,7 @@ def interval_chart(
         (f"{LOOKS[kind][2]} {word}", LOOKS[kind][0]) for kind, word in words.items() if kind in used
     )
     tiers = _THREE if any(len(dot.name) > _LONG for dot in dots) else _TWO
-    layers = _layers(dots, axis, tiers)
+    layers = filled(_layers(dots, axis, tiers))
     spec = framed(f"{title}: {described}{more}", tiers.px * len(dots), layers)
     return Chart(id_, title, unit, spec, table, note, legend=legend)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import timeline
-from ergmeter.views.charts.chart import layer, quantity
+from ergmeter.views.charts.chart import filled, layer, quantity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -137,10 +137,11 @@ def ground(evidence: Evidence) -> list[dict[str, Any]]:
     shades = [shade for shade in shades if shade["e"] > shade["t"]]
     shade = {"type": "rect", "clip": True, "color": "var(--shade)"}
     rule = {"type": "rule", "clip": True, "color": "var(--mark)", "strokeDash": [3, 3]}
-    return [
+    layers = [
         layer("uncounted", shades, shade, {"x": x, "x2": {"field": "e"}}),
         layer("marks", marks_of(evidence), rule, {"x": x}),
     ]
+    return filled(layers)
 
 
 def marks_of(evidence: Evidence) -> list[dict[str, Any]]:

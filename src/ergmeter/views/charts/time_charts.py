@@ -22,6 +22,7 @@ from ergmeter.views.charts.chart import (
     Scale,
     Table,
     chart_of,
+    filled,
     framed,
     layer,
     nominal_colours,
@@ -77,7 +78,7 @@ def phase_chart(evidence: Evidence) -> Chart:
     x = time_axis(evidence)
     layers = [*ground(evidence), _span_layer(spans, x, y), _mark_points(marks, x, y)]
     described = ", ".join(f"{int(span.counts.sum())} {_PHASES[span.phase]}" for span in spans)
-    spec = framed(f"phases over time: {described}", 26 * len(order), layers)
+    spec = framed(f"phases over time: {described}", 26 * len(order), filled(layers))
     ranks = len(evidence.all_steps.lanes)
     whose = f"of the rank that told the most of {ranks}" if ranks > 1 else ""
     note = "; ".join(part for part in (whose, marks_left_out(evidence)) if part)

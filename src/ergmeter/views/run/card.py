@@ -80,7 +80,7 @@ _FIXED = (
     *("throughput.tokens_per_s", "time.step_s"),
     *("energy.run_j", "memory.process_peak_bytes"),
 )
-_BASIS_STYLE = {"measured": "green", "derived": "cyan", "reported": "yellow", "assumed": "magenta"}
+BASIS_STYLES = {"measured": "green", "derived": "cyan", "reported": "yellow", "assumed": "magenta"}
 OF_A_LOG = "from a log, which holds no readings of energy, devices or host memory"
 BARS = "▁▂▃▄▅▆▇█"
 _CELLS = 46  # bars, so that both ends of the curve fit beside them in 80 columns
@@ -145,26 +145,33 @@ def every_metric(summary: Summary) -> RenderableType:
             lines.append(Text.assemble((key, "bold"), "  -"))
             first = named_reasons.setdefault(reading.reason, key)
             remark = reading.reason if first == key else f"as {first}"
-        lines.append(_Indented(remark))
+        lines.append(HangingText("", "dim", remark, indent=" " * 4))
     return Group(*lines)
 
 
 @dataclass(frozen=True)
-class _Indented:
-    """Indented dim text. rich's own padding fills each line with trailing blanks."""
+class HangingText:
+    """A sign and a text with a hanging indent. rich's own padding fills lines with blanks."""
 
+    sign: str
+    style: str
     text: str
+    indent: str = ""
 
     def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
-        indent = " " * 4
-        for line in textwrap.wrap(
+        first = f"{self.indent}{self.sign}"
+        lines = textwrap.wrap(
             self.text,
             options.max_width,
-            initial_indent=indent,
-            subsequent_indent=indent,
+            initial_indent=first,
+            subsequent_indent=" " * len(first),
             break_on_hyphens=False,
-        ):
-            yield Text(line, "dim")
+        )
+        for number, line in enumerate(lines):
+            cut = len(first) if number == 0 and self.sign else 0
+            yield Text.assemble(
+                (line[:cut], self.style), (line[cut:], "" if self.sign else self.style)
+            )
 
 
 def value(reading: Reading) -> str:
@@ -226,7 +233,7 @@ def _is_nothing(key: str, reading: Reading) -> bool:
 
 
 def _basis(reading: Reading) -> Text:
-    return Text(reading.basis, _BASIS_STYLE[reading.basis])
+    return Text(reading.basis, BASIS_STYLES[reading.basis])
 
 
 def _status(status: str) -> Text:

@@ -19,6 +19,7 @@ from ergmeter.records import Missing
 from ergmeter.units import grouped, scaled, significant
 from ergmeter.views.blocks import Items, PagePart, Paragraph, TableBlock
 from ergmeter.views.documents import finite, result
+from ergmeter.views.run.card import BASIS_STYLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -139,7 +140,6 @@ def explain_parts(explanation: Explanation) -> Iterator[PagePart]:
 
 _CELLS = 20  # width of a bar at 100 % of the peak
 _EXPLAIN_TITLE = 29
-_STYLES = {"measured": "green", "derived": "cyan", "reported": "yellow", "assumed": "magenta"}
 
 
 def page(run: Run, explanation: Explanation) -> RenderableType:
@@ -172,7 +172,7 @@ def _waterfall(explanation: Explanation) -> Table:
         title = Text(block.title, "bold" if block is explanation.achieved else "")
         bar = _bar(level.to_frac, level.from_frac)
         table.add_row(
-            title, bar, share(block), joules(block), Text(block.basis, _STYLES[block.basis])
+            title, bar, share(block), joules(block), Text(block.basis, BASIS_STYLES[block.basis])
         )
     return table
 

@@ -43,22 +43,26 @@ _YES = {"": False, "0": False, "1": True, "false": False, "true": True}
 # Parameters of the OpenAPI document.
 
 
-def _query(name: str, schema_type: str, description: str = "", **schema: Any) -> dict[str, Any]:  # noqa: ANN401  values of JSON Schema
+def _parameter(
+    name: str, place: str, type_: str, description: str = "", **schema: object
+) -> dict[str, Any]:
+    """Return the description of a parameter; those in the path and `ids` are required."""
+    required = {"required": True} if place == "path" or name == "ids" else {}
     words = {"description": description} if description else {}
-    return {"name": name, "in": "query", **words, "schema": {"type": schema_type, **schema}}
+    return {"name": name, "in": place, **required, **words, "schema": {"type": type_, **schema}}
+
+
+def _query(name: str, type_: str, description: str = "", **schema: object) -> dict[str, Any]:
+    return _parameter(name, "query", type_, description, **schema)
 
 
 def _ids(most: int) -> dict[str, Any]:
     pattern = f"^[0-9a-f]{{12}}(,[0-9a-f]{{12}}){{0,{most - 1}}}$"
     words = f"ids of runs, {most} at the most, joined by commas"
-    return {**_query("ids", "string", words, pattern=pattern), "required": True}
+    return _query("ids", "string", words, pattern=pattern)
 
 
-_ID_PARAMETER = {
-    **_query("id", "string", pattern="^[0-9a-f]{12}$"),
-    "in": "path",
-    "required": True,
-}
+_ID_PARAMETER = _parameter("id", "path", "string", pattern="^[0-9a-f]{12}$")
 _ONLY = _query("only", "string", "just these charts, joined by commas: power, steps, loss, ...")
 _COLUMN = "|".join(
     [
