@@ -136,10 +136,10 @@ def waterfall_chart(explanation: Explanation) -> Chart:
     rows = _waterfall_rows(explanation)
     kinds = [kind for kind in _COLOURS if any(row["kind"] == kind for row in rows)]
     described = ", ".join(row["said"] for row in rows)
-    seen = ("", *(facts(level.block) for level in levels(explanation)))
+    evidence_texts = ("", *(facts(level.block) for level in levels(explanation)))
     table_rows = (
         (*(row[field] for field in _WATERFALL_HEADS), text)
-        for row, text in zip(rows, seen, strict=True)
+        for row, text in zip(rows, evidence_texts, strict=True)
     )
     return Chart(
         "waterfall",
@@ -203,10 +203,10 @@ def _waterfall_layers(rows: list[dict[str, Any]], kinds: list[str]) -> list[dict
     }
     colour = {**edge, "legend": {"values": [kind for kind in kinds if kind != PEAK]}}
     position = {"x": x, "x2": {"field": "high"}, "y": y}
-    shown = {**position, "color": colour, "stroke": edge, "tooltip": tooltip(_WATERFALL_HEADS)}
+    encoding = {**position, "color": colour, "stroke": edge, "tooltip": tooltip(_WATERFALL_HEADS)}
     bar = {"type": "bar", "height": {"band": 0.4}, "yOffset": 7}
     return [
-        layer("points", rows, {**bar, "strokeWidth": 1}, shown),  # the smallest is still a line
+        layer("points", rows, {**bar, "strokeWidth": 1}, encoding),  # the smallest is still a line
         layer("stripes", _stripes(rows), {**bar, "color": "var(--bg)", "tooltip": None}, position),
         _bar_texts(y, limit={"expr": "width"}),
     ]
@@ -344,7 +344,7 @@ def _roofline_layers(roofline: Roofline) -> list[dict[str, Any]]:
         ),
     }
     titles = {"s": "point", "x": "FLOP/B", "y": "TFLOP/s"}
-    shown = {**axes, "tooltip": tooltip(titles, x=".4~g", y=".4~g")}
+    encoding = {**axes, "tooltip": tooltip(titles, x=".4~g", y=".4~g")}
     run = [{"x": roofline.flops_per_byte, "y": reached, "s": "this run"}]
     point = {"type": "point", "filled": True, "size": 140, "color": "var(--c2)"}
     # Below and to the right there is no roof, wherever the run stands under it.
@@ -357,7 +357,7 @@ def _roofline_layers(roofline: Roofline) -> list[dict[str, Any]]:
     peak_text = {"value": scaled(roofline.peak.flops_per_s, "FLOP/s")}
     return [
         layer("roof", roof, {"type": "line", "color": "var(--c1)", "strokeWidth": 2}, axes),
-        layer("points", run, point, shown),
+        layer("points", run, point, encoding),
         layer("points", None, run_name, {**axes, "text": {"field": "s"}}),
         layer(
             "bandwidth",
@@ -456,8 +456,10 @@ def _time_spent(evidence: Evidence) -> Chart:
         (part.title, part.seconds, duration(part.seconds), part.time_frac)
         for part in breakdown.parts
     )
-    whole = duration(breakdown.whole_s)
-    return _spent("time_spent", "where the time went", scale, parts, whole, breakdown.note)
+    total = duration(breakdown.whole_s)
+    return _breakdown_chart(
+        "time_spent", "where the time went", scale, parts, total, breakdown.note
+    )
 
 
 def _energy_spent(evidence: Evidence) -> Chart:
@@ -473,16 +475,16 @@ def _energy_spent(evidence: Evidence) -> Chart:
     note = f"{breakdown.joules_basis}; {breakdown.note}"
     if breakdown.unread_s >= 0.1:
         note += f"; {duration(breakdown.unread_s)} of the run's life were not read"
-    whole = scaled(breakdown.whole_j, "J")
-    return _spent("energy_spent", "where the joules went", scale, parts, whole, note)
+    total = scaled(breakdown.whole_j, "J")
+    return _breakdown_chart("energy_spent", "where the joules went", scale, parts, total, note)
 
 
-def _spent(
+def _breakdown_chart(
     id_: str,
     title: str,
     scale: Scale,
     parts: Iterable[tuple[str, float, str, float]],
-    whole: str,
+    total: str,
     note: str,
 ) -> Chart:
     """Return the bars of parts: title, amount, its text, and its share of the whole."""
@@ -490,10 +492,10 @@ def _spent(
         {"name": name, "v": rounded(amount, scale), "said": f"{text} ({_percent(share_frac)})"}
         for name, amount, text, share_frac in parts
     ]
-    table_rows = (*((row["name"], row["said"]) for row in rows), ("whole run", whole))
+    table_rows = (*((row["name"], row["said"]) for row in rows), ("whole run", total))
     spec = _bars(f"{title}: {_described(rows)}", rows, title=scale.unit)
     table = Table(("part", "amount"), table_rows)
-    return Chart(id_, title, scale.unit, spec, table, f"{whole} in all; {note}")
+    return Chart(id_, title, scale.unit, spec, table, f"{total} in all; {note}")
 
 
 def _percent(share_frac: float) -> str:

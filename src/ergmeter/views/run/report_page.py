@@ -61,7 +61,8 @@ def waterfall_section(run: Run, explanation: Explanation, chart: Chart) -> str:
     tries = bullet_list(change_lines(explanation))
     if tries:
         tries = f"<h3>{text(CHANGES.capitalize())}</h3>{tries}"
-    return section(SECTION, _TITLE, _drawn(run, [chart]), bullet_list(explanation.remarks), tries)
+    drawing = _charts_html(run, [chart])
+    return section(SECTION, _TITLE, drawing, bullet_list(explanation.remarks), tries)
 
 
 def explain_page(run: Run, explanation: Explanation) -> str:
@@ -199,12 +200,12 @@ def report(evidence: Evidence, summary: Summary) -> str:
     sections = [
         section("figures", "Figures", _window(summary), _cards(run, summary), _notes(summary)),
         _progress(evidence, summary),
-        section("ladder-section", "The ladder", _drawn(run, [by_id["ladder"]])),
+        section("ladder-section", "The ladder", _charts_html(run, [by_id["ladder"]])),
         waterfall_section(run, explained, by_id["waterfall"]),
         section("spent", "Where it went", _pair(run, [by_id["time_spent"], by_id["energy_spent"]])),
-        section("time", "Over time", _zoom_bar(on_time), _drawn(run, on_time)),
-        section("steps-section", "Step times", _drawn(run, [by_id["step_times"]])),
-        section("roofline-section", "Roofline", _drawn(run, [by_id["roofline"]])),
+        section("time", "Over time", _zoom_bar(on_time), _charts_html(run, on_time)),
+        section("steps-section", "Step times", _charts_html(run, [by_id["step_times"]])),
+        section("roofline-section", "Roofline", _charts_html(run, [by_id["roofline"]])),
         section("check", "Findings", _findings(evidence)),
         section("all", "Every metric", _every_metric(summary)),
         section("environment", "Environment", environment(evidence)),
@@ -333,7 +334,7 @@ def _progress(evidence: Evidence, summary: Summary) -> str:
     return section("progress", "Progress", bar, words)
 
 
-def _drawn(run: Run, charts: Sequence[Chart]) -> str:
+def _charts_html(run: Run, charts: Sequence[Chart]) -> str:
     """Return the charts, those that are not drawn with their reasons below."""
     figures = [figure(chart) for chart in charts if chart.spec is not None]
     return "\n".join(filter(None, [*figures, absent(charts, run)]))

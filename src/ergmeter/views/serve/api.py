@@ -44,12 +44,12 @@ _YES = {"": False, "0": False, "1": True, "false": False, "true": True}
 
 
 def _parameter(
-    name: str, place: str, type_: str, description: str = "", **schema: object
+    name: str, location: str, type_: str, description: str = "", **schema: object
 ) -> dict[str, Any]:
     """Return the description of a parameter; those in the path and `ids` are required."""
-    required = {"required": True} if place == "path" or name == "ids" else {}
+    required = {"required": True} if location == "path" or name == "ids" else {}
     words = {"description": description} if description else {}
-    return {"name": name, "in": place, **required, **words, "schema": {"type": type_, **schema}}
+    return {"name": name, "in": location, **required, **words, "schema": {"type": type_, **schema}}
 
 
 def _query(name: str, type_: str, description: str = "", **schema: object) -> dict[str, Any]:
