@@ -324,10 +324,11 @@ def _why_none(comparison: Comparison, verdicts: list[Verdict]) -> str:
 
 
 def _contrast_dot(who: str, verdict: Verdict) -> Dot:
-    contrast = verdict.contrast
-    ends = (contrast.value, contrast.low, contrast.high) if contrast else (None, None, None)
-    name = f"{who}: {head(verdict.measure)}"
-    return Dot(name, *ends, contrast_in_words(contrast), _KINDS[verdict.state])
+    contrast, kind = verdict.contrast, _KINDS[verdict.state]
+    name, words = f"{who}: {head(verdict.measure)}", contrast_in_words(contrast)
+    if contrast is None:
+        return Dot(name, None, None, None, words, kind)
+    return Dot(name, contrast.value, contrast.low, contrast.high, words, kind)
 
 
 def _means(comparison: Comparison, at: int, measured: Measure) -> Chart:

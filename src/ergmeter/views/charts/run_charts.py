@@ -90,7 +90,7 @@ def _bars(
     """Return bars from 0 with their values above them."""
     order = [row["name"] for row in rows]
     most = max((row["v"] for row in rows if row["v"] is not None), default=1.0) or 1.0
-    y = {"field": "name", "type": "nominal", "sort": order, "title": None}
+    y: dict[str, Any] = {"field": "name", "type": "nominal", "sort": order, "title": None}
     y["axis"] = {"labelLimit": 170}
     x = quantity(
         "v",
@@ -488,7 +488,7 @@ def _breakdown_chart(
     note: str,
 ) -> Chart:
     """Return the bars of parts: title, amount, its text, and its share of the whole."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"name": name, "v": rounded(amount, scale), "said": f"{text} ({_percent(share_frac)})"}
         for name, amount, text, share_frac in parts
     ]

@@ -73,7 +73,7 @@ def phase_chart(evidence: Evidence) -> Chart:
         evidence.work  # noqa: B018  says why there are no steps
         raise NotMeasurable("no span was recorded")
     order = [*(_PHASES[span.phase] for span in spans), *(["marks"] if marks else [])]
-    y = {"field": "phase", "type": "nominal", "title": NO_TITLE, "sort": order}
+    y: dict[str, Any] = {"field": "phase", "type": "nominal", "title": NO_TITLE, "sort": order}
     y |= {"scale": {"domain": order}, "axis": LEFT}
     x = time_axis(evidence)
     layers = [*ground(evidence), _span_layer(spans, x, y), _mark_points(marks, x, y)]

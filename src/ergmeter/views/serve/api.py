@@ -155,9 +155,9 @@ class _Endpoint:
 def routes(shared: AppState) -> list[Route]:
     """Return all routes under /api."""
     api = _Api(shared)
-    answers = {"/api/openapi.json": _Api.described}
-    answers |= {endpoint.path: endpoint.answer for endpoint in _ENDPOINTS}
-    return [Route(path, _careful(partial(answer, api))) for path, answer in answers.items()]
+    described = _Endpoint("/api/openapi.json", _Api.described, "this description")
+    endpoints = (described, *_ENDPOINTS)
+    return [Route(e.path, _careful(partial(e.answer, api))) for e in endpoints]
 
 
 def _careful(

@@ -270,12 +270,12 @@ class AppState:
     ) -> bytes:
         """Return an answer of `responses` about an item, cached until its files change."""
         stamp = await asyncio.to_thread(self.folder.stamp, item)
-        asked = (what, str(item.path), str(self.folder.root), *arguments)
+        path, root = str(item.path), str(self.folder.root)
         chosen = lane or self.lane(item)
         return await self.answers.answer(
             _question(what, item, *arguments, state=state),
             stamp,
-            lambda: self.pool.ask(*asked, lane=chosen),
+            lambda: self.pool.ask(what, path, root, *arguments, lane=chosen),
         )
 
     async def charts(self, item: ServedItem, only: list[str]) -> bytes:
