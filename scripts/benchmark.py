@@ -22,7 +22,7 @@ from ergmeter.bench.plan import data as datastage
 from ergmeter.bench.plan import erg_train
 from ergmeter.bench.plan.cells import BenchPlan
 from ergmeter.bench.plan.plan import plan
-from ergmeter.cli.measure.bench import wrong
+from ergmeter.cli.compare.bench import wrong
 from ergmeter.compat import fms
 from ergmeter.errors import ErgmeterError, PluginError
 from ergmeter.views.bench import progress as bench_plan

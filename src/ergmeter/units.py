@@ -74,6 +74,18 @@ def tallied(names: Iterable[str]) -> str:
     return ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
 
 
+def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """The second members of pairs by the first, each once, in order: names by a shared reason.
+
+    >>> grouped([("no GPU", "power"), ("no GPU", "memory")])
+    {'no GPU': ['power', 'memory']}
+    """
+    groups: dict[str, dict[str, None]] = {}
+    for key, member in pairs:
+        groups.setdefault(key, {})[member] = None
+    return {key: list(members) for key, members in groups.items()}
+
+
 def printable(text: str) -> str:
     """A text on one line, without control characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())

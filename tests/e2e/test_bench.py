@@ -23,7 +23,7 @@ from tests.e2e.conftest import PYTHON, TIMEOUT_S, Lab, environment, eventually
 from tests.models import models as kept_models
 from tests.nvml.library import Gpu, Script, build
 
-BENCH = (PYTHON, "-m", "ergmeter.cli.measure.bench")
+BENCH = (PYTHON, "-m", "ergmeter.cli.compare.bench")
 TRAININGS_S = 280.0
 # Says that it began; ends at once, or when a file is there, so that a test can catch it at work.
 PROGRAM = """

@@ -16,7 +16,7 @@ from tests.unit.bench.test_smi import SCRIPT
 
 pytestmark = pytest.mark.soak
 
-BENCH = (PYTHON, "-m", "ergmeter.cli.measure.bench")
+BENCH = (PYTHON, "-m", "ergmeter.cli.compare.bench")
 TRAINING_S = 200.0
 # A program of transformers as its examples are: train, evaluate, predict, save each one's metrics.
 PROGRAM = """

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ergmeter.cli.look.compare import reading_progress
+from ergmeter.cli.compare.compare import reading_progress
 
 
 class Terminal(io.StringIO):
@@ -21,7 +21,7 @@ class Terminal(io.StringIO):
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, in seconds: its last entry."""
     times = [100.0]
-    monkeypatch.setattr("ergmeter.cli.look.compare.time.monotonic", lambda: times[-1])
+    monkeypatch.setattr("ergmeter.cli.compare.compare.time.monotonic", lambda: times[-1])
     return times
 
 

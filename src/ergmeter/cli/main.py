@@ -50,19 +50,20 @@ _COMMANDS = {
 }
 
 # The folder of each command's module.
-_GROUPS = {
-    "measure": (
-        *("record", "import", "load", "train", "prepare", "bench", "calibrate", "demo", "doctor"),
-    ),
-    "look": (
-        *("report", "serve", "plot", "check", "explain", "card", "watch", "list", "runs", "job"),
-        *("export", "compare", "gate"),
-    ),
-    "calculate": (
-        *("flops", "mfu", "conventions", "hlo", "analyze", "estimate", "peaks", "grid", "metrics"),
-    ),
+_FOLDERS = {
+    name: folder
+    for folder, names in {
+        "measure": ("record", "import", "load", "train", "prepare", "calibrate", "demo"),
+        "compare": ("compare", "bench", "gate"),
+        "look": ("report", "serve", "plot", "check", "explain", "card", "watch", "job"),
+        "manage": ("list", "runs", "export", "doctor"),
+        "calculate": (
+            *("flops", "mfu", "conventions", "hlo", "analyze"),
+            *("estimate", "peaks", "grid", "metrics"),
+        ),
+    }.items()
+    for name in names
 }
-_FOLDERS = {name: group for group, names in _GROUPS.items() for name in names}
 
 
 class _Commands(click.Group):

@@ -7,6 +7,7 @@ Libraries are imported when they are needed: `erg report --help` loads no numpy.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import sys
 from pathlib import Path
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 
 _BEGINS = b"<!doctype html"
 _AS_WE_RUN = os.access in os.supports_effective_ids
+
+
+def print_json(document: object) -> None:
+    """Print a document as JSON, which has no NaN."""
+    click.echo(json.dumps(document, indent=1, allow_nan=False))
 
 
 def with_page(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 from ergmeter.compare.entry import EVAL_LOSS
@@ -41,9 +42,10 @@ from ergmeter.compare.verdicts import (
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.records import Reading
 from ergmeter.stats.ratio import UNBOUNDED, Contrast, Mean, contrast, mean
+from ergmeter.units import grouped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ergmeter.compare.entry import Entry, SourceEntries
 
@@ -60,33 +62,6 @@ class Front:
     on: tuple[str, ...]
     beaten: dict[str, tuple[str, ...]]
     remark: str = ""
-
-
-def front(
-    names: Sequence[str],
-    axes: Sequence[Measure],
-    compared: Callable[[str, str, Measure], Contrast],
-) -> Front | None:
-    """The Pareto front; None without two groups and two metrics that all groups have."""
-    if len(names) < 2 or len(axes) < 2:
-        return None
-    single = False
-    beaten: dict[str, tuple[str, ...]] = {}
-    for candidate in names:
-        better = []
-        for rival in names:
-            if rival == candidate:
-                continue
-            contrasts = [(axis, compared(rival, candidate, axis)) for axis in axes]
-            single = single or any(min(result.repeats) == 1 for _, result in contrasts)
-            signs = [_sign(axis, contrast) for axis, contrast in contrasts]
-            if max(signs) > 0 and min(signs) >= 0:
-                better.append(rival)
-        if better:
-            beaten[candidate] = tuple(better)
-    remark = "by plain values: some have a single run" if single else ""
-    on = tuple(name for name in names if name not in beaten)
-    return Front(tuple(axis.key for axis in axes), on, beaten, remark)
 
 
 def _sign(axis: Measure, contrast: Contrast) -> int:
@@ -155,6 +130,10 @@ class Comparison:
         """The cautions of all runs, each once."""
         entries = (entry for group in self.groups for entry in group.entries)
         return tuple(dict.fromkeys(line for entry in entries for line in entry.cautions))
+
+    def mean(self, group: Group, measured: Measure) -> Mean:
+        """The mean of a group's runs in one metric. NotMeasurable if there is none."""
+        return mean_of(group, measured, confidence=self.options.confidence)
 
     @property
     def to_compare(self) -> tuple[Group, ...]:
@@ -310,12 +289,11 @@ def _any_has(entries: Sequence[Entry], measured: Measure) -> bool:
 
 def _absent(entries: Sequence[Entry], measures: Sequence[Measure]) -> list[str]:
     """A note for each reason, with the metrics that no run has."""
-    by_reason: dict[str, list[str]] = {}
-    for measured in measures:
-        if (
-            OF_WHOLE_RUN not in measured.key
-        ):  # the metric of the training window has the same reason
-            by_reason.setdefault(entries[0].why_not(measured.key), []).append(measured.noun)
+    by_reason = grouped(
+        (entries[0].why_not(measured.key), measured.noun)
+        for measured in measures
+        if OF_WHOLE_RUN not in measured.key  # that of the training window has the same reason
+    )
     return [f"no {', '.join(nouns)}: {reason}" for reason, nouns in by_reason.items()]
 
 
@@ -349,7 +327,7 @@ def _verdict(
         result = contrast_of(other, baseline, measured, confidence=options.confidence)
     except NotMeasurable as error:
         return absent_verdict(measured, str(error))
-    return verdict(other.name, measured, result, effect=options.effect, repeats=result.repeats)
+    return verdict(other.name, measured, result, effect=options.effect)
 
 
 def _need_all(measured: Measure, *groups: Group) -> None:
@@ -365,18 +343,26 @@ def _need_all(measured: Measure, *groups: Group) -> None:
 
 
 def _front(comparison: Comparison) -> Front | None:
-    groups = {group.name: group for group in comparison.to_compare}
+    """The Pareto front; None without two groups and two metrics that all groups have."""
+    groups = comparison.to_compare
     axes, _ = front_axes(comparison)
-    try:
-        return front(
-            list(groups),
-            axes,
-            lambda name, other, axis: contrast_of(
-                groups[name], groups[other], axis, confidence=comparison.options.confidence
-            ),
-        )
-    except NotMeasurable:
+    if len(groups) < 2 or len(axes) < 2:
         return None
+    confidence = comparison.options.confidence
+    is_single = False
+    beaten: dict[str, tuple[str, ...]] = {}
+    for group, rival in permutations(groups, 2):
+        try:
+            contrasts = [contrast_of(rival, group, axis, confidence=confidence) for axis in axes]
+        except NotMeasurable:
+            return None
+        is_single |= any(min(result.repeats) == 1 for result in contrasts)
+        signs = [_sign(axis, result) for axis, result in zip(axes, contrasts, strict=True)]
+        if max(signs) > 0 and min(signs) >= 0:
+            beaten[group.name] = (*beaten.get(group.name, ()), rival.name)
+    remark = "by plain values: some have a single run" if is_single else ""
+    on = tuple(group.name for group in groups if group.name not in beaten)
+    return Front(tuple(axis.key for axis in axes), on, beaten, remark)
 
 
 def front_axes(comparison: Comparison) -> tuple[list[Measure], dict[tuple[str, str], list[str]]]:
@@ -400,7 +386,7 @@ def _without(comparison: Comparison, measured: Measure) -> dict[tuple[str, str],
     lacking: dict[tuple[str, str], list[str]] = {}
     for group in comparison.to_compare:
         try:
-            mean_of(group, measured, confidence=comparison.options.confidence)
+            comparison.mean(group, measured)
         except NotMeasurable as error:
             lacking.setdefault((measured.key, str(error)), []).append(group.name)
     return lacking

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import UsageError
@@ -61,13 +62,7 @@ _AROUND = {
     "trainable_parameters": "trainable parameters",
     "flops_per_token": "FLOPs per token",
     "power_limit_W": "power limit",
-    "driver": "driver",
-    "torch": "torch",
-    "transformers": "transformers",
-    "peft": "peft",
-    "trl": "trl",
-    "bitsandbytes": "bitsandbytes",
-    "unsloth": "unsloth",
+    **{n: n for n in ("driver", "torch", "transformers", "peft", "trl", "bitsandbytes", "unsloth")},
     "git_commit": "commit",
 }
 WHOLE_RUN_FROM = "whole_run_from"  # where a whole run begins: at the command, or at the Meter
@@ -78,13 +73,8 @@ _BATCH = ("batch_size", "grad_accum", "world_size")
 _PART_OF = {
     **dict.fromkeys(_BATCH, ("batch", *_BATCH)),
     "tuning": (
-        "tuning",
-        "lora_r",
-        "lora_alpha",
-        "lora_targets",
-        "bits",
-        "trainable_parameters",
-        "flops_per_token",
+        *("tuning", "lora_r", "lora_alpha", "lora_targets", "bits"),
+        *("trainable_parameters", "flops_per_token"),
     ),
     "device": ("device", "driver", "power_limit_W"),
     "model": ("model", "trainable_parameters", "flops_per_token"),
@@ -276,16 +266,15 @@ def _remarks(baseline: Group, other: Group) -> Iterable[str]:
                 "all runs of one group were made before those of the other: a drift of the machine"
                 " counts for one side (interleave them)"
             )
-    warm = [
-        _mean(entry.number("temperature_start_C") for entry in g.entries) for g in (baseline, other)
+    starts_c = [
+        [start_c for e in g.entries if (start_c := e.number("temperature_start_C")) is not None]
+        for g in (baseline, other)
     ]
-    if warm[0] is not None and warm[1] is not None and abs(warm[0] - warm[1]) >= _WARMER_C:
-        yield f"devices began at {warm[0]:.0f} °C and {warm[1]:.0f} °C: heat costs speed and power"
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    return sum(numbers) / len(numbers) if numbers else None
+    if all(starts_c):
+        ours_c, theirs_c = map(fmean, starts_c)
+        if abs(ours_c - theirs_c) >= _WARMER_C:
+            sides = f"{ours_c:.0f} °C and {theirs_c:.0f} °C"
+            yield f"devices began at {sides}: heat costs speed and power"
 
 
 def _both(ours: set[str], theirs: set[str]) -> str:

@@ -10,45 +10,27 @@ between runs is part of none of them.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ergmeter.compare.time_to_loss import SpanEvidence
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import reported_counts
-from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.ranks import missing_ranks_note
-from ergmeter.metrics.evidence.window import WATCHED, TrainingWindow
-from ergmeter.metrics.summarize import settings_of
 from ergmeter.records import Missing, Reading, is_above, weakest
 from ergmeter.runlog.identity import job_of
-from ergmeter.runlog.settings import Settings
 from ergmeter.units import NS_PER_S, duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ergmeter.metrics.evidence.steps import Steps
     from ergmeter.records import FloatArray, Result
     from ergmeter.runlog.reader import Run
-
-_ALL = Settings(warmup_steps=0)
-
-
-class WholeRunEvidence(Evidence):
-    """A run from its start to its end, including the time before its first step."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run, settings_of(run, _ALL), heed_marks=False)
-
-    @cached_property
-    def span(self) -> TrainingWindow:
-        """The whole run."""
-        return TrainingWindow.single(WATCHED, self.watched.start_ns, self.watched.end_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +38,27 @@ class JobRun:
     """One run of a job. Times are wall-clock times."""
 
     run: Run
-    evidence: WholeRunEvidence
+    evidence: SpanEvidence
     start_s: float
     end_s: float
 
     @classmethod
     def of(cls, run: Run) -> JobRun:
         """A run as part of a job."""
-        evidence = WholeRunEvidence(run)
+        evidence = SpanEvidence(run)
         zero_ns = run.wall_zero_ns
         start_ns = end_ns = run.start_ns
         with suppress(NotMeasurable):  # it was cut off before its first record
             start_ns, end_ns = evidence.watched.start_ns, evidence.watched.end_ns
         return cls(run, evidence, (zero_ns + start_ns) / NS_PER_S, (zero_ns + end_ns) / NS_PER_S)
+
+    @contextmanager
+    def named_reasons(self) -> Iterator[None]:
+        """Put the name of the run in front of reasons."""
+        try:
+            yield
+        except NotMeasurable as error:
+            raise NotMeasurable(f"{self.run.path.name}: {error}") from error
 
     @property
     def has_steps(self) -> bool:
@@ -78,10 +68,8 @@ class JobRun:
     @property
     def rank(self) -> Steps:
         """The training steps of the rank with the most."""
-        try:
+        with self.named_reasons():
             return self.evidence.work.longest
-        except NotMeasurable as error:
-            raise NotMeasurable(f"{self.run.path.name}: {error}") from error
 
     def first_step(self) -> int:
         """The number of its first step."""
@@ -194,11 +182,9 @@ def tokens_kept(parts: Sequence[JobRun]) -> Reading:
     for part, before in zip(parts, _resumed(parts), strict=True):
         if not part.has_steps:
             continue
-        try:
+        with part.named_reasons():
             total += _tokens(part, before)
             whose = missing_ranks_note(part.evidence)
-        except NotMeasurable as error:
-            raise NotMeasurable(f"{part.run.path.name}: {error}") from error
         note += f"; {part.run.path.name}: {whose}" if whose else ""
     return Reading(total, "tokens", "measured", note=note)
 
@@ -219,10 +205,8 @@ def energy_j(parts: Sequence[JobRun]) -> Reading:
     """The energy of all runs from start to end, lost steps included."""
     readings = []
     for part in parts:
-        try:
+        with part.named_reasons():
             readings.append(run_j(part.evidence))
-        except NotMeasurable as error:
-            raise NotMeasurable(f"{part.run.path.name}: {error}") from error
     low, high = (
         sum(getattr(reading, edge) for reading in readings)
         if all(getattr(reading, edge) is not None for reading in readings)

@@ -59,17 +59,16 @@ def read_entries(
     """All entries under these paths, each run once.
 
     `keys`: the metrics to compute; with hundreds of runs fewer metrics save most of the time.
-    `tell`: called with the number of parts read and their total.
+    `on_progress`: called with the number of parts read and their total.
     """
     wanted = _Wanted(settings, tuple(catalogue() if keys is None else {*keys, *_NEEDED}))
-    entries: list[Entry] = []
-    left_out: list[str] = []
-    parts = [part for path in paths for part in _parts(path, wanted)]
-    for number, part in enumerate(parts):
-        on_progress(number, len(parts))
-        result = part()
-        entries += result.entries
-        left_out += result.left_out
+    readers = [reader for path in paths for reader in _parts(path, wanted)]
+    parts = []
+    for number, read in enumerate(readers):
+        on_progress(number, len(readers))
+        parts.append(read())
+    joined = _joined(parts)
+    entries, left_out = joined.entries, list(joined.left_out)
     unique: dict[object, Entry] = {}
     # Directories last, so that they replace their ledger's row.
     for entry in sorted(entries, key=_is_directory):
@@ -98,17 +97,13 @@ def _of_one_window(entries: list[Entry], wanted: _Wanted) -> list[Entry]:
         if _is_directory(entry) or entry.facts.get("window", asked) == asked:
             anew.append(entry)
             continue
-        result = (
-            _run(entry.run, argument=entry.argument, wanted=wanted)
-            if entry.run
-            else SourceEntries()
-        )
+        if entry.run is None:
+            return entries
+        result = _run(entry.run, argument=entry.argument, wanted=wanted)
         if len(result.entries) != 1:
             return entries
-        anew += [
-            replace(recomputed, facts={**entry.facts, **recomputed.facts})
-            for recomputed in result.entries
-        ]
+        recomputed = result.entries[0]
+        anew.append(replace(recomputed, facts={**entry.facts, **recomputed.facts}))
     return anew
 
 

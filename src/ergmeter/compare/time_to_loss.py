@@ -35,17 +35,18 @@ _ALL = Settings(warmup_steps=0)
 _TRAIN = PHASES.index("train")
 
 
-class _Until(Evidence):
-    """A run from the start of its first step until the target."""
+class SpanEvidence(Evidence):
+    """A run over a span of time with nothing left out; over all of its time by default."""
 
-    def __init__(self, run: Run, until: Window) -> None:
+    def __init__(self, run: Run, window: Window | None = None) -> None:
         super().__init__(run, settings_of(run, _ALL), heed_marks=False)
-        self._until = until
+        self._window = window
 
     @cached_property
     def span(self) -> TrainingWindow:
-        """From the first step to the target."""
-        return TrainingWindow.single(WATCHED, self._until.start_ns, self._until.end_ns)
+        """The span of time."""
+        window = self._window or self.watched
+        return TrainingWindow.single(WATCHED, window.start_ns, window.end_ns)
 
 
 def to_target(path: Path | None, loss: float, *, training: int | None = None) -> dict[str, Result]:
@@ -62,7 +63,7 @@ def to_target(path: Path | None, loss: float, *, training: int | None = None) ->
     note = f"from the first step until the {SMOOTHING} was {loss:g} or less, after {losses} of them"
     results: dict[str, Result] = {TIME: Reading(window.duration_s, "s", "measured", note=note)}
     try:
-        energy = run_j(_Until(run, window))
+        energy = run_j(SpanEvidence(run, window))
         results[ENERGY] = Reading(energy.value, "J", energy.basis, energy.low, energy.high, note)
     except NotMeasurable as error:
         results[ENERGY] = Missing(str(error))

@@ -18,7 +18,7 @@ from ergmeter.stats.ratio import PAIRED
 from ergmeter.units import ratio_text, significant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from ergmeter.records import Direction
     from ergmeter.stats.ratio import Contrast, Scale
@@ -104,9 +104,7 @@ def measure(name: str) -> Measure:
     return Measure(metric.key, metric.title, metric.unit, metric.direction, scale)
 
 
-def verdict(
-    name: str, measured: Measure, result: Contrast, *, effect: float, repeats: Sequence[int]
-) -> Verdict:
+def verdict(name: str, measured: Measure, result: Contrast, *, effect: float) -> Verdict:
     """The verdict of a contrast with the baseline. `effect`: the smallest one of interest."""
     if result.low is None or result.high is None:
         size = (
@@ -121,7 +119,7 @@ def verdict(
     write = _plains if measured.is_quality else _span
     span = write(result.low, result.high)
     words = f"no difference in {measured.noun} shown ({span})"
-    further, wanted = _further(measured, result, effect, min(repeats))
+    further, wanted = _further(measured, result, effect)
     return Verdict(measured, "not shown", f"{words}; {further}", result, wanted)
 
 
@@ -207,9 +205,7 @@ def _plain(value: float) -> str:
     return significant(value, 3)
 
 
-def _further(
-    measured: Measure, result: Contrast, effect: float, repeats: int
-) -> tuple[str, Needed | None]:
+def _further(measured: Measure, result: Contrast, effect: float) -> tuple[str, Needed | None]:
     """What it takes to show a difference of the size of interest."""
     if result.why or result.noise is None or result.freedom is None:
         return result.why, None
@@ -217,6 +213,7 @@ def _further(
     what = f"{effect:g}" if measured.is_quality else f"{effect * 100:g} %"
     is_paired = result.method == PAIRED
     confidence = result.confidence
+    repeats = min(result.repeats)
     if shows(size, result.noise, repeats, is_paired=is_paired, confidence=confidence):
         return f"one of {what} would have shown", None
     wanted = needed(

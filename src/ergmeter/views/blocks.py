@@ -107,10 +107,7 @@ def escaped(text: str) -> str:
 
 def _block(block: Block) -> Iterator[str]:
     if isinstance(block, TableBlock):
-        yield markdown_row(block.head)
-        yield markdown_row(["---"] * len(block.head))
-        for row in block.rows:
-            yield markdown_row(map(words, row))
+        yield from markdown_table(block.head, (map(words, row) for row in block.rows))
     elif isinstance(block, Items):
         for text in block.texts:
             yield f"- {escaped(text)}"
@@ -123,3 +120,8 @@ def _block(block: Block) -> Iterator[str]:
 def markdown_row(cells: Iterable[str]) -> str:
     """Return a row of a Markdown table."""
     return f"| {' | '.join(escaped(cell) for cell in cells)} |"
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    return [markdown_row(head), markdown_row(["---"] * len(head)), *map(markdown_row, rows)]

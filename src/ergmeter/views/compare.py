@@ -8,28 +8,29 @@ from __future__ import annotations
 
 import csv
 import io
-import textwrap
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group as Lines
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
-from ergmeter.compare.comparison import impossible_entry, mean_of
+from ergmeter.compare.comparison import impossible_entry
 from ergmeter.compare.grouping import differing_facts
 from ergmeter.compare.verdicts import DEVICE_MEMORY, HOST_MEMORY, JOULES, LOSS, RATE
 from ergmeter.errors import NotMeasurable
 from ergmeter.records import Missing, Reading
 from ergmeter.units import ratio_text, significant
 from ergmeter.views import documents
-from ergmeter.views.blocks import escaped
-from ergmeter.views.run.card import column_text, interval, value
+from ergmeter.views.blocks import escaped, markdown_table
+from ergmeter.views.charts.chart import Table
+from ergmeter.views.run.card import HangingText, column_text, interval, value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.console import RenderableType
 
     from ergmeter.compare.comparison import Comparison, Front, GroupPair
     from ergmeter.compare.entry import Entry
@@ -47,22 +48,16 @@ _HEADS = {
     "target.time_s": "to target",
     "target.energy_j": "energy",
 }
-_STYLES = {
-    "better": ("+ ", "green"),
-    "worse": ("- ", "red"),
-    "differs": ("* ", "yellow"),
-    "not shown": ("= ", ""),
-    "no interval": ("? ", "yellow"),
-    "absent": ("  ", "dim"),
+# Sign, style on a terminal, and words of each state of a verdict.
+_STATES = {
+    "better": ("+", "green", "better"),
+    "worse": ("-", "red", "worse"),
+    "differs": ("*", "yellow", "differs"),
+    "not shown": ("=", "", "no difference shown"),
+    "no interval": ("?", "yellow", "no interval"),
+    "absent": (" ", "dim", "absent"),
 }
-SIGNS = {
-    "better": "+ better",
-    "worse": "- worse",
-    "differs": "* differs",
-    "not shown": "= no difference shown",
-    "no interval": "? no interval",
-    "absent": "absent",
-}
+SIGNS = {state: f"{sign} {words}".strip() for state, (sign, _, words) in _STATES.items()}
 _ACROSS = 6  # figures beside one another in 80 columns
 _MANY = 5
 
@@ -71,15 +66,15 @@ def page(comparison: Comparison) -> RenderableType:
     """Render for the terminal: table, verdicts by pair, Pareto front, notes."""
     parts: list[RenderableType] = []
     for start in range(0, len(comparison.measures), _ACROSS):
-        parts += [_table(comparison, comparison.measures[start : start + _ACROSS]), Text()]
+        parts += [_metric_table(comparison, comparison.measures[start : start + _ACROSS]), Text()]
     before = before_verdicts(comparison)
     if before:
-        parts += [*(_Hanging("", "yellow", line) for line in before), Text()]
+        parts += [*(HangingText("", "yellow", line) for line in before), Text()]
     for pair in comparison.pairs:
         parts += [*_pair(pair), Text()]
     if comparison.front:
-        parts += [_Hanging("", "", front_in_words(comparison.front)), Text()]
-    parts += [_Hanging("", "dim", f"note: {note}") for note in footnotes(comparison)]
+        parts += [HangingText("", "", front_in_words(comparison.front)), Text()]
+    parts += [HangingText("", "dim", f"note: {note}") for note in footnotes(comparison)]
     return Lines(*parts)
 
 
@@ -91,11 +86,10 @@ def head(measured: Measure) -> str:
 def cell(comparison: Comparison, group: Group, measured: Measure) -> tuple[str, str]:
     """Return a group's mean and its spread, or a dash."""
     try:
-        mean = mean_of(group, measured, confidence=comparison.options.confidence)
+        mean = comparison.mean(group, measured)
     except NotMeasurable:
         wrong = impossible_entry(group, measured.key)
-        found_wrong = wrong.figures[measured.key] if wrong is not None else None
-        return column_text(found_wrong) if found_wrong is not None else "-", ""
+        return "-" if wrong is None else column_text(wrong.figures[measured.key]), ""
     value_text = column_text(Reading(mean.value, measured.unit, "measured"))
     if is_assumed(group, measured):
         return value_text, "assumed"
@@ -140,16 +134,15 @@ def front_in_words(front: Front) -> str:
     return text + (f" ({front.remark})" if front.remark else "")
 
 
-def beaters(names: Sequence[str], *, most: int = 3) -> str:
+def beaters(names: Sequence[str]) -> str:
     """Return the groups that beat a group, cut with a count."""
-    more = [f"{len(names) - most} more"] if len(names) > most else []
-    return " and ".join([*names[:most], *more])
+    return first_names(names, most=3, joint=" and ")
 
 
-def first_names(names: Sequence[str], *, most: int = 8) -> str:
+def first_names(names: Sequence[str], *, most: int = 8, joint: str = ", ") -> str:
     """Return the first names, and the number of others."""
     more = [f"{len(names) - most} more"] if len(names) > most else []
-    return ", ".join([*names[:most], *more])
+    return joint.join([*names[:most], *more])
 
 
 def title(pair: GroupPair) -> str:
@@ -200,11 +193,62 @@ def figure_in_words(entry: Entry, measured: Measure) -> str:
     if not isinstance(result, Reading):
         return f"- ({entry.why_not(measured.key)})"
     between = f" ({interval(result)})" if interval(result) else ""
-    return f"{value(result).removesuffix(' 1')}{between}, {result.basis}"
+    return f"{value(result)}{between}, {result.basis}"
 
 
-def _table(comparison: Comparison, measures: tuple[Measure, ...]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+# Tables, for Markdown and the HTML page.
+
+
+def group_table(comparison: Comparison) -> Table:
+    """Return the mean and spread of each group."""
+    rows = (
+        (
+            group.name,
+            str(len(group.entries)),
+            *(" ".join(cell(comparison, group, m)).strip() for m in comparison.measures),
+        )
+        for group in comparison.groups
+    )
+    heads = (", ".join(comparison.group_by), "runs", *map(head, comparison.measures))
+    return Table(heads, tuple(rows))
+
+
+def difference_table(comparison: Comparison, what: str) -> Table:
+    """Return the facts in which groups differ; `what` is the head of their names."""
+    rows = ((fact, *values) for fact, values in differing_facts(comparison.groups))
+    return Table((what, *(group.name for group in comparison.groups)), tuple(rows))
+
+
+def run_table(comparison: Comparison) -> Table:
+    """Return the metrics of every run."""
+    rows = (
+        (group.name, entry.source, *(figure_in_words(entry, m) for m in comparison.measures))
+        for group in comparison.groups
+        for entry in group.entries
+    )
+    return Table(("group", "run", *map(head, comparison.measures)), tuple(rows))
+
+
+def _contrast_table(comparison: Comparison) -> Table:
+    rows = []
+    for pair in comparison.pairs:
+        for verdict in pair.verdicts:
+            contrast = verdict.contrast
+            cells = ("-", "", verdict.words)
+            if contrast is not None:
+                runs = f"{contrast.repeats[0]} and {contrast.repeats[1]}"
+                how = contrast.method if contrast.low is not None else contrast.why
+                cells = (contrast_in_words(contrast), runs, how)
+            rows.append((pair.other, verdict.measure.noun, *cells))
+    heads = ("group", "figure", f"against {comparison.groups[0].name}", "runs", "how")
+    return Table(heads, tuple(rows))
+
+
+# Terminal.
+
+
+def _metric_table(comparison: Comparison, measures: tuple[Measure, ...]) -> Grid:
+    table = Grid(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(", ".join(comparison.group_by), overflow="fold")
     table.add_column("runs", justify="right")
     for measured in measures:
@@ -234,44 +278,20 @@ def _spread(mean: Mean, measured: Measure) -> str:
 
 def _pair(pair: GroupPair) -> list[RenderableType]:
     lines: list[RenderableType] = [Text(title(pair), "bold")]
-    lines += [
-        _Hanging(*_STYLES[verdict.state], verdict.words, indent="  ") for verdict in pair.verdicts
-    ]
-    lines += [_Hanging("", style, line, indent="  ") for style, line in beside_verdicts(pair)]
+    for verdict in pair.verdicts:
+        sign, style, _ = _STATES[verdict.state]
+        lines.append(HangingText(f"{sign} ", style, verdict.words, indent="  "))
+    lines += [HangingText("", style, line, indent="  ") for style, line in beside_verdicts(pair)]
     return lines
-
-
-@dataclass(frozen=True)
-class _Hanging:
-    """A sign and a text with a hanging indent."""
-
-    sign: str
-    style: str
-    text: str
-    indent: str = ""
-
-    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
-        first = f"{self.indent}{self.sign}"
-        lines = textwrap.wrap(
-            self.text,
-            options.max_width,
-            initial_indent=first,
-            subsequent_indent=" " * len(first),
-            break_on_hyphens=False,
-        )
-        for number, line in enumerate(lines):
-            cut = len(first) if number == 0 and self.sign else 0
-            yield Text.assemble(
-                (line[:cut], self.style), (line[cut:], "" if self.sign else self.style)
-            )
 
 
 # JSON, CSV and Markdown.
 
 
+_OF_CONTRAST = ("scale", "value", "low", "high", "confidence", "method")
 _CSV = (
-    *("baseline", "group", "metric", "unit", "baseline_mean", "group_mean", "scale", "value"),
-    *("low", "high", "confidence", "method", "baseline_runs", "group_runs", "state", "verdict"),
+    *("baseline", "group", "metric", "unit", "baseline_mean", "group_mean", *_OF_CONTRAST),
+    *("baseline_runs", "group_runs", "state", "verdict"),
 )
 
 
@@ -283,7 +303,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
         "confidence": comparison.options.confidence,
         "is_comparable": comparison.is_comparable,
         "metrics": [asdict(measured) for measured in comparison.measures],
-        "groups": [_group(comparison, group) for group in comparison.groups],
+        "groups": [_group_json(comparison, group) for group in comparison.groups],
         "pairs": [_pair_json(pair) for pair in comparison.pairs],
         "pareto": asdict(comparison.front) if comparison.front else None,
         "target_loss": comparison.options.target_loss,
@@ -298,22 +318,12 @@ def table(comparison: Comparison) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, _CSV, lineterminator="\n")
     writer.writeheader()
-    groups = {group.name: group for group in comparison.groups}
     for pair in comparison.pairs:
+        names = {"baseline": pair.baseline, "group": pair.other}
         if not pair.is_comparable:
             why = f"not comparable: {'; '.join(pair.fairness.refusals)}"
-            writer.writerow(
-                {"baseline": pair.baseline, "group": pair.other, "state": "refused", "verdict": why}
-            )
-        for verdict in pair.verdicts:
-            ours, theirs = groups[pair.other], groups[pair.baseline]
-            means = {
-                "baseline_mean": _mean(comparison, theirs, verdict.measure),
-                "group_mean": _mean(comparison, ours, verdict.measure),
-            }
-            writer.writerow(
-                {"baseline": pair.baseline, "group": pair.other, **means, **_row(verdict)}
-            )
+            writer.writerow({**names, "state": "refused", "verdict": why})
+        writer.writerows(names | _csv_row(comparison, pair, v) for v in pair.verdicts)
     return text.getvalue()
 
 
@@ -328,105 +338,39 @@ def markdown(comparison: Comparison) -> str:
         lines.append("")
     if comparison.front:
         lines += [escaped(front_in_words(comparison.front)), ""]
-    for heads, rows in (
-        _groups(comparison),
-        _contrasts(comparison),
-        _differing(comparison),
-        _runs(comparison),
+    for table in (
+        group_table(comparison),
+        _contrast_table(comparison),
+        difference_table(comparison, "differs in configuration"),
+        run_table(comparison),
     ):
-        if rows:
-            lines += [_line(heads), _line("---" for _ in heads), *map(_line, rows), ""]
+        if table.rows:
+            lines += [*markdown_table(table.head, table.rows), ""]
     lines += [f"- note: {escaped(note)}" for note in footnotes(comparison)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-_Rows = tuple[list[str], list[list[str]]]
-
-
-def _groups(comparison: Comparison) -> _Rows:
-    heads = [", ".join(comparison.group_by), "runs", *map(head, comparison.measures)]
-    rows = []
-    for group in comparison.groups:
-        cells = [
-            " ".join(cell(comparison, group, measure)).strip() for measure in comparison.measures
-        ]
-        rows.append([group.name, str(len(group.entries)), *cells])
-    return heads, rows
-
-
-def _contrasts(comparison: Comparison) -> _Rows:
-    heads = ["group", "figure", f"against {comparison.groups[0].name}", "runs", "how"]
-    rows = []
-    for pair in comparison.pairs:
-        for verdict in pair.verdicts:
-            if verdict.contrast is None:
-                rows.append([pair.other, verdict.measure.noun, "-", "", verdict.words])
-                continue
-            runs = f"{verdict.contrast.repeats[0]} and {verdict.contrast.repeats[1]}"
-            how = (
-                verdict.contrast.method
-                if verdict.contrast.low is not None
-                else verdict.contrast.why
-            )
-            rows.append(
-                [pair.other, verdict.measure.noun, contrast_in_words(verdict.contrast), runs, how]
-            )
-    return heads, rows
-
-
-def _differing(comparison: Comparison) -> _Rows:
-    heads = ["differs in configuration", *(group.name for group in comparison.groups)]
-    return heads, [[what, *values] for what, values in differing_facts(comparison.groups)]
-
-
-def _runs(comparison: Comparison) -> _Rows:
-    heads = ["group", "run", *map(head, comparison.measures)]
-    rows = [
-        [
-            group.name,
-            entry.source,
-            *(figure_in_words(entry, measure) for measure in comparison.measures),
-        ]
-        for group in comparison.groups
-        for entry in group.entries
-    ]
-    return heads, rows
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(map(escaped, cells))} |"
-
-
-def _mean(comparison: Comparison, group: Group, measured: Measure) -> float | None:
-    try:
-        return mean_of(group, measured, confidence=comparison.options.confidence).value
-    except NotMeasurable:
-        return None
-
-
-def _group(comparison: Comparison, group: Group) -> dict[str, Any]:
+def _group_json(comparison: Comparison, group: Group) -> dict[str, Any]:
     means: dict[str, Any] = {}
     for measured in comparison.measures:
         try:
-            mean = mean_of(group, measured, confidence=comparison.options.confidence)
-            means[measured.key] = asdict(mean)
+            means[measured.key] = asdict(comparison.mean(group, measured))
         except NotMeasurable as error:
             means[measured.key] = {"missing": str(error)}
-    runs = [_entry(entry, comparison) for entry in group.entries]
-    return {"name": group.name, "means": means, "runs": runs}
-
-
-def _entry(entry: Entry, comparison: Comparison) -> dict[str, Any]:
     absent = Missing("the source does not hold it")
-    return {
-        "source": entry.source,
-        "facts": dict(entry.facts),
-        "readings": {
-            measure.key: documents.result(entry.figures.get(measure.key, absent))
-            for measure in comparison.measures
-        },
-        "remarks": list(entry.remarks),
-    }
+    runs = [
+        {
+            "source": entry.source,
+            "facts": dict(entry.facts),
+            "readings": {
+                measured.key: documents.result(entry.figures.get(measured.key, absent))
+                for measured in comparison.measures
+            },
+            "remarks": list(entry.remarks),
+        }
+        for entry in group.entries
+    ]
+    return {"name": group.name, "means": means, "runs": runs}
 
 
 def _pair_json(pair: GroupPair) -> dict[str, Any]:
@@ -448,23 +392,15 @@ def _pair_json(pair: GroupPair) -> dict[str, Any]:
     }
 
 
-def _row(verdict: Verdict) -> dict[str, object]:
-    contrast = verdict.contrast
-    row: dict[str, object] = {
-        "metric": verdict.measure.key,
-        "unit": verdict.measure.unit,
-        "state": verdict.state,
-        "verdict": verdict.words,
-    }
-    if contrast is None:
-        return row
-    return row | {
-        "scale": contrast.scale,
-        "value": contrast.value,
-        "low": contrast.low,
-        "high": contrast.high,
-        "confidence": contrast.confidence,
-        "method": contrast.method,
-        "baseline_runs": contrast.repeats[1],
-        "group_runs": contrast.repeats[0],
-    }
+def _csv_row(comparison: Comparison, pair: GroupPair, verdict: Verdict) -> dict[str, object]:
+    measured, contrast = verdict.measure, verdict.contrast
+    row: dict[str, object] = {"metric": measured.key, "unit": measured.unit}
+    row |= {"state": verdict.state, "verdict": verdict.words}
+    groups = {group.name: group for group in comparison.groups}
+    for column, name in (("baseline_mean", pair.baseline), ("group_mean", pair.other)):
+        with suppress(NotMeasurable):
+            row[column] = comparison.mean(groups[name], measured).value
+    if contrast is not None:
+        row |= {column: getattr(contrast, column) for column in _OF_CONTRAST}
+        row["group_runs"], row["baseline_runs"] = contrast.repeats
+    return row

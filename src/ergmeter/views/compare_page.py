@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ergmeter.compare.grouping import differing_facts
 from ergmeter.version import __version__
 from ergmeter.views.analyze.console import counted
-from ergmeter.views.charts.chart import Table
 from ergmeter.views.charts.compare_charts import DIFFERENCES, MEAN, RATIOS, compare_charts
 from ergmeter.views.charts.compare_curves import ABOUT, course_charts
 from ergmeter.views.compare import (
     SIGNS,
     before_verdicts,
     beside_verdicts,
-    cell,
-    figure_in_words,
+    difference_table,
     footnotes,
-    head,
+    group_table,
+    run_table,
     title,
 )
 from ergmeter.views.html.page import bullet_list, figure, header, page, section, table, text
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
 
     from ergmeter.compare.comparison import Comparison, GroupPair
     from ergmeter.compare.run_curves import Axis, ComparedCurves
+    from ergmeter.views.charts.chart import Table
     from ergmeter.views.charts.compare_curves import CourseCharts
 
 _LINKS = {
@@ -61,11 +60,11 @@ def compare_page(comparison: Comparison, traced: ComparedCurves, *, x: Axis | No
         section(
             "groups",
             "What it cost, and what was learned",
-            f'<div class="roomy">{table(_groups(comparison), caption="figures by group")}</div>',
+            _roomy(group_table(comparison), "figures by group"),
             f'<div class="pair">{"".join(means)}</div>',
         ),
         section("differences-section", "What differs in configuration", _differences(comparison)),
-        section("runs", "Every run", _runs(comparison)),
+        section("runs", "Every run", _roomy(run_table(comparison), "every run")),
         section("notes", "Notes", _notes(comparison)),
     ]
     name = f"Comparison: {_names(comparison)}"
@@ -74,8 +73,6 @@ def compare_page(comparison: Comparison, traced: ComparedCurves, *, x: Axis | No
         header=header(name, _about(comparison), _LINKS),
         sections=sections,
         charts=[*charts, *over.charts],
-        whole_s=(0.0, 1.0),
-        counted_s=(0.0, 1.0),
     )
 
 
@@ -125,19 +122,6 @@ def _lines(pair: GroupPair) -> str:
     return "".join(items)
 
 
-def _groups(comparison: Comparison) -> Table:
-    rows = []
-    for group in comparison.groups:
-        cells = [
-            " ".join(cell(comparison, group, measure)).strip() for measure in comparison.measures
-        ]
-        rows.append((group.name, str(len(group.entries)), *cells))
-    return Table(
-        (", ".join(comparison.group_by), "runs", *map(head, comparison.measures)),
-        tuple(rows),
-    )
-
-
 def _courses(over: CourseCharts) -> Iterable[str]:
     """Yield the axis selector, the charts and the notes on what is not drawn."""
     if over.axes:
@@ -153,28 +137,16 @@ def _courses(over: CourseCharts) -> Iterable[str]:
 
 
 def _differences(comparison: Comparison) -> str:
-    rows = differing_facts(comparison.groups)
-    if not rows:
-        unknown = dict.fromkeys(fact for pair in comparison.pairs for fact in pair.fairness.unknown)
-        untold = f" Not told by both sides: {text(', '.join(unknown))}." if unknown else ""
-        return f'<p class="dim">Nothing that the runs tell of themselves.{untold}</p>'
-    heads = ("what", *(group.name for group in comparison.groups))
-    differences = Table(heads, tuple((what, *row) for what, row in rows))
-    return f'<div class="roomy">{table(differences, caption="what differs in configuration")}</div>'
+    differences = difference_table(comparison, "what")
+    if differences.rows:
+        return _roomy(differences, "what differs in configuration")
+    unknown = dict.fromkeys(fact for pair in comparison.pairs for fact in pair.fairness.unknown)
+    untold = f" Not told by both sides: {text(', '.join(unknown))}." if unknown else ""
+    return f'<p class="dim">Nothing that the runs tell of themselves.{untold}</p>'
 
 
-def _runs(comparison: Comparison) -> str:
-    rows = [
-        (
-            group.name,
-            entry.source,
-            *(figure_in_words(entry, measure) for measure in comparison.measures),
-        )
-        for group in comparison.groups
-        for entry in group.entries
-    ]
-    runs = Table(("group", "run", *(head(measure) for measure in comparison.measures)), tuple(rows))
-    return f'<div class="roomy">{table(runs, caption="every run")}</div>'
+def _roomy(content: Table, caption: str) -> str:
+    return f'<div class="roomy">{table(content, caption=caption)}</div>'
 
 
 def _notes(comparison: Comparison) -> str:

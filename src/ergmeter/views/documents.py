@@ -10,16 +10,14 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from ergmeter.errors import FormatError, NotMeasurable, UsageError
+from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.catalog import find
-from ergmeter.metrics.definitions.energy_breakdown import energy_of, step_rows
 from ergmeter.metrics.evidence.gpu_use import gpu_use
+from ergmeter.metrics.export_tables import export_tables
 from ergmeter.metrics.summarize import evidence_of, settings_of
-from ergmeter.records import COLUMN_KINDS, Missing
+from ergmeter.records import Missing
 from ergmeter.runlog.format import training_of
 from ergmeter.runlog.manage.labels import labels_of
 from ergmeter.units import NO_UNIT, printable, significant
@@ -28,8 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.records import Result, Summary
+    from ergmeter.records import Reading, Result, Summary
     from ergmeter.runlog.reader import Run
     from ergmeter.runlog.settings import Settings
 
@@ -139,40 +136,34 @@ def report(run: Run, summary: Summary, overrides: Settings | None = None) -> dic
 
 
 def metric_lines(summary: Summary, names: Iterable[str]) -> list[str]:
-    """Return a line for each metric, by key or alias; shared reasons once."""
+    """Return a line for each metric, by key or alias, in the unit of that; shared reasons once.
+
+    `AEC 341.2 W (measured; ...)`.
+    """
     named_reasons: dict[str, str] = {}
     lines = []
     for name in names:
-        reading = summary.readings[find(name)[0].key]
-        if isinstance(reading, Missing) and reading.reason in named_reasons:
-            lines.append(f"{_label(name)} - (as {named_reasons[reading.reason]})")
-            continue
+        metric, alias = find(name)
+        label = alias.name if alias else metric.key
+        reading = summary.readings[metric.key]
         if isinstance(reading, Missing):
-            named_reasons[reading.reason] = _label(name)
-        lines.append(_metric_line(summary, name))
+            first = named_reasons.get(reading.reason)
+            lines.append(f"{label} - ({f'as {first}' if first else reading.reason})")
+            named_reasons.setdefault(reading.reason, label)
+        else:
+            scale, unit = (alias.scale, alias.unit) if alias else (1.0, reading.unit)
+            lines.append(f"{label} {_reading_line(reading, scale, unit)}")
     return lines
 
 
-def _label(name: str) -> str:
-    metric, alias = find(name)
-    return alias.name if alias else metric.key
-
-
-def _metric_line(summary: Summary, name: str) -> str:
-    """Return a metric in the unit of its name: `AEC 341.2 W (measured; ...)`."""
-    metric, alias = find(name)
-    reading = summary.readings[metric.key]
-    label = _label(name)
-    if isinstance(reading, Missing):
-        return f"{label} - ({reading.reason})"
-    scale, unit = (alias.scale, alias.unit) if alias else (1.0, reading.unit)
+def _reading_line(reading: Reading, scale: float, unit: str) -> str:
     interval = ""
     if reading.low is not None and reading.high is not None:
         interval = f" [{significant(reading.low * scale)}, {significant(reading.high * scale)}]"
     number = significant(reading.value * scale, 6)
     named = "" if unit == NO_UNIT else f" {unit}"
     why = f"{reading.impossible}; " if reading.impossible else ""
-    return f"{label} {number}{named}{interval}{reading.mark} ({reading.basis}; {why}{reading.note})"
+    return f"{number}{named}{interval}{reading.mark} ({reading.basis}; {why}{reading.note})"
 
 
 # Export of tables.
@@ -183,12 +174,7 @@ def export(
 ) -> Iterator[Path]:
     """Write the files and yield their paths. Refuses to overwrite unless forced."""
     target.mkdir(parents=True, exist_ok=True)
-    evidence = evidence_of(run)
-    # With all hosts on one clock, as in the report.
-    all_tables = {name: evidence.run.table(name) for name in COLUMN_KINDS}
-    tables = {name: table for name, table in all_tables.items() if table.num_columns}
-    if "steps" in tables:
-        tables["steps"] = _with_energy(evidence, tables["steps"])
+    tables = export_tables(evidence_of(run))
     if form == "json":
         path = _free(target / "export.json", force=force)
         body: dict[str, Any] = {"summary": report(run, summary)}
@@ -203,29 +189,6 @@ def export(
     path = target / "summary.json"  # the same in every format
     path.write_text(json.dumps(report(run, summary), indent=1, allow_nan=False))
     yield path
-
-
-def _with_energy(evidence: Evidence, table: pa.Table) -> pa.Table:
-    """Return the steps with the energy of all devices in each, as in the report.
-
-    With several ranks only the one with the most steps has energy: otherwise a sum over the column
-    would count each joule once per rank. Steps without energy in the report have none here.
-    """
-    try:
-        lane = step_rows(evidence)
-        start_ns, end_ns = (table[name].to_numpy() for name in ("start_ns", "end_ns"))
-        each = energy_of(evidence, start_ns, end_ns)
-    except NotMeasurable:
-        return table
-    numbers = np.unique(lane["writer"]).astype(int)
-    writers = [evidence.run.writers[number].header["writer"] for number in numbers]
-    is_own = pc.is_in(table["writer"], pa.array(writers)).to_numpy()
-    for name, values in (
-        ("energy_j", each.joules), ("energy_low_j", each.low_j), ("energy_high_j", each.high_j),
-    ):  # fmt: skip
-        absent = ~is_own | np.isnan(values)
-        table = table.append_column(name, pa.array(values, mask=absent))
-    return table
 
 
 def _rows(table: pa.Table) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ from ergmeter.bench.execute.outcome import CellOutcome
 from ergmeter.bench.execute.process import kernel_kills
 from ergmeter.bench.launchers.local import LocalLauncher
 from ergmeter.bench.plan.cells import BenchPlan, Cell, Expectation
-from ergmeter.cli.measure.bench import command
+from ergmeter.cli.compare.bench import command
 from ergmeter.errors import UsageError
 
 WAIT_S = 60.0

@@ -1,1 +1,1 @@
-"""Commands that show a run: report, serve, plot, check, explain, card, watch, list, job."""
+"""Commands that show a run: report, serve, plot, check, explain, card, watch, job."""

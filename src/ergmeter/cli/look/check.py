@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.run_options import with_settings, with_training
+from ergmeter.cli.run_options import print_json, with_settings, with_training
 
 if TYPE_CHECKING:
     from ergmeter.runlog.settings import Settings
@@ -42,9 +41,7 @@ def command(settings: Settings, runs: tuple[Path, ...], training: int | None, as
     opened = [run.training(training) for run in opened] if training else opened
     checks = [(run, fitness(evidence_of(run, settings))) for run in opened]
     if as_json:
-        click.echo(
-            json.dumps([view.check_document(*check) for check in checks], indent=1, allow_nan=False)
-        )
+        print_json([view.check_document(*check) for check in checks])
     else:
         console = Console()
         for run, result in checks:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.run_options import check_page, with_page, with_run, with_settings, write_page
+from ergmeter.cli.run_options import (
+    check_page,
+    print_json,
+    with_page,
+    with_run,
+    with_settings,
+    write_page,
+)
 from ergmeter.cli.work_options import with_model
 
 if TYPE_CHECKING:
@@ -60,7 +66,7 @@ def command(
         title = f"{run.name}: where the rest of the peak went, {explanation.window}"
         click.echo(markdown_text(title, list(explain_parts(explanation))), nl=False)
     elif as_json:
-        click.echo(json.dumps(view.document(run, explanation), indent=1, allow_nan=False))
+        print_json(view.document(run, explanation))
     else:
         console = Console()
         console.print(view.page(run, explanation))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
+
+from ergmeter.cli.run_options import print_json
 
 
 @click.command()
@@ -52,7 +53,7 @@ def command(job: str | None, directory: Path, as_json: bool) -> int:
     parts = [JobRun.of(run) for run in all_jobs[name]]
     results = job_results(parts)
     if as_json:
-        click.echo(json.dumps(view.job_document(name, parts, results), indent=1, allow_nan=False))
+        print_json(view.job_document(name, parts, results))
     else:
         Console().print(view.job_page(name, parts, results))
     for line in damaged:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
 
 from ergmeter.cli.run_options import (
     check_page,
+    print_json,
     show_run,
     with_page,
     with_run,
@@ -91,10 +91,10 @@ def _print_figures(
         for line in documents.metric_lines(summary, metrics):
             click.echo(line)
         return
-    document = (
-        documents.metrics(summary, metrics) if metrics else documents.report(run, summary, settings)
-    )
-    click.echo(json.dumps(document, indent=1, allow_nan=False))
+    if metrics:
+        print_json(documents.metrics(summary, metrics))
+    else:
+        print_json(documents.report(run, summary, settings))
 
 
 def _write_page(run: Run, page: Path, settings: Settings, flops: tuple[Flops, ...]) -> None:

@@ -1,1 +1,1 @@
-"""Commands that measure: record, load, train, prepare, calibrate, demo."""
+"""Commands that measure: record, import, load, train, prepare, calibrate, demo."""

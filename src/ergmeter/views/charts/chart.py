@@ -11,6 +11,7 @@ on white.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,40 +24,25 @@ if TYPE_CHECKING:
 # Colours.
 
 
-LIGHT = {
-    "bg": "#ffffff",
-    "card": "#f6f7f9",
-    "ink": "#1b1f24",
-    "dim": "#57606a",
-    "grid": "#dde1e6",
-    "shade": "#e9ecef",
-    "mark": "#57606a",
-    "c1": "#0072b2",
-    "c2": "#d55e00",
-    "c3": "#009e73",
-    "c4": "#cc79a7",
-    "c5": "#e69f00",
-    "c6": "#56b4e9",
-    "c7": "#1b1f24",
-    "c8": "#8c959f",
+# By CSS variable: on a light and on a dark ground.
+_COLOURS = {
+    "bg": ("#ffffff", "#14171b"),
+    "card": ("#f6f7f9", "#1d2127"),
+    "ink": ("#1b1f24", "#e8eaed"),
+    "dim": ("#57606a", "#a9b1ba"),
+    "grid": ("#dde1e6", "#343a42"),
+    "shade": ("#e9ecef", "#242a31"),
+    "mark": ("#57606a", "#a9b1ba"),
+    "c1": ("#0072b2", "#56b4e9"),
+    "c2": ("#d55e00", "#e69f00"),
+    "c3": ("#009e73", "#00b386"),
+    "c4": ("#cc79a7", "#cc79a7"),
+    "c5": ("#e69f00", "#e8742a"),
+    "c6": ("#56b4e9", "#f0e442"),
+    "c7": ("#1b1f24", "#e8eaed"),
+    "c8": ("#8c959f", "#848d97"),
 }
-DARK = {
-    "bg": "#14171b",
-    "card": "#1d2127",
-    "ink": "#e8eaed",
-    "dim": "#a9b1ba",
-    "grid": "#343a42",
-    "shade": "#242a31",
-    "mark": "#a9b1ba",
-    "c1": "#56b4e9",
-    "c2": "#e69f00",
-    "c3": "#00b386",
-    "c4": "#cc79a7",
-    "c5": "#e8742a",
-    "c6": "#f0e442",
-    "c7": "#e8eaed",
-    "c8": "#848d97",
-}
+LIGHT, DARK = ({name: pair[at] for name, pair in _COLOURS.items()} for at in (0, 1))
 THEMES = {"light": LIGHT, "dark": DARK}
 SERIES = tuple(f"var(--c{number})" for number in range(1, 9))
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
@@ -157,6 +143,13 @@ def scale_for(unit: str, most: float) -> Scale:
     return Scale(factor, prefix + unit)
 
 
+# Parts of specifications.
+
+
+BY_COLOUR = {"field": "colour", "type": "nominal", "scale": None, "legend": None}
+BY_SHAPE = {**BY_COLOUR, "field": "shape"}
+
+
 def framed(description: str, height: int, layers: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a specification of these layers, as wide as its container."""
     return {
@@ -166,6 +159,47 @@ def framed(description: str, height: int, layers: list[dict[str, Any]]) -> dict[
         "autosize": {"type": "fit-x", "contains": "padding"},
         "layer": layers,
     }
+
+
+def filled(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the layers that have data: Vega warns about empty ones."""
+    return [layer for layer in layers if layer["data"].get("values", True)]
+
+
+def layer(
+    name: str,
+    values: list[dict[str, Any]] | None,
+    mark: dict[str, Any],
+    encoding: dict[str, Any],
+    **more: Any,  # noqa: ANN401  further fields of the layer
+) -> dict[str, Any]:
+    """Return a layer with its data; with None, the data that an earlier layer has by this name."""
+    data = {"name": name} if values is None else {"name": name, "values": values}
+    return {"data": data, "mark": {**mark, "aria": False}, "encoding": encoding, **more}
+
+
+def quantity(field: str, title: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return the encoding of a quantitative field, such as an axis or a line of a tooltip."""
+    return {"field": field, "type": "quantitative", "title": title, **more}
+
+
+def tooltip(titles: Mapping[str, str], **formats: str) -> list[dict[str, Any]]:
+    """Return a tooltip: titles by field, and d3 formats of some fields."""
+    return [
+        {"field": field, "title": title, **({"format": formats[field]} if field in formats else {})}
+        for field, title in titles.items()
+    ]
+
+
+def nominal_colours(field: str, colours: Mapping[str, str]) -> dict[str, Any]:
+    """Return the colour encoding of a field: CSS colours by value."""
+    scale = {"domain": list(colours), "range": list(colours.values())}
+    return {"field": field, "type": "nominal", "scale": scale}
+
+
+def rounded(value: float, scale: Scale) -> float | None:
+    """Return a value on its axis with six digits; None for a NaN, which breaks a line."""
+    return None if math.isnan(value) else float(f"{value / scale.factor:.6g}")
 
 
 def chart_of(

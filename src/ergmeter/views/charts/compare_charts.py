@@ -10,12 +10,24 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.compare.comparison import front_axes, impossible_entry, mean_of
+from ergmeter.compare.comparison import front_axes, impossible_entry
 from ergmeter.compare.verdicts import measure
 from ergmeter.errors import NotMeasurable
 from ergmeter.records import Reading
 from ergmeter.stats.ratio import UNBOUNDED
-from ergmeter.views.charts.chart import Chart, Table, chart_of, framed, scale_for
+from ergmeter.views.charts.chart import (
+    BY_COLOUR,
+    BY_SHAPE,
+    Chart,
+    Scale,
+    Table,
+    chart_of,
+    filled,
+    framed,
+    layer,
+    scale_for,
+    tooltip,
+)
 from ergmeter.views.charts.interval_chart import Axis, Dot, interval_chart
 from ergmeter.views.compare import (
     beaters,
@@ -28,11 +40,10 @@ from ergmeter.views.compare import (
 from ergmeter.views.run.card import column_text, interval, value
 
 if TYPE_CHECKING:
-    from ergmeter.compare.comparison import Comparison
+    from ergmeter.compare.comparison import Comparison, Front
     from ergmeter.compare.grouping import Group
     from ergmeter.compare.verdicts import Measure, State, Verdict
     from ergmeter.stats.ratio import Mean
-    from ergmeter.views.charts.chart import Scale
     from ergmeter.views.charts.interval_chart import Kind
 
 # The Pareto front: speed, energy and memory, two at a time.
@@ -49,40 +60,34 @@ _PREFIXED = ("B", "J", "s")  # units with an SI prefix; kilotokens are not used
 
 def pareto_chart(comparison: Comparison) -> Chart:
     """Return the chart of the Pareto front. Raises NotMeasurable with what is missing."""
-    if comparison.front is None:
+    front = comparison.front
+    if front is None:
         raise NotMeasurable(_why_no_front(comparison))
-    axes = [measure(key) for key in comparison.front.axes]
-    named = {*comparison.front.on, *comparison.front.beaten}
-    groups = [group for group in comparison.groups if group.name in named]
+    axes = [measure(key) for key in front.axes]
     means = [
-        [mean_of(group, axis, confidence=comparison.options.confidence) for axis in axes]
-        for group in groups
+        (group, [comparison.mean(group, axis) for axis in axes])
+        for group in comparison.groups
+        if group.name in {*front.on, *front.beaten}
     ]
-    scales = [_scale(axis, [row[at] for row in means]) for at, axis in enumerate(axes)]
-    rows = [
-        _point(group, axes, row, scales, is_on=group.name in comparison.front.on)
-        for group, row in zip(groups, means, strict=True)
+    scales = [
+        scale_of(axis, max(own[at].value for _, own in means)) for at, axis in enumerate(axes)
     ]
-    for row, own in zip(rows, means, strict=True):
-        row["third"] = f"{head(axes[2])} {_mean_text(axes[2], own[2])}" if len(axes) > 2 else ""
-    beaten = comparison.front.beaten
-    total, rows = (
-        len(rows),
-        sorted(rows, key=lambda row: row["name"] in beaten)[:_MOST_PARETO_GROUPS],
-    )
+    rows = [_point(group, axes, own, scales, is_on=group.name in front.on) for group, own in means]
+    total = len(rows)
+    rows = sorted(rows, key=lambda row: row["name"] in front.beaten)[:_MOST_PARETO_GROUPS]
     legend = ((f"{_ON[2]} not beaten", _ON[0]), (f"{_BEATEN[2]} beaten", _BEATEN[0]))
     cut = _left_out(len(rows), total)
-    note = f"{front_in_words(comparison.front)}; {_better(axes)} is better{cut}"
+    note = f"{front_in_words(front)}; {_better(axes)} is better{cut}"
     words = first_names(
-        [f"{g.name} {_mean_text(axes[0], m[0])}" for g, m in zip(groups, means, strict=True)],
+        [f"{group.name} {_mean_text(axes[0], own[0])}" for group, own in means],
         most=_NAMED,
     )
     return Chart(
         ID,
         TITLE,
         "",
-        framed(f"{TITLE}: {words}", _HEIGHT_PX, _layers(rows, axes, scales)),
-        _table(comparison, groups, means, axes),
+        framed(f"{TITLE}: {words}", _HEIGHT_PX, filled(_layers(rows, axes, scales))),
+        _table(front, means, axes),
         note,
         legend=legend,
     )
@@ -106,12 +111,7 @@ def _left_out(count: int, total: int) -> str:
 def scale_of(measured: Measure, most: float) -> Scale:
     """Return the scale of an axis: bytes and joules with an SI prefix."""
     unit = "" if measured.unit == "1" else measured.unit
-    scale = scale_for(unit if unit in (*_PREFIXED, "frac") else "", most)
-    return scale if scale.unit or not unit else type(scale)(1.0, unit)
-
-
-def _scale(axis: Measure, means: list[Mean]) -> Scale:
-    return scale_of(axis, max(mean.value for mean in means))
+    return scale_for(unit, most) if unit in (*_PREFIXED, "frac") else Scale(1.0, unit)
 
 
 def _point(
@@ -126,35 +126,34 @@ def _point(
         row |= {
             f"{letter}{end}": None if at is None else at / scale.factor for end, at in ends.items()
         }
+    row["third"] = f"{head(axes[2])} {_mean_text(axes[2], means[2])}" if len(axes) > 2 else ""
     return row
 
 
 def _layers(
     rows: list[dict[str, Any]], axes: list[Measure], scales: list[Scale]
 ) -> list[dict[str, Any]]:
+    titles = [_title(axis, scale) for axis, scale in zip(axes, scales, strict=True)]
     x, y = (
         {
             "type": "quantitative",
-            "title": _title(axes[at], scales[at]),
+            "title": titles[at],
             "scale": {"zero": False, "nice": True, "padding": 24},
             "axis": {"format": ".1%" if scales[at].unit == "frac" else ",.4~r", "tickCount": 5},
         }
         for at in (1, 0)
     )
-    colour = {"field": "colour", "type": "nominal", "scale": None, "legend": None}
-    shape = {"field": "shape", "type": "nominal", "scale": None, "legend": None}
     points = {"x": {**x, "field": "x"}, "y": {**y, "field": "y"}}
     across, upright = ([row for row in rows if row[end] is not None] for end in ("xlow", "ylow"))
-    rule = {"type": "rule", "strokeWidth": 1.5, "opacity": 0.7, "aria": False}
-    tooltip = [
-        {"field": "name", "title": "group"},
-        {"field": "y", "title": _title(axes[0], scales[0]), "format": ",.4~r"},
-        {"field": "x", "title": _title(axes[1], scales[1]), "format": ",.4~r"},
-    ]
+    rule = {"type": "rule", "strokeWidth": 1.5, "opacity": 0.7}
+    low_x = {**points, "x": {**x, "field": "xlow"}, "x2": {"field": "xhigh"}, "color": BY_COLOUR}
+    low_y = {**points, "y": {**y, "field": "ylow"}, "y2": {"field": "yhigh"}, "color": BY_COLOUR}
+    heads = {"name": "group", "y": titles[0], "x": titles[1]}
     if len(axes) > 2:
-        tooltip.append({"field": "third", "title": head(axes[2])})
+        heads["third"] = head(axes[2])
+    words = tooltip(heads, y=",.4~r", x=",.4~r")
     is_right = "scale('x', datum.x) > width / 2"
-    label = {
+    name = {
         "type": "text",
         "fontSize": 12,
         "dy": -11,
@@ -162,48 +161,20 @@ def _layers(
         "dx": {"expr": f"{is_right} ? -4 : 4"},
         "limit": {"expr": "width / 2"},
         "color": "var(--ink)",
-        "aria": False,
     }
-    layers: list[dict[str, Any]] = [
-        {
-            "data": {"name": "across", "values": across},
-            "mark": rule,
-            "encoding": {
-                "x": {**x, "field": "xlow"},
-                "x2": {"field": "xhigh"},
-                "y": {**y, "field": "y"},
-                "color": colour,
-            },
-        },
-        {
-            "data": {"name": "upright", "values": upright},
-            "mark": rule,
-            "encoding": {
-                "x": {**x, "field": "x"},
-                "y": {**y, "field": "ylow"},
-                "y2": {"field": "yhigh"},
-                "color": colour,
-            },
-        },
-        {
-            "data": {"name": "names", "values": _named(rows)},
-            "mark": label,
-            "encoding": {**points, "text": {"field": "name"}},
-        },
-        {
-            "data": {"name": "thirds", "values": rows if len(rows) <= _NAMED else []},
-            "mark": {**label, "dy": 15, "fontSize": 11, "color": "var(--dim)"},
-            "encoding": {**points, "text": {"field": "third"}},
-        },
+    third = {**name, "dy": 15, "fontSize": 11, "color": "var(--dim)"}
+    thirds = rows if len(rows) <= _NAMED else []
+    dot = {"type": "point", "filled": True, "size": 130, "opacity": 1}
+    return [
+        layer("across", across, rule, low_x),
+        layer("upright", upright, rule, low_y),
+        layer("names", _named(rows), name, {**points, "text": {"field": "name"}}),
+        layer("thirds", thirds, third, {**points, "text": {"field": "third"}}),
         # Above the texts, which have an outline.
-        {
-            "data": {"name": "points", "values": rows},
-            "mark": {"type": "point", "filled": True, "size": 130, "opacity": 1, "aria": False},
-            "encoding": {**points, "color": colour, "shape": shape, "tooltip": tooltip},
-        },
+        layer(
+            "points", rows, dot, {**points, "color": BY_COLOUR, "shape": BY_SHAPE, "tooltip": words}
+        ),
     ]
-    # Vega warns about empty layers.
-    return [layer for layer in layers if layer["data"]["values"]]
 
 
 def _better(axes: list[Measure]) -> str:
@@ -222,26 +193,29 @@ def _title(axis: Measure, scale: Scale) -> str:
 
 
 def _mean_text(axis: Measure, mean: Mean) -> str:
-    return value(Reading(mean.value, axis.unit, "measured")).removesuffix(" 1")
+    return value(Reading(mean.value, axis.unit, "measured"))
 
 
-def _table(
-    comparison: Comparison, groups: list[Group], means: list[list[Mean]], axes: list[Measure]
-) -> Table:
-    assert comparison.front is not None
+def _table(front: Front, means: list[tuple[Group, list[Mean]]], axes: list[Measure]) -> Table:
     rows = []
-    for group, own in zip(groups, means, strict=True):
-        by = comparison.front.beaten.get(group.name)
+    for group, own in means:
+        by = front.beaten.get(group.name)
         standing = f"beaten by {beaters(by)}" if by else "on the front"
-        cells = []
-        for axis, mean in zip(axes, own, strict=True):
-            reading = Reading(mean.value, axis.unit, "measured", mean.low, mean.high)
-            why = "one run: no interval" if mean.repeats == 1 else "no interval"
-            between = interval(reading) or why
-            between = "assumed" if is_assumed(group, axis) else between
-            cells.append(f"{_mean_text(axis, mean)} ({between})")
+        cells = [
+            f"{_mean_text(axis, mean)} ({_between(group, axis, mean)})"
+            for axis, mean in zip(axes, own, strict=True)
+        ]
         rows.append((group.name, *cells, standing))
     return Table(("group", *map(head, axes), "front"), tuple(rows))
+
+
+def _between(group: Group, axis: Measure, mean: Mean) -> str:
+    """Return the interval of a mean, or why there is none."""
+    if is_assumed(group, axis):
+        return "assumed"
+    reading = Reading(mean.value, axis.unit, "measured", mean.low, mean.high)
+    why = "one run: no interval" if mean.repeats == 1 else "no interval"
+    return interval(reading) or why
 
 
 def _why_no_front(comparison: Comparison) -> str:
@@ -283,21 +257,14 @@ _MOST = 60  # rows of a chart; the table below it has all
 def compare_charts(comparison: Comparison) -> list[Chart]:
     """Return all charts, drawn or with their reason."""
     baseline = comparison.groups[0].name
-    sure = f"{comparison.options.confidence * 100:g} % intervals"
+    contrasts = {
+        RATIOS: f"ratio to {baseline}",
+        DIFFERENCES: f"what was learned, less that of {baseline}",
+    }
     return [
-        chart_of(
-            RATIOS,
-            f"ratio to {baseline}",
-            "",
-            lambda: _contrasts(comparison, RATIOS, f"ratio to {baseline}", sure=sure),
-        ),
-        chart_of(
-            DIFFERENCES,
-            f"what was learned, less that of {baseline}",
-            "",
-            lambda: _contrasts(
-                comparison, DIFFERENCES, f"what was learned, less that of {baseline}", sure=sure
-            ),
+        *(
+            chart_of(id_, title, "", partial(_contrasts, comparison, id_, title))
+            for id_, title in contrasts.items()
         ),
         chart_of(ID, TITLE, "", lambda: pareto_chart(comparison)),
         *(
@@ -307,7 +274,7 @@ def compare_charts(comparison: Comparison) -> list[Chart]:
     ]
 
 
-def _contrasts(comparison: Comparison, id_: str, title: str, *, sure: str) -> Chart:
+def _contrasts(comparison: Comparison, id_: str, title: str) -> Chart:
     is_ratio = id_ == RATIOS
     verdicts = [
         (pair.other, verdict)
@@ -328,7 +295,9 @@ def _contrasts(comparison: Comparison, id_: str, title: str, *, sure: str) -> Ch
         for who, verdict in verdicts
     )
     dots = [_contrast_dot(who, verdict) for who, verdict in verdicts]
-    sureness = sure if any(dot.low is not None for dot in dots) else "single runs, no intervals"
+    sure = f"{comparison.options.confidence * 100:g} % intervals"
+    if all(dot.low is None for dot in dots):
+        sure = "single runs, no intervals"
     return interval_chart(
         id_,
         title,
@@ -337,7 +306,7 @@ def _contrasts(comparison: Comparison, id_: str, title: str, *, sure: str) -> Ch
         axis,
         words=_VERDICTS,
         table=Table(("group", "figure", "value and interval", "verdict"), rows),
-        note=f"{sureness}; on the thin upright line nothing differs{_cut(len(dots))}",
+        note=f"{sure}; on the thin upright line nothing differs{_cut(len(dots))}",
     )
 
 
@@ -355,14 +324,11 @@ def _why_none(comparison: Comparison, verdicts: list[Verdict]) -> str:
 
 
 def _contrast_dot(who: str, verdict: Verdict) -> Dot:
-    kind = _KINDS[verdict.state]
-    name = f"{who}: {head(verdict.measure)}"
-    ratio_text = contrast_in_words(verdict.contrast)
-    if verdict.contrast is None:
-        return Dot(name, None, None, None, ratio_text, kind)
-    return Dot(
-        name, verdict.contrast.value, verdict.contrast.low, verdict.contrast.high, ratio_text, kind
-    )
+    contrast, kind = verdict.contrast, _KINDS[verdict.state]
+    name, words = f"{who}: {head(verdict.measure)}", contrast_in_words(contrast)
+    if contrast is None:
+        return Dot(name, None, None, None, words, kind)
+    return Dot(name, contrast.value, contrast.low, contrast.high, words, kind)
 
 
 def _means(comparison: Comparison, at: int, measured: Measure) -> Chart:
@@ -408,7 +374,7 @@ def _mean_dot(
 ) -> tuple[Dot, str]:
     """Return a group's mean as a dot and a note, or the reason for its absence."""
     try:
-        mean = mean_of(group, measured, confidence=comparison.options.confidence)
+        mean = comparison.mean(group, measured)
     except NotMeasurable as error:
         wrong = impossible_entry(group, measured.key)
         text = "absent" if wrong is None else column_text(wrong.figures[measured.key])

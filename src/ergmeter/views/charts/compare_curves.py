@@ -6,16 +6,15 @@ own dashes. Runs beyond the number of distinguishable lines are named below the 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.compare.grouping import short_paths
 from ergmeter.compare.run_curves import AXES, CURVES, GROUPS, LINES, NO_DIRECTORY, REPEATS, RunCurve
 from ergmeter.records import Missing
-from ergmeter.units import duration
-from ergmeter.views.charts.chart import Chart, Scale, Table, framed, scale_for
-from ergmeter.views.charts.time_axis import nearest, value_axis, value_words, zoom
+from ergmeter.units import duration, grouped
+from ergmeter.views.charts.chart import Chart, Scale, Table, framed, quantity, rounded, scale_for
+from ergmeter.views.charts.time_axis import dots, line_layers, value_axis, value_words
 from ergmeter.views.compare import first_names
 
 if TYPE_CHECKING:
@@ -32,13 +31,10 @@ _TITLES: dict[Axis, str] = {
     "tokens": "tokens so far",
     "time": "s since the first step began",
 }
-# Each token label has its own format: a common one would write 0 as 0M.
-_PLAIN, _SHORT = {"format": ",.6~r"}, {"labelExpr": "format(datum.value, '.4~s')"}
 _DIGITS: dict[Axis, int | None] = {"step": 4, "tokens": None, "time": 6}
 _UNITS: dict[Axis, str] = {"step": "steps", "tokens": "tokens", "time": "s"}
 # Dashes of a group's first run, second and so on; page.css has the same for the legend.
 DASHES = ([1, 0], [7, 3], [2, 2], [10, 3, 2, 3], [14, 4], [5, 2, 1, 2, 1, 2])
-_DOTS = 60  # readings of a line, up to which each is a dot
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +47,29 @@ class CurveLine:
     dash: int
 
 
-def x_axes(lines: Mapping[int, RunCurve]) -> dict[str, dict[str, Any]]:
+def _x_axes(lines: Sequence[CurveLine]) -> dict[str, dict[str, Any]]:
     """Return the axes that any line has, from 0 to the longest end."""
     axes: dict[str, dict[str, Any]] = {}
     for axis in AXES:
-        ends = [end for end in (line.end(axis) for line in lines.values()) if end is not None]
+        ends = [end for line in lines if (end := line.course.end(axis)) is not None]
+        # Each token label has its own format: a common one would write 0 as 0M.
+        is_short = axis == "tokens"
+        labels = {"labelExpr": "format(datum.value, '.4~s')"} if is_short else {"format": ",.6~r"}
         if ends:
-            axes[axis] = {
-                "field": axis,
-                "type": "quantitative",
-                "title": _TITLES[axis],
-                "scale": {"domain": [0, round(max(ends), 6) or 1.0], "nice": False},
-                "axis": {
+            axes[axis] = quantity(
+                axis,
+                _TITLES[axis],
+                scale={"domain": [0, round(max(ends), 6) or 1.0], "nice": False},
+                axis={
                     "grid": False,
-                    **(_SHORT if axis == "tokens" else _PLAIN),
+                    **labels,
                     "tickCount": {"expr": "max(3, floor(width / 90))"},
                 },
-            }
+            )
     return axes
 
 
-def line_layers(
+def _layers(
     lines: Sequence[CurveLine], scale: Scale, x: dict[str, Any], *, has_zero: bool
 ) -> list[dict[str, Any]]:
     """Return the lines, and the reading nearest to the pointer."""
@@ -80,37 +78,24 @@ def line_layers(
     field = {"field": "i", "type": "nominal", "legend": None}
     colours = [f"var(--c{line.colour})" for line in lines]
     dashes = [DASHES[line.dash] for line in lines]
-    few = max(line.course.readings for line in lines) <= _DOTS
-    mark = {
-        "type": "line",
-        "clip": True,
-        "aria": False,
-        "strokeWidth": 1.8,
-        "point": {"size": 16, "filled": True, "aria": False} if few else False,
-    }
+    mark = {"strokeWidth": 1.8, "point": dots(max(line.course.readings for line in lines), 16)}
     axes = {
         "x": x,
         "y": value_axis(rows, scale, has_zero=has_zero),
         "color": {**field, "scale": {"domain": numbers, "range": colours}},
     }
-    marks = {
-        "data": {"name": "points", "values": rows},
-        "mark": mark,
-        "params": [zoom()],
-        "encoding": {
-            **axes,
-            "strokeDash": {**field, "scale": {"domain": numbers, "range": dashes}},
-            "order": {"field": "time", "type": "quantitative"},
-        },
+    of_lines = {
+        "strokeDash": {**field, "scale": {"domain": numbers, "range": dashes}},
+        "order": {"field": "time", "type": "quantitative"},
     }
     names = [{"i": number, "s": line.label} for number, line in enumerate(lines)]
-    looked_up = {"lookup": "i", "from": {"data": {"values": names}, "key": "i", "fields": ["s"]}}
-    words = [{"field": "s", "title": "run"}, value_words(scale), *map(_place_words, _UNITS)]
-    return [marks, nearest(axes, words, looked_up=[looked_up])]
-
-
-def _place_words(axis: Axis) -> dict[str, Any]:
-    return {"field": axis, "title": _UNITS[axis], "type": "quantitative", "format": ",.6~r"}
+    look_up = {"lookup": "i", "from": {"data": {"values": names}, "key": "i", "fields": ["s"]}}
+    words = [
+        {"field": "s", "title": "run"},
+        value_words(scale),
+        *(quantity(axis, unit, format=",.6~r") for axis, unit in _UNITS.items()),
+    ]
+    return line_layers(rows, mark, axes, words, more_encoding=of_lines, transforms=[look_up])
 
 
 def _rows(number: int, course: RunCurve, scale: Scale) -> list[dict[str, Any]]:
@@ -118,7 +103,7 @@ def _rows(number: int, course: RunCurve, scale: Scale) -> list[dict[str, Any]]:
     return [
         {
             "i": number,
-            "v": None if math.isnan(value) else float(f"{value / scale.factor:.6g}"),
+            "v": rounded(value, scale),
             **{axis: round(values[index], _DIGITS[axis]) for axis, values in xs.items()},
         }
         for index, value in enumerate(course.values.tolist())
@@ -131,21 +116,18 @@ ABOUT = (
     "All from the start of each run's first step, warm-up included. A colour is a group; dashes"
     " tell its repeats apart. Drag to move, shift and the wheel to zoom, double click to see all."
 )
-_COMPARE_COURSES_TITLES: dict[Curve, tuple[str, str]] = {
-    "tokens_per_s": ("throughput", "tokens/s"),
-    "step_s": ("step time", "s"),
-    "loss": ("loss", ""),
-    "power_w": ("power", "W"),
-    "device_bytes": ("memory in use on the device", "B"),
-    "host_bytes": ("memory of the program on the host", "B"),
-}
-_NOTES: dict[Curve, str] = {
-    "tokens_per_s": "of each step, at its end, over the time until the next begins",
-    "step_s": "of each step, at its end",
-    "loss": "as each step told it",
-    "power_w": "of all devices whose energy is the run's",
-    "device_bytes": "of the fullest device",
-    "host_bytes": "of the fullest program",
+# Title, unit, and what the values are of.
+_CURVES: dict[Curve, tuple[str, str, str]] = {
+    "tokens_per_s": (
+        "throughput",
+        "tokens/s",
+        "of each step, at its end, over the time until the next begins",
+    ),
+    "step_s": ("step time", "s", "of each step, at its end"),
+    "loss": ("loss", "", "as each step told it"),
+    "power_w": ("power", "W", "of all devices whose energy is the run's"),
+    "device_bytes": ("memory in use on the device", "B", "of the fullest device"),
+    "host_bytes": ("memory of the program on the host", "B", "of the fullest program"),
 }
 _WORDS: dict[str, str] = {
     OWN: "what suits each chart",
@@ -224,92 +206,74 @@ def _lacking(courses: ComparedCurves, labels: list[str]) -> list[str]:
 
 def _absent(courses: ComparedCurves) -> list[str]:
     """Return notes on curves that no run has, grouped by reason."""
-    curves_by_reason: dict[str, list[str]] = {}
     present = {*courses.curves}
     if present & {"device_bytes", "host_bytes"}:  # one of them is drawn
         present |= {"device_bytes", "host_bytes"}
     if "tokens_per_s" in present:
         present.add("step_s")
-    for curve in CURVES:
-        if courses.runs and curve not in present:
-            why = _reasons(courses, curve, [""] * len(courses.runs))
-            curves_by_reason.setdefault("; ".join(why), []).append(
-                _COMPARE_COURSES_TITLES[curve][0]
-            )
-    return [
-        f"Not shown: {', '.join(titles)}. Why: {why}" for why, titles in curves_by_reason.items()
-    ]
+    titles = grouped(
+        ("; ".join(_reasons(courses, curve, [""] * len(courses.runs))), _CURVES[curve][0])
+        for curve in CURVES
+        if courses.runs and curve not in present
+    )
+    return [f"Not shown: {', '.join(named)}. Why: {why}" for why, named in titles.items()]
 
 
 def _reasons(courses: ComparedCurves, curve: Curve, labels: list[str]) -> dict[str, list[str]]:
     """Return labels of runs that lack a curve, by reason."""
-    labels_by_reason: dict[str, list[str]] = {}
-    for run, label in zip(courses.runs, labels, strict=True):
-        course = run.curves[curve]
-        if isinstance(course, Missing):
-            labels_by_reason.setdefault(course.reason, []).append(label)
-    return labels_by_reason
+    pairs = ((run.curves[curve], label) for run, label in zip(courses.runs, labels, strict=True))
+    return grouped((course.reason, label) for course, label in pairs if isinstance(course, Missing))
 
 
 def _chart(courses: ComparedCurves, curve: Curve, labels: list[str], x: Axis | None) -> Chart:
-    lines: dict[int, RunCurve] = {}
-    for number, run in enumerate(courses.runs):
-        course = run.curves[curve]
-        if isinstance(course, RunCurve):
-            lines[number] = course
-    title, unit = _COMPARE_COURSES_TITLES[curve]
-    most = max(line.highest for line in lines.values())
+    # A group has a colour, a repeat its dashes.
+    groups = list(dict.fromkeys(run.group for run in courses.runs))
+    lines = [
+        CurveLine(label, course, groups.index(run.group) + 1, run.repeat)
+        for run, label in zip(courses.runs, labels, strict=True)
+        if isinstance(course := run.curves[curve], RunCurve)
+    ]
+    title, unit, _ = _CURVES[curve]
+    most = max(line.course.highest for line in lines)
     scale = Scale(1.0, unit) if curve == "tokens_per_s" else scale_for(unit, most)
-    axes = x_axes(lines)
+    axes = _x_axes(lines)
     own = _own_axis(curve, lines, axes)
     description = f"{title} of {len(lines)} runs: " + "; ".join(
-        f"{labels[number][:80]} from {scale.text(line.lowest)} to {scale.text(line.highest)}"
-        for number, line in lines.items()
+        f"{line.label[:80]} from {scale.text(line.course.lowest)}"
+        f" to {scale.text(line.course.highest)}"
+        for line in lines
     )
-    looks = _looks(courses)
-    curve_lines = [
-        CurveLine(labels[number], line, *looks[number]) for number, line in lines.items()
-    ]
     first = axes[own if x is None or x not in axes else x]
-    layers = line_layers(curve_lines, scale, first, has_zero=curve != "loss")
+    layers = _layers(lines, scale, first, has_zero=curve != "loss")
     return Chart(
         f"{ID}{curve}",
         title,
         scale.unit,
         framed(description, _HEIGHT_PX, layers),
-        _table(lines, labels, scale),
+        _table(lines, scale),
         _note(courses, curve, lines, labels),
-        legend=tuple(
-            (curve_line.label, f"c{curve_line.colour} dash{curve_line.dash}")
-            for curve_line in curve_lines
-        ),
+        legend=tuple((line.label, f"c{line.colour} dash{line.dash}") for line in lines),
         axes=axes,
         axis=own,
     )
 
 
-def _looks(courses: ComparedCurves) -> list[tuple[int, int]]:
-    """Return colour (group) and dashes (repeat) of each run."""
-    groups = list(dict.fromkeys(run.group for run in courses.runs))
-    return [(groups.index(run.group) + 1, run.repeat) for run in courses.runs]
-
-
-def _own_axis(curve: Curve, lines: Mapping[int, RunCurve], axes: Mapping[str, Any]) -> Axis:
+def _own_axis(curve: Curve, lines: Sequence[CurveLine], axes: Mapping[str, Any]) -> Axis:
     """Return a curve's default axis: tokens for losses if all runs have them, else time."""
     if curve != "loss":
         return "time"
-    if all("tokens" in line.x for line in lines.values()):
+    if all("tokens" in line.course.x for line in lines):
         return "tokens"
     return "step" if "step" in axes else "time"
 
 
 def _note(
-    courses: ComparedCurves, curve: Curve, lines: Mapping[int, RunCurve], labels: list[str]
+    courses: ComparedCurves, curve: Curve, lines: Sequence[CurveLine], labels: list[str]
 ) -> str:
-    notes = [_NOTES[curve]]
-    if any(line.is_bounded for line in lines.values()):
+    notes = [_CURVES[curve][2]]
+    if any(line.course.is_bounded for line in lines):
         notes.append("lowest and highest of each moment are drawn")
-    if curve == "tokens_per_s" and len({line.note for line in lines.values()}) > 1:
+    if curve == "tokens_per_s" and len({line.course.note for line in lines}) > 1:
         notes.append("not all count the same tokens: the table says which")
     notes += [
         f"no line of {first_names(names)}: {why}"
@@ -318,19 +282,20 @@ def _note(
     return "; ".join(notes)
 
 
-def _table(lines: Mapping[int, RunCurve], labels: list[str], scale: Scale) -> Table:
+def _table(lines: Sequence[CurveLine], scale: Scale) -> Table:
     ends = ("steps", "tokens", "lasted")
     head = ("run", "basis", "readings", "lowest", "highest", "last", *ends, "to know")
     rows = tuple(
         (
-            labels[number],
-            line.basis,
-            f"{line.readings:,}",
-            *(scale.text(value).strip() for value in (line.lowest, line.highest, line.last)),
-            *(_end(line, axis) for axis in AXES),
-            line.note,
+            line.label,
+            course.basis,
+            f"{course.readings:,}",
+            *(scale.text(value).strip() for value in (course.lowest, course.highest, course.last)),
+            *(_end(course, axis) for axis in AXES),
+            course.note,
         )
-        for number, line in lines.items()
+        for line in lines
+        for course in (line.course,)
     )
     return Table(head, rows)
 

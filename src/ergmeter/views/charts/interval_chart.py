@@ -9,7 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ergmeter.views.charts.chart import Chart, Table, framed
+from ergmeter.views.charts.chart import (
+    BY_COLOUR,
+    BY_SHAPE,
+    Chart,
+    Table,
+    filled,
+    framed,
+    layer,
+    tooltip,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,46 +103,33 @@ def interval_chart(
         (f"{LOOKS[kind][2]} {word}", LOOKS[kind][0]) for kind, word in words.items() if kind in used
     )
     tiers = _THREE if any(len(dot.name) > _LONG for dot in dots) else _TWO
-    layers = _layers(dots, axis, tiers)
+    layers = filled(_layers(dots, axis, tiers))
     spec = framed(f"{title}: {described}{more}", tiers.px * len(dots), layers)
     return Chart(id_, title, unit, spec, table, note, legend=legend)
 
 
 def _layers(dots: Sequence[Dot], axis: Axis, tiers: _Tiers) -> list[dict[str, Any]]:
-    """Return the layers from back to front, without empty ones: Vega warns about those."""
+    """Return the layers from back to front."""
     rows = [_row(number, dot) for number, dot in enumerate(dots)]
     present = [row for row in rows if row["v"] is not None]
     spans = [row for row in present if row["low"] is not None]
     limits = [{"i": n, "v": at} for n, dot in enumerate(dots) for at in dot.limits]
     line = [] if axis.neutral is None else [{"v": axis.neutral}]
     x, y = _x(axis), _y(tiers.dot)
-    across = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y, "color": _colour()}
-    shape = {"field": "shape", "type": "nominal", "scale": None, "legend": None}
-    tooltip = [{"field": "name", "title": "of"}, {"field": "said", "title": "is"}]
+    across = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y, "color": BY_COLOUR}
     at = {"x": {**x, "field": "v"}, "y": y}
+    look = {"color": BY_COLOUR, "shape": BY_SHAPE, "tooltip": tooltip({"name": "of", "said": "is"})}
     down_px = (tiers.dot - 0.5) * tiers.px  # ticks ignore the position within a band
     tick = {"type": "tick", "orient": "vertical", "size": 20, "yOffset": down_px}
     dot = {"type": "point", "filled": True, "size": 95, "opacity": 1}
-    layers = [
+    return [
         # Texts have an outline in the background colour, so that the line does not cross them.
-        _layer("neutral", line, {"type": "rule", "color": "var(--dim)"}, {"x": at["x"]}),
-        _layer("spans", spans, {"type": "rule", "strokeWidth": 3}, across),
-        _layer(
-            "points", present, dot, {**at, "color": _colour(), "shape": shape, "tooltip": tooltip}
-        ),
-        _layer("limits", limits, {**tick, "thickness": 3, "color": "var(--ink)"}, at),
+        layer("neutral", line, {"type": "rule", "color": "var(--dim)"}, {"x": at["x"]}),
+        layer("spans", spans, {"type": "rule", "strokeWidth": 3}, across),
+        layer("points", present, dot, {**at, **look}),
+        layer("limits", limits, {**tick, "thickness": 3, "color": "var(--ink)"}, at),
+        *_words(rows, tiers),
     ]
-    return [*(layer for layer in layers if layer["data"]["values"]), *_words(rows, tiers)]
-
-
-def _layer(
-    name: str, values: list[dict[str, Any]], mark: dict[str, Any], encoding: dict[str, Any]
-) -> dict[str, Any]:
-    return {
-        "data": {"name": name, "values": values},
-        "mark": {**mark, "aria": False},
-        "encoding": encoding,
-    }
 
 
 def _row(number: int, dot: Dot) -> dict[str, Any]:
@@ -153,15 +149,12 @@ def _row(number: int, dot: Dot) -> dict[str, Any]:
 
 def _x(axis: Axis) -> dict[str, Any]:
     kind = {"type": "log"} if axis.is_log else {"zero": False}
+    ticks = {"expr": "max(3, floor(width / 110))"}
     return {
         "type": "quantitative",
         "title": axis.title,
         "scale": {**kind, "nice": False, "padding": 14},
-        "axis": {
-            "format": axis.format,
-            "tickCount": {"expr": "max(3, floor(width / 110))"},
-            "labelOverlap": "greedy",
-        },
+        "axis": {"format": axis.format, "tickCount": ticks, "labelOverlap": "greedy"},
     }
 
 
@@ -171,28 +164,21 @@ def _y(at: float) -> dict[str, Any]:
     return {"field": "i", "type": "ordinal", "axis": None, "scale": scale, "bandPosition": at}
 
 
-def _colour() -> dict[str, Any]:
-    return {"field": "colour", "type": "nominal", "scale": None, "legend": None}
-
-
 def _words(rows: list[dict[str, Any]], tiers: _Tiers) -> list[dict[str, Any]]:
     """Return the texts of a row: name and value, cut to the width."""
-    mark = {"type": "text", "baseline": "middle", "fontSize": 12, "aria": False}
-    wide = {"expr": f"width - {_FIGURE_PX}" if tiers.is_shared else "width"}
-    name = {**mark, "align": "left", "limit": wide}
-    figure = {**mark, "fontSize": 11, "align": "left", "limit": {"expr": "width"}}
-    at = 0 if not tiers.is_shared else "width"
+    mark = {"type": "text", "baseline": "middle", "align": "left", "limit": {"expr": "width"}}
+    name = {**mark, "fontSize": 12, "color": "var(--ink)"}
+    figure = {**mark, "fontSize": 11, "color": "var(--dim)"}
     if tiers.is_shared:
+        name["limit"] = {"expr": f"width - {_FIGURE_PX}"}
         figure |= {"align": "right", "limit": _FIGURE_PX - 10}
+    at = {"value": "width" if tiers.is_shared else 0}
     return [
-        {
-            "data": {"name": "rows", "values": rows},
-            "mark": {**name, "color": "var(--ink)"},
-            "encoding": {"x": {"value": 0}, "y": _y(tiers.name), "text": {"field": "name"}},
-        },
-        {
-            "data": {"name": "rows"},
-            "mark": {**figure, "color": "var(--dim)"},
-            "encoding": {"x": {"value": at}, "y": _y(tiers.figure), "text": {"field": "said"}},
-        },
+        layer(
+            "rows",
+            rows,
+            name,
+            {"x": {"value": 0}, "y": _y(tiers.name), "text": {"field": "name"}},
+        ),
+        layer("rows", None, figure, {"x": at, "y": _y(tiers.figure), "text": {"field": "said"}}),
     ]

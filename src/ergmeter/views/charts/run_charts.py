@@ -17,8 +17,20 @@ from ergmeter.metrics.explain.waterfall import levels
 from ergmeter.metrics.roofline import roofline
 from ergmeter.metrics.time_breakdown import step_time_distribution, time_breakdown
 from ergmeter.records import Missing, Reading
-from ergmeter.units import duration, scaled, significant
-from ergmeter.views.charts.chart import Chart, Scale, Table, chart_of, framed, scale_for
+from ergmeter.units import duration, grouped, scaled, significant
+from ergmeter.views.charts.chart import (
+    Chart,
+    Scale,
+    Table,
+    chart_of,
+    framed,
+    layer,
+    nominal_colours,
+    quantity,
+    rounded,
+    scale_for,
+    tooltip,
+)
 from ergmeter.views.run.card import interval, short_reason, value
 from ergmeter.views.run.explain import (
     NOTHING,
@@ -31,12 +43,71 @@ from ergmeter.views.run.explain import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.explain.waterfall import Explanation, WaterfallLevel
     from ergmeter.metrics.roofline import Roofline
-    from ergmeter.metrics.time_breakdown import StepTimeDistribution, TimeBreakdown
+    from ergmeter.metrics.time_breakdown import StepTimeDistribution
     from ergmeter.records import Summary
     from ergmeter.runlog.reader import Run
+
+IDS = ("ladder", "waterfall", "time_spent", "energy_spent", "step_times", "roofline")
+
+
+def figure_charts(evidence: Evidence, summary: Summary, explained: Explanation) -> list[Chart]:
+    """Return all charts, drawn or with their reason."""
+    return [
+        chart_of("ladder", _LADDER_TITLE, "%", lambda: _ladder(evidence.run, summary)),
+        chart_of("waterfall", WATERFALL, "%", lambda: waterfall_chart(explained)),
+        chart_of("time_spent", "where the time went", "s", lambda: _time_spent(evidence)),
+        chart_of("energy_spent", "where the joules went", "J", lambda: _energy_spent(evidence)),
+        chart_of("step_times", "step times", "s", lambda: _step_times(evidence)),
+        chart_of("roofline", "roofline", "FLOP/s", lambda: _roofline(evidence)),
+    ]
+
+
+# Bars with a line of text above each.
+
+
+_BAR_TEXT = {"type": "text", "align": "left", "baseline": "bottom", "dx": 3, "dy": -3}
+
+
+def _bar_texts(y: dict[str, Any], **mark: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return the layer of the texts `said` above the bars of the layer `points`."""
+    encoding = {
+        "x": {"value": 0},
+        "y": y,
+        "text": {"field": "said"},
+        "color": {"value": "var(--ink)"},
+    }
+    return layer("points", None, {**_BAR_TEXT, "fontSize": 11, **mark}, encoding)
+
+
+def _bars(
+    description: str, rows: list[dict[str, Any]], *, title: str, is_share: bool = False
+) -> dict[str, Any]:
+    """Return bars from 0 with their values above them."""
+    order = [row["name"] for row in rows]
+    most = max((row["v"] for row in rows if row["v"] is not None), default=1.0) or 1.0
+    y: dict[str, Any] = {"field": "name", "type": "nominal", "sort": order, "title": None}
+    y["axis"] = {"labelLimit": 170}
+    x = quantity(
+        "v",
+        title,
+        scale={"domain": [0, 1.0 if is_share and most <= 1 else most], "nice": False},
+        axis={"format": ".0%" if is_share else ",.6~r", "tickCount": 4},
+    )
+    encoding = {
+        "x": x,
+        "y": y,
+        "color": {"value": "var(--c1)"},
+        "tooltip": tooltip({"name": "part", "said": "figure"}),
+    }
+    bar = {"type": "bar", "height": {"band": 0.45}, "yOffset": 6}
+    layers = [layer("points", rows, bar, encoding), _bar_texts(y)]
+    return framed(description, 30 * len(rows), layers)
+
 
 # Waterfall.
 
@@ -47,6 +118,14 @@ _COLOURS = {PEAK: "c8", LOST: "c2", ONE_BLOCK: "c4", GAINED: "c3", LEFT: "c1"}
 _STRIPED = "striped"  # its CSS class on the page
 _ROW = 36  # pixels: a line of text and a bar below it
 _STRIPE_FRAC = 0.01  # from one stripe to the next
+# Of a row: the fields that the tooltip and the table show.
+_WATERFALL_HEADS = {
+    "name": "block",
+    "share": "of the peak",
+    "joules": "joules",
+    "how": "how",
+    "why": "is",
+}
 
 
 def waterfall_chart(explanation: Explanation) -> Chart:
@@ -57,16 +136,18 @@ def waterfall_chart(explanation: Explanation) -> Chart:
     rows = _waterfall_rows(explanation)
     kinds = [kind for kind in _COLOURS if any(row["kind"] == kind for row in rows)]
     described = ", ".join(row["said"] for row in rows)
-    note = "; ".join(
-        part for part in (f"100 % is {explanation.of}", energy_note(explanation)) if part
+    evidence_texts = ("", *(facts(level.block) for level in levels(explanation)))
+    table_rows = (
+        (*(row[field] for field in _WATERFALL_HEADS), text)
+        for row, text in zip(rows, evidence_texts, strict=True)
     )
     return Chart(
         "waterfall",
         WATERFALL,
         "%",
         framed(f"waterfall: {described}", _ROW * len(rows), _waterfall_layers(rows, kinds)),
-        _waterfall_table(explanation),
-        note,
+        Table((*_WATERFALL_HEADS.values(), "seen"), tuple(table_rows)),
+        "; ".join(filter(None, (f"100 % is {explanation.of}", energy_note(explanation)))),
         legend=tuple((kind, _legend_class(kind)) for kind in kinds if kind != PEAK),
     )
 
@@ -110,52 +191,24 @@ def _bar_kind(level: WaterfallLevel, explanation: Explanation) -> str:
 
 def _waterfall_layers(rows: list[dict[str, Any]], kinds: list[str]) -> list[dict[str, Any]]:
     y = {"field": "at", "type": "ordinal", "axis": None}
-    x = {
-        "field": "low",
-        "type": "quantitative",
-        "title": "% of the peak",
-        "scale": {"domain": [0, max(row["high"] for row in rows)], "nice": False},
-        "axis": {"format": ".0%", "tickCount": 4, "grid": False},
+    x = quantity(
+        "low",
+        "% of the peak",
+        scale={"domain": [0, max(row["high"] for row in rows)], "nice": False},
+        axis={"format": ".0%", "tickCount": 4, "grid": False},
+    )
+    edge = {
+        **nominal_colours("kind", {kind: f"var(--{_COLOURS[kind]})" for kind in kinds}),
+        "legend": None,
     }
-    colour = {
-        "field": "kind",
-        "type": "nominal",
-        "scale": {"domain": kinds, "range": [f"var(--{_COLOURS[kind]})" for kind in kinds]},
-        "legend": {"values": [kind for kind in kinds if kind != PEAK]},
-    }
-    titles = {
-        "name": "block",
-        "share": "of the peak",
-        "joules": "joules",
-        "how": "how",
-        "why": "is",
-    }
-    tooltip = [{"field": field, "title": title} for field, title in titles.items()]
-    edge = {**colour, "legend": None}
+    colour = {**edge, "legend": {"values": [kind for kind in kinds if kind != PEAK]}}
     position = {"x": x, "x2": {"field": "high"}, "y": y}
-    bar = {"type": "bar", "height": {"band": 0.4}, "yOffset": 7, "aria": False}
-    text = {"type": "text", "align": "left", "baseline": "bottom", "dx": 3, "dy": -3}
+    encoding = {**position, "color": colour, "stroke": edge, "tooltip": tooltip(_WATERFALL_HEADS)}
+    bar = {"type": "bar", "height": {"band": 0.4}, "yOffset": 7}
     return [
-        {
-            "data": {"name": "points", "values": rows},
-            "mark": {**bar, "strokeWidth": 1},  # so that the smallest block is still a line
-            "encoding": {**position, "color": colour, "stroke": edge, "tooltip": tooltip},
-        },
-        {
-            "data": {"name": "stripes", "values": _stripes(rows)},
-            "mark": {**bar, "color": "var(--bg)", "tooltip": None},
-            "encoding": position,
-        },
-        {
-            "data": {"name": "points"},
-            "mark": {**text, "fontSize": 11, "limit": {"expr": "width"}, "aria": False},
-            "encoding": {
-                "x": {"value": 0},
-                "y": y,
-                "text": {"field": "said"},
-                "color": {"value": "var(--ink)"},
-            },
-        },
+        layer("points", rows, {**bar, "strokeWidth": 1}, encoding),  # the smallest is still a line
+        layer("stripes", _stripes(rows), {**bar, "color": "var(--bg)", "tooltip": None}, position),
+        _bar_texts(y, limit={"expr": "width"}),
     ]
 
 
@@ -173,22 +226,13 @@ def _stripes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return stripes
 
 
-def _waterfall_table(explanation: Explanation) -> Table:
-    rows = (
-        (block.title, share(block), joules(block) or "-", block.basis, block.why, facts(block))
-        for block in (level.block for level in levels(explanation))
-    )
-    peak = ("peak", "100 %", total_joules(explanation) or "-", "", explanation.of, "")
-    return Table(("block", "of the peak", "joules", "how", "is", "seen"), (peak, *rows))
-
-
 # Step times.
 
 
 _LINES = {"median": "c2", "95th percentile": "c4"}
 
 
-def step_time_chart(evidence: Evidence) -> Chart:
+def _step_times(evidence: Evidence) -> Chart:
     """Return the histogram of step times. Raises NotMeasurable for too few steps."""
     times = step_time_distribution(evidence)
     scale = scale_for("s", float(times.edges_s[-1]))
@@ -200,12 +244,11 @@ def step_time_chart(evidence: Evidence) -> Chart:
     if times.stalled > len(times.outliers):
         note += f"; the longest {len(times.outliers)} of {times.stalled} outliers are in the table"
     lines = _percentile_lines(times, scale)
-    layers = [_step_time_bars(times, scale), lines]
     return Chart(
         "step_times",
         "step times",
         scale.unit,
-        framed(f"distribution of step times: {text}", 190, layers),
+        framed(f"distribution of step times: {text}", 190, [_step_time_bars(times, scale), lines]),
         _outliers(times),
         note,
         legend=tuple((line["s"], _LINES[line["s"]]) for line in lines["data"]["values"]),
@@ -213,61 +256,40 @@ def step_time_chart(evidence: Evidence) -> Chart:
 
 
 def _step_time_bars(distribution: StepTimeDistribution, scale: Scale) -> dict[str, Any]:
-    edges = [float(f"{edge / scale.factor:.6g}") for edge in distribution.edges_s.tolist()]
+    edges = [rounded(edge, scale) for edge in distribution.edges_s.tolist()]
+    counts = distribution.counts.tolist()
     rows = [
         {"t": low, "e": high, "n": count}
-        for low, high, count in zip(
-            edges[:-1], edges[1:], distribution.counts.tolist(), strict=True
-        )
+        for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)
     ]
-    x = {
-        "field": "t",
-        "type": "quantitative",
-        "bin": "binned",
-        "title": f"step time, {scale.unit}",
-        "scale": {"zero": False, "nice": False, "domain": [edges[0], edges[-1]]},
-        "axis": {
-            "grid": False,
-            "format": ",.6~r",
-            "tickCount": {"expr": "max(3, floor(width / 70))"},
-        },
+    ticks = {"expr": "max(3, floor(width / 70))"}
+    x = quantity(
+        "t",
+        f"step time, {scale.unit}",
+        bin="binned",
+        scale={"zero": False, "nice": False, "domain": [edges[0], edges[-1]]},
+        axis={"grid": False, "format": ",.6~r", "tickCount": ticks},
+    )
+    titles = {"t": f"from, {scale.unit}", "e": f"to, {scale.unit}", "n": "steps"}
+    encoding = {
+        "x": x,
+        "x2": {"field": "e"},
+        "y": quantity("n", "steps", axis={"tickCount": 5, "tickMinStep": 1}),
+        "tooltip": tooltip(titles, t=".5~g", e=".5~g"),
     }
-    y = {
-        "field": "n",
-        "type": "quantitative",
-        "title": "steps",
-        "axis": {"tickCount": 5, "tickMinStep": 1},
-    }
-    tooltip = [
-        {"field": "t", "title": f"from, {scale.unit}", "format": ".5~g"},
-        {"field": "e", "title": f"to, {scale.unit}", "format": ".5~g"},
-        {"field": "n", "title": "steps"},
-    ]
-    return {
-        "data": {"name": "points", "values": rows},
-        "mark": {"type": "bar", "aria": False, "color": "var(--c1)", "binSpacing": 1},
-        "encoding": {"x": x, "x2": {"field": "e"}, "y": y, "tooltip": tooltip},
-    }
+    return layer("points", rows, {"type": "bar", "color": "var(--c1)", "binSpacing": 1}, encoding)
 
 
 def _percentile_lines(distribution: StepTimeDistribution, scale: Scale) -> dict[str, Any]:
     at_s = dict(zip(_LINES, (distribution.median_s, distribution.p95_s), strict=True))
     rows = [
-        {"v": float(f"{one_s / scale.factor:.6g}"), "s": name}
-        for name, one_s in at_s.items()
-        if one_s <= float(distribution.edges_s[-1])
+        {"v": rounded(line_s, scale), "s": name}
+        for name, line_s in at_s.items()
+        if line_s <= float(distribution.edges_s[-1])
     ]
-    colours = [f"var(--{colour})" for colour in _LINES.values()]
-    colour = {
-        "field": "s",
-        "type": "nominal",
-        "scale": {"domain": list(_LINES), "range": colours},
-    }
-    return {
-        "data": {"name": "lines", "values": rows},
-        "mark": {"type": "rule", "strokeWidth": 2, "aria": False},
-        "encoding": {"x": {"field": "v", "type": "quantitative"}, "color": colour},
-    }
+    colour = nominal_colours("s", {name: f"var(--{colour})" for name, colour in _LINES.items()})
+    encoding = {"x": {"field": "v", "type": "quantitative"}, "color": colour}
+    return layer("lines", rows, {"type": "rule", "strokeWidth": 2}, encoding)
 
 
 def _outliers(distribution: StepTimeDistribution) -> Table:
@@ -291,12 +313,10 @@ _TERA = 1e12
 _REACH = 100.0  # times the ridge, to either side
 _ROOM = 10.0  # times the run's own work per byte, for its name to the right of it
 _ABOVE = 2.5  # times the highest roof, for the name on it
+_NAME = {"type": "text", "color": "var(--ink)", "fontSize": 11}
 
 
-_NAME = {"type": "text", "color": "var(--ink)", "fontSize": 11, "aria": False}
-
-
-def roofline_chart(evidence: Evidence) -> Chart:
+def _roofline(evidence: Evidence) -> Chart:
     """Return the roofline. Raises NotMeasurable with what is missing."""
     point = roofline(evidence)
     text = f"{significant(point.flops_per_byte)} FLOP/B, {scaled(point.flops_per_s, 'FLOP/s')}"
@@ -306,77 +326,55 @@ def roofline_chart(evidence: Evidence) -> Chart:
 
 
 def _roofline_layers(roofline: Roofline) -> list[dict[str, Any]]:
-    left = min(roofline.ridge_flops_per_byte / _REACH, roofline.flops_per_byte / 2)
-    right = max(roofline.ridge_flops_per_byte * _REACH, roofline.flops_per_byte * _ROOM)
+    ridge, bandwidth = roofline.ridge_flops_per_byte, roofline.bandwidth_bytes_per_s
+    left = min(ridge / _REACH, roofline.flops_per_byte / 2)
+    right = max(ridge * _REACH, roofline.flops_per_byte * _ROOM)
     peak = roofline.peak.flops_per_s / _TERA
+    reached = roofline.flops_per_s / _TERA
     roof = [
-        {"x": left, "y": left * roofline.bandwidth_bytes_per_s / _TERA},
-        {"x": roofline.ridge_flops_per_byte, "y": peak},
+        {"x": left, "y": left * bandwidth / _TERA},
+        {"x": ridge, "y": peak},
         {"x": right, "y": peak},
     ]
-    reached = roofline.flops_per_s / _TERA
-    run = [{"x": roofline.flops_per_byte, "y": reached, "s": "this run"}]
     lowest = min(roof[0]["y"], reached) / 2
-    axes = _axes((left, right), (lowest, max(peak, reached) * _ABOVE))
-    point = {"type": "point", "filled": True, "size": 140, "color": "var(--c2)", "aria": False}
-    tooltip = [
-        {"field": "s", "title": "point"},
-        {"field": "x", "title": "FLOP/B", "format": ".4~g"},
-        {"field": "y", "title": "TFLOP/s", "format": ".4~g"},
-    ]
+    axes = {
+        "x": _log_axis("x", "FLOP per byte of device memory", left, right, ticks=5, format="~s"),
+        "y": _log_axis(
+            "y", "TFLOP/s", lowest, max(peak, reached) * _ABOVE, ticks=4, format=",.6~r"
+        ),
+    }
+    titles = {"s": "point", "x": "FLOP/B", "y": "TFLOP/s"}
+    encoding = {**axes, "tooltip": tooltip(titles, x=".4~g", y=".4~g")}
+    run = [{"x": roofline.flops_per_byte, "y": reached, "s": "this run"}]
+    point = {"type": "point", "filled": True, "size": 140, "color": "var(--c2)"}
+    # Below and to the right there is no roof, wherever the run stands under it.
+    run_name = {**_NAME, "align": "left", "baseline": "top", "dx": 8, "dy": 4}
+    # Left of the slope nothing overlaps the bandwidth.
+    bandwidth_name = {**_NAME, "align": "right", "baseline": "bottom", "dx": -6, "dy": -3}
+    slope = math.sqrt(left * ridge)
+    on_slope = [{"x": slope, "y": slope * bandwidth / _TERA}]
+    peak_name = {**_NAME, "align": "right", "baseline": "bottom", "dy": -5}
+    peak_text = {"value": scaled(roofline.peak.flops_per_s, "FLOP/s")}
     return [
-        {
-            "data": {"name": "roof", "values": roof},
-            "mark": {"type": "line", "color": "var(--c1)", "strokeWidth": 2, "aria": False},
-            "encoding": axes,
-        },
-        {
-            "data": {"name": "points", "values": run},
-            "mark": point,
-            "encoding": {**axes, "tooltip": tooltip},
-        },
-        {
-            "data": {"name": "points"},
-            # Below and to the right there is no roof, wherever the run stands under it.
-            "mark": {**_NAME, "align": "left", "baseline": "top", "dx": 8, "dy": 4},
-            "encoding": {**axes, "text": {"field": "s"}},
-        },
-        _roof_name(axes, math.sqrt(left * roofline.ridge_flops_per_byte), roofline),
-        {
-            "data": {"name": "peak", "values": [{"x": right, "y": peak}]},
-            "mark": {**_NAME, "align": "right", "baseline": "bottom", "dy": -5},
-            "encoding": {**axes, "text": {"value": scaled(roofline.peak.flops_per_s, "FLOP/s")}},
-        },
+        layer("roof", roof, {"type": "line", "color": "var(--c1)", "strokeWidth": 2}, axes),
+        layer("points", run, point, encoding),
+        layer("points", None, run_name, {**axes, "text": {"field": "s"}}),
+        layer(
+            "bandwidth",
+            on_slope,
+            bandwidth_name,
+            {**axes, "text": {"value": scaled(bandwidth, "B/s")}},
+        ),
+        layer("peak", [{"x": right, "y": peak}], peak_name, {**axes, "text": peak_text}),
     ]
 
 
-def _roof_name(axes: dict[str, Any], at: float, roofline: Roofline) -> dict[str, Any]:
-    """Return the bandwidth label, left of the slope where nothing overlaps."""
-    y = at * roofline.bandwidth_bytes_per_s / _TERA
-    return {
-        "data": {"name": "bandwidth", "values": [{"x": at, "y": y}]},
-        "mark": {**_NAME, "align": "right", "baseline": "bottom", "dx": -6, "dy": -3},
-        "encoding": {**axes, "text": {"value": scaled(roofline.bandwidth_bytes_per_s, "B/s")}},
-    }
-
-
-def _axes(across: tuple[float, float], up: tuple[float, float]) -> dict[str, Any]:
-    return {
-        "x": {
-            "field": "x",
-            "type": "quantitative",
-            "title": "FLOP per byte of device memory",
-            "scale": {"type": "log", "nice": False, "domain": list(across)},
-            "axis": {"format": "~s", "tickCount": 5, "grid": False},
-        },
-        "y": {
-            "field": "y",
-            "type": "quantitative",
-            "title": "TFLOP/s",
-            "scale": {"type": "log", "nice": False, "domain": list(up)},
-            "axis": {"format": ",.6~r", "tickCount": 4, "grid": False},
-        },
-    }
+def _log_axis(
+    field: str, title: str, low: float, high: float, *, ticks: int, format: str
+) -> dict[str, Any]:
+    scale = {"type": "log", "nice": False, "domain": [low, high]}
+    axis = {"format": format, "tickCount": ticks, "grid": False}
+    return quantity(field, title, scale=scale, axis=axis)
 
 
 def _roofline_table(roofline: Roofline) -> Table:
@@ -392,152 +390,75 @@ def _roofline_table(roofline: Roofline) -> Table:
     )
 
 
+# Ladder.
+
+
 # From the most flattering metric to the most meaningful.
-LADDER = (
-    "utilization.busy_frac",
-    "activity.graphics_frac",
-    "activity.sm_frac",
-    "activity.tensor_frac",
-    "utilization.hfu_frac",
-    "utilization.mfu_frac",
+_LADDER = (
+    *("utilization.busy_frac", "activity.graphics_frac", "activity.sm_frac"),
+    *("activity.tensor_frac", "utilization.hfu_frac", "utilization.mfu_frac"),
 )
-IDS = ("ladder", "waterfall", "time_spent", "energy_spent", "step_times", "roofline")
-
-
-def figure_charts(evidence: Evidence, summary: Summary, explained: Explanation) -> list[Chart]:
-    """Return all charts, drawn or with their reason."""
-    return [
-        chart_of("ladder", "from GPU util to MFU", "%", lambda: _ladder(evidence.run, summary)),
-        chart_of("waterfall", WATERFALL, "%", lambda: waterfall_chart(explained)),
-        chart_of(
-            "time_spent", "where the time went", "s", lambda: _time_spent(time_breakdown(evidence))
-        ),
-        chart_of("energy_spent", "where the joules went", "J", lambda: _energy_spent(evidence)),
-        chart_of("step_times", "step times", "s", lambda: step_time_chart(evidence)),
-        chart_of("roofline", "roofline", "FLOP/s", lambda: roofline_chart(evidence)),
-    ]
-
-
-def _bars(
-    description: str, rows: list[dict[str, Any]], *, title: str, is_share: bool = False
-) -> dict[str, Any]:
-    """Return bars from 0 with their values beside them."""
-    order = [row["name"] for row in rows]
-    most = max((row["v"] for row in rows if row["v"] is not None), default=1.0) or 1.0
-    y = {
-        "field": "name",
-        "type": "nominal",
-        "sort": order,
-        "title": None,
-        "axis": {"labelLimit": 170},
-    }
-    x = {
-        "field": "v",
-        "type": "quantitative",
-        "title": title,
-        "scale": {"domain": [0, 1.0 if is_share and most <= 1 else most], "nice": False},
-        "axis": {"format": ".0%" if is_share else ",.6~r", "tickCount": 4},
-    }
-    tooltip = [{"field": "name", "title": "part"}, {"field": "said", "title": "figure"}]
-    return framed(
-        description,
-        30 * len(rows),
-        [
-            {
-                "data": {"name": "points", "values": rows},
-                "mark": {"type": "bar", "height": {"band": 0.45}, "yOffset": 6, "aria": False},
-                "encoding": {
-                    "x": x,
-                    "y": y,
-                    "color": {"value": "var(--c1)"},
-                    "tooltip": tooltip,
-                },
-            },
-            {
-                "data": {"name": "points"},
-                "mark": {
-                    "type": "text",
-                    "align": "left",
-                    "baseline": "bottom",
-                    "dx": 3,
-                    "dy": -3,
-                    "fontSize": 11,
-                    "aria": False,
-                },
-                "encoding": {
-                    "x": {"value": 0},
-                    "y": y,
-                    "text": {"field": "said"},
-                    "color": {"value": "var(--ink)"},
-                },
-            },
-        ],
-    )
+_LADDER_TITLE = "from GPU util to MFU"
 
 
 def _ladder(run: Run, summary: Summary) -> Chart:
-    results = {key: summary.readings[key] for key in LADDER}
-    if not any(isinstance(result, Reading) for result in results.values()):
-        reasons = dict.fromkeys(
-            result.reason for result in results.values() if isinstance(result, Missing)
-        )
-        raise NotMeasurable("; ".join(reasons))
+    results = {catalogue()[key].title: summary.readings[key] for key in _LADDER}
+    missing = grouped(
+        (result.reason, title) for title, result in results.items() if isinstance(result, Missing)
+    )
+    readings = {title: r for title, r in results.items() if isinstance(r, Reading)}
+    if not readings:
+        raise NotMeasurable("; ".join(missing))
     rows = [
         {
-            "name": catalogue()[key].title,
+            "name": title,
             "v": result.value if isinstance(result, Reading) and not result.impossible else None,
             "said": value(result) if isinstance(result, Reading) else "absent",
         }
-        for key, result in results.items()
+        for title, result in results.items()
     ]
-    description = ", ".join(f"{row['name']} {row['said']}" for row in rows)
-    table = Table(
-        ("rung", "value", "interval", "how"),
-        tuple(
-            (catalogue()[key].title, value(result), interval(result), result.basis)
-            if isinstance(result, Reading)
-            else (catalogue()[key].title, "-", "", result.reason)
-            for key, result in results.items()
+    table_rows = (
+        (title, value(result), interval(result), result.basis)
+        if isinstance(result, Reading)
+        else (title, "-", "", result.reason)
+        for title, result in results.items()
+    )
+    notes = [
+        "each rung says less than the one above it seems to: busy is not computing",
+        *(f"no {', '.join(titles)}: {short_reason(why, run)}" for why, titles in missing.items()),
+        *(
+            f"{title} has no bar: {refusal(reading)}"
+            for title, reading in readings.items()
+            if reading.impossible
         ),
-    )
-    spec = _bars(f"ladder: {description}", rows, title="%", is_share=True)
-    note = "each rung says less than the one above it seems to: busy is not computing"
-    by_reason: dict[str, list[str]] = {}
-    for key, result in results.items():
-        if isinstance(result, Missing):
-            by_reason.setdefault(result.reason, []).append(catalogue()[key].title)
-    note += "".join(
-        f"; no {', '.join(names)}: {short_reason(why, run)}" for why, names in by_reason.items()
-    )
-    note += "".join(
-        f"; {catalogue()[key].title} has no bar: {refusal(result)}"
-        for key, result in results.items()
-        if isinstance(result, Reading) and result.impossible
-    )
-    return Chart("ladder", "from GPU util to MFU", "%", spec, table, note)
-
-
-def _percent(share: float) -> str:
-    return f"{significant(share * 100, 3)} %" if not 0 < share < 0.001 else "< 0.1 %"
-
-
-def _time_spent(breakdown: TimeBreakdown) -> Chart:
-    scale = scale_for("s", breakdown.whole_s)
-    rows = [
-        {
-            "name": part.title,
-            "v": float(f"{part.seconds / scale.factor:.6g}"),
-            "said": f"{duration(part.seconds)} ({_percent(part.time_frac)})",
-        }
-        for part in breakdown.parts
     ]
-    return _spent_chart(
-        "time_spent",
-        "where the time went",
-        scale.unit,
-        rows,
-        text=duration(breakdown.whole_s),
-        note=breakdown.note,
+    return Chart(
+        "ladder",
+        _LADDER_TITLE,
+        "%",
+        _bars(f"ladder: {_described(rows)}", rows, title="%", is_share=True),
+        Table(("rung", "value", "interval", "how"), tuple(table_rows)),
+        "; ".join(notes),
+    )
+
+
+def _described(rows: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{row['name']} {row['said']}" for row in rows)
+
+
+# Time and energy by part.
+
+
+def _time_spent(evidence: Evidence) -> Chart:
+    breakdown = time_breakdown(evidence)
+    scale = scale_for("s", breakdown.whole_s)
+    parts = (
+        (part.title, part.seconds, duration(part.seconds), part.time_frac)
+        for part in breakdown.parts
+    )
+    total = duration(breakdown.whole_s)
+    return _breakdown_chart(
+        "time_spent", "where the time went", scale, parts, total, breakdown.note
     )
 
 
@@ -546,46 +467,36 @@ def _energy_spent(evidence: Evidence) -> Chart:
     if breakdown.whole_j is None:
         raise NotMeasurable(breakdown.why_no_joules)
     scale = scale_for("J", breakdown.whole_j)
-    rows = [
-        {
-            "name": part.title,
-            "v": float(f"{part.joules / scale.factor:.6g}"),
-            "said": f"{scaled(part.joules, 'J')} ({_percent(part.joules_frac)})",
-        }
+    parts = (
+        (part.title, part.joules, scaled(part.joules, "J"), part.joules_frac)
         for part in breakdown.parts
         if part.joules is not None and part.joules_frac is not None
-    ]
+    )
     note = f"{breakdown.joules_basis}; {breakdown.note}"
     if breakdown.unread_s >= 0.1:
         note += f"; {duration(breakdown.unread_s)} of the run's life were not read"
-    return _spent_chart(
-        "energy_spent",
-        "where the joules went",
-        scale.unit,
-        rows,
-        text=scaled(breakdown.whole_j, "J"),
-        note=note,
-    )
+    total = scaled(breakdown.whole_j, "J")
+    return _breakdown_chart("energy_spent", "where the joules went", scale, parts, total, note)
 
 
-def _spent_chart(
+def _breakdown_chart(
     id_: str,
     title: str,
-    unit: str,
-    rows: list[dict[str, Any]],
-    *,
-    text: str,
+    scale: Scale,
+    parts: Iterable[tuple[str, float, str, float]],
+    total: str,
     note: str,
 ) -> Chart:
-    described = ", ".join(f"{row['name']} {row['said']}" for row in rows)
-    table = Table(
-        ("part", "amount"), (*((row["name"], row["said"]) for row in rows), ("whole run", text))
-    )
-    return Chart(
-        id_,
-        title,
-        unit,
-        _bars(f"{title}: {described}", rows, title=unit),
-        table,
-        f"{text} in all; {note}",
-    )
+    """Return the bars of parts: title, amount, its text, and its share of the whole."""
+    rows: list[dict[str, Any]] = [
+        {"name": name, "v": rounded(amount, scale), "said": f"{text} ({_percent(share_frac)})"}
+        for name, amount, text, share_frac in parts
+    ]
+    table_rows = (*((row["name"], row["said"]) for row in rows), ("whole run", total))
+    spec = _bars(f"{title}: {_described(rows)}", rows, title=scale.unit)
+    table = Table(("part", "amount"), table_rows)
+    return Chart(id_, title, scale.unit, spec, table, f"{total} in all; {note}")
+
+
+def _percent(share_frac: float) -> str:
+    return f"{significant(share_frac * 100, 3)} %" if not 0 < share_frac < 0.001 else "< 0.1 %"

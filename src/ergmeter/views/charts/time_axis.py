@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import timeline
+from ergmeter.views.charts.chart import filled, layer, quantity
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.timeline import BoundedSeries
     from ergmeter.records import Mark
     from ergmeter.views.charts.chart import Scale
 
@@ -29,118 +29,78 @@ _FIRST = (
     *("alert", "alert_over", "alert_failed", "alarm_failed"),
     *("stop_asked", "stop_failed"),
 )
-# For files: the page has legends that wrap.
-_LEGEND = {"columns": {"expr": "max(1, floor(width / 170))"}}
 # Marks that are not shown.
-_PLAIN = (
-    "opened",
-    "closed",
-    "device_used",
-    "device_unused",
-    "device_unknown",
-    "ended",
-    "ticks_missed",
-    "alert_unjudged",
+PLAIN_MARKS = frozenset(
+    {"opened", "closed", "ended", "ticks_missed", "alert_unjudged"}
+    | {"device_used", "device_unused", "device_unknown"}
 )
 
 
 def time_axis(evidence: Evidence) -> dict[str, Any]:
     """Return the time axis, from the run's start to its end."""
     whole_s = timeline.watched(evidence).duration_s
-    return {
-        "field": "t",
-        "type": "quantitative",
-        "title": "s since the run began",
-        "scale": {"domain": [0, round(whole_s, 6)], "nice": False},
-        "axis": {"grid": False, "tickCount": {"expr": "max(3, floor(width / 70))"}},
-    }
+    return quantity(
+        "t",
+        "s since the run began",
+        scale={"domain": [0, round(whole_s, 6)], "nice": False},
+        axis={"grid": False, "tickCount": {"expr": "max(3, floor(width / 70))"}},
+    )
 
 
 def line_layers(
-    evidence: Evidence,
     rows: list[dict[str, Any]],
-    lines: dict[str, BoundedSeries],
-    scale: Scale,
+    mark: dict[str, Any],
+    axes: dict[str, Any],
+    tooltip: list[dict[str, Any]],
     *,
-    has_zero: bool,
-    is_stepped: bool,
+    more_encoding: Mapping[str, Any] | None = None,
+    transforms: Sequence[dict[str, Any]] = (),
 ) -> list[dict[str, Any]]:
-    """Return lines through readings, and the reading nearest to the pointer."""
-    y = value_axis(rows, scale, has_zero=has_zero)
-    few = max(line.readings for line in lines.values()) <= _DOTS
-    mark = {
-        "type": "line",
-        "clip": True,
-        "aria": False,
-        "strokeWidth": 1.5,
-        "interpolate": "step-before" if is_stepped else "linear",
-        "point": {"size": 14, "filled": True, "aria": False} if few else False,
+    """Return lines through readings, and the reading nearest to the pointer with its tooltip.
+
+    `more_encoding` is of the lines alone, `transforms` are of the nearest reading.
+    """
+    line = {**mark, "type": "line", "clip": True}
+    select = {"type": "point", "nearest": True, "on": "pointerover", "clear": "pointerout"}
+    nearest = {
+        **axes,
+        "opacity": {"condition": {"param": NEAREST, "empty": False, "value": 1}, "value": 0},
+        "tooltip": tooltip,
     }
-    colour = {
-        "field": "s",
-        "type": "nominal",
-        "scale": {"domain": list(lines)},
-        "legend": _LEGEND,
-    }
-    x = time_axis(evidence)
-    axes = {"x": x, "y": y, "color": colour}
     return [
-        {
-            "data": {"name": "points", "values": rows},
-            "mark": mark,
-            "params": [zoom()],
-            "encoding": axes,
-        },
-        nearest(
-            axes,
-            [
-                {"field": "s", "title": "line"},
-                value_words(scale),
-                {"field": "t", "title": "s", "type": "quantitative", "format": ".6~g"},
-            ],
+        layer("points", rows, line, {**axes, **(more_encoding or {})}, params=[zoom()]),
+        layer(
+            "points",
+            None,
+            {"type": "point", "clip": True, "filled": True, "size": 55},
+            nearest,
+            transform=[{"filter": "datum.v !== null"}, *transforms],
+            params=[{"name": NEAREST, "select": select}],
         ),
     ]
+
+
+def dots(readings: int, size: int) -> dict[str, Any] | bool:
+    """Return the dots of a line of few readings, False for many."""
+    return {"size": size, "filled": True, "aria": False} if readings <= _DOTS else False
+
+
+def value_words(scale: Scale) -> dict[str, Any]:
+    """Return the value's part of a tooltip."""
+    is_share = scale.unit == "frac"
+    title = "%" if is_share else scale.unit or "value"
+    return quantity("v", title, format=".1%" if is_share else ".5~g")
 
 
 def value_axis(rows: list[dict[str, Any]], scale: Scale, *, has_zero: bool) -> dict[str, Any]:
     """Return the axis of the values."""
     is_share = scale.unit == "frac"
-    return {
-        "field": "v",
-        "type": "quantitative",
-        "title": "%" if is_share else scale.unit or NO_TITLE,
-        "scale": _value_scale(rows, has_zero=has_zero, is_share=is_share),
-        "axis": {"tickCount": _TICKS, "format": ".0%" if is_share else ",.6~r", **LEFT},
-    }
-
-
-def value_words(scale: Scale) -> dict[str, Any]:
-    """Return the expression of a value beside the pointer."""
-    is_share = scale.unit == "frac"
-    return {
-        "field": "v",
-        "title": "%" if is_share else scale.unit or "value",
-        "type": "quantitative",
-        "format": ".1%" if is_share else ".5~g",
-    }
-
-
-def nearest(
-    axes: dict[str, Any], words: list[dict[str, Any]], *, looked_up: Sequence[dict[str, Any]] = ()
-) -> dict[str, Any]:
-    """Return the layer of the reading nearest to the pointer."""
-    select = {"type": "point", "nearest": True, "on": "pointerover", "clear": "pointerout"}
-    return {
-        "data": {"name": "points"},
-        "transform": [{"filter": "datum.v !== null"}, *looked_up],
-        "mark": {"type": "point", "clip": True, "filled": True, "size": 55, "aria": False},
-        "params": [{"name": NEAREST, "select": select}],
-        "encoding": {
-            **axes,
-            "opacity": {"condition": {"param": NEAREST, "empty": False, "value": 1}, "value": 0},
-            "tooltip": words,
-        },
-    }
+    return quantity(
+        "v",
+        "%" if is_share else scale.unit or NO_TITLE,
+        scale=_value_scale(rows, has_zero=has_zero, is_share=is_share),
+        axis={"tickCount": _TICKS, "format": ".0%" if is_share else ",.6~r", **LEFT},
+    )
 
 
 def _value_scale(rows: list[dict[str, Any]], *, has_zero: bool, is_share: bool) -> dict[str, Any]:
@@ -167,8 +127,7 @@ def zoom() -> dict[str, Any]:
 def ground(evidence: Evidence) -> list[dict[str, Any]]:
     """Return the background: shade over uncounted time, and marks."""
     whole_s = timeline.watched(evidence).duration_s
-    x = {**time_axis(evidence)}
-    layers: list[dict[str, Any]] = []
+    x = time_axis(evidence)
     try:
         span = evidence.span
         edges = (timeline.seconds(evidence, span.start_ns), timeline.seconds(evidence, span.end_ns))
@@ -176,30 +135,13 @@ def ground(evidence: Evidence) -> list[dict[str, Any]]:
         edges = (whole_s, whole_s)
     shades = [{"t": 0.0, "e": edges[0]}, {"t": edges[1], "e": whole_s}]
     shades = [shade for shade in shades if shade["e"] > shade["t"]]
-    if shades:
-        layers.append(
-            {
-                "data": {"name": "uncounted", "values": shades},
-                "mark": {"type": "rect", "clip": True, "color": "var(--shade)", "aria": False},
-                "encoding": {"x": x, "x2": {"field": "e"}},
-            }
-        )
-    marks = marks_of(evidence)
-    if marks:
-        layers.append(
-            {
-                "data": {"name": "marks", "values": marks},
-                "mark": {
-                    "type": "rule",
-                    "clip": True,
-                    "color": "var(--mark)",
-                    "strokeDash": [3, 3],
-                    "aria": False,
-                },
-                "encoding": {"x": x},
-            }
-        )
-    return layers
+    shade = {"type": "rect", "clip": True, "color": "var(--shade)"}
+    rule = {"type": "rule", "clip": True, "color": "var(--mark)", "strokeDash": [3, 3]}
+    layers = [
+        layer("uncounted", shades, shade, {"x": x, "x2": {"field": "e"}}),
+        layer("marks", marks_of(evidence), rule, {"x": x}),
+    ]
+    return filled(layers)
 
 
 def marks_of(evidence: Evidence) -> list[dict[str, Any]]:
@@ -223,4 +165,4 @@ def marks_left_out(evidence: Evidence) -> str:
 
 
 def _worth_showing(evidence: Evidence) -> list[Mark]:
-    return [mark for mark in evidence.run.marks if mark.name not in _PLAIN]
+    return [mark for mark in evidence.run.marks if mark.name not in PLAIN_MARKS]

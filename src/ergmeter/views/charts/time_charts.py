@@ -6,26 +6,41 @@ The phase strip above them merges steps closer than a pixel into one span with i
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import timeline
 from ergmeter.metrics.device_energy import boundary
 from ergmeter.metrics.evidence.samples import sampled, why_absent
-from ergmeter.units import duration, significant
-from ergmeter.views.charts.chart import SERIES, Chart, Scale, Table, chart_of, framed, scale_for
+from ergmeter.units import duration, grouped, significant
+from ergmeter.views.charts.chart import (
+    SERIES,
+    Chart,
+    Scale,
+    Table,
+    chart_of,
+    filled,
+    framed,
+    layer,
+    nominal_colours,
+    quantity,
+    rounded,
+    scale_for,
+)
 from ergmeter.views.charts.time_axis import (
     LEFT,
     NO_TITLE,
+    dots,
     ground,
     line_layers,
     marks_left_out,
     marks_of,
     time_axis,
+    value_axis,
+    value_words,
     zoom,
 )
 
@@ -58,18 +73,12 @@ def phase_chart(evidence: Evidence) -> Chart:
         evidence.work  # noqa: B018  says why there are no steps
         raise NotMeasurable("no span was recorded")
     order = [*(_PHASES[span.phase] for span in spans), *(["marks"] if marks else [])]
-    y = {
-        "field": "phase",
-        "type": "nominal",
-        "title": NO_TITLE,
-        "sort": order,
-        "scale": {"domain": order},
-        "axis": LEFT,
-    }
+    y: dict[str, Any] = {"field": "phase", "type": "nominal", "title": NO_TITLE, "sort": order}
+    y |= {"scale": {"domain": order}, "axis": LEFT}
     x = time_axis(evidence)
-    layers = [*ground(evidence), _span_layer(spans, x, y), *_mark_points(marks, x, y)]
+    layers = [*ground(evidence), _span_layer(spans, x, y), _mark_points(marks, x, y)]
     described = ", ".join(f"{int(span.counts.sum())} {_PHASES[span.phase]}" for span in spans)
-    spec = framed(f"phases over time: {described}", 26 * len(order), layers)
+    spec = framed(f"phases over time: {described}", 26 * len(order), filled(layers))
     ranks = len(evidence.all_steps.lanes)
     whose = f"of the rank that told the most of {ranks}" if ranks > 1 else ""
     note = "; ".join(part for part in (whose, marks_left_out(evidence)) if part)
@@ -80,41 +89,26 @@ def phase_chart(evidence: Evidence) -> Chart:
 def _span_layer(
     spans: Sequence[timeline.PhaseSpans], x: dict[str, Any], y: dict[str, Any]
 ) -> dict[str, Any]:
+    colours = dict(zip(_PHASES.values(), SERIES, strict=False))
     names = [_PHASES[span.phase] for span in spans]
-    places = list(_PHASES.values())
-    colour = {
-        "field": "phase",
-        "type": "nominal",
-        "legend": None,
-        "scale": {"domain": names, "range": [SERIES[places.index(name)] for name in names]},
+    colour = {**nominal_colours("phase", {name: colours[name] for name in names}), "legend": None}
+    encoding = {
+        "x": x,
+        "x2": {"field": "e"},
+        "y": y,
+        "color": colour,
+        "stroke": colour,
+        # Adjacent steps alternate in shade: a line between them would hide short ones.
+        "opacity": {"condition": {"test": "datum.odd === 1", "value": 0.65}, "value": 1},
+        "tooltip": [
+            {"field": "phase", "title": "phase"},
+            quantity("t", "from, s", format=".6~g"),
+            quantity("e", "to, s", format=".6~g"),
+            quantity("spans", "spans"),
+        ],
     }
-    seconds = {"type": "quantitative", "format": ".6~g"}
-    return {
-        "data": {"name": "points", "values": _span_rows(spans)},
-        "mark": {
-            "type": "rect",
-            "clip": True,
-            "height": {"band": 0.7},
-            "aria": False,
-            "strokeWidth": 0.5,
-        },
-        "params": [zoom()],
-        "encoding": {
-            "x": x,
-            "x2": {"field": "e"},
-            "y": y,
-            "color": colour,
-            "stroke": colour,
-            # Adjacent steps alternate in shade: a line between them would hide short ones.
-            "opacity": {"condition": {"test": "datum.odd === 1", "value": 0.65}, "value": 1},
-            "tooltip": [
-                {"field": "phase", "title": "phase"},
-                {"field": "t", "title": "from, s", **seconds},
-                {"field": "e", "title": "to, s", **seconds},
-                {"field": "spans", "title": "spans", "type": "quantitative"},
-            ],
-        },
-    }
+    mark = {"type": "rect", "clip": True, "height": {"band": 0.7}, "strokeWidth": 0.5}
+    return layer("points", _span_rows(spans), mark, encoding, params=[zoom()])
 
 
 def _span_rows(spans: Sequence[timeline.PhaseSpans]) -> list[dict[str, Any]]:
@@ -152,35 +146,16 @@ def _phase_table(spans: Sequence[timeline.PhaseSpans], marks: Sequence[dict[str,
 
 def _mark_points(
     marks: list[dict[str, Any]], x: dict[str, Any], y: dict[str, Any]
-) -> list[dict[str, Any]]:
-    if not marks:
-        return []
-    return [
-        {
-            "data": {
-                "name": "named_marks",
-                "values": [{**mark, "phase": "marks"} for mark in marks],
-            },
-            "mark": {
-                "type": "point",
-                "shape": "triangle-down",
-                "filled": True,
-                "size": 70,
-                "color": "var(--mark)",
-                "clip": True,
-                "aria": False,
-            },
-            "encoding": {
-                "x": x,
-                "y": y,
-                "tooltip": [
-                    {"field": "name", "title": "mark"},
-                    {"field": "detail", "title": "detail"},
-                    {"field": "t", "title": "s", "type": "quantitative", "format": ".6~g"},
-                ],
-            },
-        }
+) -> dict[str, Any]:
+    words = [
+        {"field": "name", "title": "mark"},
+        {"field": "detail", "title": "detail"},
+        quantity("t", "s", format=".6~g"),
     ]
+    rows = [{**mark, "phase": "marks"} for mark in marks]
+    triangle = {"type": "point", "shape": "triangle-down", "filled": True, "size": 70}
+    triangle |= {"color": "var(--mark)", "clip": True}
+    return layer("named_marks", rows, triangle, {"x": x, "y": y, "tooltip": words})
 
 
 _LINES = 8  # that can be told apart
@@ -200,17 +175,19 @@ class _Column:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A chart of samples over time."""
+    """A chart of lines over time; without columns, its lines come from a function."""
 
     id: str
     title: str
     unit: str
-    columns: tuple[_Column, ...]
+    columns: tuple[_Column, ...] = ()
     has_zero: bool = True
     is_stepped: bool = False  # a reading holds for the interval that ends with it
 
 
 _KINDS = (
+    _Kind("power", "power", "W"),
+    _Kind("energy", "energy since the first reading", "J"),
     _Kind(
         "memory",
         "memory",
@@ -237,12 +214,12 @@ _KINDS = (
     ),
     _Kind("clocks", "clock", "Hz", (_Column("clock_hz", "clock"),), has_zero=False),
     _Kind(
-        "temperature",
-        "temperature",
-        "C",
+        *("temperature", "temperature", "C"),
         (_Column("temperature_c", "temperature"),),
         has_zero=False,
     ),
+    _Kind("steps", "step time", "s", is_stepped=True),  # each holds until its end
+    _Kind("loss", "loss", "", has_zero=False),
     _Kind(
         "node",
         "the node's CPU, beside accelerators",
@@ -275,44 +252,23 @@ _KINDS = (
         is_stepped=True,
     ),
 )
-IDS = ("phases", "power", "energy", *(kind.id for kind in _KINDS), "steps", "loss")
+IDS = ("phases", "power", "energy", *(kind.id for kind in _KINDS if kind.columns), "steps", "loss")
+_Lines: TypeAlias = "tuple[dict[str, BoundedSeries], str]"  # lines by label, and a note
 
 
 def time_charts(evidence: Evidence, only: Collection[str] = IDS) -> list[Chart]:
     """Return all charts over time, or some, in page order."""
-    of_samples = {kind.id: (kind.title, kind.unit, partial(_of_kind, kind=kind)) for kind in _KINDS}
-    beside = {id_: of_samples.pop(id_) for id_ in ("node", "disk", "network")}
-    every: dict[str, tuple[str, str, Callable[[Evidence], Chart]]] = {
-        "phases": ("steps, phases and marks", "", phase_chart),
-        "power": ("power", "W", _power),
-        "energy": ("energy since the first reading", "J", _energy),
-        **of_samples,
-        "steps": ("step time", "s", _steps),
-        "loss": ("loss", "", _loss),
-        **beside,
-    }
-    return [
-        chart_of(id_, title, unit, partial(draw, evidence), on_time=True)
-        for id_, (title, unit, draw) in every.items()
-        if id_ in only
+    draws = {kind: partial(_line_chart, evidence, kind) for kind in _KINDS if kind.id in only}
+    charts = [
+        chart_of(kind.id, kind.title, kind.unit, draw, on_time=True) for kind, draw in draws.items()
     ]
+    if "phases" in only:
+        draw = partial(phase_chart, evidence)
+        charts.insert(0, chart_of("phases", "steps, phases and marks", "", draw, on_time=True))
+    return charts
 
 
-def _of_kind(evidence: Evidence, *, kind: _Kind) -> Chart:
-    lines, note = _lines_of(evidence, kind)
-    return _chart(
-        evidence,
-        kind.id,
-        kind.title,
-        kind.unit,
-        lines,
-        note=note,
-        has_zero=kind.has_zero,
-        is_stepped=kind.is_stepped,
-    )
-
-
-def _lines_of(evidence: Evidence, kind: _Kind) -> tuple[dict[str, BoundedSeries], str]:
+def _sample_lines(evidence: Evidence, kind: _Kind) -> _Lines:
     """Return lines by label. Raises NotMeasurable if there are none."""
     wanted = [
         (device, column)
@@ -334,11 +290,7 @@ def _lines_of(evidence: Evidence, kind: _Kind) -> tuple[dict[str, BoundedSeries]
         note += f"; {_LINES} of {len(wanted)} devices are shown"
         wanted = wanted[:_LINES]
     points = _POINTS // max(1, len(wanted))
-    several = {
-        kind_
-        for kind_ in {c.kind for _, c in wanted}
-        if len({d.id for d, c in wanted if c.kind == kind_}) > 1
-    }
+    devices_by_kind = grouped((column.kind, device.id) for device, column in wanted)
     has_several_columns = len({column for _, column in wanted}) > 1
     names = names_of(evidence, [device for device, _ in wanted])
     lines: dict[str, BoundedSeries] = {}
@@ -353,7 +305,7 @@ def _lines_of(evidence: Evidence, kind: _Kind) -> tuple[dict[str, BoundedSeries]
         )
         if line is not None:
             label = column.label
-            if column.kind in several:
+            if len(devices_by_kind[column.kind]) > 1:
                 label = names[device.id] + (f": {label}" if has_several_columns else "")
             lines[label] = line
     return lines, note
@@ -384,119 +336,121 @@ def names_of(evidence: Evidence, devices: Iterable[Device]) -> dict[str, str]:
 def _short_name(device: Device) -> str:
     """Return the name of a device, by its index if the driver has one."""
     index = device.facts.get("index")
-    word = {"gpu": "GPU", "allocator": "allocator", "node": "node", "cpu": "CPU"}.get(
-        device.kind, device.kind
-    )
-    if index is not None:
-        return f"{word} {index}"
-    return f"{word} {device.id[:12]}"
+    word = {"gpu": "GPU", "cpu": "CPU"}.get(device.kind, device.kind)
+    return f"{word} {device.id[:12] if index is None else index}"
 
 
-def _power(evidence: Evidence) -> Chart:
+def _power_lines(evidence: Evidence) -> _Lines:
     devices = boundary(evidence)
-    points = _POINTS // min(_LINES, len(devices))
-    power_lines = [
-        (device, timeline.power_line(evidence, device, points=points))
-        for device in devices[:_LINES]
-    ]
-    names = _names(evidence, devices)
-    lines = {names[device.id]: line for device, line in power_lines if line is not None}
+    lines = _device_lines(evidence, devices, timeline.power_line)
     if not lines:
         raise NotMeasurable(f"{devices[0].name} tells energy and no power")
-    # By a counter alone, a value holds for the interval that ends with it.
-    is_stepped = not any(device.id in evidence.series("power_w") for device in devices)
-    return _chart(
-        evidence, "power", "power", "W", lines, note=_rest(devices), is_stepped=is_stepped
-    )
+    return lines, _rest(devices)
 
 
-def _energy(evidence: Evidence) -> Chart:
+def _energy_lines(evidence: Evidence) -> _Lines:
     devices = boundary(evidence)
+    return _device_lines(evidence, devices, timeline.energy_line), _rest(devices)
+
+
+def _device_lines(
+    evidence: Evidence, devices: Sequence[Device], line_of: Callable[..., BoundedSeries | None]
+) -> dict[str, BoundedSeries]:
+    """Return the lines of the first devices by name; a single device by its full name."""
     points = _POINTS // min(_LINES, len(devices))
-    names = _names(evidence, devices)
-    lines = {
-        names[device.id]: timeline.energy_line(evidence, device, points=points)
-        for device in devices[:_LINES]
-    }
-    return _chart(
-        evidence, "energy", "energy since the first reading", "J", lines, note=_rest(devices)
-    )
-
-
-def _names(evidence: Evidence, devices: Sequence[Device]) -> dict[str, str]:
+    names = names_of(evidence, devices)
     if len(devices) == 1:
-        return {devices[0].id: devices[0].name}
-    return names_of(evidence, devices)
+        names = {devices[0].id: devices[0].name}
+    lines = {
+        names[device.id]: line_of(evidence, device, points=points) for device in devices[:_LINES]
+    }
+    return {name: line for name, line in lines.items() if line is not None}
 
 
 def _rest(devices: Sequence[Device]) -> str:
     return f"{_LINES} of {len(devices)} devices are shown" if len(devices) > _LINES else ""
 
 
-def _steps(evidence: Evidence) -> Chart:
+def _step_lines(evidence: Evidence) -> _Lines:
     line = timeline.step_line(evidence, points=_POINTS)
     way = "from one printed line" if evidence.from_output else "from each step's start"
-    note = f"{way} to the next, the warm-up included"
-    lines = {"step time": line}  # each holds until its end
-    return _chart(evidence, "steps", "step time", "s", lines, note=note, is_stepped=True)
+    return {"step time": line}, f"{way} to the next, the warm-up included"
 
 
-def _loss(evidence: Evidence) -> Chart:
+def _loss_lines(evidence: Evidence) -> _Lines:
     line = timeline.loss_line(evidence, points=_POINTS)
-    note = "as printed: no step tells it" if line.is_printed else ""
-    return _chart(evidence, "loss", "loss", "", {"loss": line}, note=note, has_zero=False)
+    return {"loss": line}, "as printed: no step tells it" if line.is_printed else ""
 
 
-def _chart(
-    evidence: Evidence,
-    id_: str,
-    title: str,
-    unit: str,
-    lines: dict[str, BoundedSeries],
-    *,
-    note: str = "",
-    has_zero: bool = True,
-    is_stepped: bool = False,
-) -> Chart:
+_LINES_OF: dict[str, Callable[[Evidence], _Lines]] = {
+    "power": _power_lines,
+    "energy": _energy_lines,
+    "steps": _step_lines,
+    "loss": _loss_lines,
+}
+
+
+def _is_stepped(evidence: Evidence, kind: _Kind) -> bool:
+    """True if a value holds for the interval that ends with it: also power by a counter alone."""
+    if kind.id != "power":
+        return kind.is_stepped
+    powers = evidence.series("power_w")
+    return not any(device.id in powers for device in boundary(evidence))
+
+
+def _line_chart(evidence: Evidence, kind: _Kind) -> Chart:
+    lines_of = _LINES_OF.get(kind.id, partial(_sample_lines, kind=kind))
+    lines, note = lines_of(evidence)
     if not lines:
         raise NotMeasurable("nothing was read of it in this run")
-    scale = scale_for(unit, max(line.highest[0] for line in lines.values()))
-    rows = [row for label, line in lines.items() for row in _rows(label, line, scale)]
+    scale = scale_for(kind.unit, max(line.highest[0] for line in lines.values()))
+    rows = [
+        {"t": round(t_s, 6), "v": rounded(value, scale), "s": label}
+        for label, line in lines.items()
+        for t_s, value in zip(line.t_s.tolist(), line.values.tolist(), strict=True)
+    ]
     if any(line.is_bounded for line in lines.values()):
         note = "; ".join(filter(None, (note, "lowest and highest of each moment are drawn")))
     unbroken = max(line.unbroken for line in lines.values())
     if unbroken:
         note += f"; {unbroken} gaps in the readings are too many to be drawn"
-    description = f"{title} over time: " + "; ".join(
+    description = f"{kind.title} over time: " + "; ".join(
         f"{label} from {scale.text(line.lowest[0])} to {scale.text(line.highest[0])}"
         for label, line in lines.items()
     )
-    layers = [
-        *ground(evidence),
-        *line_layers(evidence, rows, lines, scale, has_zero=has_zero, is_stepped=is_stepped),
+    axes = {
+        "x": time_axis(evidence),
+        "y": value_axis(rows, scale, has_zero=kind.has_zero),
+        "color": {
+            "field": "s",
+            "type": "nominal",
+            "scale": {"domain": list(lines)},
+            # For files: the page has legends that wrap.
+            "legend": {"columns": {"expr": "max(1, floor(width / 170))"}},
+        },
+    }
+    mark = {
+        "strokeWidth": 1.5,
+        "interpolate": "step-before" if _is_stepped(evidence, kind) else "linear",
+        "point": dots(max(line.readings for line in lines.values()), 14),
+    }
+    words = [
+        {"field": "s", "title": "line"},
+        value_words(scale),
+        quantity("t", "s", format=".6~g"),
     ]
+    layers = [*ground(evidence), *line_layers(rows, mark, axes, words)]
     legend = tuple((label, f"c{number}") for number, label in enumerate(lines, start=1))
     return Chart(
-        id_,
-        title,
+        kind.id,
+        kind.title,
         scale.unit,
         framed(description, 170, layers),
         _table(lines, scale),
         note,
         on_time=True,
-        legend=() if list(lines) == [title] else legend,
+        legend=() if list(lines) == [kind.title] else legend,
     )
-
-
-def _rows(label: str, line: BoundedSeries, scale: Scale) -> list[dict[str, Any]]:
-    return [
-        {
-            "t": round(t_s, 6),
-            "v": None if math.isnan(value) else float(f"{value / scale.factor:.6g}"),
-            "s": label,
-        }
-        for t_s, value in zip(line.t_s.tolist(), line.values.tolist(), strict=True)
-    ]
 
 
 def _table(lines: dict[str, BoundedSeries], scale: Scale) -> Table:

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ergmeter.units import grouped
 from ergmeter.views.charts.chart import config, style_variables
 from ergmeter.views.charts.plots import converter, vega_lite_version
 from ergmeter.views.run.card import short_reason
@@ -38,13 +39,13 @@ def text(value: object) -> str:
     return html.escape(cleaned, quote=True)
 
 
-def header(name: str, about: str, links: dict[str, str]) -> str:
-    """Return the page header: title and navigation."""
+def header(name: str, about: str, links: dict[str, str], *, more: str = "") -> str:
+    """Return the page header: title, `more` HTML, and navigation."""
     items = "".join(f'<li><a href="#{id_}">{text(word)}</a></li>' for id_, word in links.items())
     return (
         f'<header><div class="bar"><h1>{text(name)}</h1>'
         f'<button type="button" id="theme">dark colours</button></div>'
-        f'<p class="dim">{text(about)}</p>'
+        f'<p class="dim">{text(about)}</p>{more}'
         f'<nav aria-label="parts of the page"><ul>{items}</ul></nav></header>'
     )
 
@@ -114,11 +115,8 @@ def absent(charts: Iterable[Chart], run: Run) -> str:
 
 def reasons(named_reasons: Iterable[tuple[str, str]], run: Run, *, word: str = "Not shown") -> str:
     """Return absent items grouped by reason; probe errors only once."""
-    by_reason: dict[str, list[str]] = {}
-    for what, why in named_reasons:
-        by_reason.setdefault(why, []).append(what)
     lines = []
-    for why, titles in by_reason.items():
+    for why, titles in grouped((why, what) for what, why in named_reasons).items():
         short = short_reason(why, run)
         more = ' (<a href="#probes">what each probe said</a>)' if short != why else ""
         lines.append(
@@ -129,9 +127,9 @@ def reasons(named_reasons: Iterable[tuple[str, str]], run: Run, *, word: str = "
 
 def page(
     *, title: str, header: str, sections: Iterable[str], charts: Iterable[Chart],
-    whole_s: tuple[float, float], counted_s: tuple[float, float],
+    whole_s: tuple[float, float] = (0.0, 1.0), counted_s: tuple[float, float] = (0.0, 1.0),
 ) -> str:  # fmt: skip
-    """Return the complete HTML document."""
+    """Return the complete HTML document. Charts over time need the span of the run."""
     data_json = {
         "config": {**config(), "aria": False},  # the script describes each chart as a whole
         "whole": list(whole_s),
@@ -153,29 +151,16 @@ def page(
         f" style-src {_hash(style)}; img-src data:;"
         " base-uri 'none'; form-action 'none'"
     )
-    parts = "\n".join(sections)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{text(title)}</title>
-<style>{style}</style>
-</head>
-<body>
-<a class="skip" href="#main">to the figures</a>
-{header}
-<main id="main">
-{parts}
-</main>
-<script type="application/json" id="charts">{data(data_json)}</script>
-<script>{library}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
+    return _own("page.html").format(
+        policy=policy,
+        title=text(title),
+        style=style,
+        header=header,
+        parts="\n".join(sections),
+        data=data(data_json),
+        library=library,
+        script=script,
+    )
 
 
 def without_legends(spec: Any) -> Any:  # noqa: ANN401  whatever JSON can hold

@@ -10,7 +10,6 @@ import re
 import shlex
 import textwrap
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,96 +20,69 @@ from rich.text import Text
 
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.evidence.window import BY_NUMBER
-from ergmeter.records import PHASES, Missing, Reading
+from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import FINISHED, IMPORTED, RUNNING
-from ergmeter.units import NO_UNIT, duration, number_of, scaled, significant, tallied
+from ergmeter.units import NO_UNIT, duration, grouped, number_of, scaled, significant, tallied
 from ergmeter.views.documents import label_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-    from ergmeter.records import FloatArray, Result, Summary
+    from ergmeter.records import Result, Summary
     from ergmeter.runlog.reader import Run
 
-# The card's metrics by group. Absent metrics marked True keep their row with the reason;
-# the others are left out, and `erg report --all` has them.
-_GROUPS: dict[str, list[tuple[str, bool]]] = {
-    "throughput": [
-        ("throughput.tokens_per_s", True),
-        ("throughput.whole_run_tokens_per_s", False),
-        ("throughput.tokens_per_s_per_device", False),
-        ("throughput.samples_per_s", False),
-        ("throughput.output_tokens_per_s", False),
-        ("throughput.requests_per_s", False),
-        ("requests.failed", False),
-        ("throughput.steps_per_s", False),
-        ("tokens.per_step", False),
-        ("tokens.padding_frac", False),
-    ],
-    "time": [
-        ("time.step_s", True),
-        ("time.step_median_s", False),
-        ("time.step_p95_s", False),
-        ("time.outside_steps_frac", False),
-        ("time.eval_s", False),
-        ("time.checkpoint_s", False),
-        ("time.data_s", False),
-        ("time.before_first_step_s", False),
-    ],
-    "latency": [
-        ("latency.ttft_median_s", False),
-        ("latency.ttft_p95_s", False),
-        ("latency.tpot_median_s", False),
-        ("latency.tpot_p95_s", False),
-        ("latency.e2e_median_s", False),
-    ],
+# The card's metrics by group. An absent one is left out, and `erg report --all` has it.
+_GROUPS = {
+    "throughput": (
+        *("throughput.tokens_per_s", "throughput.whole_run_tokens_per_s"),
+        *("throughput.tokens_per_s_per_device", "throughput.samples_per_s"),
+        *("throughput.output_tokens_per_s", "throughput.requests_per_s", "requests.failed"),
+        *("throughput.steps_per_s", "tokens.per_step", "tokens.padding_frac"),
+    ),
+    "time": (
+        *("time.step_s", "time.step_median_s", "time.step_p95_s", "time.outside_steps_frac"),
+        *("time.eval_s", "time.checkpoint_s", "time.data_s", "time.before_first_step_s"),
+    ),
+    "latency": (
+        *("latency.ttft_median_s", "latency.ttft_p95_s", "latency.tpot_median_s"),
+        *("latency.tpot_p95_s", "latency.e2e_median_s"),
+    ),
     # With MFU, which comes next, these form a ladder from busy time to useful FLOPs.
-    "activity": [
-        ("utilization.busy_frac", False),
-        ("activity.sm_frac", False),
-        ("activity.tensor_frac", False),
-        ("activity.dram_frac", False),
-    ],
-    "compute": [
-        ("utilization.mfu_frac", False),
-        ("utilization.whole_run_mfu_frac", False),
-        ("utilization.mfu_of_achievable_frac", False),
-        ("utilization.mfu_bf16_peak_frac", False),
-        ("utilization.hfu_frac", False),
-        ("utilization.bandwidth_frac", False),
-        ("compute.model_flops_per_s_per_device", False),
-    ],
-    "energy": [
-        ("energy.run_j", True),
-        ("energy.joules_per_token", False),
-        ("energy.whole_run_joules_per_token", False),
-        ("energy.joules_per_generated_token", False),
-        ("energy.mean_w", False),
-        ("energy.peak_w", False),
-        ("carbon.co2e_g", False),
-        ("carbon.co2e_per_million_tokens_g", False),
-        ("carbon.market_co2e_g", False),
-        ("cost.gpu_whole_run", False),
-        ("cost.gpu_per_million_tokens", False),
-        ("cost.energy", False),
-    ],
-    "memory": [
-        ("memory.device_peak_bytes", False),
-        ("memory.allocator_peak_bytes", False),
-        ("memory.process_peak_bytes", True),
-        ("memory.process_growth_bytes_per_h", False),
-    ],
-    "load": [
-        ("utilization.throttled_frac", False),
-        ("utilization.process_cores", False),
-        ("utilization.iowait_frac", False),
-        ("overhead.cpu_frac", False),
-    ],
+    "activity": (
+        *("utilization.busy_frac", "activity.sm_frac", "activity.tensor_frac"),
+        "activity.dram_frac",
+    ),
+    "compute": (
+        *("utilization.mfu_frac", "utilization.whole_run_mfu_frac"),
+        *("utilization.mfu_of_achievable_frac", "utilization.mfu_bf16_peak_frac"),
+        *("utilization.hfu_frac", "utilization.bandwidth_frac"),
+        "compute.model_flops_per_s_per_device",
+    ),
+    "energy": (
+        *("energy.run_j", "energy.joules_per_token", "energy.whole_run_joules_per_token"),
+        *("energy.joules_per_generated_token", "energy.mean_w", "energy.peak_w"),
+        *("carbon.co2e_g", "carbon.co2e_per_million_tokens_g", "carbon.market_co2e_g"),
+        *("cost.gpu_whole_run", "cost.gpu_per_million_tokens", "cost.energy"),
+    ),
+    "memory": (
+        *("memory.device_peak_bytes", "memory.allocator_peak_bytes"),
+        *("memory.process_peak_bytes", "memory.process_growth_bytes_per_h"),
+    ),
+    "load": (
+        *("utilization.throttled_frac", "utilization.process_cores", "utilization.iowait_frac"),
+        "overhead.cpu_frac",
+    ),
 }
-_BASIS_STYLE = {"measured": "green", "derived": "cyan", "reported": "yellow", "assumed": "magenta"}
-_OF_A_LOG = "from a log, which holds no readings of energy, devices or host memory"
+# Absent ones keep their row, with the reason below.
+_FIXED = (
+    *("throughput.tokens_per_s", "time.step_s"),
+    *("energy.run_j", "memory.process_peak_bytes"),
+)
+BASIS_STYLES = {"measured": "green", "derived": "cyan", "reported": "yellow", "assumed": "magenta"}
+OF_A_LOG = "from a log, which holds no readings of energy, devices or host memory"
 BARS = "▁▂▃▄▅▆▇█"
-_OTHER_LOSS = re.compile("eval|val|test|load_balancing|aux|z_")
 _CELLS = 46  # bars, so that both ends of the curve fit beside them in 80 columns
 _TITLE_CHARACTERS = 27  # of a title; longer ones wrap
 # In a short recording most of the overhead is Python's start, so it is not representative.
@@ -146,6 +118,11 @@ def card(run: Run, summary: Summary) -> RenderableType:
     return Panel(Group(*body), title=title, title_align="left", width=100, padding=(0, 1))
 
 
+def is_of_a_log(run: Run, summary: Summary) -> bool:
+    """True if the run was made of a log, without readings of devices."""
+    return summary.status == IMPORTED and not run.devices
+
+
 def reader_notes(summary: Summary) -> tuple[str, ...]:
     """Return the notes, without those already given as a reason."""
     reasons = {
@@ -168,26 +145,33 @@ def every_metric(summary: Summary) -> RenderableType:
             lines.append(Text.assemble((key, "bold"), "  -"))
             first = named_reasons.setdefault(reading.reason, key)
             remark = reading.reason if first == key else f"as {first}"
-        lines.append(_Indented(remark))
+        lines.append(HangingText("", "dim", remark, indent=" " * 4))
     return Group(*lines)
 
 
 @dataclass(frozen=True)
-class _Indented:
-    """Indented dim text. rich's own padding fills each line with trailing blanks."""
+class HangingText:
+    """A sign and a text with a hanging indent. rich's own padding fills lines with blanks."""
 
+    sign: str
+    style: str
     text: str
+    indent: str = ""
 
     def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
-        indent = " " * 4
-        for line in textwrap.wrap(
+        first = f"{self.indent}{self.sign}"
+        lines = textwrap.wrap(
             self.text,
             options.max_width,
-            initial_indent=indent,
-            subsequent_indent=indent,
+            initial_indent=first,
+            subsequent_indent=" " * len(first),
             break_on_hyphens=False,
-        ):
-            yield Text(line, "dim")
+        )
+        for number, line in enumerate(lines):
+            cut = len(first) if number == 0 and self.sign else 0
+            yield Text.assemble(
+                (line[:cut], self.style), (line[cut:], "" if self.sign else self.style)
+            )
 
 
 def value(reading: Reading) -> str:
@@ -249,7 +233,7 @@ def _is_nothing(key: str, reading: Reading) -> bool:
 
 
 def _basis(reading: Reading) -> Text:
-    return Text(reading.basis, _BASIS_STYLE[reading.basis])
+    return Text(reading.basis, BASIS_STYLES[reading.basis])
 
 
 def _status(status: str) -> Text:
@@ -269,8 +253,7 @@ def _what_ran(run: Run, summary: Summary) -> list[Text]:
     window = summary.readings["time.window_s"]
     over = window.note if isinstance(window, Reading) else window.reason
     where = f"{accelerators or 'no accelerator'} on {host}"
-    is_of_a_log = summary.status == IMPORTED and not run.devices
-    lines.append(Text(_OF_A_LOG if is_of_a_log else where, "dim"))
+    lines.append(Text(OF_A_LOG if is_of_a_log(run, summary) else where, "dim"))
     over, _, more = over.partition("; ")
     lines += [Text(line, "dim") for line in (f"{over}{_rule(summary)}", more) if line]
     lines += [Text.assemble((f"{what}: ", "dim"), line) for what, line in label_lines(run)]
@@ -297,7 +280,7 @@ def _figures(run: Run, summary: Summary) -> RenderableType:
     figures.add_column(no_wrap=True)
     for group, members in _GROUPS.items():
         label = group
-        for key in [key for key, keep in members if _has_place(run, summary, key, keep=keep)]:
+        for key in [key for key in members if _has_place(run, summary, key)]:
             if label:
                 figures.add_row("", "", "", "", "")
             reading = summary.readings[key]
@@ -311,11 +294,11 @@ def _figures(run: Run, summary: Summary) -> RenderableType:
     return Group(figures, *_absent(run, summary))
 
 
-def _has_place(run: Run, summary: Summary, key: str, *, keep: bool) -> bool:
+def _has_place(run: Run, summary: Summary, key: str) -> bool:
     """True if a metric is on the card; some stay there when absent."""
     reading = summary.readings.get(key)
     if not isinstance(reading, Reading):
-        return keep and reading is not None and not _is_beside_the_point(run, summary, key)
+        return key in _FIXED and reading is not None and not _is_beside_the_point(run, summary, key)
     if key == "overhead.cpu_frac":
         return _is_long(summary)
     return not _is_nothing(key, reading)
@@ -323,8 +306,7 @@ def _has_place(run: Run, summary: Summary, key: str, *, keep: bool) -> bool:
 
 def _is_beside_the_point(run: Run, summary: Summary, key: str) -> bool:
     """True if a metric is not expected for this kind of run, such as steps for inference."""
-    is_of_a_log = summary.status == IMPORTED and not run.devices
-    if is_of_a_log and key.startswith(("energy.", "memory.")):
+    if is_of_a_log(run, summary) and key.startswith(("energy.", "memory.")):
         return True
     return key == "time.step_s" and isinstance(summary.readings["latency.ttft_median_s"], Reading)
 
@@ -335,16 +317,15 @@ def _is_long(summary: Summary) -> bool:
 
 
 def _absent(run: Run, summary: Summary) -> list[Text]:
-    fixed_keys = [key for members in _GROUPS.values() for key, keep in members if keep]
-    fixed_keys = [key for key in fixed_keys if not _is_beside_the_point(run, summary, key)]
-    missing = {key: summary.readings.get(key) for key in fixed_keys}
-    keys_by_reason: dict[str, list[str]] = {}
-    for key, result in missing.items():
-        if isinstance(result, Missing):
-            keys_by_reason.setdefault(result.reason, []).append(catalogue()[key].title)
+    by_reason = grouped(
+        (result.reason, catalogue()[key].title)
+        for key in _FIXED
+        if not _is_beside_the_point(run, summary, key)
+        if isinstance(result := summary.readings.get(key), Missing)
+    )
     return [
         Text.assemble("\n", (f"no {', '.join(titles)}: ", "yellow"), short_reason(reason, run))
-        for reason, titles in keys_by_reason.items()
+        for reason, titles in by_reason.items()
     ]
 
 
@@ -363,15 +344,11 @@ def _remarks(notes: tuple[str, ...]) -> Table:
     return lines
 
 
-def curve_bars(values: FloatArray, cells: int) -> str:
+def curve_bars(values: Sequence[float], cells: int) -> str:
     """Return at most `cells` bars from the lowest to the highest mean of equal parts."""
-    import numpy as np  # noqa: PLC0415
+    from ergmeter.metrics.short_curves import levels  # noqa: PLC0415  numpy
 
-    edges = np.linspace(0, len(values), min(cells, len(values)) + 1).astype(int)
-    means = np.array([values[a:b].mean() for a, b in pairwise(edges)])
-    low, high = float(means.min()), float(means.max())
-    level = (means - low) / (high - low) if high > low else np.zeros(len(means))
-    return "".join(BARS[round(float(x) * (len(BARS) - 1))] for x in level)
+    return "".join(BARS[round(level * (len(BARS) - 1))] for level in levels(values, cells))
 
 
 def loss_curve(run: Run, *, is_lost: bool = False) -> Text | None:
@@ -379,48 +356,16 @@ def loss_curve(run: Run, *, is_lost: bool = False) -> Text | None:
 
     `is_lost`: the loss became NaN after its last number.
     """
-    import numpy as np  # noqa: PLC0415
+    from ergmeter.metrics.short_curves import losses  # noqa: PLC0415  numpy
 
-    from ergmeter.metrics.evidence.steps import read_steps  # noqa: PLC0415
-
-    steps, label, is_printed = read_steps(run), "loss  ", "imported" in run.header
-    # Without losses in the steps, use printed ones.
-    if not any(np.isfinite(lane["loss"]).any() for lane in steps.lanes):
-        label = "loss, as printed  " if len(steps) else label
-        steps, is_printed = read_steps(run, "output"), True
-    train = steps.where_each(lambda lane: lane["phase"] == PHASES.index("train"))
-    start_ns = train.lowest("start_ns") if len(train) else None
-    first = _before_steps(run, start_ns, is_printed=is_printed)
-    tells = train.where_each(lambda lane: np.isfinite(lane["loss"]))
-    if len(tells):  # the first rank that reports it
-        rank = min(lane["rank"].min() for lane in tells.lanes)
-        tells = tells.where_each(lambda lane: lane["rank"] == rank)
-    loss = np.concatenate([first, tells["loss"][np.argsort(tells["start_ns"])]])
-    loss = loss[np.isfinite(loss)]
-    if len(loss) < 3:
+    values, is_printed = losses(run)
+    if len(values) < 3:
         return None
+    label = "loss, as printed  " if is_printed else "loss  "
     after = ", then no number" if is_lost else ""
-    bars = curve_bars(loss, _CELLS + len("loss  ") - len(label) - len(after))
-    ends = f" {significant(float(loss[0]))} to {significant(float(loss[-1]))}"
+    bars = curve_bars(values, _CELLS + len("loss  ") - len(label) - len(after))
+    ends = f" {significant(values[0])} to {significant(values[-1])}"
     return Text.assemble("\n", (label, "dim"), bars, (ends, "dim"), (after, "red"))
-
-
-def _before_steps(run: Run, start_ns: int | None, *, is_printed: bool) -> list[float]:
-    """Return the loss printed at the start of the first step.
-
-    In a log without times, return all losses under the first loss name.
-    """
-    if not is_printed or (start_ns is None and "imported" not in run.header):
-        return []
-    losses = [
-        reported
-        for reported in run.reported()
-        if reported.name.endswith("loss") and not reported.unit
-    ]
-    losses = [reported for reported in losses if not _OTHER_LOSS.match(reported.name)]
-    if start_ns is not None:
-        return [reported.value for reported in losses if reported.t_ns == start_ns][:1]
-    return [reported.value for reported in losses if reported.name == losses[0].name]
 
 
 def short_status(status: str) -> str:

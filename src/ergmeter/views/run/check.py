@@ -14,7 +14,7 @@ from rich.text import Text
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.checks import CHECKS, DECISIVE
 from ergmeter.records import Missing
-from ergmeter.units import duration
+from ergmeter.units import duration, grouped
 from ergmeter.views import documents
 from ergmeter.views.run import card
 
@@ -116,10 +116,8 @@ def check_page(run: Run, fitness: Fitness, *, is_alone: bool = True) -> Renderab
     if fitness.passed:
         words = ", ".join(name.replace("_", " ") for name in fitness.passed)
         parts.append(Padding(Text.assemble(("ok ", "green"), words), (0, 0, 0, 2)))
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in fitness.unchecked.items():
-        by_reason.setdefault(reason, []).append(name.replace("_", " "))
-    for reason, names in by_reason.items():
+    unchecked = ((why, name.replace("_", " ")) for name, why in fitness.unchecked.items())
+    for reason, names in grouped(unchecked).items():
         line = Text.assemble((f"-  {', '.join(names)} not checked: ", "dim"), reason)
         parts.append(Padding(line, (0, 0, 0, 2)))
     return Group(*parts)

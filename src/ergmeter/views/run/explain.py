@@ -16,9 +16,10 @@ from rich.text import Text
 
 from ergmeter.metrics.explain.waterfall import levels
 from ergmeter.records import Missing
-from ergmeter.units import scaled, significant
+from ergmeter.units import grouped, scaled, significant
 from ergmeter.views.blocks import Items, PagePart, Paragraph, TableBlock
 from ergmeter.views.documents import finite, result
+from ergmeter.views.run.card import BASIS_STYLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,10 +86,11 @@ def facts(block: LossBlock) -> str:
 
 def unattributed(explanation: Explanation) -> dict[str, str]:
     """Return unattributed causes by their reason."""
-    by_reason: dict[str, list[str]] = {}
-    for name, why in explanation.missing.items():
-        by_reason.setdefault(why, []).append(name.removesuffix("_frac").replace("_", " "))
-    return {why: ", ".join(names) for why, names in by_reason.items()}
+    causes = (
+        (why, name.removesuffix("_frac").replace("_", " "))
+        for name, why in explanation.missing.items()
+    )
+    return {why: ", ".join(names) for why, names in grouped(causes).items()}
 
 
 def change_lines(explanation: Explanation) -> tuple[str, ...]:
@@ -138,7 +140,6 @@ def explain_parts(explanation: Explanation) -> Iterator[PagePart]:
 
 _CELLS = 20  # width of a bar at 100 % of the peak
 _EXPLAIN_TITLE = 29
-_STYLES = {"measured": "green", "derived": "cyan", "reported": "yellow", "assumed": "magenta"}
 
 
 def page(run: Run, explanation: Explanation) -> RenderableType:
@@ -171,7 +172,7 @@ def _waterfall(explanation: Explanation) -> Table:
         title = Text(block.title, "bold" if block is explanation.achieved else "")
         bar = _bar(level.to_frac, level.from_frac)
         table.add_row(
-            title, bar, share(block), joules(block), Text(block.basis, _STYLES[block.basis])
+            title, bar, share(block), joules(block), Text(block.basis, BASIS_STYLES[block.basis])
         )
     return table
 

@@ -98,21 +98,12 @@ def _short(text: str) -> str:
 
 CARBON = "carbon.co2e_g"
 _FIGURES = (
-    "throughput.tokens_per_s",
-    "throughput.whole_run_tokens_per_s",
-    "throughput.tokens_per_s_per_device",
-    "throughput.output_tokens_per_s",
-    "latency.ttft_median_s",
-    "tokens.total",
-    "time.step_s",
-    "utilization.mfu_frac",
-    "utilization.whole_run_mfu_frac",
-    "utilization.hfu_frac",
-    "utilization.mfu_of_achievable_frac",
-    "energy.joules_per_token",
-    "energy.whole_run_joules_per_token",
-    "energy.joules_per_generated_token",
-    "energy.mean_w",
+    *("throughput.tokens_per_s", "throughput.whole_run_tokens_per_s"),
+    *("throughput.tokens_per_s_per_device", "throughput.output_tokens_per_s"),
+    *("latency.ttft_median_s", "tokens.total", "time.step_s", "utilization.mfu_frac"),
+    *("utilization.whole_run_mfu_frac", "utilization.hfu_frac"),
+    *("utilization.mfu_of_achievable_frac", "energy.joules_per_token"),
+    *("energy.whole_run_joules_per_token", "energy.joules_per_generated_token", "energy.mean_w"),
     "memory.device_peak_bytes",
 )
 _OF_ALL = ("energy.run_j", CARBON)  # of all steps
@@ -223,11 +214,9 @@ def _table(of: Sources) -> str:
     rows += [f"| hardware | {_safe(hardware)} | | as its driver says | |"] if hardware else []
     if len(rows) == 2:
         return ""
-    over = (
-        f"The window: {_safe(_over(of.summary))}. All steps: {_safe(_over(of.all_steps))}."
-        if any("all steps" in row for row in rows)
-        else f"The window: {_safe(_over(of.summary))}."
-    )
+    over = f"The window: {_safe(_over(of.summary))}."
+    if any("all steps" in row for row in rows):
+        over += f" All steps: {_safe(_over(of.all_steps))}."
     return "\n".join([*rows, "", over, ""])
 
 
@@ -246,22 +235,21 @@ def _over(summary: Summary) -> str:
 
 
 def _absent(of: Sources) -> str:
-    lines = []
-    for key in _EXPECTED:
-        result = figure(of, key)
-        if isinstance(result, Missing):
-            lines.append(f"- {catalogue()[key].title}: {_safe(result.reason)}")
+    lines = [
+        f"- {catalogue()[key].title}: {_safe(result.reason)}"
+        for key in _EXPECTED
+        if isinstance(result := figure(of, key), Missing)
+    ]
     return "\n".join(["Not measured:\n", *lines, ""]) if lines else ""
 
 
 def _how(of: Sources) -> str:
     """Return the notes of the most important metrics."""
-    lines = []
-    pairs = [(key, of.summary) for key in _CITED] + [(CARBON, of.all_steps)]
-    for key, summary in pairs:
-        reading = summary.readings[key]
-        if isinstance(reading, Reading) and reading.note:
-            lines.append(f"- {catalogue()[key].title} ({reading.basis}): {_safe(reading.note)}")
+    lines = [
+        f"- {catalogue()[key].title} ({reading.basis}): {_safe(reading.note)}"
+        for key in (*_CITED, CARBON)
+        if isinstance(reading := figure(of, key), Reading) and reading.note
+    ]
     basis = (
         "Measured: read from a device or a clock. Derived: computed from what was measured."
         " Reported: somebody else's figure. Assumed: rests on a figure that was stated."
@@ -282,9 +270,10 @@ def _paragraph(of: Sources) -> str:
         reading = of.summary.readings[key]
         if isinstance(reading, Reading):
             span = f" ({interval(reading)})" if interval(reading) else ""
-            peak = peak_text(reading.note) if key == "utilization.mfu_frac" else ""
-            of_peak = f" of {peak}" if peak else ""
-            clauses.append(f"{_NAMED[key].format(value(reading))}{span}{of_peak}, {reading.basis}")
+            is_mfu = key == "utilization.mfu_frac"
+            peak = peak_text(reading.note) if is_mfu else ""
+            figure_text = f"an MFU of {value(reading)}" if is_mfu else value(reading)
+            clauses.append(f"{figure_text}{span}{peak and f' of {peak}'}, {reading.basis}")
     hardware = f" on {_hardware(of)}" if _hardware(of) else ""
     how = "read from its log" if of.run.header.get("imported") else "measured"
     what = "training" if _trains(of) else "run"
@@ -323,13 +312,6 @@ def _ending(of: Sources) -> list[str]:
 
 def _trains(of: Sources) -> bool:
     return isinstance(of.summary.readings["steps.count"], Reading)
-
-
-_NAMED = {
-    "throughput.tokens_per_s": "{}",
-    "utilization.mfu_frac": "an MFU of {}",
-    "energy.joules_per_token": "{}",
-}
 
 
 def _safe(text: str) -> str:

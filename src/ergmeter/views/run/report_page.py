@@ -18,8 +18,8 @@ from ergmeter.metrics.checks import fitness
 from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.live.recent_window import remaining
 from ergmeter.records import Missing, Reading
-from ergmeter.runlog.reader import IMPORTED, RUNNING
-from ergmeter.units import duration, number_of, tallied
+from ergmeter.runlog.reader import RUNNING
+from ergmeter.units import duration, grouped, number_of, tallied
 from ergmeter.version import __version__
 from ergmeter.views.analyze.page import part_section
 from ergmeter.views.charts.chart import Table, chart_of
@@ -37,13 +37,15 @@ from ergmeter.views.html.page import (
     table,
     text,
 )
-from ergmeter.views.run.card import interval, reader_notes, value
+from ergmeter.views.run.card import OF_A_LOG, interval, is_of_a_log, reader_notes, value
 from ergmeter.views.run.explain import CHANGES, WATERFALL, change_lines, explain_parts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.explain.waterfall import Explanation
-    from ergmeter.records import Device, Result, Summary
+    from ergmeter.records import Device, Summary
     from ergmeter.runlog.reader import Run
     from ergmeter.views.charts.chart import Chart
 
@@ -52,15 +54,14 @@ if TYPE_CHECKING:
 
 SECTION = "waterfall-section"
 _TITLE = "Where the rest of the peak went"
-_NO_TIME_S = (0.0, 1.0)
 
 
 def waterfall_section(run: Run, explanation: Explanation, chart: Chart) -> str:
     """Return the report's section: waterfall, notes and advice."""
-    drawing = figure(chart) if chart.spec is not None else absent([chart], run)
     tries = bullet_list(change_lines(explanation))
     if tries:
         tries = f"<h3>{text(CHANGES.capitalize())}</h3>{tries}"
+    drawing = _charts_html(run, [chart])
     return section(SECTION, _TITLE, drawing, bullet_list(explanation.remarks), tries)
 
 
@@ -76,8 +77,6 @@ def explain_page(run: Run, explanation: Explanation) -> str:
         ),
         sections=[section(SECTION, _TITLE, figure(chart)), *map(part_section, rest)],
         charts=[chart],
-        whole_s=_NO_TIME_S,
-        counted_s=_NO_TIME_S,
     )
 
 
@@ -107,21 +106,23 @@ def environment(evidence: Evidence) -> str:
     facts_table = Table(
         ("what", "value"), tuple((name, _short(fact)) for name, fact in facts if fact)
     )
-    by_reason: dict[str, list[str]] = {}
-    for name, why in run.unavailable.items():
-        by_reason.setdefault(why, []).append(name)
-    rows = tuple((", ".join(names), why) for why, names in by_reason.items())
-    silent = table(Table(("probe", "what it said"), rows), caption="probes") if rows else ""
-    is_open = "" if evidence.devices("gpu") else " open"
-    unread = (
-        f"<details{is_open}><summary>probes that had nothing to read</summary>{silent}</details>"
-    )
     return (
         table(facts_table, caption="environment")
         + _devices(evidence)
-        + (f'<div id="probes">{unread}</div>' if silent else "")
+        + _silent_probes(evidence)
         + "".join(f"<p>Damaged, left out: {text(line)}</p>" for line in run.damage)
     )
+
+
+def _silent_probes(evidence: Evidence) -> str:
+    probes = grouped((why, name) for name, why in evidence.run.unavailable.items())
+    if not probes:
+        return ""
+    rows = tuple((", ".join(names), why) for why, names in probes.items())
+    silent = table(Table(("probe", "what it said"), rows), caption="probes")
+    is_open = "" if evidence.devices("gpu") else " open"
+    summary = "<summary>probes that had nothing to read</summary>"
+    return f'<div id="probes"><details{is_open}>{summary}{silent}</details></div>'
 
 
 def _devices(evidence: Evidence) -> str:
@@ -166,24 +167,19 @@ def _short(object: object) -> str:
     return words if len(words) <= _LONG else f"{words[:_LONG]}..."
 
 
-# Headline metrics. Those marked True stay when absent.
 _HEADLINES = (
-    ("throughput.tokens_per_s", True),
-    ("throughput.whole_run_tokens_per_s", False),
-    ("throughput.output_tokens_per_s", False),
-    ("time.step_s", True),
-    ("latency.ttft_median_s", False),
-    ("latency.tpot_median_s", False),
-    ("utilization.mfu_frac", True),
-    ("utilization.whole_run_mfu_frac", False),
-    ("energy.run_j", True),
-    ("energy.joules_per_token", False),
-    ("energy.whole_run_joules_per_token", False),
-    ("energy.mean_w", False),
-    ("memory.device_peak_bytes", False),
-    ("memory.process_peak_bytes", False),
-    ("carbon.co2e_g", False),
-    ("cost.gpu_whole_run", False),
+    *("throughput.tokens_per_s", "throughput.whole_run_tokens_per_s"),
+    *("throughput.output_tokens_per_s", "time.step_s", "latency.ttft_median_s"),
+    *("latency.tpot_median_s", "utilization.mfu_frac", "utilization.whole_run_mfu_frac"),
+    *("energy.run_j", "energy.joules_per_token", "energy.whole_run_joules_per_token"),
+    *("energy.mean_w", "memory.device_peak_bytes", "memory.process_peak_bytes", "carbon.co2e_g"),
+    "cost.gpu_whole_run",
+)
+# Absent ones are named with their reason.
+_FIXED = (*("throughput.tokens_per_s", "time.step_s", "utilization.mfu_frac", "energy.run_j"),)
+_CITED = (
+    *("throughput.tokens_per_s", "utilization.mfu_frac"),
+    *("energy.run_j", "energy.joules_per_token"),
 )
 _ZOOMS = {
     "all": "whole run",
@@ -204,12 +200,12 @@ def report(evidence: Evidence, summary: Summary) -> str:
     sections = [
         section("figures", "Figures", _window(summary), _cards(run, summary), _notes(summary)),
         _progress(evidence, summary),
-        section("ladder-section", "The ladder", *_pieces(run, [by_id["ladder"]])),
+        section("ladder-section", "The ladder", _charts_html(run, [by_id["ladder"]])),
         waterfall_section(run, explained, by_id["waterfall"]),
-        section("spent", "Where it went", _pair(run, by_id["time_spent"], by_id["energy_spent"])),
-        section("time", "Over time", _zoom_bar(on_time), *_pieces(run, on_time)),
-        section("steps-section", "Step times", *_pieces(run, [by_id["step_times"]])),
-        section("roofline-section", "Roofline", *_pieces(run, [by_id["roofline"]])),
+        section("spent", "Where it went", _pair(run, [by_id["time_spent"], by_id["energy_spent"]])),
+        section("time", "Over time", _zoom_bar(on_time), _charts_html(run, on_time)),
+        section("steps-section", "Step times", _charts_html(run, [by_id["step_times"]])),
+        section("roofline-section", "Roofline", _charts_html(run, [by_id["roofline"]])),
         section("check", "Findings", _findings(evidence)),
         section("all", "Every metric", _every_metric(summary)),
         section("environment", "Environment", environment(evidence)),
@@ -244,8 +240,8 @@ def _header(evidence: Evidence, summary: Summary) -> str:
     run = evidence.run
     hosts = dict.fromkeys(str(writer.header.get("host")) for writer in run.writers)
     where = f"{_accelerators(evidence)} on {', '.join(list(hosts)[:4])}"
-    if summary.status == IMPORTED and not run.devices:
-        where = "from a log, which holds no readings of energy, devices or host memory"
+    if is_of_a_log(run, summary):
+        where = OF_A_LOG
     links = {
         "figures": "figures",
         SECTION: "the rest of the peak",
@@ -256,16 +252,10 @@ def _header(evidence: Evidence, summary: Summary) -> str:
         "environment": "environment",
         "cite": "cite",
     }
-    items = "".join(f'<li><a href="#{id_}">{text(word)}</a></li>' for id_, word in links.items())
-    directory = run.path.resolve().name
-    found_in = f" · directory {text(directory)}" if directory != summary.run else ""
-    return (
-        f'<header><div class="bar"><h1>{text(summary.run)}</h1>'
-        f'<button type="button" id="theme">dark colours</button></div>'
-        f'<p class="dim">{text(summary.status)} · {text(where)}'
-        f" · began {text(_when(run.header.get('created')))}{found_in}</p>{_labels(run)}"
-        f'<nav aria-label="parts of the page"><ul>{items}</ul></nav></header>'
-    )
+    about = [summary.status, where, f"began {_when(run.header.get('created'))}"]
+    if (directory := run.path.resolve().name) != summary.run:
+        about.append(f"directory {directory}")
+    return header(summary.run, " · ".join(about), links, more=_labels(run))
 
 
 def _labels(run: Run) -> str:
@@ -290,16 +280,15 @@ def _window(summary: Summary) -> str:
 
 
 def _cards(run: Run, summary: Summary) -> str:
-    headlines = [
-        (key, summary.readings[key])
-        for key, keep in _HEADLINES
-        if keep or isinstance(summary.readings[key], Reading)
+    cards = [
+        _card(key, reading)
+        for key in _HEADLINES
+        if isinstance(reading := summary.readings[key], Reading)
     ]
-    cards = [_card(key, result) for key, result in headlines if isinstance(result, Reading)]
     missing = (
         (catalogue()[key].title, result.reason)
-        for key, result in headlines
-        if isinstance(result, Missing)
+        for key in _FIXED
+        if isinstance(result := summary.readings[key], Missing)
     )
     return f'<div class="cards">{"".join(cards)}</div>{reasons(missing, run)}'
 
@@ -345,11 +334,13 @@ def _progress(evidence: Evidence, summary: Summary) -> str:
     return section("progress", "Progress", bar, words)
 
 
-def _pieces(run: Run, charts: list[Chart]) -> list[str]:
-    return [*(figure(chart) for chart in charts if chart.spec is not None), absent(charts, run)]
+def _charts_html(run: Run, charts: Sequence[Chart]) -> str:
+    """Return the charts, those that are not drawn with their reasons below."""
+    figures = [figure(chart) for chart in charts if chart.spec is not None]
+    return "\n".join(filter(None, [*figures, absent(charts, run)]))
 
 
-def _pair(run: Run, *charts: Chart) -> str:
+def _pair(run: Run, charts: Sequence[Chart]) -> str:
     figures = "".join(figure(chart) for chart in charts if chart.spec is not None)
     return f'<div class="pair">{figures}</div>{absent(charts, run)}'
 
@@ -384,31 +375,28 @@ def _findings(evidence: Evidence) -> str:
 
 
 def _every_metric(summary: Summary) -> str:
-    rows: list[tuple[str, ...]] = []
-    by_reason: dict[str, list[str]] = {}
-    for key, reading in summary.readings.items():
-        if isinstance(reading, Reading):
-            note = "; ".join(part for part in (reading.impossible, reading.note) if part)
-            rows.append((key, *_reading_text(reading), note, catalogue()[key].formula))
-        else:
-            by_reason.setdefault(reading.reason, []).append(key)
-    metrics_table = Table(
-        ("metric", "value", "interval", "how", "of this run", "formula"), tuple(rows)
+    results = summary.readings.items()
+    rows = tuple(
+        (
+            *(key, value(reading), interval(reading), reading.basis),
+            "; ".join(part for part in (reading.impossible, reading.note) if part),
+            catalogue()[key].formula,
+        )
+        for key, reading in results
+        if isinstance(reading, Reading)
     )
-    missing = Table(
-        ("why", "metrics"),
-        tuple((reason, ", ".join(keys)) for reason, keys in by_reason.items()),
+    metrics_table = Table(("metric", "value", "interval", "how", "of this run", "formula"), rows)
+    by_reason = grouped(
+        (result.reason, key) for key, result in results if isinstance(result, Missing)
     )
-    many = f"{sum(map(len, by_reason.values()))} that this run can't tell, and why"
+    missing_rows = tuple((reason, ", ".join(keys)) for reason, keys in by_reason.items())
+    missing = table(Table(("why", "metrics"), missing_rows), caption="absent metrics")
+    many = f"{len(summary.readings) - len(rows)} that this run can't tell, and why"
     return (
         f"<details><summary>{len(rows)} metrics</summary>"
         f"{table(metrics_table, caption='every metric')}</details>"
-        f"<details><summary>{many}</summary>{table(missing, caption='absent metrics')}</details>"
+        f"<details><summary>{many}</summary>{missing}</details>"
     )
-
-
-def _reading_text(reading: Reading) -> tuple[str, str, str]:
-    return value(reading), interval(reading), reading.basis
 
 
 def _accelerators(evidence: Evidence) -> str:
@@ -417,14 +405,10 @@ def _accelerators(evidence: Evidence) -> str:
 
 def _citation(evidence: Evidence, summary: Summary) -> str:
     figures = [
-        f"{catalogue()[key].title} {_cited(summary.readings[key])}"
-        for key in (
-            "throughput.tokens_per_s",
-            "utilization.mfu_frac",
-            "energy.run_j",
-            "energy.joules_per_token",
-        )
-        if isinstance(summary.readings[key], Reading)
+        f"{catalogue()[key].title} {value(reading)}"
+        f"{f' [{interval(reading)}]' if interval(reading) else ''} ({reading.basis})"
+        for key in _CITED
+        if isinstance(reading := summary.readings[key], Reading)
     ]
     window = summary.readings["time.window_s"]
     over = window.note if isinstance(window, Reading) else "the whole run"
@@ -434,9 +418,3 @@ def _citation(evidence: Evidence, summary: Summary) -> str:
         f" {str(header.get('created') or '')[:10]}), {over}: {'; '.join(figures) or 'no figures'}."
     )
     return f"<p>A sentence that says what is known and how:</p><pre>{text(words)}</pre>"
-
-
-def _cited(result: Result) -> str:
-    assert isinstance(result, Reading)
-    between = f" [{interval(result)}]" if interval(result) else ""
-    return f"{value(result)}{between} ({result.basis})"

@@ -6,18 +6,18 @@ unknown value keeps its row with the reason, as far as whole clauses fit.
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-import numpy as np
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import CUT_OFF, FINISHED, RUNNING
-from ergmeter.units import NS_PER_S, duration, printable, scaled, significant
+from ergmeter.units import NS_PER_S, duration, grouped, printable, scaled, significant
 from ergmeter.views.run.card import curve_bars, value
 
 if TYPE_CHECKING:
@@ -187,25 +187,21 @@ def _value(result: Result | None) -> str:
 
 def sparkline(points: tuple[float, ...], cells: int) -> str:
     """Return a curve of at most `cells` characters, "" for fewer than two points."""
-    finite = np.array([point for point in points if np.isfinite(point)])
-    if len(finite) < 2:
-        return ""
-    return curve_bars(finite, cells)
+    finite = [point for point in points if math.isfinite(point)]
+    return curve_bars(finite, cells) if len(finite) > 1 else ""
 
 
 def _missing(frame: LiveFrame, columns: int) -> list[Text]:
     """Return the reasons of absent metrics, each once."""
-    titles_by_reason: dict[str, list[str]] = {}
-    for title, now, _, so_far in _ROWS:
-        for result in (frame.so_far.get(so_far), frame.recent.get(now)):
-            if isinstance(result, Missing) and title not in titles_by_reason.setdefault(
-                result.reason, []
-            ):
-                titles_by_reason[result.reason].append(title)
+    by_reason = grouped(
+        (result.reason, title)
+        for title, now, _, so_far in _ROWS
+        for result in (frame.so_far.get(so_far), frame.recent.get(now))
+        if isinstance(result, Missing)
+    )
     return [
         Text(_clauses(f"no {', '.join(titles)}: {printable(reason)}", columns), "yellow")
-        for reason, titles in titles_by_reason.items()
-        if titles
+        for reason, titles in by_reason.items()
     ]
 
 

@@ -10,6 +10,8 @@ import asyncio
 import json
 import math
 import re
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -28,35 +30,40 @@ if TYPE_CHECKING:
     from ergmeter.views.serve.app_state import AppState
     from ergmeter.views.serve.folder import Kind, ServedItem
 
-# OpenAPI document.
+DEFAULT_POINTS, MOST_POINTS = 2000, 10_000
+MOST_COMPARED = 50
+MOST_WATCHED = 200  # by one stream, which all tabs of a browser share (watch.js knows it too)
+MOST_COLUMNS = 12
+_DEFAULT_COLUMNS = "power_w"
+_KEEP_ALIVE_S = 10.0
+_ID = re.compile(r"[0-9a-f]{12}")
+_YES = {"": False, "0": False, "1": True, "false": False, "true": True}
 
 
-_ID_PARAMETER = {
-    "name": "id",
-    "in": "path",
-    "required": True,
-    "schema": {"type": "string", "pattern": "^[0-9a-f]{12}$"},
-}
+# Parameters of the OpenAPI document.
+
+
+def _parameter(
+    name: str, location: str, type_: str, description: str = "", **schema: object
+) -> dict[str, Any]:
+    """Return the description of a parameter; those in the path and `ids` are required."""
+    required = {"required": True} if location == "path" or name == "ids" else {}
+    words = {"description": description} if description else {}
+    return {"name": name, "in": location, **required, **words, "schema": {"type": type_, **schema}}
+
+
+def _query(name: str, type_: str, description: str = "", **schema: object) -> dict[str, Any]:
+    return _parameter(name, "query", type_, description, **schema)
 
 
 def _ids(most: int) -> dict[str, Any]:
     pattern = f"^[0-9a-f]{{12}}(,[0-9a-f]{{12}}){{0,{most - 1}}}$"
-    return {
-        "name": "ids",
-        "in": "query",
-        "required": True,
-        "description": f"ids of runs, {most} at the most, joined by commas",
-        "schema": {"type": "string", "pattern": pattern},
-    }
+    words = f"ids of runs, {most} at the most, joined by commas"
+    return _query("ids", "string", words, pattern=pattern)
 
 
-_IDS, _WATCHED = _ids(50), _ids(200)
-_ONLY = {
-    "name": "only",
-    "in": "query",
-    "description": "just these charts, joined by commas: power, steps, loss, ...",
-    "schema": {"type": "string"},
-}
+_ID_PARAMETER = _parameter("id", "path", "string", pattern="^[0-9a-f]{12}$")
+_ONLY = _query("only", "string", "just these charts, joined by commas: power, steps, loss, ...")
 _COLUMN = "|".join(
     [
         *(n for n, kind in COLUMN_KINDS["samples"].items() if kind in ("float", "count")),
@@ -64,29 +71,28 @@ _COLUMN = "|".join(
     ]
 )
 _SERIES = (
-    {
-        "name": "columns",
-        "in": "query",
-        "description": "columns of the samples, step_s or loss, joined by commas; default power_w",
-        "schema": {"type": "string", "pattern": f"^({_COLUMN})(,({_COLUMN})){{0,11}}$"},
-    },
-    {
-        "name": "from",
-        "in": "query",
-        "description": "seconds since the run began",
-        "schema": {"type": "number"},
-    },
-    {"name": "to", "in": "query", "schema": {"type": "number"}},
-    {
-        "name": "points",
-        "in": "query",
-        "description": "no more than so many points, all lines together",
-        "schema": {"type": "integer", "minimum": 10, "maximum": 10_000, "default": 2000},
-    },
+    _query(
+        "columns",
+        "string",
+        "columns of the samples, step_s or loss, joined by commas; default power_w",
+        pattern=f"^({_COLUMN})(,({_COLUMN})){{0,{MOST_COLUMNS - 1}}}$",
+    ),
+    _query("from", "number", "seconds since the run began"),
+    _query("to", "number"),
+    _query(
+        "points",
+        "integer",
+        "no more than so many points, all lines together",
+        minimum=10,
+        maximum=MOST_POINTS,
+        default=DEFAULT_POINTS,
+    ),
 )
+_IDS = _ids(MOST_COMPARED)
 _COMPARE = (
-    {"name": "group_by", "in": "query", "schema": {"type": "string"}},
-    {"name": "anyway", "in": "query", "schema": {"type": "boolean", "default": False}},
+    _IDS,
+    _query("group_by", "string"),
+    _query("anyway", "boolean", default=False),
 )
 _ERRORS = {
     400: "what was asked makes no sense; `error` says what would",
@@ -113,24 +119,7 @@ def openapi_document() -> dict[str, Any]:
             " high, note and `impossible` (null, or why the value cannot be right), or"
             " `missing` with the reason.",
         },
-        "paths": {
-            "/api/runs": _get("every run, with what has been read of it", key="runs"),
-            "/api/run/{id}": _get("what a run came to", _ID_PARAMETER, key="readings"),
-            "/api/run/{id}/row": _get("a run as the list has it", _ID_PARAMETER, key="is_pending"),
-            "/api/run/{id}/charts": _get(
-                "charts of a run, as Vega-Lite", _ID_PARAMETER, _ONLY, key="charts"
-            ),
-            "/api/run/{id}/series": _get(
-                "readings over time", _ID_PARAMETER, *_SERIES, key="lines"
-            ),
-            "/api/run/{id}/events": _get("a run as it goes on", _ID_PARAMETER, is_stream=True),
-            "/api/events": _get("runs as they go on", _WATCHED, is_stream=True),
-            "/api/compare": _get("runs held against the first", _IDS, *_COMPARE, key="groups"),
-            "/api/benches": _get("the benches there are", key="benches"),
-            "/api/bench/{id}": _get("the configurations of a bench", _ID_PARAMETER, key="groups"),
-            "/api/ledgers": _get("the energy ledgers there are", key="ledgers"),
-            "/api/ledger/{id}": _get("the rows of a ledger", _ID_PARAMETER, key="rows"),
-        },
+        "paths": {endpoint.path: endpoint.described for endpoint in _ENDPOINTS},
         "components": {"schemas": {"Error": _object("error")}},
     }
 
@@ -139,49 +128,36 @@ def _object(key: str) -> dict[str, Any]:
     return {"type": "object", "required": [key]}
 
 
-def _get(
-    summary: str, *parameters: dict[str, Any], key: str = "", is_stream: bool = False
-) -> dict[str, Any]:
-    content: dict[str, Any] = {"application/json": {"schema": _object(key)}}
-    if is_stream:
-        content = {"text/event-stream": {"schema": {"type": "string"}}}
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    failures = {
-        str(code): {"description": words, "content": error} for code, words in _ERRORS.items()
-    }
-    responses = {"200": {"description": summary, "content": content}, **failures}
-    return {"get": {"summary": summary, "parameters": list(parameters), "responses": responses}}
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    """An address, its answer, and its description. `key` is a field of every answer."""
 
+    path: str
+    answer: Callable[[_Api, Request], Awaitable[Response]]
+    summary: str
+    parameters: tuple[dict[str, Any], ...] = ()
+    key: str = ""  # "": a stream of events
 
-DEFAULT_POINTS, MOST_POINTS = 2000, 10_000
-MOST_COMPARED = 50
-MOST_WATCHED = 200  # by one stream, which all tabs of a browser share (watch.js knows it too)
-MOST_COLUMNS = 12
-_DEFAULT_COLUMNS = "power_w"
-_KEEP_ALIVE_S = 10.0
-_ID = re.compile(r"[0-9a-f]{12}")
-_YES = {"": False, "0": False, "1": True, "false": False, "true": True}
+    @property
+    def described(self) -> dict[str, Any]:
+        """Return the OpenAPI description."""
+        content: dict[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
+        if self.key:
+            content = {"application/json": {"schema": _object(self.key)}}
+        error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+        responses: dict[str, Any] = {"200": {"description": self.summary, "content": content}}
+        for code, words in _ERRORS.items():
+            responses[str(code)] = {"description": words, "content": error}
+        parameters = list(self.parameters)
+        return {"get": {"summary": self.summary, "parameters": parameters, "responses": responses}}
 
 
 def routes(shared: AppState) -> list[Route]:
     """Return all routes under /api."""
     api = _Api(shared)
-    table: dict[str, Callable[[Request], Awaitable[Response]]] = {
-        "/api/openapi.json": api.described,
-        "/api/runs": api.runs,
-        "/api/run/{id}": api.run,
-        "/api/run/{id}/row": api.row,
-        "/api/run/{id}/charts": api.charts,
-        "/api/run/{id}/series": api.series,
-        "/api/run/{id}/events": api.run_events,
-        "/api/events": api.events,
-        "/api/compare": api.compare,
-        "/api/benches": api.benches,
-        "/api/bench/{id}": api.bench,
-        "/api/ledgers": api.ledgers,
-        "/api/ledger/{id}": api.ledger,
-    }
-    return [Route(path, _careful(answer)) for path, answer in table.items()]
+    described = _Endpoint("/api/openapi.json", _Api.described, "this description")
+    endpoints = (described, *_ENDPOINTS)
+    return [Route(e.path, _careful(partial(e.answer, api))) for e in endpoints]
 
 
 def _careful(
@@ -194,14 +170,9 @@ def _careful(
             return JSONResponse({"error": str(error)}, 404)
         except TooManyError as error:
             return JSONResponse({"error": str(error)}, 503)
-        except UsageError as error:
-            return JSONResponse(
-                {"error": request.app.state.shared.folder.relative(str(error))}, 400
-            )
         except ErgmeterError as error:
-            return JSONResponse(
-                {"error": request.app.state.shared.folder.relative(str(error))}, 422
-            )
+            why = request.app.state.shared.folder.relative(str(error))
+            return JSONResponse({"error": why}, 400 if isinstance(error, UsageError) else 422)
 
     return careful
 
@@ -323,6 +294,38 @@ class _Api:
                 await watching.__aexit__(None, None, None)
 
         return StreamingResponse(events(), media_type="text/event-stream")
+
+
+_ENDPOINTS = (
+    _Endpoint("/api/runs", _Api.runs, "every run, with what has been read of it", key="runs"),
+    _Endpoint("/api/run/{id}", _Api.run, "what a run came to", (_ID_PARAMETER,), "readings"),
+    _Endpoint(
+        "/api/run/{id}/row", _Api.row, "a run as the list has it", (_ID_PARAMETER,), "is_pending"
+    ),
+    _Endpoint(
+        "/api/run/{id}/charts",
+        _Api.charts,
+        "charts of a run, as Vega-Lite",
+        (_ID_PARAMETER, _ONLY),
+        "charts",
+    ),
+    _Endpoint(
+        "/api/run/{id}/series",
+        _Api.series,
+        "readings over time",
+        (_ID_PARAMETER, *_SERIES),
+        "lines",
+    ),
+    _Endpoint("/api/run/{id}/events", _Api.run_events, "a run as it goes on", (_ID_PARAMETER,)),
+    _Endpoint("/api/events", _Api.events, "runs as they go on", (_ids(MOST_WATCHED),)),
+    _Endpoint("/api/compare", _Api.compare, "runs held against the first", _COMPARE, "groups"),
+    _Endpoint("/api/benches", _Api.benches, "the benches there are", key="benches"),
+    _Endpoint(
+        "/api/bench/{id}", _Api.bench, "the configurations of a bench", (_ID_PARAMETER,), "groups"
+    ),
+    _Endpoint("/api/ledgers", _Api.ledgers, "the energy ledgers there are", key="ledgers"),
+    _Endpoint("/api/ledger/{id}", _Api.ledger, "the rows of a ledger", (_ID_PARAMETER,), "rows"),
+)
 
 
 def _event(data: bytes) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import html
-import ipaddress
 import logging
 import secrets
 import signal
@@ -29,7 +28,7 @@ from ergmeter.errors import UsageError
 from ergmeter.views.serve import api, pages
 from ergmeter.views.serve.app_state import AppState
 from ergmeter.views.serve.folder import Folder
-from ergmeter.views.serve.guard import LOOPBACK, Access, Guard
+from ergmeter.views.serve.guard import LOOPBACK, Access, Guard, ip_address
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -91,20 +90,14 @@ class ListenAddress:
     @property
     def is_loopback(self) -> bool:
         """True if only this machine can reach the address."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        number = ip_address(self.host)
+        return self.host == "localhost" or (number is not None and number.is_loopback)
 
     @property
     def is_any(self) -> bool:
         """True for the wildcard address."""
-        try:
-            return ipaddress.ip_address(self.host).is_unspecified
-        except ValueError:
-            return False
+        number = ip_address(self.host)
+        return number is not None and number.is_unspecified
 
     def access(self) -> Access:
         """Return host names and token; a token is generated if others can reach the server."""

@@ -88,11 +88,8 @@ class RunListing:
             status = file_of.stat()
         except OSError:
             return head
-        stamp = (
-            status.st_ino,
-            status.st_size,
-            status.st_mtime_ns,
-        )  # another run has another header
+        # Another run has another header.
+        stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
         cached = self._heads.get(item.id)
         if cached is not None and cached[0] == stamp:
             return cached[1]
@@ -273,14 +270,13 @@ class AppState:
     ) -> bytes:
         """Return an answer of `responses` about an item, cached until its files change."""
         stamp = await asyncio.to_thread(self.folder.stamp, item)
-        question = _question(what, item, *arguments, state=state)
-        root = str(self.folder.root)
+        path, root = str(item.path), str(self.folder.root)
         chosen = lane or self.lane(item)
-
-        async def make() -> bytes:
-            return await self.pool.ask(what, str(item.path), root, *arguments, lane=chosen)
-
-        return await self.answers.answer(question, stamp, make)
+        return await self.answers.answer(
+            _question(what, item, *arguments, state=state),
+            stamp,
+            lambda: self.pool.ask(what, path, root, *arguments, lane=chosen),
+        )
 
     async def charts(self, item: ServedItem, only: list[str]) -> bytes:
         """Return all or some charts over time.
@@ -339,11 +335,9 @@ class AppState:
 
     async def library(self) -> bytes:
         """Return the charting library, made once."""
-
-        def ask() -> Awaitable[bytes]:
-            return self.pool.ask("library", lane="long")
-
-        return await self.answers.answer("library", "", ask)
+        return await self.answers.answer(
+            "library", "", lambda: self.pool.ask("library", lane="long")
+        )
 
     def start(self) -> None:
         """Start background reading, and load what the first run page needs."""

@@ -12,6 +12,7 @@ import os
 import stat
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -173,7 +174,7 @@ class Folder:
                 bench = item.id
                 yield item
             for ledger in inside:
-                if _is_plain_file(ledger / fmt.RUN_FILE):
+                if _is_file(header := ledger / fmt.RUN_FILE) and not header.is_symlink():
                     yield self._item("run", ledger, bench=bench)
                 elif depth < _DEPTH:
                     waiting.append((ledger, depth + 1, bench))
@@ -246,19 +247,14 @@ def _is_cell(path: Path) -> bool:
     return number != path.name and number.isdigit()
 
 
-def _is_plain_file(path: Path) -> bool:
-    return _is_file(path) and not path.is_symlink()
-
-
 def _is_file(path: Path) -> bool:
-    try:
+    # In a directory that may not be entered, Python before 3.14 raises.
+    with suppress(OSError):
         return path.is_file()
-    except OSError:  # in a directory that may not be entered; Python before 3.14 raises
-        return False
+    return False
 
 
 def _is_directory(path: Path) -> bool:
-    try:
+    with suppress(OSError):
         return path.is_dir()
-    except OSError:
-        return False
+    return False

@@ -63,7 +63,7 @@ class Access:
 
     def is_ours(self, host: str) -> bool:
         """True if a Host header (without port) names this server."""
-        return host in self.hosts or (self.by_number and _is_number(host))
+        return host in self.hosts or (self.by_number and ip_address(host) is not None)
 
     @property
     def cookie(self) -> str:
@@ -177,12 +177,12 @@ def _host(header: str) -> str:
     return match["name"] or match["number"] if match else ""
 
 
-def _is_number(host: str) -> bool:
+def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return a host as an IP address, None if it is a name."""
     try:
-        ipaddress.ip_address(host)
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _is_foreign(headers: Headers) -> bool:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from ergmeter.views.serve.folder import Kind
+    from ergmeter.views.serve.folder import Kind, ServedItem
 
 # Static files.
 
@@ -128,59 +128,7 @@ def _colours() -> str:
 
 
 _NAV = {"/": "Runs", "/benches": "Benches", "/ledgers": "Ledgers"}
-_FRAME = """<!doctype html>
-<html lang="en" data-page="{page}">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{title} · erg serve</title>
-<link rel="icon" href="{icon}">
-<link rel="stylesheet" href="{css}">
-<script src="{theme}"></script>
-<script src="{script}" type="module" data-worker="{worker}" data-charts="{charts}"></script>
-</head>
-<body>
-<a class="skip" href="#content">Skip to the content</a>
-<header class="bar">
-<a class="brand" href="/">erg</a>
-<nav aria-label="Pages">{nav}</nav>
-<button type="button" id="theme" aria-label="Dark or light">◐</button>
-</header>
-<main id="content" tabindex="-1">
-<h1 id="title">{title}</h1>
-<noscript><p>These pages are made by a script. <code>erg report</code> and <code>erg list</code> say
-the same on a terminal.</p></noscript>
-{body}
-</main>
-</body>
-</html>
-"""
-_RUNS = """<form class="controls" id="filters" role="search">
-<label class="wide">Search <input type="search" id="q" autocomplete="off"
- placeholder="name, model, tag, note"></label>
-<label>State <select id="state"></select></label>
-<label>Model <select id="model"></select></label>
-<label>Device <select id="device"></select></label>
-<label>Tag <select id="tag"></select></label>
-<label class="check" id="cells-label" hidden><input type="checkbox" id="cells"> bench cells</label>
-</form>
-<p class="under"><span id="count" role="status">reading the directory</span>
-<a id="compare" class="button" aria-disabled="true">compare: choose two runs</a></p>
-<div class="scroll" role="region" aria-label="List of runs" tabindex="0">
-<table id="runs"><thead></thead><tbody></tbody></table></div>
-<p id="none" class="state" role="status" hidden></p>
-<ul id="left-out" class="dim"></ul>"""
-_RUN = """<p id="state-line" class="state" role="status">reading the run</p>
-<div id="live" hidden><h2>Just now</h2><p id="window" class="dim"></p>
-<dl class="tiles" id="tiles"></dl><div id="no-tiles"></div><p id="marks" class="dim"></p></div>
-<div id="report"><p class="dim" id="report-note">reading it: a long run takes some seconds</p>
-</div>"""
 _COMPARE = '<p class="state" id="state-line" role="status">comparing</p><div id="compared"></div>'
-_BENCH = """<form class="controls" id="axes">
-<label>Down <select id="down"></select></label><label>Across <select id="across"></select></label>
-<label>Figure <select id="figure"></select></label></form>
-<p class="state" id="state-line" role="status">reading the cells</p><div id="matrix"></div>"""
 _NONE = '<p class="state" data-kind="bad">{why}. <a href="/">All runs</a></p>'
 _TITLES = {404: "Nothing here", 422: "Can't be read", 500: "That failed"}
 _AT_ONCE_S = 1.0
@@ -191,17 +139,13 @@ _TABLE = '<p class="state" id="state-line" role="status">reading</p><div id="tab
 
 def routes() -> list[Route]:
     """Return the routes of pages and static files."""
-    table = {
-        "/": ("runs", "Runs", _RUNS),
-        "/compare": ("compare", "Comparison", _COMPARE),
-        "/benches": ("benches", "Benches", _TABLE),
-        "/ledgers": ("ledgers", "Ledgers", _TABLE),
-    }
-    page_routes = [Route(path, _page(*what)) for path, what in table.items()]
     return [
-        *page_routes,
-        Route("/bench/{id}", _page_of("bench", frame("bench", "Bench", _BENCH))),
-        Route("/ledger/{id}", _page_of("ledger", frame("ledger", "Ledger", _TABLE))),
+        Route("/", _page(frame("runs", "Runs", _template("runs")))),
+        Route("/compare", _page(frame("compare", "Comparison", _COMPARE))),
+        Route("/benches", _page(frame("benches", "Benches", _TABLE))),
+        Route("/ledgers", _page(frame("ledgers", "Ledgers", _TABLE))),
+        Route("/bench/{id}", _page(frame("bench", "Bench", _template("bench")), "bench")),
+        Route("/ledger/{id}", _page(frame("ledger", "Ledger", _TABLE), "ledger")),
         Route("/run/{id}", _run),
         Route("/run/{id}/report", _report),
         Route("/static/{name}", served),
@@ -212,26 +156,47 @@ def routes() -> list[Route]:
 async def _run(request: Request) -> Response:
     """Serve a run's report if ready at once, else a page that waits for it."""
     shared = request.app.state.shared
-    item = await asyncio.to_thread(shared.folder.item, request.path_params["id"], "run")
+    item = await _item(request, "run")
     if item is None:
-        return error_page(request, 404, "There is no run of this address")
+        return _no_item(request, "run")
     try:
         body = await shared.report_soon(item, within_s=_AT_ONCE_S)
     except ErgmeterError:
         body = None  # the page says why
-    return HTMLResponse(frame("run", "Run", _RUN)) if body is None else _as_page(body)
+    return HTMLResponse(frame("run", "Run", _template("run"))) if body is None else _as_page(body)
 
 
 async def _report(request: Request) -> Response:
     """Serve a run's report, however long it takes."""
     shared = request.app.state.shared
-    item = await asyncio.to_thread(shared.folder.item, request.path_params["id"], "run")
+    item = await _item(request, "run")
     if item is None:
-        return error_page(request, 404, "There is no run of this address")
+        return _no_item(request, "run")
     try:
         return _as_page(await shared.report(item))
     except ErgmeterError as error:
         return error_page(request, 422, shared.folder.relative(str(error)))
+
+
+def _page(page: str, kind: Kind | None = None) -> Callable[[Request], Awaitable[Response]]:
+    """Return the handler of a page; of a page about an item, it answers 404 without the item."""
+
+    async def answer(request: Request) -> Response:
+        if kind is not None and await _item(request, kind) is None:
+            return _no_item(request, kind)
+        return HTMLResponse(page)
+
+    return answer
+
+
+async def _item(request: Request, kind: Kind) -> ServedItem | None:
+    folder = request.app.state.shared.folder
+    item: ServedItem | None = await asyncio.to_thread(folder.item, request.path_params["id"], kind)
+    return item
+
+
+def _no_item(request: Request, kind: Kind) -> Response:
+    return error_page(request, 404, f"There is no {kind} of this address")
 
 
 def error_page(request: Request, code: int, why: str) -> Response:
@@ -243,13 +208,13 @@ def error_page(request: Request, code: int, why: str) -> Response:
 
 def _as_page(body: bytes) -> Response:
     """Return the report with navigation and the library from its own file."""
-    library = f'<script src="{address("charts.js")}"></script>'
+    library = f'<script src="{address(_LIBRARY)}"></script>'
     page = body.decode().replace(LIBRARY, library, 1)
     policy = _POLICY.search(page)
     if policy is None:
         raise FormatError("the report names no policy of its own")
     page = page.replace(policy[0], _head(), 1)
-    nav = f'<nav class="app" aria-label="erg serve">{_nav()}</nav>'
+    nav = f'<nav class="app" aria-label="erg serve"><a href="/">erg</a>{_links()}</nav>'
     page = page.replace("<body>", f"<body>\n{nav}", 1)
     return HTMLResponse(page, headers={"content-security-policy": _widened(policy[1])})
 
@@ -269,42 +234,24 @@ def _head() -> str:
     )
 
 
-def _nav() -> str:
-    links = "".join(f'<a href="{address}">{word}</a>' for address, word in _NAV.items())
-    return f'<a href="/">erg</a>{links}'
-
-
-def _page(page: str, title: str, body: str) -> Callable[[Request], Awaitable[Response]]:
-    async def answer(_request: Request) -> Response:
-        return HTMLResponse(frame(page, title, body))
-
-    return answer
-
-
-def _page_of(kind: Kind, page: str) -> Callable[[Request], Awaitable[Response]]:
-    """Return a handler for a page about an item, or a not-found page."""
-
-    async def answer(request: Request) -> Response:
-        folder = request.app.state.shared.folder
-        if await asyncio.to_thread(folder.item, request.path_params["id"], kind) is None:
-            return error_page(request, 404, f"There is no {kind} of this address")
-        return HTMLResponse(page)
-
-    return answer
+def _links() -> str:
+    return "".join(f'<a href="{address}">{word}</a>' for address, word in _NAV.items())
 
 
 def frame(page: str, title: str, body: str) -> str:
     """Return a page around a body whose run text is already escaped."""
-    nav = "".join(f'<a href="{address}">{word}</a>' for address, word in _NAV.items())
-    return _FRAME.format(
-        page=page,
-        title=title,
-        body=body,
-        nav=nav,
-        css=address("app.css"),
-        theme=address("theme.js"),
-        script=address("app.js"),
-        worker=address("watch.js"),
-        charts=address("charts.js"),
-        icon=address("icon.svg"),
-    )
+    files = {
+        "css": "app.css",
+        "theme": "theme.js",
+        "script": "app.js",
+        "worker": "watch.js",
+        "charts": _LIBRARY,
+        "icon": "icon.svg",
+    }
+    addresses = {name: address(file) for name, file in files.items()}
+    template = _template("frame")
+    return template.format(page=page, title=title, body=body.rstrip(), nav=_links(), **addresses)
+
+
+def _template(name: str) -> str:
+    return _read(__package__, f"templates/{name}.html")

@@ -13,8 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
 from ergmeter.bench import results
 from ergmeter.bench.overview import CELL_METRICS, LOWER, Configuration, configuration, overview
 from ergmeter.bench.plan.cells import repeats_of
@@ -123,7 +121,8 @@ def ledger_table(entries: Sequence[Entry]) -> dict[str, Any]:
     """Return heads and rows with full values; constant columns once."""
     columns = _columns(entries)
     cells = {column: [_cell(entry, column) for entry in entries] for column in columns}
-    alike = [column for column in columns if column not in _FIRST and _is_same(cells[column])]
+    titles = {column: {cell["title"] for cell in own} for column, own in cells.items()}
+    alike = [column for column in columns if column not in _FIRST and len(titles[column]) == 1]
     differing = [column for column in columns if column not in alike]
     heads = _heads(columns)
     return {
@@ -160,8 +159,10 @@ def _cell(entry: Entry, column: str) -> dict[str, str]:
     """Return the displayed text and the full value."""
     figure = entry.figures.get(column)
     if isinstance(figure, Reading):
-        text = card.value(figure).removesuffix(" 1")
-        return {"text": text, "title": f"{figure.value:.17g} {figure.unit}".removesuffix(" 1")}
+        return {
+            "text": card.value(figure),
+            "title": f"{figure.value:.17g} {figure.unit}".removesuffix(" 1"),
+        }
     fact = entry.facts.get(column)
     if fact is None:
         return {"text": "-", "title": entry.why_not(column) if figure else "not said"}
@@ -173,10 +174,6 @@ def _rounded(text: str) -> str:
     if len(text) <= _DIGITS + 2 or not text.lstrip("-").replace(".", "", 1).isdigit():
         return text
     return significant(float(text), _DIGITS) if "." in text else text
-
-
-def _is_same(cells: Sequence[dict[str, str]]) -> bool:
-    return len({cell["title"] for cell in cells}) == 1
 
 
 # Metrics in the list of runs.
@@ -405,9 +402,9 @@ def _brief(result: Result) -> dict[str, Any]:
     """Return a reading with its display text, or the reason for its absence."""
     body = documents.result(result)
     if isinstance(result, Reading) and "value" in body:
-        # A loss has no unit to show; a column names its unit in its head.
-        text, bare = (say(result).removesuffix(" 1") for say in (card.value, card.column_text))
-        body |= {"text": text, "bare": bare, "interval": card.interval(result)}
+        # A column names its unit in its head.
+        texts = {"text": card.value(result), "bare": card.column_text(result)}
+        body |= {**texts, "interval": card.interval(result)}
     elif isinstance(result, Missing):
         body["text"] = "-"
     return body
@@ -449,11 +446,7 @@ def _sampled(
     readings = evidence.series(column)[device.id]
     readings = timeline.rate(readings) if column in _COUNTERS else readings
     zero_ns = timeline.zero_ns(evidence)
-    ends_ns = [zero_ns + end_s * NS_PER_S for end_s in span]
-    first, last = (
-        np.searchsorted(readings.t_ns, ends_ns[0]),
-        np.searchsorted(readings.t_ns, ends_ns[1]),
-    )
+    first, last = readings.t_ns.searchsorted([zero_ns + end_s * NS_PER_S for end_s in span])
     part = Series(readings.t_ns[first:last], readings.values[first:last])
     return timeline.bounded_series(part, zero_ns=zero_ns, points=points)
 

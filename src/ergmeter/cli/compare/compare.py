@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from contextlib import contextmanager
@@ -11,7 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.run_options import check_page, chosen_form, with_page, with_settings, write_page
+from ergmeter.cli.run_options import (
+    check_page,
+    chosen_form,
+    print_json,
+    with_page,
+    with_settings,
+    write_page,
+)
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
@@ -154,7 +160,7 @@ def _show(comparison: Comparison, form: str) -> None:
     from ergmeter.views import compare as compare_documents
 
     if form == "json":
-        click.echo(json.dumps(compare_documents.document(comparison), indent=1, allow_nan=False))
+        print_json(compare_documents.document(comparison))
     elif form == "csv":
         click.echo(compare_documents.table(comparison), nl=False)
     elif form == "md":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from ergmeter.cli.run_options import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +92,7 @@ def command(directory: Path, as_json: bool) -> int:
     for row in rows:
         table.add_row(*map(Text, row[: len(table.columns)]))
     if as_json:
-        click.echo(json.dumps(listed, indent=1, allow_nan=False))
+        print_json(listed)
     elif listed:
         console.print(table)
         console.print(_said_of(unshown), style="dim", end="")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ergmeter.cli.measure import bench_output
+from ergmeter.cli.compare import bench_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -423,7 +423,7 @@ command.add_command(bench_output.compare)
 
 
 def main() -> None:
-    """`python -m ergmeter.cli.measure.bench`: this group alone."""
+    """`python -m ergmeter.cli.compare.bench`: this group alone."""
     from ergmeter.cli import main as erg
 
     erg.main(command=command, program="erg bench")

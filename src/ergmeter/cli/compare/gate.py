@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from ergmeter.cli.run_options import print_json
 
 if TYPE_CHECKING:
     from ergmeter.bench.gate import Gate
@@ -109,7 +110,7 @@ def _show(judged_gate: Gate, form: str) -> None:
     from ergmeter.views.bench import compare as view
 
     if form == "json":
-        click.echo(json.dumps(view.gate_document(judged_gate), indent=1, allow_nan=False))
+        print_json(view.gate_document(judged_gate))
     elif form == "md":
         click.echo(view.gate_markdown(judged_gate), nl=False)
     else:
