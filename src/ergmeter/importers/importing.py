@@ -27,7 +27,6 @@ from ergmeter.runlog.writer import Writer, create_run
 
 if TYPE_CHECKING:
     from ergmeter.importers.logfile import Progress
-    from ergmeter.ports import Importer
 
 _STREAM = "output"  # where what was seen in a program's output is kept
 _BATCH_ROWS = 10_000
@@ -117,7 +116,7 @@ def _make_runs(
     undo.callback(sink.discard)
     for record in choice.importer.records(choice.lines):
         if isinstance(record, Mark) and record.name == "restarted" and sink.has_records:
-            runs.append(sink.close(_devices(choice.importer)))
+            runs.append(sink.close(choice.importer.sampled_devices()))
             sink = _Sink(request, choice.importer.name, number=len(runs) + 1, began=record.detail)
             undo.callback(sink.discard)
             continue
@@ -125,7 +124,7 @@ def _make_runs(
     if log.is_cut_off:
         sink.take(Mark(0, "rows_dropped", "the compressed log ends half way"))
     if sink.has_records:
-        runs.append(sink.close(_devices(choice.importer)))
+        runs.append(sink.close(choice.importer.sampled_devices()))
     if not runs:
         cut = ", and is a compressed log that ends half way" if log.is_cut_off else ""
         why = f": {sink.why_no_steps}" if sink.why_no_steps else ""
@@ -287,12 +286,6 @@ class _Sink:
         if batch:
             self._writer.write(table, batch, stream="" if table == "samples" else _STREAM)
             batch.clear()
-
-
-def _devices(importer: Importer) -> Iterable[Device]:
-    """The devices that the importer read samples of, if it reads samples."""
-    devices: dict[str, Device] = getattr(importer, "devices", {})
-    return devices.values()
 
 
 def _begins_ns(record: Record) -> int:

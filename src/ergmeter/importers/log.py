@@ -6,7 +6,7 @@ lines as columns, run by run. A step number or a time that falls back begins ano
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
@@ -17,7 +17,7 @@ import numpy as np
 
 from ergmeter.errors import UsageError
 from ergmeter.importers.engine.columns import LogColumns, runs_of
-from ergmeter.importers.engine.step_lines import ParsedLine, step_lines
+from ergmeter.importers.engine.reading import StepLineImporter
 from ergmeter.importers.logfile import LogFile, choose_importer
 from ergmeter.records import Missing, Reading
 from ergmeter.stats.intervals import MIN_BLOCKS, ratio_interval, settled_after
@@ -26,8 +26,6 @@ from ergmeter.units import NS_PER_S
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from ergmeter.importers.engine.step_lines import Dialect
-    from ergmeter.ports import Importer, Line
     from ergmeter.records import Basis, FloatArray, Result
 
 
@@ -109,14 +107,16 @@ def read_log(
     """
     log = LogFile(path, progress=progress)
     choice = choose_importer(log, format=format)
-    make = getattr(choice.importer, "dialect", None)
-    dialect: Dialect | None = make() if make else None
-    all_columns = list(runs_of(_parsed_lines(choice.importer, dialect, choice.lines)))
-    runs = [_run(columns, dialect.rate_steps if dialect else 1) for columns in all_columns]
-    notes = [note for columns in all_columns for note in columns.notes] + _apart(runs[-1])
+    if not isinstance(choice.importer, StepLineImporter):
+        name = choice.importer.name
+        raise UsageError(f"the importer {name!r} makes runs, but no columns: erg import")
+    step_lines = choice.importer.step_lines()
+    all_columns = list(runs_of(step_lines.all(choice.lines)))
+    dialect = step_lines.dialect
+    runs = [_run(columns, dialect.rate_steps) for columns in all_columns]
+    notes = [*dialect.notes, *(note for columns in all_columns for note in columns.notes)]
+    notes += _apart(runs[-1])
     began = [columns.began for columns in all_columns if columns.began]
-    if dialect is not None:
-        notes = [*dialect.notes, *notes]
     if len(runs) > 1:
         notes.append(f"{len(runs)} runs in one log: {'; '.join(dict.fromkeys(began))}")
     if log.is_cut_off:
@@ -131,18 +131,6 @@ def read_log(
         tuple(runs),
         assumptions,
     )
-
-
-def _parsed_lines(
-    importer: Importer, dialect: Dialect | None, lines: Iterator[Line]
-) -> Iterator[ParsedLine]:
-    """The step lines."""
-    if hasattr(importer, "parsed_lines"):
-        parsed_lines: Iterator[ParsedLine] = importer.parsed_lines(lines)
-        return parsed_lines
-    if dialect is None:
-        raise UsageError(f"the importer {importer.name!r} makes runs, but no columns: erg import")
-    return step_lines(dialect, lines)
 
 
 def _run(columns: LogColumns, rate_steps: int) -> LogRun:

@@ -31,11 +31,9 @@ from ergmeter.importers.engine.pairs import (
     plain,
 )
 from ergmeter.importers.engine.progress_bar import bar
-from ergmeter.importers.engine.reading import RecordReader
-from ergmeter.importers.engine.step_lines import NXDT, Dialect, label_of, rank_of
-from ergmeter.importers.logfile import LineHints
-from ergmeter.ports import Line
-from ergmeter.records import Record
+from ergmeter.importers.engine.reading import StepLineImporter
+from ergmeter.importers.engine.step_lines import Dialect, label_of, rank_of
+from ergmeter.ports import Line, LineHints
 
 # Figures on lines of their own, as nki-llama's calculator expects them: `step_time: 1.234`,
 # `throughput: 150.5`, `loss: 2.345`. `Average throughput: 150.5` is a summary, `eval loss: 2.1`
@@ -43,6 +41,7 @@ from ergmeter.records import Record
 # is read as any loop's.
 
 
+NXDT = "reduced_train_loss"
 _PLAIN = re.compile(
     r"(?<![\w/.\-])(step_time|throughput|samples/sec|tokens/sec|seq/s|train_loss|loss|lr"
     r"|learning_rate|grad_norm|gradient_norm|global_step|step|epoch)\s{0,4}[:=]\s{0,12}"
@@ -233,10 +232,11 @@ _COUNTED = (
 _EPOCH = re.compile(r"\bEpoch (\d{1,9}):")
 
 
-class NxdtImporter:
+class NxdtImporter(StepLineImporter):
     """NXDT's and NeMo's bars and lines, and the plain lines of nki-llama's calculator."""
 
     name = "nxdt"
+    order = 80
     looks_for = (
         "NXDT and NeMo `Epoch 0: 5%|.. reduced_train_loss=6.93, ..`, or `step_time: 1.234` and "
         "`throughput: 150.5` on lines of their own"
@@ -245,10 +245,6 @@ class NxdtImporter:
     def recognises(self, head: Sequence[str]) -> bool:
         """True if one of these lines is NXDT's. One line is enough."""
         return any(_is_own(text) for text in reversed(head))
-
-    def records(self, lines: Iterable[Line]) -> Iterator[Record]:
-        """Yield records as the lines come. Plain lines wait for the first of the next step."""
-        return RecordReader(self.dialect()).records(lines)
 
     def words(self, recognised: str) -> LineHints:
         """Byte strings of which each wanted line holds one."""
@@ -262,7 +258,8 @@ class NxdtImporter:
 def _is_own(text: str) -> bool:
     if NXDT in text:
         return bool(_fields(text))
-    return any(is_own(name) for name, _ in plain_figures(text) or ())
+    is_plain = any(is_own(name) for name, _ in plain_figures(text) or ())
+    return is_plain and Dialect().read(text)[1] == "other"  # and no step line of any loop
 
 
 class _Nxdt(Dialect):

@@ -11,14 +11,12 @@ global batch size 64, sequence length 8192`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 from ergmeter.importers.engine.pairs import MAX_CHARS, NUMBER, Meaning, NamedNumber, number, plain
-from ergmeter.importers.engine.reading import RecordReader
-from ergmeter.importers.engine.step_lines import Dialect, is_torchtitan
-from ergmeter.importers.logfile import LineHints
-from ergmeter.ports import Line
-from ergmeter.records import Record
+from ergmeter.importers.engine.reading import StepLineImporter
+from ergmeter.importers.engine.step_lines import Dialect
+from ergmeter.ports import LineHints
 
 _FIGURE = re.compile(
     rf"(?<![\w/.])(step|loss|grad_norm|memory|tps|wps|tflops|mfu|lr):\s{{0,12}}({NUMBER})(GiB|%)?"
@@ -47,7 +45,7 @@ _BATCHED = (
 )
 
 
-class TorchTitanImporter:
+class TorchTitanImporter(StepLineImporter):
     """The step lines of torchtitan, in colours or not."""
 
     name = "torchtitan"
@@ -60,10 +58,6 @@ class TorchTitanImporter:
             for text in reversed(head)
         )
 
-    def records(self, lines: Iterable[Line]) -> Iterator[Record]:
-        """Yield records as the lines come."""
-        return RecordReader(self.dialect()).records(lines)
-
     def words(self, recognised: str) -> LineHints:  # noqa: ARG002
         """Byte strings of which each wanted line holds one."""
         return LineHints((b"GiB(", _STARTS.encode()))
@@ -71,6 +65,11 @@ class TorchTitanImporter:
     def dialect(self) -> Dialect:
         """How its lines are read."""
         return _TorchTitan()
+
+
+def is_torchtitan(text: str) -> bool:
+    """`step: 10  loss: 7.9  memory: 47.2GiB(59.7%)  tps: 5,123 ...`, in colours or not."""
+    return "memory:" in text and "GiB(" in text and ("tps:" in text or "wps:" in text)
 
 
 class _TorchTitan(Dialect):

@@ -14,8 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ergmeter.importers.engine.step_line import COUNTS, HELD_LINES, decide_mode, mode_note
-from ergmeter.importers.engine.step_lines import ParsedLine
+from ergmeter.importers.engine.step_line import (
+    COUNTS,
+    HELD_LINES,
+    ParsedLine,
+    decide_mode,
+    mode_note,
+)
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -51,23 +56,12 @@ class LogColumns:
 
     def add(self, parsed: ParsedLine) -> None:
         """Adds a step line: a further row, or more about the last one."""
-        line = parsed.step_line
-        t_s = None if parsed.written_ns is None else parsed.written_ns / NS_PER_S
-        values = (
-            line.number, parsed.epoch, line.loss, line.learning_rate, line.grad_norm, line.own_s,
-            t_s,
-        )  # fmt: skip
-        if line.number is not None and line.number == self._last("step"):
-            if line.loss is not None and self._has_loss[-1]:
-                values = (*values[:2], None, *values[3:])  # a `nan` that was printed is a fact
-            for column, value in zip(self._plain.values(), values, strict=True):
-                if value is not None and column[-1] != column[-1]:
-                    column[-1] = value
-            self._has_loss[-1] |= line.loss is not None
+        if parsed.number is not None and parsed.number == self._last("step"):
+            self._complete_row(parsed)
         else:
-            for column, value in zip(self._plain.values(), values, strict=True):
+            for column, value in zip(self._plain.values(), _plain_values(parsed), strict=True):
                 column.append(_NAN if value is None else value)
-            self._has_loss.append(line.loss is not None)
+            self._has_loss.append(parsed.loss is not None)
             self._line_units.clear()
         if self.clock is None:
             self.clock = parsed.clock
@@ -87,15 +81,15 @@ class LogColumns:
     def restart_reason(self, parsed: ParsedLine) -> str:
         """Why a line is no next row; "" if it is one. A number that falls may be of the next epoch:
         if the epoch stands, or the log has paused, it is not."""
-        number, epoch = parsed.step_line.number, parsed.epoch
+        number, epoch = parsed.number, parsed.epoch
         last, before, last_s = (self._last(name) for name in ("step", "epoch", "t_s"))
         if epoch is not None and epoch < before:
             return f"the epoch went from {before:g} back to {epoch:g}"
         if number is not None and number < last:
             rose = before < (epoch or 0)
-            if epoch == before or (not rose and self._paused(parsed.written_ns)):
+            if epoch == before or (not rose and self._paused(parsed)):
                 return f"the step number went from {last:.0f} back to {number}"
-        went_back = parsed.written_ns is not None and parsed.written_ns / NS_PER_S < last_s
+        went_back = parsed.is_timed and parsed.t_ns / NS_PER_S < last_s
         return "the time went back" if went_back else ""
 
     def plain(self) -> dict[str, FloatArray]:
@@ -120,16 +114,25 @@ class LogColumns:
                 return max(candidates, key=lambda values: int(np.isfinite(values).sum()))
         return np.full(len(self), _NAN)
 
+    def _complete_row(self, parsed: ParsedLine) -> None:
+        """Fills what the last row does not have yet; a `nan` loss that was printed is a fact."""
+        for name, value in zip(_PLAIN, _plain_values(parsed), strict=True):
+            column = self._plain[name]
+            is_empty = not self._has_loss[-1] if name == "loss" else column[-1] != column[-1]
+            if value is not None and is_empty:
+                column[-1] = value
+        self._has_loss[-1] |= parsed.loss is not None
+
     def _last(self, name: str) -> float:
         return self._plain[name][-1] if len(self) else _NAN
 
-    def _paused(self, t_ns: int | None) -> bool:
+    def _paused(self, parsed: ParsedLine) -> bool:
         """True if the time since the last row is longer than usual, or unknown."""
         times = [t_s for t_s in self._plain["t_s"][-_RECENT:] if t_s == t_s]
-        if t_ns is None or len(times) < 2:
+        if not parsed.is_timed or len(times) < 2:
             return True
         usual_s = float(np.median(np.diff(times)))
-        return not 0 <= t_ns / NS_PER_S - times[-1] <= max(_GAP_S, _GAP_PERIODS * usual_s)
+        return not 0 <= parsed.t_ns / NS_PER_S - times[-1] <= max(_GAP_S, _GAP_PERIODS * usual_s)
 
     def _since(self, name: str) -> FloatArray:
         values, steps = self._filled(self._counts[name]), np.array(self._plain["step"])
@@ -155,7 +158,7 @@ class LogColumns:
         return mode
 
     def _put(self, columns: dict[str, array[float]], name: str, value: float) -> None:
-        """Fills the last row of a column, if it is empty. A column may begin late, and end early."""
+        """Fills the last row of a column, if it is empty. A column may begin late or end early."""
         column = columns.setdefault(name, array("d"))
         if len(column) < len(self):
             column.extend(repeat(_NAN, len(self) - 1 - len(column)))
@@ -167,6 +170,14 @@ class LogColumns:
         """A column of as many rows as there are."""
         column.extend(repeat(_NAN, len(self) - len(column)))
         return np.array(column)
+
+
+def _plain_values(parsed: ParsedLine) -> tuple[float | None, ...]:
+    t_s = parsed.t_ns / NS_PER_S if parsed.is_timed else None
+    return (
+        parsed.number, parsed.epoch, parsed.loss, parsed.learning_rate, parsed.grad_norm,
+        parsed.own_s, t_s,
+    )  # fmt: skip
 
 
 def runs_of(parsed_lines: Iterator[ParsedLine]) -> Iterator[LogColumns]:

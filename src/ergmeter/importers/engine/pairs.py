@@ -269,8 +269,7 @@ def pairs(text: str) -> list[NamedNumber]:
     text = plain(text[:MAX_CHARS])
     if text.lstrip().startswith("{") and (parsed := _json_pairs(text)) is not None:
         return parsed
-    parsed = list(_text_pairs(text))
-    return _with_bar(text, parsed)
+    return _with_bar(text, [pair for field in fields_of(text) if (pair := field.pair)])
 
 
 def is_evaluation_line(pairs: list[NamedNumber], text: str) -> bool:
@@ -313,9 +312,16 @@ class Field(NamedTuple):
     spaced: bool
 
     @property
-    def value(self) -> float | None:
+    def pair(self) -> NamedNumber | None:
         """None if the name means nothing, or the figure does not go with it."""
-        return None if self.means is None else figure_of(self.means, self.figure, self.suffix)
+        return self.with_figure(self.figure)
+
+    def with_figure(self, figure: str) -> NamedNumber | None:
+        """The same with another figure."""
+        value = None if self.means is None else figure_of(self.means, figure, self.suffix)
+        if self.means is None or value is None:
+            return None
+        return NamedNumber(self.means, self.printed, value, self.spaced)
 
 
 def fields_of(text: str) -> Iterator[Field]:
@@ -381,13 +387,6 @@ def _stands_alone(text: str, match: re.Match[str]) -> bool:
     """Whether a time is all that stands between two bars, brackets or commas, and the only one."""
     before = text[: match.start(1)].rstrip()[-1:]
     return before in ("|", "(", ",", "[") and len(_ALONE.findall(text)) == 1
-
-
-def _text_pairs(text: str) -> Iterator[NamedNumber]:
-    for field in fields_of(text):
-        value = field.value
-        if field.means is not None and value is not None:
-            yield NamedNumber(field.means, field.printed, value, spaced=field.spaced)
 
 
 def _qualified(before: str, name: str) -> str:
