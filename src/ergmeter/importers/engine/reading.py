@@ -44,7 +44,7 @@ _AGAIN = (
 )
 _BESIDE_STEP = ("rate", "eval", "own_time")  # figures that become no field of a Step
 _FIRST_LINES = 8  # wait, since a wrong Step can't be taken back,
-_FIRST_WAIT_NS = NS_PER_S  # but live no longer than this
+_FIRST_WAIT_NS = NS_PER_S  # but no longer than this
 
 
 def mixed_mark(t_ns: int, numbers: str) -> Mark:
@@ -200,8 +200,7 @@ class RecordReader:
             yield mixed_mark(line.t_ns, f"numbers such as {recent}")
             return
         self._pending.append(line)
-        waited = line.clock is None and line.t_ns >= self._first_ns + _FIRST_WAIT_NS
-        if waited or self._lines >= _FIRST_LINES:
+        if self._lines >= _FIRST_LINES or line.t_ns >= self._first_ns + _FIRST_WAIT_NS:
             yield from self._release(final=False)
 
     def _compare_with_last(self, line: ParsedLine, *, rose: bool) -> Iterator[Record]:
