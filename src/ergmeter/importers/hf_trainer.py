@@ -159,7 +159,8 @@ class _TrainerLines(StepLines):
         return self._numbered(self.bars.flush())
 
     def _numbered(self, logs: Iterator[tuple[ParsedLine, int | None]]) -> Iterator[ParsedLine]:
-        for parsed, parsed.number in logs:
+        for parsed, n in logs:
+            parsed.number = n
             self.waiting -= 1
             yield parsed
 
