@@ -79,6 +79,7 @@ class Importer(Protocol):
     order: int = 50  # importers are asked in this order, the most specific first
     is_live: bool = True  # False: it reads files that no measured program prints
     options: tuple[str, ...] = ()  # names of its keyword arguments
+    hints: LineHints | None = None  # of the lines that it wants; None: any line
 
     def recognises(self, head: Sequence[str]) -> bool:
         """True if these first lines are in the format this importer reads."""
@@ -87,8 +88,8 @@ class Importer(Protocol):
         """Yield records as the lines come. May hold a few lines back to see what they mean."""
 
     def words(self, recognised: str) -> LineHints | None:  # noqa: ARG002
-        """The hints of its lines, before ("") and after a line was recognised; None: any line."""
-        return None
+        """The hints before ("") or after a line was recognised, where they differ."""
+        return self.hints
 
     def advice(self, head: Sequence[str]) -> str:  # noqa: ARG002
         """A hint for a log with this beginning in which nothing was recognised."""

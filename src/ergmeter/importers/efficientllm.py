@@ -55,25 +55,6 @@ _MEAN = (
 )
 
 
-class EfficientLlmImporter(StepLineImporter):
-    """The blocks of EfficientLLM's metrics, among Megatron's lines or alone."""
-
-    name = "efficientllm"
-    looks_for = "EfficientLLM `[EfficientLLM Metrics] Iteration 100:` blocks"
-
-    def recognises(self, head: Sequence[str]) -> bool:
-        """True if one of these lines is of EfficientLLM's metrics. One line is enough."""
-        return any(EFFICIENTLLM in text for text in reversed(head))
-
-    def words(self, recognised: str) -> LineHints:  # noqa: ARG002
-        """Byte strings of which each wanted line holds one."""
-        return LineHints((*WORDS, EFFICIENTLLM.encode(), *_WORDS))
-
-    def dialect(self) -> _EfficientLlm:
-        """How its lines are read."""
-        return _EfficientLlm()
-
-
 class _EfficientLlm(Iterations):
     def __init__(self) -> None:
         super().__init__()
@@ -148,3 +129,16 @@ def _blocks(lines: Iterable[Line]) -> Iterator[tuple[Line, bool]]:
             block = None
     if block is not None:
         yield block, True
+
+
+class EfficientLlmImporter(StepLineImporter):
+    """The blocks of EfficientLLM's metrics, among Megatron's lines or alone."""
+
+    name = "efficientllm"
+    looks_for = "EfficientLLM `[EfficientLLM Metrics] Iteration 100:` blocks"
+    hints = LineHints((*WORDS, EFFICIENTLLM.encode(), *_WORDS))
+    dialect = _EfficientLlm
+
+    def recognises(self, head: Sequence[str]) -> bool:
+        """True if one of these lines is of EfficientLLM's metrics. One line is enough."""
+        return any(EFFICIENTLLM in text for text in reversed(head))

@@ -100,6 +100,7 @@ class HfTrainerImporter(StepLineImporter):
 
     name = "hf_trainer"
     looks_for = "Hugging Face Trainer dicts, `{'loss': 2.3, ..., 'epoch': 0.1}`"
+    hints = LineHints((b"{'", b"%|", b"it [", b"it/s", b"s/it"))
 
     def recognises(self, head: Sequence[str]) -> bool:
         """True if one of these lines is a Trainer's dict. One line is enough."""
@@ -108,10 +109,6 @@ class HfTrainerImporter(StepLineImporter):
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come. A dict waits for the bar that follows it."""
         return _Records().records(lines)
-
-    def words(self, recognised: str) -> LineHints:  # noqa: ARG002
-        """Byte strings of which each wanted line holds one."""
-        return LineHints((b"{'", b"%|", b"it [", b"it/s", b"s/it"))
 
     def step_lines(self) -> StepLines:
         """The step dicts one by one, each with its step."""

@@ -13,49 +13,10 @@ from itertools import accumulate
 from ergmeter.errors import UsageError
 from ergmeter.importers.engine.pairs import HINTS, Field, NamedNumber, fields_of
 from ergmeter.importers.engine.reading import RecordReader, StepLineImporter
-from ergmeter.importers.engine.step_line import Mode
-from ergmeter.importers.engine.step_lines import Dialect, Kind
+from ergmeter.importers.engine.step_line import LineKind, Mode
+from ergmeter.importers.engine.step_lines import Dialect
 from ergmeter.ports import Line, LineHints
 from ergmeter.records import Record
-
-
-class KeyValueImporter(StepLineImporter):
-    """Step lines of any training loop, live or from a log file.
-
-    `tokens_are` overrules the reading of a bare `tokens=`: "step" (the tokens of one step), "line"
-    (those since the line before) or "total" (a running total).
-    """
-
-    name = "keyvalue"
-    looks_for = "lines such as `step=3 loss=2.1 tokens=4096`"
-    order = 90
-    options = ("tokens_are",)
-
-    def __init__(self, *, tokens_are: Mode | None = None) -> None:
-        if tokens_are not in (None, "step", "line", "total"):
-            raise UsageError(f'tokens_are is "step", "line" or "total", not {tokens_are!r}')
-        self._tokens_are = tokens_are
-
-    def recognises(self, head: Sequence[str]) -> bool:
-        """True if a step line is among these. One line is enough."""
-        dialect = self.dialect()
-        return any(
-            dialect.wanted(text) and dialect.is_step(dialect.pairs(text), text)
-            for text in reversed(head)
-        )
-
-    def records(self, lines: Iterable[Line]) -> Iterator[Record]:
-        """Yield records as the lines come; at most a few lines are held back."""
-        return RecordReader(self.dialect(), tokens_are=self._tokens_are).records(lines)
-
-    def words(self, recognised: str) -> LineHints:  # noqa: ARG002
-        """Byte strings of which each wanted line holds one."""
-        return LineHints(tuple(hint.encode() for hint in HINTS), folds_case=True)
-
-    def dialect(self) -> Dialect:
-        """How its lines are read."""
-        return _AnyLoop()
-
 
 # A loop prints its steps in one format. A line that differs from one before only in its numbers has
 # the same figures, which makes reading twice as fast.
@@ -68,9 +29,9 @@ class _AnyLoop(Dialect):
     def __init__(self) -> None:
         super().__init__()
         # By the text between numbers: each figure with the place of its number, and the kind.
-        self._formats: dict[tuple[str, ...], tuple[list[tuple[int, Field]], Kind]] = {}
+        self._formats: dict[tuple[str, ...], tuple[list[tuple[int, Field]], LineKind]] = {}
 
-    def read(self, text: str) -> tuple[list[NamedNumber], Kind]:
+    def read(self, text: str) -> tuple[list[NamedNumber], LineKind]:
         parts = _NUMBER.split(text)
         between = tuple(parts[::2])
         if between in self._formats:
@@ -96,3 +57,34 @@ def _is_plain(field: Field, parts: list[str], place: int) -> bool:
     is_count = field.means.kind in ("step", "count", "epoch_steps")
     is_number = parts[place] == field.figure and parts[place + 1] != ","
     return is_number and (field.pair is not None or not is_count)
+
+
+class KeyValueImporter(StepLineImporter):
+    """Step lines of any training loop, live or from a log file.
+
+    `tokens_are` overrules the reading of a bare `tokens=`: "step" (the tokens of one step), "line"
+    (those since the line before) or "total" (a running total).
+    """
+
+    name = "keyvalue"
+    looks_for = "lines such as `step=3 loss=2.1 tokens=4096`"
+    order = 90
+    options = ("tokens_are",)
+    hints = LineHints(tuple(hint.encode() for hint in HINTS), folds_case=True)
+    dialect = _AnyLoop
+
+    def __init__(self, *, tokens_are: Mode | None = None) -> None:
+        if tokens_are not in (None, "step", "line", "total"):
+            raise UsageError(f'tokens_are is "step", "line" or "total", not {tokens_are!r}')
+        self._tokens_are = tokens_are
+
+    def recognises(self, head: Sequence[str]) -> bool:
+        """True if a step line is among these. One line is enough."""
+        dialect = self.dialect()
+        return any(
+            dialect.wanted(text) and dialect.read(text)[1] == "step" for text in reversed(head)
+        )
+
+    def records(self, lines: Iterable[Line]) -> Iterator[Record]:
+        """Yield records as the lines come; at most a few lines are held back."""
+        return RecordReader(self.dialect(), tokens_are=self._tokens_are).records(lines)

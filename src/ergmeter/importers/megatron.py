@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from ergmeter.importers.engine.iterations import WORDS, Iterations, is_iteration
 from ergmeter.importers.engine.reading import StepLineImporter
-from ergmeter.importers.engine.step_lines import Dialect
 from ergmeter.ports import LineHints
 
 
@@ -15,15 +14,9 @@ class MegatronImporter(StepLineImporter):
 
     name = "megatron"
     looks_for = "Megatron-LM and DeepSpeed `iteration 10/ 500 | ... | lm loss: 2.1 | ...`"
+    hints = LineHints(WORDS)
+    dialect = Iterations
 
     def recognises(self, head: Sequence[str]) -> bool:
         """True if one of these lines is Megatron's. One line is enough."""
         return any(is_iteration(text) for text in reversed(head))
-
-    def words(self, recognised: str) -> LineHints:  # noqa: ARG002
-        """Byte strings of which each wanted line holds one."""
-        return LineHints(WORDS)
-
-    def dialect(self) -> Dialect:
-        """How its lines are read."""
-        return Iterations()

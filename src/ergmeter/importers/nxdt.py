@@ -232,32 +232,9 @@ _COUNTED = (
 _EPOCH = re.compile(r"\bEpoch (\d{1,9}):")
 
 
-class NxdtImporter(StepLineImporter):
-    """NXDT's and NeMo's bars and lines, and the plain lines of nki-llama's calculator."""
-
-    name = "nxdt"
-    order = 80
-    looks_for = (
-        "NXDT and NeMo `Epoch 0: 5%|.. reduced_train_loss=6.93, ..`, or `step_time: 1.234` and "
-        "`throughput: 150.5` on lines of their own"
-    )
-
-    def recognises(self, head: Sequence[str]) -> bool:
-        """True if one of these lines is NXDT's. One line is enough."""
-        return any(_is_own(text) for text in reversed(head))
-
-    def words(self, recognised: str) -> LineHints:
-        """Byte strings of which each wanted line holds one."""
-        return LineHints((NXDT.encode(),)) if NXDT in recognised else PLAIN_WORDS
-
-    def dialect(self) -> Dialect:
-        """How its lines are read."""
-        return _Nxdt()
-
-
 def _is_own(text: str) -> bool:
     if NXDT in text:
-        return bool(_fields(text))
+        return bool(_bar_figures(_fields(text)))
     is_plain = any(is_own(name) for name, _ in plain_figures(text) or ())
     return is_plain and Dialect().read(text)[1] == "other"  # and no step line of any loop
 
@@ -309,9 +286,7 @@ class _Nxdt(Dialect):
         if NXDT in text:
             pairs = self._without_rounding(_fields(text))
         elif GROUP in text:
-            pairs = [
-                NamedNumber(means, name, v) for name, means, v in _figures(group_figures(text))
-            ]
+            pairs = list(_figures(group_figures(text)))
         else:
             pairs = [_in_sequences(pair) for pair in super().pairs(text)]
         if any(pair.means is _SEQUENCES for pair in pairs):
@@ -334,7 +309,7 @@ class _Nxdt(Dialect):
 
     def _is_loops_own(self, text: str) -> bool:
         """Whether this is a step line as any loop prints them."""
-        return super().wanted(text) and super().is_step(super().pairs(text), text)
+        return super().wanted(text) and Dialect().read(text)[1] == "step"
 
     def _counted(self, group: Line) -> Line:
         """The group. One that was numbered here lasts as long as it says, stamped or not."""
@@ -344,20 +319,21 @@ class _Nxdt(Dialect):
             self.note(_COUNTED)
         return group
 
-    def _without_rounding(self, fields: list[tuple[str, Meaning, float, str]]) -> list[NamedNumber]:
-        """The pairs; a rounded total of samples gives way to what a step was seen to hold."""
-        pairs = [NamedNumber(means, name, value) for name, means, value, _ in fields]
+    def _without_rounding(self, texts: dict[str, str]) -> list[NamedNumber]:
+        """The figures; a rounded total of samples gives way to what a step was seen to hold."""
+        pairs = _bar_figures(texts)
         step = next((int(p.value) for p in pairs if p.means.kind == "step"), None)
-        total = next((f for f in fields if f[1].name == "consumed_samples"), None)
+        total = next((p for p in pairs if p.means.name == "consumed_samples"), None)
         if step is None or total is None:
             return pairs
-        if "e" not in total[3]:
-            self._learn(step, int(total[2]))
+        text = texts[total.printed]
+        if "e" not in text:
+            self._learn(step, int(total.value))
             return pairs
-        pairs = [pair for pair in pairs if pair.means.name != "consumed_samples"]
+        pairs.remove(total)
         if self._per_step is None:
             return pairs
-        self.note(_ROUNDED.format(total[3], self._per_step))
+        self.note(_ROUNDED.format(text, self._per_step))
         return [*pairs, NamedNumber(_BATCH, "samples of a step", float(self._per_step))]
 
     def _learn(self, step: int, total: int) -> None:
@@ -371,15 +347,18 @@ def _in_sequences(pair: NamedNumber) -> NamedNumber:
     return pair._replace(means=_SEQUENCES) if pair.means.name == "throughput" else pair
 
 
-def _fields(text: str) -> list[tuple[str, Meaning, float, str]]:
-    """The figures of a bar or of NeMo's line, each with its text: in any order, none required."""
+def _fields(text: str) -> dict[str, str]:
+    """The names and figures of a bar or of NeMo's line: in any order, none required."""
     text = plain(text[:MAX_CHARS])
     start = text.find(f"{NXDT}=")
-    texts = dict(_of_bar(text, start) if start >= 0 else _of_line(text))
-    fields = [(name, means, v, texts[name]) for name, means, v in _figures(texts.items())]
-    if any(name == NXDT for name, *_ in fields):
-        fields = [f for f in fields if f[0] not in _OTHER_LOSSES]
-    return fields
+    return dict(_of_bar(text, start) if start >= 0 else _of_line(text))
+
+
+def _bar_figures(texts: dict[str, str]) -> list[NamedNumber]:
+    pairs = list(_figures(texts.items()))
+    if any(pair.printed == NXDT for pair in pairs):
+        return [pair for pair in pairs if pair.printed not in _OTHER_LOSSES]
+    return pairs
 
 
 def _of_bar(text: str, start: int) -> list[tuple[str, str]]:
@@ -405,15 +384,33 @@ def _of_line(text: str) -> list[tuple[str, str]]:
     return [*named, ("iteration", head[1])] if head else named
 
 
-def _figures(fields: Iterable[tuple[str, str]]) -> Iterator[tuple[str, Meaning, float]]:
+def _figures(fields: Iterable[tuple[str, str]]) -> Iterator[NamedNumber]:
     for name, figure in fields:
         if name == "throughput":
             means: Meaning | None = _SEQUENCES
         else:
             means = _STEP_TIME if name == _NEMO_TIME else meaning(name)
-        if means is None:
-            continue
-        is_integer = means.kind in ("step", "count")
+        is_integer = means is not None and means.kind in ("step", "count")
         value = count(figure) if is_integer else number(figure)
-        if value is not None:
-            yield name, means, value
+        if means is not None and value is not None:
+            yield NamedNumber(means, name, value)
+
+
+class NxdtImporter(StepLineImporter):
+    """NXDT's and NeMo's bars and lines, and the plain lines of nki-llama's calculator."""
+
+    name = "nxdt"
+    order = 80
+    looks_for = (
+        "NXDT and NeMo `Epoch 0: 5%|.. reduced_train_loss=6.93, ..`, or `step_time: 1.234` and "
+        "`throughput: 150.5` on lines of their own"
+    )
+    dialect = _Nxdt
+
+    def recognises(self, head: Sequence[str]) -> bool:
+        """True if one of these lines is NXDT's. One line is enough."""
+        return any(_is_own(text) for text in reversed(head))
+
+    def words(self, recognised: str) -> LineHints:
+        """Byte strings of which each wanted line holds one."""
+        return LineHints((NXDT.encode(),)) if NXDT in recognised else PLAIN_WORDS

@@ -157,12 +157,8 @@ _TRAIN_PREFIX = re.compile(r"(?:train|training|perf|performance|metrics|optim|gl
 def meaning(printed: str) -> Meaning | None:
     """What this name means, or None if it is nothing to us."""
     name = re.sub(r"[\s\-]+", "_", printed.strip().lower()).replace("(", "").replace(")", "")
-    return _meaning(name) or _meaning_below_prefix(name)
-
-
-def _meaning_below_prefix(name: str) -> Meaning | None:
     match = _TRAIN_PREFIX.fullmatch(name)
-    return _meaning(match[1]) if match else None
+    return _meaning(name) or (_meaning(match[1]) if match else None)
 
 
 def _meaning(name: str) -> Meaning | None:
@@ -279,15 +275,13 @@ def is_evaluation_line(pairs: list[NamedNumber], text: str) -> bool:
         return False
     if "eval" in kinds and "step" not in kinds:
         counts_its_own = any(EVALUATION_STEP.fullmatch(pair.means.name) for pair in pairs)
-    else:
-        counts_its_own = False
-    return counts_its_own or of_evaluation(text[:MAX_CHARS])
+        return counts_its_own or of_evaluation(text[:MAX_CHARS])
+    return of_evaluation(text[:MAX_CHARS])
 
 
 def is_step_line(pairs: list[NamedNumber], text: str) -> bool:
-    """Whether a line ends a step of training: it has a step's number, or tokens and a loss."""
-    if is_evaluation_line(pairs, text):
-        return False
+    """Whether a line ends a step of training, if it is no evaluation's: it has a step's number, or
+    tokens and a loss."""
     kinds = {pair.means.kind for pair in pairs}
     step = next((pair for pair in pairs if pair.means.kind == "step"), None)
     if step is None:

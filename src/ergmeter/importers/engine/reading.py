@@ -55,9 +55,7 @@ def mixed_mark(t_ns: int, numbers: str) -> Mark:
 class StepLineImporter(Importer):
     """An importer of step lines: they become records, or columns by `read_log`."""
 
-    def dialect(self) -> Dialect:
-        """How its lines are read."""
-        return Dialect()
+    dialect: type[Dialect] = Dialect  # how its lines are read
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come; at most a few lines are held back."""

@@ -28,15 +28,9 @@ class Losses:
         self._since = ""  # where it began
         self._marks = 0  # marks
 
-    def is_news(self, loss: float | None) -> bool:
-        """True if this loss calls for a mark."""
-        if loss is None or self._marks > 1:
-            return False
-        return math.isfinite(loss) == bool(self._since)
-
     def watch(self, t_ns: int, loss: float | None, where: str) -> Iterator[Mark]:
         """Take the loss of the next line, and where in the training that is."""
-        if not self.is_news(loss):
+        if loss is None or self._marks > 1 or math.isfinite(loss) != bool(self._since):
             return
         self._marks += 1
         if self._since:

@@ -21,11 +21,9 @@ from ergmeter.importers.engine.pairs import (
     worth_reading,
 )
 from ergmeter.importers.engine.progress_bar import bar
-from ergmeter.importers.engine.step_line import ParsedLine
+from ergmeter.importers.engine.step_line import LineKind, ParsedLine
 from ergmeter.importers.engine.timestamps import FileClock, epoch_ns, stamp_ns
 from ergmeter.ports import Line
-
-Kind = Literal["step", "evaluation", "other"]
 
 
 class Dialect:
@@ -70,7 +68,7 @@ class Dialect:
         """True if all its figures are of an evaluation."""
         return is_evaluation_line(pairs, text)
 
-    def read(self, text: str) -> tuple[list[NamedNumber], Kind]:
+    def read(self, text: str) -> tuple[list[NamedNumber], LineKind]:
         """The figures of a line, and its kind."""
         pairs = self.pairs(text)
         if self.is_evaluation(pairs, text):
