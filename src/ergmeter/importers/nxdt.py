@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, groupby, islice
 
 from ergmeter.importers.engine.pairs import (
     HINTS,
@@ -118,31 +119,23 @@ class Groups:
         self._numbers: dict[int | None, int] = {}
         self._rates: list[Line] = []  # that wait
         self._has_steps = False
-        self._labels_are_ranks: bool | None = None
-        self._labels: list[int] = []  # before lines, one after the other
-        self._labelled: list[tuple[Line, list[tuple[str, str]]]] = []  # that wait
 
     def __bool__(self) -> bool:
-        return bool(self._open or self._labelled or self._rates)
+        return bool(self._open or self._rates)
 
     def take(self, line: Line, figures: list[tuple[str, str]]) -> Iterator[Line]:
         """Takes the next plain line and its figures. Yields the groups that are complete."""
-        label = None if line.t_ns is not None else label_of(line.text)
-        if self._labels_are_ranks is not None or (label is None and not self._labelled):
-            yield from self._add(line, figures)
-            return
-        self._labelled.append((line, figures))
-        if label is not None and label not in self._labels[-1:]:
-            if label in self._labels:
-                yield from self._decide(are_ranks=True)
-                return
-            self._labels.append(label)
-        if len(self._labelled) >= _LABELLED:
-            yield from self._decide(are_ranks=False)
+        whose = rank_of(line.text)
+        opened = self._open.get(whose)
+        if opened is not None and any(name in opened[1] for name, _ in figures):
+            yield from self._close(whose)
+            opened = None
+        if opened is None:
+            opened = self._open[whose] = line, {}
+        opened[1].update(figures)
 
     def end(self, *, before_a_step: bool = False) -> Iterator[Line]:
         """Yield what is open: the log is over, or a step comes that is none of these."""
-        yield from self._decide(are_ranks=self._labels_are_ranks or False)
         for whose in list(self._open):
             yield from self._close(whose)
         self._has_steps |= before_a_step
@@ -152,27 +145,7 @@ class Groups:
     def drop(self) -> None:
         """Drops the open groups: they were configuration, not steps."""
         self._open.clear()
-        self._labelled.clear()
         self._rates.clear()
-
-    def _decide(self, *, are_ranks: bool) -> Iterator[Line]:
-        if self._labels_are_ranks is None and self._labelled:
-            self._labels_are_ranks = are_ranks
-        waiting, self._labelled = self._labelled, []
-        for line, figures in waiting:
-            yield from self._add(line, figures)
-
-    def _add(self, line: Line, figures: list[tuple[str, str]]) -> Iterator[Line]:
-        whose = rank_of(line.text)
-        if whose is None and self._labels_are_ranks and (label := label_of(line.text)) is not None:
-            whose, line = label, replace(line, text=f"[rank{label}]: {line.text}")
-        opened = self._open.get(whose)
-        if opened is not None and any(name in opened[1] for name, _ in figures):
-            yield from self._close(whose)
-            opened = None
-        if opened is None:
-            opened = self._open[whose] = line, {}
-        opened[1].update(figures)
 
     def _close(self, whose: int | None) -> Iterator[Line]:
         """A group as one line. It waits if it has nothing but rates, and may be no step."""
@@ -202,6 +175,30 @@ class Groups:
     def _let_go(self) -> Iterator[Line]:
         waiting, self._rates = self._rates, []
         yield from waiting
+
+
+def _with_ranks(lines: Iterable[Line]) -> Iterator[Line]:
+    """Yields the lines of a file; the labels of plain ones are named as ranks if they are some."""
+    lines = iter(lines)
+    for line in lines:
+        if line.t_ns is not None or _label(line) is None:
+            yield line
+            continue
+        head = [line, *islice(lines, _LABELLED)]
+        printed = (label for each in head if (label := _label(each)) is not None)
+        labels = [label for label, _ in groupby(printed)]
+        are_ranks = len(set(labels)) < len(labels)
+        for each in chain(head, lines):
+            label = _label(each) if are_ranks else None
+            yield each if label is None else replace(each, text=f"[rank{label}]: {each.text}")
+
+
+def _label(line: Line) -> int | None:
+    """The number before a plain line that names no rank."""
+    label = label_of(line.text)
+    if label is None or rank_of(line.text) is not None or plain_figures(line.text) is None:
+        return None
+    return label
 
 
 def group_figures(text: str) -> Iterator[tuple[str, str]]:
@@ -253,7 +250,7 @@ class _Nxdt(Dialect):
     def joined(self, lines: Iterable[Line]) -> Iterator[Line]:
         """Yields the lines, with the plain lines of a step joined into one."""
         groups = self._groups
-        for line in lines:
+        for line in _with_ranks(lines):
             figures = None if self._has_bars else plain_figures(line.text)
             if figures is not None:
                 for group in groups.take(line, figures):
