@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -318,12 +317,12 @@ class Field(NamedTuple):
         return NamedNumber(self.means, self.printed, value, self.spaced)
 
 
-def fields_of(text: str) -> Iterator[Field]:
+def fields_of(text: str) -> list[Field]:
     """The names with figures that stand in a line of text, and figures whose unit is their name."""
     fields = [_named(text, match) for match in _PAIR.finditer(text)]
     if "ms" in text or "/s" in text or "s/" in text or "batches" in text:
-        fields = _with_unnamed(text, fields)
-    yield from fields
+        return _with_unnamed(text, fields)
+    return fields
 
 
 def _named(text: str, match: re.Match[str]) -> Field:
@@ -435,12 +434,10 @@ def _json_pairs(text: str) -> list[NamedNumber] | None:
     for inner in data.values():
         if isinstance(inner, dict):
             flat = {**inner, **flat}
-    return [pair for name, value in flat.items() if (pair := _json_pair(name, value))]
-
-
-def _json_pair(name: str, value: object) -> NamedNumber | None:
-    means = meaning(name) if len(name) <= 100 else None
-    if means is None or isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    figure = figure_of(means, str(value)[:60], "")
-    return None if figure is None else NamedNumber(means, name, figure)
+    pairs = []
+    for name, value in flat.items():
+        means = meaning(name) if len(name) <= 100 and type(value) in (int, float, str) else None
+        figure = None if means is None else figure_of(means, str(value)[:60], "")
+        if means is not None and figure is not None:
+            pairs.append(NamedNumber(means, name, figure))
+    return pairs
