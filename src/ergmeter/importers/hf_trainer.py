@@ -211,7 +211,9 @@ class _Records:
             elif kind in ("eval", "final"):
                 yield from self._steps(self._lines.flush())
                 yield from self._result(line, kind, items)
-            elif not items and line.t_ns is not None and not self._lines.waiting:
+            elif (
+                not items and line.t_ns is not None and not (self._lines.waiting or self._is_mixed)
+            ):
                 yield from self._spans.tick(line.t_ns)
         yield from self._steps(self._lines.flush())
         if not self._is_mixed:
