@@ -77,17 +77,46 @@ class Line:
     t_ns: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LineHints:
+    """Byte strings of which a line must hold one to be decoded."""
+
+    any_of: tuple[bytes, ...]
+    folds_case: bool = False  # they are in lower case, the log in any
+
+
 @runtime_checkable
 class Importer(Protocol):
-    """Turns lines of text, from a file or live, into records."""
+    """Turns lines of text, from a file or live, into records.
+
+    An importer is a subclass: it has a `name`, `recognises` and `records`, and overrides what else
+    it has to declare. It is constructed with those of its `options` that the user gave.
+    """
 
     name: str
+    looks_for: str = ""  # in words, for a message that nothing was recognised
+    order: int = 50  # importers are asked in this order, the most specific first
+    is_live: bool = True  # False: it reads files that no measured program prints
+    options: tuple[str, ...] = ()  # names of its keyword arguments
+    hints: LineHints | None = None  # of the lines that it wants; None: any line
 
     def recognises(self, head: Sequence[str]) -> bool:
         """True if these first lines are in the format this importer reads."""
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come. May hold a few lines back to see what they mean."""
+
+    def words(self, recognised: str) -> LineHints | None:  # noqa: ARG002
+        """The hints before ("") or after a line was recognised, where they differ."""
+        return self.hints
+
+    def advice(self, head: Sequence[str]) -> str:  # noqa: ARG002
+        """A hint for a log with this beginning in which nothing was recognised."""
+        return ""
+
+    def sampled_devices(self) -> Sequence[Device]:
+        """The devices that it has read samples of."""
+        return ()
 
 
 class DeclaredSink:

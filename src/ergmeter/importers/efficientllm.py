@@ -21,14 +21,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ergmeter.importers.engine.iterations import WORDS, Iterations
+from ergmeter.importers.engine.iterations import MEGATRON, WORDS, Iterations
 from ergmeter.importers.engine.pairs import MAX_CHARS, NUMBER, Meaning, NamedNumber, number, plain
-from ergmeter.importers.engine.reading import RecordReader
-from ergmeter.importers.engine.step_lines import EFFICIENTLLM, MEGATRON
-from ergmeter.importers.logfile import LineHints
-from ergmeter.ports import Line
-from ergmeter.records import Record
+from ergmeter.importers.engine.reading import StepLineImporter
+from ergmeter.ports import Line, LineHints
 
+EFFICIENTLLM = "[EfficientLLM"
 _HEAD = re.compile(r"\[EfficientLLM Metrics\] (?:Iteration|Step) (\d{1,12}):")
 _LINE = re.compile(
     r"(?:^|[\s:|\]>])(Loss|AMU \(GB\)|PCU \(Ratio\)|AL \(Seconds\)|TT \(Tokens/Param/Sec\)"
@@ -55,29 +53,6 @@ _MEAN = (
     "AL is the mean time of up to a thousand iterations before, and stands here for each of those "
     "its block covers"
 )
-
-
-class EfficientLlmImporter:
-    """The blocks of EfficientLLM's metrics, among Megatron's lines or alone."""
-
-    name = "efficientllm"
-    looks_for = "EfficientLLM `[EfficientLLM Metrics] Iteration 100:` blocks"
-
-    def recognises(self, head: Sequence[str]) -> bool:
-        """True if one of these lines is of EfficientLLM's metrics. One line is enough."""
-        return any(EFFICIENTLLM in text for text in reversed(head))
-
-    def records(self, lines: Iterable[Line]) -> Iterator[Record]:
-        """Yield records as the lines come. A block waits for its last line."""
-        return RecordReader(self.dialect()).records(lines)
-
-    def words(self, recognised: str) -> LineHints:  # noqa: ARG002
-        """Byte strings of which each wanted line holds one."""
-        return LineHints((*WORDS, EFFICIENTLLM.encode(), *_WORDS))
-
-    def dialect(self) -> _EfficientLlm:
-        """How its lines are read."""
-        return _EfficientLlm()
 
 
 class _EfficientLlm(Iterations):
@@ -154,3 +129,16 @@ def _blocks(lines: Iterable[Line]) -> Iterator[tuple[Line, bool]]:
             block = None
     if block is not None:
         yield block, True
+
+
+class EfficientLlmImporter(StepLineImporter):
+    """The blocks of EfficientLLM's metrics, among Megatron's lines or alone."""
+
+    name = "efficientllm"
+    looks_for = "EfficientLLM `[EfficientLLM Metrics] Iteration 100:` blocks"
+    hints = LineHints((*WORDS, EFFICIENTLLM.encode(), *_WORDS))
+    dialect = _EfficientLlm
+
+    def recognises(self, head: Sequence[str]) -> bool:
+        """True if one of these lines is of EfficientLLM's metrics. One line is enough."""
+        return any(EFFICIENTLLM in text for text in reversed(head))

@@ -13,19 +13,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 
 from ergmeter.importers.engine.pairs import Meaning, NamedNumber, count, number
-from ergmeter.importers.engine.progress_bar import Bar, BarSteps, bar
+from ergmeter.importers.engine.progress_bar import BarSteps, bar
+from ergmeter.importers.engine.reading import StepLineImporter, mixed_mark
 from ergmeter.importers.engine.spans import StepSpans
-from ergmeter.importers.engine.step_line import Count, Losses, StepLine
-from ergmeter.importers.engine.step_lines import ParsedLine
-from ergmeter.importers.engine.streams import SEVERAL, StepStreams, Waiting
+from ergmeter.importers.engine.step_line import Losses, ParsedLine
+from ergmeter.importers.engine.step_lines import Dialect, MixedNumbers, StepLines
 from ergmeter.importers.engine.timestamps import BarClock, stamp_ns
-from ergmeter.importers.logfile import LineHints
-from ergmeter.ports import Line
+from ergmeter.ports import Line, LineHints
 from ergmeter.records import Mark, Record, Reported, Step
 from ergmeter.units import NS_PER_S
 
@@ -67,148 +64,6 @@ def positive(text: str | None) -> float | None:
     return value if value is not None and 0 < value < 1e9 else None
 
 
-def dict_rows(lines: Iterable[Line]) -> Iterator[ParsedLine]:
-    """The step dicts one by one, with the step that the bar beside each one gives it."""
-    progress: BarSteps[ParsedLine] = BarSteps()
-    bars = BarClock()
-    bar_ns: int | None = None
-    last: dict[str, str] = {}
-    for line in lines:
-        bar_seen = bar(line.text)
-        if bar_seen is not None:
-            yield from _numbered(progress.draw(bar_seen))
-            if progress.is_own(bar_seen) and bar_seen.elapsed_s is not None:
-                bar_ns = bars.time(bar_seen.elapsed_s)
-        items = items_of(line.text)
-        if kind_of(items) == "train" and items != last:
-            last = items
-            row = _parsed(items, line, bar_ns)
-            yield from _numbered(progress.log(row, number(items.get("epoch", ""))))
-    yield from _numbered(progress.flush())
-
-
-def _parsed(items: dict[str, str], line: Line, bar_ns: int | None) -> ParsedLine:
-    """A step dict as the tables have it."""
-    loss, rate, norm = (number(items.get(name, "")) for name in FIGURES)
-    parsed = ParsedLine("step", [], StepLine(0, None, (), loss, rate, norm))
-    parsed.counts = {name: v for name in TOTALS if (v := count(items.get(name, ""))) is not None}
-    parsed.epoch = number(items.get("epoch", ""))
-    tokens = number(items.get("train_tokens_per_second", ""))
-    if tokens is not None:
-        means = Meaning("rate", "train_tokens_per_second", unit="tokens/s")
-        parsed.pairs.append(NamedNumber(means, means.name, tokens))
-    stamp = line.t_ns if line.t_ns is not None else stamp_ns(line.text)
-    runtime_s = positive(items.get("train_runtime"))
-    if stamp is not None:
-        parsed.written_ns, parsed.clock = stamp, "stamps"
-    elif runtime_s is not None:
-        parsed.written_ns, parsed.clock = round(runtime_s * NS_PER_S), "train_runtime"
-    elif bar_ns is not None:
-        parsed.written_ns, parsed.clock = bar_ns, "bar"
-    return parsed
-
-
-def _numbered(logs: Iterator[tuple[ParsedLine, int | None]]) -> Iterator[ParsedLine]:
-    for parsed, n in logs:
-        parsed.step_line.number = n
-        yield parsed
-
-
-# Several Trainers in one output. A dict names no program; its epoch and token total only grow, so
-# both are watched like step numbers (`streams`). They are printed rounded to two decimals or four
-# digits and may stand still for many logs. A repeated value means a second Trainer only where
-# steps between values are much coarser than the rounding.
-
-
-_PARTS = 10_000  # of an epoch: places are whole numbers
-_COARSE = 3  # times the rounding
-_DECIMALS = 0.01  # transformers before 5.0 rounds epochs to this,
-_DIGITS = 1e-3  # and since to four significant digits
-
-
-@dataclass(slots=True, eq=False)
-class Due:
-    """An action that waits until there is known to be only one Trainer."""
-
-    t_ns: int
-    act: Callable[[], Iterator[Record]]
-    number: int | None = None  # how far the Trainer is
-    epoch: float | None = None
-    is_bar: bool = False
-    says: frozenset[str] = frozenset()
-    figures: tuple[str, ...] = ()
-
-
-class Trainers:
-    """Passes on what a Trainer printed, in order, until there are found to be several."""
-
-    def __init__(self) -> None:
-        self._waiting: Waiting[Due] = Waiting()
-        self._bars = StepStreams()
-        self._last: int | None = None
-        self._coarse = False  # the last two places were further apart than rounding explains
-        self._epochs: list[float] = []
-        self._untold = True
-
-    @property
-    def mixed(self) -> bool:
-        """True if there are several Trainers."""
-        return self._waiting.streams.mixed or self._bars.mixed
-
-    @property
-    def holds(self) -> bool:
-        """True if an action waits."""
-        return bool(self._waiting)
-
-    def log(self, due: Due, epoch: float | None, total: int | None) -> Iterator[Due]:
-        """A step dict was printed. Yields what need wait no longer."""
-        if epoch is not None and math.isfinite(epoch):
-            self._epochs = [*self._epochs[-3:], epoch]
-            due.number = self._position(epoch, total)
-        return self.take(due)
-
-    def draw(self, bar: Bar, t_ns: int) -> Iterator[Due]:
-        """The training's bar was drawn. One bar never goes back; two do, in turn."""
-        if not bar.described and not bar.nested:
-            self._bars.mixes(Due(t_ns, lambda: iter(()), number=bar.n, is_bar=True))
-        return self.tick(t_ns)
-
-    def take(self, due: Due) -> Iterator[Due]:
-        """Takes something else that was printed, and keeps its order."""
-        if not self.mixed:
-            yield from self._waiting.take(due)
-
-    def tick(self, t_ns: int) -> Iterator[Due]:
-        """Time went on."""
-        if not self.mixed:
-            yield from self._waiting.tick(t_ns)
-
-    def finish(self) -> Iterator[Due]:
-        """Nothing more will come."""
-        if not self.mixed:
-            yield from self._waiting.finish()
-
-    def several(self, t_ns: int) -> Iterator[Mark]:
-        """Yields a mark, once, that there are several Trainers."""
-        if self._untold:
-            self._untold = False
-            epochs = ", ".join(f"{epoch:g}" for epoch in self._epochs)
-            message = SEVERAL.format(f"epochs such as {epochs}")
-            yield Mark(t_ns, "several_programs", message)
-
-    def _position(self, epoch: float, total: int | None) -> int | None:
-        """The progress of a dict; None where it stands still, as rounded values do."""
-        exact, rounding = epoch * _PARTS, _PARTS * max(_DECIMALS, _DIGITS * abs(epoch))
-        if total:
-            exact, rounding = total, max(1, _DIGITS * total)
-        last, step = self._last, round(exact)
-        if last is not None and step == last:
-            return step if self._coarse else None
-        self._coarse = last is not None and abs(step - last) > _COARSE * rounding
-        self._last = step
-        return step
-
-
 _UNITS = {
     "runtime": "s",
     "samples_per_second": "samples/s",
@@ -224,7 +79,8 @@ _ASSUMED = {
     "tokens_real": "num_tokens read as TRL's running total of real tokens",
     "rounded": "the token total is printed to four significant digits: a single step's tokens are "
     "rounded, their sum is not",
-    "clock": "the log has no timestamps: times are train_runtime as printed, to four digits",
+    "train_runtime": "the log has no timestamps: times are train_runtime as printed, to four "
+    "digits",
     "bar": "the log has no timestamps: times are its progress bar's own, in whole seconds",
     "twice": "dicts were printed twice, by two callbacks or log handlers: each counts once",
     "eval_inside": "an evaluation ran between two logged training steps: the training span around "
@@ -234,14 +90,17 @@ _NO_BAR = (
     "steps are not counted: a Trainer's lines name no step, and it drew no progress bar, which "
     "does; leave the bar on (disable_tqdm=False)"
 )
+_PARTS = 10_000  # of an epoch: its numbers are compared as whole ones
+_TOKENS_PER_S = Meaning("rate", "train_tokens_per_second", unit="tokens/s")
 _FRESH = 0.02  # the session's own rate times its runtime is the total, give or take two roundings
 
 
-class HfTrainerImporter:
+class HfTrainerImporter(StepLineImporter):
     """The dicts and the bar of transformers.Trainer and what derives from it (TRL, Unsloth)."""
 
     name = "hf_trainer"
     looks_for = "Hugging Face Trainer dicts, `{'loss': 2.3, ..., 'epoch': 0.1}`"
+    hints = LineHints((b"{'", b"%|", b"it [", b"it/s", b"s/it"))
 
     def recognises(self, head: Sequence[str]) -> bool:
         """True if one of these lines is a Trainer's dict. One line is enough."""
@@ -249,181 +108,181 @@ class HfTrainerImporter:
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come. A dict waits for the bar that follows it."""
-        return _Reading().records(lines)
+        return _Records().records(lines)
 
-    def words(self, recognised: str) -> LineHints:  # noqa: ARG002
-        """Byte strings of which each wanted line holds one."""
-        return LineHints((b"{'", b"%|", b"it [", b"it/s", b"s/it"))
-
-    def parsed_lines(self, lines: Iterable[Line]) -> Iterator[ParsedLine]:
+    def step_lines(self) -> StepLines:
         """The step dicts one by one, each with its step."""
-        return dict_rows(lines)
+        return _TrainerLines()
 
 
-@dataclass(slots=True)
-class _Dict:
-    """A step dict that waits for its number."""
+class _TrainerLines(StepLines):
+    """The dicts of one output. A step dict waits for the bar that has its number."""
 
-    step_line: StepLine
-    epoch: float | None
-    items: dict[str, str]
-    assumes: tuple[str, ...] = ()  # what has to be said of it
+    def __init__(self) -> None:
+        super().__init__(Dialect())
+        self.waiting = 0  # step dicts that wait for their bar
+        self.is_twice = False  # a step dict was printed twice
+        self.is_rounded = False  # token totals are printed to four digits
+        self.bars: BarSteps[ParsedLine] = BarSteps()
+        self.bar_ns: int | None = None  # the time of the last bar of a file, by itself
+        self._bar_clock = BarClock()
+        self._items: dict[str, str] = {}  # of the last step dict
+
+    def all(self, lines: Iterable[Line]) -> Iterator[ParsedLine]:
+        """The step dicts, each with its step."""
+        for line in lines:
+            yield from self.steps(line, items_of(line.text))
+        yield from self.flush()
+
+    def steps(self, line: Line, items: dict[str, str]) -> Iterator[ParsedLine]:
+        """The step dicts whose number is known after this line, which holds these items."""
+        if progress := bar(line.text):
+            yield from self._numbered(self.bars.draw(progress))
+            has_time = line.t_ns is None and progress.elapsed_s is not None
+            if has_time and self.bars.is_own(progress):
+                self.bar_ns = self._bar_clock.time(progress.elapsed_s or 0.0)
+        if kind_of(items) != "train":
+            return
+        self.is_twice = items == self._items
+        if self.is_twice:
+            return
+        self._items = items
+        parsed = self._parsed(line, items)
+        self.waiting += 1
+        yield from self._numbered(self.bars.log(parsed, parsed.epoch))
+
+    def flush(self) -> Iterator[ParsedLine]:
+        """The step dicts that wait: no bar comes for them any more."""
+        return self._numbered(self.bars.flush())
+
+    def _numbered(self, logs: Iterator[tuple[ParsedLine, int | None]]) -> Iterator[ParsedLine]:
+        for parsed, n in logs:
+            parsed.number = n
+            self.waiting -= 1
+            yield parsed
+
+    def _parsed(self, line: Line, items: dict[str, str]) -> ParsedLine:
+        """A step dict with its time: a timestamp, the runtime it prints, or that of its bar."""
+        loss, rate, norm, epoch = (number(items.get(name, "")) for name in (*FIGURES, "epoch"))
+        parsed = ParsedLine("step", loss=loss, learning_rate=rate, grad_norm=norm, epoch=epoch)
+        counts = {name: count(items.get(name, "")) for name in TOTALS}
+        parsed.counts = {name: total for name, total in counts.items() if total is not None}
+        parsed.totals = {TOTALS[name]: total for name, total in parsed.counts.items()}
+        self.is_rounded |= any("e" in items[name] for name in parsed.counts)
+        tokens_per_s = number(items.get(_TOKENS_PER_S.name, ""))
+        if tokens_per_s is not None:
+            parsed.pairs.append(NamedNumber(_TOKENS_PER_S, _TOKENS_PER_S.name, tokens_per_s))
+        runtime_s = positive(items.get("train_runtime"))
+        if runtime_s is not None and _is_fresh(runtime_s, items, parsed):
+            parsed.since_start_s = runtime_s
+        stamp = stamp_ns(line.text) if line.t_ns is None else line.t_ns
+        runtime_ns = None if runtime_s is None else round(runtime_s * NS_PER_S)
+        times = {"stamps": stamp, "train_runtime": runtime_ns, "bar": self.bar_ns}
+        for clock, t_ns in times.items():
+            if t_ns is not None:
+                parsed.t_ns, parsed.is_timed = t_ns, True
+                parsed.clock = clock if line.t_ns is None else None
+                break
+        return parsed
 
 
-class _Reading:
+class _Records:
     """One pass over one output."""
 
     def __init__(self) -> None:
+        self._lines = _TrainerLines()
         self._spans = StepSpans()
-        self._progress: BarSteps[_Dict] = BarSteps()
-        self._waiting = 0  # dicts that wait for their bar
-        self._trainers = Trainers()
         self._losses = Losses()
-        self._items: dict[str, str] = {}  # of the last step dict
+        self._epochs = MixedNumbers()
+        self._is_mixed = False
         self._epoch: float | None = None  # of the last step dict
         self._evaluated_ns: int | None = None  # the end of the last evaluation
         self._now_ns = 0
         self._unnumbered = False  # a step dict had no number
-        self._bars = BarClock()
-        self._bar_ns: int | None = None  # the time of the last bar of a file, by itself
         self._noted: set[str] = set()
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         for line in lines:
-            if progress := bar(line.text):
-                yield from self._draw(line, progress)
-            if items := items_of(line.text):
-                yield from self._printed(line, items)
-            elif line.t_ns is not None:
-                yield from self._judged(self._trainers.tick(line.t_ns))
-                if not self._waiting and not self._trainers.holds:
-                    yield from self._spans.tick(line.t_ns)
-        yield from self._release(self._progress.flush())
-        yield from self._judged(self._trainers.finish())
-        if not self._trainers.mixed:
+            items = items_of(line.text)
+            yield from self._steps(self._lines.steps(line, items))
+            kind = kind_of(items)
+            if kind == "train" and self._lines.is_twice:
+                yield from self._tell("twice")
+            elif kind in ("eval", "final"):
+                yield from self._steps(self._lines.flush())
+                yield from self._result(line, kind, items)
+            elif (
+                not items and line.t_ns is not None and not (self._lines.waiting or self._is_mixed)
+            ):
+                yield from self._spans.tick(line.t_ns)
+        yield from self._steps(self._lines.flush())
+        if not self._is_mixed:
             yield from self._spans.end()
-            if self._unnumbered and self._progress.total is None:
+            if self._unnumbered and self._lines.bars.total is None:
                 yield Mark(self._now_ns, "value_refused", _NO_BAR)
 
-    def _draw(self, line: Line, progress: Bar) -> Iterator[Record]:
-        yield from self._release(self._progress.draw(progress))
-        if progress.total == self._progress.total:
-            yield from self._judged(self._trainers.draw(progress, line.t_ns or 0))
-        has_time = line.t_ns is None and progress.elapsed_s is not None
-        if has_time and self._progress.is_own(progress):
-            self._bar_ns = self._bars.time(progress.elapsed_s or 0.0)
+    def _steps(self, steps: Iterator[ParsedLine]) -> Iterator[Record]:
+        for step in steps:
+            if not self._is_mixed:
+                yield from self._step(step)
 
-    def _judged(self, due: Iterator[Due]) -> Iterator[Record]:
-        """Runs the actions that need wait no longer, unless there are several Trainers."""
-        for line in due:
-            yield from line.act()
-        if self._trainers.mixed:
-            yield from self._trainers.several(self._now_ns)
-
-    def _printed(self, line: Line, items: dict[str, str]) -> Iterator[Record]:
-        kind = kind_of(items)
-        if kind is None:
+    def _step(self, step: ParsedLine) -> Iterator[Record]:
+        self._now_ns = step.t_ns if step.is_timed else self._now_ns
+        yield from self._begin_again(step.epoch)
+        if self._is_mixed:
             return
-        t_ns = line.t_ns if line.t_ns is not None else stamp_ns(line.text)
-        if kind == "train":
-            if items == self._items:
-                yield from self._tell("twice")
-            else:
-                self._items = items
-                yield from self._step(t_ns, items)
-            return
-        yield from self._release(self._progress.flush())
-        self._now_ns = self._now_ns if t_ns is None else t_ns
-        act = partial(self._result, kind, t_ns, items)
-        yield from self._judged(self._trainers.take(Due(self._now_ns, act)))
+        if step.is_timed:
+            self._unnumbered |= step.number is None
+            yield from self._tell_assumed(step)
+        yield from self._reported((pair.printed, pair.value) for pair in step.pairs)
+        if step.is_timed:
+            yield from self._push(step)
+        if not step.is_timed or not self._spans.pending:  # it is part of no Step
+            yield from self._reported((name, getattr(step, name)) for name in FIGURES)
 
-    def _step(self, t_ns: int | None, items: dict[str, str]) -> Iterator[Record]:
-        runtime_s = positive(items.get("train_runtime"))
-        epoch, assumes = number(items.get("epoch", "")), []
-        if t_ns is None and runtime_s is not None:
-            t_ns = round(runtime_s * NS_PER_S)
-            assumes.append("clock")
-        elif t_ns is None and self._bar_ns is not None:
-            t_ns = self._bar_ns
-            assumes.append("bar")
-        self._now_ns = self._now_ns if t_ns is None else t_ns
-        counts = tuple(_totals(items))
-        if t_ns is None:
-            due = Due(self._now_ns, partial(self._untimed, items, epoch))
-            total = next((count.value for count in counts), None)
-            yield from self._judged(self._trainers.log(due, epoch, total))
-            return
-        assumes += [total.field for total in counts]
-        if any("e" in items[name] for name in TOTALS if name in items):
-            assumes.append("rounded")
-        loss, rate, norm = (number(items.get(name, "")) for name in FIGURES)
-        step_line = StepLine(t_ns, None, counts, loss, rate, norm)
-        if _fresh(items, counts):
-            step_line.own_s = runtime_s
-            step_line.own_from_start = step_line.totals_from_zero = True
-        self._waiting += 1
-        waits = _Dict(step_line, epoch, items, tuple(assumes))
-        yield from self._release(self._progress.log(waits, epoch))
-
-    def _since_evaluation(self, t_ns: int, runtime_s: float | None) -> float | None:
-        """The runtime without an evaluation at its start (`eval_on_start`)."""
-        if runtime_s is None or self._evaluated_ns is None or self._spans.opened:
-            return runtime_s
-        return min(runtime_s, (t_ns - self._evaluated_ns) / NS_PER_S)
-
-    def _release(self, numbered: Iterator[tuple[_Dict, int | None]]) -> Iterator[Record]:
-        """Hand on dicts that have waited, with the step number the bar gave them."""
-        for waited, n in numbered:
-            self._waiting -= 1
-            waited.step_line.number = n
-            self._unnumbered |= n is None
-            due = Due(waited.step_line.t_ns, partial(self._push, waited))
-            total = next((count.value for count in waited.step_line.counts), None)
-            yield from self._judged(self._trainers.log(due, waited.epoch, total))
-
-    def _push(self, waited: _Dict) -> Iterator[Record]:
-        step_line = waited.step_line
-        step_line.own_s = self._since_evaluation(step_line.t_ns, step_line.own_s)
-        yield from self._begin_again(step_line.t_ns, waited.epoch)
-        for what in waited.assumes:
-            yield from self._tell(what)
-        self._now_ns = step_line.t_ns
-        yield from self._reported(waited.items, "train_tokens_per_second")
-        where = f"epoch {waited.epoch}" if step_line.number is None else f"step {step_line.number}"
-        yield from self._losses.watch(step_line.t_ns, step_line.loss, where)
-        for record in self._spans.push(step_line):
+    def _push(self, step: ParsedLine) -> Iterator[Record]:
+        if step.since_start_s and self._evaluated_ns is not None and not self._spans.opened:
+            # Without an evaluation at its start (`eval_on_start`).
+            since_s = (step.t_ns - self._evaluated_ns) / NS_PER_S
+            step.since_start_s = min(step.since_start_s, since_s)
+        where = f"epoch {step.epoch}" if step.number is None else f"step {step.number}"
+        yield from self._losses.watch(step.t_ns, step.loss, where)
+        for record in self._spans.push(step):
             yield record
             if isinstance(record, Mark) and record.name == "restarted":
                 self._noted.clear()
-                for what in waited.assumes:
-                    yield from self._tell(what)
-        if not self._spans.pending:  # it opened a window, and is part of no Step
-            yield from self._reported(waited.items, *FIGURES)
+                yield from self._tell_assumed(step)
 
-    def _untimed(self, items: dict[str, str], epoch: float | None) -> Iterator[Record]:
-        """A step dict without a time."""
-        yield from self._begin_again(self._now_ns, epoch)
-        yield from self._reported(items, "train_tokens_per_second", *FIGURES)
-
-    def _begin_again(self, t_ns: int, epoch: float | None) -> Iterator[Record]:
+    def _begin_again(self, epoch: float | None) -> Iterator[Record]:
         """A lower epoch than the last is of another training, or of the same after a restart."""
         last, self._epoch = self._epoch, epoch
-        if epoch is None or last is None or epoch >= last:
+        if epoch is None or not math.isfinite(epoch):
             return
-        yield from self._spans.end()
-        yield Mark(t_ns, "restarted", f"the epoch went from {last:g} back to {epoch:g}")
-        self._losses = Losses()
-        self._noted.clear()
+        self._is_mixed = self._epochs.take(round(epoch * _PARTS))
+        if self._is_mixed:
+            recent = ", ".join(f"{parts / _PARTS:g}" for parts in list(self._epochs.recent)[-4:])
+            yield mixed_mark(self._now_ns, f"epochs such as {recent}")
+        elif last is not None and epoch < last:
+            yield from self._spans.end()
+            detail = f"the epoch went from {last:g} back to {epoch:g}"
+            yield Mark(self._now_ns, "restarted", detail)
+            self._losses = Losses()
+            self._noted.clear()
 
-    def _result(self, kind: str, t_ns: int | None, items: dict[str, str]) -> Iterator[Record]:
+    def _result(self, line: Line, kind: str, items: dict[str, str]) -> Iterator[Record]:
         """The dict of an evaluation, or the final one of a training, which ends there."""
-        yield from self._reported(items, *(name for name in items if name != "epoch"))
+        t_ns = stamp_ns(line.text) if line.t_ns is None else line.t_ns
+        self._now_ns = self._now_ns if t_ns is None else t_ns
+        if self._is_mixed:
+            return
+        values = ((name, number(text)) for name, text in items.items() if name != "epoch")
+        yield from self._reported(values)
         yield from self._evaluation(t_ns, items) if kind == "eval" else self._spans.end()
 
     def _evaluation(self, t_ns: int | None, items: dict[str, str]) -> Iterator[Record]:
         name = next(name for name in items if name.endswith("_runtime"))
         took_s = positive(items[name])
-        if t_ns is None and self._bar_ns is not None and self._spans.opened:
+        if t_ns is None and self._lines.bar_ns is not None and self._spans.opened:
             yield from self._tell("eval_inside")
         if t_ns is None or took_s is None:
             return
@@ -437,11 +296,16 @@ class _Reading:
         if start_ns < t_ns:
             yield Step(start_ns, t_ns, steps=None, phase="eval", loss=loss)
 
-    def _reported(self, items: dict[str, str], *names: str) -> Iterator[Record]:
-        for name in names:
-            value = number(items.get(name, ""))
+    def _reported(self, values: Iterable[tuple[str, float | None]]) -> Iterator[Record]:
+        for name, value in values:
             if value is not None:
                 yield Reported(self._now_ns, name, value, _unit(name))
+
+    def _tell_assumed(self, step: ParsedLine) -> Iterator[Record]:
+        rounded = ("rounded",) if step.totals and self._lines.is_rounded else ()
+        for what in (step.clock, *step.totals, *rounded):
+            if what in _ASSUMED:
+                yield from self._tell(what)
 
     def _tell(self, what: str) -> Iterator[Record]:
         if what not in self._noted:
@@ -449,19 +313,11 @@ class _Reading:
             yield Mark(self._now_ns, "assumed", _ASSUMED[what])
 
 
-def _totals(items: dict[str, str]) -> Iterator[Count]:
-    for name, field in TOTALS.items():
-        value = count(items.get(name, ""))
-        if value is not None:
-            yield Count(field, value, "total")
-
-
-def _fresh(items: dict[str, str], counts: tuple[Count, ...]) -> bool:
+def _is_fresh(runtime_s: float, items: dict[str, str], parsed: ParsedLine) -> bool:
     """Whether the token total began with this session, so that train_runtime is its time."""
-    runtime_s = positive(items.get("train_runtime"))
-    rate = positive(items.get("train_tokens_per_second"))
-    total = next((c.value for c in counts if c.field == "tokens_computed"), None)
-    if runtime_s is None or rate is None or total is None:
+    rate = positive(items.get(_TOKENS_PER_S.name))
+    total = parsed.totals.get("tokens_computed")
+    if rate is None or total is None:
         return False
     return abs(runtime_s * rate - total) <= _FRESH * total
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
 from operator import attrgetter
@@ -27,7 +28,6 @@ from ergmeter.runlog.writer import Writer, create_run
 
 if TYPE_CHECKING:
     from ergmeter.importers.logfile import Progress
-    from ergmeter.ports import Importer
 
 _STREAM = "output"  # where what was seen in a program's output is kept
 _BATCH_ROWS = 10_000
@@ -117,7 +117,7 @@ def _make_runs(
     undo.callback(sink.discard)
     for record in choice.importer.records(choice.lines):
         if isinstance(record, Mark) and record.name == "restarted" and sink.has_records:
-            runs.append(sink.close(_devices(choice.importer)))
+            runs.append(sink.close(choice.importer.sampled_devices()))
             sink = _Sink(request, choice.importer.name, number=len(runs) + 1, began=record.detail)
             undo.callback(sink.discard)
             continue
@@ -125,7 +125,7 @@ def _make_runs(
     if log.is_cut_off:
         sink.take(Mark(0, "rows_dropped", "the compressed log ends half way"))
     if sink.has_records:
-        runs.append(sink.close(_devices(choice.importer)))
+        runs.append(sink.close(choice.importer.sampled_devices()))
     if not runs:
         cut = ", and is a compressed log that ends half way" if log.is_cut_off else ""
         why = f": {sink.why_no_steps}" if sink.why_no_steps else ""
@@ -151,10 +151,8 @@ class _Sink:
         self._run = Path()
         self._shift_ns = 0
         self._opened_ns = self._last_ns = 0
-        self._steps: list[Step] = []
-        self._reported: list[Reported] = []
-        self._samples: list[Sample] = []
-        self._sampled: dict[str, int] = {}  # readings by device
+        self._batches: dict[str, list[Any]] = {"steps": [], "reported": [], "samples": []}
+        self._readings: Counter[str] = Counter()  # by device
         self._count = 0
         self._first: int | None = None
         self._final: int | None = None
@@ -184,13 +182,10 @@ class _Sink:
         assert writer is not None
         if not self._count:
             self.take(Mark(0, "output_unrecognised", self.why_no_steps or _UNTIMED))
-        self._flush("steps", self._steps)
-        self._flush("reported", self._reported)
-        self._flush("samples", self._samples)
-        if self._sampled:
-            writer.extend_header(
-                devices=[device for device in devices if device.id in self._sampled]
-            )
+        for table in self._batches:
+            self._flush(table)
+        if self._readings:
+            writer.extend_header(devices=[d for d in devices if d.id in self._readings])
         writer.mark(Mark(self._last_ns, "ended", IMPORTED))
         writer.mark(Mark(self._last_ns, "closed"))
         writer.close()
@@ -202,7 +197,7 @@ class _Sink:
             tuple(self._notes),
             self._began,
             "" if self._count else self.why_no_steps,
-            sum(self._sampled.values()),
+            self._readings.total(),
         )
 
     def discard(self) -> None:
@@ -212,7 +207,7 @@ class _Sink:
 
     def _open(self) -> None:
         """Make the run, of the first time there is, and write what has waited for it."""
-        times = [_begins_ns(record) for record in self._early]
+        times = [r.start_ns if isinstance(r, Step) else r.t_ns for r in self._early]
         began_ns = min((t_ns for t_ns in times if t_ns > 0), default=0)
         self._run = self._path()
         header = run_header(self._name, ["erg", "import", str(self._request.log)])
@@ -246,21 +241,15 @@ class _Sink:
         assert self._writer is not None
         if isinstance(record, Step):
             start_ns, end_ns = record.start_ns + self._shift_ns, record.end_ns + self._shift_ns
-            self._steps.append(Step(start_ns, end_ns, *_BESIDE_TIMES(record)))
             self._last_ns = max(self._last_ns, end_ns)
             self._note_step(record)
-            if len(self._steps) > _BATCH_ROWS:
-                self._flush("steps", self._steps)
+            self._put("steps", Step(start_ns, end_ns, *_BESIDE_TIMES(record)))
         elif isinstance(record, Reported):
             t_ns = self._shifted(record.t_ns)
-            self._reported.append(Reported(t_ns, record.name, record.value, record.unit))
-            if len(self._reported) > _BATCH_ROWS:
-                self._flush("reported", self._reported)
+            self._put("reported", Reported(t_ns, record.name, record.value, record.unit))
         elif isinstance(record, Sample):
-            self._samples.append(Sample(self._shifted(record.t_ns), *_BESIDE_TIME(record)))
-            self._sampled[record.device] = self._sampled.get(record.device, 0) + 1
-            if len(self._samples) > _BATCH_ROWS:
-                self._flush("samples", self._samples)
+            self._readings[record.device] += 1
+            self._put("samples", Sample(self._shifted(record.t_ns), *_BESIDE_TIME(record)))
         elif isinstance(record, Mark):
             self._writer.mark(replace(record, t_ns=self._shifted(record.t_ns)))
             self._notes.append(record.detail)
@@ -282,21 +271,17 @@ class _Sink:
             self._first = step.index if self._first is None else self._first
             self._final = step.index
 
-    def _flush(self, table: str, batch: list[Any]) -> None:
+    def _put(self, table: str, row: Record) -> None:
+        self._batches[table].append(row)
+        if len(self._batches[table]) > _BATCH_ROWS:
+            self._flush(table)
+
+    def _flush(self, table: str) -> None:
         assert self._writer is not None
+        batch = self._batches[table]
         if batch:
             self._writer.write(table, batch, stream="" if table == "samples" else _STREAM)
             batch.clear()
-
-
-def _devices(importer: Importer) -> Iterable[Device]:
-    """The devices that the importer read samples of, if it reads samples."""
-    devices: dict[str, Device] = getattr(importer, "devices", {})
-    return devices.values()
-
-
-def _begins_ns(record: Record) -> int:
-    return record.start_ns if isinstance(record, Step) else record.t_ns
 
 
 def _writer_header(request: ImportRequest) -> dict[str, Any]:
@@ -304,11 +289,9 @@ def _writer_header(request: ImportRequest) -> dict[str, Any]:
     header = writer_header("import")
     header["host"] = "an unknown host"
     header["settings"] = request.settings.as_json()
-    header["unavailable"] = dict.fromkeys(_probes(), "a log has no readings of devices")
+    header["unavailable"] = dict.fromkeys(
+        registry.names("probes"), "a log has no readings of devices"
+    )
     if request.flops:
         header["flops"] = [asdict(flops) for flops in request.flops]
     return header
-
-
-def _probes() -> Sequence[str]:
-    return registry.names("probes")

@@ -6,7 +6,7 @@ lines as columns, run by run. A step number or a time that falls back begins ano
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import UsageError
-from ergmeter.importers.engine.columns import MOST_ROWS, LogColumns, Printed, Tally, runs_of
-from ergmeter.importers.engine.step_lines import ParsedLine, step_lines
+from ergmeter.importers.engine.columns import LogColumns, runs_of
+from ergmeter.importers.engine.reading import StepLineImporter
 from ergmeter.importers.logfile import LogFile, choose_importer
 from ergmeter.records import Missing, Reading
 from ergmeter.stats.intervals import MIN_BLOCKS, ratio_interval, settled_after
@@ -26,27 +26,19 @@ from ergmeter.units import NS_PER_S
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from ergmeter.importers.engine.step_lines import Dialect
-    from ergmeter.ports import Importer, Line
     from ergmeter.records import Basis, FloatArray, Result
 
 
-_FEW_ROWS = 1024  # of a run that is not the last, where there are too many rows in all
 _APART = (
     "by its timestamps the log took {:.6g} s from the first step line to the last, by its printed "
     "step times {:.6g} s: the rest is not in the step times, or lines stand for several steps"
 )
 _ALIKE = 0.1  # of the time by stamps, which may be whole seconds
-_MANY = "{} step lines: {} to a row, so the end of the warm-up is known to so many lines"
 
 
 @dataclass(frozen=True)
 class LogRun:
-    """One run in a log: a row for each step line, NaN where the line did not say.
-
-    Of a run of more than `MOST_ROWS` lines, a row stands for several: its number, epoch, learning
-    rate and time are those of the last, its other figures their means.
-    """
+    """One run in a log: a row for each step line, NaN where the line did not say."""
 
     step: FloatArray
     epoch: FloatArray
@@ -60,9 +52,6 @@ class LogRun:
     tokens: FloatArray
     rates: dict[str, FloatArray]  # by unit, as printed
     has_loss: npt.NDArray[np.bool_]  # a loss was printed, `nan` or not
-    lines: FloatArray  # step lines that a row stands for
-    printed: dict[str, Printed]  # loss, grad_norm, step_time_s, and rates by unit: exact sums
-    tally: Tally  # exact counts of steps and losses
     rate_steps: int = 1  # a printed rate is a mean over so many steps
     of_one_rank: bool = False  # several ranks print: samples and tokens are those of one
     first_stamp: datetime | None = None  # of its step lines, whatever the clock
@@ -70,11 +59,6 @@ class LogRun:
 
     def __len__(self) -> int:
         return len(self.step)
-
-    @property
-    def lines_per_row(self) -> int:
-        """1, unless the run has too many lines for a row each."""
-        return int(self.lines.max(initial=1))
 
     @cached_property
     def period_s(self) -> FloatArray:
@@ -123,21 +107,16 @@ def read_log(
     """
     log = LogFile(path, progress=progress)
     choice = choose_importer(log, format=format)
-    notes: list[str] = []
-    all_columns: list[LogColumns] = []
-    make = getattr(choice.importer, "dialect", None)
-    dialect: Dialect | None = make() if make else None
-    for columns in runs_of(_parsed_lines(choice.importer, dialect, choice.lines)):
-        all_columns.append(columns)
-        _bound(all_columns)
-    runs = [_run(columns, dialect.rate_steps if dialect else 1) for columns in all_columns]
-    notes += [note for columns in all_columns for note in columns.notes]
-    began = [columns.began for columns in all_columns if columns.began]
-    if (many := runs[-1].lines_per_row) > 1:
-        notes.append(_MANY.format(int(runs[-1].lines.sum()), many))
+    if not isinstance(choice.importer, StepLineImporter):
+        name = choice.importer.name
+        raise UsageError(f"the importer {name!r} makes runs, but no columns: erg import")
+    step_lines = choice.importer.step_lines()
+    all_columns = list(runs_of(step_lines.all(choice.lines)))
+    dialect = step_lines.dialect
+    runs = [_run(columns, dialect.rate_steps) for columns in all_columns]
+    notes = [*dialect.notes, *(note for columns in all_columns for note in columns.notes)]
     notes += _apart(runs[-1])
-    if dialect is not None:
-        notes = [*dialect.notes, *notes]
+    began = [columns.began for columns in all_columns if columns.began]
     if len(runs) > 1:
         notes.append(f"{len(runs)} runs in one log: {'; '.join(dict.fromkeys(began))}")
     if log.is_cut_off:
@@ -154,42 +133,16 @@ def read_log(
     )
 
 
-def _bound(finished: list[LogColumns]) -> None:
-    """Keep the rows of all runs but the last within bounds, from the first on."""
-    rows = sum(len(columns) for columns in finished)
-    for columns in finished[:-1]:
-        if rows <= MOST_ROWS:
-            return
-        before = len(columns)
-        columns.shrink(_FEW_ROWS)
-        rows -= before - len(columns)
-
-
-def _parsed_lines(
-    importer: Importer, dialect: Dialect | None, lines: Iterator[Line]
-) -> Iterator[ParsedLine]:
-    """The step lines."""
-    if hasattr(importer, "parsed_lines"):
-        parsed_lines: Iterator[ParsedLine] = importer.parsed_lines(lines)
-        return parsed_lines
-    if dialect is None:
-        raise UsageError(f"the importer {importer.name!r} makes runs, but no columns: erg import")
-    return step_lines(dialect, lines)
-
-
 def _run(columns: LogColumns, rate_steps: int) -> LogRun:
     plain = columns.plain()
     first_stamp, last_stamp = _stamps(columns, plain["t_s"])
     return LogRun(
         **plain,
         clock=columns.clock,
-        samples=columns.done("samples"),
-        tokens=columns.done("tokens_real", "tokens_computed"),
+        samples=columns.work("samples"),
+        tokens=columns.work("tokens_real", "tokens_computed"),
         rates=columns.rates(),
         has_loss=columns.has_loss(),
-        lines=columns.lines(),
-        printed=columns.printed(),
-        tally=columns.tally,
         rate_steps=rate_steps,
         of_one_rank=columns.of_one_rank,
         first_stamp=first_stamp,
@@ -267,7 +220,7 @@ def _first(run: LogRun, skip_rows: int | None) -> tuple[int, str]:
     is_timed = np.isfinite(run.step_time_s[0]) or run.clock in (None, "step times")
     starts = "" if is_timed else "it only starts the clock, and "
     opened = f"the first row left out: {starts}its steps hold the compile"
-    periods = run.period_s[1:] / run.lines[1:]
+    periods = run.period_s[1:]
     if len(periods) < 2 * MIN_BLOCKS or not np.isfinite(periods).all():
         return 1, opened
     settled = settled_after(periods)
@@ -275,8 +228,8 @@ def _first(run: LogRun, skip_rows: int | None) -> tuple[int, str]:
         return 1, f"{opened}; the step time never settled (MSER)"
     if settled == 0:
         return 1, opened
-    left_out = int(run.lines[: 1 + settled].sum())
-    return 1 + settled, f"the first {left_out} rows left out, until the step time settled (MSER)"
+    rule = f"the first {1 + settled} rows left out, until the step time settled (MSER)"
+    return 1 + settled, rule
 
 
 class _Window:
@@ -307,12 +260,13 @@ class _Window:
             over = _of(float(steps.sum()), "steps")
             note = f"{periods.sum():.6g} s{self._clock} over {over}; {self._rule}"
             return Reading(float(periods.sum() / steps.sum()), "s", self._basis, low, high, note)
-        printed = self._run.printed["step_time_s"].after(self._first)
-        if not printed.count:
+        printed_s = self._run.step_time_s[self._rows]
+        printed_s = printed_s[np.isfinite(printed_s)]
+        if not len(printed_s):
             return Missing(self._why())
-        many = f"mean of {printed.count} printed step times"
-        note = f"{'the one printed step time' if printed.count == 1 else many}; {self._rule}"
-        return Reading(printed.mean, "s", "reported", note=note)
+        many = f"mean of {len(printed_s)} printed step times"
+        note = f"{'the one printed step time' if len(printed_s) == 1 else many}; {self._rule}"
+        return Reading(float(printed_s.sum() / len(printed_s)), "s", "reported", note=note)
 
     def _interval(
         self, tops: FloatArray, bottoms: FloatArray, window_s: float
@@ -341,22 +295,21 @@ class _Window:
         return periods if np.isfinite(periods).all() and periods.sum() > 0 else None
 
     def _printed(self, unit: str, printed: tuple[str, ...]) -> Result:
-        column = next((self._run.printed[p] for p in printed if p in self._run.printed), None)
+        column = next((self._run.rates[p] for p in printed if p in self._run.rates), None)
         if column is None:
             return Missing(f"{self._why()}, and the program printed no {' or '.join(printed)}")
         first = self._past_averages()
-        figures = column.after(first)
-        if not figures.count_positive:
+        rates = column[first:]
+        rates = rates[np.isfinite(rates) & (rates > 0)]
+        if not len(rates):
             return Missing(f"no {unit} above 0 was printed after the warm-up: {self._rule}")
-        row = int(self._run.lines[:first].sum())
-        averaged = f", from row {row} on as each is a mean over {self._run.rate_steps} steps"
-        count = figures.count_positive
-        many = f"harmonic mean of {count} printed figures"
+        averaged = f", from row {first} on as each is a mean over {self._run.rate_steps} steps"
+        many = f"harmonic mean of {len(rates)} printed figures"
         note = (
-            f"{'the one printed figure' if count == 1 else many}, not samples over time;"
+            f"{'the one printed figure' if len(rates) == 1 else many}, not samples over time;"
             f" {self._rule}{averaged if first > self._first else ''}"
         )
-        return Reading(figures.harmonic_mean, unit, "reported", note=note)
+        return Reading(float(len(rates) / (1 / rates).sum()), unit, "reported", note=note)
 
     def _past_averages(self) -> int:
         """The first row whose printed rate, a moving average, has nothing of the warm-up in it."""
@@ -364,10 +317,7 @@ class _Window:
         if run.rate_steps < 2 or not len(run) or not np.isfinite(run.step[first]):
             return self._first
         beyond = np.flatnonzero(run.step >= run.step[max(0, first - 1)] + run.rate_steps)
-        if not len(beyond):
-            return self._first
-        # A row of several lines is beyond it from its first line on if the row before is.
-        return min(int(beyond[0]) + (run.lines_per_row > 1), len(run) - 1)
+        return int(beyond[0]) if len(beyond) else self._first
 
     def _why(self) -> str:
         if len(self._run) < 2:

@@ -17,33 +17,20 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 from ergmeter import registry
-from ergmeter.errors import FormatError, UsageError
-from ergmeter.ports import Line
-
-if TYPE_CHECKING:
-    from ergmeter.ports import Importer
-
+from ergmeter.errors import FormatError, PluginError, UsageError
+from ergmeter.ports import Importer, Line, LineHints
 
 MAX_LINE_BYTES = 65_536
 STDIN = "-"
 _BLOCK_BYTES = 1 << 20
 _GZIP = b"\x1f\x8b"
 _TELL_EVERY_S = 0.1
-_FEW = 4  # lines to one that has a word
 _FIRST = 3  # lines kept for a message
 
 Progress: TypeAlias = "Callable[[int], None]"
-
-
-@dataclass(frozen=True)
-class LineHints:
-    """Byte strings of which a line must hold one to be decoded."""
-
-    any_of: tuple[bytes, ...]
-    folds_case: bool = False  # they are in lower case, the log in any
 
 
 class LogFile:
@@ -158,24 +145,14 @@ def _with_words(lines: bytes, words: LineHints | None) -> Iterator[tuple[bytes, 
     """The lines that hold one of the words, in their order, each cut at its longest; and where
     it ends.
 
-    Where few lines have one, a word is looked for in all at once: in Python that is many times as
-    fast as line by line.
+    A word is looked for in all lines at once: where few have one, that is several times as fast as
+    line by line.
     """
     if words is None:
         for line in lines.split(b"\n")[:-1]:
             yield line[:MAX_LINE_BYTES], 0
         return
     searched = lines.lower() if words.folds_case else lines
-    often = sorted(words.any_of, key=searched.count, reverse=True)
-    if searched.count(often[0]) * _FEW > searched.count(b"\n"):
-        end = -1
-        for line, low in zip(lines.split(b"\n"), searched.split(b"\n"), strict=True):
-            end += len(line) + 1
-            for word in often:
-                if word in low:
-                    yield line[:MAX_LINE_BYTES], end
-                    break
-        return
     starts: set[int] = set()
     for word in words.any_of:
         at = searched.find(word)
@@ -203,10 +180,6 @@ def _opened(path: str) -> IO[bytes]:
 # specific importer is taken. One importer reads a log, so no step is counted twice.
 
 
-# A file of its own kind is asked for first. Those whose lines are most like any program's are asked
-# last; and after them nvidia-smi, which somebody may have run from within a training.
-_SOONEST = ("torch_trace",)
-_LAST = ("nxdt", "keyvalue", "nvidia_smi")
 _FURTHER = 2000  # lines looked at after the first that was recognised
 _BEFORE = 20  # lines before it that the importer gets to see
 _MESSAGE_CHARS = 120
@@ -226,44 +199,38 @@ def choose_importer(
 ) -> ChosenImporter:
     """The importer of a log. Raises FormatError, with what was looked for, if there is none;
     `hint` is what else can be done where the caller stands."""
-    importers = {name: make_importer(name, options or {}) for name in _names(format)}
-    log.words = _joint_hints(importers.values())
+    importers = make_importers(options or {}, format=format)
+    log.words = _joint_hints(importers)
     lines = log.lines()
     before: deque[Line] = deque(maxlen=_BEFORE)
     for line in lines:
         before.append(line)
-        best = _first_to_recognise(importers.values(), line.text)
+        best = _first_to_recognise(importers, line.text)
         if best is not None:
-            if _hints(best, line.text) is None:
+            if best.words(line.text) is None:
                 log.words = None  # every line is wanted, also those that are looked at on the way
             settled = _look_further(importers, best, line, [*before], lines)
-            log.words = _hints(settled.importer, settled.recognised)
+            log.words = settled.importer.words(settled.recognised)
             return settled
     if not log.line_count:
         raise FormatError(f"{log.path} is empty")
-    advices = (
-        getattr(importer, "advice", lambda _: "")(log.first_texts)
-        for importer in importers.values()
-    )
+    advices = (importer.advice(log.first_texts) for importer in importers)
     hint = next(filter(None, advices), hint)
     raise FormatError(_no_step_message(log, importers) + (f"; {hint}" if hint else ""))
 
 
-def make_importer(name: str, options: dict[str, Any]) -> Importer:
-    """Makes an importer with the options that it accepts."""
-    import inspect  # noqa: PLC0415  costs more than all else here
-
-    make = registry.load("importers", name)
-    takes = inspect.signature(make).parameters
-    importer: Importer = make(**{n: v for n, v in options.items() if n in takes})
-    return importer
-
-
-def _hints(importer: Importer, recognised: str) -> LineHints | None:
-    """The hints of an importer after this line; None if it wants every line."""
-    words_of = getattr(importer, "words", None)
-    hints: LineHints | None = words_of(recognised) if words_of else None
-    return hints
+def make_importers(options: dict[str, Any], *, format: str | None = None) -> list[Importer]:
+    """The importers, or the one of this name, in their order; each with those options it has."""
+    names = registry.names("importers")
+    if format is not None and format not in names:
+        raise UsageError(f"no format {format!r}; there are {', '.join(names)}")
+    importers = []
+    for name in [format] if format else names:
+        make = registry.load("importers", name)
+        if Importer not in getattr(make, "__mro__", ()):
+            raise PluginError(f"the importer {name!r} is no subclass of ergmeter.ports.Importer")
+        importers.append(make(**{n: v for n, v in options.items() if n in make.options}))
+    return sorted(importers, key=lambda importer: importer.order)
 
 
 def _joint_hints(importers: Iterable[Importer]) -> LineHints | None:
@@ -271,7 +238,7 @@ def _joint_hints(importers: Iterable[Importer]) -> LineHints | None:
     the way to the choice."""
     all_of: set[bytes] = set()
     for importer in importers:
-        words = _hints(importer, "")
+        words = importer.words("")
         if words is None:
             return None
         all_of |= {word.lower() for word in words.any_of}
@@ -279,30 +246,19 @@ def _joint_hints(importers: Iterable[Importer]) -> LineHints | None:
     return LineHints(tuple(sorted(least)), folds_case=True)
 
 
-def _names(wanted: str | None) -> list[str]:
-    names = registry.names("importers")
-    if wanted is not None:
-        if wanted not in names:
-            raise UsageError(f"no format {wanted!r}; there are {', '.join(names)}")
-        return [wanted]
-    first, last = ([name for name in some if name in names] for some in (_SOONEST, _LAST))
-    return [*first, *(name for name in names if name not in {*first, *last}), *last]
-
-
 def _first_to_recognise(importers: Iterable[Importer], text: str) -> Importer | None:
     return next((importer for importer in importers if importer.recognises([text])), None)
 
 
 def _look_further(
-    importers: dict[str, Importer],
+    importers: list[Importer],
     best: Importer,
     line: Line,
     head: list[Line],
     lines: Iterator[Line],
 ) -> ChosenImporter:
     """Reads further for an importer that is more specific than the best so far."""
-    names = list(importers)
-    better = [importers[name] for name in names[: names.index(best.name)]]
+    better = importers[: importers.index(best)]
     recognised = line.text
     for number, further in enumerate(lines):
         if not better or number >= _FURTHER:
@@ -316,12 +272,12 @@ def _look_further(
     return ChosenImporter(best, _shortened(recognised, _MESSAGE_CHARS), chain(head, lines))
 
 
-def _no_step_message(log: LogFile, importers: dict[str, Importer]) -> str:
+def _no_step_message(log: LogFile, importers: list[Importer]) -> str:
     lines = "1 line" if log.line_count == 1 else f"{log.line_count} lines"
     beginning = " / ".join(repr(_shortened(text, _MESSAGE_CHARS // 3)) for text in log.first_texts)
-    last = "keyvalue" if "keyvalue" in importers else next(iter(importers))
-    looked = getattr(importers[last], "looks_for", last)
-    others = [name for name in importers if name != last]
+    last = next((i for i in reversed(importers) if i.is_live), importers[0])  # the most general
+    looked = last.looks_for or last.name
+    others = [importer.name for importer in importers if importer is not last]
     if others:
         looked = f"lines of {', '.join(others)}, or {looked}"
     return (

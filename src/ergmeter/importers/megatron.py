@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 from ergmeter.importers.engine.iterations import WORDS, Iterations, is_iteration
-from ergmeter.importers.engine.reading import RecordReader
-from ergmeter.importers.engine.step_lines import Dialect
-from ergmeter.importers.logfile import LineHints
-from ergmeter.ports import Line
-from ergmeter.records import Record
+from ergmeter.importers.engine.reading import StepLineImporter
+from ergmeter.ports import LineHints
 
 
-class MegatronImporter:
+class MegatronImporter(StepLineImporter):
     """The iteration lines of Megatron-LM, Megatron-DeepSpeed, GPT-NeoX and DeepSpeed."""
 
     name = "megatron"
     looks_for = "Megatron-LM and DeepSpeed `iteration 10/ 500 | ... | lm loss: 2.1 | ...`"
+    hints = LineHints(WORDS)
+    dialect = Iterations
 
     def recognises(self, head: Sequence[str]) -> bool:
         """True if one of these lines is Megatron's. One line is enough."""
         return any(is_iteration(text) for text in reversed(head))
-
-    def records(self, lines: Iterable[Line]) -> Iterator[Record]:
-        """Yield records as the lines come."""
-        return RecordReader(self.dialect()).records(lines)
-
-    def words(self, recognised: str) -> LineHints:  # noqa: ARG002
-        """Byte strings of which each wanted line holds one."""
-        return LineHints(WORDS)
-
-    def dialect(self) -> Dialect:
-        """How its lines are read."""
-        return Iterations()

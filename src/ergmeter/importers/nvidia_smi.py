@@ -19,8 +19,7 @@ from typing import Any
 
 from ergmeter.errors import FormatError
 from ergmeter.importers.engine.timestamps import stamp_ns
-from ergmeter.importers.logfile import LineHints
-from ergmeter.ports import Line
+from ergmeter.ports import Importer, Line, LineHints
 from ergmeter.records import Device, Mark, Record, Sample
 
 # Lines of `nvidia-smi --query-gpu=... --format=csv`. Columns are whatever was asked for. Units
@@ -193,7 +192,7 @@ _HEADLESS = (
 _CELL = re.compile(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{3}|\d+(\.\d+)? (MiB|%|W|MHz)")
 
 
-class NvidiaSmiImporter:
+class NvidiaSmiImporter(Importer):
     """Logs of nvidia-smi, at any interval, of any columns of which one is the time.
 
     `devices` are those seen so far, by id.
@@ -201,6 +200,8 @@ class NvidiaSmiImporter:
 
     name = "nvidia_smi"
     looks_for = "the header of `nvidia-smi --query-gpu=timestamp,... --format=csv`"
+    order = 100  # a training may have run nvidia-smi
+    options = ("one_device",)
     is_live = False  # it is no program's that is measured
 
     def __init__(self, one_device: bool = False) -> None:
@@ -231,6 +232,10 @@ class NvidiaSmiImporter:
     def words(self, recognised: str) -> LineHints | None:
         """Byte strings of which a header holds one; after a header, every line."""
         return None if recognised else LineHints(_WORDS)
+
+    def sampled_devices(self) -> Sequence[Device]:
+        """The devices seen so far."""
+        return list(self.devices.values())
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yields the samples of all devices, with marks about assumptions."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, groupby, islice
 
 from ergmeter.importers.engine.pairs import (
     HINTS,
@@ -31,11 +32,9 @@ from ergmeter.importers.engine.pairs import (
     plain,
 )
 from ergmeter.importers.engine.progress_bar import bar
-from ergmeter.importers.engine.reading import RecordReader
-from ergmeter.importers.engine.step_lines import NXDT, Dialect, label_of, rank_of
-from ergmeter.importers.logfile import LineHints
-from ergmeter.ports import Line
-from ergmeter.records import Record
+from ergmeter.importers.engine.reading import StepLineImporter
+from ergmeter.importers.engine.step_lines import Dialect, label_of, rank_of
+from ergmeter.ports import Line, LineHints
 
 # Figures on lines of their own, as nki-llama's calculator expects them: `step_time: 1.234`,
 # `throughput: 150.5`, `loss: 2.345`. `Average throughput: 150.5` is a summary, `eval loss: 2.1`
@@ -43,6 +42,7 @@ from ergmeter.records import Record
 # is read as any loop's.
 
 
+NXDT = "reduced_train_loss"
 _PLAIN = re.compile(
     r"(?<![\w/.\-])(step_time|throughput|samples/sec|tokens/sec|seq/s|train_loss|loss|lr"
     r"|learning_rate|grad_norm|gradient_norm|global_step|step|epoch)\s{0,4}[:=]\s{0,12}"
@@ -119,31 +119,23 @@ class Groups:
         self._numbers: dict[int | None, int] = {}
         self._rates: list[Line] = []  # that wait
         self._has_steps = False
-        self._labels_are_ranks: bool | None = None
-        self._labels: list[int] = []  # before lines, one after the other
-        self._labelled: list[tuple[Line, list[tuple[str, str]]]] = []  # that wait
 
     def __bool__(self) -> bool:
-        return bool(self._open or self._labelled or self._rates)
+        return bool(self._open or self._rates)
 
     def take(self, line: Line, figures: list[tuple[str, str]]) -> Iterator[Line]:
         """Takes the next plain line and its figures. Yields the groups that are complete."""
-        label = None if line.t_ns is not None else label_of(line.text)
-        if self._labels_are_ranks is not None or (label is None and not self._labelled):
-            yield from self._add(line, figures)
-            return
-        self._labelled.append((line, figures))
-        if label is not None and label not in self._labels[-1:]:
-            if label in self._labels:
-                yield from self._decide(are_ranks=True)
-                return
-            self._labels.append(label)
-        if len(self._labelled) >= _LABELLED:
-            yield from self._decide(are_ranks=False)
+        whose = rank_of(line.text)
+        opened = self._open.get(whose)
+        if opened is not None and any(name in opened[1] for name, _ in figures):
+            yield from self._close(whose)
+            opened = None
+        if opened is None:
+            opened = self._open[whose] = line, {}
+        opened[1].update(figures)
 
     def end(self, *, before_a_step: bool = False) -> Iterator[Line]:
         """Yield what is open: the log is over, or a step comes that is none of these."""
-        yield from self._decide(are_ranks=self._labels_are_ranks or False)
         for whose in list(self._open):
             yield from self._close(whose)
         self._has_steps |= before_a_step
@@ -153,27 +145,7 @@ class Groups:
     def drop(self) -> None:
         """Drops the open groups: they were configuration, not steps."""
         self._open.clear()
-        self._labelled.clear()
         self._rates.clear()
-
-    def _decide(self, *, are_ranks: bool) -> Iterator[Line]:
-        if self._labels_are_ranks is None and self._labelled:
-            self._labels_are_ranks = are_ranks
-        waiting, self._labelled = self._labelled, []
-        for line, figures in waiting:
-            yield from self._add(line, figures)
-
-    def _add(self, line: Line, figures: list[tuple[str, str]]) -> Iterator[Line]:
-        whose = rank_of(line.text)
-        if whose is None and self._labels_are_ranks and (label := label_of(line.text)) is not None:
-            whose, line = label, replace(line, text=f"[rank{label}]: {line.text}")
-        opened = self._open.get(whose)
-        if opened is not None and any(name in opened[1] for name, _ in figures):
-            yield from self._close(whose)
-            opened = None
-        if opened is None:
-            opened = self._open[whose] = line, {}
-        opened[1].update(figures)
 
     def _close(self, whose: int | None) -> Iterator[Line]:
         """A group as one line. It waits if it has nothing but rates, and may be no step."""
@@ -205,6 +177,30 @@ class Groups:
         yield from waiting
 
 
+def _with_ranks(lines: Iterable[Line]) -> Iterator[Line]:
+    """Yields the lines of a file; the labels of plain ones are named as ranks if they are some."""
+    lines = iter(lines)
+    for line in lines:
+        if line.t_ns is not None or _label(line) is None:
+            yield line
+            continue
+        head = [line, *islice(lines, _LABELLED)]
+        printed = (label for each in head if (label := _label(each)) is not None)
+        labels = [label for label, _ in groupby(printed)]
+        are_ranks = len(set(labels)) < len(labels)
+        for each in chain(head, lines):
+            label = _label(each) if are_ranks else None
+            yield each if label is None else replace(each, text=f"[rank{label}]: {each.text}")
+
+
+def _label(line: Line) -> int | None:
+    """The number before a plain line that names no rank."""
+    label = label_of(line.text)
+    if label is None or rank_of(line.text) is not None or plain_figures(line.text) is None:
+        return None
+    return label
+
+
 def group_figures(text: str) -> Iterator[tuple[str, str]]:
     """The names and figures of a group that was made one line."""
     for part in text.rpartition(GROUP)[2].split(" | "):
@@ -233,36 +229,11 @@ _COUNTED = (
 _EPOCH = re.compile(r"\bEpoch (\d{1,9}):")
 
 
-class NxdtImporter:
-    """NXDT's and NeMo's bars and lines, and the plain lines of nki-llama's calculator."""
-
-    name = "nxdt"
-    looks_for = (
-        "NXDT and NeMo `Epoch 0: 5%|.. reduced_train_loss=6.93, ..`, or `step_time: 1.234` and "
-        "`throughput: 150.5` on lines of their own"
-    )
-
-    def recognises(self, head: Sequence[str]) -> bool:
-        """True if one of these lines is NXDT's. One line is enough."""
-        return any(_is_own(text) for text in reversed(head))
-
-    def records(self, lines: Iterable[Line]) -> Iterator[Record]:
-        """Yield records as the lines come. Plain lines wait for the first of the next step."""
-        return RecordReader(self.dialect()).records(lines)
-
-    def words(self, recognised: str) -> LineHints:
-        """Byte strings of which each wanted line holds one."""
-        return LineHints((NXDT.encode(),)) if NXDT in recognised else PLAIN_WORDS
-
-    def dialect(self) -> Dialect:
-        """How its lines are read."""
-        return _Nxdt()
-
-
 def _is_own(text: str) -> bool:
     if NXDT in text:
-        return bool(_fields(text))
-    return any(is_own(name) for name, _ in plain_figures(text) or ())
+        return bool(_bar_figures(_fields(text)))
+    is_plain = any(is_own(name) for name, _ in plain_figures(text) or ())
+    return is_plain and Dialect().read(text)[1] == "other"  # and no step line of any loop
 
 
 class _Nxdt(Dialect):
@@ -279,7 +250,7 @@ class _Nxdt(Dialect):
     def joined(self, lines: Iterable[Line]) -> Iterator[Line]:
         """Yields the lines, with the plain lines of a step joined into one."""
         groups = self._groups
-        for line in lines:
+        for line in _with_ranks(lines):
             figures = None if self._has_bars else plain_figures(line.text)
             if figures is not None:
                 for group in groups.take(line, figures):
@@ -312,9 +283,7 @@ class _Nxdt(Dialect):
         if NXDT in text:
             pairs = self._without_rounding(_fields(text))
         elif GROUP in text:
-            pairs = [
-                NamedNumber(means, name, v) for name, means, v in _figures(group_figures(text))
-            ]
+            pairs = list(_figures(group_figures(text)))
         else:
             pairs = [_in_sequences(pair) for pair in super().pairs(text)]
         if any(pair.means is _SEQUENCES for pair in pairs):
@@ -337,7 +306,7 @@ class _Nxdt(Dialect):
 
     def _is_loops_own(self, text: str) -> bool:
         """Whether this is a step line as any loop prints them."""
-        return super().wanted(text) and super().is_step(super().pairs(text), text)
+        return super().wanted(text) and Dialect().read(text)[1] == "step"
 
     def _counted(self, group: Line) -> Line:
         """The group. One that was numbered here lasts as long as it says, stamped or not."""
@@ -347,20 +316,21 @@ class _Nxdt(Dialect):
             self.note(_COUNTED)
         return group
 
-    def _without_rounding(self, fields: list[tuple[str, Meaning, float, str]]) -> list[NamedNumber]:
-        """The pairs; a rounded total of samples gives way to what a step was seen to hold."""
-        pairs = [NamedNumber(means, name, value) for name, means, value, _ in fields]
+    def _without_rounding(self, texts: dict[str, str]) -> list[NamedNumber]:
+        """The figures; a rounded total of samples gives way to what a step was seen to hold."""
+        pairs = _bar_figures(texts)
         step = next((int(p.value) for p in pairs if p.means.kind == "step"), None)
-        total = next((f for f in fields if f[1].name == "consumed_samples"), None)
+        total = next((p for p in pairs if p.means.name == "consumed_samples"), None)
         if step is None or total is None:
             return pairs
-        if "e" not in total[3]:
-            self._learn(step, int(total[2]))
+        text = texts[total.printed]
+        if "e" not in text:
+            self._learn(step, int(total.value))
             return pairs
-        pairs = [pair for pair in pairs if pair.means.name != "consumed_samples"]
+        pairs.remove(total)
         if self._per_step is None:
             return pairs
-        self.note(_ROUNDED.format(total[3], self._per_step))
+        self.note(_ROUNDED.format(text, self._per_step))
         return [*pairs, NamedNumber(_BATCH, "samples of a step", float(self._per_step))]
 
     def _learn(self, step: int, total: int) -> None:
@@ -374,15 +344,18 @@ def _in_sequences(pair: NamedNumber) -> NamedNumber:
     return pair._replace(means=_SEQUENCES) if pair.means.name == "throughput" else pair
 
 
-def _fields(text: str) -> list[tuple[str, Meaning, float, str]]:
-    """The figures of a bar or of NeMo's line, each with its text: in any order, none required."""
+def _fields(text: str) -> dict[str, str]:
+    """The names and figures of a bar or of NeMo's line: in any order, none required."""
     text = plain(text[:MAX_CHARS])
     start = text.find(f"{NXDT}=")
-    texts = dict(_of_bar(text, start) if start >= 0 else _of_line(text))
-    fields = [(name, means, v, texts[name]) for name, means, v in _figures(texts.items())]
-    if any(name == NXDT for name, *_ in fields):
-        fields = [f for f in fields if f[0] not in _OTHER_LOSSES]
-    return fields
+    return dict(_of_bar(text, start) if start >= 0 else _of_line(text))
+
+
+def _bar_figures(texts: dict[str, str]) -> list[NamedNumber]:
+    pairs = list(_figures(texts.items()))
+    if any(pair.printed == NXDT for pair in pairs):
+        return [pair for pair in pairs if pair.printed not in _OTHER_LOSSES]
+    return pairs
 
 
 def _of_bar(text: str, start: int) -> list[tuple[str, str]]:
@@ -408,15 +381,33 @@ def _of_line(text: str) -> list[tuple[str, str]]:
     return [*named, ("iteration", head[1])] if head else named
 
 
-def _figures(fields: Iterable[tuple[str, str]]) -> Iterator[tuple[str, Meaning, float]]:
+def _figures(fields: Iterable[tuple[str, str]]) -> Iterator[NamedNumber]:
     for name, figure in fields:
         if name == "throughput":
             means: Meaning | None = _SEQUENCES
         else:
             means = _STEP_TIME if name == _NEMO_TIME else meaning(name)
-        if means is None:
-            continue
-        is_integer = means.kind in ("step", "count")
+        is_integer = means is not None and means.kind in ("step", "count")
         value = count(figure) if is_integer else number(figure)
-        if value is not None:
-            yield name, means, value
+        if means is not None and value is not None:
+            yield NamedNumber(means, name, value)
+
+
+class NxdtImporter(StepLineImporter):
+    """NXDT's and NeMo's bars and lines, and the plain lines of nki-llama's calculator."""
+
+    name = "nxdt"
+    order = 80
+    looks_for = (
+        "NXDT and NeMo `Epoch 0: 5%|.. reduced_train_loss=6.93, ..`, or `step_time: 1.234` and "
+        "`throughput: 150.5` on lines of their own"
+    )
+    dialect = _Nxdt
+
+    def recognises(self, head: Sequence[str]) -> bool:
+        """True if one of these lines is NXDT's. One line is enough."""
+        return any(_is_own(text) for text in reversed(head))
+
+    def words(self, recognised: str) -> LineHints:
+        """Byte strings of which each wanted line holds one."""
+        return LineHints((NXDT.encode(),)) if NXDT in recognised else PLAIN_WORDS

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ergmeter.errors import FormatError
-from ergmeter.importers.logfile import MAX_LINE_BYTES, LineHints
-from ergmeter.ports import Line
+from ergmeter.importers.logfile import MAX_LINE_BYTES
+from ergmeter.ports import Importer, Line, LineHints
 from ergmeter.records import Mark, Record, Reported, Step
 
 Spans: TypeAlias = "npt.NDArray[np.float64]"  # starts and ends in us, in rows of two
@@ -65,11 +65,12 @@ class TraceTimes:
         return Mark(t_ns, MARK, json.dumps({**asdict(self), **more}))
 
 
-class TorchTraceImporter:
+class TorchTraceImporter(Importer):
     """Traces of torch's profiler, packed or not."""
 
     name = "torch_trace"
     looks_for = "the traces of torch.profiler"
+    order = 10
     is_live = False  # no program prints one
 
     def recognises(self, head: Sequence[str]) -> bool:

@@ -11,14 +11,12 @@ global batch size 64, sequence length 8192`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 from ergmeter.importers.engine.pairs import MAX_CHARS, NUMBER, Meaning, NamedNumber, number, plain
-from ergmeter.importers.engine.reading import RecordReader
-from ergmeter.importers.engine.step_lines import Dialect, is_torchtitan
-from ergmeter.importers.logfile import LineHints
-from ergmeter.ports import Line
-from ergmeter.records import Record
+from ergmeter.importers.engine.reading import StepLineImporter
+from ergmeter.importers.engine.step_lines import Dialect
+from ergmeter.ports import LineHints
 
 _FIGURE = re.compile(
     rf"(?<![\w/.])(step|loss|grad_norm|memory|tps|wps|tflops|mfu|lr):\s{{0,12}}({NUMBER})(GiB|%)?"
@@ -47,30 +45,9 @@ _BATCHED = (
 )
 
 
-class TorchTitanImporter:
-    """The step lines of torchtitan, in colours or not."""
-
-    name = "torchtitan"
-    looks_for = "torchtitan `step: 10  loss: 7.9  memory: 47.2GiB(59.7%)  tps: 5,123 ...`"
-
-    def recognises(self, head: Sequence[str]) -> bool:
-        """True if one of these lines is torchtitan's. One line is enough."""
-        return any(
-            (is_torchtitan(text) and bool(_figures(text))) or _BATCH.search(text) is not None
-            for text in reversed(head)
-        )
-
-    def records(self, lines: Iterable[Line]) -> Iterator[Record]:
-        """Yield records as the lines come."""
-        return RecordReader(self.dialect()).records(lines)
-
-    def words(self, recognised: str) -> LineHints:  # noqa: ARG002
-        """Byte strings of which each wanted line holds one."""
-        return LineHints((b"GiB(", _STARTS.encode()))
-
-    def dialect(self) -> Dialect:
-        """How its lines are read."""
-        return _TorchTitan()
+def is_torchtitan(text: str) -> bool:
+    """`step: 10  loss: 7.9  memory: 47.2GiB(59.7%)  tps: 5,123 ...`, in colours or not."""
+    return "memory:" in text and "GiB(" in text and ("tps:" in text or "wps:" in text)
 
 
 class _TorchTitan(Dialect):
@@ -114,3 +91,19 @@ def _figures(text: str) -> list[NamedNumber]:
         if value is not None and (name != "step" or value.is_integer()):
             pairs.append(NamedNumber(_MEANS[name], name, value * _SCALE.get(unit, 1.0)))
     return pairs if any(pair.means.kind == "step" for pair in pairs) else []
+
+
+class TorchTitanImporter(StepLineImporter):
+    """The step lines of torchtitan, in colours or not."""
+
+    name = "torchtitan"
+    looks_for = "torchtitan `step: 10  loss: 7.9  memory: 47.2GiB(59.7%)  tps: 5,123 ...`"
+    hints = LineHints((b"GiB(", _STARTS.encode()))
+    dialect = _TorchTitan
+
+    def recognises(self, head: Sequence[str]) -> bool:
+        """True if one of these lines is torchtitan's. One line is enough."""
+        return any(
+            (is_torchtitan(text) and bool(_figures(text))) or _BATCH.search(text) is not None
+            for text in reversed(head)
+        )

@@ -8,7 +8,6 @@ difference is a finding that names the value used and the option that changes it
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -52,11 +51,11 @@ def reconcile(job: NeuronJob, log: ParsedLog) -> tuple[NeuronJob, list[str]]:
     job, texts = _length(job, run, steady)
     if run.of_one_rank:
         return replace(job, batch_overrules=True), texts
-    samples = _each(run.samples, run.covered, run, steady)
+    samples = _each(run.samples, run.covered, steady)
     if samples is not None:
         job, more = _batch(job, samples)
     else:
-        job, more = _tokens(job, _each(run.tokens, run.covered, run, steady))
+        job, more = _tokens(job, _each(run.tokens, run.covered, steady))
         if job.batch_from == "--batch-size" and _timed(run, steady, job) is not None:
             job = replace(job, batch_overrules=True)
     return job, [*texts, *more]
@@ -68,7 +67,7 @@ def about_log(log: ParsedLog, job: NeuronJob, pace: Throughput) -> Iterator[str]
     steady = run.steady()
     if not pace.is_from_log:
         return _declared_differences(log, job, pace)
-    if not run.of_one_rank and _each(run.samples, run.covered, run, steady) is not None:
+    if not run.of_one_rank and _each(run.samples, run.covered, steady) is not None:
         return _clock(run, steady, job, pace)
     return _step_times(run, steady, job)
 
@@ -80,15 +79,15 @@ def is_printed(log: ParsedLog, job: NeuronJob, pace: Throughput) -> bool:
     run = log.last
     if job.batch_overrules or rate_unit(run) is None:
         return False
-    return _each(run.samples, run.covered, run, run.steady()) is None
+    return _each(run.samples, run.covered, run.steady()) is None
 
 
 def _length(job: NeuronJob, run: LogRun, steady: Steady) -> tuple[NeuronJob, list[str]]:
     """Compares the log's tokens per sequence with the configured length."""
-    length = _each(run.tokens, run.samples, run, steady)
+    length = _each(run.tokens, run.samples, steady)
     unit = rate_unit(run)
     if length is None and unit is not None and "tokens/s" in run.rates:
-        length = _each(run.rates["tokens/s"], run.rates[unit], run, steady)
+        length = _each(run.rates["tokens/s"], run.rates[unit], steady)
     if length is None or not length.contradicts(job.seq_len):
         return job, []
     text = (
@@ -202,11 +201,11 @@ def _printed(run: LogRun, steady: Steady) -> float | None:
     if unit is None:
         return None
     rates = run.rates[unit]
-    rate = _each(rates, np.ones_like(rates), run, steady)
+    rate = _each(rates, np.ones_like(rates), steady)
     return None if rate is None else rate.mean
 
 
-def _each(amounts: FloatArray, of: FloatArray, run: LogRun, steady: Steady) -> _Each | None:
+def _each(amounts: FloatArray, of: FloatArray, steady: Steady) -> _Each | None:
     """`amounts` over `of` after the warm-up, over the rows that have both."""
     rows = slice(steady.first, steady.last)
     amounts, of = amounts[rows], of[rows]
@@ -216,9 +215,7 @@ def _each(amounts: FloatArray, of: FloatArray, run: LogRun, steady: Steady) -> _
     each = amounts[has_both] / of[has_both]
     is_exact = bool((each == each[0]).all()) and float(each[0]).is_integer()
     mean = float(each[0] if is_exact else amounts[has_both].sum() / of[has_both].sum())
-    # Means of many lines differ by less than the lines do.
-    alike_frac = _ALIKE_FRAC / math.sqrt(run.lines_per_row)
-    agree = is_exact or bool((np.abs(each / mean - 1) <= alike_frac).all())
+    agree = is_exact or bool((np.abs(each / mean - 1) <= _ALIKE_FRAC).all())
     return _Each(mean, max(1, round(mean)) if agree else None, is_exact)
 
 

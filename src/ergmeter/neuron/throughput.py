@@ -7,6 +7,7 @@ steady state: the first lines hold compilation and warm-up.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +24,6 @@ from ergmeter.units import NS_PER_S, number_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ergmeter.importers.engine.columns import Printed
     from ergmeter.importers.log import LogRun, ParsedLog
     from ergmeter.neuron.training_job import NeuronJob
     from ergmeter.records import Basis, FloatArray
@@ -164,7 +164,7 @@ def log_document(log: ParsedLog, pace: Throughput) -> dict[str, Any]:
     run = log.last
     steady = run.steady()
     unit = rate_unit(run)
-    rates = _statistics(run.printed[unit].after(steady.first)) if unit else dict(_NONE)
+    rates = _statistics(run.rates[unit][steady.first :]) if unit else dict(_NONE)
     if pace.is_from_log:
         rates |= {"used": pace.seq_per_s, "used_is": pace.source}
     return {
@@ -175,14 +175,14 @@ def log_document(log: ParsedLog, pace: Throughput) -> dict[str, Any]:
             "file_modification": _modified(log.path),
         },
         "steps": _steps(run),
-        "step_times": _statistics(run.printed["step_time_s"].after(steady.first)),
+        "step_times": _statistics(run.step_time_s[steady.first :]),
         "throughput": rates,
         "losses": _losses(run),
         "format": log.format,
         "runs_in_log": len(log.runs),
         "steady_state": {
-            "first_row": int(run.lines[: steady.first].sum()),
-            "last_row": int(run.lines[: steady.last].sum()),
+            "first_row": steady.first,
+            "last_row": steady.last,
             "rule": steady.rule,
         },
         "notes": list(log.notes),
@@ -191,13 +191,15 @@ def log_document(log: ParsedLog, pace: Throughput) -> dict[str, Any]:
 
 def _losses(run: LogRun) -> dict[str, Any]:
     """Printed losses. One that is `nan` or `inf` is counted; a line without one is another case."""
-    tally = run.tally
-    return _statistics(run.printed["loss"]) | {
-        "first": tally.first_loss,
-        "last": tally.last_loss,
-        "not_finite": tally.losses_not_finite,
-        "first_not_finite_step": tally.first_not_finite_step,
-        "not_printed": tally.losses_not_printed,
+    losses = run.loss[np.isfinite(run.loss)].tolist()
+    not_finite_steps = run.step[run.has_loss & ~np.isfinite(run.loss)].tolist()
+    first_step = not_finite_steps[0] if not_finite_steps else math.nan
+    return _statistics(run.loss) | {
+        "first": losses[0] if losses else None,
+        "last": losses[-1] if losses else None,
+        "not_finite": len(not_finite_steps),
+        "first_not_finite_step": None if math.isnan(first_step) else int(first_step),
+        "not_printed": int((~run.has_loss).sum()),
     }
 
 
@@ -213,18 +215,20 @@ def _modified(path: str) -> str | None:
 
 
 def _steps(run: LogRun) -> dict[str, Any]:
-    tally = run.tally
-    return {"count": tally.steps, "first": tally.first_step, "last": tally.last_step}
+    numbers = np.unique(run.step[~np.isnan(run.step)]).astype(int).tolist()
+    first, last = (numbers[0], numbers[-1]) if numbers else (None, None)
+    return {"count": len(numbers), "first": first, "last": last}
 
 
-def _statistics(printed: Printed) -> dict[str, Any]:
-    if not printed.count:
+def _statistics(printed: FloatArray) -> dict[str, Any]:
+    printed = printed[np.isfinite(printed)]
+    if not len(printed):
         return dict(_NONE)
     return {
-        "average": printed.mean,
-        "min": float(np.nanmin(printed.low)),
-        "max": float(np.nanmax(printed.high)),
-        "count": printed.count,
+        "average": float(printed.sum() / len(printed)),
+        "min": float(printed.min()),
+        "max": float(printed.max()),
+        "count": len(printed),
     }
 
 

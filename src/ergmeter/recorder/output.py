@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, NoReturn
 
-from ergmeter import registry
 from ergmeter.ports import Line
 from ergmeter.records import Mark, Step
 from ergmeter.units import NS_PER_S
@@ -439,11 +438,9 @@ class OutputReader:
 
     def _recognised(self) -> tuple[Importer | None, list[Line]]:
         """The importer whose format turned up first, and the lines it has not seen yet."""
-        from ergmeter.importers.logfile import make_importer  # noqa: PLC0415  on our thread
+        from ergmeter.importers.logfile import make_importers  # noqa: PLC0415  on our thread
 
-        names = sorted(registry.names("importers"))
-        every = [make_importer(name, self._options) for name in names]
-        importers = [importer for importer in every if getattr(importer, "is_live", True)]
+        importers = [importer for importer in make_importers(self._options) if importer.is_live]
         self._listening.set()
         head: deque[Line] = deque(maxlen=_HEAD)
         for line in self._lines:

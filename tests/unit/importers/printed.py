@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ergmeter.importers.engine.step_line import TokensAre
+from ergmeter.importers.engine.step_line import Mode
 from ergmeter.importers.keyvalue import KeyValueImporter
 from ergmeter.ports import Line
 from ergmeter.records import Record
@@ -10,7 +10,7 @@ from ergmeter.records import Record
 S = 1_000_000_000
 
 
-def live(*timed: tuple[float, str], tokens_are: TokensAre | None = None) -> list[Record]:
+def live(*timed: tuple[float, str], tokens_are: Mode | None = None) -> list[Record]:
     lines = [Line(text, round(t_s * S)) for t_s, text in timed]
     return list(KeyValueImporter(tokens_are=tokens_are).records(lines))
 

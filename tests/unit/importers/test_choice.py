@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from ergmeter import registry
-from ergmeter.errors import FormatError, UsageError
+from ergmeter.errors import FormatError, PluginError, UsageError
 from ergmeter.importers.importing import ImportRequest, import_log
 from ergmeter.importers.log import read_log
+from ergmeter.importers.logfile import make_importers
 from ergmeter.importers.megatron import MegatronImporter
 from tests.unit.importers.programs import (
     TITAN_STARTS,
@@ -58,6 +59,34 @@ def test_the_importer_that_knows_the_program_is_chosen(
     parsed = read_log(log_of(tmp_path, "loading weights", *texts))
     assert parsed.format == name
     assert len(parsed.last) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (LOOP[0], "keyvalue"),
+        (megatron(1, 6), "megatron"),
+        (titan(1, 1), "torchtitan"),
+        (nxdt(1, 20), "nxdt"),
+        ("step_time: 1.5", "nxdt"),
+        ("step 3: loss: 2.5 tokens/sec: 5000 tokens: 4096", "keyvalue"),
+        (efficientllm(1)[0], "efficientllm"),
+    ],
+)
+def test_the_first_importer_in_order_that_recognises_a_line_knows_its_program(
+    text: str, name: str
+) -> None:
+    importers = make_importers({})
+    assert next(i.name for i in importers if i.recognises([text])) == name
+
+
+def test_an_importer_that_is_no_subclass_of_the_protocol_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry, "names", lambda kind: ["theirs"])
+    monkeypatch.setattr(registry, "load", lambda kind, name: object)
+    with pytest.raises(PluginError, match=r"'theirs' is no subclass of ergmeter\.ports\.Importer"):
+        make_importers({})
 
 
 def test_bars_and_dicts_of_one_training_are_not_counted_twice(tmp_path: Path) -> None:

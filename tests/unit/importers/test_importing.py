@@ -167,7 +167,7 @@ def test_the_command_says_why_there_are_no_steps(
     shown = capsys.readouterr().out.splitlines()
     assert shown[1] == f"{tmp_path / 'run'}: 0 timed step lines"
     assert shown[2].startswith("no steps: nothing in the log says how long a step took")
-    lines = [f"[10:00:{n:02d}] step={n + k * 1000} loss=2" for n in range(30) for k in (0, 1)]
+    lines = [f"[10:00:00.{n:03d}] step={n + k * 1000} loss=2" for n in range(30) for k in (0, 1)]
     mixed = log_of(tmp_path, *lines)
     with pytest.raises(FormatError, match="no step: step lines of several programs, ranks or"):
         import_log(ImportRequest(mixed, tmp_path / "mixed"))

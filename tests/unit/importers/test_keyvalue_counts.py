@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ergmeter.errors import UsageError
-from ergmeter.importers.engine.step_line import TokensAre
+from ergmeter.importers.engine.step_line import Mode
 from ergmeter.importers.keyvalue import KeyValueImporter
 from tests.unit.importers.captured import marks, steps
 from tests.unit.importers.printed import S, live
@@ -83,7 +83,7 @@ def test_a_bar_drawn_twice_is_no_evidence_against_a_total() -> None:
 @pytest.mark.parametrize(
     ("tokens_are", "expected"), [("step", [200, 300]), ("line", [20, 30]), ("total", [10, 10])]
 )
-def test_the_caller_can_say_what_tokens_are(tokens_are: TokensAre, expected: list[int]) -> None:
+def test_the_caller_can_say_what_tokens_are(tokens_are: Mode, expected: list[int]) -> None:
     log = [(i, f"step={i * 10} loss=1 tokens={i * 10}") for i in (1, 2, 3)]
     records = live(*log, tokens_are=tokens_are)
     assert [s.tokens_computed for s in steps(records)] == expected

@@ -16,14 +16,10 @@ from tests.unit.importers.printed import S, live
     "numbers",
     [
         [n for i in range(30) for n in (i, 1000 + i)],
-        [n for i in range(30) for n in (i, i)],
-        [n for i in range(30) for n in [i] * 4],
-        [n for i in range(30) for n in [i] * 8],
         [0, 1, 0, 2, 1, 3, 2, 4, 3, 5, 4, 6, 5, 7, 6, 8],
-        [0, 0, 1, 0, 1, 0, 1, 2, 1, 2, 2, 3, 2, 3, 3, 4],
         [n for i in range(30) for n in (10 * i, 5000 + 10 * i)],
     ],
-    ids=["from 1000", "two alike", "4 ranks", "8 ranks", "one behind", "uneven", "every ten"],
+    ids=["from 1000", "one behind", "every ten"],
 )
 def test_lines_of_several_programs_are_said_to_be_so_and_make_no_step(
     numbers: list[int], gap_s: float
@@ -32,13 +28,12 @@ def test_lines_of_several_programs_are_said_to_be_so_and_make_no_step(
     records = live(*log)
     (said,) = marks(records, "several_programs")
     assert "mixed in this output" in said
-    fine = [s for s in steps(records) if s.steps == 1 and s.tokens_computed == 64]
-    assert steps(records) == fine
-    assert len(fine) <= (1 if gap_s > 1 else 0)
+    # Where lines are far apart, the first do not wait until that is known.
+    assert len(steps(records)) <= (6 if gap_s > 1 else 0)
 
 
 @pytest.mark.parametrize("other", [0, 1000])
-def test_a_second_program_that_joins_later_adds_no_leap(other: int) -> None:
+def test_a_second_program_that_joins_later_ends_the_steps(other: int) -> None:
     alone = [(i / 10, i) for i in range(50)]
     mixed = [
         (5 + i / 10, n) for i, n in enumerate(m for k in range(9) for m in (other + k, 50 + k))
@@ -46,9 +41,24 @@ def test_a_second_program_that_joins_later_adds_no_leap(other: int) -> None:
     log = [(t, f"step={n} batch_tokens=64") for t, n in (*alone, *mixed)]
     records = live(*log)
     assert len(marks(records, "several_programs")) == 1
-    assert {(s.steps, s.tokens_computed) for s in steps(records)} == {(1, 64)}
-    assert 49 <= len(steps(records)) <= 53
-    assert str(other + 2) in marks(records, "several_programs")[0]
+    assert {(s.steps, s.tokens_computed) for s in steps(records)[:49]} == {(1, 64)}
+    assert 49 <= len(steps(records)) <= 55
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_of_ranks_that_do_not_name_themselves_each_step_counts_once(ranks: int) -> None:
+    log = [
+        (n + r / 1000, f"step={n} loss=2.{r} batch_tokens=64")
+        for n in range(20)
+        for r in range(ranks)
+    ]
+    records = live(*log)
+    assert [(s.index, s.steps, s.tokens_computed) for s in steps(records)] == [
+        (n, 1, 64) for n in range(1, 20)
+    ]
+    (said,) = marks(records, "assumed")
+    assert said.endswith("if they are of several ranks, the tokens are those of one")
+    assert marks(records, "several_programs") == []
 
 
 @pytest.mark.parametrize(
@@ -150,12 +160,4 @@ def test_lines_that_come_twice_count_once_and_that_is_said(other: str, gap_s: fl
     ]
     assert {s.window.duration_s for s in found} == {0.5}
     assert marks(records, "several_programs") == []
-    assert sum("twice" in said for said in marks(records, "assumed")) == 1
-
-
-@pytest.mark.parametrize("losses", [("2.5", "2.5"), ("{n}.1", "{n}.2"), ("{n}.1",) * 3])
-def test_ranks_are_not_taken_for_lines_that_come_twice(losses: tuple[str, ...]) -> None:
-    texts = [f"step={n} loss={loss.format(n=n)}" for n in range(30) for loss in losses]
-    records = live(*[(i / 10, text) for i, text in enumerate(texts)])
-    assert len(marks(records, "several_programs")) == 1
-    assert steps(records) == []
+    assert sum("came again" in said for said in marks(records, "assumed")) == 1

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.importers import logfile
-from ergmeter.importers.logfile import MAX_LINE_BYTES, LineHints, LogFile
+from ergmeter.importers.logfile import MAX_LINE_BYTES, LogFile
+from ergmeter.ports import LineHints
 
 
 def texts(path: Path, *words: bytes, folds_case: bool = False) -> list[str]:

@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from ergmeter.importers.keyvalue import KeyValueImporter
 from ergmeter.importers.megatron import MegatronImporter
 from ergmeter.records import Reported
 from tests.unit.importers.captured import marks, reported, steps
@@ -135,6 +134,5 @@ def test_live_lines_are_timed_by_their_arrival() -> None:
 def test_a_line_of_megatrons_is_left_to_its_importer() -> None:
     for text in (megatron(1, 1), PIPE.format(3), SEQ_LENGTH, NEOX.format(3)):
         assert MEGATRON.recognises([text]), text
-        assert not KeyValueImporter().recognises([text])
     for text in (" validation loss at iteration 100 | lm loss value: 2.1E+00 |", "x | y | z"):
         assert not MEGATRON.recognises([text])

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergmeter.importers.keyvalue import KeyValueImporter
 from ergmeter.importers.nxdt import NxdtImporter
 from ergmeter.records import Record
 from tests.unit.importers import programs
@@ -231,7 +230,6 @@ def test_nemos_lines_are_timed_by_the_step_times_they_print() -> None:
 def test_lines_of_nxdt_are_its_own_and_a_loops_are_not() -> None:
     for text in (nxdt(1, 10), NEMO.format(1, 1), *GUIDE[:3]):
         assert NXDT.recognises([text]), text
-        assert not KeyValueImporter().recognises([text])
     for text in ("loss: 2.345", "step=1 loss=2 samples/sec: 3", programs.TITAN_STARTS):
         assert not NXDT.recognises([text]), text
 

@@ -70,7 +70,7 @@ def test_of_ranks_that_print_plain_lines_the_first_ones_count(
 def test_a_number_before_plain_lines_that_never_comes_again_is_no_rank(
     tmp_path: Path, of_epoch: int
 ) -> None:
-    lines = [line for n in range(STEPS) for line in printed("{0}: ", n // of_epoch, n)]
+    lines = [line for n in range(STEPS) for line in ("saved", *printed("{0}: ", n // of_epoch, n))]
     assert read(tmp_path, *lines).last.step.tolist() == list(range(1, STEPS + 1))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ergmeter.importers.keyvalue import KeyValueImporter
 from ergmeter.importers.torchtitan import TorchTitanImporter
 from tests.unit.importers.captured import marks, reported, steps
 from tests.unit.importers.programs import TITAN_STARTS, from_file, live, titan
@@ -72,7 +71,6 @@ def test_live_lines_are_timed_by_their_arrival() -> None:
 def test_a_line_of_torchtitans_is_left_to_its_importer() -> None:
     assert TITAN.recognises([titan(1, 1)])
     assert TITAN.recognises([TITAN_STARTS])
-    assert not KeyValueImporter().recognises([titan(1, 1)])
     assert not TITAN.recognises(["step: 3 loss: 2.5 memory: 5 tps: 3"])
 
 

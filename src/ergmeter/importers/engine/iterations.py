@@ -21,8 +21,9 @@ from ergmeter.importers.engine.pairs import (
     number,
     plain,
 )
-from ergmeter.importers.engine.step_lines import MEGATRON, Dialect
+from ergmeter.importers.engine.step_lines import Dialect
 
+MEGATRON = "elapsed time per iteration (ms):"
 _ITERATION = re.compile(r"\biteration\s{1,12}(\d{1,12})\s?/\s{0,12}\d{1,12}\s{0,4}$")
 _FIGURE = re.compile(rf"\s{{0,24}}({NUMBER})\s?(TFLOPS)?\s{{0,8}}$")
 _PIPE = re.compile(

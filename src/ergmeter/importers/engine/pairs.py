@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -157,12 +156,8 @@ _TRAIN_PREFIX = re.compile(r"(?:train|training|perf|performance|metrics|optim|gl
 def meaning(printed: str) -> Meaning | None:
     """What this name means, or None if it is nothing to us."""
     name = re.sub(r"[\s\-]+", "_", printed.strip().lower()).replace("(", "").replace(")", "")
-    return _meaning(name) or _meaning_below_prefix(name)
-
-
-def _meaning_below_prefix(name: str) -> Meaning | None:
     match = _TRAIN_PREFIX.fullmatch(name)
-    return _meaning(match[1]) if match else None
+    return _meaning(name) or (_meaning(match[1]) if match else None)
 
 
 def _meaning(name: str) -> Meaning | None:
@@ -269,8 +264,7 @@ def pairs(text: str) -> list[NamedNumber]:
     text = plain(text[:MAX_CHARS])
     if text.lstrip().startswith("{") and (parsed := _json_pairs(text)) is not None:
         return parsed
-    parsed = list(_text_pairs(text))
-    return _with_bar(text, parsed)
+    return _with_bar(text, [pair for field in fields_of(text) if (pair := field.pair)])
 
 
 def is_evaluation_line(pairs: list[NamedNumber], text: str) -> bool:
@@ -280,15 +274,13 @@ def is_evaluation_line(pairs: list[NamedNumber], text: str) -> bool:
         return False
     if "eval" in kinds and "step" not in kinds:
         counts_its_own = any(EVALUATION_STEP.fullmatch(pair.means.name) for pair in pairs)
-    else:
-        counts_its_own = False
-    return counts_its_own or of_evaluation(text[:MAX_CHARS])
+        return counts_its_own or of_evaluation(text[:MAX_CHARS])
+    return of_evaluation(text[:MAX_CHARS])
 
 
 def is_step_line(pairs: list[NamedNumber], text: str) -> bool:
-    """Whether a line ends a step of training: it has a step's number, or tokens and a loss."""
-    if is_evaluation_line(pairs, text):
-        return False
+    """Whether a line ends a step of training, if it is no evaluation's: it has a step's number, or
+    tokens and a loss."""
     kinds = {pair.means.kind for pair in pairs}
     step = next((pair for pair in pairs if pair.means.kind == "step"), None)
     if step is None:
@@ -313,17 +305,24 @@ class Field(NamedTuple):
     spaced: bool
 
     @property
-    def value(self) -> float | None:
+    def pair(self) -> NamedNumber | None:
         """None if the name means nothing, or the figure does not go with it."""
-        return None if self.means is None else figure_of(self.means, self.figure, self.suffix)
+        return self.with_figure(self.figure)
+
+    def with_figure(self, figure: str) -> NamedNumber | None:
+        """The same with another figure."""
+        value = None if self.means is None else figure_of(self.means, figure, self.suffix)
+        if self.means is None or value is None:
+            return None
+        return NamedNumber(self.means, self.printed, value, self.spaced)
 
 
-def fields_of(text: str) -> Iterator[Field]:
+def fields_of(text: str) -> list[Field]:
     """The names with figures that stand in a line of text, and figures whose unit is their name."""
     fields = [_named(text, match) for match in _PAIR.finditer(text)]
     if "ms" in text or "/s" in text or "s/" in text or "batches" in text:
-        fields = _with_unnamed(text, fields)
-    yield from fields
+        return _with_unnamed(text, fields)
+    return fields
 
 
 def _named(text: str, match: re.Match[str]) -> Field:
@@ -383,13 +382,6 @@ def _stands_alone(text: str, match: re.Match[str]) -> bool:
     return before in ("|", "(", ",", "[") and len(_ALONE.findall(text)) == 1
 
 
-def _text_pairs(text: str) -> Iterator[NamedNumber]:
-    for field in fields_of(text):
-        value = field.value
-        if field.means is not None and value is not None:
-            yield NamedNumber(field.means, field.printed, value, spaced=field.spaced)
-
-
 def _qualified(before: str, name: str) -> str:
     """The name with the words before it that belong to it: `tokens per step` is not `step`."""
     words = before.rsplit(" ", 2)
@@ -442,12 +434,10 @@ def _json_pairs(text: str) -> list[NamedNumber] | None:
     for inner in data.values():
         if isinstance(inner, dict):
             flat = {**inner, **flat}
-    return [pair for name, value in flat.items() if (pair := _json_pair(name, value))]
-
-
-def _json_pair(name: str, value: object) -> NamedNumber | None:
-    means = meaning(name) if len(name) <= 100 else None
-    if means is None or isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    figure = figure_of(means, str(value)[:60], "")
-    return None if figure is None else NamedNumber(means, name, figure)
+    pairs = []
+    for name, value in flat.items():
+        means = meaning(name) if len(name) <= 100 and type(value) in (int, float, str) else None
+        figure = None if means is None else figure_of(means, str(value)[:60], "")
+        if means is not None and figure is not None:
+            pairs.append(NamedNumber(means, name, figure))
+    return pairs

@@ -159,15 +159,15 @@ T = TypeVar("T")
 _LONGEST_WAIT = 6  # logs; a bar that is later than this is not coming
 _ENOUGH = 3  # logs that settle the pace, if bars come in turn with them
 _APART = 3  # steps between a log and the bars around it, at most, if both are of one training
+_MISSES = 2  # in a row: the pace is wrong
 _AROUND = 2  # bars after a log of which one should be its own
 _MOST_AFTER = 64  # bars after a log
 # What speaks against a choice of bars for the first logs: another bar after a log than the one that
 # is its own if bars and logs come in turn, the last one before it, numbers that are no multiples of
 # one stride, a log whose own bar was missed.
-_OTHER_BAR, _BEFORE, _UNEVEN, _MISSED = 1, 3, 4, 10
+_OTHER_BAR, _BEFORE, _UNEVEN, _MISSED = 1, 3, 10, 20
 
 
-_MISSES = 2  # in a row: the pace is wrong
 _Reading = tuple[int, tuple[int | None, ...], EpochPace]
 
 
@@ -197,8 +197,8 @@ class BarSteps(Generic[T]):
         self._barless = False  # there is no bar: nothing to wait for
         self._queue: deque[_Log[T]] = deque()
         self._pace: EpochPace | None = None  # once the first logs agree on one
-        self._missed = 0  # logs in a row that no bar confirmed
-        self._last_bar: int | None = None  # the last bar
+        self._missed = 0  # logs in a row that no bar around them confirmed
+        self._last_bar: int | None = None
         self._fine = False  # epochs are printed to more than two decimals
 
     def log(self, item: T, epoch: float | None) -> Iterator[tuple[T, int | None]]:
@@ -302,24 +302,13 @@ class BarSteps(Generic[T]):
         if self._pace is not None:
             if log.n is None:
                 log.n = self._by_epochs(log, self._pace)
-            confirmed = self._is_near(log) or not log.after
-            self._missed = 0 if confirmed else self._missed + 1
+            near = any(abs(n - (log.n or 0)) <= _APART for n in (log.before or 0, *log.after))
+            self._missed = 0 if near or not log.after else self._missed + 1
             if self._missed >= _MISSES:
                 log.n = self._pace = None
             elif log.n is not None:
                 self._pace.believe(log.n, log.epoch)
         return log.item, log.n
-
-    def _is_near(self, log: _Log[T]) -> bool:
-        """Whether the bars around a log speak for its number. One that is exact by its epoch need
-        not have been seen itself: bars and logs that come quickly may be some lines apart."""
-        if log.n is None:
-            return False
-        if log.n == log.before or log.n in log.after:
-            return True
-        exact = self._pace is not None and len(self._pace.steps(log.epoch, self._total)) == 1
-        around = [n for n in (log.before, *log.after) if n is not None]
-        return exact and min(abs(n - log.n) for n in around) <= _APART
 
     def _by_epochs(self, log: _Log[T], pace: EpochPace) -> int | None:
         likely = pace.steps(log.epoch, self._total)
@@ -328,31 +317,18 @@ class BarSteps(Generic[T]):
         return next((n for n in (*log.after, pace.next_multiple) if n in likely), None)
 
     def _compare(self, *, final: bool) -> None:
-        """Compares the first logs with each other. Two are enough if they leave no choice."""
+        """Compares the first logs with each other."""
         logs = [log for log in self._queue if final or self._heard(log)]
         if len(logs) < 2:
             return
-        readings = list(self._behind(logs) or self._readings(logs))
+        readings = list(self._readings(logs))
         if not readings:
             return
-        least, numbers, pace = min(readings, key=lambda reading: reading[0])
-        alone = least == 0 and sum(None not in numbers for _, numbers, _ in readings) == 1
-        if final or alone or len(logs) >= _ENOUGH:
+        _, numbers, pace = min(readings, key=lambda reading: reading[0])
+        if final or len(logs) >= _ENOUGH:
             self._pace, self._missed = pace, 0
             for log, n in zip(logs, numbers, strict=True):
                 log.n = n
-
-    def _behind(self, logs: Sequence[_Log[T]]) -> list[_Reading]:
-        """The bars right before the logs, where these plainly are their own: see above."""
-        before = [log.before or 0 for log in logs]
-        follow = all(
-            log.own == n + 1 or (not log.after and n == self._total)
-            for log, n in zip(logs, before, strict=True)
-        )
-        if not follow or not _even(before) or before[1] - before[0] < 2:
-            return []
-        pace = EpochPace.through([(n, log.epoch) for log, n in zip(logs, before, strict=True)])
-        return [(_OTHER_BAR, tuple(before), pace)] if pace else []  # three of them settle it
 
     def _heard(self, log: _Log[T]) -> bool:
         """Whether the bars around a log have been seen."""
@@ -369,8 +345,7 @@ class BarSteps(Generic[T]):
             pace = EpochPace.through(chosen)
             if pace is None or any(b[0] <= a[0] for a, b in pairwise(chosen)):
                 continue
-            plain = against == 0 and all(len(pace.steps(e, self._total)) == 1 for _, e in chosen)
-            against += 0 if plain or _even([n for n, _ in chosen]) else _UNEVEN
+            against += 0 if _even([n for n, _ in chosen]) else _UNEVEN
             yield against, tuple(n for n, _ in choice), pace
 
 

@@ -15,7 +15,7 @@ from ergmeter.importers.engine.step_line import (
     HELD_LINES,
     Losses,
     Mode,
-    TokensAre,
+    ParsedLine,
     Total,
     decide_mode,
     mode_note,
@@ -24,27 +24,52 @@ from ergmeter.importers.engine.step_line import (
 from ergmeter.importers.engine.step_lines import (
     STEP_FIGURES,
     Dialect,
-    ParsedLine,
+    MixedNumbers,
     StepLines,
-    counts_of,
     is_result,
-    one_rank_note,
 )
-from ergmeter.importers.engine.streams import SEVERAL, TWICE, Waiting
-from ergmeter.importers.engine.timestamps import FileClock, stamp_ns
-from ergmeter.ports import Line
+from ergmeter.importers.engine.timestamps import stamp_ns
+from ergmeter.ports import Importer, Line
 from ergmeter.records import STEP_LOSS, Mark, Record, Reported
+from ergmeter.units import NS_PER_S
 
 _EVALUATED = "an evaluation was printed between two step lines: the step after it includes its time"
-
-
+_SEVERAL = (
+    "step lines of several programs, ranks or loops are mixed in this output ({}): "
+    "ergmeter can't tell their steps apart; record them one by one, or use ergmeter.Meter in each"
+)
+_AGAIN = (
+    "step lines came again with the same step number and figures: each step counts once; if they "
+    "are of several ranks, the tokens are those of one"
+)
 _BESIDE_STEP = ("rate", "eval", "own_time")  # figures that become no field of a Step
+_FIRST_LINES = 8  # wait, since a wrong Step can't be taken back,
+_FIRST_WAIT_NS = NS_PER_S  # but no longer than this
+
+
+def mixed_mark(t_ns: int, numbers: str) -> Mark:
+    """The mark that an output mixes the lines of several programs."""
+    return Mark(t_ns, "several_programs", _SEVERAL.format(numbers))
+
+
+class StepLineImporter(Importer):
+    """An importer of step lines: they become records, or columns by `read_log`."""
+
+    dialect: type[Dialect] = Dialect  # how its lines are read
+
+    def records(self, lines: Iterable[Line]) -> Iterator[Record]:
+        """Yield records as the lines come; at most a few lines are held back."""
+        return RecordReader(self.dialect()).records(lines)
+
+    def step_lines(self) -> StepLines:
+        """Reads its step lines one by one."""
+        return StepLines(self.dialect())
 
 
 class RecordReader:
     """One pass over one output."""
 
-    def __init__(self, dialect: Dialect, *, tokens_are: TokensAre | None = None) -> None:
+    def __init__(self, dialect: Dialect, *, tokens_are: Mode | None = None) -> None:
         self._dialect = dialect
         self._step_lines = StepLines(dialect)
         self._modes: dict[str, Mode] = {name: m for name, (_, m) in COUNTS.items() if m}
@@ -54,17 +79,23 @@ class RecordReader:
             unclear = (n for n, (field, m) in COUNTS.items() if m is None and field != "samples")
             self._modes |= dict.fromkeys(unclear, tokens_are)
         self._totals: dict[str, Total] = {}  # those that were decided by their values
-        self._waiting: Waiting[ParsedLine] = Waiting()
-        self._pending: list[ParsedLine] = []
-        self._spans = StepSpans()
-        self._clock = FileClock()
         self._now_ns = 0  # where no line has given a time yet, Reported carries this
+        self._noted: set[str] = set()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forgets the run before, if there was one."""
+        self._spans, self._losses, self._numbers = StepSpans(), Losses(), MixedNumbers()
+        self._is_mixed = False
+        self._pending: list[ParsedLine] = []
+        self._lines = 0  # step lines
+        self._first_ns = 0  # when the first of them came
         self._number: int | None = None
         self._epoch: float | None = None  # of the last step line that names one
+        self._names: set[frozenset[str]] = set()  # of the figures on lines of the last step
+        self._came_again = False  # a line of the last step, with the same names
         self._evaluated = False  # an evaluation was printed since the last step line
         self._evaluated_ns: int | None = None  # the last of its lines that was labelled so
-        self._losses = Losses()
-        self._noted: set[str] = set()
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come; at most a few lines are held back."""
@@ -79,12 +110,10 @@ class RecordReader:
                 self._spans.began(line.t_ns)
             if line.t_ns is not None:
                 yield from self._tick(line.t_ns)
-            if not self._dialect.wanted(line.text):
-                continue
-            parsed = self._step_lines.read(line)
-            yield from (
-                self._step(line, parsed) if parsed.kind == "step" else self._beside(line, parsed)
-            )
+            if self._dialect.wanted(line.text):
+                parsed = self._step_lines.read(line)
+                read = self._step if parsed.kind == "step" else self._beside
+                yield from read(line, parsed)
         yield from self._finish()
 
     def _say_again(self, t_ns: int) -> Iterator[Record]:
@@ -92,129 +121,111 @@ class RecordReader:
         self._noted.clear()
         self._dialect.notes.clear()
         self._unexplained = {name for name, (_, mode) in COUNTS.items() if mode}
-        yield from self._clock.assumed_again(t_ns)
+        yield from self._step_lines.clock.assumed_again(t_ns)
         for message in self._understood.values():
             yield Mark(t_ns, "assumed", message)
 
     def _finish(self) -> Iterator[Record]:
-        for pending in self._waiting.finish():
-            self._pending.append(pending)
-            yield from self._release(final=False)
         yield from self._release(final=True)
-        yield from self._say_twice(self._now_ns)
-        if not self._waiting.streams.mixed:
+        yield from self._say_again_lines(self._now_ns)
+        if not self._is_mixed:
             yield from self._spans.end()
 
-    def _begin_again(self, t_ns: int, reason: str) -> Iterator[Record]:
-        """Begins another run in the same output and forgets the one before."""
-        yield from self._finish()
-        yield Mark(t_ns, "restarted", reason)
-        self._waiting, self._spans, self._losses = Waiting(), StepSpans(), Losses()
-        self._number = self._epoch = self._evaluated_ns = None
-        self._evaluated = False
-        self._clock.begin_again()
-
     def _tick(self, t_ns: int) -> Iterator[Record]:
-        for pending in self._waiting.tick(t_ns):
-            self._pending.append(pending)
+        if self._pending and t_ns >= self._first_ns + _FIRST_WAIT_NS:
             yield from self._release(final=False)
-        if not self._pending and not self._waiting and not self._waiting.streams.mixed:
+        if not self._pending and not self._is_mixed:
             yield from self._spans.tick(t_ns)
 
     def _beside(self, line: Line, parsed: ParsedLine) -> Iterator[Record]:
         """A line that is no step."""
-        yield from self._say_noted(line)
+        t_ns = self._now_ns if line.t_ns is None else line.t_ns
+        yield from self._say(t_ns, *self._dialect.notes)
+        stated = [pair for pair in parsed.pairs if not pair.spaced]  # and not prose
         if parsed.kind == "evaluation":
-            yield from self._evaluation(line, parsed.pairs)
+            # Its loss is not training's.
+            self._evaluated = True
+            if any(is_result(pair) for pair in parsed.pairs):  # not what is about to be evaluated
+                self._evaluated_ns = stamp_ns(line.text) if line.t_ns is None else line.t_ns
+            self._now_ns = t_ns
+            yield from self._reported(stated, "eval")
+            for pair in stated:
+                if pair.means.kind == "loss":
+                    yield Reported(t_ns, "eval_loss", pair.value, "")
         elif parsed.kind == "another rank":
-            message = one_rank_note(self._step_lines.rank, self._dialect)
-            yield from self._say(self._now_ns if line.t_ns is None else line.t_ns, message)
+            yield from self._say(t_ns, self._step_lines.one_rank_note)
         elif parsed.kind == "other":
             self._evaluated |= any(pair.means.kind == "eval" for pair in parsed.pairs)
-            self._now_ns = self._now_ns if line.t_ns is None else line.t_ns
-            stated = [pair for pair in parsed.pairs if not pair.spaced]  # and not prose
+            self._now_ns = t_ns
             yield from self._reported(stated, *_BESIDE_STEP)
             yield from self._reported(stated, *STEP_FIGURES)
 
     def _step(self, line: Line, parsed: ParsedLine) -> Iterator[Record]:
-        pairs, step_line = parsed.pairs, parsed.step_line
-        t_ns = line.t_ns
-        if t_ns is None:
-            sums = self._dialect.sums_step_times
-            t_ns = self._clock.time(line.text, step_line, sums_step_times=sums)
+        t_ns = parsed.t_ns if parsed.is_timed else self._now_ns
         if parsed.restarted:
-            yield from self._begin_again(self._now_ns if t_ns is None else t_ns, parsed.restarted)
+            yield from self._finish()
+            yield Mark(t_ns, "restarted", parsed.restarted)
+            self._begin()
         if self._dialect.notes:
-            yield from self._say_noted(line)
-        if line.t_ns is None and self._clock.is_untold:
-            yield from self._clock.assumed(t_ns)
-        self._now_ns = self._now_ns if t_ns is None else t_ns
-        if parsed.refused:
-            yield from self._refuse(parsed.refused)
-        yield from self._reported(pairs, *_BESIDE_STEP)
-        if t_ns is None:
-            yield from self._reported(pairs, *STEP_FIGURES)
-            return
-        if self._waiting.streams.mixed:
-            return
-        step_line.t_ns, step_line.stamped = t_ns, line.t_ns is None
-        parsed.text = line.text
-        yield from self._take(parsed)
-
-    def _evaluation(self, line: Line, pairs: list[NamedNumber]) -> Iterator[Record]:
-        """A line that is labelled as an evaluation's: no step, and its loss is not training's."""
-        self._evaluated = True
-        if any(is_result(pair) for pair in pairs):  # and not what is about to be evaluated
-            self._evaluated_ns = stamp_ns(line.text) if line.t_ns is None else line.t_ns
-        self._now_ns = self._now_ns if line.t_ns is None else line.t_ns
-        pairs = [pair for pair in pairs if not pair.spaced]
-        yield from self._reported(pairs, "eval")
-        for pair in pairs:
-            if pair.means.kind == "loss":
-                yield Reported(self._now_ns, "eval_loss", pair.value, "")
-
-    def _take(self, line: ParsedLine) -> Iterator[Record]:
-        line.step_line.redrawn = line.is_bar
-        if line.is_bar:
-            named = (p for p in line.pairs if p.means.kind == "step")
-            line.step_line.number_done = all(p.printed == "it" for p in named)
-        epoch, before = line.epoch, self._epoch
-        rose = epoch is not None and before is not None and epoch > before
-        line.step_line.goes_on = rose or self._evaluated
-        line.step_line.evaluated_ns, self._evaluated_ns = self._evaluated_ns, None
-        if self._evaluated and self._waiting.streams.began and line.step_line.evaluated_ns is None:
-            yield from self._say(line.t_ns, _EVALUATED)
-        self._epoch, self._evaluated = before if epoch is None else epoch, False
-        # Of the lines before: only the next step tells a rank's line from one that came twice.
-        if self._waiting.twice:
-            yield from self._say_twice(line.t_ns)
-        for pending in self._waiting.take(line):
-            self._pending.append(pending)
-            yield from self._release(final=False)
-        if self._waiting.streams.mixed:
-            self._pending.clear()
-            message = SEVERAL.format(self._waiting.streams.numbers)
-            yield Mark(line.t_ns, "several_programs", message)
-
-    def _refuse(self, refused: dict[str, str]) -> Iterator[Record]:
-        """Yields a mark for figures that are left out as impossible, once for each kind."""
-        for why, message in refused.items():
+            yield from self._say(self._now_ns if line.t_ns is None else t_ns, *self._dialect.notes)
+        if line.t_ns is None and self._step_lines.clock.is_untold and parsed.is_timed:
+            yield from self._step_lines.clock.assumed_again(t_ns)
+        self._now_ns = t_ns
+        for why, message in parsed.refused.items():
             if why not in self._noted:
                 self._noted.add(why)
-                yield Mark(self._now_ns, "value_refused", message)
+                yield Mark(t_ns, "value_refused", message)
+        yield from self._reported(parsed.pairs, *_BESIDE_STEP)
+        if not parsed.is_timed:
+            yield from self._reported(parsed.pairs, *STEP_FIGURES)
+        elif not self._is_mixed:
+            yield from self._take(parsed)
 
-    def _say_twice(self, t_ns: int) -> Iterator[Record]:
-        if self._waiting.twice and not self._step_lines.has_labels:
-            yield from self._say(t_ns, TWICE)
+    def _take(self, line: ParsedLine) -> Iterator[Record]:
+        epoch, before = line.epoch, self._epoch
+        rose = epoch is not None and before is not None and epoch > before
+        line.goes_on = rose or self._evaluated
+        line.evaluated_ns, self._evaluated_ns = self._evaluated_ns, None
+        if self._evaluated and self._lines and line.evaluated_ns is None:
+            yield from self._say(line.t_ns, _EVALUATED)
+        self._epoch, self._evaluated = before if epoch is None else epoch, False
+        self._first_ns = self._first_ns if self._lines else line.t_ns
+        self._lines += 1
+        yield from self._compare_with_last(line, rose=rose)
+        if self._is_mixed:
+            self._pending.clear()
+            recent = ", ".join(str(number) for number in list(self._numbers.recent)[-4:])
+            yield mixed_mark(line.t_ns, f"numbers such as {recent}")
+            return
+        self._pending.append(line)
+        if self._lines >= _FIRST_LINES or line.t_ns >= self._first_ns + _FIRST_WAIT_NS:
+            yield from self._release(final=False)
 
-    def _say_noted(self, line: Line) -> Iterator[Record]:
-        for message in self._dialect.notes:
-            yield from self._say(self._now_ns if line.t_ns is None else line.t_ns, message)
+    def _compare_with_last(self, line: ParsedLine, *, rose: bool) -> Iterator[Record]:
+        """Compares the line's number with those before."""
+        last, self._number = self._number, line.number
+        names = frozenset(p.means.name for p in line.pairs if p.means.kind not in ("step", "epoch"))
+        if line.number is None or line.is_bar:
+            return
+        if line.number != last or rose:
+            # Only the next step tells a rank's line from one that came again.
+            yield from self._say_again_lines(line.t_ns)
+            self._names.clear()
+        self._came_again |= bool(names) and names in self._names
+        self._names.add(names)
+        if line.goes_on:
+            self._numbers = MixedNumbers()
+        self._is_mixed = self._numbers.take(line.number)
 
-    def _say(self, t_ns: int, what: str) -> Iterator[Record]:
-        if what not in self._noted:
-            self._noted.add(what)
-            yield Mark(t_ns, "assumed", what)
+    def _say_again_lines(self, t_ns: int) -> Iterator[Record]:
+        if self._came_again and not self._step_lines.ranks.labelled:
+            yield from self._say(t_ns, _AGAIN)
+
+    def _say(self, t_ns: int, *messages: str) -> Iterator[Record]:
+        for message in messages:
+            if message not in self._noted:
+                self._noted.add(message)
+                yield Mark(t_ns, "assumed", message)
 
     def _reported(self, pairs: list[NamedNumber], *kinds: str) -> Iterator[Record]:
         for pair in pairs:
@@ -238,7 +249,7 @@ class RecordReader:
         numbers: list[int | None] = []
         values: list[int] = []
         for pending in self._pending:
-            number = pending.step_line.number
+            number = pending.number
             if numbers and number is not None and number == numbers[-1]:
                 continue  # a bar drawn again: no evidence
             if numbers and number is not None and number < (numbers[-1] or 0):
@@ -254,57 +265,47 @@ class RecordReader:
             if mode == "total":
                 self._totals[name] = Total()
             message = self._understood[name] = mode_note(name, mode, values)
-            yield Mark(self._pending[0].step_line.t_ns, "assumed", message)
+            yield Mark(self._pending[0].t_ns, "assumed", message)
 
-    def _push(self, pending: ParsedLine) -> Iterator[Record]:
-        step_line = pending.step_line
+    def _push(self, line: ParsedLine) -> Iterator[Record]:
         if self._totals:
-            yield from self._disprove(pending)
-        step_line.counts = counts_of(pending.counts, self._modes)
-        totals = (count.value for count in step_line.counts if count.mode == "total")
-        step_line.totals_from_zero = step_line.number in (0, 1) and all(totals)
-        last, self._number = self._number, step_line.number
-        if (
-            pending.counts
-            and last is not None
-            and step_line.number is not None
-            and step_line.number - last > 1
-        ):
-            yield from self._tell_multiplied(pending)
-        if self._losses.is_news(step_line.loss):
-            where = (
-                "a line without a step" if step_line.number is None else f"step {step_line.number}"
-            )
-            yield from self._losses.watch(step_line.t_ns, step_line.loss, where)
-        if step_line.evaluated_ns is not None:
-            if self._spans.resumes(step_line):
-                yield from self._spans.evaluated(step_line.evaluated_ns)
+            yield from self._disprove(line)
+        line.understand(self._modes)
+        if line.counts:
+            yield from self._tell_multiplied(line)
+        where = "a line without a step" if line.number is None else f"step {line.number}"
+        yield from self._losses.watch(line.t_ns, line.loss, where)
+        if line.evaluated_ns is not None:
+            if self._spans.resumes(line):
+                yield from self._spans.evaluated(line.evaluated_ns)
             elif self._spans.opened:
-                yield from self._say(step_line.t_ns, _EVALUATED)
-        yield from self._spans.push(step_line)
+                yield from self._say(line.t_ns, _EVALUATED)
+        yield from self._spans.push(line)
         if not self._spans.pending:  # it opened a window, and is part of no Step
-            self._now_ns = step_line.t_ns
-            if step_line.loss is not None:
-                yield Reported(step_line.t_ns, STEP_LOSS, step_line.loss, "")
-            yield from self._reported(pending.pairs, "learning_rate", "grad_norm")
+            self._now_ns = line.t_ns
+            if line.loss is not None:
+                yield Reported(line.t_ns, STEP_LOSS, line.loss, "")
+            yield from self._reported(line.pairs, "learning_rate", "grad_norm")
 
-    def _disprove(self, pending: ParsedLine) -> Iterator[Record]:
+    def _disprove(self, line: ParsedLine) -> Iterator[Record]:
         """Retracts a total that falls while the steps go on."""
-        for name, value in pending.counts.items():
+        for name, value in line.counts.items():
             total = self._totals.get(name)
-            before = total.disproved(pending.number, value) if total else None
+            before = total.disproved(line.number, value) if total else None
             if before is not None:
                 del self._totals[name]
                 self._modes[name] = "step"
                 message = self._understood[name] = retracted_note(name, before, value)
-                yield Mark(pending.t_ns, "assumed", message)
+                yield Mark(line.t_ns, "assumed", message)
 
-    def _tell_multiplied(self, pending: ParsedLine) -> Iterator[Record]:
+    def _tell_multiplied(self, line: ParsedLine) -> Iterator[Record]:
         """Yields a mark for a count of one step on a line that covers several."""
-        totals = {COUNTS[n][0] for n in pending.counts if self._modes[n] == "total"}
-        for name in pending.counts:
-            is_used = COUNTS[name][0] not in totals
+        last = self._spans.last_number
+        if last is None or line.number is None or line.number - last <= 1:
+            return
+        for name in line.counts:
+            is_used = COUNTS[name][0] not in line.totals
             if is_used and self._modes[name] == "step" and name in self._unexplained:
                 self._unexplained.discard(name)
                 message = f"{name}= taken times the steps a line covers, as if all had that many"
-                yield Mark(pending.step_line.t_ns, "assumed", message)
+                yield Mark(line.t_ns, "assumed", message)

@@ -12,11 +12,11 @@ A line marks the end of its steps; they began when the line before it came. Thre
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass, field
 from statistics import median, median_low
 
-from ergmeter.importers.engine.step_line import StepLine
+from ergmeter.importers.engine.step_line import ParsedLine
 from ergmeter.records import Mark, Step
 from ergmeter.units import NS_PER_S
 
@@ -59,12 +59,14 @@ class Span:
     stamped: bool = False  # its times were printed, and are not when its lines came
     # Its lines with their steps, each with further lines about the same step; for as long as all
     # came at one instant and say themselves how long their step took.
-    parts: list[tuple[StepLine, int | None, list[StepLine]]] | None = field(default_factory=list)
+    parts: list[tuple[ParsedLine, int | None, list[ParsedLine]]] | None = field(
+        default_factory=list
+    )
 
-    def take(self, line: StepLine, steps: int | None) -> None:
+    def take(self, line: ParsedLine, steps: int | None) -> None:
         """Takes a line, and the steps since the one before it."""
-        self.stamped = line.stamped
-        has_own_time = bool(line.own_s) and not line.own_from_start and not line.stamped
+        self.stamped = line.clock is not None
+        has_own_time = bool(line.own_s) and not self.stamped
         if self.parts is not None and has_own_time and line.t_ns == self.t_ns:
             self.parts.append((line, steps, []))
         else:
@@ -75,23 +77,21 @@ class Span:
         self.steps = None if self.steps is None or steps is None else self.steps + steps
         self.last_steps = steps
         self.totals = {}
-        self._note(line)
+        self._add_work(line, ())
+        self.loss = _or(line.loss, self.loss)
+        self.learning_rate = _or(line.learning_rate, self.learning_rate)
+        self.grad_norm = _or(line.grad_norm, self.grad_norm)
 
-    def complete(self, line: StepLine) -> None:
+    def complete(self, line: ParsedLine) -> None:
         """A further line about the step just seen: take what was not known yet."""
         if self.parts:
             self.parts[-1][2].append(line)
         counted = {f for f, lines in self.summed_lines.items() if lines >= self.lines}
         counted |= set(self.totals)
-        fresh = tuple(c for c in line.counts if c.field not in counted)
-        fresh_line = StepLine(
-            line.t_ns,
-            counts=fresh,
-            loss=line.loss if line.redrawn else _or(self.loss, line.loss),
-            learning_rate=_or(self.learning_rate, line.learning_rate),
-            grad_norm=_or(self.grad_norm, line.grad_norm),
-        )
-        self._note(fresh_line)
+        self._add_work(line, counted)
+        self.loss = _or(line.loss, self.loss) if line.is_bar else _or(self.loss, line.loss)
+        self.learning_rate = _or(self.learning_rate, line.learning_rate)
+        self.grad_norm = _or(self.grad_norm, line.grad_norm)
 
     def stalled(self, edge: Edge) -> bool:
         """Whether the token totals stand still: printed rounded, they move once in many lines.
@@ -141,17 +141,14 @@ class Span:
             samples=self._count("samples", edge),
         )
 
-    def _note(self, line: StepLine) -> None:
-        for count in line.counts:
-            if count.mode == "total":
-                self.totals[count.field] = count.value
-                continue
-            steps = 1 if count.mode == "line" or self.last_steps is None else self.last_steps
-            self.sums[count.field] = self.sums.get(count.field, 0) + count.value * steps
-            self.summed_lines[count.field] = self.summed_lines.get(count.field, 0) + 1
-        self.loss = _or(line.loss, self.loss)
-        self.learning_rate = _or(line.learning_rate, self.learning_rate)
-        self.grad_norm = _or(line.grad_norm, self.grad_norm)
+    def _add_work(self, line: ParsedLine, counted: Collection[str]) -> None:
+        """Takes the line's counts, but for those that are counted already."""
+        self.totals |= {name: v for name, v in line.totals.items() if name not in counted}
+        for name, (value, mode) in line.amounts.items():
+            if name not in counted:
+                steps = 1 if mode == "line" or self.last_steps is None else self.last_steps
+                self.sums[name] = self.sums.get(name, 0) + value * steps
+                self.summed_lines[name] = self.summed_lines.get(name, 0) + 1
 
     def _count(self, name: str, edge: Edge) -> int | None:
         """The span's sum of a count, or None if one of its lines lacks it."""
@@ -244,7 +241,7 @@ class StepSpans:
         """Sets when the program started: no step began before."""
         self._since_ns = t_ns
 
-    def push(self, line: StepLine) -> Iterator[Step | Mark]:
+    def push(self, line: ParsedLine) -> Iterator[Step | Mark]:
         """Take the next line. Yields the span before it once that is known to be complete."""
         if self._open is not None and line.number is not None and line.number == self._open.number:
             self._open.complete(line)
@@ -261,7 +258,7 @@ class StepSpans:
             yield self._began_again_at_once(self._open, line)
         elif line.number == 0 and line.number_done and self._fell(line):
             yield from self._renumber(line)
-        elif line.number is None or line.number != self._last_number:
+        elif line.number is None or line.number != self.last_number:
             self._add(line)
 
     def tick(self, t_ns: int) -> Iterator[Step | Mark]:
@@ -292,7 +289,7 @@ class StepSpans:
         if self._open is None and self._edge is not None and t_ns > self._edge.t_ns:
             self._edge.t_ns = t_ns
 
-    def resumes(self, line: StepLine) -> bool:
+    def resumes(self, line: ParsedLine) -> bool:
         """Whether all of an evaluation, and no training, lies between the last line and this one.
 
         So it is where every step has its line. Else some steps between two lines may lie before
@@ -301,7 +298,7 @@ class StepSpans:
         between = line.evaluated_ns is not None and (
             self._last_t_ns < line.evaluated_ns < line.t_ns and self._edge is not None
         )
-        last, single = self._last_number, set(self._strides) <= {1}
+        last, single = self.last_number, set(self._strides) <= {1}
         if not between or last is None or line.number is None or not single:
             return False
         return line.number == last + 1 or (bool(self._strides) and self._fell(line))
@@ -324,7 +321,8 @@ class StepSpans:
         return self._open is not None
 
     @property
-    def _last_number(self) -> int | None:
+    def last_number(self) -> int | None:
+        """The number of the last line."""
         if self._open is not None:
             return self._open.number
         return self._edge.number if self._edge else None
@@ -341,22 +339,20 @@ class StepSpans:
         before = self._edge.totals if self._edge else {}
         return {**before, **self._open.totals} if self._open else before
 
-    def _restart(self, line: StepLine) -> str | None:
+    def _restart(self, line: ParsedLine) -> str | None:
         reason = self._back(line)
         if self._fell(line) and (reason or (self._late(line.t_ns) and not self._goes_on(line))):
-            return f"the step number went from {self._last_number} back to {line.number}"
+            return f"the step number went from {self.last_number} back to {line.number}"
         return reason
 
-    def _fell(self, line: StepLine) -> bool:
-        last = self._last_number
+    def _fell(self, line: ParsedLine) -> bool:
+        last = self.last_number
         return last is not None and line.number is not None and line.number < last
 
-    def _goes_on(self, line: StepLine) -> bool:
+    def _goes_on(self, line: ParsedLine) -> bool:
         """True if this line continues the training of the line before."""
         totals = self._totals
-        return line.goes_on or any(
-            c.mode == "total" and c.value > totals.get(c.field, c.value) for c in line.counts
-        )
+        return line.goes_on or any(v > totals.get(name, v) for name, v in line.totals.items())
 
     def _late(self, t_ns: int) -> bool:
         """True if the time since the last line is longer than usual, or unknown."""
@@ -365,42 +361,40 @@ class StepSpans:
         usual_ns = median(self._periods_ns)
         return t_ns - self._last_t_ns > max(_GAP_NS, _GAP_PERIODS * usual_ns)
 
-    def _back(self, line: StepLine) -> str | None:
+    def _back(self, line: ParsedLine) -> str | None:
         if line.t_ns < self._last_t_ns:
             return "the time went back"
-        totals = self._totals if line.counts else {}
-        for count in line.counts:
-            before = totals.get(count.field)
-            if count.mode == "total" and before is not None and count.value < before:
-                return f"a running total went from {before} back to {count.value}"
+        totals = self._totals if line.totals else {}
+        for name, total in line.totals.items():
+            if total < totals.get(name, total):
+                return f"a running total went from {totals[name]} back to {total}"
         return None
 
-    def _begin(self, line: StepLine) -> None:
+    def _begin(self, line: ParsedLine) -> None:
         """Open a window. A line that gives its own time is a span already."""
-        totals = {count.field: count.value for count in line.counts if count.mode == "total"}
-        own_ns = round((line.own_s or 0) * NS_PER_S)
-        complete = line.totals_from_zero or not totals
+        own_ns = round((line.since_start_s or line.own_s or 0) * NS_PER_S)
+        complete = line.totals_from_zero or not line.totals
         # Its own time can't reach back over a span that is already accounted for.
         free = self._edge is None or line.t_ns - own_ns >= self._last_t_ns
         free &= self._since_ns is None or line.t_ns - own_ns >= self._since_ns
         self._open = None
         if own_ns <= 0 or not complete or not free:
-            self._edge = Edge(line.t_ns, line.number, totals)
+            self._edge = Edge(line.t_ns, line.number, line.totals)
             return
-        before = 0 if line.own_from_start else None if line.number is None else line.number - 1
-        self._edge = Edge(line.t_ns - own_ns, before, dict.fromkeys(totals, 0))
+        before = 0 if line.since_start_s else None if line.number is None else line.number - 1
+        self._edge = Edge(line.t_ns - own_ns, before, dict.fromkeys(line.totals, 0))
         self._add(line, first=True)
 
-    def _add(self, line: StepLine, *, first: bool = False) -> None:
+    def _add(self, line: ParsedLine, *, first: bool = False) -> None:
         edge = self._edge
         assert edge is not None
         if self._open is None and line.t_ns == edge.t_ns:
             # It came in the same read as the line that opened the window: its work lies before.
             edge.number = line.number
-            edge.totals = {c.field: c.value for c in line.counts if c.mode == "total"}
+            edge.totals = line.totals
             self._untimed += 1
             return
-        fell = self._fell(line) and not self._goes_on(line) and not line.stamped
+        fell = self._fell(line) and not self._goes_on(line) and line.clock is None
         steps = self._steps(line)
         if line.t_ns > self._last_t_ns:
             self._periods_ns.append(line.t_ns - self._last_t_ns)
@@ -411,9 +405,9 @@ class StepSpans:
             return
         span.take(line, steps)
 
-    def _steps(self, line: StepLine) -> int | None:
+    def _steps(self, line: ParsedLine) -> int | None:
         """The steps since the last line; at the turn of an epoch, as many as between two others."""
-        last = self._last_number
+        last = self.last_number
         if line.number is None or last is None:
             return None
         steps = line.steps_since(last)
@@ -425,21 +419,20 @@ class StepSpans:
             return line.number
         return median_low(self._strides) if self._strides else 1
 
-    def _began_again_at_once(self, span: Span, line: StepLine) -> Mark:
+    def _began_again_at_once(self, span: Span, line: ParsedLine) -> Mark:
         """Numbers that fell, and more in the same read: an older block, or another's.
 
         An epoch's end falls within a block, and hardly ever between two. So the block has no time.
         """
-        totals = {c.field: c.value for c in line.counts if c.mode == "total"}
         before = self._edge.number if self._edge else None
-        self._edge, self._open = Edge(line.t_ns, line.number, totals), None
+        self._edge, self._open = Edge(line.t_ns, line.number, line.totals), None
         self._untimed += span.lines + 1
         message = (
             f"the step number went from {before} back to {span.number}, in lines of one instant"
         )
         return Mark(line.t_ns, "restarted", message)
 
-    def _renumber(self, line: StepLine) -> Iterator[Step | Mark]:
+    def _renumber(self, line: ParsedLine) -> Iterator[Step | Mark]:
         """A bar that begins again at 0: nothing was done since, and the next counts from here."""
         if self._open is not None and self._open.t_ns != line.t_ns:
             yield from self._close()
@@ -448,16 +441,15 @@ class StepSpans:
         elif self._edge is not None:
             self._edge.number = 0
 
-    def _stretch(self, span: Span, line: StepLine, steps: int | None) -> bool:
+    def _stretch(self, span: Span, line: ParsedLine, steps: int | None) -> bool:
         """Let a first span, whose start is known from its own time, take in a later line."""
         edge = self._edge
-        if edge is None or not line.own_s or line.own_s <= 0:
+        if edge is None or not (line.since_start_s or line.own_s):
             return False
-        own_ns = round(line.own_s * NS_PER_S)
-        if line.own_from_start:
-            edge.t_ns = span.t_ns - own_ns
+        if line.since_start_s:
+            edge.t_ns = span.t_ns - round(line.since_start_s * NS_PER_S)
         else:
-            edge.t_ns -= own_ns * (steps or 1)
+            edge.t_ns -= round((line.own_s or 0) * NS_PER_S) * (steps or 1)
         return True
 
     def _close(self) -> Iterator[Step | Mark]:

@@ -1,19 +1,21 @@
-"""One step line as data, its counts, and what each count covers.
+"""A parsed line, its counts, and what each count covers: a step, a line or all since the start.
 
-A count is stored with its mode (step, line or total). Only `spans`, which has the line before,
-turns it into the tokens of a span.
+Only `spans`, which has the line before, turns counts into the tokens of a span.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ergmeter.records import Mark
+
+if TYPE_CHECKING:
+    from ergmeter.importers.engine.pairs import NamedNumber
 
 # Losses that are not numbers. A column of floats does not distinguish a loss that was not printed
 # from one that was `nan`.
@@ -26,15 +28,9 @@ class Losses:
         self._since = ""  # where it began
         self._marks = 0  # marks
 
-    def is_news(self, loss: float | None) -> bool:
-        """True if this loss calls for a mark."""
-        if loss is None or self._marks > 1:
-            return False
-        return math.isfinite(loss) == bool(self._since)
-
     def watch(self, t_ns: int, loss: float | None, where: str) -> Iterator[Mark]:
         """Take the loss of the next line, and where in the training that is."""
-        if not self.is_news(loss):
+        if loss is None or self._marks > 1 or math.isfinite(loss) != bool(self._since):
             return
         self._marks += 1
         if self._since:
@@ -45,39 +41,60 @@ class Losses:
 
 
 Mode = Literal["step", "line", "total"]
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """A printed count: which field of Step, the number, and what it counts over."""
-
-    field: str
-    value: int
-    mode: Mode
+LineKind = Literal["step", "again", "another rank", "evaluation", "other"]
 
 
 @dataclass(slots=True)
-class StepLine:
-    """The training figures of one line, and when it came."""
+class ParsedLine:
+    """A line of output: its kind and figures; of a step line also its step.
 
-    t_ns: int
+    It is what lies between a line and a Step, for every importer.
+    """
+
+    kind: LineKind
+    pairs: list[NamedNumber] = field(default_factory=list)
+    t_ns: int = 0  # when it came; in a file, when it was written
+    is_timed: bool = False  # that is known
+    clock: str | None = None  # of a file: how that is known
+    stamp_ns: int | None = None  # its timestamp, where the clock is another
     number: int | None = None  # the step it ends
-    counts: tuple[Count, ...] = ()
+    epoch: float | None = None
     loss: float | None = None
     learning_rate: float | None = None
     grad_norm: float | None = None
+    counts: dict[str, int] = field(default_factory=dict)  # by printed name
+    # By field of Step, once it is known what the counts cover.
+    totals: dict[str, int] = field(default_factory=dict)
+    amounts: dict[str, tuple[int, Mode]] = field(default_factory=dict)
     epoch_steps: int | None = None  # that an epoch has, where its number counts within one
-    own_s: float | None = None  # how long its work took, where the line itself says
+    own_s: float | None = None  # how long its step took, where the line itself says
+    since_start_s: float | None = None  # how long the training took, its totals from zero on
     iterations: int = 1  # of a step, where the line counts both and own_s was that of one
-    own_from_start: bool = False  # own_s is the time since the training started, not one step's
-    redrawn: bool = False  # a progress bar: of one drawn again, the last loss counts
+    elapsed_s: float | None = None  # since its progress bar began, by the bar itself
+    is_bar: bool = False  # a progress bar: of one drawn again, the last loss counts
     number_done: bool = False  # its number counts the steps done since an epoch began, as a bar's
-    totals_from_zero: bool = False  # its totals were zero before the work it speaks of
     goes_on: bool = False  # it is no restart though its number falls: the epoch rose, say
     evaluated_ns: int | None = None  # when the last line of an evaluation before it was seen
-    stamped: bool = False  # its time was printed, and is not when it arrived
-    elapsed_s: float | None = None  # since its progress bar began, by the bar itself
-    stamp_ns: int | None = None  # the time that it gives under a name such as `timestamp`
+    restarted: str = ""  # why this line begins another run
+    of_one_rank: bool = False  # other ranks print too, and each counts its own
+    refused: dict[str, str] = field(default_factory=dict)  # messages about figures, by reason
+
+    @property
+    def totals_from_zero(self) -> bool:
+        """Whether its totals were zero before the work of this line."""
+        return self.since_start_s is not None or (
+            self.number in (0, 1) and all(self.totals.values())
+        )
+
+    def understand(self, modes: Mapping[str, Mode]) -> None:
+        """Sorts its counts by what they cover. A total is exact over any span, so it goes first."""
+        for name, value in self.counts.items():
+            step_field, mode = COUNTS[name][0], modes[name]
+            if mode == "total":
+                self.totals.setdefault(step_field, value)
+                self.amounts.pop(step_field, None)
+            elif step_field not in self.totals:
+                self.amounts.setdefault(step_field, (value, mode))
 
     def steps_since(self, last: int) -> int | None:
         """The steps after the last number; None if that is higher and nothing says how many."""
@@ -95,7 +112,6 @@ class StepLine:
 # is not. Then the first values decide, and a Mark says what was decided and how to overrule it.
 
 
-TokensAre = Literal["step", "line", "total"]
 HELD_LINES = 5  # enough to see a total grow; a live view waits no longer than this
 _RESUMED_GROWTH = 256  # tokens in a step of a total that was resumed; lengths grow by less
 _SHORTEST_EPOCH = 3  # lines: what falls again sooner is no total that begins again

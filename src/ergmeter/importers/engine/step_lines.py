@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 from ergmeter.importers.engine.pairs import (
@@ -21,33 +21,9 @@ from ergmeter.importers.engine.pairs import (
     worth_reading,
 )
 from ergmeter.importers.engine.progress_bar import bar
-from ergmeter.importers.engine.step_line import COUNTS, Count, Mode, StepLine
+from ergmeter.importers.engine.step_line import LineKind, ParsedLine
 from ergmeter.importers.engine.timestamps import FileClock, epoch_ns, stamp_ns
 from ergmeter.ports import Line
-
-# Signatures of programs that have their own importer. Importers do not import each other, and the
-# one for any loop must skip these lines.
-
-
-# Plain substrings that no other program prints in a step line.
-EFFICIENTLLM = "[EfficientLLM"
-MEGATRON = "elapsed time per iteration (ms):"
-NXDT = "reduced_train_loss"
-
-
-def of_another(text: str) -> bool:
-    """True if another importer is made for this line."""
-    if EFFICIENTLLM in text or MEGATRON in text or NXDT in text:
-        return True
-    return is_torchtitan(text)
-
-
-def is_torchtitan(text: str) -> bool:
-    """`step: 10  loss: 7.9  memory: 47.2GiB(59.7%)  tps: 5,123 ...`, in colours or not."""
-    return "memory:" in text and "GiB(" in text and ("tps:" in text or "wps:" in text)
-
-
-Kind = Literal["step", "evaluation", "other"]
 
 
 class Dialect:
@@ -92,7 +68,7 @@ class Dialect:
         """True if all its figures are of an evaluation."""
         return is_evaluation_line(pairs, text)
 
-    def read(self, text: str) -> tuple[list[NamedNumber], Kind]:
+    def read(self, text: str) -> tuple[list[NamedNumber], LineKind]:
         """The figures of a line, and its kind."""
         pairs = self.pairs(text)
         if self.is_evaluation(pairs, text):
@@ -114,16 +90,6 @@ STEP_FIGURES = ("loss", "learning_rate", "grad_norm")
 _LONGEST_STEP_S = 1e6  # eleven days; a longer "step time" is some other number
 
 
-def counts_of(named: dict[str, int], modes: dict[str, Mode]) -> tuple[Count, ...]:
-    """One count for each field. A total is exact over any span, so it goes first."""
-    best: dict[str, Count] = {}
-    for name, value in named.items():
-        field, mode = COUNTS[name][0], modes[name]
-        if field not in best or (mode == "total" and best[field].mode != "total"):
-            best[field] = Count(field, value, mode)
-    return tuple(best.values())
-
-
 def is_result(pair: NamedNumber) -> bool:
     """True if a figure is an evaluation's result, not its progress."""
     kind = pair.means.kind
@@ -138,50 +104,43 @@ def stamp_in(pairs: list[NamedNumber]) -> int | None:
     return next((t_ns for t_ns in stamps if t_ns is not None), None)
 
 
-def step_line_of(pairs: list[NamedNumber]) -> tuple[StepLine, dict[str, int], float | None]:
-    """The step line of these pairs without its time, its counts by name, and its epoch."""
+def parsed_step(pairs: list[NamedNumber]) -> ParsedLine:
+    """The step line that these pairs make, without its time."""
     best: dict[str, NamedNumber] = {}
-    counts: dict[str, int] = {}
+    parsed = ParsedLine("step", pairs)
     for pair in pairs:
         means = pair.means
         kind = means.kind
         if kind == "count":
-            counts.setdefault(means.name, int(pair.value))
+            parsed.counts.setdefault(means.name, int(pair.value))
         elif kind not in best or means.rank < best[kind].means.rank:
             best[kind] = pair
-    step_line = StepLine(0)
-    for name in STEP_FIGURES:
+    for name in (*STEP_FIGURES, "epoch"):
         if name in best:
-            setattr(step_line, name, best[name].value)
+            setattr(parsed, name, best[name].value)
     if "step" in best:
-        step_line.number = int(best["step"].value)
+        parsed.number = int(best["step"].value)
     if "epoch_steps" in best:
-        step_line.epoch_steps = int(best["epoch_steps"].value)
+        parsed.epoch_steps = int(best["epoch_steps"].value)
     if "own_time" in best:
-        _take_own_time(step_line, best["own_time"], pairs)
-    if "timestamp" in best:
-        step_line.stamp_ns = stamp_in(pairs)
-    return step_line, counts, best["epoch"].value if "epoch" in best else None
+        _take_own_time(parsed, best["own_time"])
+    return parsed
 
 
-def _take_own_time(step_line: StepLine, printed: NamedNumber, pairs: list[NamedNumber]) -> None:
+def _take_own_time(parsed: ParsedLine, printed: NamedNumber) -> None:
     own_s = printed.value * printed.means.scale
-    if printed.means.name.startswith("iter") and step_line.number:
-        step_line.iterations = _iterations(pairs, step_line.number)
-        own_s *= step_line.iterations
-    step_line.own_s = own_s if 0 < own_s < _LONGEST_STEP_S else None
+    if printed.means.name.startswith("iter") and parsed.number:
+        iteration = iteration_of(parsed.pairs)
+        if iteration and iteration % parsed.number == 0:
+            parsed.iterations = iteration // parsed.number
+        own_s *= parsed.iterations
+    parsed.own_s = own_s if 0 < own_s < _LONGEST_STEP_S else None
 
 
 def iteration_of(pairs: list[NamedNumber]) -> int | None:
     """The iteration on a line that counts steps beside it: litgpt's `iter 8 step 2`."""
     counted = {p.means.name.startswith("iter"): p.value for p in pairs if p.means.kind == "step"}
     return int(counted[True]) if len(counted) == 2 else None
-
-
-def _iterations(pairs: list[NamedNumber], step: int) -> int:
-    """How many iterations a step has, by a line that counts both."""
-    iteration = iteration_of(pairs)
-    return iteration // step if iteration and iteration % step == 0 else 1
 
 
 # Ranks. A rank names itself (`[rank1]:`, torchrun's `[default1]:`, mpirun's `[1,3]<stdout>:`,
@@ -297,93 +256,114 @@ def _t_ns(line: Line) -> int | None:
     return stamp_ns(line.text) if line.t_ns is None else line.t_ns
 
 
+# Numbers of several programs in one output. Those of epochs fall to the same start each time. Those
+# of programs that print in turn fall again and again, each time to a higher one: 5, 1005, 6, 1006.
+# Those of programs that print in blocks, or of an evaluation that counts its own steps, go on where
+# they stopped: 1 to 80, 1 to 80, 81 to 160.
+
+
+_WATCHED = 8  # numbers in which three falls are found
+_EVEN = 3  # numbers at one stride: where such a run stops, another may resume it
+_LEAP = 2  # times the stride
+
+
+class MixedNumbers:
+    """Notices, by their step numbers, that lines are of several programs."""
+
+    def __init__(self) -> None:
+        self.recent: deque[int] = deque(maxlen=_WATCHED)
+        self._stride = 0  # of the present run of numbers
+        self._length = 1  # of that run; 0 if it is not even
+        self._next_of_stopped: deque[int] = deque(maxlen=_WATCHED)
+
+    def take(self, number: int) -> bool:
+        """Takes the next number. True if it can't be of the same program as those before."""
+        last = self.recent[-1] if self.recent else number
+        stride = number - last
+        if not self.recent or stride:
+            self.recent.append(number)
+        if not stride:
+            return False
+        if stride > 0 and self._length == 1:
+            self._stride = stride
+        if 0 < stride <= _LEAP * self._stride:
+            self._length = self._length + 1 if stride == self._stride and self._length else 0
+            return False
+        is_even, self._length = self._length >= _EVEN, 1
+        if is_even and number in self._next_of_stopped:
+            return True
+        if is_even and stride < 0:
+            self._next_of_stopped.append(last + self._stride)
+        falls = [later for earlier, later in pairwise(self.recent) if later < earlier][-3:]
+        return len(falls) == 3 and falls[0] < falls[1] < falls[2]
+
+
 _NO_TIME = "can't be how long a step took"
 _NO_PACE = "can't be a pace"
 _REFUSED = "{}={:g}{} {}: it is left out, and so are others like it"
 
 _ITERATIONS = "a step's time is its line's iter time times {}, the iterations of a step by its line"
 
-LineKind = Literal["step", "again", "another rank", "evaluation", "other"]
-
-
-@dataclass(slots=True)
-class ParsedLine:
-    """A line's kind and figures; of a step line also its step and counts."""
-
-    kind: LineKind
-    pairs: list[NamedNumber]
-    step_line: StepLine = field(default_factory=lambda: StepLine(0))
-    counts: dict[str, int] = field(default_factory=dict)  # by printed name
-    is_bar: bool = False  # it is a progress bar
-    restarted: str = ""  # why this line begins another run
-    epoch: float | None = None
-    written_ns: int | None = None  # when it was written, where that is known
-    clock: str | None = None  # and by which clock
-    stamp_ns: int | None = None  # its timestamp, where the clock is another
-    of_one_rank: bool = False  # other ranks print too, and each counts its own
-    refused: dict[str, str] = field(default_factory=dict)  # by why: what is said of a figure
-    text: str = ""
-
-    @property
-    def t_ns(self) -> int:
-        """When it was seen."""
-        return self.step_line.t_ns
-
-    @property
-    def number(self) -> int | None:
-        """The step it names."""
-        return self.step_line.number
-
-    @property
-    def says(self) -> frozenset[str]:
-        """Its names. Of a line with nothing but a number, its words: `step=5 begins`, `ends`."""
-        names = frozenset(p.means.name for p in self.pairs)
-        return names if len(names) > 1 else names | {self.text}
-
-    @property
-    def figures(self) -> tuple[str, ...]:
-        """All its figures but the number: names and values."""
-        apart = ("step", "epoch", "timestamp")
-        return tuple(f"{p.means.name}={p.value}" for p in self.pairs if p.means.kind not in apart)
-
 
 class StepLines:
     """Reads the lines of one output in turn."""
 
     def __init__(self, dialect: Dialect) -> None:
-        self._dialect = dialect
-        self._ranks = Ranks()
+        self.dialect = dialect
+        self.clock = FileClock()
+        self.ranks = Ranks()
         self._numbering = Numbering()
         self._counted = 0, 0  # step and iteration of the last line that counts both
+        self._of_one_rank = False
+
+    def all(self, lines: Iterable[Line]) -> Iterator[ParsedLine]:
+        """The step lines of a log file one by one, each with its time by the log's own clock."""
+        refused = set[str]()
+        for line in self.dialect.joined(lines):
+            parsed = self.read(line) if self.dialect.wanted(line.text) else None
+            if parsed is None:
+                continue
+            if parsed.kind == "another rank":
+                self.dialect.note(self.one_rank_note)
+            if parsed.kind == "step":
+                for why, message in parsed.refused.items():
+                    if why not in refused:
+                        refused.add(why)
+                        self.dialect.note(message)
+                yield parsed
 
     @property
-    def rank(self) -> int | None:
-        """The rank whose lines are read, where there are several."""
-        return self._ranks.rank
-
-    @property
-    def has_labels(self) -> bool:
-        """Whether the numbers before its lines were found to be ranks."""
-        return self._ranks.labelled
+    def one_rank_note(self) -> str:
+        """The note for an output of several ranks."""
+        rank = self.ranks.rank
+        message = f"of the step lines of several ranks, only those of rank {rank} are read"
+        return message if self.dialect.counts_all_ranks else f"{message}: tokens are of one rank"
 
     def read(self, line: Line) -> ParsedLine:
-        """Parses a line: its kind, figures and step."""
-        pairs, kind = self._dialect.read(line.text)
+        """Parses a line: its kind, figures, step and time."""
+        pairs, kind = self.dialect.read(line.text)
         if kind != "step":
             return ParsedLine(kind, pairs)
-        step_line, counts, epoch = step_line_of(pairs)
-        if self._ranks.is_another(line.text, step_line.number):
-            return ParsedLine("another rank", pairs)
-        if self._is_inside_a_step(pairs, step_line.number):
-            return ParsedLine("again", pairs)
-        progress = bar(line.text)
-        step_line.elapsed_s = progress.elapsed_s if progress else None
-        if step_line.iterations > 1:
-            self._dialect.note(_ITERATIONS.format(step_line.iterations))
-        parsed = ParsedLine("step", pairs, step_line, counts, progress is not None, epoch=epoch)
+        parsed = parsed_step(pairs)
+        if self.ranks.is_another(line.text, parsed.number):
+            parsed.kind = "another rank"
+            self._of_one_rank = not self.dialect.counts_all_ranks
+            return parsed
+        if self._is_inside_a_step(pairs, parsed.number):
+            parsed.kind = "again"
+            return parsed
+        if progress := bar(line.text):
+            parsed.is_bar, parsed.elapsed_s = True, progress.elapsed_s
+            named = (pair for pair in pairs if pair.means.kind == "step")
+            parsed.number_done = all(pair.printed == "it" for pair in named)
+        if parsed.iterations > 1:
+            self.dialect.note(_ITERATIONS.format(parsed.iterations))
+        parsed.of_one_rank = self._of_one_rank
         _refuse(parsed)
-        if self._dialect.whole_numbers and step_line.number is not None:
-            self._judge(parsed, step_line.number, line)
+        if self.dialect.whole_numbers and parsed.number is not None:
+            self._judge(parsed, parsed.number, line)
+        if parsed.kind == "step":
+            self._time(parsed, line)
         return parsed
 
     def _is_inside_a_step(self, pairs: list[NamedNumber], step: int | None) -> bool:
@@ -401,15 +381,25 @@ class StepLines:
             parsed.kind = "again"
         elif verdict == "restart":
             parsed.restarted = f"the step number went from {last} back to {number}"
+            self.clock.begin_again()
+
+    def _time(self, parsed: ParsedLine, line: Line) -> None:
+        t_ns = line.t_ns
+        if t_ns is None:
+            sums, printed_ns = self.dialect.sums_step_times, stamp_in(parsed.pairs)
+            t_ns = self.clock.time(line.text, parsed, printed_ns, sums_step_times=sums)
+            parsed.clock = self.clock.kind
+            parsed.stamp_ns = stamp_ns(line.text) if self.clock.leaves_stamps else None
+        parsed.t_ns, parsed.is_timed = t_ns or 0, t_ns is not None
 
 
 def _refuse(parsed: ParsedLine) -> None:
     """Removes a step time or a rate that is impossible, such as 0 or -1."""
-    where = "" if parsed.step_line.number is None else f" of step {parsed.step_line.number}"
+    where = "" if parsed.number is None else f" of step {parsed.number}"
     is_refused = False
     for pair in parsed.pairs:
         why = ""
-        if pair.means.kind == "own_time" and parsed.step_line.own_s is None:
+        if pair.means.kind == "own_time" and parsed.own_s is None:
             why = _NO_TIME
         elif pair.value <= 0 and _is_pace(pair):
             why, is_refused = _NO_PACE, True
@@ -423,36 +413,3 @@ def _is_pace(pair: NamedNumber) -> bool:
     if pair.means.kind != "rate" or "peak" in pair.printed:
         return False
     return "/s" in pair.means.unit or pair.means.name == "throughput"
-
-
-def one_rank_note(rank: int | None, dialect: Dialect) -> str:
-    """The note for an output of several ranks."""
-    message = f"of the step lines of several ranks, only those of rank {rank} are read"
-    return message if dialect.counts_all_ranks else f"{message}: tokens are of one rank"
-
-
-def step_lines(dialect: Dialect, lines: Iterable[Line]) -> Iterator[ParsedLine]:
-    """The step lines of a log file one by one, each with its time by the log's own clock."""
-    reader, clock = StepLines(dialect), FileClock()
-    of_one_rank, refused = False, set[str]()
-    for line in dialect.joined(lines):
-        if not dialect.wanted(line.text):
-            continue
-        parsed = reader.read(line)
-        if parsed.kind == "another rank":
-            of_one_rank = not dialect.counts_all_ranks
-            dialect.note(one_rank_note(reader.rank, dialect))
-        if parsed.kind != "step":
-            continue
-        parsed.of_one_rank = of_one_rank
-        for why, message in parsed.refused.items():
-            if why not in refused:
-                refused.add(why)
-                dialect.note(message)
-        if parsed.restarted:
-            clock.begin_again()
-        sums = dialect.sums_step_times
-        parsed.written_ns = clock.time(line.text, parsed.step_line, sums_step_times=sums)
-        parsed.clock = clock.kind
-        parsed.stamp_ns = stamp_ns(line.text) if clock.leaves_stamps else None
-        yield parsed

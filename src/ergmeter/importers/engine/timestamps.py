@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Literal
 
 from ergmeter.importers.engine.pairs import plain
-from ergmeter.importers.engine.step_line import StepLine
+from ergmeter.importers.engine.step_line import ParsedLine
 from ergmeter.records import Mark
 from ergmeter.units import NS_PER_S
 
@@ -164,34 +164,33 @@ class FileClock:
         self.is_untold = True  # where the times come from
         self.leaves_stamps = False  # there are some, and step times are the clock
 
-    def time(self, text: str, step_line: StepLine, *, sums_step_times: bool = False) -> int | None:
-        """When this line was written, or None if that is unknown."""
+    def time(
+        self, text: str, parsed: ParsedLine, printed_ns: int | None, *, sums_step_times: bool
+    ) -> int | None:
+        """When this line was written, or None if that is unknown.
+
+        `printed_ns` is a time that it prints under a name such as `timestamp`."""
         if sums_step_times and self.kind is None:
             self.leaves_stamps = stamp_ns(text) is not None
         if sums_step_times:
             text = ""
-        stamp = step_line.stamp_ns
+        stamp = printed_ns
         if stamp is None and self.kind in (None, "stamps"):
             stamp = stamp_ns(text)
         if self.kind is None:
-            self.kind = _kind(stamp, step_line)
+            self.kind = _kind(stamp, parsed)
         if self.kind == "stamps":
             return None if stamp is None else self._stamped(stamp)
         if self.kind == "bar":
-            return self._by_bar(step_line)
-        return self._sum(step_line) if self.kind == "step times" else None
+            return self._by_bar(parsed)
+        return self._sum(parsed) if self.kind == "step times" else None
 
     def begin_again(self) -> None:
         """Another run begins: its step numbers say nothing about how far the last one was."""
         self._number = None
 
-    def assumed(self, t_ns: int | None) -> Iterator[Mark]:
-        """Yields a mark, once, with the source of the times."""
-        if t_ns is not None and self.is_untold:
-            yield from self.assumed_again(t_ns)
-
     def assumed_again(self, t_ns: int) -> Iterator[Mark]:
-        """Yields that mark for a further run."""
+        """Yields a mark with the source of the times, for the first run or a further one."""
         if self.kind is not None:
             self.is_untold = False
             note = _CLOCK_NOTES[self.kind] if self.is_dated else _DATELESS
@@ -208,23 +207,21 @@ class FileClock:
             self._last_ns = stamp_ns
         return stamp_ns
 
-    def _by_bar(self, step_line: StepLine) -> int | None:
-        return None if step_line.elapsed_s is None else self._bars.time(step_line.elapsed_s)
+    def _by_bar(self, parsed: ParsedLine) -> int | None:
+        return None if parsed.elapsed_s is None else self._bars.time(parsed.elapsed_s)
 
-    def _sum(self, step_line: StepLine) -> int | None:
-        if step_line.own_s is None:
+    def _sum(self, parsed: ParsedLine) -> int | None:
+        if parsed.own_s is None:
             return None
-        last, self._number = self._number, step_line.number
-        steps = (
-            None if last is None else 0 if step_line.number == last else step_line.steps_since(last)
-        )
-        self._ns += round(step_line.own_s * NS_PER_S) * (1 if steps is None else steps)
+        last, self._number = self._number, parsed.number
+        steps = None if last is None else 0 if parsed.number == last else parsed.steps_since(last)
+        self._ns += round(parsed.own_s * NS_PER_S) * (1 if steps is None else steps)
         return self._ns
 
 
-def _kind(stamp: int | None, step_line: StepLine) -> Clock | None:
+def _kind(stamp: int | None, parsed: ParsedLine) -> Clock | None:
     if stamp is not None:
         return "stamps"
-    if step_line.own_s:
+    if parsed.own_s:
         return "step times"
-    return "bar" if step_line.elapsed_s is not None else None
+    return "bar" if parsed.elapsed_s is not None else None
