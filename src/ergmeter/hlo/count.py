@@ -62,8 +62,14 @@ class _Cost(NamedTuple):
 
     def plus(self, times: int, below: _Cost) -> _Cost:
         """The sum with that of a callee, which runs so often."""
-        pairs = zip(self, below, strict=True)
-        return _Cost(*(_bounded(own + times * theirs) for own, theirs in pairs))
+        if below is _NO_COST:  # as of most
+            return self
+        return _Cost(
+            _bounded(self.macs + times * below.macs),
+            _bounded(self.opaque + times * below.opaque),
+            _bounded(self.kernel_calls + times * below.kernel_calls),
+            _bounded(self.uncounted_flops + times * below.uncounted_flops),
+        )
 
 
 _NO_COST = _Cost(0, 0, 0, 0)
