@@ -109,7 +109,7 @@ def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
     remarks += or_none(_slow_first_step, evidence, readings) or []
     remarks += or_none(_profiled, evidence) or []
     remarks += _noisy(evidence, readings)
-    remarks += or_none(_short, evidence) or []
+    remarks += [] if evidence.is_imported else or_none(_short, evidence) or []
     remarks += or_none(_ranks, evidence) or []
     remarks += clock_notes(evidence.clocks)
     remarks += _worst(evidence)
@@ -255,7 +255,7 @@ def _noisy(evidence: Evidence, readings: dict[str, Result]) -> list[str]:
 
 def _short(evidence: Evidence) -> list[str]:
     lasted_s = evidence.watched.duration_s
-    if evidence.is_imported or lasted_s >= SHORT_RUN_S:
+    if lasted_s >= SHORT_RUN_S:
         return []
     return [f"just {duration(lasted_s)} long: memory and CPU, read every 2 to 3 s, may be absent"]
 
