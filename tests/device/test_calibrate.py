@@ -157,10 +157,10 @@ def test_a_training_on_it_is_held_against_it(
 
 def test_zeros_are_not_what_is_multiplied(torch: Any) -> None:
     """Under a power limit zeros are faster; here to be seen, held only to not being slower."""
-    from ergmeter.workloads.calibration_sensors import RepeatedWork, sustained
+    from ergmeter.workloads.calibration_sensors import RepeatedWork, TrialDurations, sustained
 
     side = 8192
-    times = {"warmup_s": 1.0, "window_s": 1.0, "block_s": 0.05}
+    pace = TrialDurations(warmup_s=1.0, window_s=1.0, block_s=0.05)
     rates = {}
     for name, make in (("normal", torch.randn), ("zeros", torch.zeros)):
         x = make(side, side, device="cuda", dtype=torch.bfloat16)
@@ -170,6 +170,6 @@ def test_zeros_are_not_what_is_multiplied(torch: Any) -> None:
             return torch.mm(x, x.t(), out=out)
 
         task = RepeatedWork(work, 2.0 * side**3, "FLOP/s", name)
-        rates[name] = sustained(task, torch.device("cuda"), watch=None, **times).value
+        rates[name] = sustained(task, torch.device("cuda"), pace, watch=None).value
     print({name: value / 1e12 for name, value in rates.items()})
     assert rates["zeros"] > 0.97 * rates["normal"]

@@ -45,8 +45,8 @@ BRIEF = TrialDurations(
 NODE = CalibrationTarget(CPU, Device("node:here", "node", "here", "node"))
 
 
-def held(work: Callable[[], object], **times: float) -> CalibratedRate:
-    pace = TrialDurations(**{"warmup_s": 0.05, "window_s": 0.3, "block_s": 0.03, **times})
+def held(work: Callable[[], object], *, window_s: float = 0.3) -> CalibratedRate:
+    pace = TrialDurations(warmup_s=0.05, window_s=window_s, block_s=0.03)
     return sustained(RepeatedWork(work, 10.0, "B/s", "a nap"), CPU, pace, watch=None)
 
 
