@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
+
+# No test asserts an absolute time: a busy machine makes any example slow.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 # What a marked test needs or costs beyond plain Python. `./dev test --all` runs these too.
 LEFT_OUT = ("browser", "cluster", "frameworks", "soak")

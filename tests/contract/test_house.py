@@ -172,7 +172,7 @@ with Meter("run", probes=["process"]) as meter:
         (METERED, {"pydantic"}),
         (COMMAND.format(["--help"]), {"pydantic"}),
         (METERED + COMMAND.format(["report", "run"]), {"pydantic"}),
-        ("import ergmeter.bench.execute.runner, ergmeter.cli.measure.bench_output", {"pydantic"}),
+        ("import ergmeter.bench.execute.runner, ergmeter.cli.compare.bench_output", {"pydantic"}),
     ],
 )
 def test_an_import_loads_nothing_it_does_not_need(statement: str, absent: set[str]) -> None:
