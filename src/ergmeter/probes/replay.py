@@ -176,14 +176,6 @@ def _trace(path: Path) -> dict[str, Any]:
 
 # -- the probe -------------------------------------------------------------------------------------
 
-__all__ = [
-    "ReplayProbe",
-    "recorded_device",
-    "recorded_phases",
-    "recorded_samples",
-    "recorded_steps",
-]
-
 
 class ReplayProbe(DeclaredProbe):
     """Plays a recording from when it is created; at speed 1, as fast as it was recorded.
