@@ -116,7 +116,8 @@ class TrainingFile:
             return None
         if reference.startswith("multiply:"):
             factors = [_scalar(word) for word in reference.partition(":")[2].split(",")]
-            return math.prod(factors) if all(_is_number(factor) for factor in factors) else None
+            are_numbers = all(type(factor) in (int, float) for factor in factors)
+            return math.prod(factors) if are_numbers else None
         if not re.fullmatch(r"\.*[\w.]+", reference):
             return None
         name = reference.lstrip(".")
@@ -133,10 +134,6 @@ def _scalar(text: str) -> Any:  # noqa: ANN401
         return yaml.safe_load(text)
     except yaml.YAMLError:
         return text
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _quoted(value: object) -> str:
