@@ -84,17 +84,14 @@ ORIGINAL = "neuron"  # the convention of the original's estimator, for every fam
 class Figures:
     """FLOPs, FLOP/s, MFU and HFU of a job. FLOPs are of one sequence."""
 
-    convention: str
-    model_flops: float
-    hardware_flops: float | None
+    work: Work  # of one sequence, by every convention
+    model_flops: float  # by the chosen one
     by_convention: dict[str, float]
     mfu: Reading | Missing
     hfu: Reading | Missing
     mfu_by_convention: dict[str, float]
     flops_per_s: float | None
     flops_per_s_per_node: float | None
-    params: int
-    params_trained: int
     original_flops: float | None  # what the original itself counts, whatever the model is
     differences: tuple[tuple[str, float], ...]  # why that is another number of FLOPs
     notes: tuple[str, ...]
@@ -123,9 +120,8 @@ def figures(
     rate = throughput.seq_per_s
     each = work.chosen.model_per_step
     return Figures(
-        convention=work.chosen.convention,
+        work=work,
         model_flops=each,
-        hardware_flops=work.chosen.hardware_per_step,
         by_convention=by_convention,
         mfu=mfu,
         hfu=hfu,
@@ -136,8 +132,6 @@ def figures(
         },
         flops_per_s=None if rate is None else each * rate,
         flops_per_s_per_node=None if rate is None else each * rate / machine.nodes,
-        params=work.params,
-        params_trained=work.params_trained,
         original_flops=theirs,
         differences=_differences(graph, batch, training, total(work.parts).model, full, theirs),
         notes=(*notes, *work.assumptions),
