@@ -18,6 +18,7 @@ average of about a second, which is what most tools do.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ import numpy as np
 
 import tables
 from ergmeter.metrics.energy_curve import counter_curve, power_curve
-from ergmeter.probes.replay import recorded_phases, recorded_samples, recorded_steps
+from ergmeter.probes.replay import recorded_samples, recorded_steps
 from ergmeter.records import FloatArray, TimeArray, Window
 
 RECORDING = Path(__file__).resolve().parent.parent / "tests" / "data" / "h200"
@@ -59,7 +60,8 @@ class Recording:
             for offset, shape in zip(OFFSETS_NS, shapes, strict=True)
         ]
         self.ours = {"power_w": shapes, "energy_j": counters}
-        self.phases = recorded_phases(path)
+        phases = json.loads((path / "h200_trace.json").read_text())["phases"]
+        self.phases = {each["name"]: Window(each["start_ns"], each["end_ns"]) for each in phases}
         self.steps = recorded_steps(path)
 
     def as_read(self, window: Window) -> float:

@@ -199,7 +199,6 @@ def test_blind_excepts_stand_only_where_anybodys_code_is_called() -> None:
         *("meter/sink_feed.py", "meter/alert_watch.py"),
         *("flops/counted/skeleton.py", "flops/counted/step_calls.py"),
         *("workloads/sft/training.py", "compat/efficientllm.py"),
-        "compat/training_monitor/step_log.py",
     }
     assert not inside & {"integrations/batches.py", "integrations/unsettled_steps.py"}
 

@@ -133,7 +133,14 @@ class Comparison:
 
     def mean(self, group: Group, measured: Measure) -> Mean:
         """The mean of a group's runs in one metric. NotMeasurable if there is none."""
-        return mean_of(group, measured, confidence=self.options.confidence)
+        if measured.key in (TIME, ENERGY):
+            _need_all(measured, group)
+        wrong = impossible_entry(group, measured.key)
+        own = [entry.value(measured.key) for entry in group.entries]
+        values = [value for value in own if value is not None]
+        if wrong is not None or not values:
+            raise NotMeasurable((wrong or group.entries[0]).why_not(measured.key))
+        return mean(values, scale=measured.scale, confidence=self.options.confidence)
 
     @property
     def to_compare(self) -> tuple[Group, ...]:
@@ -206,18 +213,6 @@ def contrast_of(ours: Group, theirs: Group, measured: Measure, *, confidence: fl
     note = open_[0].figures[measured.key]
     assert isinstance(note, Reading)
     return replace(middle, low=ends[0], high=ends[1], why=note.note)
-
-
-def mean_of(group: Group, measured: Measure, *, confidence: float) -> Mean:
-    """The mean of a group's runs in one metric. NotMeasurable if there is none."""
-    if measured.key in (TIME, ENERGY):
-        _need_all(measured, group)
-    wrong = impossible_entry(group, measured.key)
-    own = [entry.value(measured.key) for entry in group.entries]
-    values = [value for value in own if value is not None]
-    if wrong is not None or not values:
-        raise NotMeasurable((wrong or group.entries[0]).why_not(measured.key))
-    return mean(values, scale=measured.scale, confidence=confidence)
 
 
 def impossible_entry(group: Group, key: str) -> Entry | None:

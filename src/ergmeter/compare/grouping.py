@@ -183,8 +183,12 @@ def fairness(baseline: Group, other: Group, by: Sequence[str]) -> Fairness:
     unknown += [
         title for name, title in ways if bool(baseline.values(name)) != bool(other.values(name))
     ]
-    if not (baseline.values("steps") and other.values("steps")):
+    steps = baseline.values("steps"), other.values("steps")
+    of_losses: tuple[str, ...] = ()  # losses are comparable only after the same number of steps
+    if not all(steps):
         unknown.append("number of steps")
+    elif steps[0] != steps[1] or len(steps[0]) > 1:
+        of_losses = (f"number of steps differs ({_both(*steps)})",)
     explained = [
         f"{title} ({_both(*sides)})"
         for column, title in (_WAYS | _AROUND).items()
@@ -193,7 +197,7 @@ def fairness(baseline: Group, other: Group, by: Sequence[str]) -> Fairness:
     ]
     return Fairness(
         (*refusals, *mixed_facts(baseline, by), *mixed_facts(other, by)),
-        _of_losses(baseline, other),
+        of_losses,
         tuple(explained),
         tuple(_remarks(baseline, other)),
         tuple(unknown),
@@ -244,14 +248,6 @@ def _too_short(group: Group) -> Iterable[str]:
             )
         elif steps is not None and steps < MIN_STEPS:
             yield f"{entry.source}: {steps:.0f} steady steps, where {MIN_STEPS} are the least"
-
-
-def _of_losses(baseline: Group, other: Group) -> tuple[str, ...]:
-    """Losses are comparable only after the same number of steps."""
-    sides = baseline.values("steps"), other.values("steps")
-    if all(sides) and (sides[0] != sides[1] or len(sides[0]) > 1):
-        return (f"number of steps differs ({_both(*sides)})",)
-    return ()
 
 
 def _remarks(baseline: Group, other: Group) -> Iterable[str]:

@@ -26,7 +26,7 @@ from ergmeter.runlog.identity import job_of
 from ergmeter.units import NS_PER_S, duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ergmeter.metrics.evidence.steps import Steps
     from ergmeter.records import FloatArray, Result
@@ -114,25 +114,14 @@ def jobs(runs: Iterable[Run]) -> dict[str, list[Run]]:
 
 def job_results(parts: Sequence[JobRun]) -> dict[str, Result]:
     """The metrics of a job by key."""
-    return {
-        key: _result(compute, parts)
-        for key, compute in {
-            "job.wall_s": wall_s,
-            "job.down_s": down_s,
-            "job.goodput_frac": goodput_frac,
-            "job.steps": steps,
-            "job.lost_steps": lost_steps,
-            "job.tokens": tokens_kept,
-            "job.energy_j": energy_j,
-        }.items()
-    }
-
-
-def _result(compute: Callable[[Sequence[JobRun]], Reading], parts: Sequence[JobRun]) -> Result:
-    try:
-        return compute(parts)
-    except NotMeasurable as error:
-        return Missing(str(error))
+    metrics = (wall_s, down_s, goodput_frac, steps, lost_steps, tokens, energy_j)
+    results: dict[str, Result] = {}
+    for metric in metrics:
+        try:
+            results[f"job.{metric.__name__}"] = metric(parts)
+        except NotMeasurable as error:
+            results[f"job.{metric.__name__}"] = Missing(str(error))
+    return results
 
 
 def wall_s(parts: Sequence[JobRun]) -> Reading:
@@ -153,10 +142,11 @@ def down_s(parts: Sequence[JobRun]) -> Reading:
 def goodput_frac(parts: Sequence[JobRun]) -> Reading:
     """Share of the wall time in steps whose work was kept."""
     kept_s = sum(time_s for _, _, time_s in _kept_steps(parts))
+    stepless = ", ".join(part.run.path.name for part in parts if not part.has_steps)
     note = (
         f"{duration(kept_s)} in steps that no later run made again, of {duration(_wall_s(parts))}"
-        f" from the first start to the last end, {_runs(parts)}{_without_steps(parts)}"
-    )
+        f" from the first start to the last end, {_runs(parts)}"
+    ) + (f"; {stepless} made no step" if stepless else "")
     reading = Reading(kept_s / _wall_s(parts), "frac", "measured", note=note)
     why = "above 100 %: steps of the runs overlap in time" if is_above(reading, 1.0) else ""
     return replace(reading, impossible=why)
@@ -175,7 +165,7 @@ def lost_steps(parts: Sequence[JobRun]) -> Reading:
     return Reading(float(sum(lost)), "steps", "measured", note=each or "none was made twice")
 
 
-def tokens_kept(parts: Sequence[JobRun]) -> Reading:
+def tokens(parts: Sequence[JobRun]) -> Reading:
     """Tokens of all ranks in the steps whose work was kept."""
     total = 0.0
     note = f"of steps that were kept, {_runs(parts)}"
@@ -239,11 +229,6 @@ def _resumed(parts: Sequence[JobRun]) -> list[int | None]:
 
 def _wall_s(parts: Sequence[JobRun]) -> float:
     return max(part.end_s for part in parts) - min(part.start_s for part in parts)
-
-
-def _without_steps(parts: Sequence[JobRun]) -> str:
-    names = ", ".join(part.run.path.name for part in parts if not part.has_steps)
-    return f"; {names} made no step" if names else ""
 
 
 def _runs(parts: Sequence[JobRun]) -> str:

@@ -25,7 +25,7 @@ from ergmeter.runlog.settings import Settings
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ergmeter.records import FloatArray, Result
+    from ergmeter.records import Result
 
 TIME = "target.time_s"
 ENERGY = "target.energy_j"
@@ -82,7 +82,8 @@ def _reached(run: Run, loss: float) -> tuple[Window, int]:
         count = int(has_loss.sum())
         raise NotMeasurable(f"{count} of the steps have a loss: a target needs {SMOOTHED} of them")
     ends, losses = rows["end_ns"][has_loss], rows["loss"][has_loss]
-    smooth = _trailing(losses)
+    sums = np.cumsum(np.insert(losses, 0, 0.0))
+    smooth = (sums[SMOOTHED:] - sums[:-SMOOTHED]) / SMOOTHED
     below = np.flatnonzero(smooth <= loss)
     if not len(below):
         raise NotMeasurable(
@@ -103,8 +104,3 @@ def _training(run: Run) -> Steps:
         if lanes:
             return max(lanes, key=lambda lane: int((~np.isnan(lane["loss"])).sum()))
     raise NotMeasurable("no step has a loss")
-
-
-def _trailing(values: FloatArray) -> FloatArray:
-    sums = np.cumsum(np.insert(values, 0, 0.0))
-    return (sums[SMOOTHED:] - sums[:-SMOOTHED]) / SMOOTHED

@@ -71,7 +71,7 @@ def figures(totals: Totals | Missing, parameters: int | None) -> dict[str, Amoun
     if isinstance(totals, Missing):
         return {name: totals for name, _, _ in LINES}
     size: Amount = float(parameters) if parameters else Missing(_NO_SIZE)
-    per_parameter = _times(size, totals.in_steps_s)
+    per_parameter = size if isinstance(size, Missing) else size * totals.in_steps_s
     return {
         "amu_gb": _over(totals.memory_byte_s, totals.window_s * _BYTES_PER_GB),
         "pcu_ratio": _over(totals.busy_s, totals.window_s),
@@ -109,10 +109,6 @@ def _text(amount: Amount, form: str) -> str:
 def _counted(amount: Amount, what: str) -> Amount:
     """The amount; a count of 0 means that nothing was counted."""
     return Missing(f"the iterations count 0 {what}") if amount == 0 else amount
-
-
-def _times(amount: Amount, factor: float) -> Amount:
-    return amount if isinstance(amount, Missing) else amount * factor
 
 
 def _over(amount: Amount, by: Amount) -> Amount:

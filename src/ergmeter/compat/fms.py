@@ -47,13 +47,6 @@ def collected(batches: Iterable[pa.Table], directory: Path) -> None:
                 add(batch)
 
 
-def write(table: pa.Table, directory: Path) -> tuple[Path, Path]:
-    """FMS's two files of a whole table."""
-    with fms_writer(directory) as add:
-        add(table)
-    return directory / BENCHMARKS, directory / RAW
-
-
 @contextmanager
 def fms_writer(directory: Path) -> Iterator[Callable[[pa.Table], object]]:
     """Yield what takes a batch of rows of FMS's two files, which are there at the end.
@@ -69,7 +62,8 @@ def fms_writer(directory: Path) -> Iterator[Callable[[pa.Table], object]]:
 
         def add(batch: pa.Table) -> None:
             for row in batch.to_pylist():
-                is_shown = row["status"] in _WRITTEN_STATUSES and not _is_dry(row)
+                is_dry = bool(json.loads(row["raw"] or "{}").get("dry_run"))
+                is_shown = row["status"] in _WRITTEN_STATUSES and not is_dry
                 fms_row = _fms(row)
                 names.update(fms_row)
                 for name, value in fms_row.items() if is_shown else ():
@@ -83,7 +77,7 @@ def fms_writer(directory: Path) -> Iterator[Callable[[pa.Table], object]]:
         columns = [
             name
             for name in sorted(values.keys() - set(_ERRORS))
-            if _is_kept(name) or len(values[name]) > 1
+            if name in _ALWAYS_WRITTEN or name.startswith(_MEM) or len(values[name]) > 1
         ]
         _write(directory / BENCHMARKS, columns, _benchmark_rows(rows))
         _write(directory / RAW, sorted(names), (row for _, row in _read(rows)))
@@ -119,25 +113,14 @@ def _fms(row: dict[str, Any]) -> dict[str, Any]:
     raw["status"] = row["status"]
     raw["framework_config"] = row["framework_config"]
     raw["num_gpus"] = row["num_gpus"]
+    nvidia_bytes = row["memory_nvidia_mean_bytes"]
     ours = {
         **json.loads(row["training"] or "{}"),
         "mem_peak_torch_mem_alloc_in_bytes": row["memory_hf_peak_bytes"],
         "mem_torch_mem_alloc_in_bytes": row["memory_hf_alloc_bytes"],
-        "mem_nvidia_mem_reserved": _mib(row["memory_nvidia_mean_bytes"]),
+        "mem_nvidia_mem_reserved": None if nvidia_bytes is None else nvidia_bytes / BYTES_PER_MIB,
     }
     for name, value in ours.items():
         if raw.get(name) in (None, "") and value is not None:
             raw[name] = value
     return raw
-
-
-def _mib(value: float | None) -> float | None:
-    return None if value is None else value / BYTES_PER_MIB
-
-
-def _is_dry(row: dict[str, Any]) -> bool:
-    return bool(json.loads(row["raw"] or "{}").get("dry_run"))
-
-
-def _is_kept(name: str) -> bool:
-    return name in _ALWAYS_WRITTEN or name.startswith(_MEM)

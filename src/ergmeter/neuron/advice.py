@@ -153,8 +153,8 @@ def _low(mfu: float, figures: Figures, job: NeuronJob, machine: Machine) -> list
     most = max(figures.mfu_by_convention.items(), key=lambda item: item[1])
     if job.lora is None and most[1] > mfu:
         texts.append(
-            f"convention: this is under {figures.convention}; {most[0]} counts most and says"
-            f" {percent(most[1])}"
+            f"convention: this is under {figures.work.chosen.convention}; {most[0]} counts most"
+            f" and says {percent(most[1])}"
         )
     if job.lora is not None and ORIGINAL in figures.mfu_by_convention:
         texts.append(

@@ -199,7 +199,7 @@ def as_origin(
 def origins(parts: Parts) -> dict[str, dict[str, Any]]:
     """How each metric was obtained, by its key; unknown metrics have no entry."""
     pace, figures, summary = parts.pace, parts.figures, parts.summary
-    note = f"{figures.convention}, from config.json"
+    note = f"{figures.work.chosen.convention}, from config.json"
     origin = {"tflop_per_sequence": as_origin("derived", note)}
     if pace.seq_per_s is not None:
         ends = (pace.low, pace.high)
@@ -207,7 +207,7 @@ def origins(parts: Parts) -> dict[str, dict[str, Any]]:
         rate = as_origin(pace.basis, pace.source, ends)
         origin["throughput_seq_per_sec"] = rate | {"formula": how}
         origin["tflops_per_second"] = as_origin(
-            weakest("derived", pace.basis), figures.convention, ends,
+            weakest("derived", pace.basis), figures.work.chosen.convention, ends,
             factor=figures.model_flops / _TERA,
         )  # fmt: skip
     for key, share in (("mfu_percent", figures.mfu), ("hfu_percent", figures.hfu)):
@@ -345,10 +345,10 @@ def _beyond(parts: Parts, missing: dict[str, str]) -> dict[str, Any]:
         "compat": None,
         "batch_size_from": job.batch_from,
         "sequence_length_from": job.seq_len_from,
-        "convention": figures.convention,
-        "convention_formula": CONVENTIONS[figures.convention].formula,
+        "convention": figures.work.chosen.convention,
+        "convention_formula": CONVENTIONS[figures.work.chosen.convention].formula,
         "tflop_per_sequence": figures.model_flops / _TERA,
-        "hardware_tflop_per_sequence": _tera(figures.hardware_flops),
+        "hardware_tflop_per_sequence": _tera(figures.work.chosen.hardware_per_step),
         "hfu_percent": _percent("hfu_percent", figures.hfu, missing),
         "mfu_basis": None if isinstance(figures.mfu, Missing) else figures.mfu.basis,
         "mfu_note": None if isinstance(figures.mfu, Missing) else figures.mfu.note,
@@ -365,8 +365,8 @@ def _beyond(parts: Parts, missing: dict[str, str]) -> dict[str, Any]:
         "original_count": _original(parts, missing),
         "peak": _peak(machine),
         "devices_per_node": machine.devices_per_node,
-        "parameters": figures.params,
-        "parameters_trained": figures.params_trained,
+        "parameters": figures.work.params,
+        "parameters_trained": figures.work.params_trained,
         "lora": None if job.lora is None else {"r": job.lora.r, "targets": list(job.lora.targets)},
         "checkpointing": job.checkpointing,
         "versions": versions(parts.request, parts.graphs.compilers if parts.graphs else ()),

@@ -21,21 +21,15 @@ class Backend:
     name: str
     cores_per_chip: int
     largest: str  # the largest instance of the family
-    chips_in_largest: int | None  # None: not published as one instance
+    cores_in_largest: int | None  # physical; None: not published as one instance
     cores_per_device: int  # physical cores in what a trainer calls a device, if nothing is said
-
-    @property
-    def cores_in_largest(self) -> int | None:
-        """Physical cores of the largest instance."""
-        chips = self.chips_in_largest
-        return None if chips is None else chips * self.cores_per_chip
 
 
 BACKENDS = {
-    "trn1": Backend("trn1", 2, "trn1.32xlarge", 16, 1),
-    "trn2": Backend("trn2", 8, "trn2.48xlarge", 16, 2),
+    "trn1": Backend("trn1", 2, "trn1.32xlarge", 32, 1),
+    "trn2": Backend("trn2", 8, "trn2.48xlarge", 128, 2),
     "trn3": Backend("trn3", 8, "a Trn3 UltraServer", None, 2),
-    "inf2": Backend("inf2", 2, "inf2.48xlarge", 12, 1),
+    "inf2": Backend("inf2", 2, "inf2.48xlarge", 24, 1),
 }
 
 

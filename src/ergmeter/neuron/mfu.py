@@ -84,17 +84,14 @@ ORIGINAL = "neuron"  # the convention of the original's estimator, for every fam
 class Figures:
     """FLOPs, FLOP/s, MFU and HFU of a job. FLOPs are of one sequence."""
 
-    convention: str
-    model_flops: float
-    hardware_flops: float | None
+    work: Work  # of one sequence, by every convention
+    model_flops: float  # by the chosen one
     by_convention: dict[str, float]
     mfu: Reading | Missing
     hfu: Reading | Missing
     mfu_by_convention: dict[str, float]
     flops_per_s: float | None
     flops_per_s_per_node: float | None
-    params: int
-    params_trained: int
     original_flops: float | None  # what the original itself counts, whatever the model is
     differences: tuple[tuple[str, float], ...]  # why that is another number of FLOPs
     notes: tuple[str, ...]
@@ -114,7 +111,8 @@ def figures(
             raise
         raise UsageError(f"model_alignment_strategy.peft.target_modules: {error}") from error
     by_convention = {name: flops.model_per_step for name, flops in work.flops.items()}
-    full = _fully_trained(graph, batch)
+    by_original = step_work(graph, batch).flops.get(ORIGINAL)  # None: not defined for the model
+    full = None if by_original is None else by_original.model_per_step
     if full is not None:  # whatever is trained: the original knows of no adapters
         by_convention[ORIGINAL] = full
     theirs = _original(model, job)
@@ -122,17 +120,18 @@ def figures(
     rate = throughput.seq_per_s
     each = work.chosen.model_per_step
     return Figures(
-        convention=work.chosen.convention,
+        work=work,
         model_flops=each,
-        hardware_flops=work.chosen.hardware_per_step,
         by_convention=by_convention,
         mfu=mfu,
         hfu=hfu,
-        mfu_by_convention=_scaled_mfu(mfu, by_convention, each),
+        mfu_by_convention={
+            name: mfu.value * flops / each
+            for name, flops in by_convention.items()
+            if isinstance(mfu, Reading) and not mfu.impossible
+        },
         flops_per_s=None if rate is None else each * rate,
         flops_per_s_per_node=None if rate is None else each * rate / machine.nodes,
-        params=work.params,
-        params_trained=work.params_trained,
         original_flops=theirs,
         differences=_differences(graph, batch, training, total(work.parts).model, full, theirs),
         notes=(*notes, *work.assumptions),
@@ -176,20 +175,6 @@ def _utilization(
     )  # fmt: skip
     results = compute_results(list(work.flops.values()), rate, peak)
     return results[MFU], results[HFU]
-
-
-def _scaled_mfu(
-    mfu: Reading | Missing, by_convention: dict[str, float], chosen: float
-) -> dict[str, float]:
-    if isinstance(mfu, Missing) or mfu.impossible:
-        return {}
-    return {name: mfu.value * flops / chosen for name, flops in by_convention.items()}
-
-
-def _fully_trained(graph: Graph, batch: Batch) -> float | None:
-    """FLOPs of a sequence by the original's convention; None if not defined for the model."""
-    flops = step_work(graph, batch).flops.get(ORIGINAL)
-    return None if flops is None else flops.model_per_step
 
 
 def _original(model: str, job: NeuronJob) -> float | None:

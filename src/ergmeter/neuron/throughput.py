@@ -156,15 +156,12 @@ def _logged(
 # A log's statistics under the original's names: of its last run, rates and times after the warm-up.
 
 
-_NONE: dict[str, Any] = {"average": None, "min": None, "max": None, "count": 0}
-
-
 def log_document(log: ParsedLog, pace: Throughput) -> dict[str, Any]:
     """`log_metrics`: the last run of the log; rates and times after its warm-up."""
     run = log.last
     steady = run.steady()
     unit = rate_unit(run)
-    rates = _statistics(run.rates[unit][steady.first :]) if unit else dict(_NONE)
+    rates = _statistics(run.rates[unit][steady.first :] if unit else np.empty(0))
     if pace.is_from_log:
         rates |= {"used": pace.seq_per_s, "used_is": pace.source}
     return {
@@ -223,7 +220,7 @@ def _steps(run: LogRun) -> dict[str, Any]:
 def _statistics(printed: FloatArray) -> dict[str, Any]:
     printed = printed[np.isfinite(printed)]
     if not len(printed):
-        return dict(_NONE)
+        return {"average": None, "min": None, "max": None, "count": 0}
     return {
         "average": float(printed.sum() / len(printed)),
         "min": float(printed.min()),

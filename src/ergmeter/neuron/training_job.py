@@ -77,21 +77,6 @@ class TrainingFile:
             raise FormatError(f"{self.where}: the key {key} is missing; add it, or {instead}")
         return value
 
-    def flag(self, key: str) -> bool:
-        """Whether the key is there and true."""
-        value = self.value(key)
-        return value is True or (isinstance(value, str) and value.strip().lower() == "true")
-
-    def word(self, key: str) -> str | None:
-        """A text, or None if absent or unresolved."""
-        value = self.value(key)
-        return value if isinstance(value, str) and value else None
-
-    def part(self, key: str) -> dict[str, Any]:
-        """A mapping, or an empty one."""
-        value = self.value(key)
-        return value if isinstance(value, dict) else {}
-
     def _value(self, path: list[str], depth: int) -> Any:  # noqa: ANN401
         value: Any = self._fields
         for name in path:
@@ -116,7 +101,8 @@ class TrainingFile:
             return None
         if reference.startswith("multiply:"):
             factors = [_scalar(word) for word in reference.partition(":")[2].split(",")]
-            return math.prod(factors) if all(_is_number(factor) for factor in factors) else None
+            are_numbers = all(type(factor) in (int, float) for factor in factors)
+            return math.prod(factors) if are_numbers else None
         if not re.fullmatch(r"\.*[\w.]+", reference):
             return None
         name = reference.lstrip(".")
@@ -133,10 +119,6 @@ def _scalar(text: str) -> Any:  # noqa: ANN401
         return yaml.safe_load(text)
     except yaml.YAMLError:
         return text
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _quoted(value: object) -> str:
@@ -234,6 +216,7 @@ def read_job(
     stages = _degree(file, "pipeline_model_parallel_size")
     replicas = _replicas(file, found_devices, found_nodes, stages)
     at_once = _at_once(file, replicas)
+    cache = file.value("compiler_cache_url")
     found_dtype, dtype_from = (dtype, "--dtype") if dtype else _dtype(file, notes)
     return NeuronJob(
         batch_size=batch,
@@ -248,7 +231,7 @@ def read_job(
         replicas=replicas,
         pipeline_stages=stages,
         micro_batches=micro_batches(batch, at_once),
-        cache=file.word("compiler_cache_url"),
+        cache=cache if isinstance(cache, str) and cache else None,
         notes=(*notes, *_strategy_notes(file)),
         batch_from="--batch-size" if batch_size else "the YAML",
         seq_len_from="--seq-len" if seq_len else "the YAML",
@@ -282,7 +265,7 @@ def _dtype(file: TrainingFile, notes: list[str]) -> tuple[str, str]:
 
 
 def _lora(file: TrainingFile, notes: list[str]) -> Lora | None:
-    if not file.flag(f"{_PEFT}.enabled"):
+    if str(file.value(f"{_PEFT}.enabled")).strip().lower() != "true":
         return None
     rank = file.whole_number(f"{_PEFT}.lora_rank", instead="leave it out for 16")
     if rank is None:
@@ -358,7 +341,8 @@ def micro_batches(batch_size: int, at_once: int | None) -> int | None:
 
 def _strategy_notes(file: TrainingFile) -> list[str]:
     """Notes on work that the FLOPs leave out, since the YAML does not say how much it is."""
-    strategy = file.part("model_alignment_strategy")
+    strategy = file.value("model_alignment_strategy")
+    strategy = strategy if isinstance(strategy, dict) else {}
     notes = [
         f"alignment by {name}: a sequence is counted as one forward and backward pass; a reference"
         " model's passes are not counted"

@@ -23,6 +23,7 @@ from typing import Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import DeclaredProbe, ProbeRequest
+from ergmeter.probes.stream import closed_on_error
 from ergmeter.probes.usage import UsageWatch
 from ergmeter.records import Device, Mark, Sample
 from ergmeter.units import HZ_PER_MHZ, J_PER_UJ
@@ -269,11 +270,9 @@ class AmdProbe(DeclaredProbe):
         self._usage = UsageWatch(request.pid, request.environment)
         self._smi = _binding(Path(request.options.get("kfd", KFD)))
         try:
-            with contextlib.ExitStack() as undo:
-                self._smi.amdsmi_init()
-                undo.callback(self.close)
+            self._smi.amdsmi_init()
+            with closed_on_error(self):
                 self._gpus = _open_gpus(self._smi, request.environment)
-                undo.pop_all()
         except self._smi.AmdSmiException as error:
             raise NotMeasurable(_refusal(error)) from error
         self.devices: Sequence[Device] = [gpu.device for gpu in self._gpus]

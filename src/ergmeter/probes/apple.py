@@ -14,12 +14,11 @@ import platform
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import DeclaredProbe, ProbeRequest
-from ergmeter.probes.stream import Command, ToolStream, json_object
+from ergmeter.probes.stream import ToolStream, closed_on_error, json_object
 from ergmeter.records import Device, Sample
 from ergmeter.units import HZ_PER_MHZ
 
@@ -40,13 +39,11 @@ class AppleProbe(DeclaredProbe):
         tool = request.options.get("tool") or _tool()
         interval_ms = str(round(self.period_s * 1000))
         command = [tool, "pipe", "--soc-info", "-i", interval_ms]
-        self._stream = ToolStream(Command(TOOL, command))
-        with ExitStack() as undo:
-            undo.callback(self._stream.close)
+        self._stream = ToolStream(TOOL, command)
+        with closed_on_error(self._stream):
             self._parts, self.devices = self._describe(
                 json_object(self._stream.first(FIRST_LINE_S), TOOL)
             )
-            undo.pop_all()
 
     def _describe(self, first: Mapping[str, Any]) -> tuple[dict[str, str], Sequence[Device]]:
         chip = str((first.get("soc") or {}).get("chip_name", "Apple chip"))

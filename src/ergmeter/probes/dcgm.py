@@ -16,13 +16,12 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import DeclaredProbe, ProbeRequest
 from ergmeter.probes.cuda_visible_devices import visible, with_uuids
-from ergmeter.probes.stream import Command, ToolStream
+from ergmeter.probes.stream import ToolStream, closed_on_error
 from ergmeter.records import Device, Mark, Sample
 from ergmeter.units import NS_PER_S
 
@@ -79,12 +78,10 @@ class DcgmProbe(DeclaredProbe):
         self._since_ns = dict.fromkeys(self._ids, 0)
         fields = ",".join(map(str, _FIELDS))
         delay_ms = str(round(self.period_s * 1000))
-        arguments = (tool, "dmon", "-e", fields, "-d", delay_ms, "-i", ",".join(self._ids))
-        self._stream = ToolStream(Command(TOOL, arguments))
-        with ExitStack() as undo:
-            undo.callback(self._stream.close)
+        command = (tool, "dmon", "-e", fields, "-d", delay_ms, "-i", ",".join(self._ids))
+        self._stream = ToolStream(TOOL, command)
+        with closed_on_error(self._stream):
             self._stream.first(max(0.0, until_s - time.monotonic()))
-            undo.pop_all()
 
     def read(self) -> list[Sample | Mark]:
         """Samples printed since the last read. Raises NotMeasurable once the tool has ended."""
@@ -103,18 +100,13 @@ class DcgmProbe(DeclaredProbe):
         values: dict[str, Any] = {
             field: float(word)
             for field, word in zip(_FIELDS.values(), words[2:], strict=True)
-            if _is_number(word)
+            if re.fullmatch(r"\d+(\.\d+)?", word)  # N/A without a value, as on its first line
         }
         t_ns = time.monotonic_ns() if t_ns is None else t_ns
         since_ns = self._since_ns[words[1]] or t_ns - round(self.period_s * NS_PER_S)
         self._since_ns[words[1]] = t_ns
         span_s = (t_ns - since_ns) / NS_PER_S
         return Sample(t_ns, self._ids[words[1]], activity_s=span_s, **values) if values else None
-
-
-def _is_number(word: str) -> bool:
-    """True if DCGM has a value: it prints N/A otherwise, as on its first line."""
-    return re.fullmatch(r"\d+(\.\d+)?", word) is not None
 
 
 def _discover_gpus(tool: str, *, wait_s: float) -> list[dict[str, Any]]:

@@ -18,14 +18,13 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import DeclaredProbe, ProbeRequest
-from ergmeter.probes.stream import Command, ToolStream, json_object
+from ergmeter.probes.stream import ToolStream, closed_on_error, json_object
 from ergmeter.probes.usage import UsageWatch
 from ergmeter.records import Device, Mark, Sample
 
@@ -73,12 +72,10 @@ class NeuronProbe(DeclaredProbe):
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump(_config(self.period_s), file)
             file.flush()
-            self._stream = ToolStream(Command(TOOL, [_tool(options), "-c", file.name]))
-            with ExitStack() as undo:
-                undo.callback(self._stream.close)
+            self._stream = ToolStream(TOOL, [_tool(options), "-c", file.name])
+            with closed_on_error(self._stream):
                 first = json_object(self._stream.first(FIRST_LINE_S), TOOL)
                 self._cores, self.devices = self._describe(first, request.environment)
-                undo.pop_all()
         self._chips = {int(device.facts["index"]): device.id for device in self.devices}
         self._power_files = {
             chip: _power_file(self._root / f"neuron{chip}") for chip in self._chips
@@ -193,16 +190,12 @@ def power_shares(text: str) -> tuple[float, float, float] | None:
     The driver writes STATUS,TIME,MIN,MAX,AVERAGE, in percent.
     """
     status, *rest = text.split(",")
-    shares = [float(share) / 100 for share in rest[1:] if _is_share(share)]
-    if status != "POWER_STATUS_VALID" or len(rest) != 4 or len(shares) != 3:
+    # A file may be read while the driver writes it.
+    numbers = [share for share in rest[1:] if re.fullmatch(r"\s*\d+(\.\d+)?\s*", share)]
+    if status != "POWER_STATUS_VALID" or len(rest) != 4 or len(numbers) != 3:
         return None
-    low, high, mean = shares
+    low, high, mean = (float(number) / 100 for number in numbers)
     return low, high, mean
-
-
-def _is_share(text: str) -> bool:
-    """True if it is a number: a file may be read while the driver writes it."""
-    return re.fullmatch(r"\s*\d+(\.\d+)?\s*", text) is not None
 
 
 def _config(period_s: float) -> dict[str, Any]:

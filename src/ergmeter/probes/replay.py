@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
 from ergmeter.ports import DeclaredProbe, ProbeRequest
-from ergmeter.records import Device, Mark, Sample, Step, Window
+from ergmeter.records import Device, Mark, Sample, Step
 from ergmeter.units import HZ_PER_MHZ, J_PER_MJ, NS_PER_S, W_PER_MW
 
 # -- the recording ---------------------------------------------------------------------------------
@@ -69,16 +69,6 @@ def recorded_samples(path: Path, hide: Collection[str] = ()) -> list[Sample]:
 def recorded_steps(path: Path) -> list[tuple[str, Step]]:
     """Every training step, with the name of its phase of the recording."""
     return _records(path, "steps.csv", lambda row: (row["phase"], _step(row)))
-
-
-def recorded_phases(path: Path) -> dict[str, Window]:
-    """The window of every phase of the recording, from its first step to its last."""
-    try:
-        phases = _trace(path)["phases"]
-        return {phase["name"]: Window(phase["start_ns"], phase["end_ns"]) for phase in phases}
-    except (KeyError, TypeError) as error:
-        file = _file(path, "trace.json")
-        raise FormatError(f"{file}: no phases of a recording here: {error}") from error
 
 
 def _samples_of_row(row: Row, device: str) -> tuple[Sample, Sample]:
@@ -175,14 +165,6 @@ def _trace(path: Path) -> dict[str, Any]:
 
 
 # -- the probe -------------------------------------------------------------------------------------
-
-__all__ = [
-    "ReplayProbe",
-    "recorded_device",
-    "recorded_phases",
-    "recorded_samples",
-    "recorded_steps",
-]
 
 
 class ReplayProbe(DeclaredProbe):

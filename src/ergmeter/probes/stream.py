@@ -15,8 +15,8 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import Line
@@ -25,11 +25,13 @@ MAX_WAITING = 1000  # lines; the oldest are dropped
 STOP_S = 1.0
 
 
-class Command(NamedTuple):
-    """A tool's name and its command line."""
-
-    tool: str
-    arguments: Sequence[str]
+@contextlib.contextmanager
+def closed_on_error(opened: Any) -> Iterator[None]:  # noqa: ANN401  whatever has a close
+    """Close it if the block fails."""
+    with contextlib.ExitStack() as undo:
+        undo.callback(opened.close)
+        yield
+        undo.pop_all()
 
 
 def json_object(line: Line, tool: str) -> Mapping[str, Any]:
@@ -46,12 +48,12 @@ def json_object(line: Line, tool: str) -> Mapping[str, Any]:
 class ToolStream:
     """Owns a running tool and the thread that reads its lines."""
 
-    def __init__(self, command: Command) -> None:
-        self._tool = command.tool
+    def __init__(self, tool: str, command: Sequence[str]) -> None:
+        self._tool = tool
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed with the tool
         try:
             self._process = subprocess.Popen(
-                [*command.arguments],
+                [*command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,

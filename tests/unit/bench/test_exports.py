@@ -152,7 +152,8 @@ def test_the_columns_of_fms_are_those_that_vary_over_all_batches(tmp_path: Path)
 
 def test_figures_stay_in_benchmarks_csv_also_where_they_are_alike(tmp_path: Path) -> None:
     told = {"train_runtime": 2.0, "train_loss": 1.5, "train_steps_per_second": 5.0, "seed": "1"}
-    fms.write(tables.as_table([row(raw=json.dumps(told))]), tmp_path)
+    with fms.fms_writer(tmp_path) as add:
+        add(tables.as_table([row(raw=json.dumps(told))]))
     (only,) = read(tmp_path / "benchmarks.csv")
     assert (only["train_runtime"], only["train_loss"]) == ("2.0", "1.5")
     assert only["train_steps_per_second"] == "5.0"
@@ -166,7 +167,8 @@ def test_a_cell_that_failed_is_read_back_as_failed_though_it_told_figures(tmp_pa
         row(index=1, raw=json.dumps({**told, "train_loss": "nan"}), status="diverged"),
         row(index=2, raw="{}", status="error", per_device_train_batch_size="4"),
     ]
-    fms.write(tables.as_table(made), tmp_path)
+    with fms.fms_writer(tmp_path) as add:
+        add(tables.as_table(made))
     found = results.load(tmp_path / "benchmarks.csv").to_pylist()
     assert [one["status"] for one in found] == ["ok", "diverged", "error"]
     assert [one["computed_tokens_per_s"] for one in found] == [9.0, None, None]

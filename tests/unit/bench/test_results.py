@@ -126,8 +126,9 @@ def test_fms_files_are_of_the_whole_training_and_ours_of_what_follows_the_warmup
     # By hand: 10 steps in 20 s after the warm-up; in all 20 in 120 s, 20 000 tokens by 2 ranks.
     assert row["steps_per_s"] == pytest.approx(0.5)
     assert (row["timed_steps"], row["timed_s"]) == (10, pytest.approx(20))
-    benchmarks, _ = fms.write(results.table(tmp_path), tmp_path)
-    (told,) = csv.DictReader(benchmarks.read_text().splitlines())
+    with fms.fms_writer(tmp_path) as add:
+        add(results.table(tmp_path))
+    (told,) = csv.DictReader((tmp_path / fms.BENCHMARKS).read_text().splitlines())
     assert float(told["train_runtime"]) == pytest.approx(120)
     assert float(told["train_runtime"]) * float(told["train_steps_per_second"]) == pytest.approx(20)
     assert float(told["train_samples_per_second"]) == pytest.approx(160 / 120)
@@ -240,7 +241,9 @@ def test_benchmarks_csv_keeps_figures_and_fms_columns_and_drops_constants(tmp_pa
     add_cell(tmp_path, 0, results_={**plain, **TRAINED, "learning_rate": "1e-5"})
     add_cell(tmp_path, 1, results_={**plain, **TRAINED, "learning_rate": "2e-5"})
     add_cell(tmp_path, 2, status="oom", results_={**plain, "error_messages": ["x"]})
-    benchmarks, raw = fms.write(results.table(tmp_path), tmp_path)
+    with fms.fms_writer(tmp_path) as add:
+        add(results.table(tmp_path))
+    benchmarks, raw = tmp_path / fms.BENCHMARKS, tmp_path / fms.RAW
     head, *lines = list(csv.reader(benchmarks.read_text().splitlines()))
     # By hand: what varies (learning_rate) and what FMS always keeps, in alphabetical order.
     kept = ["framework_config", "learning_rate", "num_gpus", "status", "torch_dtype"]

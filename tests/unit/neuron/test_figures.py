@@ -97,7 +97,7 @@ def test_lora_leaves_out_the_gradients_of_frozen_weights(small: Path) -> None:
     # and 2 x 4, forward, own gradient and that of their input.
     adapters = 2 * (3 * 16) * 4 * 2 + 2 * (16 + 8 + 8) * 4 * 3
     assert found.model_flops == frozen + adapters + CORE
-    assert found.params_trained == 3 * 16 + 32
+    assert found.work.params_trained == 3 * 16 + 32
     reasons = dict(found.differences)
     assert sum(reasons.values()) == pytest.approx(found.by_convention["neuron"] - found.model_flops)
     assert "weights counted as trained that are frozen" in reasons

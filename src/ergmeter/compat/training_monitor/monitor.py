@@ -32,13 +32,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ergmeter.compat.training_monitor.step_log import (
-    Masked,
-    StepConstants,
-    TrainingLog,
-    WandbRows,
-    step_figures,
-)
+from ergmeter.compat.training_monitor.step_log import Masked, TrainingLog, WandbRows
 from ergmeter.errors import ErgmeterError, NotMeasurable, UsageError
 from ergmeter.flops.counted.count import count
 from ergmeter.flops.live import model_work
@@ -169,6 +163,8 @@ def _whole_number(value: object) -> int | None:
         return None
     return number if number >= 1 else None
 
+
+NO_MASK = "no attention_mask was given to log_step, so the tokens of the step are not known"
 
 # -- the monitor -----------------------------------------------------------------------------------
 
@@ -424,14 +420,7 @@ class TrainingMonitor(Guarded):
     def _finish(self, logged: _Logged) -> None:
         if not self._is_first:
             return
-        constants = StepConstants(
-            self.settings.micro_steps,
-            world_size(),
-            self.batch_size,
-            self._token_flops,
-            self._peak_flops_per_s,
-        )
-        figures = step_figures(logged.step_s, logged.masked, constants)
+        figures = self._figures(logged.step_s, logged.masked)
         values = {n: None if isinstance(v, Missing) else v for n, v in figures.items()}
         entry, step = logged.entry, logged.entry["step"]
         entry |= {name: values.get(name) for name in ("mfu", "tokens_per_second")}
@@ -443,6 +432,43 @@ class TrainingMonitor(Guarded):
         row = {} if logged.skip_wandb else self._row(step, entry, values)
         if row:
             self._rows.log(row, step=step)
+
+    def _figures(self, step_s: float | None, masked: Masked | None) -> dict[str, Amount]:
+        """The perf/ metrics of a step by name; Missing with its reason where unknown.
+
+        The original divided the FLOPs of one micro-batch by the time of all, took a forward pass
+        for a step, and mixed one rank's batch with all ranks' time. Here everything belongs to one
+        optimizer step: FLOPs and their rate of this rank's device, tokens and samples of all ranks.
+        """
+        if step_s is None or step_s <= 0:
+            absent = Missing("how long this step took is not known")
+            return dict.fromkeys(("step_time", "mfu", "tokens_per_second"), absent)
+        figures: dict[str, Amount] = {"step_time": step_s, "steps_per_second": 1 / step_s}
+        micro_steps, world = self.settings.micro_steps, world_size()
+        rows = masked.rows * micro_steps * world if masked else self.batch_size
+        if rows:
+            figures["samples_per_second"] = rows / step_s
+        if masked is None:
+            return {**figures, **dict.fromkeys(("mfu", "tokens_per_second"), Missing(NO_MASK))}
+        real, squares = masked.sums()
+        if not real:
+            empty = Missing("the attention_mask masks every token")
+            return {**figures, **dict.fromkeys(("mfu", "tokens_per_second"), empty)}
+        tokens = real * micro_steps
+        figures["tokens_per_second"] = tokens * world / step_s
+        figures["actual_seq_length"] = real / masked.rows
+        # Attention grows with the square of a length: the one length that all rows could have.
+        length = squares / real
+        try:
+            flops = tokens * self._token_flops(length)
+        except ErgmeterError as error:
+            return {**figures, "mfu": Missing(str(error))}
+        figures |= {"actual_flops": flops, "flops_per_second": flops / step_s}
+        peak = self._peak_flops_per_s()
+        figures["mfu"] = peak if isinstance(peak, Missing) else flops / step_s / peak
+        if not isinstance(figures["mfu"], Missing):
+            figures["mfu_percent"] = 100 * figures["mfu"]
+        return figures
 
     def _row(
         self, step: int, entry: Mapping[str, Any], values: Mapping[str, float | None]

@@ -1,8 +1,4 @@
-"""Metrics of one logged step (MFU, tokens/s, samples/s), and where they go: training_log.json, W&B.
-
-The original divided the FLOPs of one micro-batch by the time of all, took a forward pass for a
-step, and mixed one rank's batch with all ranks' time. Here everything belongs to one optimizer
-step: FLOPs and their rate of this rank's device, tokens and samples of all ranks.
+"""Token sums of one logged step, and where its metrics go: training_log.json, W&B.
 
 The mask of a logged step is that of this rank's last micro-batch. Every micro-batch and every rank
 is assumed to have as many tokens; this is exact where there is one of each.
@@ -15,22 +11,17 @@ import math
 import shutil
 import time
 from collections import deque
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
 from ergmeter.atomic_write import replacing
-from ergmeter.errors import ErgmeterError
 from ergmeter.integrations.batches import Counts
 from ergmeter.integrations.guard import Guarded, guarded, reason_of, warn_once
 from ergmeter.integrations.unsettled_steps import Fetch, device_events
-from ergmeter.records import Missing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
-
-    from ergmeter.metrics.live.totals import Amount
 
 # -- rows in W&B -----------------------------------------------------------------------------------
 # A missing value is left out of the row: 0 would lower every mean.
@@ -39,16 +30,16 @@ _AXIS = "step"
 _PROJECT = "qwen_classification"  # the original's, where the configuration names none
 
 
-class WandbRows:
+class WandbRows(Guarded):
     """Sends rows to the script's W&B run where it has one, else to a new one."""
 
     def __init__(self, settings: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         self._run: Any = None
         self._is_own = False
         if settings.get("enabled", False):
-            with self._until_it_fails():
-                self._open(settings, config)
+            self._open(settings, config)
 
+    @guarded
     def _open(self, settings: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         import wandb  # noqa: PLC0415  only for those who ask
 
@@ -70,32 +61,28 @@ class WandbRows:
         """True while rows are sent."""
         return self._run is not None
 
+    @guarded
     def log(self, values: Mapping[str, Any], *, step: int | None = None) -> None:
         """Add to the row of a step. None values are left out."""
         if self._run is None:
             return
         present = {name: value for name, value in values.items() if value is not None}
-        with self._until_it_fails():
-            if step is None:
-                self._run.log(present)
-            else:
-                self._run.log({**present, _AXIS: int(step)}, step=int(step))
+        if step is None:
+            self._run.log(present)
+        else:
+            self._run.log({**present, _AXIS: int(step)}, step=int(step))
 
+    @guarded
     def finish(self) -> None:
         """End the run, if it was made here."""
         run, self._run = self._run, None
         if run is not None and self._is_own:
-            with self._until_it_fails():
-                run.finish()
+            run.finish()
 
-    @contextmanager
-    def _until_it_fails(self) -> Iterator[None]:
-        """A context in which an error ends the rows, and nothing else."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001  wandb is the user's, and so is the training
-            self._run = None
-            warn_once(f"no rows to W&B: {reason_of(error)}")
+    def fail(self, error: Exception) -> None:
+        """An error of wandb ends the rows, and nothing else."""
+        self._run = None
+        warn_once(f"no rows to W&B: {reason_of(error)}")
 
 
 # -- training_log.json -----------------------------------------------------------------------------
@@ -195,9 +182,7 @@ def _line(entry: dict[str, Any]) -> str:
     return json.dumps(entry, ensure_ascii=False) + "\n"
 
 
-# -- metrics of a step -----------------------------------------------------------------------------
-
-NO_MASK = "no attention_mask was given to log_step, so the tokens of the step are not known"
+# -- tokens of a step ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,48 +226,3 @@ class Masked:
             return self.real, self.squares
         real, squares = self.fetch.values()
         return int(real), int(squares)
-
-
-@dataclass(frozen=True, slots=True)
-class StepConstants:
-    """What is the same for every step."""
-
-    micro_steps: int
-    world: int
-    batch_size: int | None
-    token_flops: Callable[[float], float]  # of a token in sequences of this length
-    peak_flops_per_s: Callable[[], Amount]
-
-
-def step_figures(
-    step_s: float | None, masked: Masked | None, constants: StepConstants
-) -> dict[str, Amount]:
-    """The perf/ metrics of a step by name; Missing with its reason where unknown."""
-    if step_s is None or step_s <= 0:
-        absent = Missing("how long this step took is not known")
-        return dict.fromkeys(("step_time", "mfu", "tokens_per_second"), absent)
-    figures: dict[str, Amount] = {"step_time": step_s, "steps_per_second": 1 / step_s}
-    rows = masked.rows * constants.micro_steps * constants.world if masked else constants.batch_size
-    if rows:
-        figures["samples_per_second"] = rows / step_s
-    if masked is None:
-        return {**figures, **dict.fromkeys(("mfu", "tokens_per_second"), Missing(NO_MASK))}
-    real, squares = masked.sums()
-    if not real:
-        empty = Missing("the attention_mask masks every token")
-        return {**figures, **dict.fromkeys(("mfu", "tokens_per_second"), empty)}
-    tokens = real * constants.micro_steps
-    figures["tokens_per_second"] = tokens * constants.world / step_s
-    figures["actual_seq_length"] = real / masked.rows
-    # Attention grows with the square of a length: this is the one length that all rows could have.
-    length = squares / real
-    try:
-        flops = tokens * constants.token_flops(length)
-    except ErgmeterError as error:
-        return {**figures, "mfu": Missing(str(error))}
-    figures |= {"actual_flops": flops, "flops_per_second": flops / step_s}
-    peak = constants.peak_flops_per_s()
-    figures["mfu"] = peak if isinstance(peak, Missing) else flops / step_s / peak
-    if not isinstance(figures["mfu"], Missing):
-        figures["mfu_percent"] = 100 * figures["mfu"]
-    return figures

@@ -17,7 +17,7 @@ from dataclasses import replace
 from enum import Enum
 from math import prod
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet, ref
 
 import numpy as np
@@ -30,7 +30,9 @@ from ergmeter.flops.counted.op_costs import PRODUCT_NAME
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ergmeter.integrations.torch.roots import LossLabels
+    from ergmeter.integrations.torch.roots import Discovery, LossLabels
+
+    CallListener: TypeAlias = "StepRecorder | Discovery"
 
 _Module: Any = nn.Module
 _is_grad_enabled = torch.is_grad_enabled
@@ -48,23 +50,12 @@ _REDIRECTED = ("_ForwardRedirection", "_redirection_through_forward")  # Lightni
 # -- outermost calls -------------------------------------------------------------------------------
 
 
-class CallListener(Protocol):
-    """Receives outermost module calls."""
-
-    def before(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_wrapper: bool
-    ) -> Any:  # noqa: ANN401
-        """A call is about to be made. The result is passed to `after`."""
-
-    def after(self, token: Any, result: Any) -> None:  # noqa: ANN401
-        """The call has returned."""
-
-    def fail(self, error: Exception) -> None:
-        """`before` or `after` has failed."""
-
-
 class OutermostCalls:
-    """Reports outermost calls on the thread that armed it, and those inside wrappers."""
+    """Reports outermost calls on the thread that armed it, and those inside wrappers.
+
+    A listener's `before` gets a call that is about to be made. Its result is passed to `after` once
+    the call has returned. `fail` gets an error of either.
+    """
 
     def __init__(self) -> None:
         self._listeners: tuple[CallListener, ...] = ()

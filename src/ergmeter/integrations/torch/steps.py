@@ -289,13 +289,10 @@ class Loop:
     def _recorder_now(self) -> StepRecorder:
         """The recorder for the training that begins."""
         recorder, self._recorder = self._recorder or StepRecorder(LossLabels()), None
-        recorder.is_evaluating = self._is_evaluating
+        recorder.is_evaluating = lambda: self.eval_ns is not None
         self._labels = recorder.labels
         recorder.arm()
         return recorder
-
-    def _is_evaluating(self) -> bool:
-        return self.eval_ns is not None
 
     def _enter(self, optimizer: Optimizer) -> None:
         number, members = id(optimizer), self._members
