@@ -370,7 +370,7 @@ def test_labelled_positions_of_all_steps_count(
     assert found.flops is not None
     by_hand = STEPS * BODY_STEP + sum(labels) * HEAD
     assert found.flops.model_per_step * STEPS == pytest.approx(by_hand, rel=1e-9)
-    assert "with the labels of all steps, 1.188 times the recorded step's" in found.note
+    assert "with the labels of all steps (1.188 times the recorded step's)" in found.note
     steps = Run.open(tmp_path / "run").steps()
     assert steps["tokens_loss"].tolist() == labels
     assert "_compiled_call_impl" not in loss.__dict__

@@ -123,7 +123,7 @@ def _with_all_labels(record: StepRecord, ratio: float) -> StepRecord:
         tuple(_scaled(call, ratio) if call.is_loss else call for call in group)
         for group in record.groups
     )
-    assumption = f"given: the labels of all steps, {ratio:.3f} times the recorded step's"
+    assumption = f"given: the labels of all steps ({ratio:.3f} times the recorded step's)"
     return replace(
         record,
         groups=groups,
