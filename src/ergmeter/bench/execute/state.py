@@ -21,13 +21,7 @@ from typing import Any
 import psutil
 
 from ergmeter.atomic_write import write_text
-from ergmeter.bench.execute.outcome import (
-    FINAL,
-    CellOutcome,
-    CheckedExpectation,
-    Status,
-    broken_expectations,
-)
+from ergmeter.bench.execute.outcome import FINAL, CellOutcome, Status, broken_expectations
 from ergmeter.bench.plan.cells import BenchPlan, Cell
 from ergmeter.errors import FormatError
 from ergmeter.runlog.liveness import boot_id, started_s
@@ -144,7 +138,7 @@ class CellState:
     @property
     def broken(self) -> str:
         """What was claimed of it and did not hold, in one line; empty where all did."""
-        return broken_expectations(CheckedExpectation.from_json(claim) for claim in self.claims)
+        return broken_expectations(self.claims)
 
 
 def now() -> str:
