@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.atomic_write import write_text
 from ergmeter.bench.execute import nvidia_smi_logger
 from ergmeter.bench.execute.outcome import broken_expectations
-from ergmeter.bench.execute.state import RESULTS, json_number, write_json
+from ergmeter.bench.execute.state import RESULTS, json_number, read_json, write_json
 from ergmeter.bench.memory import (
     BYTES_PER_MIB,
     NVML,
@@ -407,7 +407,7 @@ def _of_directory(directory: Path, *, keep: bool) -> Iterator[pa.Table]:
 def collect(cell: Path, *, keep: bool = True) -> dict[str, Any]:
     """The row of one cell's directory, cached beside it if `keep`."""
     stamp = _stamp(cell)
-    cached = _json(cell / ROW)
+    cached = read_json(cell / ROW)
     if cached.get("stamp") == stamp:
         return {**cached["row"], "path": str(cell)}  # it may have been moved
     row = _row(cell)
@@ -456,8 +456,8 @@ def _stamp(cell: Path) -> list[int]:
 
 
 def _row(cell: Path) -> dict[str, Any]:
-    cell_json, status = (_json(cell / f"{n}.json") for n in ("cell", "status"))
-    results = _as_told(_json(cell / RESULTS))
+    cell_json, status = (read_json(cell / f"{n}.json") for n in ("cell", "status"))
+    results = _as_told(read_json(cell / RESULTS))
     arguments = {name: results[name] for name in ARGUMENTS if name in results}
     settings = {**arguments, **(cell_json.get("settings") or {})}
     row = _identity(cell, cell_json, results) | _outcome(status, results)
@@ -559,14 +559,6 @@ def _text(value: object) -> str | None:
     if isinstance(value, list | tuple):
         return " ".join(str(item) for item in value)
     return str(value)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def _keep(path: Path, row: Mapping[str, Any]) -> None:

@@ -156,6 +156,15 @@ def write_json(path: Path, value: object, *, indent: int | None = 1) -> None:
     write_text(path, json.dumps(value, indent=indent, allow_nan=False) + "\n")
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in that file; empty where there is none, or it can't be read."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
 def json_number(value: object) -> object:
     """The value itself, or its text if it is nan or inf, which JSON does not have."""
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)
