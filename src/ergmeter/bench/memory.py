@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.bench.execute import nvidia_smi_logger
+from ergmeter.bench.execute.state import read_json
 from ergmeter.bench.tables import COLUMNS, MEMORY, number
 from ergmeter.errors import FormatError, NotMeasurable
 from ergmeter.importers.nvidia_smi import CsvLog, key_of
@@ -153,12 +154,8 @@ def saved_by_trainer(output_dir: Path) -> dict[str, float]:
 
     What evaluate and predict took is nowhere else: they print before their tracker is read.
     """
-    try:
-        saved = json.loads((output_dir / SAVED).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    items = saved.items() if isinstance(saved, dict) else ()
-    figures = {name: number(value) for name, value in items if _IS_MEMORY.search(name)}
+    saved = read_json(output_dir / SAVED).items()
+    figures = {name: number(value) for name, value in saved if _IS_MEMORY.search(name)}
     return {name: value for name, value in figures.items() if value is not None}
 
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.atomic_write import write_text
 from ergmeter.bench.execute import nvidia_smi_logger
-from ergmeter.bench.execute.state import RESULTS, json_number, write_json
+from ergmeter.bench.execute.outcome import broken_expectations
+from ergmeter.bench.execute.state import RESULTS, json_number, read_json, write_json
 from ergmeter.bench.memory import (
     BYTES_PER_MIB,
     NVML,
@@ -118,17 +119,17 @@ def run_columns(path: Path, missing: dict[str, str], *, num_gpus: int | None) ->
         columns_read["window"] = evidence.window_kind
     for kind in ("real", "computed"):
         total = columns_read.get(f"{kind}_tokens_per_s")
-        if total is not None and num_gpus and evidence.devices("gpu"):
-            columns_read[f"{kind}_tokens_per_s_per_device"] = total / num_gpus
-        elif total is not None:
-            missing[f"{kind}_tokens_per_s_per_device"] = _why_not_each(evidence)
+        column = f"{kind}_tokens_per_s_per_device"
+        if total is None:
+            continue
+        if not evidence.devices("gpu"):
+            missing[column] = evidence.why_no_device("accelerator", *ACCELERATORS)
+        elif num_gpus:
+            columns_read[column] = total / num_gpus
+        else:
+            missing[column] = "how many devices it ran on is not told"
     run = evidence.run
     return columns_read | _run_facts(run) | _nvml(run) | _allocators(run, missing)
-
-
-def _why_not_each(evidence: Evidence) -> str:
-    why = evidence.why_no_device("accelerator", *ACCELERATORS)
-    return why if not evidence.devices("gpu") else "how many devices it ran on is not told"
 
 
 def _reading(evidence: Evidence, key: str, name: str, missing: dict[str, str]) -> Reading | None:
@@ -183,24 +184,27 @@ def _allocators(run: Run, missing: dict[str, str]) -> dict[str, Any]:
     }
 
 
+_PRINTED = {
+    "loss": "train_loss",
+    "eval_loss": "eval_loss",
+    "epoch": "epoch",
+    "runtime_s": "train_runtime",
+    "samples_per_s": "train_samples_per_second",
+    "steps_per_s": "train_steps_per_second",
+    "computed_tokens_per_s_per_device": "train_tokens_per_second",
+}
+
+
 def fms_figures(results: Mapping[str, Any], num_gpus: int | None) -> dict[str, Any]:
     """What transformers' Trainer printed at the end, as our columns.
 
     Its train_tokens_per_second counts padding and is one process's; its train_samples_per_second
     is of all processes together.
     """
-    per_device = number(results.get("train_tokens_per_second"))
-    total = per_device * num_gpus if per_device is not None and num_gpus else None
-    row: dict[str, Any] = {
-        "loss": number(results.get("train_loss")),
-        "eval_loss": number(results.get("eval_loss")),
-        "epoch": number(results.get("epoch")),
-        "runtime_s": number(results.get("train_runtime")),
-        "samples_per_s": number(results.get("train_samples_per_second")),
-        "steps_per_s": number(results.get("train_steps_per_second")),
-        "computed_tokens_per_s_per_device": per_device,
-        "computed_tokens_per_s": total,
-    }
+    row: dict[str, Any] = {ours: number(results.get(name)) for ours, name in _PRINTED.items()}
+    per_device = row["computed_tokens_per_s_per_device"]
+    is_counted = per_device is not None and num_gpus
+    row["computed_tokens_per_s"] = per_device * num_gpus if is_counted else None
     row["rates_from"] = TRAINER if row["runtime_s"] is not None else None
     return row
 
@@ -221,12 +225,10 @@ def _of_tokens(missing: Mapping[str, str]) -> dict[str, str]:
     """Why there is no headline rate: for want of what it is chosen from."""
     reasons = {}
     for ending in ("", "_per_device"):
-        for kind in ("real", "computed"):
+        for kind in ("real", "computed"):  # computed ones are what there is at the least
             why = missing.get(f"{kind}_tokens_per_s{ending}") or missing.get(f"{kind}_tokens_per_s")
             if why:
-                reasons[f"tokens_per_s{ending}"] = (
-                    why  # computed ones are what there is at the least
-                )
+                reasons[f"tokens_per_s{ending}"] = why
     return reasons
 
 
@@ -405,7 +407,7 @@ def _of_directory(directory: Path, *, keep: bool) -> Iterator[pa.Table]:
 def collect(cell: Path, *, keep: bool = True) -> dict[str, Any]:
     """The row of one cell's directory, cached beside it if `keep`."""
     stamp = _stamp(cell)
-    cached = _json(cell / ROW)
+    cached = read_json(cell / ROW)
     if cached.get("stamp") == stamp:
         return {**cached["row"], "path": str(cell)}  # it may have been moved
     row = _row(cell)
@@ -454,9 +456,10 @@ def _stamp(cell: Path) -> list[int]:
 
 
 def _row(cell: Path) -> dict[str, Any]:
-    cell_json, status = (_json(cell / f"{n}.json") for n in ("cell", "status"))
-    results = _as_told(_json(cell / RESULTS))
-    settings = {**_arguments(results), **dict(cell_json.get("settings") or {})}
+    cell_json, status = (read_json(cell / f"{n}.json") for n in ("cell", "status"))
+    results = _as_told(read_json(cell / RESULTS))
+    arguments = {name: results[name] for name in ARGUMENTS if name in results}
+    settings = {**arguments, **(cell_json.get("settings") or {})}
     row = _identity(cell, cell_json, results) | _outcome(status, results)
     row |= {name: _text(settings.get(name)) for name in ARGUMENTS}
     row["framework_config"] = row["framework_config"] or "none"
@@ -500,14 +503,11 @@ def _rate_unit(column: str) -> str:
 def _identity(
     cell: Path, cell_json: Mapping[str, Any], results: Mapping[str, Any]
 ) -> dict[str, Any]:
-    group = ""
-    if cell_json:
-        group = Cell.from_json(cell_json).group
     gpus = cell_json.get("num_gpus") or number(results.get("num_gpus"))
     return {
         "index": int(cell.name.removeprefix(_PREFIX)),
         "id": cell_json.get("id") or "",
-        "group": group,
+        "group": Cell.from_json(cell_json).group if cell_json else "",
         "scenario": cell_json.get("scenario") or "",
         "repeat": cell_json.get("repeat") or 1,
         "num_gpus": int(gpus) if gpus else None,
@@ -529,9 +529,7 @@ def _outcome(status: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str,
         "started": attempts[-1].get("started") if attempts else None,
         "ended": attempts[-1].get("ended") if attempts else None,
         "claims_held": sum(bool(claim.get("held")) for claim in claims),
-        "claims_broken": "; ".join(
-            f"{claim.get('name')}: {claim.get('seen')}" for claim in claims if not claim.get("held")
-        ),
+        "claims_broken": broken_expectations(claims),
     }
 
 
@@ -555,25 +553,12 @@ def _as_told(results: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in results.items() if name not in added}
 
 
-def _arguments(results: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a results.json is an argument: text that is in the schema under its name."""
-    return {name: results[name] for name in ARGUMENTS if name in results}
-
-
 def _text(value: object) -> str | None:
     if value is None or value == "":
         return None
     if isinstance(value, list | tuple):
         return " ".join(str(item) for item in value)
     return str(value)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def _keep(path: Path, row: Mapping[str, Any]) -> None:

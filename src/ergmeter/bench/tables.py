@@ -131,7 +131,6 @@ COLUMNS: dict[str, pa.DataType] = {
     **REST,
 }
 SCHEMA = pa.schema(list(COLUMNS.items()), metadata={"ergmeter.bench.version": str(VERSION)})
-NUMBERS = tuple(name for name in (*RATES, *FIGURES, *MEMORY) if COLUMNS[name] == pa.float64())
 
 FAILED = ("oom", "error", "timeout", "diverged", "cancelled")
 DONE = ("ok", *FAILED, "skipped")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
@@ -140,12 +140,8 @@ def _others(device: Device, processes: list[int] | None = None) -> tuple[int, ..
     """Other processes on the device, from NVML if not known yet."""
     if processes is not None:
         return tuple(pid for pid in processes if pid != os.getpid())
-    with suppress(pynvml.NVMLError):
-        sensors = Sensors(device)
-        try:
-            return tuple(pid for pid in sensors.processes() if pid != os.getpid())
-        finally:
-            sensors.close()
+    with suppress(pynvml.NVMLError), closing(Sensors(device)) as sensors:
+        return tuple(pid for pid in sensors.processes() if pid != os.getpid())
     return ()
 
 

@@ -221,7 +221,7 @@ def load(device: torch.device) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-        _let_go(device)
+        torch.cuda.empty_cache()
 
 
 def _achievable(
@@ -233,7 +233,7 @@ def _achievable(
     for shape in ranked[: pace.finalists]:
         task = _task(dtype, shape, device)
         sustained_rates.append(sustained(task, device, pace, watch=watch))
-        _let_go(device)
+        torch.cuda.empty_cache()  # does nothing where there is no GPU
     best = max(sustained_rates, key=lambda rate: rate.value)
     briefest = max(swept, key=lambda shape: max(swept[shape]))
     if max(swept[briefest]) > best.burst:
@@ -263,7 +263,7 @@ def _swept(
         per_s = task.amount / took_s
         if took_s <= _LONGEST_S or shape == fitting[0]:
             yield shape, bursts(task, device, pace)
-        _let_go(device)
+        torch.cuda.empty_cache()
 
 
 def _task(dtype: str, shape: Shape, device: torch.device) -> RepeatedWork:
@@ -321,11 +321,6 @@ def _needed_bytes(dtype: str, shape: Shape) -> int:
     stored, making, out = _BYTES[dtype]
     both = rows * depth + columns * depth
     return both * stored + max(rows, columns) * depth * making + rows * columns * out
-
-
-def _let_go(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _flops(shape: Shape) -> float:

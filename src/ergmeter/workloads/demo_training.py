@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import torch
@@ -232,8 +233,7 @@ class DemoBatch:
 
     def to(self, device: torch.device) -> DemoBatch:
         """The same batch on a device."""
-        inputs, targets = self.inputs.to(device), self.targets.to(device)
-        return DemoBatch(inputs, targets, self.tokens_computed, self.tokens_real, self.tokens_loss)
+        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
 
 
 def batch_of(documents: Sequence[Document], *, multiple: int = WIDTH_MULTIPLE) -> DemoBatch:
@@ -341,11 +341,6 @@ def computed_in(device: torch.device) -> str:
     return "bf16" if half else "fp32"
 
 
-def mean_length(documents: Sequence[demo_text.Document]) -> int:
-    """Positions of an average document, for counting the work of a step."""
-    return round(sum(len(document.text) - 1 for document in documents) / len(documents))
-
-
 def run(
     seconds: float, *, device: torch.device, out: Path | None, tell: Callable[[DemoProgress], None]
 ) -> DemoOutcome:
@@ -360,7 +355,7 @@ def run(
             name="demo",
             warmup_steps=WARMUP_STEPS,
             model=size.model.described,
-            seq_len=mean_length(documents),
+            seq_len=round(fmean(len(document.text) - 1 for document in documents)),
             dtype=computed_in(device),
         ) as meter:
             path = meter.path

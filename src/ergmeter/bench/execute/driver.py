@@ -57,11 +57,7 @@ class BenchProgress:
     def failed(self) -> list[tuple[Cell, state.CellState]]:
         """The cells that did not end well, and those that did and are not what they claim."""
         both = [(cell, self.states[cell.index]) for cell in self.plan.cells]
-        return [
-            (cell, cell_state)
-            for cell, cell_state in both
-            if cell_state.status in FAILED or cell_state.broken
-        ]
+        return [(cell, now) for cell, now in both if now.status in FAILED or now.broken]
 
     @property
     def running(self) -> list[Cell]:
@@ -216,15 +212,12 @@ def _write_off(directory: Path) -> bool:
         "pending": f"it was not started{why}; --resume runs it",
     }
     with state.claimed(directory) as is_ours:
-        cell_state = state.read(
-            directory
-        )  # once more: it may have ended after it was last looked at
+        cell_state = state.read(directory)  # again: it may have ended since
         if cell_state.status not in lost:
             return True
         if is_ours:
-            state.write(
-                directory, cell_state.ended(CellOutcome("cancelled", lost[cell_state.status]))
-            )
+            ending = CellOutcome("cancelled", lost[cell_state.status])
+            state.write(directory, cell_state.ended(ending))
         return is_ours
 
 

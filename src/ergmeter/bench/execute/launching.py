@@ -149,17 +149,13 @@ def own_environment(cell: Cell, around: Mapping[str, str]) -> dict[str, str]:
         if value != HIDDEN:
             variables[name] = value
             continue
-        there = [
-            variable
-            for variable in (_hidden_variable(cell.scenario, name), name)
-            if variable in around
-        ]
-        if not there:
+        handed_on = around.get(_hidden_variable(cell.scenario, name), around.get(name))
+        if handed_on is None:
             raise UsageError(
                 f"{name} of scenario {cell.scenario!r} is a key, which is not kept in the plan,"
                 f" and nothing hands it to this process: set {name} where cells start"
             )
-        variables[name] = around[there[0]]
+        variables[name] = handed_on
     return variables
 
 

@@ -40,7 +40,7 @@ from ergmeter.bench.execute.process import (
     kernel_kills,
     kills_since,
 )
-from ergmeter.bench.execute.state import CELL, Process, write_json
+from ergmeter.bench.execute.state import CELL, Process, read_json, write_json
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import ErgmeterError
 
@@ -240,7 +240,7 @@ def join_first_node(
     """
     until_s = time.monotonic() + MEET_S
     while time.monotonic() < until_s:
-        facts = _launch_facts(directory / MEETING)
+        facts = read_json(directory / MEETING)
         if facts.get("token") == token:
             if facts.get("is_over"):
                 return None
@@ -262,13 +262,6 @@ def _begun(wire: Wire, waiting: NodeOfCell) -> tuple[Wire, NodeOfCell] | None:
             address, port = str(message["address"]), int(message["port"])
             return wire, replace(waiting, address=address, port=port)
     return None
-
-
-def _launch_facts(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return {}
 
 
 def _answers(address: str, facts: Mapping[str, Any]) -> bool:

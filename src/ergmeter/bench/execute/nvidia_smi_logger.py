@@ -8,7 +8,6 @@ directory of results, in a file there, because cells run in processes of their o
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import re
 import shlex
@@ -25,7 +24,7 @@ from pathlib import Path
 import pynvml
 
 from ergmeter.bench.execute.launching import nvml_list
-from ergmeter.bench.execute.state import write_json
+from ergmeter.bench.execute.state import read_json, write_json
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.probes import cuda_visible_devices
 
@@ -63,12 +62,9 @@ class Query:
     def command(self, program: str, *, gpus: str) -> list[str]:
         """Its words. `gpus`: indices or UUIDs with commas; all where there are none."""
         words = dict.fromkeys((*self.keywords, *_NEEDED))
-        whole_s = self.interval_s == round(self.interval_s)
-        loop = (
-            f"--loop={round(self.interval_s)}"
-            if whole_s
-            else f"--loop-ms={round(self.interval_s * 1000)}"
-        )
+        loop = f"--loop-ms={round(self.interval_s * 1000)}"
+        if self.interval_s == round(self.interval_s):
+            loop = f"--loop={round(self.interval_s)}"
         which = [f"--id={gpus}"] if gpus else []
         return [program, f"--query-gpu={','.join(words)}", "--format=csv", *which, loop]
 
@@ -86,11 +82,9 @@ def ask(out: Path, query: Query | None) -> None:
 def asked(out: Path) -> Query | None:
     """What is asked for of the cells there."""
     try:
-        document = json.loads((out / ASKED).read_text(encoding="utf-8"))
-        return (
-            Query(tuple(document["keywords"]), float(document["interval_s"])) if document else None
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+        query = read_json(out / ASKED)
+        return Query(tuple(query["keywords"]), float(query["interval_s"]))
+    except (ValueError, KeyError, TypeError):
         return None
 
 
@@ -115,10 +109,9 @@ def of_nodes(cell: Path) -> list[str]:
 def problem(cell: Path) -> str:
     """Why the log of a cell is not to be read; nothing where it is, or where none was asked for."""
     for path in (cell / NOTE, *sorted(cell.glob(_nodes(NOTE)))):
-        with suppress(OSError, ValueError, AttributeError):
-            document = json.loads(path.read_text(encoding="utf-8")).get("problem")
-            if document:
-                return str(document)
+        problem = read_json(path).get("problem")
+        if problem:
+            return str(problem)
     return ""
 
 

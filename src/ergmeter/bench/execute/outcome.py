@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ergmeter.compare.entry import fact
-from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,48 +38,29 @@ ERG_TRAIN_FACTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedExpectation:
-    """An expectation, whether the cell met it, and the line or value that shows it."""
-
-    name: str
-    is_met: bool
-    evidence: str
-
-    def to_json(self) -> dict[str, Any]:
-        """The entry of status.json."""
-        return {"name": self.name, "held": self.is_met, "seen": self.evidence}
-
-    @classmethod
-    def from_json(cls, entry: Mapping[str, Any]) -> CheckedExpectation:
-        """Read an entry of status.json."""
-        return cls(entry["name"], entry["held"], entry["seen"])
-
-
 def check_expectations(
     claims: Sequence[Expectation], *, outputs: Iterable[Path] = (), workload: Mapping[str, Any]
-) -> tuple[CheckedExpectation, ...]:
-    """Check each expectation. `outputs` are the cell's stdout and stderr."""
-    patterns = {claim: _compiled(str(claim.value)) for claim in claims if claim.kind == "pattern"}
+) -> Iterator[dict[str, Any]]:
+    """The entry in status.json of each expectation: `held`, and in `seen` what shows it.
+
+    `outputs` are the cell's stdout and stderr.
+    """
+    patterns = {c: re.compile(str(c.value)) for c in claims if c.kind == "pattern"}
     lines = _first_lines(patterns, outputs)
-    return tuple(
-        _of_output(claim, lines.get(claim))
-        if claim.kind == "pattern"
-        else _of_header(claim, workload)
-        for claim in claims
-    )
+    for claim in claims:
+        if claim in patterns:
+            is_met = claim in lines
+            evidence = lines.get(claim, f"no line of the output has {claim.value!r}")
+        else:
+            value = workload.get(claim.name)
+            is_met = value is not None and _same(value, claim.value)
+            evidence = "the run does not tell it" if value is None else str(value)
+        yield {"name": claim.name, "held": is_met, "seen": evidence}
 
 
-def broken_expectations(checked: Iterable[CheckedExpectation]) -> str:
+def broken_expectations(checked: Iterable[Mapping[str, Any]]) -> str:
     """The expectations that were not met, in one line; empty if all were."""
-    return "; ".join(f"{claim.name}: {claim.evidence}" for claim in checked if not claim.is_met)
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise UsageError(f"no regular expression: {pattern!r} ({error})") from error
+    return "; ".join(f"{c.get('name')}: {c.get('seen')}" for c in checked if not c.get("held"))
 
 
 def _first_lines(
@@ -104,21 +84,6 @@ def _lines(outputs: Iterable[Path]) -> Iterator[str]:
         if path.is_file():
             with path.open(encoding="utf-8", errors="replace") as file:
                 yield from file
-
-
-def _of_output(claim: Expectation, line: str | None) -> CheckedExpectation:
-    if line is None:
-        return CheckedExpectation(
-            claim.name, is_met=False, evidence=f"no line of the output has {claim.value!r}"
-        )
-    return CheckedExpectation(claim.name, is_met=True, evidence=line)
-
-
-def _of_header(claim: Expectation, workload: Mapping[str, Any]) -> CheckedExpectation:
-    if workload.get(claim.name) is None:
-        return CheckedExpectation(claim.name, is_met=False, evidence="the run does not tell it")
-    value = workload[claim.name]
-    return CheckedExpectation(claim.name, is_met=_same(value, claim.value), evidence=str(value))
 
 
 def _same(value: object, wanted: object) -> bool:

@@ -7,7 +7,6 @@ cell. If torchrun itself is killed, its ranks are orphans; the kernel makes them
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 import psutil
 
 from ergmeter.bench.execute import launching, nvidia_smi_logger
-from ergmeter.bench.execute.state import Process, write_json
+from ergmeter.bench.execute.state import Process, read_json, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -120,8 +119,8 @@ def end_leftovers(directory: Path) -> None:
     Only before the nodes have met, for afterwards they are those of this attempt.
     """
     for path in sorted(directory.glob("started.node*.json")):
-        with suppress(OSError, ValueError, TypeError):
-            end_leftover(Process(**json.loads(path.read_text(encoding="utf-8"))))
+        with suppress(OSError, TypeError):
+            end_leftover(Process(**read_json(path)))
 
 
 def end(pid: int) -> None:

@@ -6,7 +6,6 @@ numbers; cells that were not requested this time stay as they are and are counte
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import subprocess
@@ -27,6 +26,7 @@ from ergmeter.bench.execute.state import (
     directory_of,
     is_worked_on,
     read,
+    read_json,
     states,
     write_json,
 )
@@ -106,7 +106,8 @@ def opened(out: Path, plan: BenchPlan, opening: Opening) -> BenchPlan:
     if opening.move_aside and _is_filled(out):
         _check_undriven(out)
         _check_at_rest(out)
-        _move_aside(out)
+        stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S")
+        out.rename(out.with_name(f"{out.name}-{stamp}-{secrets.token_hex(2)}"))
     out.mkdir(parents=True, exist_ok=True)
     claim_driver(out)
     if is_old:
@@ -240,20 +241,9 @@ def _queued() -> str | None:
     return asked.stdout
 
 
-def _move_aside(out: Path) -> Path:
-    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S")
-    aside = out.with_name(f"{out.name}-{stamp}-{secrets.token_hex(2)}")
-    out.rename(aside)
-    return aside
-
-
 def _installed() -> str:
     """Installed packages, much as `pip freeze` lists them."""
-    packages = {
-        (distribution.name or "").lower(): distribution
-        for distribution in distributions()
-        if distribution.name
-    }
+    packages = {package.name.lower(): package for package in distributions() if package.name}
     lines = sorted(f"{package.name}=={package.version}" for package in packages.values())
     return "\n".join(lines) + "\n"
 
@@ -269,9 +259,8 @@ def claim_driver(out: Path) -> None:
 
 def _check_undriven(out: Path) -> None:
     try:
-        document = json.loads((out / DRIVER).read_text(encoding="utf-8"))
-        other = Process(**document)
-    except (OSError, ValueError, TypeError):
-        other = None
-    if other is not None and other.pid != os.getpid() and other.live() is not None:
+        other = Process(**read_json(out / DRIVER))
+    except TypeError:  # no driver, or one of another version
+        return
+    if other.pid != os.getpid() and other.live() is not None:
         raise UsageError(f"process {other.pid} is running {out} already; wait for it, or end it")

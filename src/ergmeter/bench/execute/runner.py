@@ -292,7 +292,7 @@ class Runner:
         # What failed may not have come as far as what is stated of it.
         stated = self._cell.expects if ending.status == "ok" else ()
         checked = check_expectations(stated, outputs=outputs, workload=workload)
-        self._state = replace(self._state, claims=tuple(claim.to_json() for claim in checked))
+        self._state = replace(self._state, claims=tuple(checked))
         self._write_results(ending, trainer)
         return ending
 

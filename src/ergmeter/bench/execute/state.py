@@ -21,13 +21,7 @@ from typing import Any
 import psutil
 
 from ergmeter.atomic_write import write_text
-from ergmeter.bench.execute.outcome import (
-    FINAL,
-    CellOutcome,
-    CheckedExpectation,
-    Status,
-    broken_expectations,
-)
+from ergmeter.bench.execute.outcome import FINAL, CellOutcome, Status, broken_expectations
 from ergmeter.bench.plan.cells import BenchPlan, Cell
 from ergmeter.errors import FormatError
 from ergmeter.runlog.liveness import boot_id, started_s
@@ -144,7 +138,7 @@ class CellState:
     @property
     def broken(self) -> str:
         """What was claimed of it and did not hold, in one line; empty where all did."""
-        return broken_expectations(CheckedExpectation.from_json(claim) for claim in self.claims)
+        return broken_expectations(self.claims)
 
 
 def now() -> str:
@@ -160,6 +154,15 @@ def directory_of(out: Path, cell: Cell) -> Path:
 def write_json(path: Path, value: object, *, indent: int | None = 1) -> None:
     """Replace a file whole: a reader sees the old one or the new one."""
     write_text(path, json.dumps(value, indent=indent, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in that file; empty where there is none, or it can't be read."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def json_number(value: object) -> object:

@@ -127,10 +127,7 @@ class Cell:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON has it."""
-        lists = ("command", "launch_options", "expects")
-        return {
-            name: list(value) if name in lists else value for name, value in asdict(self).items()
-        }
+        return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Cell:
@@ -239,9 +236,8 @@ def _cell_duration(
 ) -> tuple[str, float]:
     if cell.skip:
         return "skipped", 0.0
-    if (
-        durations.by_group and cell.group in durations.by_group
-    ):  # its digest takes longer than the rest
+    # The digest of a group takes longer than the rest.
+    if durations.by_group and cell.group in durations.by_group:
         return "measured", durations.by_group[cell.group]
     if cell.scenario in durations.by_scenario:
         return "alike", durations.by_scenario[cell.scenario]

@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -141,11 +142,9 @@ def takes(name: str) -> bool:
 
 def _unquoted(value: Any) -> Any:  # noqa: ANN401  of YAML
     """`2e-4` is text to YAML; written back it must not be quoted."""
-    if isinstance(value, str):
-        try:
-            return float(value) if any(c.isdigit() for c in value) else value
-        except ValueError:
-            return value
+    if isinstance(value, str) and any(c.isdigit() for c in value):
+        with suppress(ValueError):
+            return float(value)
     return value
 
 

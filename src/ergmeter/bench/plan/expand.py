@@ -200,18 +200,15 @@ class Making:
             if asked.log_memory_hf is not None:
                 arguments = {**arguments, _SKIPS_MEMORY: not asked.log_memory_hf}
             written = erg_train.config(arguments, tuning, warmup_s=warmup_s)
-            self._checked(written)
+            wrong = asked.check(written) if asked.check else None
+            if wrong:
+                raise erg_train.CannotMap(wrong)
         for repeat in range(1, (asked.repeats or scenario.repeats or 1) + 1):
             files = {erg_train.FILE: erg_train.reseeded(written, repeat)} if written else {}
             made = dataclasses.replace(
                 cell, repeat=repeat, files=files, timeout_s=timeout_s, warmup_s=warmup_s
             )
             yield dataclasses.replace(made, id=made.digest(repeat))
-
-    def _checked(self, written: str) -> None:
-        wrong = self._asked.check(written) if self._asked.check else None
-        if wrong:
-            raise erg_train.CannotMap(wrong)
 
     def _made(
         self, scenario: Scenario, template: Template, point: Mapping[str, Any]
@@ -230,7 +227,9 @@ class Making:
         }
         if template.workload != "other":
             settings.setdefault(FRAMEWORK, fms.NONE)
-        launch = _launch(scenario, template, ranks=gpus * nodes)
+        # One rank needs no launcher, unless one is asked for.
+        launch: Launch = scenario.launch or (template.launch if gpus * nodes > 1 else "plain")
+        config = self._asked.accelerate_config if launch == "accelerate" else None
         cell = Cell(
             index=0,
             id="",
@@ -246,7 +245,7 @@ class Making:
                 expected.claim for expected in scenario.expects if matches(expected.when, settings)
             ),
             skip=skip,
-            launch_options=self._options(launch),
+            launch_options=("--config_file", str(config)) if config else (),
         )
         return cell, arguments
 
@@ -314,13 +313,11 @@ class Making:
             named = template.names
             remaining = {name: value for name, value in remaining.items() if name not in named}
         words = template.command({**_ABSENT, **settings}, scenarios.as_flags(remaining))
-        if template.workload == "erg" and self._backend(settings) == "unsloth":
-            words = tuple(UNSLOTH_PYTHON if word == PYTHON else word for word in words)
+        if template.workload == "erg":
+            tuning = self._scenario_file.frameworks[str(settings[FRAMEWORK])].tuning
+            if (tuning or {}).get("backend") == "unsloth":
+                words = tuple(UNSLOTH_PYTHON if word == PYTHON else word for word in words)
         return words
-
-    def _backend(self, settings: Mapping[str, Any]) -> object:
-        tuning = self._scenario_file.frameworks[str(settings[FRAMEWORK])].tuning
-        return (tuning or {}).get("backend")
 
     def _environment(
         self, scenario: Scenario, template: Template, settings: Mapping[str, Value]
@@ -337,12 +334,6 @@ class Making:
             variables[fms.CONFIG_VARIABLE] = str(framework.file)
         return variables
 
-    def _options(self, launch: Launch) -> tuple[str, ...]:
-        if launch != "accelerate":
-            return ()
-        config = self._asked.accelerate_config
-        return ("--config_file", str(config)) if config else ()
-
 
 # What a template may name of any cell, also where nothing gives it a value.
 _ABSENT = dict.fromkeys((*_OUTSIDE, BATCH, ACCUMULATION, "nodes"))
@@ -352,11 +343,6 @@ def _is_of_pairs(template: Template, stanza: Mapping[str, Any]) -> bool:
     """Prompts and responses, unless text in one field is asked for, or tokens."""
     asked = ("dataset_text_field", "tokenize")
     return template.workload == "other" and not any(stanza.get(name) for name in asked)
-
-
-def _launch(scenario: Scenario, template: Template, *, ranks: int) -> Launch:
-    """One rank needs no launcher, unless one is asked for."""
-    return scenario.launch or (template.launch if ranks > 1 else "plain")
 
 
 def _points(
@@ -383,13 +369,10 @@ def _points(
 
 def _named(pattern: Mapping[str, Any]) -> dict[str, Any]:
     """With null for a framework as the shortname that it is in cells."""
-    settings = dict(pattern)
-    if FRAMEWORK in settings:
-        wanted = (
-            settings[FRAMEWORK] if isinstance(settings[FRAMEWORK], list) else [settings[FRAMEWORK]]
-        )
-        settings[FRAMEWORK] = [fms.NONE if name is None else name for name in wanted]
-    return settings
+    if FRAMEWORK not in pattern:
+        return dict(pattern)
+    wanted = pattern[FRAMEWORK] if isinstance(pattern[FRAMEWORK], list) else [pattern[FRAMEWORK]]
+    return {**pattern, FRAMEWORK: [fms.NONE if name is None else name for name in wanted]}
 
 
 _BUILTIN = {

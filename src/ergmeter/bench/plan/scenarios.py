@@ -12,6 +12,7 @@ plan; a constraint keeps them in it as skipped, with its reason. In the template
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import shlex
 from collections import Counter
@@ -133,13 +134,9 @@ class Template:
 
     def command(self, settings: Mapping[str, Any], arguments: Sequence[str]) -> tuple[str, ...]:
         """The command of one cell."""
-        words: list[str] = []
-        for word in self.words:
-            if word == f"{{{ARGUMENTS}}}":
-                words.extend(arguments)
-            else:
-                words.append(fill(word, settings))
-        return tuple(words)
+        place = f"{{{ARGUMENTS}}}"
+        words = (arguments if word == place else [fill(word, settings)] for word in self.words)
+        return tuple(itertools.chain.from_iterable(words))
 
 
 def template(command: str | Sequence[str]) -> Template:
@@ -361,9 +358,7 @@ class _Shared(ConfigModel):
     repeats: Annotated[int, Field(strict=True, ge=1)] | None = None
     warmup: Seconds | None = None
     timeout: Seconds | None = None
-    environment: Annotated[dict[Key, Key], BeforeValidator(_environment)] = Field(
-        default_factory=dict
-    )
+    environment: Variables = Field(default_factory=dict)
     architectures: list[Key] = Field(default_factory=list)
     expects: list[Claims] = Field(default_factory=list)
     data_processing: Annotated[dict[str, Any], BeforeValidator(_data_stanza)] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,8 @@ BUILTIN_TYPES = {"tiny": "causal", "tiny-seq2seq": "seq2seq", "1b": "causal"}
 
 def contradictions(config: SftSettings) -> list[str]:
     """Yields a line for each contradiction, with what to do."""
-    return [line for check in _CHECKS for line in check(config)]
+    checks = (_model, _tuning, _schedule, _data, _packing, _blocks, _mixture)
+    return [line for check in checks for line in check(config)]
 
 
 def is_of_bitsandbytes(optim: str) -> bool:
@@ -93,13 +94,10 @@ def _tuning(config: SftSettings) -> Iterator[str]:
         )
 
 
-def _precision(config: SftSettings) -> Iterator[str]:
-    if config.train.fp16 and config.train.bf16:
-        yield "train.fp16 and train.bf16 are both true; keep one"
-
-
 def _schedule(config: SftSettings) -> Iterator[str]:
     train = config.train
+    if train.fp16 and train.bf16:
+        yield "train.fp16 and train.bf16 are both true; keep one"
     if train.warmup_ratio and train.warmup_steps:
         yield "train.warmup_ratio and train.warmup_steps are both given; keep one"
     if train.save_strategy == "steps" and train.save_steps is None:
@@ -163,11 +161,6 @@ def _mixture(config: SftSettings) -> Iterator[str]:
             yield "data.train_path beside datasets: task_mode cpt_mixed trains on datasets only"
     elif config.datasets:
         yield f"datasets is for task_mode cpt_mixed; got {config.task_mode}"
-
-
-_CHECKS: tuple[Callable[[SftSettings], Iterator[str]], ...] = (
-    _model, _tuning, _precision, _schedule, _data, _packing, _blocks, _mixture,
-)  # fmt: skip
 
 
 # Of the original, with what to do about each.

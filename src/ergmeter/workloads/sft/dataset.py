@@ -144,23 +144,16 @@ def _text(value: dict[str, Any], where: str) -> Example:
     return Example(where, text=_text_of(value, "text"))
 
 
-def _pair(prompt: str, response: str) -> Callable[[dict[str, Any], str], Example]:
+def _pair(
+    prompt: str, response: str, *, context: str = ""
+) -> Callable[[dict[str, Any], str], Example]:
     def make(value: dict[str, Any], where: str) -> Example:
+        more = _text_of(value, context, may_lack=True) if context else ""
         system = _text_of(value, "system", may_lack=True)
-        return _asked(where, _text_of(value, prompt), _text_of(value, response), system=system)
+        asked, answer = _text_of(value, prompt), _text_of(value, response)
+        return _asked(where, asked, answer, more=more, system=system)
 
     return make
-
-
-def _instruction(value: dict[str, Any], where: str) -> Example:
-    more = _text_of(value, "input", may_lack=True)
-    return _asked(
-        where,
-        _text_of(value, "instruction"),
-        _text_of(value, "output"),
-        more=more,
-        system=_text_of(value, "system", may_lack=True),
-    )
 
 
 def _asked(where: str, asked: str, answer: str, *, more: str = "", system: str = "") -> Example:
@@ -214,7 +207,7 @@ _SHAPES: dict[tuple[str, ...], Callable[[dict[str, Any], str], Example]] = {
     ("messages",): _messages,
     ("prompt", "response"): _pair("prompt", "response"),
     ("prompt", "completion"): _pair("prompt", "completion"),
-    ("instruction", "output"): _instruction,
+    ("instruction", "output"): _pair("instruction", "output", context="input"),
     ("user", "assistant"): _pair("user", "assistant"),
     ("text",): _text,
 }

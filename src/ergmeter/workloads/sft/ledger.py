@@ -30,26 +30,13 @@ if TYPE_CHECKING:
 
 # What stands behind SFT-Play's columns.
 MORE = (
-    *(
-        "window_s",
-        "window_steps",
-        "train_loss",
-        "eval_loss",
-        "mfu",
-        "energy_low_J",
-        "energy_high_J",
-    ),
+    *("window_s", "window_steps", "train_loss", "eval_loss", "mfu"),
+    *("energy_low_J", "energy_high_J"),
     *("tuning", "bits", "lora_r", "lora_alpha", "lora_targets", "weights_dtype", "compute_dtype"),
     *("attention", "packing", "pad_to_multiple_of", "gradient_checkpointing", "lora_dropout"),
     *("lr", "lr_scheduler", "trainer", "evaluation", "checkpoints", "world_size", "parameters"),
-    *(
-        "trainable_parameters",
-        "kernels",
-        "threads",
-        "temperature_start_C",
-        "temperature_end_C",
-        "device",
-    ),
+    *("trainable_parameters", "kernels", "threads"),
+    *("temperature_start_C", "temperature_end_C", "device"),
     *("driver", "power_limit_W", "torch", "transformers", "peft", "trl", "bitsandbytes", "unsloth"),
     *("git_commit", "data_sha256", "config", "status", "started", "run"),
 )

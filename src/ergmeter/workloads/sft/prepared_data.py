@@ -74,9 +74,10 @@ def prepare_data(
     making = _Making(config, tokenizer)
     train, evaluation = making.rows()
     is_seq2seq = config.model.type == "seq2seq"
-    if is_seq2seq and decoder_start is None and _is_like_t5(config, tokenizer):
-        decoder_start = tokenizer.pad_token_id
     fill = tokenizer.pad_token_id
+    is_like_t5 = config.model.is_builtin or "T5" in type(tokenizer).__name__
+    if is_seq2seq and decoder_start is None and is_like_t5:
+        decoder_start = fill
     collate = Collate(
         fill=next(token for token in (fill, tokenizer.eos_token_id, 0) if token is not None),
         multiple=config.data.pad_to_multiple_of or 1,
@@ -93,10 +94,6 @@ def prepare_data(
         notes=tuple(making.notes),
         samples=tuple(making.samples),
     )
-
-
-def _is_like_t5(config: SftConfig, tokenizer: Any) -> bool:  # noqa: ANN401
-    return config.model.is_builtin or "T5" in type(tokenizer).__name__
 
 
 class _Making:

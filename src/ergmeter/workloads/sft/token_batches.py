@@ -206,11 +206,6 @@ def _some(rows: Sequence[Row], number: int, dice: random.Random) -> list[Row]:
     return [rows[index] for _, index in sorted(keyed)[:number]]
 
 
-def lengths(rows: Sequence[Row]) -> Iterator[int]:
-    """How many tokens each row holds."""
-    return (len(row["input_ids"]) for row in rows)
-
-
 # The mask is made from lengths, since a padding token may also be a real one. A packed batch has no
 # mask: transformers looks for documents in the positions only where there is no mask and no cache.
 # So its model must have `config.use_cache = False`. Padding has position 0, and each such position
