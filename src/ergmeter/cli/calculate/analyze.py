@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.run_options import check_page, check_writable, chosen_form, with_page, write_page
+from ergmeter.cli.run_options import (
+    check_page,
+    check_writable,
+    chosen_form,
+    print_json,
+    with_page,
+    write_page,
+)
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
@@ -309,7 +316,7 @@ def _compare(paths: tuple[str, ...], *, form: str, page: Path | None) -> None:
 
     comparison = compare(read_outputs(paths))
     if form == "json":
-        click.echo(json.dumps(comparison.document(), indent=1, allow_nan=False))
+        print_json(comparison.document())
     elif form == "md":
         from ergmeter.views.analyze.compare import comparison_parts, title
         from ergmeter.views.blocks import markdown

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import click
+
+from ergmeter.cli.run_options import print_json
 
 
 @click.command()
@@ -22,7 +23,7 @@ def command(name: str | None, markdown: bool, as_json: bool) -> None:
         return
     conventions = [convention(name)] if name else list(CONVENTIONS.values())
     if as_json:
-        click.echo(json.dumps([view.conventions_document(each) for each in conventions], indent=1))
+        print_json([view.conventions_document(each) for each in conventions])
         return
     # 80 where there is no terminal.
     width = shutil.get_terminal_size().columns

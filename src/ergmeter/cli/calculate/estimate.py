@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from ergmeter.cli.run_options import print_json
 from ergmeter.cli.work_options import (
     CACHE_DTYPE,
     WEIGHTS_DTYPE,
@@ -210,7 +210,7 @@ def command(
     else:
         table = _trained(model, shape, training(), options, parallel, specs, room)
     if as_json:
-        click.echo(json.dumps(view.document(table), indent=1, allow_nan=False))
+        print_json(view.document(table))
         return
     console = Console(highlight=False)
     for part in view.parts(table):

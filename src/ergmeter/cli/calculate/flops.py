@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ergmeter.cli.run_options import print_json
 from ergmeter.cli.work_options import (
     CACHE_DTYPE,
     CONTEXT,
@@ -74,7 +74,7 @@ def command(
     except UnknownArchitectureError as error:
         raise FormatError(f"{error}{_or_counted(model)}") from error
     if as_json:
-        click.echo(json.dumps(view.document(work), indent=1, allow_nan=False))
+        print_json(view.document(work))
         return
     console = Console()
     for line in view.lines(work):
@@ -141,7 +141,7 @@ def _count(
     )
     agreed = view.cross_check(config, counted, batch, training, train=train, source_len=source_len)
     if as_json:
-        click.echo(json.dumps(view.document(counted, agreed), indent=1, allow_nan=False))
+        print_json(view.document(counted, agreed))
         return
     console = Console()
     for table in view.tables(counted):

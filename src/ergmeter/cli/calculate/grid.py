@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
+
+from ergmeter.cli.run_options import print_json
 
 
 @click.command()
@@ -29,7 +29,7 @@ def command(name: str | None, as_json: bool) -> None:
     rows = [grid_named(name)] if name else list(grids())
     if as_json:
         documents = [view.grid_document(row) for row in rows]
-        click.echo(json.dumps(documents[0] if name else documents, indent=1, allow_nan=False))
+        print_json(documents[0] if name else documents)
     elif name:
         click.echo("\n".join(view.grid_entry(rows[0])))
     else:

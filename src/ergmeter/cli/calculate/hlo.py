@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ergmeter.cli.run_options import print_json
 from ergmeter.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def command(
     if not as_json and not any(module.count for module in counted):
         raise FormatError("; ".join(hlo.failures(counted, in_table=False)))
     if as_json:
-        click.echo(json.dumps(hlo.document(counted, left_out=left_out), indent=1))
+        print_json(hlo.document(counted, left_out=left_out))
     else:
         by = by or ("op" if len(files) == 1 else "module")
         console = Console(soft_wrap=not Console().is_terminal)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ergmeter.cli.run_options import print_json
 from ergmeter.cli.work_options import (
     CACHE_DTYPE,
     CONTEXT,
@@ -92,7 +92,7 @@ def command(
     )
     if as_json:
         document = {**view.readings(results), **view.document(work)}
-        click.echo(json.dumps(document, indent=1, allow_nan=False))
+        print_json(document)
         return
     console = Console()
     for line in [*view.lines(work), *view.reading_lines(results)]:

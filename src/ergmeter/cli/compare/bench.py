@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ergmeter.cli.compare import bench_output
+from ergmeter.cli.run_options import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -267,7 +267,7 @@ def plan_command(
     earlier = known_durations(results) if results is not None else None
     estimate = estimate_duration(plan, earlier, seconds_a_cell=cell_s)
     if as_json:
-        click.echo(json.dumps(bench_plan.document(plan, estimate), indent=1, allow_nan=False))
+        print_json(bench_plan.document(plan, estimate))
         return
     Console().print(bench_plan.plan_view(plan, estimate, every=every))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from ergmeter.cli.run_options import check_page, with_page, write_page
+from ergmeter.cli.run_options import check_page, print_json, with_page, write_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -363,7 +363,7 @@ def compare(
     if form == "text":
         Console().print(view.page(comparison))
     elif form == "json":
-        click.echo(json.dumps(view.document(comparison), indent=1, allow_nan=False))
+        print_json(view.document(comparison))
     else:
         click.echo({"md": view.markdown, "csv": view.csv_text}[form](comparison), nl=False)
 

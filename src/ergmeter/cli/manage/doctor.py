@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
+
+from ergmeter.cli.run_options import print_json
 
 
 @click.command()
@@ -22,7 +22,7 @@ def command(as_json: bool) -> int:
 
     findings = doctor.examine()
     if as_json:
-        click.echo(json.dumps(doctor.document(findings), indent=1))
+        print_json(doctor.document(findings))
     else:
         Console().print(view.doctor_page(findings))
     return 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ergmeter.cli.measure.torch_workload import INTERRUPTED, progress_bar, workload
+from ergmeter.cli.run_options import print_json
 
 if TYPE_CHECKING:
     from ergmeter.hardware.calibration import Calibration
@@ -57,7 +57,7 @@ def command(device: str, quick: bool, out: Path | None, as_json: bool, quiet: bo
         if calibration.interrupted:
             break
     if as_json:
-        click.echo(json.dumps([result.as_json() for result in results], indent=1, allow_nan=False))
+        print_json([result.as_json() for result in results])
     return INTERRUPTED if results[-1].interrupted else 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,7 +76,7 @@ def command(seconds: int, out: Path | None, device: str, as_json: bool, quiet: b
 def _show(outcome: DemoOutcome, *, as_json: bool, hints: bool) -> None:
     from rich.console import Console
 
-    from ergmeter.cli.run_options import tell_next
+    from ergmeter.cli.run_options import print_json, tell_next
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.reader import Run
     from ergmeter.views import documents
@@ -86,7 +85,7 @@ def _show(outcome: DemoOutcome, *, as_json: bool, hints: bool) -> None:
     opened = Run.open(outcome.run)
     summary = summarize(opened)
     if as_json:
-        click.echo(json.dumps(documents.report(opened, summary), indent=1, allow_nan=False))
+        print_json(documents.report(opened, summary))
         return
     console = Console()
     show(console, opened, summary)

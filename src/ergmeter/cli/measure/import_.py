@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.run_options import with_settings
+from ergmeter.cli.run_options import print_json, with_settings
 from ergmeter.cli.work_options import with_model
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def command(
             f"erg: {log}: the compressed log ends half way; what there is was read", err=True
         )
     if as_json:
-        click.echo(json.dumps(_document(imported), indent=1))
+        print_json(_document(imported))
     else:
         for line in _lines(imported):
             click.echo(line)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ergmeter.cli.run_options import print_json
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -326,7 +328,6 @@ def _show(
     done: list[tuple[LevelPlan, LevelOutcome]], *, max_error_frac: float, as_json: bool
 ) -> int:
     """Print what was measured. The exit code: 1 if too many requests of a level failed."""
-    import json
 
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.reader import Run
@@ -336,7 +337,7 @@ def _show(
         view.LevelRow(plan, outcome, summarize(Run.open(outcome.run))) for plan, outcome in done
     ]
     if as_json:
-        click.echo(json.dumps(view.document(levels), indent=1, allow_nan=False))
+        print_json(view.document(levels))
     else:
         from rich.console import Console
 

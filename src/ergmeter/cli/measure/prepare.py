@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from ergmeter.cli.run_options import print_json
 
 if TYPE_CHECKING:
     from ergmeter.workloads.sft.config_sections import SftConfig
@@ -55,7 +56,7 @@ def command(config_path: Path, sample: Path | None, as_json: bool) -> int:
     where.parent.mkdir(parents=True, exist_ok=True)
     where.write_text(_rendered(data), encoding="utf-8")
     if as_json:
-        click.echo(json.dumps(_document(config, data, parts, where), indent=1))
+        print_json(_document(config, data, parts, where))
     else:
         for line in _lines(config, data, parts):
             click.echo(line)

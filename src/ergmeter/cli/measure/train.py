@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli.measure.torch_workload import progress_bar
+from ergmeter.cli.run_options import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -194,7 +194,7 @@ def _show(outcome: TrainingOutcome, *, report: bool, as_json: bool) -> None:
             "problem": outcome.problem or None,
             "row": outcome.row,
         }
-        click.echo(json.dumps(document, indent=1, allow_nan=False))
+        print_json(document)
         return
     if report and outcome.run is not None:
         _card(outcome.run)
