@@ -6,13 +6,14 @@ import shutil
 
 import click
 
+from ergmeter.cli.options import flag
 from ergmeter.cli.run_options import print_json
 
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--markdown", is_flag=True, help="The whole page, as in docs/conventions.md.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@flag("--markdown", help="The whole page, as in docs/conventions.md.")
+@flag("--json", "as_json", help="As JSON.")
 def command(name: str | None, markdown: bool, as_json: bool) -> None:
     """Explain how FLOPs are counted under a convention; without NAME, list them all."""
     from ergmeter.flops.conventions import CONVENTIONS, convention

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ergmeter.cli.options import flag, with_default
 from ergmeter.cli.run_options import print_json
 from ergmeter.cli.work_options import (
     CACHE_DTYPE,
@@ -34,15 +35,14 @@ if TYPE_CHECKING:
 @WEIGHTS_DTYPE
 @CACHE_DTYPE
 @CONVENTION
-@click.option(
+@with_default(
     "--engine",
     type=click.Choice(["analytic", "counted"]),
     default="analytic",
-    show_default=True,
     help="counted: build the model without its weights and run it; needs torch and transformers.",
 )
 @click.option("--params", type=float, callback=positive, help="Take this as N in formulas of N.")
-@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON, in FLOPs and bytes.")
+@flag("--json", "as_json", help="Everything, as JSON, in FLOPs and bytes.")
 def command(
     model: str,
     shape: dict[str, Any],

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
+from ergmeter.cli.options import flag
 from ergmeter.cli.run_options import print_json
 
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@flag("--json", "as_json", help="As JSON.")
 def command(name: str | None, as_json: bool) -> None:
     """Show the carbon intensity of a grid by code or name; without NAME, list all.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ergmeter.cli.options import COUNT, flag
 from ergmeter.cli.run_options import print_json
 from ergmeter.errors import FormatError, UsageError
 
@@ -31,12 +32,10 @@ if TYPE_CHECKING:
     type=click.Choice(["module", "op", "computation", "kernel"]),
     help="What to list. Default: op for one file, module for several.",
 )
-@click.option(
-    "--processes", type=click.IntRange(min=1), help="Processes to read with. Default: by the work."
-)
-@click.option("--no-memo", is_flag=True, help="Count again what was counted before.")
-@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
-@click.option("-v", "--verbose", is_flag=True, help="Say which reader was used.")
+@click.option("--processes", type=COUNT, help="Processes to read with. Default: by the work.")
+@flag("--no-memo", help="Count again what was counted before.")
+@flag("--json", "as_json", help="Everything, as JSON.")
+@flag("-v", "--verbose", help="Say which reader was used.")
 def command(
     paths: tuple[Path, ...],
     by: str | None,

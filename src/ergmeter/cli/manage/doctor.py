@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
+from ergmeter.cli.options import flag
 from ergmeter.cli.run_options import print_json
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@flag("--json", "as_json", help="As JSON.")
 def command(as_json: bool) -> int:
     """Say what can be measured on this machine, by which probe, and what to do about the rest.
 

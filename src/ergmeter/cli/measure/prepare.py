@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ergmeter.cli.options import flag, path_option
 from ergmeter.cli.run_options import print_json
 
 if TYPE_CHECKING:
@@ -18,19 +19,13 @@ _LIBRARIES = ("torch", "transformers", "tokenizers", "jinja2")
 
 
 @click.command()
-@click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="The YAML file of the training.",
-)
+@path_option("--config", "config_path", required=True, help="The YAML file of the training.")
 @click.option(
     "--sample",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Where to write some examples as they read. [default: sample.txt in train.output_dir]",
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@flag("--json", "as_json", help="As JSON.")
 def command(config_path: Path, sample: Path | None, as_json: bool) -> int:
     """Tokenise the data of a training and say what is in it; train nothing.
 
