@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ergmeter.cli.options import repeated
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -35,15 +37,14 @@ def with_rules(function: Callable[..., Any]) -> Callable[..., Any]:
         budgets = tuple(_rule(text) for text in options.pop("budgets"))
         return function(**{**options, "alerts": (*options["alerts"], *budgets)})
 
-    wrapped = click.option(
+    wrapped = repeated(
         "--budget",
         "budgets",
-        multiple=True,
         metavar="AMOUNT",
         help="What the run may use up, an alert when it has: '2 kWh', '8 h', or '50 EUR' where a"
         " price of energy or of devices is given.",
     )(wrapped)
-    return click.option("--alert", "alerts", multiple=True, metavar="RULE", help=_RULES)(wrapped)
+    return repeated("--alert", "alerts", metavar="RULE", help=_RULES)(wrapped)
 
 
 def with_alerts(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ergmeter.cli.options import COUNT, PATH, path_option, repeated, with_default
 from ergmeter.records import dtype_named
 from ergmeter.runlog.settings import Settings
 
@@ -37,10 +38,9 @@ def print_json(document: object) -> None:
 
 def with_page(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--html` to a command, which gets it as `page`."""
-    return click.option(
+    return path_option(
         "--html",
         "page",
-        type=click.Path(path_type=Path),
         metavar="FILE",
         help="Write one page with charts, that needs no network (pip install 'ergmeter[html]').",
     )(function)
@@ -226,20 +226,18 @@ def with_sinks(function: Callable[..., Any]) -> Callable[..., Any]:
         options["sinks"] = [_sink(text) for text in options["sinks"]]
         return function(**options)
 
-    wrapped = click.option(
+    wrapped = repeated(
         "--sink",
         "sinks",
-        multiple=True,
         metavar="NAME[:OPTION=VALUE,...]",
         help="Send the figures there while it runs: console, csv, jsonl, tensorboard, wandb,"
         " mlflow, prometheus, otel, trackio (may be repeated): --sink tensorboard:path=tb",
     )(wrapped)
-    return click.option(
+    return with_default(
         "--sinks-every",
         "sinks_every_s",
         type=click.FloatRange(min=0.1),
         default=10.0,
-        show_default=True,
         metavar="SECONDS",
         help="How often.",
     )(wrapped)
@@ -277,7 +275,7 @@ _NEXT = "see also: erg explain RUN, erg report RUN --html FILE, erg serve"
 
 with_training = click.option(
     "--training",
-    type=click.IntRange(min=1),
+    type=COUNT,
     metavar="N",
     help="Of several trainings that one command ran, just this one.",
 )
@@ -299,7 +297,7 @@ def with_run(function: Callable[..., Any]) -> Callable[..., Any]:
         code = function(run=opened, **options) or 0
         return tell_damage(opened) or code
 
-    argument = click.argument("run", type=click.Path(path_type=Path), required=False)
+    argument = click.argument("run", type=PATH, required=False)
     return argument(with_training(wrapped))
 
 

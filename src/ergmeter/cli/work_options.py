@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ergmeter.cli.options import COUNT, repeated, with_default
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,22 +18,14 @@ if TYPE_CHECKING:
     from ergmeter.flops.work import TrainedParts, Work
 
 _BATCH = [
-    click.option("--seq-len", type=click.IntRange(min=1), help="Tokens of a sequence."),
-    click.option(
-        "--batch-size",
-        type=click.IntRange(min=1),
-        default=1,
-        show_default=True,
-        help="Sequences of a step.",
-    ),
+    click.option("--seq-len", type=COUNT, help="Tokens of a sequence."),
+    with_default("--batch-size", type=COUNT, default=1, help="Sequences of a step."),
     click.option(
         "--lengths",
         metavar="N,N,...",
         help="Lengths of the documents packed or padded into those sequences.",
     ),
-    click.option(
-        "--source-len", type=click.IntRange(min=1), help="Tokens an encoder reads, per sequence."
-    ),
+    click.option("--source-len", type=COUNT, help="Tokens an encoder reads, per sequence."),
     click.option(
         "--images",
         type=click.IntRange(min=0),
@@ -56,9 +49,8 @@ _TRAINING = [
         metavar="r=16,targets=q_proj,v_proj",
         help="Adapters alone are trained (targets=all-linear; add ,dora for DoRA).",
     ),
-    click.option(
+    repeated(
         "--freeze",
-        multiple=True,
         metavar="NAME",
         help="Modules that are not trained: embed_tokens, layers.0, ... May be repeated.",
     ),
@@ -69,11 +61,10 @@ _TRAINING = [
         " as assumed.",
     ),
 ]
-PHASE = click.option(
+PHASE = with_default(
     "--phase",
     type=click.Choice(["train", "prefill", "decode"]),
     default="train",
-    show_default=True,
     help="A training step, reading a prompt, or making one token a sequence.",
 )
 CONTEXT = click.option(
@@ -81,10 +72,9 @@ CONTEXT = click.option(
     type=click.IntRange(min=0),
     help="Positions cached before the step. For decode: --seq-len, if not given.",
 )
-CONVENTION = click.option(
+CONVENTION = with_default(
     "--convention",
     default="exact",
-    show_default=True,
     help="Whose count of FLOPs to lead with; `erg conventions` explains them.",
 )
 
@@ -139,9 +129,7 @@ def with_model(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(flops=tuple(work.flops.values()), **options)
 
     model = click.option(
-        "--model-config",
-        metavar="PATH",
-        help="The model's config.json, for MFU; with --seq-len.",
+        "--model-config", metavar="PATH", help="The model's config.json, for MFU; with --seq-len."
     )
     options = [PHASE, CONTEXT, CONVENTION, WEIGHTS_DTYPE, CACHE_DTYPE]
     return with_each(wrapped, [model, *_BATCH, *_TRAINING, *options])

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.run_options import check_page, check_writable, chosen_form, with_page, write_page
+from ergmeter.cli.options import COUNT, flag, repeated, with_default
+from ergmeter.cli.run_options import (
+    check_page,
+    check_writable,
+    chosen_form,
+    print_json,
+    with_page,
+    write_page,
+)
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,11 +48,10 @@ _INPUTS = [
         help="Physical cores in a device.  [default: 2 on trn2 and trn3, else 1]",
     ),
     click.option("--dtype", help="What products are computed in, over precision.type."),
-    click.option(
+    with_default(
         "--hw-backend",
         type=click.Choice(["trn1", "trn2", "trn3", "inf2"]),
         default="trn1",
-        show_default=True,
         help="The family of instances.",
     ),
     click.option(
@@ -54,21 +61,21 @@ _INPUTS = [
     ),
 ]
 _CHOICE = [
-    click.option("--compiler-version", multiple=True, help="Only its graphs. May be repeated."),
-    click.option("--module", multiple=True, help="Only this MODULE_... May be repeated."),
+    repeated("--compiler-version", help="Only its graphs. May be repeated."),
+    repeated("--module", help="Only this MODULE_... May be repeated."),
     click.option("--since", help="Only graphs written since that time."),
     click.option("--until", help="Only graphs written until that time."),
-    click.option("--modules-from-log", is_flag=True, help="Only modules that the log names."),
+    flag("--modules-from-log", help="Only modules that the log names."),
     click.option(
         "--graph-runs", metavar="FILE", help="How often each graph ran: lines `MODULE_... 1234`."
     ),
-    click.option("--processes", type=click.IntRange(min=1), help="For counting graphs."),
+    click.option("--processes", type=COUNT, help="For counting graphs."),
 ]
 _SCORE = [
-    click.option("--calculate-score", is_flag=True, help="The training score, with its factors."),
-    click.option("--per-file-scores", is_flag=True, help="A score for each graph."),
+    flag("--calculate-score", help="The training score, with its factors."),
+    flag("--per-file-scores", help="A score for each graph."),
     *(
-        click.option(name, type=float, default=value, show_default=True, help=meaning)
+        with_default(name, type=float, default=value, help=meaning)
         for name, value, meaning in (
             ("--base-mfu", 50.0, "Baseline MFU in percent."),
             ("--base-throughput", 100.0, "Baseline sequences/s."),
@@ -76,11 +83,10 @@ _SCORE = [
             ("--convergence-rate", 1.0, "Baseline steps / achieved steps."),
         )
     ),
-    click.option(
+    with_default(
         "--score-offset",
         type=click.Choice(["1", "0.1"]),
         default="1",
-        show_default=True,
         help="The score's NKI factor is this plus the ratio; 0.1 since 2025-06-26.",
     ),
 ]
@@ -90,24 +96,19 @@ _OUTPUT: list[Any] = [
         metavar="JSON",
         help="Where to write.  [default: training_metrics.json; to stdout alone: nowhere]",
     ),
-    click.option("--detailed", is_flag=True, help="Graphs one by one in the JSON."),
-    click.option("--print-per-file", is_flag=True, help="Graphs one by one on the console."),
+    flag("--detailed", help="Graphs one by one in the JSON."),
+    flag("--print-per-file", help="Graphs one by one on the console."),
     with_page,
-    click.option(
+    with_default(
         "--format",
         "form",
         type=click.Choice(FORMATS),
         default="text",
-        show_default=True,
         help="What stdout gets; json and md: that and nothing else.",
     ),
-    click.option("--json", "as_json", is_flag=True, help="The same as --format json."),
-    click.option(
-        "--compat", is_flag=True, help="The original's numbers of 2025-06-12, faults included."
-    ),
-    click.option(
-        "--compare", is_flag=True, help="Compare earlier outputs: --compare A.json B.json"
-    ),
+    flag("--json", "as_json", help="The same as --format json."),
+    flag("--compat", help="The original's numbers of 2025-06-12, faults included."),
+    flag("--compare", help="Compare earlier outputs: --compare A.json B.json"),
 ]
 
 
@@ -309,7 +310,7 @@ def _compare(paths: tuple[str, ...], *, form: str, page: Path | None) -> None:
 
     comparison = compare(read_outputs(paths))
     if form == "json":
-        click.echo(json.dumps(comparison.document(), indent=1, allow_nan=False))
+        print_json(comparison.document())
     elif form == "md":
         from ergmeter.views.analyze.compare import comparison_parts, title
         from ergmeter.views.blocks import markdown

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import click
 
+from ergmeter.cli.options import flag
+from ergmeter.cli.run_options import print_json
+
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--markdown", is_flag=True, help="The whole page, as in docs/conventions.md.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@flag("--markdown", help="The whole page, as in docs/conventions.md.")
+@flag("--json", "as_json", help="As JSON.")
 def command(name: str | None, markdown: bool, as_json: bool) -> None:
     """Explain how FLOPs are counted under a convention; without NAME, list them all."""
     from ergmeter.flops.conventions import CONVENTIONS, convention
@@ -22,7 +24,7 @@ def command(name: str | None, markdown: bool, as_json: bool) -> None:
         return
     conventions = [convention(name)] if name else list(CONVENTIONS.values())
     if as_json:
-        click.echo(json.dumps([view.conventions_document(each) for each in conventions], indent=1))
+        print_json([view.conventions_document(each) for each in conventions])
         return
     # 80 where there is no terminal.
     width = shutil.get_terminal_size().columns

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from ergmeter.cli.options import flag, with_default
+from ergmeter.cli.run_options import print_json
 from ergmeter.cli.work_options import (
     CACHE_DTYPE,
     WEIGHTS_DTYPE,
@@ -37,7 +38,7 @@ _POSITIVE = click.IntRange(min=1, max=10**7)  # of devices and of parts of a ste
 def _choice(name: str, choices: tuple[str, ...], text: str) -> Callable[..., Any]:
     """An option with the first of these choices as its default."""
     kind = click.Choice(choices)
-    return click.option(name, type=kind, default=choices[0], show_default=True, help=text)
+    return with_default(name, type=kind, default=choices[0], help=text)
 
 
 _MEMORY = [
@@ -46,10 +47,9 @@ _MEMORY = [
         ("bf16", "fp16", "fp32", "mixed", "bf16-master"),
         "Of weights; mixed: 32-bit weights under autocast; bf16-master: a 32-bit copy beside.",
     ),
-    click.option(
+    with_default(
         "--optimizer",
         default="adamw-fused",
-        show_default=True,
         help="adamw-fused, adamw (foreach), adamw-loop, adamw-32bit, adamw-8bit, paged-adamw,"
         " paged-adamw-8bit, adafactor, muon, lion, sgd, sgd-momentum.",
     ),
@@ -58,11 +58,10 @@ _MEMORY = [
         type=click.Choice(["nf4", "nf4-double", "int8"]),
         help="The frozen matrices, with --lora.",
     ),
-    click.option(
+    with_default(
         "--micro-batches",
         type=_POSITIVE,
         default=1,
-        show_default=True,
         help="Parts that a device's share of a step is computed in (gradient accumulation).",
     ),
     _choice(
@@ -77,14 +76,10 @@ _MEMORY = [
         "How long the program holds the logits: not in the backward pass, until the"
         " optimizer's step, or until the next forward pass (`output = model(...)` in a loop).",
     ),
-    click.option(
-        "--kv-cache",
-        is_flag=True,
-        help="The forward pass fills a cache of keys and values (use_cache=True).",
-    ),
-    click.option("--fused", is_flag=True, help="Norms and activations in kernels of their own."),
+    flag("--kv-cache", help="The forward pass fills a cache of keys and values (use_cache=True)."),
+    flag("--fused", help="Norms and activations in kernels of their own."),
     _choice("--adapter-dtype", ("fp32", "bf16"), "Of LoRA's matrices; PEFT makes them fp32."),
-    click.option("--lora-dropout", is_flag=True, help="Adapters have dropout."),
+    flag("--lora-dropout", help="Adapters have dropout."),
 ]
 _DEVICES = [
     click.option("--device", help="By its driver's name or an alias; `erg peaks` lists them."),
@@ -92,21 +87,18 @@ _DEVICES = [
         "--num-devices", type=_POSITIVE, help="How many. [default: what the sizes below need]"
     ),
     click.option("--data-parallel", type=_POSITIVE, help="[default: the devices that are left]"),
-    click.option("--tensor-parallel", type=_POSITIVE, default=1, show_default=True),
-    click.option("--pipeline-parallel", type=_POSITIVE, default=1, show_default=True),
-    click.option("--context-parallel", type=_POSITIVE, default=1, show_default=True),
-    click.option("--sequence-parallel", is_flag=True, help="Norms split over tensor parallel too."),
-    click.option(
+    with_default("--tensor-parallel", type=_POSITIVE, default=1),
+    with_default("--pipeline-parallel", type=_POSITIVE, default=1),
+    with_default("--context-parallel", type=_POSITIVE, default=1),
+    flag("--sequence-parallel", help="Norms split over tensor parallel too."),
+    with_default(
         "--zero",
         type=click.IntRange(0, 3),
         default=0,
-        show_default=True,
         help="ZeRO's stage: optimizer, gradients, weights sharded. FSDP is 3.",
     ),
     click.option("--memory-gib", type=float, help="Of one device, instead of the table's."),
-    click.option(
-        "--usable", type=float, default=0.9, show_default=True, help="Share of it to plan with."
-    ),
+    with_default("--usable", type=float, default=0.9, help="Share of it to plan with."),
 ]
 _PLAN = [
     click.option("--tokens", type=float, help="To train on, as in 1e9."),
@@ -129,9 +121,8 @@ _PLAN = [
 
 
 _SERVING = [
-    click.option(
+    flag(
         "--inference",
-        is_flag=True,
         help="To serve, not to train: weights, and a cache for --batch-size x --seq-len.",
     ),
     WEIGHTS_DTYPE,
@@ -179,7 +170,7 @@ _COMPUTED_IN = {"mixed": "bf16", "bf16-master": "bf16"}
 @click.argument("model", metavar="MODEL_CONFIG")
 @with_batch
 @with_options
-@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON, in base units.")
+@flag("--json", "as_json", help="Everything, as JSON, in base units.")
 def command(
     model: str,
     shape: dict[str, Any],
@@ -210,7 +201,7 @@ def command(
     else:
         table = _trained(model, shape, training(), options, parallel, specs, room)
     if as_json:
-        click.echo(json.dumps(view.document(table), indent=1, allow_nan=False))
+        print_json(view.document(table))
         return
     console = Console(highlight=False)
     for part in view.parts(table):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ergmeter.cli.options import flag, with_default
+from ergmeter.cli.run_options import print_json
 from ergmeter.cli.work_options import (
     CACHE_DTYPE,
     CONTEXT,
@@ -34,15 +35,14 @@ if TYPE_CHECKING:
 @WEIGHTS_DTYPE
 @CACHE_DTYPE
 @CONVENTION
-@click.option(
+@with_default(
     "--engine",
     type=click.Choice(["analytic", "counted"]),
     default="analytic",
-    show_default=True,
     help="counted: build the model without its weights and run it; needs torch and transformers.",
 )
 @click.option("--params", type=float, callback=positive, help="Take this as N in formulas of N.")
-@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON, in FLOPs and bytes.")
+@flag("--json", "as_json", help="Everything, as JSON, in FLOPs and bytes.")
 def command(
     model: str,
     shape: dict[str, Any],
@@ -74,7 +74,7 @@ def command(
     except UnknownArchitectureError as error:
         raise FormatError(f"{error}{_or_counted(model)}") from error
     if as_json:
-        click.echo(json.dumps(view.document(work), indent=1, allow_nan=False))
+        print_json(view.document(work))
         return
     console = Console()
     for line in view.lines(work):
@@ -141,7 +141,7 @@ def _count(
     )
     agreed = view.cross_check(config, counted, batch, training, train=train, source_len=source_len)
     if as_json:
-        click.echo(json.dumps(view.document(counted, agreed), indent=1, allow_nan=False))
+        print_json(view.document(counted, agreed))
         return
     console = Console()
     for table in view.tables(counted):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import click
+
+from ergmeter.cli.options import flag
+from ergmeter.cli.run_options import print_json
 
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@flag("--json", "as_json", help="As JSON.")
 def command(name: str | None, as_json: bool) -> None:
     """Show the carbon intensity of a grid by code or name; without NAME, list all.
 
@@ -29,7 +30,7 @@ def command(name: str | None, as_json: bool) -> None:
     rows = [grid_named(name)] if name else list(grids())
     if as_json:
         documents = [view.grid_document(row) for row in rows]
-        click.echo(json.dumps(documents[0] if name else documents, indent=1, allow_nan=False))
+        print_json(documents[0] if name else documents)
     elif name:
         click.echo("\n".join(view.grid_entry(rows[0])))
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ergmeter.cli.options import COUNT, flag
+from ergmeter.cli.run_options import print_json
 from ergmeter.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
@@ -31,12 +32,10 @@ if TYPE_CHECKING:
     type=click.Choice(["module", "op", "computation", "kernel"]),
     help="What to list. Default: op for one file, module for several.",
 )
-@click.option(
-    "--processes", type=click.IntRange(min=1), help="Processes to read with. Default: by the work."
-)
-@click.option("--no-memo", is_flag=True, help="Count again what was counted before.")
-@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
-@click.option("-v", "--verbose", is_flag=True, help="Say which reader was used.")
+@click.option("--processes", type=COUNT, help="Processes to read with. Default: by the work.")
+@flag("--no-memo", help="Count again what was counted before.")
+@flag("--json", "as_json", help="Everything, as JSON.")
+@flag("-v", "--verbose", help="Say which reader was used.")
 def command(
     paths: tuple[Path, ...],
     by: str | None,
@@ -63,7 +62,7 @@ def command(
     if not as_json and not any(module.count for module in counted):
         raise FormatError("; ".join(hlo.failures(counted, in_table=False)))
     if as_json:
-        click.echo(json.dumps(hlo.document(counted, left_out=left_out), indent=1))
+        print_json(hlo.document(counted, left_out=left_out))
     else:
         by = by or ("op" if len(files) == 1 else "module")
         console = Console(soft_wrap=not Console().is_terminal)

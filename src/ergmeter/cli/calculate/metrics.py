@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import click
 
+from ergmeter.cli.options import flag
+
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--markdown", is_flag=True, help="The whole reference page, as in docs/metrics.md.")
+@flag("--markdown", help="The whole reference page, as in docs/metrics.md.")
 def command(name: str | None, markdown: bool) -> None:
     """Explain a metric, by key or by another system's name for it; without NAME, list all."""
     from ergmeter.metrics.catalog import catalogue, find

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ergmeter.cli.options import COUNT, flag, with_default
+from ergmeter.cli.run_options import print_json
 from ergmeter.cli.work_options import (
     CACHE_DTYPE,
     CONTEXT,
@@ -41,9 +42,7 @@ if TYPE_CHECKING:
 )
 @click.option("--step-time", type=float, callback=positive, help="Seconds of a step, instead.")
 @click.option("--device", help="By its driver's name or an alias; `erg peaks` lists them.")
-@click.option(
-    "--num-devices", type=click.IntRange(min=1), default=1, show_default=True, help="How many."
-)
+@with_default("--num-devices", type=COUNT, default=1, help="How many.")
 @click.option("--dtype", help="The type products are computed in. Not given: bf16, as assumed.")
 @click.option("--peak", help="Dense peak of one device, if not the table's: 989.5T.")
 @click.option("--peak-source", help="Where that peak is from.")
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
 @CONTEXT
 @WEIGHTS_DTYPE
 @CACHE_DTYPE
-@click.option("--json", "as_json", is_flag=True, help="The readings, as JSON.")
+@flag("--json", "as_json", help="The readings, as JSON.")
 def command(
     model: str,
     shape: dict[str, Any],
@@ -92,7 +91,7 @@ def command(
     )
     if as_json:
         document = {**view.readings(results), **view.document(work)}
-        click.echo(json.dumps(document, indent=1, allow_nan=False))
+        print_json(document)
         return
     console = Console()
     for line in [*view.lines(work), *view.reading_lines(results)]:

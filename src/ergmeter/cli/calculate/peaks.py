@@ -6,6 +6,7 @@ import json
 
 import click
 
+from ergmeter.cli.options import flag
 from ergmeter.errors import UsageError
 
 
@@ -13,8 +14,8 @@ from ergmeter.errors import UsageError
 @click.argument("name", required=False)
 @click.option("--vendor", help="Just the devices of this vendor: nvidia, amd, google, aws, ...")
 @click.option("--dtype", help="Just the devices with a peak for this type, and just that peak.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON, in FLOP/s, bytes and watts.")
-@click.option("--markdown", is_flag=True, help="The whole page, as in docs/hardware.md.")
+@flag("--json", "as_json", help="As JSON, in FLOP/s, bytes and watts.")
+@flag("--markdown", help="The whole page, as in docs/hardware.md.")
 def command(
     name: str | None, vendor: str | None, dtype: str | None, as_json: bool, markdown: bool
 ) -> None:

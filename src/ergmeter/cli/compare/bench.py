@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ergmeter.cli.compare import bench_output
+from ergmeter.cli.options import COUNT, PATH, flag, path_option, repeated, with_default
+from ergmeter.cli.run_options import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +35,7 @@ def _time_s(_context: click.Context, _option: click.Parameter, text: str | None)
 
 
 _PLAN_OPTIONS = (
-    click.argument("scenarios", type=click.Path(path_type=Path)),
+    click.argument("scenarios", type=PATH),
     click.option("--num-gpus", metavar="N[,N...]", help="GPUs of a cell: an axis of the matrix."),
     click.option(
         "--effective-batch-size",
@@ -43,9 +44,7 @@ _PLAN_OPTIONS = (
     ),
     click.option("--max-seq-len", metavar="N[,N...]", help="Longest sequence: an axis."),
     click.option("--packing", metavar="true,false", help="Whether sequences are packed: an axis."),
-    click.option(
-        "--only", multiple=True, metavar="NAME", help="Just this scenario. May be repeated."
-    ),
+    repeated("--only", metavar="NAME", help="Just this scenario. May be repeated."),
     click.option(
         "--repeats", type=click.IntRange(1, 1000), help="Run each cell so many times, in rounds."
     ),
@@ -62,15 +61,9 @@ _PLAN_OPTIONS = (
         metavar="TIME",
         help="End a cell after so long, whatever its scenario says: seconds, 90s, 30m, 2h.",
     ),
-    click.option(
-        "--defaults", type=click.Path(path_type=Path), help="Arguments of all scenarios, as YAML."
-    ),
-    click.option(
-        "--contents",
-        type=click.Path(path_type=Path),
-        help="CONTENTS.yaml: shortnames and their files.",
-    ),
-    click.option("--no-data", is_flag=True, help="Leave the data stage out."),
+    path_option("--defaults", help="Arguments of all scenarios, as YAML."),
+    path_option("--contents", help="CONTENTS.yaml: shortnames and their files."),
+    flag("--no-data", help="Leave the data stage out."),
     click.option(
         "--memory",
         type=click.Choice(["nvidia-smi", "nvidia", "huggingface", "all"]),
@@ -235,7 +228,7 @@ def command() -> None:
 
 @command.command("plan")
 @plan_options
-@click.option("--all", "every", is_flag=True, help="Every cell with its command.")
+@flag("--all", "every", help="Every cell with its command.")
 @click.option(
     "--results",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -248,7 +241,7 @@ def command() -> None:
     metavar="S",
     help="Seconds that a cell takes, where none of its kind has run.",
 )
-@click.option("--json", "as_json", is_flag=True, help="The plan as JSON.")
+@flag("--json", "as_json", help="The plan as JSON.")
 def plan_command(
     every: bool,
     results: Path | None,
@@ -267,19 +260,16 @@ def plan_command(
     earlier = known_durations(results) if results is not None else None
     estimate = estimate_duration(plan, earlier, seconds_a_cell=cell_s)
     if as_json:
-        click.echo(json.dumps(bench_plan.document(plan, estimate), indent=1, allow_nan=False))
+        print_json(bench_plan.document(plan, estimate))
         return
     Console().print(bench_plan.plan_view(plan, estimate, every=every))
 
 
 @command.command("run")
 @plan_options
-@click.option(
-    "--out", type=click.Path(path_type=Path), required=True, help="The directory of results."
-)
-@click.option(
+@path_option("--out", required=True, help="The directory of results.")
+@flag(
     "--resume",
-    is_flag=True,
     help="Go on with what is in --out: nothing done runs again; cells that are new are added.",
 )
 @click.option(
@@ -287,21 +277,13 @@ def plan_command(
     metavar="STATUS[,...]",
     help=f"With --resume: run these again too ({', '.join(AGAIN)}); their output is put aside.",
 )
-@click.option("--move-aside", is_flag=True, help="Keep an earlier --out under another name.")
-@click.option("--dry-run", is_flag=True, help="Show what would be started, and start nothing.")
-@click.option(
-    "--launcher",
-    "launcher_name",
-    default="local",
-    show_default=True,
-    help="Who has the cells run; a plugin's name.",
+@flag("--move-aside", help="Keep an earlier --out under another name.")
+@flag("--dry-run", help="Show what would be started, and start nothing.")
+@with_default(
+    "--launcher", "launcher_name", default="local", help="Who has the cells run; a plugin's name."
 )
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="So many cells at once, each on GPUs of its own.",
+@with_default(
+    "--jobs", type=COUNT, default=1, help="So many cells at once, each on GPUs of its own."
 )
 @click.option(
     "--cool-down",
@@ -310,10 +292,9 @@ def plan_command(
     help="Seconds of rest between two cells; with the launcher local.  [default: 15 where there"
     " are GPUs, else 0]",
 )
-@click.option(
+@repeated(
     "--launcher-option",
     "launcher_options",
-    multiple=True,
     metavar="NAME=VALUE",
     help="For the launcher, by its own names: partition=a100. May be repeated.",
 )
@@ -330,10 +311,8 @@ def plan_command(
     metavar="S",
     help="With --memory nvidia-smi or all: seconds between two readings.  [default: 1]",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the order of the cells.")
-@click.option(
-    "--allow-busy", is_flag=True, help="With local: start although others compute on the GPUs."
-)
+@with_default("--seed", type=int, default=0, help="Of the order of the cells.")
+@flag("--allow-busy", help="With local: start although others compute on the GPUs.")
 def run_command(**options: Any) -> int:  # noqa: ANN401  click passes what it parsed
     """Run the cells of SCENARIOS, in random order with their repeats interleaved.
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from ergmeter.cli.run_options import check_page, with_page, write_page
+from ergmeter.cli.options import PATH, flag, path_option, repeated, with_default
+from ergmeter.cli.run_options import check_page, print_json, with_page, write_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -133,11 +134,10 @@ def _resume_command(out: Path) -> str:
 
 
 @click.command("report")
-@click.argument("results", type=click.Path(path_type=Path))
-@click.option(
+@click.argument("results", type=PATH)
+@path_option(
     "--export",
     "exports",
-    type=click.Path(path_type=Path),
     multiple=True,
     help="Also write all columns to this file, .parquet or .csv. May be repeated.",
 )
@@ -147,24 +147,20 @@ def _resume_command(out: Path) -> str:
     type=click.Path(path_type=Path, file_okay=False),
     help="Also write FMS's benchmarks.csv and raw_summary.csv into this directory.",
 )
-@click.option("--force", is_flag=True, help="Replace files that are there already.")
-@click.option(
-    "--all", "every", is_flag=True, help=f"Every configuration, and not just the first {_MOST}."
-)
-@click.option(
+@flag("--force", help="Replace files that are there already.")
+@flag("--all", "every", help=f"Every configuration, and not just the first {_MOST}.")
+@flag(
     "--memory",
-    is_flag=True,
     help="GPU memory alone, by all who tell it: each device, the Trainer's stages and their sums.",
 )
-@click.option(
+@with_default(
     "--format",
     "form",
     type=click.Choice(["text", "md", "csv"]),
     default="text",
-    show_default=True,
     help="csv has all cells and columns; with --memory, those of memory.",
 )
-@click.option("--json", "as_json", is_flag=True, help="All cells and columns, as a list in JSON.")
+@flag("--json", "as_json", help="All cells and columns, as a list in JSON.")
 @with_page
 def report(
     results: Path,
@@ -256,10 +252,10 @@ def _check_free(paths: Sequence[Path], *, results: Path, force: bool) -> None:
 
 
 @click.command("list")
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--all", "every", is_flag=True, help=f"Every cell, and not just the first {_MOST}.")
+@click.argument("directory", type=PATH)
+@flag("--all", "every", help=f"Every cell, and not just the first {_MOST}.")
 @click.option("--status", "chosen", metavar="STATUS[,...]", help="Just cells with these statuses.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON, all of them.")
+@flag("--json", "as_json", help="As JSON, all of them.")
 def listed(directory: Path, every: bool, chosen: str | None, as_json: bool) -> None:
     """List the cells in DIRECTORY with their statuses."""
     from rich.console import Console
@@ -286,34 +282,25 @@ def listed(directory: Path, every: bool, chosen: str | None, as_json: bool) -> N
 
 
 @click.command("compare")
-@click.argument("new", type=click.Path(path_type=Path))
-@click.argument("ref", type=click.Path(path_type=Path))
-@click.option(
+@click.argument("new", type=PATH)
+@click.argument("ref", type=PATH)
+@repeated(
     "--noise",
     "noises",
-    multiple=True,
     metavar="[METRIC=]SHARE",
     help="How much a single run scatters, where runs were not repeated: 1%, or loss=0.2%.",
 )
 @click.option("--by", metavar="COLUMNS", help="Match cells by these columns, joined by commas.")
-@click.option(
+@repeated(
     "--new-where",
-    multiple=True,
     metavar="COLUMN=VALUE",
     help="Just the cells of NEW with this value: two kinds within one file. May be repeated.",
 )
-@click.option("--ref-where", multiple=True, metavar="COLUMN=VALUE", help="The same of REF.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "md", "csv", "json"]),
-    default="text",
-    show_default=True,
-)
-@click.option(
+@repeated("--ref-where", metavar="COLUMN=VALUE", help="The same of REF.")
+@with_default("--format", "form", type=click.Choice(["text", "md", "csv", "json"]), default="text")
+@repeated(
     "--rule",
     "rules",
-    multiple=True,
     metavar="RULE",
     help="What the page of --html judges by, as `erg gate` has it: 'tokens_per_s -3%'. May be"
     " repeated. Default: that of `erg gate`.",
@@ -363,7 +350,7 @@ def compare(
     if form == "text":
         Console().print(view.page(comparison))
     elif form == "json":
-        click.echo(json.dumps(view.document(comparison), indent=1, allow_nan=False))
+        print_json(view.document(comparison))
     else:
         click.echo({"md": view.markdown, "csv": view.csv_text}[form](comparison), nl=False)
 

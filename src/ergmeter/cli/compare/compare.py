@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ergmeter.cli.options import PATH, flag, repeated, with_default
 from ergmeter.cli.run_options import (
     check_page,
     chosen_form,
@@ -59,7 +60,7 @@ _FORMATS = ("table", "csv", "json", "md")
 
 
 @click.command()
-@click.argument("sources", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.argument("sources", type=PATH, nargs=-1, required=True)
 @click.option(
     "--group-by",
     "group_by",
@@ -68,37 +69,31 @@ _FORMATS = ("table", "csv", "json", "md")
     " is what is named here. Default: backend, or source where there is one backend.",
 )
 @click.option("--baseline", metavar="GROUP", help="What the others are held against: the first.")
-@click.option(
+@repeated(
     "--metric",
     "metrics",
-    multiple=True,
     metavar="NAME",
     help="Just this metric, by key or alias (tok_per_s, eval_loss, ...). May be repeated.",
 )
-@click.option("--anyway", is_flag=True, help="Compare what is not comparable; the reasons stay.")
+@flag("--anyway", help="Compare what is not comparable; the reasons stay.")
 @click.option(
     "--target-loss",
     type=float,
     metavar="LOSS",
     help="Time and energy until the training loss came down to this. Takes run directories.",
 )
-@click.option(
-    "--confidence",
-    type=click.FloatRange(0.5, 0.9999),
-    default=0.95,
-    show_default=True,
-    help="Of the intervals.",
+@with_default(
+    "--confidence", type=click.FloatRange(0.5, 0.9999), default=0.95, help="Of the intervals."
 )
-@click.option(
+@with_default(
     "--difference",
     type=click.FloatRange(0, 100, min_open=True),
     default=2.0,
-    show_default=True,
     metavar="PERCENT",
     help="Where no difference is shown: how many repeats would show one of this size.",
 )
-@click.option("--format", "form", type=click.Choice(_FORMATS), default="table", show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@with_default("--format", "form", type=click.Choice(_FORMATS), default="table")
+@flag("--json", "as_json", help="The same as --format json.")
 @click.option(
     "--x",
     "axis",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ergmeter.cli.options import PATH, flag, path_option, repeated, with_default
 from ergmeter.cli.run_options import print_json
 
 if TYPE_CHECKING:
@@ -16,46 +17,36 @@ _FORMATS = ("text", "md", "json")
 
 
 @click.command()
-@click.argument("new", type=click.Path(path_type=Path))
-@click.argument("ref", type=click.Path(path_type=Path))
-@click.option(
+@click.argument("new", type=PATH)
+@click.argument("ref", type=PATH)
+@repeated(
     "--rule",
     "rules",
-    multiple=True,
     metavar="RULE",
     help="What may change, which way and by how much: 'tokens_per_s -3%' (may fall by 3 %),"
     " 'peak_memory +2%', 'loss +-1%', 'loss +0.01'. May be repeated. Default: the first three.",
 )
-@click.option(
+@repeated(
     "--noise",
     "noises",
-    multiple=True,
     metavar="[METRIC=]SHARE",
     help="How much a single run scatters, where runs were not repeated: 1%, or loss=0.2%.",
 )
-@click.option(
-    "--plain",
-    is_flag=True,
-    help="Hold single runs to the bare threshold; noise can then turn the gate red.",
-)
+@flag("--plain", help="Hold single runs to the bare threshold; noise can then turn the gate red.")
 @click.option("--by", metavar="COLUMNS", help="Match cells by these columns, joined by commas.")
-@click.option(
+@with_default(
     "--confidence",
     type=click.FloatRange(0.5, 0.9999),
     default=0.95,
-    show_default=True,
     help="Where nothing changed, the whole gate is not red in at least this share of cases.",
 )
-@click.option("--strict", is_flag=True, help="Exit 1 where it is inconclusive, too.")
-@click.option(
-    "--allow-missing",
-    is_flag=True,
-    help="A rule whose figure no cell has on both sides is said, and no error.",
+@flag("--strict", help="Exit 1 where it is inconclusive, too.")
+@flag(
+    "--allow-missing", help="A rule whose figure no cell has on both sides is said, and no error."
 )
-@click.option("--format", "form", type=click.Choice(_FORMATS), default="text", show_default=True)
-@click.option(
+@with_default("--format", "form", type=click.Choice(_FORMATS), default="text")
+@path_option(
     "--markdown",
-    type=click.Path(path_type=Path),
     metavar="FILE",
     help="Also add the Markdown for a pull request to this file, such as $GITHUB_STEP_SUMMARY.",
 )

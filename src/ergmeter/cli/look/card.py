@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ergmeter.cli.options import flag, path_option, with_default
 from ergmeter.cli.run_options import check_writable, with_run, with_settings
 from ergmeter.cli.work_options import with_model
 from ergmeter.errors import UsageError
@@ -21,14 +22,11 @@ _SHORT = {"tokens_per_s": "throughput.tokens_per_s"}
 
 
 @click.command()
-@click.option("-o", "--out", type=click.Path(path_type=Path), help="A file instead of the screen.")
-@click.option(
-    "--badge", type=click.Path(path_type=Path), metavar="FILE.svg", help="Also draw a badge there."
-)
-@click.option(
+@path_option("-o", "--out", help="A file instead of the screen.")
+@path_option("--badge", metavar="FILE.svg", help="Also draw a badge there.")
+@with_default(
     "--metric",
     default="j_per_token",
-    show_default=True,
     help="Of the badge: j_per_token, mfu, tokens_per_s, or any key or alias.",
 )
 @click.option("--location", help="Where it was trained, for the metadata: Quebec, Canada.")
@@ -37,7 +35,7 @@ _SHORT = {"tokens_per_s": "throughput.tokens_per_s"}
     type=click.Choice(["pre-training", "fine-tuning"]),
     help="For the metadata. [default: fine-tuning where adapters were trained, else left out]",
 )
-@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@flag("--force", help="Overwrite files that exist.")
 @with_model
 @with_settings
 @with_run

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ergmeter.cli.options import PATH, flag
 from ergmeter.cli.run_options import print_json, with_settings, with_training
 
 if TYPE_CHECKING:
@@ -14,11 +15,9 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("runs", type=click.Path(path_type=Path), nargs=-1)
+@click.argument("runs", type=PATH, nargs=-1)
 @with_training
-@click.option(
-    "--json", "as_json", is_flag=True, help="As JSON, a list with one entry for each run."
-)
+@flag("--json", "as_json", help="As JSON, a list with one entry for each run.")
 @with_settings
 def command(settings: Settings, runs: tuple[Path, ...], training: int | None, as_json: bool) -> int:
     """Say whether measurements are fit to be compared. Without RUNS: the newest under runs/.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ergmeter.cli.options import flag
 from ergmeter.cli.run_options import (
     check_page,
     print_json,
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
-@click.option("--markdown", is_flag=True, help="The same as Markdown, for an issue.")
+@flag("--json", "as_json", help="The same as JSON.")
+@flag("--markdown", help="The same as Markdown, for an issue.")
 @with_page
 @with_model
 @with_settings

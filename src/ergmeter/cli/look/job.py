@@ -6,20 +6,14 @@ from pathlib import Path
 
 import click
 
+from ergmeter.cli.options import PATH, flag, with_default
 from ergmeter.cli.run_options import print_json
 
 
 @click.command()
 @click.argument("job", required=False)
-@click.option(
-    "--runs",
-    "directory",
-    type=click.Path(path_type=Path),
-    default=Path("runs"),
-    show_default=True,
-    help="Where its runs are.",
-)
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@with_default("--runs", "directory", type=PATH, default=Path("runs"), help="Where its runs are.")
+@flag("--json", "as_json", help="As JSON.")
 def command(job: str | None, directory: Path, as_json: bool) -> int:
     """Show what a job came to over all its runs: goodput, lost steps, energy and time.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ergmeter.cli.options import flag, path_option, with_default
 from ergmeter.cli.run_options import check_folder, check_writable, with_run, with_settings
 from ergmeter.cli.work_options import with_model
 
@@ -62,19 +63,17 @@ class _OfOneRun(click.Command):
 
 
 @click.command(cls=_OfOneRun, context_settings={"allow_extra_args": True})
-@click.option(
+@with_default(
     "--kind",
     "kinds",
     type=_Kinds([*KINDS, _ALL]),
     multiple=True,
     default=("power",),
-    show_default=True,
     help="What to draw; may be repeated. `all`: every chart that can be drawn.",
 )
-@click.option(
+@path_option(
     "-o",
     "--out",
-    type=click.Path(path_type=Path),
     metavar="FILE|DIR",
     help="Where to (it has to be said): FILE.svg or FILE.png; of several kinds the directory, which"
     " is made, for files that are called as their kind.",
@@ -85,7 +84,7 @@ class _OfOneRun(click.Command):
     type=click.Choice(_FORMATS),
     help="Of the files in a directory. Default: svg.",
 )
-@click.option("--dark", is_flag=True, help="On a dark ground.")
+@flag("--dark", help="On a dark ground.")
 @with_model
 @with_settings
 @with_run

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ergmeter.cli.options import flag, repeated
 from ergmeter.cli.run_options import (
     check_page,
     print_json,
@@ -26,16 +27,15 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
-@click.option(
+@flag("--json", "as_json", help="Everything, as JSON.")
+@repeated(
     "--metric",
     "metrics",
-    multiple=True,
     metavar="NAME",
     help="Just this metric, by key or alias (tok_per_s, AEC, ...). May be repeated.",
 )
-@click.option("--all", "show_all", is_flag=True, help="Every metric, with notes and missing ones.")
-@click.option("--memory", is_flag=True, help="Just memory over time, by device and phase.")
+@flag("--all", "show_all", help="Every metric, with notes and missing ones.")
+@flag("--memory", help="Just memory over time, by device and phase.")
 @with_page
 @with_model
 @with_settings

@@ -6,19 +6,20 @@ from pathlib import Path
 
 import click
 
+from ergmeter.cli.options import PATH, flag, with_default
+
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path), default=Path("runs"))
+@click.argument("directory", type=PATH, default=Path("runs"))
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=0,
     help="Where to listen. Default: any port that is free.",
 )
-@click.option(
+@with_default(
     "--host",
     default="127.0.0.1",
-    show_default=True,
     help="On which address. Any other than this machine's own needs a token.",
 )
 @click.option(
@@ -27,7 +28,7 @@ import click
     help="Who comes must show it, 16 characters or more. Default: made and printed where others"
     " can reach the address, none on this machine's own.",
 )
-@click.option("--open", "is_to_open", is_flag=True, help="Also open it in the browser.")
+@flag("--open", "is_to_open", help="Also open it in the browser.")
 def command(directory: Path, port: int, host: str, token: str | None, is_to_open: bool) -> None:
     """Show the runs in DIRECTORY (default: runs/) as web pages, live while they are written.
 

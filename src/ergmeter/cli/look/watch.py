@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli.alert_options import with_rules
+from ergmeter.cli.options import COUNT, PATH, flag
 from ergmeter.cli.run_options import with_training
 
 if TYPE_CHECKING:
@@ -32,11 +33,11 @@ _TOTALS_SHARE = 0.05
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path), required=False, metavar="[RUN|DIRECTORY]")
-@click.option("--once", is_flag=True, help="Show one page and end, also of a run that is over.")
+@click.argument("run", type=PATH, required=False, metavar="[RUN|DIRECTORY]")
+@flag("--once", help="Show one page and end, also of a run that is over.")
 @click.option("--rank", type=click.IntRange(min=0), help="Steps of just this rank.")
 @with_training
-@click.option("--steps", type=click.IntRange(min=1), help="How many there will be, for the ETA.")
+@click.option("--steps", type=COUNT, help="How many there will be, for the ETA.")
 @click.option(
     "--interval",
     "interval_s",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import click
+
+from ergmeter.cli.options import flag
+from ergmeter.cli.run_options import print_json
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@flag("--json", "as_json", help="As JSON.")
 def command(as_json: bool) -> int:
     """Say what can be measured on this machine, by which probe, and what to do about the rest.
 
@@ -22,7 +23,7 @@ def command(as_json: bool) -> int:
 
     findings = doctor.examine()
     if as_json:
-        click.echo(json.dumps(doctor.document(findings), indent=1))
+        print_json(doctor.document(findings))
     else:
         Console().print(view.doctor_page(findings))
     return 0

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
+from ergmeter.cli.options import PATH, flag, path_option
 from ergmeter.cli.run_options import tell_damage
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=PATH)
 @click.option(
     "--format",
     "form",
@@ -18,8 +19,8 @@ from ergmeter.cli.run_options import tell_damage
     required=True,
     help="csv and parquet: a file per table. json: one file.",
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Where to. [default: RUN-export]")
-@click.option("--force", is_flag=True, help="Overwrite files of an earlier export.")
+@path_option("--out", help="Where to. [default: RUN-export]")
+@flag("--force", help="Overwrite files of an earlier export.")
 def command(run: Path, form: str, out: Path | None, force: bool) -> int:
     """Write a run's steps, samples, marks, reported figures and summary out.
 

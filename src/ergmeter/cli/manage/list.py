@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ergmeter.cli.options import PATH, flag
 from ergmeter.cli.run_options import print_json
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ _GAP = 2  # between columns
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path), default=Path("runs"))
-@click.option("--json", "as_json", is_flag=True, help="As JSON, with the readings of the columns.")
+@click.argument("directory", type=PATH, default=Path("runs"))
+@flag("--json", "as_json", help="As JSON, with the readings of the columns.")
 def command(directory: Path, as_json: bool) -> int:
     """List the runs in DIRECTORY (default: runs/), the newest last."""
     from rich.console import Console

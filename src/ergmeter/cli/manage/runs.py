@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 
+from ergmeter.cli.options import PATH, flag, repeated
 from ergmeter.cli.run_options import check_folder
 
-_RUN = click.argument("run", type=click.Path(path_type=Path))
+_RUN = click.argument("run", type=PATH)
 _PATH = click.Path(path_type=Path)
 _LONGEST_HELP = 1000  # characters of a summary: more than any has
 
@@ -40,7 +41,7 @@ def command(context: click.Context) -> None:
 @command.command()
 @_RUN
 @click.argument("tags", nargs=-1)
-@click.option("--remove", multiple=True, metavar="TAG", help="Take this one away.")
+@repeated("--remove", metavar="TAG", help="Take this one away.")
 def tag(run: Path, tags: tuple[str, ...], remove: tuple[str, ...]) -> None:
     """Tag a run; without TAGS, show its tags. One that is tagged `keep` is never pruned."""
     from ergmeter.runlog.manage import labels as collection
@@ -75,11 +76,11 @@ def note(run: Path, text: tuple[str, ...]) -> None:
 @click.argument("directory", type=_PATH, default=Path("runs"))
 @click.option("--older-than", metavar="AGE", help="Than 30d, 12h, 2w.")
 @click.option("--larger-than", metavar="SIZE", help="Than 500MB, 2GB, 1GiB.")
-@click.option("--tag", "tags", multiple=True, help="With this tag (may be repeated: all of them).")
+@repeated("--tag", "tags", help="With this tag (may be repeated: all of them).")
 @click.option(
     "--keep-newest", type=click.IntRange(min=0), default=0, metavar="N", help="Not those."
 )
-@click.option("--yes", is_flag=True, help="Do it. Without this nothing is removed.")
+@flag("--yes", help="Do it. Without this nothing is removed.")
 def prune(
     directory: Path,
     older_than: str | None,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ergmeter.cli.measure.torch_workload import INTERRUPTED, progress_bar, workload
+from ergmeter.cli.options import flag
+from ergmeter.cli.run_options import print_json
 
 if TYPE_CHECKING:
     from ergmeter.hardware.calibration import Calibration
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
     help="What to measure: cpu, cuda, cuda:1, or all for every GPU, one after the other. [default:"
     " auto, the first GPU where there is one]",
 )
-@click.option("--quick", is_flag=True, help="Shorter windows, and figures that are less sure.")
+@flag("--quick", help="Shorter windows, and figures that are less sure.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     help="The folder to keep it in. [default: ERGMETER_CALIBRATION, or ergmeter/calibration in the"
     " user's data folder]",
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON, a list with one entry a device.")
-@click.option("--quiet", is_flag=True, help="Just the result: no progress.")
+@flag("--json", "as_json", help="As JSON, a list with one entry a device.")
+@flag("--quiet", help="Just the result: no progress.")
 def command(device: str, quick: bool, out: Path | None, as_json: bool, quiet: bool) -> int:
     """Measure what this machine can reach, in under a minute, and keep it for later runs.
 
@@ -57,7 +58,7 @@ def command(device: str, quick: bool, out: Path | None, as_json: bool, quiet: bo
         if calibration.interrupted:
             break
     if as_json:
-        click.echo(json.dumps([result.as_json() for result in results], indent=1, allow_nan=False))
+        print_json([result.as_json() for result in results])
     return INTERRUPTED if results[-1].interrupted else 0
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ergmeter.cli.measure.torch_workload import INTERRUPTED, progress_bar, workload
+from ergmeter.cli.options import flag, path_option, with_default
 
 if TYPE_CHECKING:
     from ergmeter.records import Summary
@@ -29,26 +29,16 @@ _WHERE_NEXT = (
 
 
 @click.command()
-@click.option(
-    "--seconds",
-    type=click.IntRange(1, 3600),
-    default=20,
-    show_default=True,
-    help="How long to train.",
-)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    help="The run directory to make. [default: runs/DATE-demo-xxxx]",
-)
+@with_default("--seconds", type=click.IntRange(1, 3600), default=20, help="How long to train.")
+@path_option("--out", help="The run directory to make. [default: runs/DATE-demo-xxxx]")
 @click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda", "mps"]),
     default="auto",
     help="Where to train. [default: auto, an accelerator where there is one]",
 )
-@click.option("--json", "as_json", is_flag=True, help="The whole summary as JSON, and no card.")
-@click.option("--quiet", is_flag=True, help="Just the result: no progress, no hints.")
+@flag("--json", "as_json", help="The whole summary as JSON, and no card.")
+@flag("--quiet", help="Just the result: no progress, no hints.")
 def command(seconds: int, out: Path | None, device: str, as_json: bool, quiet: bool) -> int:
     """Train a small Llama-like model for about 20 seconds and show what was measured.
 
@@ -77,7 +67,7 @@ def command(seconds: int, out: Path | None, device: str, as_json: bool, quiet: b
 def _show(outcome: DemoOutcome, *, as_json: bool, hints: bool) -> None:
     from rich.console import Console
 
-    from ergmeter.cli.run_options import tell_next
+    from ergmeter.cli.run_options import print_json, tell_next
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.reader import Run
     from ergmeter.views import documents
@@ -86,7 +76,7 @@ def _show(outcome: DemoOutcome, *, as_json: bool, hints: bool) -> None:
     opened = Run.open(outcome.run)
     summary = summarize(opened)
     if as_json:
-        click.echo(json.dumps(documents.report(opened, summary), indent=1, allow_nan=False))
+        print_json(documents.report(opened, summary))
         return
     console = Console()
     show(console, opened, summary)

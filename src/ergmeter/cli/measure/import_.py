@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.run_options import with_settings
+from ergmeter.cli.options import flag, path_option
+from ergmeter.cli.run_options import print_json, with_settings
 from ergmeter.cli.work_options import with_model
 
 if TYPE_CHECKING:
@@ -26,11 +26,7 @@ _REASONS = 3  # shown of those why runs began
 
 @click.command()
 @click.argument("log", metavar="LOG")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    help="The run directory to make. [default: runs/DATE-NAME-xxxx]",
-)
+@path_option("--out", help="The run directory to make. [default: runs/DATE-NAME-xxxx]")
 @click.option("--name", help="What to call the run. [default: the log's name]")
 @click.option(
     "--format",
@@ -44,12 +40,11 @@ _REASONS = 3  # shown of those why runs began
     type=click.Choice(["step", "line", "total"]),
     help="What a printed `tokens` counts, where ergmeter should not find out by itself.",
 )
-@click.option(
+@flag(
     "--one-device",
-    is_flag=True,
     help="A log of nvidia-smi with no column that tells devices apart is of one device.",
 )
-@click.option("--json", "as_json", is_flag=True, help="What was made, as JSON.")
+@flag("--json", "as_json", help="What was made, as JSON.")
 @with_model
 @with_settings
 def command(
@@ -84,7 +79,7 @@ def command(
             f"erg: {log}: the compressed log ends half way; what there is was read", err=True
         )
     if as_json:
-        click.echo(json.dumps(_document(imported), indent=1))
+        print_json(_document(imported))
     else:
         for line in _lines(imported):
             click.echo(line)

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ergmeter.cli.options import COUNT, flag, path_option, repeated, with_default
+from ergmeter.cli.run_options import print_json
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -113,7 +116,7 @@ def _hide_headers() -> None:
 @click.option(
     "--requests",
     "requests_",
-    type=click.IntRange(min=1),
+    type=COUNT,
     help="How many requests count in each run. [default: 10 for each at a time, at least 20]",
 )
 @click.option(
@@ -123,18 +126,16 @@ def _hide_headers() -> None:
     metavar="S",
     help="Or: all that begin within S seconds. [default with --rate: 30]",
 )
-@click.option(
+@with_default(
     "--prompt-tokens",
-    type=click.IntRange(min=1),
+    type=COUNT,
     default=128,
-    show_default=True,
     help="Length of the made-up prompts, by the server's own count as near as can be.",
 )
-@click.option(
+@with_default(
     "--output-tokens",
-    type=click.IntRange(min=1),
+    type=COUNT,
     default=128,
-    show_default=True,
     help="The most tokens of an answer; where the server allows it (ignore_eos), just as many.",
 )
 @click.option(
@@ -143,11 +144,10 @@ def _hide_headers() -> None:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help='Prompts of your own: lines of {"prompt": ...} or {"messages": [...]}.',
 )
-@click.option(
+@with_default(
     "--endpoint",
     type=click.Choice(["chat", "completions"]),
     default="chat",
-    show_default=True,
     help="/v1/chat/completions or /v1/completions.",
 )
 @click.option(
@@ -155,49 +155,42 @@ def _hide_headers() -> None:
     type=click.IntRange(min=0),
     help="Requests before those that count. [default: as many as at a time; 4 with --rate]",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of prompts and arrivals.")
+@with_default("--seed", type=int, default=0, help="Of prompts and arrivals.")
 @click.option(
     "--slo", metavar="ttft=S,tpot=S,e2e=S", help="Limits in seconds, for goodput: any of the three."
 )
-@click.option(
+@with_default(
     "--timeout",
     "timeout_s",
     type=click.FloatRange(min=0, min_open=True),
     default=60.0,
-    show_default=True,
     help="A request has failed when nothing came for so many seconds.",
 )
-@click.option(
+@with_default(
     "--max-error-rate",
     default="5%",
-    show_default=True,
     metavar="SHARE",
     help="Exit with 1 if more of a level's requests than this fail: 5% or 0.05.",
 )
-@click.option(
+@repeated(
     "--header",
     "headers",
-    multiple=True,
     metavar="'NAME: VALUE'",
     help="Sent with each request; $VARIABLE in it is filled in. May be repeated.",
 )
-@click.option(
+@with_default(
     "--api-key-env",
     default="OPENAI_API_KEY",
-    show_default=True,
     help="The environment variable that holds the key, if one is needed.",
 )
 @click.option("--body", metavar="JSON", help="Fields to add to each request: '{\"top_p\": 0.9}'.")
-@click.option(
-    "--no-energy", is_flag=True, help="Leave this machine's devices unread: for a tunnel."
-)
-@click.option(
+@flag("--no-energy", help="Leave this machine's devices unread: for a tunnel.")
+@path_option(
     "--out",
-    type=click.Path(path_type=Path),
     help="The run directory to make; of several, the directory they go in."
     " [default: runs/DATE-load-...]",
 )
-@click.option("--json", "as_json", is_flag=True, help="What came of it, as JSON.")
+@flag("--json", "as_json", help="What came of it, as JSON.")
 def command(**options: Any) -> int:  # noqa: ANN401  click passes what it parsed
     """Send requests to an inference server and say how it served them.
 
@@ -326,7 +319,6 @@ def _show(
     done: list[tuple[LevelPlan, LevelOutcome]], *, max_error_frac: float, as_json: bool
 ) -> int:
     """Print what was measured. The exit code: 1 if too many requests of a level failed."""
-    import json
 
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.reader import Run
@@ -336,7 +328,7 @@ def _show(
         view.LevelRow(plan, outcome, summarize(Run.open(outcome.run))) for plan, outcome in done
     ]
     if as_json:
-        click.echo(json.dumps(view.document(levels), indent=1, allow_nan=False))
+        print_json(view.document(levels))
     else:
         from rich.console import Console
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from ergmeter.cli.options import flag, path_option
+from ergmeter.cli.run_options import print_json
 
 if TYPE_CHECKING:
     from ergmeter.workloads.sft.config_sections import SftConfig
@@ -17,19 +19,13 @@ _LIBRARIES = ("torch", "transformers", "tokenizers", "jinja2")
 
 
 @click.command()
-@click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="The YAML file of the training.",
-)
+@path_option("--config", "config_path", required=True, help="The YAML file of the training.")
 @click.option(
     "--sample",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Where to write some examples as they read. [default: sample.txt in train.output_dir]",
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@flag("--json", "as_json", help="As JSON.")
 def command(config_path: Path, sample: Path | None, as_json: bool) -> int:
     """Tokenise the data of a training and say what is in it; train nothing.
 
@@ -55,7 +51,7 @@ def command(config_path: Path, sample: Path | None, as_json: bool) -> int:
     where.parent.mkdir(parents=True, exist_ok=True)
     where.write_text(_rendered(data), encoding="utf-8")
     if as_json:
-        click.echo(json.dumps(_document(config, data, parts, where), indent=1))
+        print_json(_document(config, data, parts, where))
     else:
         for line in _lines(config, data, parts):
             click.echo(line)

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ergmeter.cli.alert_options import with_alerts
+from ergmeter.cli.options import flag, path_option, repeated
 from ergmeter.cli.run_options import check_folder, with_settings, with_sinks
 from ergmeter.cli.work_options import with_model
 
@@ -19,35 +20,28 @@ _OF_THE_COMMAND = ("name", "tokens_are", "keep_buffering", "pty")
 @click.command(
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    help="The run directory to make. [default: runs/DATE-NAME-xxxx]",
-)
+@path_option("--out", help="The run directory to make. [default: runs/DATE-NAME-xxxx]")
 @click.option("--name", help="What to call the run. [default: the script's name]")
 @click.option(
     "--tokens-are",
     type=click.Choice(["step", "line", "total"]),
     help="What a printed `tokens` counts, where ergmeter should not find out by itself.",
 )
-@click.option("--probe", "probes", multiple=True, help="Use just these probes (may be repeated).")
+@repeated("--probe", "probes", help="Use just these probes (may be repeated).")
 @click.option(
     "--interval",
     "interval_s",
     type=click.FloatRange(min=0.001),
     help="Seconds between readings of devices.",
 )
-@click.option("--keep-buffering", is_flag=True, help="Do not have Python flush each line.")
-@click.option(
+@flag("--keep-buffering", help="Do not have Python flush each line.")
+@flag(
     "--pty",
-    is_flag=True,
     help="Give the command a pseudo-terminal for its standard output, so that a program which"
     " holds its output back in a pipe prints each line as it comes.",
 )
-@click.option(
-    "--no-hook", is_flag=True, help="Do not look into the command's Python, only at its output."
-)
-@click.option("--quiet", is_flag=True, help="Show no card at the end.")
+@flag("--no-hook", help="Do not look into the command's Python, only at its output.")
+@flag("--quiet", help="Show no card at the end.")
 @with_sinks
 @with_alerts
 @with_model

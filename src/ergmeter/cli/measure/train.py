@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli.measure.torch_workload import progress_bar
+from ergmeter.cli.options import flag, path_option, repeated, with_default
+from ergmeter.cli.run_options import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -22,44 +23,32 @@ _LINE_S = 30.0
 
 
 @click.command()
-@click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="The YAML file that says what to train, and how.",
+@path_option(
+    "--config", "config_path", required=True, help="The YAML file that says what to train, and how."
 )
-@click.option(
+@repeated(
     "--set",
     "changes",
-    multiple=True,
     metavar="KEY=VALUE",
     help="Change one key of it, such as train.max_steps=50. May be repeated.",
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    help="The run directory to make. [default: runs/DATE-train-BACKEND-xxxx]",
-)
-@click.option(
+@path_option("--out", help="The run directory to make. [default: runs/DATE-train-BACKEND-xxxx]")
+@with_default(
     "--repeats",
     type=click.IntRange(1, 1000),
     default=1,
-    show_default=True,
     help="Train so many times, with seeds that follow each other, each in a process of its own.",
 )
-@click.option(
+@path_option(
     "--interleave",
-    type=click.Path(path_type=Path),
     multiple=True,
     help="Another configuration to take turns with: A B, B A, ... May be repeated.",
 )
-@click.option(
+@with_default(
     "--cool-down",
     "cool_down_s",
     type=click.FloatRange(0),
     default=15.0,
-    show_default=True,
     help="Seconds between two trainings of a series.",
 )
 @click.option(
@@ -67,8 +56,8 @@ _LINE_S = 30.0
     default=None,
     help="Show the card at the end. [default: as the configuration's `report:` says]",
 )
-@click.option("--json", "as_json", is_flag=True, help="The row as JSON, and no card.")
-@click.option("--quiet", is_flag=True, help="Just the result: no progress.")
+@flag("--json", "as_json", help="The row as JSON, and no card.")
+@flag("--quiet", help="Just the result: no progress.")
 def command(
     config_path: Path,
     changes: tuple[str, ...],
@@ -194,7 +183,7 @@ def _show(outcome: TrainingOutcome, *, report: bool, as_json: bool) -> None:
             "problem": outcome.problem or None,
             "row": outcome.row,
         }
-        click.echo(json.dumps(document, indent=1, allow_nan=False))
+        print_json(document)
         return
     if report and outcome.run is not None:
         _card(outcome.run)

@@ -15,11 +15,9 @@ from ergmeter.bench.comparing import TOGETHER, amount
 from ergmeter.bench.pairing import conditions
 from ergmeter.units import scaled, significant
 from ergmeter.views import documents
-from ergmeter.views.blocks import escaped, markdown_row
+from ergmeter.views.blocks import escaped, markdown_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import RenderableType
 
     from ergmeter.bench.comparing import BenchComparison, CellChange, Compared
@@ -47,10 +45,10 @@ _CSV = (
 def page(comparison: BenchComparison, *, most: int = _MOST) -> RenderableType:
     """Render for the terminal: changes with intervals, then anomalies and failures."""
     table = Table("cell", *comparison.metrics, box=None, pad_edge=False, header_style="dim")
-    for cell in comparison.cells[:most]:
-        table.add_row(*map(Text, changes(cell.pair.name, cell.figures, comparison.metrics)))
-    if comparison.together:
-        row = changes(TOGETHER, comparison.together, comparison.metrics)
+    rows = change_rows(comparison)
+    for row in rows[: min(most, len(comparison.cells))]:
+        table.add_row(*map(Text, row))
+    for row in rows[len(comparison.cells) :]:
         table.add_row(*(Text(cell, "bold") for cell in row))
     parts: list[RenderableType] = [table]
     if len(comparison.cells) > most:
@@ -62,14 +60,7 @@ def page(comparison: BenchComparison, *, most: int = _MOST) -> RenderableType:
 
 def markdown(comparison: BenchComparison) -> str:
     """Render as Markdown."""
-    heads = ("cell", *comparison.metrics)
-    lines = [markdown_row(heads), markdown_row("---" for _ in heads)]
-    lines += [
-        markdown_row(changes(cell.pair.name, cell.figures, comparison.metrics))
-        for cell in comparison.cells
-    ]
-    if comparison.together:
-        lines.append(markdown_row(changes(TOGETHER, comparison.together, comparison.metrics)))
+    lines = markdown_table(("cell", *comparison.metrics), change_rows(comparison))
     notes = [*amounts(comparison), *remarks(comparison), *legend(comparison)]
     return "\n".join([*lines, "", *(f"- {escaped(line)}" for line in notes)]).rstrip() + "\n"
 
@@ -175,20 +166,14 @@ def gate_markdown(gate: Gate, *, most: int = 100) -> str:
     lines = [f"### {_MARKS[gate.state]} {escaped(gate_title(gate))}", ""]
     rows = _gate_lines(gate)
     if rows:
-        lines += [markdown_row(("", "cell", "what")), markdown_row(("---",) * 3)]
-        lines += [markdown_row((_MARKS[s], name, words)) for s, name, words in rows[:most]]
-        if len(rows) > most:
-            lines.append(markdown_row(("", f"and {len(rows) - most} more", "")))
-        lines.append("")
+        cells = [(_MARKS[state], name, words) for state, name, words in rows[:most]]
+        cells += [("", f"and {len(rows) - most} more", "")] if len(rows) > most else []
+        lines += [*markdown_table(("", "cell", "what"), cells), ""]
     passed = [judgement for judgement in gate.judgements if judgement.state == "pass"]
     if passed:
         lines += [f"<details><summary>{len(passed)} within the rules</summary>", ""]
-        lines += [markdown_row(("cell", "rule", "change")), markdown_row(("---",) * 3)]
-        lines += [
-            markdown_row((judgement.name, str(judgement.rule), judgement.words))
-            for judgement in passed[:most]
-        ]
-        lines += ["", "</details>", ""]
+        cells = [(each.name, str(each.rule), each.words) for each in passed[:most]]
+        lines += [*markdown_table(("cell", "rule", "change"), cells), "", "</details>", ""]
     return "\n".join([*lines, *(f"- {escaped(line)}" for line in gate_method(gate))]) + "\n"
 
 
@@ -266,11 +251,18 @@ def gate_method(gate: Gate) -> list[str]:
     return lines
 
 
-def changes(name: str, figures: Any, metrics: Sequence[str]) -> list[str]:  # noqa: ANN401  a mapping
-    """Return a table row: the change of each metric."""
+def change_rows(comparison: BenchComparison) -> list[tuple[str, ...]]:
+    """Return a table row for each cell: the change of each metric; last the row of all cells."""
+    figures_by_name: list[tuple[str, Any]] = [
+        (cell.pair.name, cell.figures) for cell in comparison.cells
+    ]
+    figures_by_name += [(TOGETHER, comparison.together)] if comparison.together else []
     return [
-        name,
-        *(change_in_words(figures[metric]) if metric in figures else "-" for metric in metrics),
+        (
+            name,
+            *(change_in_words(figures[m]) if m in figures else "-" for m in comparison.metrics),
+        )
+        for name, figures in figures_by_name
     ]
 
 

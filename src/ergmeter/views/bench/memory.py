@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ergmeter.units import scaled
-from ergmeter.views.blocks import markdown_row
+from ergmeter.views.blocks import markdown_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,8 +37,7 @@ def page(memory: MemoryTable) -> RenderableType:
 
 def markdown(table: MemoryTable) -> str:
     """Render the same table as Markdown."""
-    lines = [markdown_row(_HEADS), markdown_row("---" for _ in _HEADS)]
-    lines += [markdown_row(line) for line in _lines(table)]
+    lines = markdown_table(_HEADS, _lines(table))
     return "\n".join([*lines, "", *(f"- {line}" for line in _memory_notes(table))]) + "\n"
 
 

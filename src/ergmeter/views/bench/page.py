@@ -21,7 +21,7 @@ from ergmeter.bench.plan.cells import setting_title
 from ergmeter.version import __version__
 from ergmeter.views.bench.compare import (
     change_in_words,
-    changes,
+    change_rows,
     gate_method,
     gate_title,
     remarks,
@@ -321,13 +321,8 @@ def _paradoxes(comparison: BenchComparison) -> str:
 
 
 def _changes(comparison: BenchComparison) -> str:
-    rows = [
-        tuple(changes(cell.pair.name, cell.figures, comparison.metrics))
-        for cell in comparison.cells
-    ]
-    if comparison.together:
-        rows.append(tuple(changes(TOGETHER, comparison.together, comparison.metrics)))
-    changes_table = table(Table(("cell", *comparison.metrics), tuple(rows)), caption="all changes")
+    rows = tuple(change_rows(comparison))
+    changes_table = table(Table(("cell", *comparison.metrics), rows), caption="all changes")
     return f'<div class="roomy">{changes_table}</div>'
 
 

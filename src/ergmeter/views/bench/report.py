@@ -13,7 +13,7 @@ from rich.text import Text
 from ergmeter.bench.overview import MEMORY, of_repeats, spread
 from ergmeter.bench.plan.cells import configuration_name
 from ergmeter.units import duration, scaled, significant
-from ergmeter.views.blocks import escaped, markdown_row
+from ergmeter.views.blocks import escaped, markdown_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,8 +55,7 @@ def page(overview: Overview) -> RenderableType:
 
 def markdown(overview: Overview) -> str:
     """Render the same report as Markdown."""
-    rows = [totals(overview), "", markdown_row(HEADS), markdown_row("---" for _ in HEADS)]
-    rows += [markdown_row(line) for line in lines(overview)]
+    rows = [totals(overview), "", *markdown_table(HEADS, lines(overview))]
     remarks = [*more_in_words(overview.more, "configurations"), *overview.troubles]
     remarks += [*more_in_words(overview.more_troubles, "troubles"), *notes(overview)]
     rows += ["", *(f"- {escaped(line)}" for line in remarks)]
