@@ -441,7 +441,8 @@ def with_limits(rows: Sequence[Measure], limits: Sequence[str]) -> list[Measure]
     return list(by_key.values())
 
 
-MAP = re.compile(r"(?<=<!-- map -->\n).*?(?=<!-- end of map -->)", re.DOTALL)
+def _purpose(path: Path) -> str:
+    return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
 
 
 def tree_map(root: Path) -> str:
@@ -450,10 +451,30 @@ def tree_map(root: Path) -> str:
     rows = ["| folder | holds | modules |", "| --- | --- | --- |"]
     for init in sorted(package.rglob("__init__.py")):
         folder = init.parent.relative_to(package).as_posix().replace(".", "ergmeter")
-        purpose = (ast.get_docstring(ast.parse(init.read_text())) or "").partition("\n")[0]
         names = sorted(path.stem for path in init.parent.glob("*.py") if path != init)
-        rows.append(f"| `{folder}` | {purpose} | {', '.join(f'`{name}`' for name in names)} |")
+        rows.append(
+            f"| `{folder}` | {_purpose(init)} | {', '.join(f'`{name}`' for name in names)} |"
+        )
     return "\n".join(rows) + "\n"
+
+
+def module_list(root: Path) -> str:
+    """Every module with the first line of its docstring, as Markdown."""
+    package = root / "src" / "ergmeter"
+    rows = ["| module | does |", "| --- | --- |"]
+    for path in sorted(package.rglob("*.py")):
+        if path.name != "__init__.py":
+            name = path.relative_to(package).with_suffix("").as_posix().replace("/", ".")
+            rows.append(f"| `{name}` | {_purpose(path)} |")
+    return "\n".join(rows) + "\n"
+
+
+def with_sections(page: str, root: Path) -> str:
+    """The page of the architecture with its generated sections written anew."""
+    for name, text in (("map", tree_map(root)), ("modules", module_list(root))):
+        before, begin, rest = page.partition(f"<!-- {name} -->\n")
+        page = before + begin + text + rest[rest.index(f"<!-- end of {name} -->") :]
+    return page
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -470,7 +491,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.map:
         page = options.root / "docs" / "architecture.md"
-        page.write_text(MAP.sub(lambda _: tree_map(options.root), page.read_text()))
+        page.write_text(with_sections(page.read_text(), options.root))
         return 0
     try:
         rows = with_limits(measures(options.root), options.limit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from scripts.house import ROOT, Measure, main, measures, tree_map
+from scripts.house import ROOT, Measure, main, measures, with_sections
 
 PROJECT = """
 [project.entry-points."ergmeter.probes"]
@@ -170,6 +170,7 @@ def test_check_fails_for_the_first_five_and_for_limits_that_are_set(
 
 def test_the_map_in_the_docs_is_that_of_the_source() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
-    assert tree_map(ROOT) in page, "run ./dev docs"
-    rows = page.partition("<!-- map -->")[2].partition("<!-- end of map -->")[0].splitlines()
-    assert all(len(row.split("|")[2].strip()) > 10 for row in rows[3:]), "a folder has no purpose"
+    assert page == with_sections(page, ROOT), "run ./dev docs"
+    rows = [row.split("|") for row in page.splitlines() if row.startswith("| `")]
+    assert {"map", "modules"} < set(page.split())
+    assert [row[1] for row in rows if len(row[2].strip()) <= 10] == [], "no purpose is given"
