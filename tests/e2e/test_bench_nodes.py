@@ -38,8 +38,8 @@ PROGRAM = """
 import os, sys, time
 from pathlib import Path
 rank = os.environ["RANK"]
-print("rank", rank, "of", os.environ["WORLD_SIZE"], "node", os.environ["GROUP_RANK"],
-      "pid", os.getpid(), flush=True)
+who = f"rank {rank} of {os.environ['WORLD_SIZE']} node {os.environ['GROUP_RANK']}"
+os.write(1, f"{who} pid {os.getpid()}\\n".encode())  # in one write: ranks share a pipe
 todo = dict(part.split("=") for part in sys.argv[1].split(",")).get(rank, "end")
 if todo == "raise":
     raise ValueError(f"batch {rank} is bad")

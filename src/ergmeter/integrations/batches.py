@@ -53,7 +53,7 @@ class Counts:
 
 def count_samples(values: Sequence[Any]) -> Counts | None:
     """The number of samples in a batch without tokens (images, audio, features)."""
-    for value in _flat(list(values)):
+    for value in _flat(values):
         shape: Any = getattr(value, "shape", ())
         if len(shape) > 1 and hasattr(value, "dtype") and not _is_abstract(value):
             return Counts(None, int(shape[0]), None, None, None)
@@ -157,8 +157,8 @@ def _are_targets(labels: Any, ids: Any) -> bool:  # noqa: ANN401
 
 def _unnamed(batch: object) -> dict[str, Any]:
     """The token tensors of a batch without names, with targets if it is a pair."""
-    if is_ids(batch):
-        return {_IDS: batch}
+    if not isinstance(batch, list | tuple):
+        return {_IDS: batch} if is_ids(batch) else {}
     # One row of whole numbers among others may as well be the classes of a batch of pictures.
     tensors = [value for value in _flat(batch) if is_ids(value) and len(value.shape) == 2]
     if not tensors:
@@ -169,10 +169,14 @@ def _unnamed(batch: object) -> dict[str, Any]:
     return named
 
 
-def _flat(batch: object) -> list[Any]:
-    if isinstance(batch, list | tuple):
-        return [leaf for part in batch for leaf in _flat(part)]
-    return [batch]
+def _flat(batch: Sequence[Any]) -> list[Any]:
+    leaves: list[Any] = []
+    for part in batch:
+        if isinstance(part, list | tuple):
+            leaves += _flat(part)
+        else:
+            leaves.append(part)
+    return leaves
 
 
 def is_ids(value: Any) -> bool:  # noqa: ANN401
@@ -202,7 +206,7 @@ def _is_traced(kind: type) -> bool:
 
 
 def _fits(value: Any, ids: Any) -> bool:  # noqa: ANN401
-    return value is not None and tuple(getattr(value, "shape", ())) == tuple(ids.shape)
+    return value is not None and getattr(value, "shape", None) == ids.shape
 
 
 def _near(value: Any) -> Any:  # noqa: ANN401

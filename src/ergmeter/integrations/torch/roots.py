@@ -131,7 +131,7 @@ class Root:
         self._shifts = shifts_labels(module)
         self._alike: dict[Any, Counts] = {}
         self._inside: InnerShapes | None = None  # looked at in the first step
-        self._layout = BatchLayout()
+        self._layout: BatchLayout | None = None  # where it is not the usual one
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """The module is about to compute this. Runs at every call: kept short.
@@ -154,8 +154,9 @@ class Root:
         if not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor):
             counts = self._alike.get((args[0].shape, args[0].dtype))
         if counts is None:
-            self._thread = get_ident()
-            self._is_called(module)
+            if not self._thread:
+                self._thread = get_ident()
+                self._is_called(module)
             counts = self._tokens(args, kwargs)
         if counts is None:
             self.unknown += 1
@@ -205,11 +206,13 @@ class Root:
         on_device, self.on_device = self.on_device, None
         self.aside = None
         if self._inside is not None:
-            self._layout = self._inside.layout()
+            layout = self._inside.layout()
             self._inside.detach()
             self._inside = None
-            counts = [self._layout.applied(count) for count in counts]
-            self._alike = {key: self._layout.applied(count) for key, count in self._alike.items()}
+            if layout != BatchLayout():
+                self._layout = layout
+                counts = [layout.applied(count) for count in counts]
+                self._alike = {key: layout.applied(count) for key, count in self._alike.items()}
         after = device_events(on_device) if on_device is not None else None
         return start_ns, [] if unknown else counts, len(counts) + unknown or 1, after
 
@@ -249,15 +252,14 @@ class Root:
     def _tokens(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Counts | None:
         if is_captured():
             return None
-        values = (*args, *kwargs.values())
         if self._inside is not None:
-            ids = next((value for value in values if is_ids(value)), None)
+            ids = next((value for value in (*args, *kwargs.values()) if is_ids(value)), None)
             if ids is not None:
                 self._inside.add_input(tuple(ids.shape))
         counts = count_tokens(self._batch(args, kwargs), shifts=self._shifts)
         if counts is None and self._loop.optimizers_made < 2:  # a GAN's batches are of two kinds
-            counts = count_samples(values)
-        if counts is not None:
+            counts = count_samples((*args, *kwargs.values()))
+        if counts is not None and self._layout is not None:
             counts = self._layout.applied(counts)
         if counts is not None and counts.laters:
             self.on_device = counts.laters
