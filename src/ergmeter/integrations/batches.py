@@ -100,17 +100,17 @@ def _part(parts: Mapping[str, Any], name: str, *, shifts: bool) -> Counts | None
     rows, length = (1, shape[0]) if len(shape) == 1 else (shape[0], shape[1])
     prefix = name[: -len(_IDS)]
     computed = int(rows * length)
-    mask: Any = _near(parts.get(f"{prefix}attention_mask"))
-    positions: Any = _near(parts.get(f"{prefix}position_ids"))
+    mask: Any = _fitting(parts, f"{prefix}attention_mask", ids)
+    positions: Any = _fitting(parts, f"{prefix}position_ids", ids)
     samples: Amount = int(rows)
     squares: Amount = computed * int(length)
     real: Amount = None
-    if _fits(mask, ids):
+    if mask is not None:
         lengths = _lengths(mask)
         real, squares = _amount(lengths.sum()), _amount((lengths * lengths).sum())
-        if _fits(positions, ids):  # packed rows that are attended to as one
+        if positions is not None:  # packed rows that are attended to as one
             samples = _number((positions == 0) & (mask != 0))
-    elif _fits(positions, ids):
+    elif positions is not None:
         real, samples, squares = _packed(positions)
     loss = _with_loss(parts, prefix, ids, shifts=shifts)
     return Counts(computed, samples, real, loss, squares)
@@ -132,16 +132,18 @@ def _packed(positions: Any) -> tuple[Amount, Amount, Amount]:  # noqa: ANN401  t
 
 
 def _with_loss(parts: Mapping[str, Any], prefix: str, ids: Any, *, shifts: bool) -> Amount:  # noqa: ANN401
-    labels: Any = _near(parts.get(f"{prefix}labels"))
-    # TRL's preference trainers make the labels later, of what this mask leaves.
-    completion: Any = _near(parts.get(f"{prefix}completion_mask"))
-    if labels is not None and (_fits(labels, ids) or (not shifts and _are_targets(labels, ids))):
+    labels: Any = parts.get(f"{prefix}labels")
+    if labels is not None:
+        if not _fits(labels, ids) and (shifts or not _are_targets(labels, ids)):
+            return None
         # -100 or -1, or what else a loss is told to ignore: no class is below 0.
-        borne = labels >= 0
-    elif labels is None and _fits(completion, ids):
-        borne = completion != 0
+        borne = _near(labels) >= 0
     else:
-        return None
+        # TRL's preference trainers make the labels later, of what this mask leaves.
+        completion: Any = _fitting(parts, f"{prefix}completion_mask", ids)
+        if completion is None:
+            return None
+        borne = completion != 0
     return _number(borne[..., 1:] if shifts else borne)
 
 
@@ -205,8 +207,14 @@ def _is_traced(kind: type) -> bool:
     return bool(names & {"FakeTensor", "FunctionalTensor", "Tracer"})
 
 
+def _fitting(parts: Mapping[str, Any], name: str, ids: Any) -> Any:  # noqa: ANN401
+    """The part of this name, if there is one of the shape of the ids."""
+    value = parts.get(name)
+    return _near(value) if value is not None and _fits(value, ids) else None
+
+
 def _fits(value: Any, ids: Any) -> bool:  # noqa: ANN401
-    return value is not None and getattr(value, "shape", None) == ids.shape
+    return bool(value.shape == ids.shape)
 
 
 def _near(value: Any) -> Any:  # noqa: ANN401

@@ -133,12 +133,14 @@ class Root:
         self._inside: InnerShapes | None = None  # looked at in the first step
         self._layout: BatchLayout | None = None  # where it is not the usual one
 
-    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def called(  # noqa: C901  further calls would cost time
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
         """The module is about to compute this. Runs at every call: kept short.
 
         True if it is no training forward: then `Loop.evaluated` waits for its return.
         """
-        if self._thread != get_ident() and self._thread:
+        if self._thread not in (0, get_ident()):
             return False
         if not _is_grad_enabled() or not (module.training or self.trains_in_eval):
             self._call_outside_training(args, kwargs)
