@@ -133,9 +133,7 @@ class Root:
         self._inside: InnerShapes | None = None  # looked at in the first step
         self._layout: BatchLayout | None = None  # where it is not the usual one
 
-    def called(  # noqa: C901  further calls would cost time
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> bool:
+    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """The module is about to compute this. Runs at every call: kept short.
 
         True if it is no training forward: then `Loop.evaluated` waits for its return.
@@ -156,9 +154,8 @@ class Root:
         if not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor):
             counts = self._alike.get((args[0].shape, args[0].dtype))
         if counts is None:
-            if not self._thread:
-                self._thread = get_ident()
-                self._is_called(module)
+            self._thread = get_ident()
+            self._is_called(module)
             counts = self._tokens(args, kwargs)
         if counts is None:
             self.unknown += 1
@@ -254,23 +251,35 @@ class Root:
     def _tokens(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Counts | None:
         if is_captured():
             return None
+        known = self._alike.get(_pair(args)) if not kwargs and len(args) == 2 else None
+        if known is not None:
+            loss = count_labelled(args[1])
+            return Counts(known.computed, known.samples, known.real, loss, known.squares)
         if self._inside is not None:
             ids = next((value for value in (*args, *kwargs.values()) if is_ids(value)), None)
             if ids is not None:
                 self._inside.add_input(tuple(ids.shape))
-        counts = count_tokens(self._batch(args, kwargs), shifts=self._shifts)
+        batch = self._batch(args, kwargs)
+        counts = count_tokens(batch, shifts=self._shifts)
         if counts is None and self._loop.optimizers_made < 2:  # a GAN's batches are of two kinds
             counts = count_samples((*args, *kwargs.values()))
         if counts is not None and self._layout is not None:
             counts = self._layout.applied(counts)
         if counts is not None and counts.laters:
             self.on_device = counts.laters
-        elif (
-            counts is not None and _is_one_tensor(args, kwargs) and len(self._alike) < _MOST_COUNTS
-        ):
-            # Nothing but its shape was asked, and the next is often the same.
-            self._alike[args[0].shape, args[0].dtype] = counts
+        elif counts is not None and not kwargs:
+            self._remember(args, counts, is_unnamed=isinstance(batch, tuple))
         return counts
+
+    def _remember(self, args: tuple[Any, ...], counts: Counts, *, is_unnamed: bool) -> None:
+        """Nothing but shapes and labels was asked, and the next shapes are often the same."""
+        key: Any = None
+        if len(args) == 1 and isinstance(args[0], torch.Tensor):
+            key = args[0].shape, args[0].dtype
+        elif len(args) == 2 and is_unnamed and counts.loss is not None:
+            key = _pair(args)
+        if key is not None and len(self._alike) < _MOST_COUNTS:
+            self._alike[key] = counts
 
     def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """The call's arguments as a batch: by names where there are some."""
@@ -547,8 +556,12 @@ def _argument_names(module: nn.Module) -> tuple[str, ...]:
         return ()
 
 
-def _is_one_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor)
+def _pair(args: tuple[Any, ...]) -> Any:  # noqa: ANN401
+    """What identifies ids and targets in host memory, but for their values; None of others."""
+    ids, targets = args
+    if type(ids) is type(targets) is torch.Tensor and ids.is_cpu and targets.is_cpu:
+        return ids.shape, ids.dtype, targets.shape, targets.dtype
+    return None
 
 
 def is_captured() -> bool:
