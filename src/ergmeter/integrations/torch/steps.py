@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet, ref
@@ -281,7 +281,8 @@ class Loop:
         training.before_end = self._end_evaluation
         for start_ns, evaluated_ns in root.early_evals if root is not None else ():
             training.phase_over("eval", start_ns, end_ns=evaluated_ns)
-        for step in (*before, piece):
+        # The step ends here for the program, too: what we set up is no gap before the next.
+        for step in (*before, replace(piece, end_ns=moment())):
             self._tell(step)
         if root is not None:
             root.active = True

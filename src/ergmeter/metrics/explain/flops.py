@@ -226,6 +226,11 @@ def tensor_core_ratio(evidence: Evidence) -> TensorCoreRatio:
     scale = ran_hz / peak_hz
     least = counted.value if counted.low is None else counted.low
     most = counted.value if counted.high is None else counted.high
+    if least <= 0:
+        raise NotMeasurable(
+            "the counted FLOPs may be anything from 0 % of the peak up, as one step is much longer"
+            " than the others: too uncertain to be checked"
+        )
     return TensorCoreRatio(
         value * scale / counted.value,
         low * scale / most,

@@ -106,6 +106,10 @@ _FIGURES = (
     *("energy.whole_run_joules_per_token", "energy.joules_per_generated_token", "energy.mean_w"),
     "memory.device_peak_bytes",
 )
+_OF_WHOLE_RUN = (
+    *("throughput.whole_run_tokens_per_s", "utilization.whole_run_mfu_frac"),
+    *("energy.whole_run_joules_per_token", "memory.device_peak_bytes"),
+)
 _OF_ALL = ("energy.run_j", CARBON)  # of all steps
 _EXPECTED = ("throughput.tokens_per_s", "utilization.mfu_frac", "energy.joules_per_token", CARBON)
 _CITED = ("throughput.tokens_per_s", "utilization.mfu_frac", "energy.joules_per_token")
@@ -207,7 +211,8 @@ def _hardware(of: Sources) -> str:
 def _table(of: Sources) -> str:
     rows = ["| figure | value | from - to | basis | over |", "| --- | --- | --- | --- | --- |"]
     for key in _FIGURES:
-        rows += _row(key, of.summary, "the window")
+        over = "the whole run" if key in _OF_WHOLE_RUN else "the window"
+        rows += _row(key, of.summary, over)
     for key in _OF_ALL:
         rows += _row(key, of.all_steps, "all steps")
     hardware = _hardware(of)
@@ -252,7 +257,8 @@ def _how(of: Sources) -> str:
     ]
     basis = (
         "Measured: read from a device or a clock. Derived: computed from what was measured."
-        " Reported: somebody else's figure. Assumed: rests on a figure that was stated."
+        " Reported: somebody else's figure, or computed with one, such as a datasheet's peak."
+        " Assumed: rests on a figure that was stated."
     )
     return "\n".join(["How it was obtained:\n", *lines, "", basis, ""])
 
