@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.e2e.conftest import ERG, QUICK, TIMEOUT_S, eventually, script
+from tests.e2e.conftest import ERG, PYTHON, QUICK, TIMEOUT_S, eventually, script
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -164,3 +164,15 @@ def test_a_signal_the_command_was_started_to_ignore_stays_ignored(lab: Lab) -> N
     (lab.path / "go").touch()
     assert recorder.wait(TIMEOUT_S) == 0
     assert lab.report()["status"] == "finished"
+
+
+def test_a_training_that_is_interrupted_has_the_exit_code_of_an_interrupt(lab: Lab) -> None:
+    """Python forgets it where a string is executed at the end, as modules of ours do."""
+    lines = (
+        "import torch",
+        "model = torch.nn.Linear(2, 2); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
+        "for _ in range(5): model(torch.ones(1, 2)).sum().backward(); optimizer.step()",
+        "raise KeyboardInterrupt",
+    )
+    assert lab.record(PYTHON, "-c", "\n".join(lines)).returncode == 130
+    assert lab.report()["status"] == "killed by SIGINT"

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -101,6 +102,18 @@ def hook() -> None:
 def _close_all() -> None:
     for meter in meters():
         meter.close()
+    still_interrupted()
+
+
+def still_interrupted() -> None:
+    """Restore the exit code of a program that Ctrl-C ended; call it last at the end of a process.
+
+    Python forgets that an interrupt ended it as soon as a string is executed, as by a namedtuple in
+    a module that we import at the end, and remembers it when a string raises one.
+    """
+    if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt) and not sys.flags.inspect:
+        with suppress(KeyboardInterrupt):
+            exec("raise KeyboardInterrupt")
 
 
 def _before_fork() -> None:
