@@ -105,8 +105,8 @@ def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
     remarks += _mfu(evidence, readings)
     remarks += flop_count_contradictions(evidence)
     remarks += or_none(_told_twice, evidence) or []
-    remarks += (or_none(lambda: evidence.window_remarks) or ()) if evidence.trains else ()
-    remarks += or_none(_slow_first_step, evidence, readings) or []
+    of_window = (or_none(lambda: evidence.window_remarks) or ()) if evidence.trains else ()
+    remarks += of_window or or_none(_slow_first_step, evidence, readings) or []
     remarks += or_none(_profiled, evidence) or []
     remarks += _noisy(evidence, readings)
     remarks += [] if evidence.is_imported else or_none(_short, evidence) or []
@@ -225,7 +225,8 @@ def _slow_first_step(evidence: Evidence, readings: dict[str, Result]) -> list[st
     first_s, median_s = float(rows.duration_s[0] / (rows["steps"][0] or 1)), median.value
     if first_s <= SLOW_FIRST_STEP * median_s or evidence.from_output:
         return []
-    return [
+    found = [finding for finding in fitness(evidence).findings if finding.check == "warm_up"]
+    return [f"{finding.seen}: {finding.effect} (erg check)" for finding in found] or [
         f"the first step took {duration(first_s)}, {first_s / median_s:.0f} times the median, and"
         " is counted; --warmup-steps 1 leaves it out"
     ]

@@ -455,8 +455,11 @@ class OutputReader:
         return None, []
 
 
-def unrecognised(reader: OutputReader, not_hooked: str) -> Mark | None:
-    """The message for a program without recognised output or hooked libraries."""
+def unrecognised(reader: OutputReader, not_hooked: str, failed: str = "") -> Mark | None:
+    """The message for a program without recognised output or hooked libraries.
+
+    `failed`: how it ended, if not well.
+    """
     if reader.steps or reader.explained:
         return None
     if reader.recognised:
@@ -471,4 +474,7 @@ def unrecognised(reader: OutputReader, not_hooked: str) -> Mark | None:
         )
         cure = "print such a line, or use ergmeter.Meter in the loop"
     inside = f"; and {not_hooked}" if not_hooked else ""
-    return Mark(time.monotonic_ns(), UNRECOGNISED, f"no steps: {message}{inside}; {cure}")
+    text = f"no steps: {message}{inside}; {cure}"
+    if failed:
+        text = f"no steps: the program {failed} before one was seen; until then, {message}{inside}"
+    return Mark(time.monotonic_ns(), UNRECOGNISED, text)

@@ -222,7 +222,13 @@ def record(request: RecordRequest) -> Recording:
     code = os.waitstatus_to_exitcode(status)
     reader.finish(time.monotonic_ns(), patience_s=_OUTPUT_WAIT_S)
     if measured and not reader.steps and not _has_steps(run):
-        _say_nothing_was_seen(request, run, meter, reader)
+        _say_nothing_was_seen(
+            request,
+            run,
+            meter,
+            reader,
+            failed=_ended(code).replace("killed", "was killed") if code else "",
+        )
     shutil.rmtree(run / hook.FOLDER, ignore_errors=True)
     counts.finish(meter)
     meter.close(_ended(code))
@@ -246,10 +252,10 @@ def _new_run(request: RecordRequest, name: str) -> tuple[Path, dict[str, str]]:
 
 
 def _say_nothing_was_seen(
-    request: RecordRequest, run: Path, meter: Meter, reader: OutputReader
+    request: RecordRequest, run: Path, meter: Meter, reader: OutputReader, *, failed: str
 ) -> None:
     why = hook.why_no_steps(run, request.command) if request.hook else ""
-    if (nothing := unrecognised(reader, why)) is not None:
+    if (nothing := unrecognised(reader, why, failed)) is not None:
         meter.record(nothing)
 
 
