@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ergmeter.neuron.compile_cache import CachedGraphs
-    from ergmeter.neuron.instance import Machine
     from ergmeter.neuron.kernels import GraphResult, NkiSummary
-    from ergmeter.neuron.mfu import Figures
+    from ergmeter.neuron.mfu import Figures, Machine
     from ergmeter.neuron.throughput import Throughput
     from ergmeter.neuron.training_job import NeuronJob
 

@@ -31,10 +31,9 @@ from ergmeter.neuron.compile_cache import (
     runs_of,
 )
 from ergmeter.neuron.document import document, graph_documents
-from ergmeter.neuron.instance import machine
 from ergmeter.neuron.kernels import graph_result, summarize
 from ergmeter.neuron.log_agreement import about_log, is_printed, reconcile
-from ergmeter.neuron.mfu import figures
+from ergmeter.neuron.mfu import figures, machine
 from ergmeter.neuron.score import Score
 from ergmeter.neuron.throughput import throughput
 from ergmeter.neuron.training_job import read_job, read_training_file

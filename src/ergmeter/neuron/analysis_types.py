@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from ergmeter.importers.log import ParsedLog
     from ergmeter.neuron.advice import AdviceFinding
     from ergmeter.neuron.compile_cache import CachedGraphs
-    from ergmeter.neuron.instance import Machine
     from ergmeter.neuron.kernels import GraphResult, NkiSummary
-    from ergmeter.neuron.mfu import Figures
+    from ergmeter.neuron.mfu import Figures, Machine
     from ergmeter.neuron.score import Score
     from ergmeter.neuron.throughput import Throughput
     from ergmeter.neuron.training_job import NeuronJob

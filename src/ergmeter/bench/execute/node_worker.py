@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from ergmeter.atomic_write import read_json, write_json
 from ergmeter.bench.execute import launching
 from ergmeter.bench.execute.launching import NodeOfCell, free_port
 from ergmeter.bench.execute.process import (
@@ -40,7 +41,7 @@ from ergmeter.bench.execute.process import (
     kernel_kills,
     kills_since,
 )
-from ergmeter.bench.execute.state import CELL, Process, read_json, write_json
+from ergmeter.bench.execute.state import CELL, Process
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import ErgmeterError
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from ergmeter.atomic_write import json_number, write_json
 from ergmeter.bench import results
 from ergmeter.bench.execute import launching, nvidia_smi_logger, state
 from ergmeter.bench.execute.node_worker import Rendezvous, call_off
@@ -56,8 +57,6 @@ from ergmeter.bench.execute.state import (
     RESULTS,
     CellState,
     Process,
-    json_number,
-    write_json,
 )
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import ErgmeterError

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.checks import flop_count_contradictions
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.energy_breakdown import energy_of
 from ergmeter.metrics.definitions.profile import profiles
@@ -27,7 +28,6 @@ from ergmeter.metrics.explain.advice import Change, changes, record_next, remark
 from ergmeter.metrics.explain.device import device_activity, why_no_ceiling
 from ergmeter.metrics.explain.flops import (
     achieved,
-    flop_count_contradictions,
     frozen_weights,
     peak_text,
 )
