@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli.options import COUNT, PATH, path_option, repeated, with_default
-from ergmeter.records import dtype_named
+from ergmeter.records import Flops, dtype_named
 from ergmeter.runlog.settings import Settings
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from ergmeter.records import Flops
     from ergmeter.runlog.reader import Run
 
 _BEGINS = b"<!doctype html"

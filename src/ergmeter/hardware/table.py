@@ -20,13 +20,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
-from ergmeter.records import DTYPES
-
-if TYPE_CHECKING:
-    from ergmeter.records import Basis
+from ergmeter.records import DTYPES, Basis
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -19,14 +19,12 @@ from ergmeter.errors import UsageError
 from ergmeter.importers.engine.columns import LogColumns, runs_of
 from ergmeter.importers.engine.reading import StepLineImporter
 from ergmeter.importers.logfile import LogFile, choose_importer
-from ergmeter.records import Missing, Reading
+from ergmeter.records import Basis, FloatArray, Missing, Reading, Result
 from ergmeter.stats.intervals import MIN_BLOCKS, ratio_interval, settled_after
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-    from ergmeter.records import Basis, FloatArray, Result
 
 
 _APART = (

@@ -39,7 +39,7 @@ from ergmeter.meter.run_plan import (
     progress,
 )
 from ergmeter.meter.sink_feed import EVERY_S, Feed, planned
-from ergmeter.records import PHASES, Flops, Mark, Phase, Reported, Step
+from ergmeter.records import PHASES, Flops, Mark, Phase, Record, Reported, Step, StepValues, Summary
 from ergmeter.runlog.settings import Settings
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
     from ergmeter.meter.handover import HandOver
     from ergmeter.ports import Sink
-    from ergmeter.records import Record, StepValues, Summary
 
 
 # What a mark may hold: a name, a path, a sentence.

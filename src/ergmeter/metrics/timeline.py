@@ -17,15 +17,13 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.device_energy import curve_of
 from ergmeter.metrics.energy_curve import merged
 from ergmeter.metrics.evidence.steps import read_steps
-from ergmeter.metrics.phases import spans_of
-from ergmeter.records import PHASES
+from ergmeter.metrics.phases import Spans, spans_of
+from ergmeter.records import PHASES, Device, FloatArray, TimeArray, Window
 from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.phases import Spans
-    from ergmeter.records import Device, FloatArray, TimeArray, Window
     from ergmeter.runlog.reader import Run
 
 POINTS = 1000

@@ -31,11 +31,11 @@ from ergmeter.neuron.compile_cache import (
     runs_of,
 )
 from ergmeter.neuron.document import document, graph_documents
-from ergmeter.neuron.kernels import graph_result, summarize
+from ergmeter.neuron.kernels import GraphResult, NkiSummary, graph_result, summarize
 from ergmeter.neuron.log_agreement import about_log, is_printed, reconcile
-from ergmeter.neuron.mfu import figures, machine
+from ergmeter.neuron.mfu import Figures, figures, machine
 from ergmeter.neuron.score import Score
-from ergmeter.neuron.throughput import throughput
+from ergmeter.neuron.throughput import Throughput, throughput
 from ergmeter.neuron.training_job import read_job, read_training_file
 from ergmeter.records import Reading
 
@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from ergmeter.importers.log import ParsedLog
     from ergmeter.neuron.analysis_types import AnalysisRequest, Watch
     from ergmeter.neuron.compile_cache import CachedGraphs
-    from ergmeter.neuron.kernels import GraphResult, NkiSummary
-    from ergmeter.neuron.mfu import Figures
-    from ergmeter.neuron.throughput import Throughput
 
 
 def analyze(request: AnalysisRequest, watch: Watch) -> Analysis:

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.flops.conventions import EXACT
-from ergmeter.neuron.compile_cache import Choice
-from ergmeter.neuron.score import Baseline
+from ergmeter.neuron.compile_cache import CachedGraphs, Choice
+from ergmeter.neuron.score import Baseline, Score
 
 if TYPE_CHECKING:
     from ergmeter.importers.log import ParsedLog
     from ergmeter.neuron.advice import AdviceFinding
-    from ergmeter.neuron.compile_cache import CachedGraphs
     from ergmeter.neuron.kernels import GraphResult, NkiSummary
     from ergmeter.neuron.mfu import Figures, Machine
-    from ergmeter.neuron.score import Score
     from ergmeter.neuron.throughput import Throughput
     from ergmeter.neuron.training_job import NeuronJob
 

@@ -16,7 +16,7 @@ from ergmeter.flops.conventions import CONVENTIONS
 from ergmeter.neuron.mfu import BACKENDS, PEAK_TFLOP_PER_S_PER_NODE, VERSION, impossible_mfu
 from ergmeter.neuron.score import REMARK, score_statistics
 from ergmeter.neuron.throughput import log_document
-from ergmeter.records import Missing, Reading, weakest
+from ergmeter.records import Basis, Missing, Reading, weakest
 from ergmeter.units import number_of
 from ergmeter.version import __version__
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ergmeter.neuron.analysis_types import AnalysisRequest, Parts
     from ergmeter.neuron.kernels import GraphResult, NkiSummary
     from ergmeter.neuron.mfu import Machine
-    from ergmeter.records import Basis
 
     File = Mapping[str, Any]
 

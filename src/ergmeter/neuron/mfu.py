@@ -22,14 +22,13 @@ from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.conventions import sizes
 from ergmeter.flops.source import model_graph, read_model
-from ergmeter.flops.work import TrainedParts, step_work, trained_graph
+from ergmeter.flops.work import TrainedParts, Work, step_work, trained_graph
 from ergmeter.hardware import lookup
 from ergmeter.metrics.definitions.compute import HFU, MFU, Peak, TokenRate, compute_results
 from ergmeter.records import BOUND_TOLERANCE, Missing, Reading
 
 if TYPE_CHECKING:
     from ergmeter.flops.graph.graph import Graph
-    from ergmeter.flops.work import Work
     from ergmeter.neuron.throughput import Throughput
     from ergmeter.neuron.training_job import NeuronJob
 

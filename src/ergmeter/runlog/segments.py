@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ergmeter.errors import FormatError
-from ergmeter.records import COLUMN_KINDS, PHASES
+from ergmeter.records import COLUMN_KINDS, PHASES, FloatArray, TimeArray
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.arrays import as_numpy, present
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
-    from ergmeter.records import FloatArray, TimeArray
     from ergmeter.runlog.format import WriterLog
 
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 import math
 import re
 import signal as signals
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ergmeter.compare.entry import fact
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from ergmeter.bench.plan.cells import Expectation

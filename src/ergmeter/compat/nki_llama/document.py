@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.compat.nki_llama.original_inputs import original_count, read_original_log
+from ergmeter.compat.nki_llama.original_inputs import OriginalLog, original_count, read_original_log
 from ergmeter.errors import UsageError
 from ergmeter.neuron.advice import AdviceFinding
 from ergmeter.neuron.analysis_types import (
@@ -25,7 +25,6 @@ from ergmeter.neuron.training_job import read_training_file
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ergmeter.compat.nki_llama.original_inputs import OriginalLog
     from ergmeter.neuron.analysis_types import AnalysisRequest, Watch
     from ergmeter.records import Basis
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,14 +18,10 @@ from torch.utils._pytree import tree_map
 from ergmeter.errors import ErgmeterError, NotMeasurable
 from ergmeter.flops.counted import remote
 from ergmeter.flops.counted.count import RAISED, Counter, isolated, scalar_of, why_not_run
-from ergmeter.flops.counted.meta_model import MetaModel
-from ergmeter.flops.counted.op_totals import CallFlops
+from ergmeter.flops.counted.meta_model import MetaModel, ModuleCall
+from ergmeter.flops.counted.op_totals import CallFlops, CountedStep
 from ergmeter.flops.counted.remote import CountRequest
 from ergmeter.flops.counted.skeleton import loads
-
-if TYPE_CHECKING:
-    from ergmeter.flops.counted.meta_model import ModuleCall
-    from ergmeter.flops.counted.op_totals import CountedStep
 
 _CURE = "give its FLOPs to the Meter (flops=), from a configuration like it (`erg flops`)"
 # Products of positions with each other: they grow with the length of a sequence.

@@ -33,7 +33,7 @@ from ergmeter.metrics.phases import (
     touched,
     union_of,
 )
-from ergmeter.records import Reading
+from ergmeter.records import Device, Reading, TimeArray
 from ergmeter.stats.intervals import MIN_BLOCKS, slope_interval
 from ergmeter.units import NS_PER_S, number_of, scaled
 
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.records import Device, TimeArray
 
 
 _S_PER_H = 3600.0

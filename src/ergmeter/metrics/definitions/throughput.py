@@ -31,13 +31,12 @@ from ergmeter.metrics.evidence.ranks import counting
 from ergmeter.metrics.evidence.requests import why_not_timed
 from ergmeter.metrics.evidence.samples import ACCELERATORS
 from ergmeter.metrics.evidence.steps import RowAmounts, interval_in_order
-from ergmeter.records import PHASES, Reading
+from ergmeter.records import PHASES, Basis, Reading, Reported
 from ergmeter.stats.intervals import mean_rate
 from ergmeter.units import number_of
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.records import Basis, Reported
 
 _NOT_TRAINING = ("eval", "val", "test", "predict")  # how names of other rates begin
 _DECODE = PHASES.index("decode")

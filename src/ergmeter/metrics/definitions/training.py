@@ -15,16 +15,14 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric
-from ergmeter.metrics.evidence.evidence import OUTPUT
+from ergmeter.metrics.evidence.evidence import OUTPUT, Evidence
 from ergmeter.metrics.evidence.steps import Steps, read_steps
-from ergmeter.records import PHASES, Missing, Reading
+from ergmeter.records import PHASES, Direction, Missing, Reading, Result
 from ergmeter.units import NS_PER_S, significant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.records import Direction, Result
     from ergmeter.runlog.reader import Run
 
 _DIVERGED = "diverged: "  # how the reason begins where a loss is no number any more

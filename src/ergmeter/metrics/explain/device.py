@@ -33,8 +33,8 @@ from ergmeter.metrics.evidence.samples import (
     sampled,
     throttled_share,
 )
-from ergmeter.metrics.explain.time import Fact, percent
-from ergmeter.metrics.phases import covered_until_s
+from ergmeter.metrics.explain.time import Fact, TimeSplit, percent
+from ergmeter.metrics.phases import Spans, covered_until_s
 from ergmeter.records import (
     THROTTLE_BRAKE,
     THROTTLE_HEAT,
@@ -46,8 +46,6 @@ from ergmeter.units import HZ_PER_MHZ, NS_PER_S
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.explain.time import TimeSplit
-    from ergmeter.metrics.phases import Spans
     from ergmeter.records import Basis, Device, FloatArray
 
 # SMs x dense 16-bit FLOPs of each per cycle. Sources, all checked 2026-11-16:

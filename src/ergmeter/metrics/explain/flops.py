@@ -26,11 +26,10 @@ from ergmeter.metrics.definitions.tokens import padding_frac, positions_per_toke
 from ergmeter.metrics.evidence.samples import (
     or_none,
 )
-from ergmeter.records import Missing, Reading
+from ergmeter.records import Flops, Missing, Reading
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.records import Flops
 
 # This convention is two thirds of the FLOPs of training every weight, with causal attention as in
 # `exact`. It is counted only for runs with adapters.

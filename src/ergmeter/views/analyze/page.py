@@ -10,15 +10,15 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.neuron.compare import METRICS
-from ergmeter.neuron.score import factors
-from ergmeter.neuron.throughput import pace_line
+from ergmeter.neuron.compare import METRICS, OutputComparison
+from ergmeter.neuron.score import Factor, factors
+from ergmeter.neuron.throughput import PaceLine, pace_line
 from ergmeter.units import significant
 from ergmeter.version import __version__
 from ergmeter.views.analyze import compare
 from ergmeter.views.analyze.compare import comparison_parts, heads, names_of
-from ergmeter.views.analyze.parts import analysis_parts, headlines, title
-from ergmeter.views.blocks import Items, PagePart, SortableCell, TableBlock, words
+from ergmeter.views.analyze.parts import Headline, analysis_parts, headlines, title
+from ergmeter.views.blocks import Block, Cell, Items, PagePart, SortableCell, TableBlock, words
 from ergmeter.views.charts.chart import Chart, Table, chart_of, framed
 from ergmeter.views.html.page import bullet_list, figure, header, page, section, table, td, text
 
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ergmeter.neuron.analysis_types import Analysis, Parts
-    from ergmeter.neuron.compare import OutputComparison
-    from ergmeter.neuron.score import Factor
-    from ergmeter.neuron.throughput import PaceLine
-    from ergmeter.views.analyze.parts import Headline
-    from ergmeter.views.blocks import Block, Cell
 
 
 def _layer(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -16,8 +16,6 @@ from ergmeter.units import duration, scaled, significant
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from rich.console import RenderableType
 
     from ergmeter.doctor import ProbeFinding
     from ergmeter.hardware.calibration import CalibratedRate, Calibration

@@ -15,25 +15,21 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.evidence.window import BY_NUMBER
-from ergmeter.records import Missing, Reading
-from ergmeter.runlog.reader import FINISHED, IMPORTED, RUNNING
+from ergmeter.records import Missing, Reading, Result, Summary
+from ergmeter.runlog.reader import FINISHED, IMPORTED, RUNNING, Run
 from ergmeter.units import NO_UNIT, duration, grouped, number_of, scaled, significant, tallied
 from ergmeter.views.documents import label_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-
-    from ergmeter.records import Result, Summary
-    from ergmeter.runlog.reader import Run
 
 # The card's metrics by group. An absent one is left out, and `erg report --all` has it.
 _GROUPS = {

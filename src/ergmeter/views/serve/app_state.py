@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import ErgmeterError
 from ergmeter.runlog import format as fmt
-from ergmeter.views.serve.pool import LIVE, SOON, Pool
+from ergmeter.views.serve.pool import LIVE, SOON, Lane, Pool
 from ergmeter.views.serve.tail import Tails
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ergmeter.views.serve.folder import Folder, ServedItem
-    from ergmeter.views.serve.pool import Lane
 
 # List of runs.
 

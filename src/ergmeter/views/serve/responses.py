@@ -18,7 +18,7 @@ from ergmeter.bench.overview import CELL_METRICS, LOWER, Configuration, configur
 from ergmeter.bench.plan.cells import repeats_of
 from ergmeter.bench.tables import ARGUMENTS
 from ergmeter.compare import comparison
-from ergmeter.compare.entry import EVAL_LOSS
+from ergmeter.compare.entry import EVAL_LOSS, Entry
 from ergmeter.compare.ledgers import read_ledger
 from ergmeter.compare.run_curves import compared_curves
 from ergmeter.compare.sources import read_entries
@@ -30,7 +30,7 @@ from ergmeter.metrics.checks import fitness
 from ergmeter.metrics.evidence.gpu_use import gpu_use
 from ergmeter.metrics.live.recent_window import remaining
 from ergmeter.metrics.summarize import evidence_of, readings_of, summary_of
-from ergmeter.records import COLUMN_KINDS, Missing, Reading
+from ergmeter.records import COLUMN_KINDS, Device, Missing, Reading, Result
 from ergmeter.runlog.manage.labels import Labels, labels_of
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.segments import Series
@@ -52,10 +52,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ergmeter.compare.entry import Entry
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.timeline import BoundedSeries
-    from ergmeter.records import Device, Result
 
 # Bench matrix. All settings that vary are returned; the reader picks the two axes.
 

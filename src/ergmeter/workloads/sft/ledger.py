@@ -17,7 +17,7 @@ from ergmeter.errors import UsageError
 from ergmeter.metrics.evidence.gpu_use import board_facts
 from ergmeter.metrics.evidence.window import UNBROKEN
 from ergmeter.metrics.summarize import summarize
-from ergmeter.records import Missing, Reading
+from ergmeter.records import Missing, Reading, Summary
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 from ergmeter.sinks.shared import appended_file
@@ -26,7 +26,6 @@ from ergmeter.sinks.shared.appended_file import CsvFile
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ergmeter.records import Summary
 
 # What stands behind SFT-Play's columns.
 MORE = (
