@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import PATH, flag, repeated, with_default
+from ergmeter.cli.options import PATH, flag, listed, repeated, with_default
 from ergmeter.cli.run_options import (
     check_page,
     chosen_form,
@@ -64,6 +64,7 @@ _FORMATS = ("table", "csv", "json", "md")
 @click.option(
     "--group-by",
     "group_by",
+    callback=listed,
     metavar="COLUMNS",
     help="What tells the groups apart: columns of the ledger, joined by commas, or `source`, which"
     " is what is named here. Default: backend, or source where there is one backend.",
@@ -106,7 +107,7 @@ _FORMATS = ("table", "csv", "json", "md")
 def command(
     settings: Settings,
     sources: tuple[Path, ...],
-    group_by: str | None,
+    group_by: tuple[str, ...],
     baseline: str | None,
     metrics: tuple[str, ...],
     anyway: bool,
@@ -129,9 +130,8 @@ def command(
     from ergmeter.compare.comparison import CompareOptions, compare, figures_needed
     from ergmeter.compare.sources import read_entries
 
-    columns = tuple(part.strip() for part in (group_by or "").split(",") if part.strip())
     options = CompareOptions(
-        columns, baseline, metrics, anyway, target_loss, confidence, difference / 100.0
+        group_by, baseline, metrics, anyway, target_loss, confidence, difference / 100.0
     )
     form = chosen_form(form, as_json=as_json)
     if axis is not None and page is None:
