@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ergmeter.importers.engine.step_line import (
+from ergmeter.importers.engine.parsed_line import (
     COUNTS,
     HELD_LINES,
     ParsedLine,
