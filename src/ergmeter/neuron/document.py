@@ -23,7 +23,7 @@ from ergmeter.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ergmeter.neuron.analysis_types import AnalysisRequest, Parts
+    from ergmeter.neuron.analysis import AnalysisRequest, Parts
     from ergmeter.neuron.kernels import GraphResult, NkiSummary
     from ergmeter.neuron.mfu import Machine
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ergmeter.cli.options import flag, with_default
+from ergmeter.cli.options import flag, with_default, with_each
 from ergmeter.cli.run_options import print_json
 from ergmeter.cli.work_options import (
     CACHE_DTYPE,
@@ -16,7 +16,6 @@ from ergmeter.cli.work_options import (
     batch_of,
     graph_of,
     with_batch,
-    with_each,
 )
 from ergmeter.errors import NotMeasurable, UsageError
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.compat.nki_llama.original_inputs import OriginalLog, original_count, read_original_log
 from ergmeter.errors import UsageError
 from ergmeter.neuron.advice import AdviceFinding
-from ergmeter.neuron.analysis_types import (
+from ergmeter.neuron.analysis import (
     Analysis,
     AnalysisProgress,
     GraphCounted,
@@ -25,7 +25,7 @@ from ergmeter.neuron.training_job import read_training_file
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ergmeter.neuron.analysis_types import AnalysisRequest, Watch
+    from ergmeter.neuron.analysis import AnalysisRequest, Watch
     from ergmeter.records import Basis
 
 QUIRKS = (

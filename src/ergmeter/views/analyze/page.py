@@ -25,7 +25,7 @@ from ergmeter.views.html.page import bullet_list, figure, header, page, section,
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ergmeter.neuron.analysis_types import Analysis, Parts
+    from ergmeter.neuron.analysis import Analysis, Parts
 
 
 def _layer(
