@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,20 +15,6 @@ from ergmeter.runlog.settings import Settings
 from ergmeter.runlog.writer import Writer, create_run
 
 GPU = Device("GPU-0", "gpu", "Test GPU", "nvml", {"power_field": "instant"})
-
-
-def recorded_steps(folder: Path) -> list[tuple[str, Step]]:
-    """The training steps of the H200's recording, each with the name of its phase."""
-    with gzip.open(folder / "h200_steps.csv.gz", "rt", newline="") as file:
-        return [(row["phase"], _recorded_step(row)) for row in csv.DictReader(file)]
-
-
-def _recorded_step(row: dict[str, str]) -> Step:
-    return Step(
-        int(row["start_ns"]), int(row["end_ns"]), index=int(row["step"]),
-        tokens_computed=int(row["tokens"]), samples=int(row["samples"]),
-        loss=float(row["loss"]) if row["loss"] else None,
-    )  # fmt: skip
 
 
 def make_run(path: Path, name: str = "test") -> Path:

@@ -18,10 +18,10 @@ import pytest
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.energy_curve import counter_curve
 from ergmeter.metrics.summarize import summarize
-from ergmeter.probes.replay import recorded_device, recorded_samples
+from ergmeter.probes.replay import recorded_device, recorded_samples, recorded_steps
 from ergmeter.records import Reading, Window
 from ergmeter.runlog.reader import Run
-from tests.runs import add_writer, make_run, recorded_steps
+from tests.runs import add_writer, make_run
 
 DATA = Path(__file__).parents[2] / "data" / "h200"
 TRACE = json.loads((DATA / "h200_trace.json").read_text())

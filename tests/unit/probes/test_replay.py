@@ -17,9 +17,9 @@ from ergmeter.probes.replay import (
     ReplayProbe,
     recorded_device,
     recorded_samples,
+    recorded_steps,
 )
 from ergmeter.records import ACTIVITY, Sample
-from tests.runs import recorded_steps
 
 H200 = Path(__file__).parents[2] / "data" / "h200"
 

@@ -279,14 +279,9 @@ class Runner:
         ]
         node_output = telling(nodes)
         run = run_at(self._directory / "run")
-        ending = outcome(
-            node_output.exit_code,
-            signal=node_output.signal or killed_by(run, node_output.exit_code),
-            stdout=node_output.stdout,
-            stderr=node_output.stderr,
-            loss=last_loss(run, trainer),
-            **how,
-        )
+        recorded_signal = killed_by(run, node_output.exit_code)
+        node_output = replace(node_output, recorded_signal=recorded_signal)
+        ending = outcome(node_output, loss=last_loss(run, trainer), **how)
         workload = run.workload if run is not None else {}
         # What failed may not have come as far as what is stated of it.
         stated = self._cell.expects if ending.status == "ok" else ()
