@@ -319,13 +319,12 @@ def compare(
     from rich.console import Console
 
     from ergmeter.bench import comparing
-    from ergmeter.bench.comparing import parse_noise
     from ergmeter.bench.pairing import where
     from ergmeter.bench.results import load
     from ergmeter.views.bench import compare as view
 
     options = comparing.BenchCompareOptions(
-        noise=parse_noise(noises),
+        noise=comparing.parse_noise(noises),
         by=by,
         new_where=where(new_where),
         ref_where=where(ref_where),

@@ -27,7 +27,6 @@ from ergmeter.metrics.definitions.tokens import (
     why_not_counted,
 )
 from ergmeter.metrics.evidence import ranks
-from ergmeter.metrics.evidence.ranks import counting
 from ergmeter.metrics.evidence.requests import why_not_timed
 from ergmeter.metrics.evidence.samples import ACCELERATORS
 from ergmeter.metrics.evidence.steps import RowAmounts, interval_in_order
@@ -214,7 +213,7 @@ def generated_tokens_per_s(evidence: Evidence) -> Reading:
     rows = rows.where_each(lambda lane: lane["phase"] == _DECODE)
     if not len(rows):
         raise NotMeasurable(f"no decode spans were recorded: {why_not_timed(evidence)}")
-    rows = rows.where_each(counting(evidence, rows, "tokens_computed"))
+    rows = rows.where_each(ranks.counting(evidence, rows, "tokens_computed"))
     amounts, label, basis = tokens(evidence, rows)
     if not all(lane.busy_s for lane in rows.lanes):
         raise NotMeasurable("decode spans of 0 s: each answer had one token, or came in one piece")

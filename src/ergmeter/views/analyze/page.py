@@ -16,7 +16,6 @@ from ergmeter.neuron.throughput import PaceLine, pace_line
 from ergmeter.units import significant
 from ergmeter.version import __version__
 from ergmeter.views.analyze import compare
-from ergmeter.views.analyze.compare import comparison_parts, heads, names_of
 from ergmeter.views.analyze.parts import Headline, analysis_parts, headlines, title
 from ergmeter.views.blocks import Block, Cell, Items, PagePart, SortableCell, TableBlock, words
 from ergmeter.views.charts.chart import Chart, Table, chart_of, framed
@@ -55,14 +54,14 @@ _WITHIN_FRAC = 0.08  # share of the axis left free at both ends
 
 def spread_charts(comparison: OutputComparison) -> list[Chart]:
     """Return a chart for each metric that can be compared between outputs."""
-    called = names_of(comparison)
+    called = compare.names_of(comparison)
     groups = [
         f"{number}: {called[group.outputs[0].path]}"
         + (f" + {len(group.outputs) - 1}" if len(group.outputs) > 1 else "")
         for number, group in enumerate(comparison.groups, start=1)
     ]
     charts = []
-    for name, head in zip(METRICS, heads(comparison)[1:], strict=True):
+    for name, head in zip(METRICS, compare.heads(comparison)[1:], strict=True):
         points = [
             {"g": label, "v": value, "said": significant(value, 5), "name": called[output.path]}
             for label, group in zip(groups, comparison.groups, strict=True)
@@ -402,7 +401,7 @@ def _charts(analysis: Analysis) -> dict[str, Chart]:
 
 def comparison_page(comparison: OutputComparison) -> str:
     """Return the HTML page that compares several outputs."""
-    charts, parts = spread_charts(comparison), comparison_parts(comparison)
+    charts, parts = spread_charts(comparison), compare.comparison_parts(comparison)
     pictures = "".join(map(figure, charts))
     sections = [part_section(parts[0]), section("spreads", "Side by side", _pair(pictures))]
     sections += [part_section(part) for part in parts[1:]]

@@ -37,7 +37,6 @@ from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S, duration, significant
 from ergmeter.views import compare, documents
 from ergmeter.views.bench import report as bench_report
-from ergmeter.views.bench.report import figure_in_words
 from ergmeter.views.charts import chart
 from ergmeter.views.charts.compare_charts import compare_charts
 from ergmeter.views.charts.compare_curves import ABOUT, course_charts
@@ -53,7 +52,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.timeline import BoundedSeries
 
 # Bench matrix. All settings that vary are returned; the reader picks the two axes.
 
@@ -95,7 +93,7 @@ def _figure(configuration: Configuration, name: str) -> dict[str, Any] | None:
     value, runs = configuration.figures[name], configuration.runs[name]
     return {
         "value": value if math.isfinite(value) else None,
-        "text": figure_in_words(configuration, name),
+        "text": bench_report.figure_in_words(configuration, name),
         "runs": runs,
         "impossible": configuration.impossible.get(name),
     }
@@ -439,7 +437,7 @@ def _line(
 
 def _sampled(
     evidence: Evidence, device: Device, column: str, *, span: _Span, points: int
-) -> BoundedSeries:
+) -> timeline.BoundedSeries:
     """Return a column within a time span, downsampled within it."""
     readings = evidence.series(column)[device.id]
     readings = timeline.rate(readings) if column in _COUNTERS else readings

@@ -21,7 +21,6 @@ from ergmeter.records import Missing, Reading, Summary
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 from ergmeter.sinks.shared import appended_file
-from ergmeter.sinks.shared.appended_file import CsvFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -116,7 +115,7 @@ def as_text(cells: Mapping[str, object]) -> str:
 
 
 def _append(path: Path, cells: Mapping[str, object]) -> None:
-    file = CsvFile(path, COLUMNS)
+    file = appended_file.CsvFile(path, COLUMNS)
     try:
         file.append({name: _cell(value) for name, value in cells.items()})
     finally:
