@@ -34,8 +34,8 @@ _WIPE = "\r\x1b[K"
 
 
 @contextmanager
-def reading_progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that prints how many of how many have been read, on a terminal."""
+def reading_progress() -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that prints how many runs of how many have been read, on a terminal."""
     is_terminal = sys.stderr.isatty()
     due_s = time.monotonic() + _QUIET_S
     is_shown = False
@@ -44,7 +44,7 @@ def reading_progress(what: str) -> Iterator[Callable[[int, int], None]]:
         nonlocal due_s, is_shown
         if not is_terminal or time.monotonic() < due_s:
             return
-        sys.stderr.write(f"{_WIPE}reading {what}: {done:,} of {of:,}")
+        sys.stderr.write(f"{_WIPE}reading runs: {done:,} of {of:,}")
         sys.stderr.flush()
         due_s, is_shown = time.monotonic() + _BETWEEN_S, True
 
@@ -137,7 +137,7 @@ def command(
     if axis is not None and page is None:
         raise UsageError(f"--x {axis} is of the page: give --html FILE too")
     check_page(page)
-    with reading_progress("runs") as tell:
+    with reading_progress() as tell:
         entries = read_entries(sources, settings, keys=figures_needed(options), on_progress=tell)
     comparison = compare(entries, options)
     if page is not None:
