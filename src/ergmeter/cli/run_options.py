@@ -207,7 +207,7 @@ def with_settings(function: Callable[..., Any]) -> Callable[..., Any]:
         declared = {name: options.pop(name) for name in _OPTIONS}
         peak = declared.pop("peak")
         if peak is not None:
-            from ergmeter.hardware import parse_peak
+            from ergmeter.hardware.table import parse_peak
 
             declared["peak_flops_per_s"] = parse_peak(peak)
         declared["dtype"] = dtype_named(declared["dtype"])

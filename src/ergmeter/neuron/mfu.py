@@ -23,7 +23,7 @@ from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.conventions import sizes
 from ergmeter.flops.source import model_graph, read_model
 from ergmeter.flops.work import TrainedParts, Work, step_work, trained_graph
-from ergmeter.hardware import lookup
+from ergmeter.hardware.table import lookup
 from ergmeter.metrics.definitions.compute import HFU, MFU, Peak, TokenRate, compute_results
 from ergmeter.records import BOUND_TOLERANCE, Missing, Reading
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ergmeter.flops.estimate.estimate import Room, Serving
     from ergmeter.flops.graph.graph import Graph
     from ergmeter.flops.work import TrainedParts
-    from ergmeter.hardware import DeviceSpec
+    from ergmeter.hardware.table import DeviceSpec
     from ergmeter.metrics.definitions.peaks import Peak
     from ergmeter.records import Missing
 
@@ -350,7 +350,7 @@ def _setup(options: dict[str, Any], parallel: Parallel) -> Setup:
 
 def _specs(device: str | None) -> tuple[DeviceSpec, ...] | Missing:
     """The rows that the device's name may mean; what all of them agree on is taken."""
-    from ergmeter.hardware import candidates
+    from ergmeter.hardware.table import candidates
     from ergmeter.records import Missing
 
     if device is None:
@@ -386,7 +386,7 @@ def _room(options: dict[str, Any], specs: tuple[DeviceSpec, ...] | Missing) -> R
 
 
 def _peak(options: dict[str, Any], specs: tuple[DeviceSpec, ...] | Missing) -> Peak | Missing:
-    from ergmeter.hardware import parse_peak
+    from ergmeter.hardware.table import parse_peak
     from ergmeter.metrics.definitions.peaks import declared_peak, device_peak
     from ergmeter.records import Missing
 

@@ -25,7 +25,7 @@ def command(
     """
     from rich.console import Console
 
-    from ergmeter.hardware import devices, lookup
+    from ergmeter.hardware.table import devices, lookup
     from ergmeter.records import DTYPES
     from ergmeter.views.calculate import reference
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.hardware import DeviceSpec, NoUnits, candidates, lookup
+from ergmeter.hardware.table import DeviceSpec, NoUnits, candidates, lookup
 from ergmeter.metrics.evidence.samples import or_none
 from ergmeter.records import DTYPES, Basis, Missing
 from ergmeter.units import scaled

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.hardware import candidates
+from ergmeter.hardware.table import candidates
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.definitions.achievable import OF_PEAK, achievable_of_peak_frac, calibration_of
 from ergmeter.metrics.definitions.utilization import process_cores

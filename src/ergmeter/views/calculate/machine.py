@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.hardware import candidates
+from ergmeter.hardware.table import candidates
 from ergmeter.metrics.definitions.peaks import agreed
 from ergmeter.units import duration, scaled, significant
 

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ergmeter.hardware import BUILT_IN, DeviceSpec, ambiguous_names, built_in_devices
+from ergmeter.hardware.table import BUILT_IN, DeviceSpec, ambiguous_names, built_in_devices
 from ergmeter.metrics.catalog import Metric, catalogue
 from ergmeter.records import DTYPES
 from ergmeter.units import significant
