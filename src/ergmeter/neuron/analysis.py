@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.flops.conventions import EXACT
 from ergmeter.metrics.catalog import refusal
-from ergmeter.neuron.advice import (
-    AdviceFinding,
-    about_graphs,
-    about_kernels,
-    about_mfu,
-    about_runs,
-)
+from ergmeter.neuron.advice import AdviceFinding, about_graphs, about_kernels, about_mfu, about_runs
 from ergmeter.neuron.compile_cache import (
     CachedGraphs,
     Choice,

@@ -52,12 +52,7 @@ from ergmeter.bench.execute.process import (
     kernel_kills,
     kills_since,
 )
-from ergmeter.bench.execute.state import (
-    CELL,
-    RESULTS,
-    CellState,
-    Process,
-)
+from ergmeter.bench.execute.state import CELL, RESULTS, CellState, Process
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import ErgmeterError
 from ergmeter.importers.hf_trainer import items_of, kind_of

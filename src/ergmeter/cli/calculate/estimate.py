@@ -10,13 +10,7 @@ from click.core import ParameterSource
 
 from ergmeter.cli.options import flag, with_default, with_each
 from ergmeter.cli.run_options import print_json
-from ergmeter.cli.work_options import (
-    CACHE_DTYPE,
-    WEIGHTS_DTYPE,
-    batch_of,
-    graph_of,
-    with_batch,
-)
+from ergmeter.cli.work_options import CACHE_DTYPE, WEIGHTS_DTYPE, batch_of, graph_of, with_batch
 from ergmeter.errors import NotMeasurable, UsageError
 
 if TYPE_CHECKING:

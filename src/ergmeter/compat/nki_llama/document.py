@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.compat.nki_llama.original_inputs import OriginalLog, original_count, read_original_log
 from ergmeter.errors import UsageError
 from ergmeter.neuron.advice import AdviceFinding
-from ergmeter.neuron.analysis import (
-    Analysis,
-    AnalysisProgress,
-    GraphCounted,
-    Started,
-    check_inputs,
-)
+from ergmeter.neuron.analysis import Analysis, AnalysisProgress, GraphCounted, Started, check_inputs
 from ergmeter.neuron.compile_cache import Choice, graph_file
 from ergmeter.neuron.document import FORMAT, as_origin, input_documents, versions
 from ergmeter.neuron.mfu import PEAK_TFLOP_PER_S_PER_NODE, VERSION, impossible_mfu, sequence_flops

@@ -25,14 +25,7 @@ from ergmeter.metrics.evidence.samples import (
     readings,
     sampled,
 )
-from ergmeter.metrics.phases import (
-    PHASE_TITLES,
-    PRECEDENCE,
-    before,
-    spans_of,
-    touched,
-    union_of,
-)
+from ergmeter.metrics.phases import PHASE_TITLES, PRECEDENCE, before, spans_of, touched, union_of
 from ergmeter.records import Device, Reading, TimeArray
 from ergmeter.stats.intervals import MIN_BLOCKS, slope_interval
 from ergmeter.units import NS_PER_S, number_of, scaled

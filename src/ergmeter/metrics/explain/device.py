@@ -35,13 +35,7 @@ from ergmeter.metrics.evidence.samples import (
 )
 from ergmeter.metrics.explain.time import Fact, TimeSplit, percent
 from ergmeter.metrics.phases import Spans, covered_until_s
-from ergmeter.records import (
-    THROTTLE_BRAKE,
-    THROTTLE_HEAT,
-    THROTTLE_POWER_CAP,
-    Reading,
-    weakest,
-)
+from ergmeter.records import THROTTLE_BRAKE, THROTTLE_HEAT, THROTTLE_POWER_CAP, Reading, weakest
 from ergmeter.units import HZ_PER_MHZ, NS_PER_S
 
 if TYPE_CHECKING:

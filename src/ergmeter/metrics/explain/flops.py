@@ -23,9 +23,7 @@ from ergmeter.metrics.definitions.compute import (
     run_results,
 )
 from ergmeter.metrics.definitions.tokens import padding_frac, positions_per_token
-from ergmeter.metrics.evidence.samples import (
-    or_none,
-)
+from ergmeter.metrics.evidence.samples import or_none
 from ergmeter.records import Flops, Missing, Reading
 
 if TYPE_CHECKING:

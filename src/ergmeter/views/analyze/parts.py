@@ -16,15 +16,7 @@ from ergmeter.neuron.kernels import decimals, percent
 from ergmeter.neuron.score import Factor, factors
 from ergmeter.units import number_of, significant
 from ergmeter.version import __version__
-from ergmeter.views.analyze.console import (
-    bound,
-    doubts,
-    is_more,
-    legend,
-    mark,
-    mark_of,
-    percentage,
-)
+from ergmeter.views.analyze.console import bound, doubts, is_more, legend, mark, mark_of, percentage
 from ergmeter.views.blocks import Block, Cell, Items, PagePart, Paragraph, SortableCell, TableBlock
 
 if TYPE_CHECKING:
