@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.atomic_write import json_number, read_json, write_json, write_text
 from ergmeter.bench.execute import nvidia_smi_logger
-from ergmeter.bench.execute.outcome import broken_expectations
 from ergmeter.bench.execute.state import RESULTS
 from ergmeter.bench.memory import (
     BYTES_PER_MIB,
@@ -30,7 +29,7 @@ from ergmeter.bench.memory import (
     of_trainer,
     saved_by_trainer,
 )
-from ergmeter.bench.plan.cells import Cell
+from ergmeter.bench.plan.cells import Cell, broken_expectations
 from ergmeter.bench.tables import (
     ARGUMENTS,
     DONE,

@@ -57,11 +57,6 @@ def check_expectations(
         yield {"name": claim.name, "held": is_met, "seen": evidence}
 
 
-def broken_expectations(checked: Iterable[Mapping[str, Any]]) -> str:
-    """The expectations that were not met, in one line; empty if all were."""
-    return "; ".join(f"{c.get('name')}: {c.get('seen')}" for c in checked if not c.get("held"))
-
-
 def _first_lines(
     patterns: Mapping[Expectation, re.Pattern[str]], outputs: Iterable[Path]
 ) -> dict[Expectation, str]:

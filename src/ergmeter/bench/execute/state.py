@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 
 from ergmeter.atomic_write import write_json
-from ergmeter.bench.execute.outcome import FINAL, CellOutcome, Status, broken_expectations
-from ergmeter.bench.plan.cells import BenchPlan, Cell
+from ergmeter.bench.execute.outcome import FINAL, CellOutcome, Status
+from ergmeter.bench.plan.cells import BenchPlan, Cell, broken_expectations
 from ergmeter.errors import FormatError
 from ergmeter.runlog.liveness import boot_id, started_s
 

@@ -50,6 +50,11 @@ class Expectation:
     value: str | int | float | bool
 
 
+def broken_expectations(checked: Iterable[Mapping[str, Any]]) -> str:
+    """The expectations that were not met, in one line; empty if all were."""
+    return "; ".join(f"{c.get('name')}: {c.get('seen')}" for c in checked if not c.get("held"))
+
+
 @dataclass(frozen=True)
 class Cell:
     """One configuration, once. `settings` are all its arguments and axes.
