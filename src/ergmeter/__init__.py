@@ -18,13 +18,7 @@ from ergmeter.version import __version__
 TYPE_CHECKING = False  # as type checkers know it; importing typing would cost more than the rest
 
 if TYPE_CHECKING:
-    from ergmeter.errors import (
-        ErgmeterError,
-        FormatError,
-        NotMeasurable,
-        PluginError,
-        UsageError,
-    )
+    from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable, PluginError, UsageError
     from ergmeter.meter import Budget, Meter
     from ergmeter.metrics.summarize import summarize
     from ergmeter.records import Flops, Missing, Reading, Summary, Window

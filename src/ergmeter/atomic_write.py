@@ -1,10 +1,15 @@
-"""Replaces a file as a whole: a reader sees the old file or the new one, never a part of it."""
+"""Replaces a file as a whole: a reader sees the old file or the new one, never a part of it.
+
+Also JSON files, written so and read.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import secrets
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,3 +34,22 @@ def write_text(path: Path, text: str) -> None:
     """Replace a file by this text in UTF-8."""
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: object, *, indent: int | None = 1) -> None:
+    """Replace a file by this value as JSON. ValueError if there is a nan or inf in it."""
+    write_text(path, json.dumps(value, indent=indent, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in that file; empty where there is none, or it can't be read."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def json_number(value: object) -> object:
+    """The value itself, or its text if it is nan or inf, which JSON does not have."""
+    return value if not isinstance(value, float) or math.isfinite(value) else str(value)

@@ -11,16 +11,12 @@ import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter import registry
-from ergmeter.ports import ProbeRequest
-from ergmeter.records import COLUMN_KINDS, Sample
+from ergmeter.ports import Probe, ProbeRequest
+from ergmeter.records import COLUMN_KINDS, Device, Sample
 from ergmeter.sampler import open_probes
-
-if TYPE_CHECKING:
-    from ergmeter.ports import Probe
-    from ergmeter.records import Device
 
 # Twice the refresh period of the slowest sensors.
 APART_S = 0.5

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -67,6 +68,14 @@ class DeclaredProbe:
 
     def close(self) -> None:
         """Release what was opened; most probes open nothing."""
+
+    @contextmanager
+    def closed_on_error(self) -> Iterator[None]:
+        """Close the probe if the block fails: for a constructor that has opened something."""
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            yield
+            undo.pop_all()
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ def test_narrow_types_are_faster_than_wide_ones(found: Any) -> None:
 
 
 def test_memory_is_below_the_datasheet_and_above_half_of_it(found: Any) -> None:
-    from ergmeter.hardware import lookup
+    from ergmeter.hardware.table import lookup
 
     peak = lookup(found.name).bandwidth_bytes_per_s
     assert peak is not None

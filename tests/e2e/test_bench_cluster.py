@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from ergmeter.bench.execute.state import write_json
+from ergmeter.atomic_write import write_json
 from ergmeter.runlog.reader import Run
 from tests.e2e.conftest import PYTHON, TIMEOUT_S, Lab, environment, eventually
 from tests.e2e.test_slurm import Cluster, cluster  # noqa: F401  a fixture

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import psutil
 import pytest
 
+from ergmeter.atomic_write import write_json
 from ergmeter.bench.execute import launching, node_worker, state
 from ergmeter.bench.execute.launching import LaunchOptions, NodeOfCell
 from ergmeter.bench.execute.process import Cancelled
@@ -75,7 +76,7 @@ class Launch:
         folder.mkdir(exist_ok=True)
         if spoilt:
             (folder / spoilt).mkdir()
-        state.write_json(folder / state.CELL, one.to_json())
+        write_json(folder / state.CELL, one.to_json())
         self.processes = [
             subprocess.Popen(
                 launching.runner_words(str(folder), number=number, nodes=one.nodes, token=token)
@@ -225,9 +226,9 @@ def test_what_an_attempt_left_is_ended_whatever_number_the_node_had(
     left = subprocess.Popen(["sleep", "600"], start_new_session=True)
     (tmp_path / "exp_0").mkdir()
     known = dataclasses.asdict(state.Process.of(left.pid))
-    state.write_json(tmp_path / "exp_0" / "started.node7.json", known)
+    write_json(tmp_path / "exp_0" / "started.node7.json", known)
     words = launching.runner_words(str(tmp_path / "exp_0"), number=number, nodes=2, token="t1")
-    state.write_json(tmp_path / "exp_0" / state.CELL, cell("0=end").to_json())
+    write_json(tmp_path / "exp_0" / state.CELL, cell("0=end").to_json())
     alone = subprocess.Popen(words)
     try:
         assert left.wait(WAIT_S) == -signal.SIGTERM

@@ -28,7 +28,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def said(monkeypatch: pytest.MonkeyPatch, out: io.StringIO, clock: list[float]) -> str:
     """Of ten runs, 0.3 s each."""
     monkeypatch.setattr(sys, "stderr", out)
-    with reading_progress("runs") as tell:
+    with reading_progress() as tell:
         for number in range(10):
             tell(number, 10)
             clock.append(clock[-1] + 0.3)
@@ -53,7 +53,7 @@ def test_what_is_soon_done_says_nothing(
 ) -> None:
     out = Terminal()
     monkeypatch.setattr(sys, "stderr", out)
-    with reading_progress("runs") as tell:
+    with reading_progress() as tell:
         tell(0, 1)
     assert out.getvalue() == ""
     assert clock == [100.0]

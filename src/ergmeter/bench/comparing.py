@@ -16,7 +16,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ergmeter.bench.pairing import CellPair, Paired, paired
 from ergmeter.bench.results import FROM_RUN, collect
@@ -24,16 +24,13 @@ from ergmeter.bench.tables import as_table
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.metrics.evidence.window import TRAINING, UNBROKEN
 from ergmeter.stats.intervals import cdf, factor
-from ergmeter.stats.ratio import contrast, mean
+from ergmeter.stats.ratio import Contrast, Scale, contrast, mean
 from ergmeter.units import duration, scaled, significant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
     import pyarrow as pa
-
-    from ergmeter.stats.ratio import Contrast, Scale
 
 
 def same_window(new: pa.Table, ref: pa.Table) -> tuple[pa.Table, pa.Table]:

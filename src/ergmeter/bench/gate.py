@@ -31,7 +31,7 @@ from ergmeter.bench.comparing import (
     parse_rule,
     together,
 )
-from ergmeter.bench.pairing import impossible_in
+from ergmeter.bench.pairing import CellPair, Paired, Side, impossible_in
 from ergmeter.stats.ratio import PAIRED
 from ergmeter.units import significant
 
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ergmeter.bench.comparing import GateRule, Way
-    from ergmeter.bench.pairing import CellPair, Paired, Side
 
 
 def change_in_words(change: CellChange) -> str:

@@ -13,20 +13,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ergmeter.atomic_write import read_json
 from ergmeter.bench.execute import nvidia_smi_logger
-from ergmeter.bench.execute.state import read_json
 from ergmeter.bench.tables import COLUMNS, MEMORY, number
 from ergmeter.errors import FormatError, NotMeasurable
 from ergmeter.importers.nvidia_smi import CsvLog, key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import pyarrow as pa
 
 TABLE_COLUMNS = (

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.bench.execute.outcome import FINAL
+from ergmeter.bench.execute.outcome import FINAL, Status
 from ergmeter.bench.pairing import impossible_in
-from ergmeter.bench.plan.cells import COMMON, UNNAMED, naming_settings, repeats_of
+from ergmeter.bench.plan.cells import COMMON, UNNAMED, Cell, Value, naming_settings, repeats_of
 from ergmeter.stats.ratio import mean
 
 if TYPE_CHECKING:
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ergmeter.bench.execute.outcome import Status
     from ergmeter.bench.execute.state import CellState
-    from ergmeter.bench.plan.cells import Cell, Value
 
 
 def cell_document(cell: Cell, state: CellState, path: Path) -> dict[str, Any]:

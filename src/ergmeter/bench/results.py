@@ -17,10 +17,9 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.atomic_write import write_text
+from ergmeter.atomic_write import json_number, read_json, write_json, write_text
 from ergmeter.bench.execute import nvidia_smi_logger
-from ergmeter.bench.execute.outcome import broken_expectations
-from ergmeter.bench.execute.state import RESULTS, json_number, read_json, write_json
+from ergmeter.bench.execute.state import RESULTS
 from ergmeter.bench.memory import (
     BYTES_PER_MIB,
     NVML,
@@ -30,7 +29,7 @@ from ergmeter.bench.memory import (
     of_trainer,
     saved_by_trainer,
 )
-from ergmeter.bench.plan.cells import Cell
+from ergmeter.bench.plan.cells import Cell, broken_expectations
 from ergmeter.bench.tables import (
     ARGUMENTS,
     DONE,

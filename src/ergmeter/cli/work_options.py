@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.options import COUNT, repeated, with_default
+from ergmeter.cli.options import COUNT, repeated, with_default, with_each
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
@@ -103,15 +103,6 @@ def with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(shape=shape, training=functools.partial(_training, **how), **options)
 
     return with_each(wrapped, [*_BATCH, *_TRAINING])
-
-
-def with_each(
-    function: Callable[..., Any], options: list[Callable[..., Any]]
-) -> Callable[..., Any]:
-    """Add options to a command, in the order of its help."""
-    for option in reversed(options):
-        function = option(function)
-    return function
 
 
 def with_model(function: Callable[..., Any]) -> Callable[..., Any]:

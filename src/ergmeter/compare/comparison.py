@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import TYPE_CHECKING
 
-from ergmeter.compare.entry import EVAL_LOSS
+from ergmeter.compare.entry import EVAL_LOSS, Entry, SourceEntries
 from ergmeter.compare.grouping import (
     WHOLE_RUN_FROM,
     Fairness,
@@ -46,8 +46,6 @@ from ergmeter.units import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from ergmeter.compare.entry import Entry, SourceEntries
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ergmeter.metrics.catalog import refusal
-from ergmeter.records import Missing, Reading
+from ergmeter.records import Missing, Reading, Result
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ergmeter.records import Result
 
 EVAL_LOSS = "training.eval_loss"
 _ABSENT = ("", "none", "nan", "null", "-")

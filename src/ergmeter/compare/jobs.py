@@ -21,7 +21,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import reported_counts
 from ergmeter.metrics.evidence.ranks import missing_ranks_note
-from ergmeter.records import Missing, Reading, is_above, weakest
+from ergmeter.records import FloatArray, Missing, Reading, Result, is_above, weakest
 from ergmeter.runlog.identity import job_of
 from ergmeter.units import NS_PER_S, duration
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ergmeter.metrics.evidence.steps import Steps
-    from ergmeter.records import FloatArray, Result
     from ergmeter.runlog.reader import Run
 
 

@@ -23,12 +23,11 @@ from ergmeter.compare.entry import EVAL_LOSS, Entry, SourceEntries, fact, facts_
 from ergmeter.errors import FormatError
 from ergmeter.metrics.catalog import LEDGER_SYSTEM, catalogue, checked
 from ergmeter.metrics.evidence.window import UNBROKEN
-from ergmeter.records import Missing, Reading
+from ergmeter.records import Missing, Reading, Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ergmeter.records import Result
 
 REMARK = (
     "the original's figures: all tokens over the time after warm-up; taken here as tokens over"

@@ -24,7 +24,7 @@ from ergmeter.metrics.definitions.tokens import WHICH_TOKENS, need_all_rows, ste
 from ergmeter.metrics.device_energy import boundary
 from ergmeter.metrics.evidence.samples import highest_of, readings, sampled, why_absent
 from ergmeter.metrics.summarize import evidence_of
-from ergmeter.records import Missing
+from ergmeter.records import Basis, Device, FloatArray, Missing
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from ergmeter.compare.grouping import Group
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.evidence.steps import Steps
-    from ergmeter.records import Basis, Device, FloatArray
     from ergmeter.runlog.settings import Settings
 
 Axis = Literal["step", "tokens", "time"]

@@ -24,7 +24,7 @@ from ergmeter.metrics.definitions.training import divergence
 from ergmeter.metrics.evidence.gpu_use import board_facts
 from ergmeter.metrics.evidence.window import TRAINING
 from ergmeter.metrics.summarize import ask_devices, evidence_of, readings_of
-from ergmeter.records import Missing, Reading
+from ergmeter.records import Missing, Reading, Result
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.reader import FINISHED, Run
 from ergmeter.units import scaled
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.records import Result
     from ergmeter.runlog.settings import Settings
 
 _TRAINING = re.compile(r"(?P<run>.+):(?P<number>[1-9]\d*)")

@@ -18,14 +18,13 @@ from ergmeter.metrics.evidence.evidence import OUTPUT, Evidence
 from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.metrics.evidence.window import WATCHED, TrainingWindow
 from ergmeter.metrics.summarize import settings_of
-from ergmeter.records import PHASES, Missing, Reading, Window
+from ergmeter.records import PHASES, Missing, Reading, Result, Window
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ergmeter.records import Result
 
 TIME = "target.time_s"
 ENERGY = "target.energy_j"

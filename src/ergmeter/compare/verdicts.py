@@ -14,14 +14,13 @@ from ergmeter.compare.time_to_loss import ENERGY, TIME
 from ergmeter.errors import UsageError
 from ergmeter.metrics.catalog import catalogue, find
 from ergmeter.stats.power_analysis import Needed, needed, relative, shows
-from ergmeter.stats.ratio import PAIRED
+from ergmeter.stats.ratio import PAIRED, Contrast, Scale
 from ergmeter.units import ratio_text, significant
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.records import Direction
-    from ergmeter.stats.ratio import Contrast, Scale
 
 State: TypeAlias = Literal["better", "worse", "differs", "not shown", "no interval", "absent"]
 

@@ -18,7 +18,6 @@ from ergmeter.atomic_write import replacing
 from ergmeter.bench import tables
 from ergmeter.bench.memory import BYTES_PER_MIB
 from ergmeter.bench.results import TRAINER_NAMES
-from ergmeter.bench.tables import ARGUMENTS, FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,7 +33,7 @@ _ALWAYS_WRITTEN = (
 )
 _MEM = "mem_"
 _ERRORS = ("error_messages", "dry_run")
-_WRITTEN_STATUSES = ("ok", *(status for status in FAILED if status != "cancelled"))
+_WRITTEN_STATUSES = ("ok", *(status for status in tables.FAILED if status != "cancelled"))
 
 
 def collected(batches: Iterable[pa.Table], directory: Path) -> None:
@@ -108,7 +107,7 @@ def _write(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -
 def _fms(row: dict[str, Any]) -> dict[str, Any]:
     # A cell that could not be started left no results.json.
     raw: dict[str, Any] = json.loads(row["raw"] or "{}") or {
-        name: row[name] for name in ARGUMENTS if row[name] is not None
+        name: row[name] for name in tables.ARGUMENTS if row[name] is not None
     }
     raw["status"] = row["status"]
     raw["framework_config"] = row["framework_config"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ergmeter.errors import UsageError
-from ergmeter.flops.batch import IMAGE_STREAMS
+from ergmeter.flops.batch import IMAGE_STREAMS, Batch, Pairs
 from ergmeter.flops.graph.graph import (
     Attention,
     Convolution,
@@ -28,7 +28,6 @@ from ergmeter.flops.graph.graph import (
 )
 
 if TYPE_CHECKING:
-    from ergmeter.flops.batch import Batch, Pairs
     from ergmeter.flops.graph.graph import Graph, Node, Trainable
 
 Checkpointing = Literal["none", "selective", "full"]

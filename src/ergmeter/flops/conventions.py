@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.flops.graph.graph import Attention, Linear
+from ergmeter.flops.graph.graph import Attention, Graph, Linear
 
 if TYPE_CHECKING:
     from ergmeter.flops.batch import Batch
-    from ergmeter.flops.graph.graph import Graph
 
 # Sizes of a model that formulas are made of: N, M, L, H, Q, h, V and their kin.
 #

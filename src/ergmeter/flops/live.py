@@ -26,12 +26,11 @@ from ergmeter.flops.counted.unsharded import (
 from ergmeter.flops.graph.adapters import Lora
 from ergmeter.flops.graph.heads import is_bare
 from ergmeter.flops.source import model_graph, read_model
-from ergmeter.flops.work import TrainedParts, step_work
+from ergmeter.flops.work import TrainedParts, Work, step_work
 from ergmeter.records import Flops
 
 if TYPE_CHECKING:
     from ergmeter.flops.graph.graph import Graph, Node, Trainable
-    from ergmeter.flops.work import Work
     from ergmeter.runlog.settings import Settings
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16"}

@@ -6,20 +6,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.flops.analytic import node_pairs, step_flops, total
-from ergmeter.flops.conventions import CONVENTIONS, EXACT, convention, sizes
-from ergmeter.flops.estimate.storage import ASSUMED
-from ergmeter.flops.graph.adapters import with_adapters
+from ergmeter.flops.analytic import Checkpointing, Parts, node_pairs, step_flops, total
+from ergmeter.flops.conventions import CONVENTIONS, EXACT, Convention, Sizes, convention, sizes
+from ergmeter.flops.estimate.storage import ASSUMED, Storage
+from ergmeter.flops.graph.adapters import Lora, with_adapters
 from ergmeter.flops.graph.graph import Attention, Convolution, Linear, Scan, trains_all
 from ergmeter.records import Flops
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
-    from ergmeter.flops.analytic import Checkpointing, Parts
     from ergmeter.flops.batch import Batch, Sequences
-    from ergmeter.flops.conventions import Convention, Sizes
-    from ergmeter.flops.estimate.storage import Storage
-    from ergmeter.flops.graph.adapters import Lora
     from ergmeter.flops.graph.graph import Graph, Node, Trainable
 
 # Bytes that inference must move: the weights once, the cache of earlier positions.

@@ -2,7 +2,15 @@
 
 A peak has a data type and a unit: "the peak" of an H100 is 67, 494.5, 989.5 or 1979 TFLOP/s. A type
 without a number means one of two things. Either the device has no units for it (`lacks`), or its
-rate is unknown. A similar name is only suggested; its peak is never used.
+rate is unknown.
+
+A name matches as a whole, ignoring case and spaces: the driver's name, then an alias. Substring
+matches take an L40S for an L4 and an H100 PCIe for an SXM (989 against 756 TFLOP/s), and every MFU
+is then wrong. A name shared by several devices returns them all. An unknown name is an error that
+lists the closest names.
+
+Rows are in hardware.toml beside this file. A user's own rows, in the same format, win. A CPU has
+no row: its peak is derived from its parts (cpu.py), with the assumptions in its note.
 
 Rows are checked field by field. A misspelt type would silently drop its peak, and a name in two
 rows would make the result depend on their order, so both are errors.
@@ -20,13 +28,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
-from ergmeter.records import DTYPES
-
-if TYPE_CHECKING:
-    from ergmeter.records import Basis
+from ergmeter.records import DTYPES, Basis
 
 if sys.version_info >= (3, 11):
     import tomllib

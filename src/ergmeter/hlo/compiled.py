@@ -13,13 +13,9 @@ import sys
 from functools import lru_cache
 from importlib.util import source_hash
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ergmeter.hlo.module import Computation, Computations, Module, module_fields
-from ergmeter.hlo.wire import Unparsed
-
-if TYPE_CHECKING:
-    from ergmeter.hlo.wire import Buffer, Span
+from ergmeter.hlo.wire import Buffer, Span, Unparsed
 
 _SOURCE = Path(__file__).with_name("scan.c")
 _FLAGS = ("-std=c11", "-O3", "-shared", "-fPIC")

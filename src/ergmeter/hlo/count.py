@@ -36,12 +36,10 @@ from ergmeter.hlo.products import (
 )
 from ergmeter.hlo.reading import read
 from ergmeter.hlo.result import SHARDING_CALLS, ModuleCount, work_scope
-from ergmeter.hlo.wire import Malformed, Unparsed
+from ergmeter.hlo.wire import Buffer, Malformed, Unparsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from ergmeter.hlo.wire import Buffer
 
 
 class _Edge(NamedTuple):

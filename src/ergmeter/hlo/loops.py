@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ergmeter.hlo import proto
 from ergmeter.hlo.calls import backend_config, known_trip_count
-from ergmeter.hlo.wire import integers, span
+from ergmeter.hlo.wire import Span, integers, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.hlo.module import Computation, Instruction, Module
-    from ergmeter.hlo.wire import Span
 
 _BUDGET = 20_000  # instructions looked at for all loops of a module,
 _BUDGET_PER_LOOP = 200  # and for each one besides; a scan's takes about 20

@@ -15,13 +15,11 @@ from math import gcd, log2
 from typing import TYPE_CHECKING
 
 from ergmeter.hlo import proto
-from ergmeter.hlo.module import Shape
+from ergmeter.hlo.module import Computation, Instruction, Module, Shape
 from ergmeter.hlo.wire import Malformed, integer, integers, message, span, spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from ergmeter.hlo.module import Computation, Instruction, Module
 
 
 LIMIT = 1 << 512  # no count is that large; a damaged file's may be, and would take all memory

@@ -9,14 +9,13 @@ from math import prod
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from ergmeter.hlo import proto
-from ergmeter.hlo.wire import Malformed, integer, message, span, spans
+from ergmeter.hlo.wire import Fields, Malformed, integer, message, span, spans
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from ergmeter.hlo.calls import Kernel
     from ergmeter.hlo.module import Computation, Module
-    from ergmeter.hlo.wire import Fields
 
 # Before XLA has partitioned it, a module of jax's jit (pjit) has the shapes of the full arrays, so
 # its products are those of all devices. Inside shard_map, and after partitioning, shapes are those

@@ -16,10 +16,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from ergmeter.importers.engine.pairs import Meaning, NamedNumber, count, number
+from ergmeter.importers.engine.parsed_line import Losses, ParsedLine
 from ergmeter.importers.engine.progress_bar import BarSteps, bar
 from ergmeter.importers.engine.reading import StepLineImporter, mixed_mark
 from ergmeter.importers.engine.spans import StepSpans
-from ergmeter.importers.engine.step_line import Losses, ParsedLine
 from ergmeter.importers.engine.step_lines import Dialect, MixedNumbers, StepLines
 from ergmeter.importers.engine.timestamps import BarClock, stamp_ns
 from ergmeter.ports import Line, LineHints

@@ -15,19 +15,16 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter import registry
 from ergmeter.errors import FormatError
-from ergmeter.importers.logfile import STDIN, ChosenImporter, LogFile, choose_importer
+from ergmeter.importers.logfile import STDIN, ChosenImporter, LogFile, Progress, choose_importer
 from ergmeter.records import Device, Flops, Mark, Record, Reported, Sample, Step
 from ergmeter.runlog.identity import new_run_path, run_header, writer_header
 from ergmeter.runlog.reader import IMPORTED
 from ergmeter.runlog.settings import Settings
 from ergmeter.runlog.writer import Writer, create_run
-
-if TYPE_CHECKING:
-    from ergmeter.importers.logfile import Progress
 
 _STREAM = "output"  # where what was seen in a program's output is kept
 _BATCH_ROWS = 10_000

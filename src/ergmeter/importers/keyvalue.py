@@ -12,8 +12,8 @@ from itertools import accumulate
 
 from ergmeter.errors import UsageError
 from ergmeter.importers.engine.pairs import HINTS, Field, NamedNumber, fields_of
+from ergmeter.importers.engine.parsed_line import LineKind, Mode
 from ergmeter.importers.engine.reading import RecordReader, StepLineImporter
-from ergmeter.importers.engine.step_line import LineKind, Mode
 from ergmeter.importers.engine.step_lines import Dialect
 from ergmeter.ports import Line, LineHints
 from ergmeter.records import Record

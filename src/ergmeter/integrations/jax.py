@@ -25,14 +25,13 @@ from ergmeter.hlo import count_bytes
 from ergmeter.integrations.batches import is_ids
 from ergmeter.integrations.guard import Guarded, guarded
 from ergmeter.integrations.training import LastRun, Training, failure
-from ergmeter.records import Flops
+from ergmeter.records import Flops, Phase, Summary
 from ergmeter.runlog.process_group import world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ergmeter.meter import Meter
-    from ergmeter.records import Phase, Summary
 
 _Batch = TypeVar("_Batch")
 _CLOCK = (

@@ -15,7 +15,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,16 +25,13 @@ from weakref import WeakKeyDictionary, ref
 from ergmeter.errors import NotMeasurable
 from ergmeter.flops.counted import remote
 from ergmeter.flops.counted.op_totals import CallFlops
-from ergmeter.flops.counted.remote import Lengths, StepRecord, step_flops
+from ergmeter.flops.counted.remote import CountRequest, Lengths, StepRecord, step_flops
 from ergmeter.flops.counted.unsharded import sizes, unsharded_parameters
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.process_group import agreed_word, framework_layout, world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from ergmeter.flops.counted.meta_model import ModuleCall
-    from ergmeter.flops.counted.remote import CountRequest
     from ergmeter.integrations.batches import Counts
     from ergmeter.integrations.torch.calls import StepRecorder
     from ergmeter.integrations.torch.roots import BatchLayout, InnerShapes

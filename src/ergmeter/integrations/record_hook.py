@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.integrations.training import Training
 from ergmeter.meter import active_meters
-from ergmeter.records import Reported
+from ergmeter.records import Phase, Reported
 from ergmeter.runlog import format as fmt
 from ergmeter.units import NS_PER_S
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from ergmeter.integrations.torch.steps import Loop
-    from ergmeter.records import Phase
 
 # -- values logged to TensorBoard, W&B or MLflow ---------------------------------------------------
 # At most one value a second is stored per name, so that the log stays bounded. A tensor on a device

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -26,16 +26,14 @@ from ergmeter.integrations.unsettled_steps import UnsettledSteps, device_events
 from ergmeter.meter import Meter, active_meters
 from ergmeter.meter.clock import moment
 from ergmeter.meter.run_plan import print_notice
-from ergmeter.records import Mark, Step
+from ergmeter.records import Mark, Phase, Step, Summary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from ergmeter.integrations.profiling import Profile
     from ergmeter.integrations.torch.calls import StepRecorder
     from ergmeter.integrations.torch.roots import Root
-    from ergmeter.records import Phase, Summary
 
 _MOST_UNSETTLED = 1_000_000  # steps that wait for numbers of a device: then it does not answer
 _MOST_EARLY = 64  # evaluations and saves before a training

@@ -10,16 +10,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from ergmeter.integrations.batches import Counts, is_later
 from ergmeter.meter.clock import apart_from_captures
 from ergmeter.records import Step
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 # -- fetching numbers from a device ----------------------------------------------------------------
 # `tensor.item()` waits until the device has done all queued work. Here the numbers of many steps

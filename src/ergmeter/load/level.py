@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from ergmeter.load.answer import Answer
-    from ergmeter.load.pacing import Closed, LevelLength, Open
     from ergmeter.load.preflight import Asking
     from ergmeter.load.prompts import FromFile, MadeUp
 
@@ -49,8 +48,8 @@ class LevelPlan:
 
     asking: Asking
     prompts: MadeUp | FromFile
-    pace: Closed | Open
-    extent: LevelLength
+    pace: pacing.Closed | pacing.Open
+    extent: pacing.LevelLength
     warmup: int  # requests before those that count
     slo: Mapping[str, float] = field(default_factory=dict)
     why_no_energy: str = ""  # empty: the devices of this machine are the server's

@@ -11,16 +11,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.errors import ErgmeterError
 from ergmeter.load.answer import Answer
-from ergmeter.load.client import Client
-from ergmeter.load.prompts import MadeUp
-
-if TYPE_CHECKING:
-    from ergmeter.load.client import Endpoint, RequestTarget
-    from ergmeter.load.prompts import FromFile, Prompt
+from ergmeter.load.client import Client, Endpoint, RequestTarget
+from ergmeter.load.prompts import FromFile, MadeUp, Prompt
 
 # The most telling first; a server that refuses one is asked with the next.
 _OPTIONS: tuple[dict[str, Any], ...] = (

@@ -23,13 +23,12 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.meter.pending_steps import step_values
-from ergmeter.records import Mark, Step
+from ergmeter.records import Mark, Step, StepValues
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ergmeter.records import StepValues
 
 # What is computed. Waiting for data and writing a checkpoint are the host's own.
 ON_DEVICE = ("train", "eval")

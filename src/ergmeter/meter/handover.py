@@ -16,11 +16,11 @@ import threading
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ergmeter.meter.clock import Timeline, catch_up
 from ergmeter.meter.pending_steps import CHUNK_ROWS, PendingSteps
-from ergmeter.records import COLUMN_KINDS, Mark, Reported, Sample
+from ergmeter.records import COLUMN_KINDS, Mark, Reported, Sample, StepValues
 from ergmeter.runlog.dropped import DroppedSteps
 from ergmeter.runlog.process_group import (
     framework_layout,
@@ -34,9 +34,7 @@ from ergmeter.runlog.process_group import (
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from typing import Protocol
 
-    from ergmeter.records import StepValues
     from ergmeter.runlog.writer import Writer
     from ergmeter.sampler import Opened, Sampler
 

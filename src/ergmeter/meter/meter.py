@@ -39,16 +39,14 @@ from ergmeter.meter.run_plan import (
     progress,
 )
 from ergmeter.meter.sink_feed import EVERY_S, Feed, planned
-from ergmeter.records import PHASES, Flops, Mark, Phase, Reported, Step
+from ergmeter.records import PHASES, Flops, Mark, Phase, Record, Reported, Step, StepValues, Summary
 from ergmeter.runlog.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from types import TracebackType
 
     from ergmeter.meter.handover import HandOver
     from ergmeter.ports import Sink
-    from ergmeter.records import Record, StepValues, Summary
 
 
 # What a mark may hold: a name, a path, a sentence.
@@ -177,14 +175,10 @@ class Meter:
     def __enter__(self) -> Meter:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        what = f"{kind.__name__}: {error}" if kind and str(error) else getattr(kind, "__name__", "")
-        self.close(f"failed ({what[:300]})" if kind else None)
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        kind = type(error).__name__
+        what = f"{kind}: {error}" if str(error) else kind
+        self.close(None if error is None else f"failed ({what[:300]})")
 
     # -- what a loop calls ----------------------------------------------------------------------
 
@@ -535,12 +529,7 @@ class StepSpan:
         self._start_ns = moment() if self.phase in ON_DEVICE else monotonic_ns()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_exception: object) -> None:
         end_ns = moment() if self.phase in ON_DEVICE else monotonic_ns()
         meter = self._meter
         thread = self._thread  # a generator may be closed in another than it was entered in

@@ -19,13 +19,12 @@ from itertools import compress, pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ergmeter.records import COLUMN_KINDS, Mark, Step
+from ergmeter.records import COLUMN_KINDS, Mark, Step, StepValues
 from ergmeter.runlog.dropped import DroppedSteps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ergmeter.records import StepValues
 
 Columns: TypeAlias = "dict[str, Sequence[Any]]"  # by field of Step
 

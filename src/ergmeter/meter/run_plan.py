@@ -31,7 +31,7 @@ from ergmeter.records import Device, Flops
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.identity import launched_group, new_run_path, run_header, writer_header
 from ergmeter.runlog.process_group import launcher_world_size, world_size
-from ergmeter.runlog.settings import ParallelLayout
+from ergmeter.runlog.settings import ParallelLayout, Settings
 from ergmeter.runlog.writer import Writer, create_or_join
 from ergmeter.sampler import Opened, Sampler, default_probes, open_probes
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ergmeter.meter.alert_watch import AlertPlan
-    from ergmeter.runlog.settings import Settings
 
 
 # Device claims: one process of a node reads a device for all. A rule such as "local rank 0 reads"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter import registry
 from ergmeter.errors import ErgmeterError, NotMeasurable, PluginError, UsageError
 from ergmeter.meter.run_plan import print_notice
-from ergmeter.ports import DeclaredSink, Sink, SinkRequest
+from ergmeter.ports import DeclaredSink, Sink, SinkRequest, Update
 from ergmeter.records import Mark
 from ergmeter.sinks.shared.options import checked_options, missing_library
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from ergmeter.ports import Update
     from ergmeter.runlog.reader import Run
 
 EVERY_S = 10.0

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 from ergmeter import registry
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.records import Reading, is_above
+from ergmeter.records import Device, Direction, Reading, Result, is_above
 from ergmeter.units import significant
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.records import Device, Direction, Result
 
 
 LEDGER_SYSTEM = "SFT-Play"  # whose names of metrics are the columns of an energy ledger

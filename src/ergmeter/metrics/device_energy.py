@@ -30,7 +30,7 @@ from ergmeter.metrics.evidence.samples import (
     cached_result,
     why_absent,
 )
-from ergmeter.records import PHASES, Window
+from ergmeter.records import PHASES, Basis, Device, FloatArray, TimeArray, Window
 from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S, duration
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.evidence.steps import Steps
     from ergmeter.metrics.evidence.window import TrainingWindow
-    from ergmeter.records import Basis, Device, FloatArray, TimeArray
 
 
 # Interpolation between two readings of a counter. It is read every second or two. Instant power

@@ -16,12 +16,11 @@ import numpy as np
 
 from ergmeter.metrics.energy_curve import merged
 from ergmeter.metrics.evidence.samples import cached_result
-from ergmeter.records import PHASES
+from ergmeter.records import PHASES, FloatArray, TimeArray
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.records import FloatArray, TimeArray
 
 Spans: TypeAlias = "tuple[TimeArray, TimeArray]"  # starts and ends
 

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.definitions.compute import FLOPS_PER_S, MFU, need_possible, run_results
-from ergmeter.metrics.definitions.peaks import table_peak
+from ergmeter.metrics.definitions.peaks import Peak, table_peak
 from ergmeter.metrics.definitions.utilization import ACTIVITY_METRICS as ACTIVITY
 from ergmeter.metrics.evidence.samples import ACCELERATORS
-from ergmeter.records import Missing
+from ergmeter.records import Missing, Reading
 
 if TYPE_CHECKING:
-    from ergmeter.metrics.definitions.peaks import Peak
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.records import Reading
 
 _NO_BYTES = "no counter of the bytes that device memory moved"
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import IMPOSSIBLE, catalogue
-from ergmeter.metrics.checks import fitness
+from ergmeter.metrics.checks import fitness, flop_count_contradictions
 from ergmeter.metrics.definitions.throughput import samples
 from ergmeter.metrics.definitions.tokens import tokens
 from ergmeter.metrics.definitions.training import divergence
@@ -18,19 +18,15 @@ from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.gpu_use import gpu_names
 from ergmeter.metrics.evidence.ranks import clock_notes, disagreement
 from ergmeter.metrics.evidence.samples import device_questions, or_none, visit
-from ergmeter.metrics.explain.flops import flop_count_contradictions
 from ergmeter.metrics.live.alert_rules import noted_alerts
-from ergmeter.records import Missing, Reading, Summary
+from ergmeter.records import Device, Flops, Missing, Reading, Result, Summary
 from ergmeter.runlog.dropped import dropped_steps
-from ergmeter.runlog.reader import CUT_OFF
+from ergmeter.runlog.reader import CUT_OFF, Run
 from ergmeter.runlog.settings import WARMUP, Settings
 from ergmeter.units import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-
-    from ergmeter.records import Device, Flops, Result
-    from ergmeter.runlog.reader import Run
 
 
 # A first step this many times the median is a compilation or a cold cache, not a training step.

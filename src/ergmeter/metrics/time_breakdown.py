@@ -33,14 +33,13 @@ from ergmeter.metrics.phases import (
     spans_of,
 )
 from ergmeter.metrics.timeline import seconds
-from ergmeter.records import weakest
+from ergmeter.records import Basis, Device, FloatArray, TimeArray, weakest
 from ergmeter.units import NS_PER_S, number_of
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.evidence.steps import Mask
     from ergmeter.metrics.phases import Spans
-    from ergmeter.records import Basis, Device, FloatArray, TimeArray
 
 # In display order.
 PARTS = {

@@ -1,4 +1,4 @@
-"""Readings over time in a bounded number of points, for charts.
+"""Readings over time in a bounded number of points, for charts and for the terminal.
 
 A long series is cut into equal spans of time, and the lowest and highest reading of each are kept.
 Every point is a reading, and no spike is lost, as it would be in a mean over each pixel. A gap in
@@ -16,15 +16,15 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.device_energy import curve_of
 from ergmeter.metrics.energy_curve import merged
-from ergmeter.metrics.phases import spans_of
-from ergmeter.records import PHASES
+from ergmeter.metrics.evidence.steps import read_steps
+from ergmeter.metrics.phases import Spans, spans_of
+from ergmeter.records import PHASES, Device, FloatArray, TimeArray, Window
 from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.phases import Spans
-    from ergmeter.records import Device, FloatArray, TimeArray, Window
+    from ergmeter.runlog.reader import Run
 
 POINTS = 1000
 # As in `erg check`: a gap is longer than both limits.
@@ -270,3 +270,107 @@ def loss_series(evidence: Evidence) -> tuple[Series, bool]:
     if not len(t_ns):
         raise NotMeasurable("no step has a loss: set step.loss, or print loss=..")
     return Series(t_ns, losses), is_printed
+
+
+# Device memory. Columns of each kind of device, in order, with their owner.
+_ROWS = {
+    "gpu": {"memory_bytes": "in use by all", "process_bytes": "the program's"},
+    "allocator": {"reserved_bytes": "reserved", "allocated_bytes": "in tensors"},
+    "process": {"memory_bytes": "resident"},
+}
+# Readings may miss a peak between them. Where a high-water mark exists, it is the card's peak.
+_MARKS = {
+    ("process", "memory_bytes"): "memory_peak_bytes",
+    ("allocator", "allocated_bytes"): "allocated_peak_bytes",
+}
+# The phases of an interval, the most important first.
+INTERVAL_PHASES = ("checkpoint", "eval", "train", "prefill", "decode")
+
+
+@dataclass(frozen=True)
+class MemoryCurve:
+    """A memory column of a device: the highest reading of each interval, None without one."""
+
+    device: Device
+    owner: str
+    highest_bytes: list[float | None]
+    peak_bytes: float
+    mark_bytes: float  # the high-water mark, 0 without one
+    capacity_bytes: float | None
+
+
+@dataclass(frozen=True)
+class MemoryCurves:
+    """Memory over a run in equal intervals, with the most important phase of each."""
+
+    span_s: float
+    curves: list[MemoryCurve]
+    phases: list[str]
+
+
+def memory_curves(run: Run, *, fewest: int, most: int) -> MemoryCurves | None:
+    """Device memory over a run, in no more intervals than readings; None without readings."""
+    columns = {column: run.series(column) for own in _ROWS.values() for column in own}
+    devices = [device for device in run.devices.values() if device.kind in _ROWS]
+    order = list(_ROWS)
+    rows = [
+        (device, column, owner, columns[column][device.id])
+        for device in sorted(devices, key=lambda device: order.index(device.kind))
+        for column, owner in _ROWS[device.kind].items()
+        if device.id in columns[column]
+    ]
+    if not rows:
+        return None
+    cells = max(fewest, min(most, *(len(series.t_ns) for *_, series in rows)))
+    start_ns = min(int(series.t_ns[0]) for *_, series in rows)
+    end_ns = max(int(series.t_ns[-1]) for *_, series in rows) + 1
+    edges_ns = np.linspace(start_ns, end_ns, cells + 1)
+    curves = [
+        MemoryCurve(
+            device,
+            owner,
+            _highest(series, edges_ns),
+            float(series.values.max()),
+            _mark_bytes(run, device, column),
+            _capacity_bytes(run, device),
+        )
+        for device, column, owner, series in rows
+    ]
+    return MemoryCurves((end_ns - start_ns) / NS_PER_S, curves, _phases(run, edges_ns))
+
+
+def _mark_bytes(run: Run, device: Device, column: str) -> float:
+    mark = _MARKS.get((device.kind, column))
+    series = run.series(mark).get(device.id) if mark else None
+    return 0.0 if series is None else float(series.values.max())
+
+
+def _capacity_bytes(run: Run, device: Device) -> float | None:
+    """The device's own capacity, or that of an allocator's device."""
+    under = run.devices.get(str(device.facts.get("uuid")), device)
+    total = under.facts.get("memory_total_bytes")
+    return float(total) if total else None
+
+
+def _highest(series: Series, edges_ns: FloatArray) -> list[float | None]:
+    cells = len(edges_ns) - 1
+    places = np.clip(np.searchsorted(edges_ns, series.t_ns, side="right") - 1, 0, cells - 1)
+    highest = np.full(cells, -1.0)
+    np.maximum.at(highest, places, series.values)
+    return [None if peak < 0 else float(peak) for peak in highest]
+
+
+def _phases(run: Run, edges_ns: FloatArray) -> list[str]:
+    steps = read_steps(run).longest
+    phases = [""] * (len(edges_ns) - 1)
+    if not len(steps):
+        return phases
+    for phase in reversed(INTERVAL_PHASES):
+        own = steps["phase"] == PHASES.index(phase)
+        starts, ends = np.sort(steps["start_ns"][own]), np.sort(steps["end_ns"][own])
+        # More phases began before a cell's end than ended before its start: one is active in it.
+        begun = np.searchsorted(starts, edges_ns[1:], side="left")
+        over = np.searchsorted(ends, edges_ns[:-1], side="right")
+        for cell in np.flatnonzero(begun > over):
+            phases[cell] = phase
+    return phases

@@ -10,19 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ergmeter.hlo.files import SHOWN_NAMES, WRAPPED
-from ergmeter.neuron.compile_cache import abbreviated_list, name_in
-from ergmeter.neuron.kernels import percent
-from ergmeter.neuron.mfu import ORIGINAL
+from ergmeter.neuron.compile_cache import CachedGraphs, abbreviated_list, name_in
+from ergmeter.neuron.kernels import GraphResult, NkiSummary, percent
+from ergmeter.neuron.mfu import ORIGINAL, Figures, Machine
 from ergmeter.records import Reading
 from ergmeter.units import number_of, significant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ergmeter.neuron.compile_cache import CachedGraphs
-    from ergmeter.neuron.instance import Machine
-    from ergmeter.neuron.kernels import GraphResult, NkiSummary
-    from ergmeter.neuron.mfu import Figures
     from ergmeter.neuron.throughput import Throughput
     from ergmeter.neuron.training_job import NeuronJob
 

@@ -13,21 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ergmeter.flops.conventions import CONVENTIONS
-from ergmeter.neuron.instance import BACKENDS
-from ergmeter.neuron.mfu import PEAK_TFLOP_PER_S_PER_NODE, VERSION, impossible_mfu
+from ergmeter.neuron.mfu import BACKENDS, PEAK_TFLOP_PER_S_PER_NODE, VERSION, impossible_mfu
 from ergmeter.neuron.score import REMARK, score_statistics
 from ergmeter.neuron.throughput import log_document
-from ergmeter.records import Missing, Reading, weakest
+from ergmeter.records import Basis, Missing, Reading, weakest
 from ergmeter.units import number_of
 from ergmeter.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ergmeter.neuron.analysis_types import AnalysisRequest, Parts
-    from ergmeter.neuron.instance import Machine
+    from ergmeter.neuron.analysis import AnalysisRequest, Parts
     from ergmeter.neuron.kernels import GraphResult, NkiSummary
-    from ergmeter.records import Basis
+    from ergmeter.neuron.mfu import Machine
 
     File = Mapping[str, Any]
 

@@ -13,18 +13,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ergmeter.neuron.throughput import rate_unit, throughput
-from ergmeter.neuron.training_job import micro_batches
-from ergmeter.records import Reading
+from ergmeter.neuron.throughput import Throughput, rate_unit, throughput
+from ergmeter.neuron.training_job import NeuronJob, micro_batches
+from ergmeter.records import FloatArray, Reading
 from ergmeter.units import significant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ergmeter.importers.log import LogRun, ParsedLog, Steady
-    from ergmeter.neuron.throughput import Throughput
-    from ergmeter.neuron.training_job import NeuronJob
-    from ergmeter.records import FloatArray
 
 _ALIKE_FRAC = 0.05
 _LOG = "the log"

@@ -17,7 +17,7 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.timeline import BoundedSeries, bounded_series
-from ergmeter.records import Reading
+from ergmeter.records import Basis, FloatArray, Reading
 from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S, number_of
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from ergmeter.importers.log import LogRun, ParsedLog
     from ergmeter.neuron.training_job import NeuronJob
-    from ergmeter.records import Basis, FloatArray
 
 
 # The throughput row by row, for a chart. Rows are computed as the mean is: samples over time if the

@@ -20,13 +20,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.ports import DeclaredProbe
+from ergmeter.ports import DeclaredProbe, ProbeRequest
 from ergmeter.records import Device, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from ergmeter.ports import ProbeRequest
 
 
 NOT_IN_USE = "torch uses no GPU in this process; its CPU allocator keeps no books"

@@ -23,7 +23,6 @@ from typing import Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import DeclaredProbe, ProbeRequest
-from ergmeter.probes.stream import closed_on_error
 from ergmeter.probes.usage import UsageWatch
 from ergmeter.records import Device, Mark, Sample
 from ergmeter.units import HZ_PER_MHZ, J_PER_UJ
@@ -271,7 +270,7 @@ class AmdProbe(DeclaredProbe):
         self._smi = _binding(Path(request.options.get("kfd", KFD)))
         try:
             self._smi.amdsmi_init()
-            with closed_on_error(self):
+            with self.closed_on_error():
                 self._gpus = _open_gpus(self._smi, request.environment)
         except self._smi.AmdSmiException as error:
             raise NotMeasurable(_refusal(error)) from error

@@ -18,7 +18,7 @@ from typing import Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import DeclaredProbe, ProbeRequest
-from ergmeter.probes.stream import ToolStream, closed_on_error, json_object
+from ergmeter.probes.stream import ToolStream, json_object
 from ergmeter.records import Device, Sample
 from ergmeter.units import HZ_PER_MHZ
 
@@ -40,7 +40,7 @@ class AppleProbe(DeclaredProbe):
         interval_ms = str(round(self.period_s * 1000))
         command = [tool, "pipe", "--soc-info", "-i", interval_ms]
         self._stream = ToolStream(TOOL, command)
-        with closed_on_error(self._stream):
+        with self.closed_on_error():
             self._parts, self.devices = self._describe(
                 json_object(self._stream.first(FIRST_LINE_S), TOOL)
             )

@@ -21,7 +21,7 @@ from typing import Any
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import DeclaredProbe, ProbeRequest
 from ergmeter.probes.cuda_visible_devices import visible, with_uuids
-from ergmeter.probes.stream import ToolStream, closed_on_error
+from ergmeter.probes.stream import ToolStream
 from ergmeter.records import Device, Mark, Sample
 from ergmeter.units import NS_PER_S
 
@@ -80,7 +80,7 @@ class DcgmProbe(DeclaredProbe):
         delay_ms = str(round(self.period_s * 1000))
         command = (tool, "dmon", "-e", fields, "-d", delay_ms, "-i", ",".join(self._ids))
         self._stream = ToolStream(TOOL, command)
-        with closed_on_error(self._stream):
+        with self.closed_on_error():
             self._stream.first(max(0.0, until_s - time.monotonic()))
 
     def read(self) -> list[Sample | Mark]:

@@ -24,7 +24,7 @@ from typing import Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import DeclaredProbe, ProbeRequest
-from ergmeter.probes.stream import ToolStream, closed_on_error, json_object
+from ergmeter.probes.stream import ToolStream, json_object
 from ergmeter.probes.usage import UsageWatch
 from ergmeter.records import Device, Mark, Sample
 
@@ -73,7 +73,7 @@ class NeuronProbe(DeclaredProbe):
             json.dump(_config(self.period_s), file)
             file.flush()
             self._stream = ToolStream(TOOL, [_tool(options), "-c", file.name])
-            with closed_on_error(self._stream):
+            with self.closed_on_error():
                 first = json_object(self._stream.first(FIRST_LINE_S), TOOL)
                 self._cores, self.devices = self._describe(first, request.environment)
         self._chips = {int(device.facts["index"]): device.id for device in self.devices}

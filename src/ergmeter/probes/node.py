@@ -22,7 +22,7 @@ from typing import NamedTuple
 import psutil
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.hardware import cpu_peak_of
+from ergmeter.hardware.cpu import cpu_peak_of
 from ergmeter.ports import DeclaredProbe, ProbeRequest
 from ergmeter.probes.cpu import cpu_model
 from ergmeter.records import Device, Sample

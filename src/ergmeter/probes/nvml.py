@@ -26,7 +26,6 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.ports import DeclaredProbe, ProbeRequest
 from ergmeter.probes import cuda_visible_devices
 from ergmeter.probes.cuda_visible_devices import Instance, visible
-from ergmeter.probes.stream import closed_on_error
 from ergmeter.probes.usage import NEW_CONTEXT_BYTES, GpuUsage, UsageWatch, UseStates
 from ergmeter.records import ACTIVITY, Device, Mark, Sample
 from ergmeter.units import HZ_PER_MHZ, J_PER_MJ, W_PER_MW
@@ -504,7 +503,7 @@ class NvmlProbe(DeclaredProbe):
         self._unreported: list[str] = []  # those of them that have had no Mark yet
         try:
             pynvml.nvmlInit()
-            with closed_on_error(self):
+            with self.closed_on_error():
                 self._gpus = self._open_gpus(request.environment)
         except pynvml.NVMLError as error:
             unknown = f"NVML says {error}: run `nvidia-smi`; what it needs to work, this needs too"

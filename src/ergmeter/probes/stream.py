@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ergmeter.errors import NotMeasurable
@@ -23,15 +23,6 @@ from ergmeter.ports import Line
 
 MAX_WAITING = 1000  # lines; the oldest are dropped
 STOP_S = 1.0
-
-
-@contextlib.contextmanager
-def closed_on_error(opened: Any) -> Iterator[None]:  # noqa: ANN401  whatever has a close
-    """Close it if the block fails."""
-    with contextlib.ExitStack() as undo:
-        undo.callback(opened.close)
-        yield
-        undo.pop_all()
 
 
 def json_object(line: Line, tool: str) -> Mapping[str, Any]:

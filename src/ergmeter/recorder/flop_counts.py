@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import FormatError, NotMeasurable
 from ergmeter.flops.counted import remote
-from ergmeter.flops.counted.remote import step_flops
 from ergmeter.runlog import format as fmt
-from ergmeter.runlog.format import writer_header
 from ergmeter.runlog.writer import amend_header
 
 if TYPE_CHECKING:
@@ -109,14 +107,14 @@ def _write(request: Path) -> None:
     A program that had the answer itself has taken its request away.
     """
     writer = request.parents[1] / remote.writer_of(request)
-    header = writer_header(writer / fmt.WRITER_FILE)
+    header = fmt.writer_header(writer / fmt.WRITER_FILE)
     counts = remote.result(request)
     if counts is None:
         return
     record = remote.record_of(request)
     counted: dict[str, Any] = {"flops": [], "no_flops": ""}
     try:
-        flops = step_flops(record, counts, remote.lengths_of(request))
+        flops = remote.step_flops(record, counts, remote.lengths_of(request))
         counted["flops"] = [asdict(work) for work in flops]
     except NotMeasurable as error:
         counted["no_flops"] = str(error)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, NoReturn
 
-from ergmeter.ports import Line
+from ergmeter.ports import Importer, Line
 from ergmeter.records import Mark, Step
 from ergmeter.units import NS_PER_S
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ergmeter.meter import Meter
-    from ergmeter.ports import Importer
 
 
 # The relay passes the child's output on, in a process of its own. If the recorder itself read the

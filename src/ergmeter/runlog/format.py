@@ -20,14 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import FormatError
-from ergmeter.records import COLUMN_KINDS, Device
+from ergmeter.records import COLUMN_KINDS, Device, Mark
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import pyarrow as pa
-
-    from ergmeter.records import Mark
 
 
 FORMAT = "ergmeter-run"

@@ -16,16 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ergmeter.errors import FormatError
-from ergmeter.records import COLUMN_KINDS, PHASES
+from ergmeter.records import COLUMN_KINDS, PHASES, FloatArray, TimeArray
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.arrays import as_numpy, present
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
-
-    from ergmeter.records import FloatArray, TimeArray
-    from ergmeter.runlog.format import WriterLog
 
 
 Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
@@ -364,7 +361,7 @@ def _constant_as_scalar(column: Any) -> Any:  # noqa: ANN401  whichever array ty
     return np.broadcast_to(column[0], len(column)) if is_one_number else column
 
 
-def for_export(segment: Segment, writer: WriterLog, wall_zero_ns: int) -> pa.Table:
+def for_export(segment: Segment, writer: fmt.WriterLog, wall_zero_ns: int) -> pa.Table:
     """A file's rows on the run's clock, with the wall clock and who wrote them."""
     table = segment.table()
     for number, name in enumerate(table.column_names):

@@ -271,7 +271,7 @@ def _check_device(name: object) -> None:
 
     A run that is read may name one of another machine's own rows, so it is checked just here.
     """
-    from ergmeter.hardware import candidates  # noqa: PLC0415  the table is for those who ask
+    from ergmeter.hardware.table import candidates  # noqa: PLC0415  the table is for those who ask
 
     if not isinstance(name, str):
         raise UsageError(f"device must be a name, as `erg peaks` lists them; got {name!r}")

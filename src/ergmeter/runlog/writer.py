@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.atomic_write import replacing, write_text
 from ergmeter.errors import UsageError
-from ergmeter.records import COLUMN_KINDS, Device, Mark
+from ergmeter.records import COLUMN_KINDS, Device, Mark, Reported, Sample, Step
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.dropped import DroppedSteps
 from ergmeter.runlog.liveness import is_alive
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ergmeter.records import Reported, Sample, Step
 
 # dataclasses.astuple copies deeply, at twenty times the cost.
 _VALUES = {table: attrgetter(*kinds) for table, kinds in COLUMN_KINDS.items()}

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ergmeter.errors import UsageError
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.sinks.shared.options import choice
-from ergmeter.sinks.shared.updates import SelectingSink, readable
+from ergmeter.sinks.shared.updates import SelectingSink, SinkValue, readable
 from ergmeter.units import duration
 
 if TYPE_CHECKING:
     from ergmeter.ports import SinkRequest, Update
-    from ergmeter.sinks.shared.updates import SinkValue
 
 HEADLINES = (
     *("training.loss", "throughput.tokens_per_s", "time.step_s", "utilization.mfu_frac"),

@@ -16,8 +16,8 @@ from rich.console import Group as Lines
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ergmeter.compare.comparison import impossible_entry
-from ergmeter.compare.grouping import differing_facts
+from ergmeter.compare.comparison import Comparison, Front, GroupPair, impossible_entry
+from ergmeter.compare.grouping import Group, differing_facts
 from ergmeter.compare.verdicts import DEVICE_MEMORY, HOST_MEMORY, JOULES, LOSS, RATE
 from ergmeter.errors import NotMeasurable
 from ergmeter.records import Missing, Reading
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from ergmeter.compare.comparison import Comparison, Front, GroupPair
     from ergmeter.compare.entry import Entry
-    from ergmeter.compare.grouping import Group
     from ergmeter.compare.verdicts import Measure, Verdict
     from ergmeter.stats.ratio import Contrast, Mean
 

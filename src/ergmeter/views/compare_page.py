@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ergmeter.version import __version__
 from ergmeter.views.analyze.console import counted
 from ergmeter.views.charts.compare_charts import DIFFERENCES, MEAN, RATIOS, compare_charts
-from ergmeter.views.charts.compare_curves import ABOUT, course_charts
+from ergmeter.views.charts.compare_curves import ABOUT, CourseCharts, course_charts
 from ergmeter.views.compare import (
     SIGNS,
     before_verdicts,
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ergmeter.compare.comparison import Comparison, GroupPair
     from ergmeter.compare.run_curves import Axis, ComparedCurves
     from ergmeter.views.charts.chart import Table
-    from ergmeter.views.charts.compare_curves import CourseCharts
 
 _LINKS = {
     "verdicts": "verdicts",

@@ -17,7 +17,7 @@ from ergmeter.metrics.catalog import find
 from ergmeter.metrics.evidence.gpu_use import gpu_use
 from ergmeter.metrics.export_tables import export_tables
 from ergmeter.metrics.summarize import evidence_of, settings_of
-from ergmeter.records import Missing
+from ergmeter.records import Missing, Reading, Result, Summary
 from ergmeter.runlog.format import training_of
 from ergmeter.runlog.manage.labels import labels_of
 from ergmeter.units import NO_UNIT, printable, significant
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from ergmeter.records import Reading, Result, Summary
     from ergmeter.runlog.reader import Run
     from ergmeter.runlog.settings import Settings
 

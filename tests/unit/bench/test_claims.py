@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.bench.execute.outcome import broken_expectations, check_expectations
-from ergmeter.bench.plan.cells import Expectation
+from ergmeter.bench.execute.outcome import check_expectations
+from ergmeter.bench.plan.cells import Expectation, broken_expectations
 
 RAN = {"attention": "sdpa", "trainable_parameters": 149504, "packing": False, "weights_dtype": None}
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ergmeter.atomic_write import write_json
 from ergmeter.bench.execute import results_directory, state
 from ergmeter.bench.execute.outcome import CellOutcome
 from ergmeter.bench.plan.cells import BenchPlan, Cell
@@ -120,7 +121,7 @@ def test_nothing_is_added_while_another_drives_it(out: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         driver = dataclasses.asdict(state.Process.of(other.pid))
-        state.write_json(out / state.DRIVER, driver)
+        write_json(out / state.DRIVER, driver)
         with pytest.raises(UsageError, match=f"process {other.pid} is running"):
             results_directory.opened(out, plan(cell(0, 3)), AGAIN)
     finally:

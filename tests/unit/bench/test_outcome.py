@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergmeter.bench.execute.outcome import ParsedOutput, outcome, telling, tracebacks
+from ergmeter.bench.execute.outcome import CellOutcome, ParsedOutput, telling, tracebacks
+from ergmeter.bench.execute.outcome import outcome as outcome_of
 
 TRACEBACK = """\
 Traceback (most recent call last):
@@ -32,6 +33,17 @@ OUT_OF_MEMORY = [
     "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.",
     "MemoryError",
 ]
+
+
+def outcome(
+    exit_code: int | None,
+    *,
+    stdout: str = "",
+    stderr: str = "",
+    signal: int | None = None,
+    **how: Any,
+) -> CellOutcome:
+    return outcome_of(ParsedOutput(stdout, stderr, exit_code, signal), **how)
 
 
 def prefixed(text: str, rank: int) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ergmeter.atomic_write import write_json
 from ergmeter.bench.execute import driver, launching, state
 from ergmeter.bench.launchers.local import LocalLauncher
 from ergmeter.bench.plan.cells import BenchPlan, Cell
@@ -172,7 +173,7 @@ def test_the_launcher_says_how_long_it_rests(
     for one in (cell(0), cell(1)):
         directory = out / f"exp_{one.index}"
         directory.mkdir(parents=True)
-        state.write_json(directory / "cell.json", one.to_json())
+        write_json(directory / "cell.json", one.to_json())
         placed.append((one, directory))
     launcher.submit(placed)
     at = launcher.poll()

@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ergmeter.atomic_write import write_json
 from ergmeter.bench.execute import driver, launching, results_directory, state
 from ergmeter.bench.execute.launching import LaunchOptions
 from ergmeter.bench.execute.outcome import CellOutcome
@@ -313,7 +314,7 @@ def test_no_process_of_a_cell_outlives_it(tmp_path: Path, how: signal.Signals) -
         assert all(psutil.pid_exists(pid) for pid in started)
         # The next attempt does something shorter, so that the test ends.
         shorter = dataclasses.replace(plan.cells[0], command=("{python}", "-c", "", "{run}"))
-        state.write_json(folder / state.CELL, shorter.to_json())
+        write_json(folder / state.CELL, shorter.to_json())
         assert driven(out, plan, resume=True) == [0]
         said = read(out, 0, "status.json")
         assert [one["status"] for one in said["attempts"]] == ["cancelled", "ok"]
@@ -411,7 +412,7 @@ def test_a_directory_is_not_moved_from_under_its_driver(tmp_path: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         claimed = dataclasses.asdict(state.Process.of(other.pid))
-        state.write_json(out / state.DRIVER, claimed)
+        write_json(out / state.DRIVER, claimed)
         with pytest.raises(UsageError, match=f"process {other.pid} is running"):
             results_directory.opened(out, plan, results_directory.Opening(move_aside=True))
     finally:
@@ -486,7 +487,7 @@ def test_two_drivers_do_not_run_one_directory(tmp_path: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         claimed = dataclasses.asdict(state.Process.of(other.pid))
-        state.write_json(tmp_path / state.DRIVER, claimed)
+        write_json(tmp_path / state.DRIVER, claimed)
         with pytest.raises(UsageError, match=f"process {other.pid} is running"):
             results_directory.claim_driver(tmp_path)
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.hardware import cpu_peak, cpu_peak_of
+from ergmeter.hardware.cpu import cpu_peak, cpu_peak_of
 
 
 def test_a_cpus_peak_is_the_product_of_its_parts_and_is_assumed() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ergmeter.hardware import lookup
+from ergmeter.hardware.table import lookup
 
 T = 1e12
 

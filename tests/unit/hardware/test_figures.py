@@ -6,12 +6,11 @@ import re
 
 import pytest
 
-from ergmeter import hardware
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.hardware import DeviceSpec, built_in_devices, lookup
+from ergmeter.hardware.table import BUILT_IN, DeviceSpec, built_in_devices, lookup
 from ergmeter.records import DTYPES
 
-ROWS = hardware.built_in_devices()
+ROWS = built_in_devices()
 
 
 def test_there_are_rows_for_every_family() -> None:
@@ -26,7 +25,7 @@ def test_a_row_is_whole(spec: DeviceSpec) -> None:
     assert re.fullmatch(r"20[0-9]{2}-[0-9]{2}-[0-9]{2}", spec.checked)
     assert re.match(r"$|datasheet$|second document agrees on .* \(.*\)$", spec.confirmed)
     assert set(spec.peak_flops_per_s) <= set(DTYPES)
-    assert spec.origin == hardware.BUILT_IN
+    assert spec.origin == BUILT_IN
     # A row may have no peak, if it says what to do about it.
     assert bool(spec.peak_flops_per_s) != ("pass a peak" in spec.note)
     if spec.vendor != "apple" and spec.peak_flops_per_s:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.hardware import ambiguous_names, built_in_devices, lookup
+from ergmeter.hardware.table import ambiguous_names, built_in_devices, lookup
 
 T = 1e12
 ROWS = built_in_devices()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ergmeter.hardware import built_in_devices
+from ergmeter.hardware.table import built_in_devices
 from ergmeter.views.calculate import reference as view
 
 ROOT = Path(__file__).parents[3]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ergmeter.errors import UsageError
-from ergmeter.hardware import parse_peak
+from ergmeter.hardware.table import parse_peak
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
-from ergmeter.hardware import lookup
+from ergmeter.hardware.table import lookup
 
 T = 1e12
 OWN = """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ergmeter.importers.engine.step_line import Mode
+from ergmeter.importers.engine.parsed_line import Mode
 from ergmeter.importers.keyvalue import KeyValueImporter
 from ergmeter.ports import Line
 from ergmeter.records import Record

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ergmeter.errors import UsageError
-from ergmeter.importers.engine.step_line import Mode
+from ergmeter.importers.engine.parsed_line import Mode
 from ergmeter.importers.keyvalue import KeyValueImporter
 from tests.unit.importers.captured import marks, steps
 from tests.unit.importers.printed import S, live

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.checks import check_flop_count, fitness
-from ergmeter.metrics.evidence.evidence import Evidence
-from ergmeter.metrics.explain.flops import (
+from ergmeter.metrics.checks import (
     EXPLAINED,
     TensorCoreRatio,
+    check_flop_count,
+    fitness,
     tensor_core_ratio,
 )
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.summarize import evidence_of, summary_of
 from ergmeter.probes.replay import recorded_device, recorded_samples, recorded_steps

@@ -9,9 +9,8 @@ import pytest
 
 from ergmeter.neuron.advice import about_graphs, about_kernels, about_mfu, about_runs
 from ergmeter.neuron.compile_cache import Choice, find_graphs
-from ergmeter.neuron.instance import machine
 from ergmeter.neuron.kernels import GraphResult, NkiSummary, summarize
-from ergmeter.neuron.mfu import figures
+from ergmeter.neuron.mfu import figures, machine
 from ergmeter.neuron.throughput import Throughput
 from ergmeter.neuron.training_job import NeuronJob
 from tests.unit.neuron.graphs import write

@@ -13,8 +13,7 @@ import pytest
 
 from ergmeter.errors import UsageError
 from ergmeter.flops.graph.adapters import Lora
-from ergmeter.neuron.instance import machine
-from ergmeter.neuron.mfu import Figures, figures
+from ergmeter.neuron.mfu import Figures, figures, machine
 from ergmeter.neuron.throughput import Throughput
 from ergmeter.neuron.training_job import NeuronJob
 from ergmeter.records import Missing, Reading

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.neuron.analysis_types import AnalysisRequest, check_request
+from ergmeter.neuron.analysis import AnalysisRequest, check_request
 from ergmeter.neuron.score import Baseline
 from ergmeter.neuron.training_job import TrainingFile, read_job
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ergmeter.errors import UsageError
-from ergmeter.neuron.instance import Machine, machine
+from ergmeter.neuron.mfu import Machine, machine
 
 
 def of(name: str, *, devices: int | None = None, lnc: int | None = None, nodes: int = 1) -> Machine:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from ergmeter.compat.nki_llama.document import analyze_compat
-from ergmeter.neuron.analysis import analyze
-from ergmeter.neuron.analysis_types import AnalysisRequest
+from ergmeter.neuron.analysis import AnalysisRequest, analyze
 from ergmeter.neuron.compare import compare, read_outputs
 from ergmeter.views.analyze.console import summary_section
 

@@ -23,7 +23,7 @@ from ergmeter.errors import FormatError, UsageError
 from ergmeter.integrations.batches import count_tokens
 from ergmeter.workloads.sft import build_model, token_batches
 from ergmeter.workloads.sft.config_file import load
-from ergmeter.workloads.sft.dataset import Chat, Plain, TemplateFile, builtin, read
+from ergmeter.workloads.sft.dataset import Chat, TemplateFile, builtin, plain, read, render
 from ergmeter.workloads.sft.prepared_data import Prepared, epoch_tokens, prepare_data
 from ergmeter.workloads.sft.tiny_model import saved_model
 from ergmeter.workloads.sft.token_batches import NO_LOSS, Collate, Tokens
@@ -318,7 +318,7 @@ def test_each_form_of_an_example_is_read(tmp_path: Path, row: dict[str, Any], te
     path = tmp_path / "a.jsonl"
     path.write_text(f"\n{json.dumps(row)}\n\n")
     (example,) = read(path)
-    assert Plain().rendered(example).text == text
+    assert render(example, plain).text == text
     assert example.where == f"{path}, line 2"
 
 
@@ -361,18 +361,18 @@ def test_a_template_says_how_an_example_reads(tmp_path: Path) -> None:
     (example,) = read(data)
     file = tmp_path / "t.txt"
     file.write_text("Q: {instruction} ({input})\nA: {response} <end>")
-    assert TemplateFile(file).rendered(example).parts == (
+    assert TemplateFile(file)(example).parts == (
         ("Q: q {input} (i)\nA: ", False),
         ("a <end>", True),
     )
     file.write_text("Q: {prompt}\n")
-    assert TemplateFile(file).rendered(example).parts == (
+    assert TemplateFile(file)(example).parts == (
         ("Q: q {input}\n\ni\n", False),
         ("a", True),
     )
     jinja = tmp_path / "t.jinja"
     jinja.write_text("{% if system %}{{ system }}{% endif %}U: {{ user }} B: ")
-    assert TemplateFile(jinja).rendered(example).parts == (
+    assert TemplateFile(jinja)(example).parts == (
         ("U: q {input}\n\ni B: ", False),
         ("a", True),
     )
@@ -406,7 +406,7 @@ def test_of_a_conversation_every_answer_is_learnt(tmp_path: Path) -> None:
     (example,) = read(data)
     tokenizer = build_model.tokenizer("tiny")
     tokenizer.chat_template = CHATML
-    assert Chat(tokenizer).rendered(example).parts == (
+    assert Chat(tokenizer)(example).parts == (
         ("<system>s<end><user>u1<end><assistant>", False),
         ("a1<end>", True),
         ("<user>u2<end><assistant>", False),
@@ -415,10 +415,10 @@ def test_of_a_conversation_every_answer_is_learnt(tmp_path: Path) -> None:
     # One that shows only the last two turns: where an answer began can't be told from it.
     tokenizer.chat_template = CHATML.replace("in messages", "in messages[-2:]")
     with pytest.raises(UsageError, match="changes earlier turns"):
-        Chat(tokenizer).rendered(example)
+        Chat(tokenizer)(example)
     (file := tmp_path / "t.txt").write_text("{prompt}")
     with pytest.raises(UsageError, match="has several questions"):
-        TemplateFile(file).rendered(example)
+        TemplateFile(file)(example)
 
 
 def test_the_built_in_text_is_the_same_each_time_and_what_is_held_out_is_not_trained_on() -> None:

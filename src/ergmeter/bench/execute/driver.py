@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from ergmeter.atomic_write import write_json
 from ergmeter.bench.execute import state
 from ergmeter.bench.execute.launching import Launcher, PendingCells
 from ergmeter.bench.execute.outcome import CellOutcome, Status
@@ -102,7 +103,7 @@ def prepare(
         directory = state.directory_of(out, cell)
         directory.mkdir(exist_ok=True)
         if not (directory / state.CELL).exists():
-            state.write_json(directory / state.CELL, cell.to_json())
+            write_json(directory / state.CELL, cell.to_json())
         cell_state = state.read(directory)
         if cell.skip and cell_state.status == "pending":
             cell_state = cell_state.ended(CellOutcome("skipped", cell.skip))

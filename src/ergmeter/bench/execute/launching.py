@@ -18,10 +18,10 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import psutil
 import pynvml
@@ -29,9 +29,6 @@ import pynvml
 from ergmeter.bench.plan.cells import RUN, Cell
 from ergmeter.errors import UsageError
 from ergmeter.runlog.identity import redacted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 _Item = TypeVar("_Item")
 HIDDEN = "(hidden)"

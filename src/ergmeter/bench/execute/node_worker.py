@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from ergmeter.atomic_write import read_json, write_json
 from ergmeter.bench.execute import launching
-from ergmeter.bench.execute.launching import NodeOfCell, free_port
 from ergmeter.bench.execute.process import (
     GRACE_S,
     SETTLE_S,
@@ -40,7 +40,7 @@ from ergmeter.bench.execute.process import (
     kernel_kills,
     kills_since,
 )
-from ergmeter.bench.execute.state import CELL, Process, read_json, write_json
+from ergmeter.bench.execute.state import CELL, Process
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import ErgmeterError
 
@@ -137,7 +137,7 @@ class Rendezvous:
         """Of all nodes, in order."""
         return [socket.gethostname(), *(other.host for _, other in sorted(self._others.items()))]
 
-    def gathered(self, beat: Callable[[], None]) -> NodeOfCell:
+    def gathered(self, beat: Callable[[], None]) -> launching.NodeOfCell:
         """Wait for the other nodes and return where ranks meet; Cancelled if one is missing."""
         until_s = time.monotonic() + MEET_S
         while len(self._others) < self._nodes - 1:
@@ -156,7 +156,7 @@ class Rendezvous:
         ]  # fmt: skip
         if not common:
             raise Cancelled("the network: no address of the first node is known to all others")
-        return NodeOfCell(0, self._nodes, common[0], free_port(), self._token)
+        return launching.NodeOfCell(0, self._nodes, common[0], launching.free_port(), self._token)
 
     def _welcome(self, wire: Wire) -> None:
         wire.send({"token": self._token})
@@ -168,7 +168,7 @@ class Rendezvous:
             wire, str(message["host"]), list(message["reached"])
         )
 
-    def begin(self, at: NodeOfCell) -> None:
+    def begin(self, at: launching.NodeOfCell) -> None:
         """Have the others start their ranks."""
         for other in self._others.values():
             other.wire.send({"address": at.address, "port": at.port})
@@ -233,7 +233,7 @@ def _own_addresses() -> list[str]:
 
 def join_first_node(
     directory: Path, *, token: str, number: int, nodes: int
-) -> tuple[Wire, NodeOfCell] | None:
+) -> tuple[Wire, launching.NodeOfCell] | None:
     """Connect to the first node, and return where the ranks meet.
 
     None if there is nothing to do. The wire closes when this node's part is to end.
@@ -249,12 +249,12 @@ def join_first_node(
             if wire is not None:
                 wire.send({"secret": facts["secret"], "node": number,
                            "host": socket.gethostname(), "reached": reached})  # fmt: skip
-                return _begun(wire, NodeOfCell(number, nodes, token=token))
+                return _begun(wire, launching.NodeOfCell(number, nodes, token=token))
         time.sleep(_LOOK_S)
     raise Cancelled(f"the scheduler: the first node was not found within {MEET_S:.0f} s")
 
 
-def _begun(wire: Wire, waiting: NodeOfCell) -> tuple[Wire, NodeOfCell] | None:
+def _begun(wire: Wire, waiting: launching.NodeOfCell) -> tuple[Wire, launching.NodeOfCell] | None:
     """Where the ranks meet, once all have come; None if it was called off."""
     while not wire.is_closed:
         message = wire.heard(_ANSWER_S)
@@ -311,7 +311,7 @@ def take_part(directory: Path, *, token: str, number: int) -> None:
     wire.close()
 
 
-def _execute(cell: Cell, directory: Path, wire: Wire, node: NodeOfCell) -> int:
+def _execute(cell: Cell, directory: Path, wire: Wire, node: launching.NodeOfCell) -> int:
     """Run this node's ranks. The exit code; -1 where the first node ended them."""
     how = launching.start(cell, directory, has_gpus=bool(launching.gpus_here()), node=node)
     with begun(how, directory, suffix=node.suffix) as child:

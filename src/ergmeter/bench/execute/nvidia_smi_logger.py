@@ -23,8 +23,8 @@ from pathlib import Path
 
 import pynvml
 
+from ergmeter.atomic_write import read_json, write_json
 from ergmeter.bench.execute.launching import nvml_list
-from ergmeter.bench.execute.state import read_json, write_json
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.probes import cuda_visible_devices
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 import math
 import re
 import signal as signals
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ergmeter.compare.entry import fact
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from ergmeter.bench.plan.cells import Expectation
@@ -56,11 +55,6 @@ def check_expectations(
             is_met = value is not None and _same(value, claim.value)
             evidence = "the run does not tell it" if value is None else str(value)
         yield {"name": claim.name, "held": is_met, "seen": evidence}
-
-
-def broken_expectations(checked: Iterable[Mapping[str, Any]]) -> str:
-    """The expectations that were not met, in one line; empty if all were."""
-    return "; ".join(f"{c.get('name')}: {c.get('seen')}" for c in checked if not c.get("held"))
 
 
 def _first_lines(
@@ -160,17 +154,24 @@ class ParsedOutput:
     stdout: str
     stderr: str
     exit_code: int | None = None
+    recorded_signal: int | None = None  # what ended it as its run has it, whatever the exit code
 
     @property
     def signal(self) -> int | None:
         """What ended it, if a signal did."""
-        return -self.exit_code if self.exit_code is not None and self.exit_code < 0 else None
+        if self.exit_code is not None and self.exit_code < 0:
+            return -self.exit_code
+        return self.recorded_signal
 
-    def tells_cause(self) -> bool:
-        """Whether its end is explained by it, and is no consequence of another's."""
-        if _memory(self.exit_code, self.signal, self.stdout, self.stderr, None):
-            return True
-        return bool(_causes(_raised(self.stdout, self.stderr)))
+    @property
+    def raised(self) -> list[Raised]:
+        """The last lines of all tracebacks."""
+        return [*tracebacks(self.stdout.splitlines()), *tracebacks(self.stderr.splitlines())]
+
+    @property
+    def causes(self) -> list[Raised]:
+        """Tracebacks that are no consequence of another's end."""
+        return [error for error in self.raised if not _CONSEQUENCES.search(error.line)]
 
 
 def telling(nodes: Sequence[ParsedOutput]) -> ParsedOutput:
@@ -180,7 +181,7 @@ def telling(nodes: Sequence[ParsedOutput]) -> ParsedOutput:
     last node says came last.
     """
     for node in nodes if len(nodes) > 1 else ():
-        if node.tells_cause():
+        if _out_of_memory(node) or node.causes:
             return node
     texts = [(node.stdout, node.stderr) for node in nodes]
     stdout, stderr = ("\n".join(streams) for streams in zip(*texts, strict=True))
@@ -188,18 +189,15 @@ def telling(nodes: Sequence[ParsedOutput]) -> ParsedOutput:
 
 
 def outcome(
-    exit_code: int | None,
+    output: ParsedOutput,
     *,
-    signal: int | None = None,
-    stdout: str = "",
-    stderr: str = "",
     loss: float | None = None,
     timed_out_s: float | None = None,
     cancelled: str = "",
     broken: str = "",
     kernel_kills: int | None = None,
 ) -> CellOutcome:
-    """What the end of a command was. `stdout` and `stderr` are their last parts.
+    """What the end of a command was, by the last parts of its output.
 
     `loss` is the last one that is known; `kernel_kills` by how much the kernel's own count of
     processes it killed for memory rose meanwhile, where it can be read; `broken` what kept us from
@@ -209,42 +207,40 @@ def outcome(
         return CellOutcome("cancelled", cancelled)
     if timed_out_s is not None:
         return CellOutcome("timeout", f"it was ended after {timed_out_s:g} s, its limit")
-    is_well = exit_code == 0 and signal is None
+    is_well = output.exit_code == 0 and output.signal is None
     if is_well and (loss is None or math.isfinite(loss)):
         return CellOutcome("ok")
     if not is_well:
-        lacking = _memory(exit_code, signal, stdout, stderr, kernel_kills)
+        lacking = _out_of_memory(output, kernel_kills)
         if lacking:
             return CellOutcome("oom", lacking)
     if loss is not None and not math.isfinite(loss):
         return CellOutcome("diverged", f"the loss became {loss}")
-    if broken and not _causes(_raised(stdout, stderr)):
+    if broken and not output.causes:
         return CellOutcome("error", _short(f"it was cut short: {broken}"))
-    killed = _killed(exit_code, signal, stdout, stderr)
-    if killed and not _causes(_raised(stdout, stderr)):
+    killed = _killed(output)
+    if killed and not output.causes:
         return CellOutcome("error", f"{killed}; the kernel's count of OOM kills did not rise")
-    return CellOutcome("error", _error(exit_code, signal, stdout, stderr))
+    return CellOutcome("error", _error(output))
 
 
-def _memory(
-    exit_code: int | None, signal: int | None, stdout: str, stderr: str, kills: int | None
-) -> str:
+def _out_of_memory(output: ParsedOutput, kills: int | None = None) -> str:
     """How it ran out of memory; empty if it did not."""
-    memory_line = _said_of_memory(stdout, stderr)
+    memory_line = _memory_line(output)
     if memory_line:
         return memory_line
-    if exit_code == KILLED and signal is None:
+    if output.exit_code == KILLED and output.signal is None:
         # Somebody else saw the SIGKILL, perhaps on another machine: our kernel's count is not its.
         return f"exit code 137, as of what was killed (SIGKILL), {_by_whom(kills)}"
-    what = _killed(exit_code, signal, stdout, stderr)
+    what = _killed(output)
     return f"{what}, {_by_whom(kills)}" if what and kills != 0 else ""
 
 
-def _killed(exit_code: int | None, signal: int | None, stdout: str, stderr: str) -> str:
+def _killed(output: ParsedOutput) -> str:
     """What was ended by a SIGKILL; empty if nothing was."""
-    if signals.SIGKILL in (signal, -(exit_code or 0)):
+    if output.signal == signals.SIGKILL:
         return "it was killed (SIGKILL)"
-    if _RANK_KILLED.search(stderr) or _RANK_KILLED.search(stdout):
+    if _RANK_KILLED.search(output.stderr) or _RANK_KILLED.search(output.stdout):
         return "one of its ranks was killed (SIGKILL)"
     return ""
 
@@ -257,10 +253,10 @@ def _by_whom(kills: int | None) -> str:
     return "as the kernel's OOM killer does; its count did not rise here"
 
 
-def _said_of_memory(stdout: str, stderr: str) -> str:
+def _memory_line(output: ParsedOutput) -> str:
     """The first out-of-memory line that the program did not recover from, stderr first."""
-    above = stdout.splitlines()
-    lines = [*above, *stderr.splitlines()]
+    above = output.stdout.splitlines()
+    lines = [*above, *output.stderr.splitlines()]
     memory_lines = []
     for number, line in enumerate(lines):
         rank, bare = _unprefixed(line)
@@ -297,33 +293,25 @@ def _of_other_causes(raised: Iterable[Raised]) -> list[Raised]:
     return causes
 
 
-def _error(exit_code: int | None, signal: int | None, stdout: str, stderr: str) -> str:
-    raised = _raised(stdout, stderr)
+def _error(output: ParsedOutput) -> str:
+    raised = output.raised
     # Where a connection is all that is told of, it is the cause; what a launcher says never is.
     ranks = [error for error in raised if not _LAUNCHERS.search(error.line)]
     if raised:
-        return _short(str((_causes(raised) or ranks or raised)[-1]))
-    how = _how_it_ended(exit_code, signal)
-    lines = [line.strip() for line in (stderr or stdout).splitlines() if line.strip()]
+        return _short(str((output.causes or ranks or raised)[-1]))
+    how = _how_it_ended(output)
+    text = output.stderr or output.stdout
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return _short(f"{how}: {lines[-1]}" if lines else f"{how}, and it said nothing")
 
 
-def _raised(stdout: str, stderr: str) -> list[Raised]:
-    return [*tracebacks(stdout.splitlines()), *tracebacks(stderr.splitlines())]
-
-
-def _causes(raised: Iterable[Raised]) -> list[Raised]:
-    return [error for error in raised if not _CONSEQUENCES.search(error.line)]
-
-
-def _how_it_ended(exit_code: int | None, signal: int | None) -> str:
-    number = signal or (-exit_code if exit_code is not None and exit_code < 0 else None)
-    if number is None:
-        return f"exit code {exit_code}"
+def _how_it_ended(output: ParsedOutput) -> str:
+    if output.signal is None:
+        return f"exit code {output.exit_code}"
     try:
-        return f"ended by {signals.Signals(number).name}"
+        return f"ended by {signals.Signals(output.signal).name}"
     except ValueError:
-        return f"ended by signal {number}"
+        return f"ended by signal {output.signal}"
 
 
 def tracebacks(lines: Iterable[str]) -> Iterator[Raised]:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import psutil
 
+from ergmeter.atomic_write import read_json, write_json
 from ergmeter.bench.execute import launching, nvidia_smi_logger
-from ergmeter.bench.execute.state import Process, read_json, write_json
+from ergmeter.bench.execute.state import Process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,6 +16,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+from ergmeter.atomic_write import read_json, write_json
 from ergmeter.bench.execute.state import (
     CLAIM,
     DRIVER,
@@ -26,9 +27,7 @@ from ergmeter.bench.execute.state import (
     directory_of,
     is_worked_on,
     read,
-    read_json,
     states,
-    write_json,
 )
 from ergmeter.bench.plan import erg_train
 from ergmeter.bench.plan.cells import BenchPlan, Cell

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from ergmeter.atomic_write import json_number, write_json
 from ergmeter.bench import results
 from ergmeter.bench.execute import launching, nvidia_smi_logger, state
 from ergmeter.bench.execute.node_worker import Rendezvous, call_off
@@ -51,14 +52,7 @@ from ergmeter.bench.execute.process import (
     kernel_kills,
     kills_since,
 )
-from ergmeter.bench.execute.state import (
-    CELL,
-    RESULTS,
-    CellState,
-    Process,
-    json_number,
-    write_json,
-)
+from ergmeter.bench.execute.state import CELL, RESULTS, CellState, Process
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import ErgmeterError
 from ergmeter.importers.hf_trainer import items_of, kind_of
@@ -280,14 +274,9 @@ class Runner:
         ]
         node_output = telling(nodes)
         run = run_at(self._directory / "run")
-        ending = outcome(
-            node_output.exit_code,
-            signal=node_output.signal or killed_by(run, node_output.exit_code),
-            stdout=node_output.stdout,
-            stderr=node_output.stderr,
-            loss=last_loss(run, trainer),
-            **how,
-        )
+        recorded_signal = killed_by(run, node_output.exit_code)
+        node_output = replace(node_output, recorded_signal=recorded_signal)
+        ending = outcome(node_output, loss=last_loss(run, trainer), **how)
         workload = run.workload if run is not None else {}
         # What failed may not have come as far as what is stated of it.
         stated = self._cell.expects if ending.status == "ok" else ()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +19,9 @@ from typing import Any
 
 import psutil
 
-from ergmeter.atomic_write import write_text
-from ergmeter.bench.execute.outcome import FINAL, CellOutcome, Status, broken_expectations
-from ergmeter.bench.plan.cells import BenchPlan, Cell
+from ergmeter.atomic_write import write_json
+from ergmeter.bench.execute.outcome import FINAL, CellOutcome, Status
+from ergmeter.bench.plan.cells import BenchPlan, Cell, broken_expectations
 from ergmeter.errors import FormatError
 from ergmeter.runlog.liveness import boot_id, started_s
 
@@ -149,25 +148,6 @@ def now() -> str:
 def directory_of(out: Path, cell: Cell) -> Path:
     """The directory of a cell."""
     return out / f"exp_{cell.index}"
-
-
-def write_json(path: Path, value: object, *, indent: int | None = 1) -> None:
-    """Replace a file whole: a reader sees the old one or the new one."""
-    write_text(path, json.dumps(value, indent=indent, allow_nan=False) + "\n")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in that file; empty where there is none, or it can't be read."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def json_number(value: object) -> object:
-    """The value itself, or its text if it is nan or inf, which JSON does not have."""
-    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 
 def read(directory: Path) -> CellState:

@@ -13,18 +13,15 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ergmeter.errors import FormatError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
 
 Value: TypeAlias = str | int | float | bool | None
 Launch: TypeAlias = Literal["plain", "torchrun", "accelerate"]
@@ -51,6 +48,11 @@ class Expectation:
     kind: Literal["pattern", "fact"]
     name: str
     value: str | int | float | bool
+
+
+def broken_expectations(checked: Iterable[Mapping[str, Any]]) -> str:
+    """The expectations that were not met, in one line; empty if all were."""
+    return "; ".join(f"{c.get('name')}: {c.get('seen')}" for c in checked if not c.get("held"))
 
 
 @dataclass(frozen=True)

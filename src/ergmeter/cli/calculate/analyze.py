@@ -24,7 +24,7 @@ from ergmeter.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ergmeter.neuron.analysis_types import Analysis, AnalysisProgress, AnalysisRequest, Event
+    from ergmeter.neuron.analysis import Analysis, AnalysisProgress, AnalysisRequest, Event
 
 FORMATS = ("text", "json", "md")
 
@@ -179,7 +179,7 @@ def main() -> None:
 
 
 def _analyze(request: AnalysisRequest, *, compat: bool, is_quiet: bool, per_file: bool) -> Analysis:
-    from ergmeter.neuron.analysis_types import AnalysisProgress
+    from ergmeter.neuron.analysis import AnalysisProgress
     from ergmeter.views.analyze import console as view
 
     if compat:
@@ -210,7 +210,7 @@ def _analyze(request: AnalysisRequest, *, compat: bool, is_quiet: bool, per_file
 
 
 def _request(**options: Any) -> AnalysisRequest:  # noqa: ANN401  click passes what it parsed
-    from ergmeter.neuron.analysis_types import AnalysisRequest
+    from ergmeter.neuron.analysis import AnalysisRequest
     from ergmeter.neuron.compile_cache import Choice, parse_time
     from ergmeter.neuron.score import Baseline
     from ergmeter.records import dtype_named

@@ -8,16 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ergmeter.cli.options import flag, with_default
+from ergmeter.cli.options import flag, with_default, with_each
 from ergmeter.cli.run_options import print_json
-from ergmeter.cli.work_options import (
-    CACHE_DTYPE,
-    WEIGHTS_DTYPE,
-    batch_of,
-    graph_of,
-    with_batch,
-    with_each,
-)
+from ergmeter.cli.work_options import CACHE_DTYPE, WEIGHTS_DTYPE, batch_of, graph_of, with_batch
 from ergmeter.errors import NotMeasurable, UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +21,7 @@ if TYPE_CHECKING:
     from ergmeter.flops.estimate.estimate import Room, Serving
     from ergmeter.flops.graph.graph import Graph
     from ergmeter.flops.work import TrainedParts
-    from ergmeter.hardware import DeviceSpec
+    from ergmeter.hardware.table import DeviceSpec
     from ergmeter.metrics.definitions.peaks import Peak
     from ergmeter.records import Missing
 
@@ -351,7 +344,7 @@ def _setup(options: dict[str, Any], parallel: Parallel) -> Setup:
 
 def _specs(device: str | None) -> tuple[DeviceSpec, ...] | Missing:
     """The rows that the device's name may mean; what all of them agree on is taken."""
-    from ergmeter.hardware import candidates
+    from ergmeter.hardware.table import candidates
     from ergmeter.records import Missing
 
     if device is None:
@@ -387,7 +380,7 @@ def _room(options: dict[str, Any], specs: tuple[DeviceSpec, ...] | Missing) -> R
 
 
 def _peak(options: dict[str, Any], specs: tuple[DeviceSpec, ...] | Missing) -> Peak | Missing:
-    from ergmeter.hardware import parse_peak
+    from ergmeter.hardware.table import parse_peak
     from ergmeter.metrics.definitions.peaks import declared_peak, device_peak
     from ergmeter.records import Missing
 

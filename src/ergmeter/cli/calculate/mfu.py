@@ -117,7 +117,7 @@ def _speed(
 def _peak(
     device: str | None, peak: str | None, source: str | None, dtype: str | None
 ) -> Peak | Missing:
-    from ergmeter.hardware import parse_peak
+    from ergmeter.hardware.table import parse_peak
     from ergmeter.metrics.definitions.peaks import declared_peak, device_peak
 
     if peak is not None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from ergmeter.cli.options import flag
+from ergmeter.cli.run_options import print_json
 from ergmeter.errors import UsageError
 
 
@@ -26,7 +25,7 @@ def command(
     """
     from rich.console import Console
 
-    from ergmeter.hardware import devices, lookup
+    from ergmeter.hardware.table import devices, lookup
     from ergmeter.records import DTYPES
     from ergmeter.views.calculate import reference
 
@@ -37,12 +36,10 @@ def command(
         spec = lookup(name)
         if dtype:
             spec.peak(dtype)  # says so if there is none
-        document = json.dumps(reference.hardware_document(spec), indent=1, allow_nan=False)
-        click.echo(
-            document
-            if as_json
-            else "\n".join(reference.hardware_entry(spec, width=Console().width))
-        )
+        if as_json:
+            print_json(reference.hardware_document(spec))
+        else:
+            click.echo("\n".join(reference.hardware_entry(spec, width=Console().width)))
         return
     if dtype and dtype not in DTYPES:
         raise UsageError(f"no type {dtype!r}; the table has {', '.join(DTYPES)}")
@@ -53,10 +50,6 @@ def command(
     rows = [row for row in rows if not vendor or row.vendor == vendor.lower()]
     rows = [row for row in rows if not dtype or dtype in row.peak_flops_per_s]
     if as_json:
-        click.echo(
-            json.dumps(
-                [reference.hardware_document(row) for row in rows], indent=1, allow_nan=False
-            )
-        )
+        print_json([reference.hardware_document(row) for row in rows])
     else:
         Console().print(reference.hardware_listing(rows, dtype=dtype))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from ergmeter.cli.options import PATH, flag, path_option, repeated, with_default
+from ergmeter.cli.options import BY, NOISE, PATH, flag, path_option, repeated, with_default
 from ergmeter.cli.run_options import check_page, print_json, with_page, write_page
 
 if TYPE_CHECKING:
@@ -284,13 +284,8 @@ def listed(directory: Path, every: bool, chosen: str | None, as_json: bool) -> N
 @click.command("compare")
 @click.argument("new", type=PATH)
 @click.argument("ref", type=PATH)
-@repeated(
-    "--noise",
-    "noises",
-    metavar="[METRIC=]SHARE",
-    help="How much a single run scatters, where runs were not repeated: 1%, or loss=0.2%.",
-)
-@click.option("--by", metavar="COLUMNS", help="Match cells by these columns, joined by commas.")
+@NOISE
+@BY
 @repeated(
     "--new-where",
     metavar="COLUMN=VALUE",
@@ -310,7 +305,7 @@ def compare(
     new: Path,
     ref: Path,
     noises: tuple[str, ...],
-    by: str | None,
+    by: tuple[str, ...],
     new_where: tuple[str, ...],
     ref_where: tuple[str, ...],
     form: str,
@@ -324,15 +319,13 @@ def compare(
     from rich.console import Console
 
     from ergmeter.bench import comparing
-    from ergmeter.bench.comparing import parse_noise
     from ergmeter.bench.pairing import where
     from ergmeter.bench.results import load
     from ergmeter.views.bench import compare as view
 
-    columns = tuple(part.strip() for part in (by or "").split(",") if part.strip())
     options = comparing.BenchCompareOptions(
-        noise=parse_noise(noises),
-        by=columns,
+        noise=comparing.parse_noise(noises),
+        by=by,
         new_where=where(new_where),
         ref_where=where(ref_where),
     )

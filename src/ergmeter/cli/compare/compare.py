@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import PATH, flag, repeated, with_default
+from ergmeter.cli.options import PATH, flag, listed, repeated, with_default
 from ergmeter.cli.run_options import (
     check_page,
     chosen_form,
@@ -34,8 +34,8 @@ _WIPE = "\r\x1b[K"
 
 
 @contextmanager
-def reading_progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that prints how many of how many have been read, on a terminal."""
+def reading_progress() -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that prints how many runs of how many have been read, on a terminal."""
     is_terminal = sys.stderr.isatty()
     due_s = time.monotonic() + _QUIET_S
     is_shown = False
@@ -44,7 +44,7 @@ def reading_progress(what: str) -> Iterator[Callable[[int, int], None]]:
         nonlocal due_s, is_shown
         if not is_terminal or time.monotonic() < due_s:
             return
-        sys.stderr.write(f"{_WIPE}reading {what}: {done:,} of {of:,}")
+        sys.stderr.write(f"{_WIPE}reading runs: {done:,} of {of:,}")
         sys.stderr.flush()
         due_s, is_shown = time.monotonic() + _BETWEEN_S, True
 
@@ -64,6 +64,7 @@ _FORMATS = ("table", "csv", "json", "md")
 @click.option(
     "--group-by",
     "group_by",
+    callback=listed,
     metavar="COLUMNS",
     help="What tells the groups apart: columns of the ledger, joined by commas, or `source`, which"
     " is what is named here. Default: backend, or source where there is one backend.",
@@ -106,7 +107,7 @@ _FORMATS = ("table", "csv", "json", "md")
 def command(
     settings: Settings,
     sources: tuple[Path, ...],
-    group_by: str | None,
+    group_by: tuple[str, ...],
     baseline: str | None,
     metrics: tuple[str, ...],
     anyway: bool,
@@ -129,15 +130,14 @@ def command(
     from ergmeter.compare.comparison import CompareOptions, compare, figures_needed
     from ergmeter.compare.sources import read_entries
 
-    columns = tuple(part.strip() for part in (group_by or "").split(",") if part.strip())
     options = CompareOptions(
-        columns, baseline, metrics, anyway, target_loss, confidence, difference / 100.0
+        group_by, baseline, metrics, anyway, target_loss, confidence, difference / 100.0
     )
     form = chosen_form(form, as_json=as_json)
     if axis is not None and page is None:
         raise UsageError(f"--x {axis} is of the page: give --html FILE too")
     check_page(page)
-    with reading_progress("runs") as tell:
+    with reading_progress() as tell:
         entries = read_entries(sources, settings, keys=figures_needed(options), on_progress=tell)
     comparison = compare(entries, options)
     if page is not None:

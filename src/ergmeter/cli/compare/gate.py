@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import PATH, flag, path_option, repeated, with_default
+from ergmeter.cli.options import BY, NOISE, PATH, flag, path_option, repeated, with_default
 from ergmeter.cli.run_options import print_json
 
 if TYPE_CHECKING:
@@ -26,14 +26,9 @@ _FORMATS = ("text", "md", "json")
     help="What may change, which way and by how much: 'tokens_per_s -3%' (may fall by 3 %),"
     " 'peak_memory +2%', 'loss +-1%', 'loss +0.01'. May be repeated. Default: the first three.",
 )
-@repeated(
-    "--noise",
-    "noises",
-    metavar="[METRIC=]SHARE",
-    help="How much a single run scatters, where runs were not repeated: 1%, or loss=0.2%.",
-)
+@NOISE
 @flag("--plain", help="Hold single runs to the bare threshold; noise can then turn the gate red.")
-@click.option("--by", metavar="COLUMNS", help="Match cells by these columns, joined by commas.")
+@BY
 @with_default(
     "--confidence",
     type=click.FloatRange(0.5, 0.9999),
@@ -56,7 +51,7 @@ def command(
     rules: tuple[str, ...],
     noises: tuple[str, ...],
     plain: bool,
-    by: str | None,
+    by: tuple[str, ...],
     confidence: float,
     strict: bool,
     allow_missing: bool,
@@ -75,8 +70,7 @@ def command(
     from ergmeter.bench.gate import gate
     from ergmeter.bench.results import load
 
-    columns = tuple(part.strip() for part in (by or "").split(",") if part.strip())
-    options = BenchCompareOptions(confidence=confidence, noise=parse_noise(noises), by=columns)
+    options = BenchCompareOptions(confidence=confidence, noise=parse_noise(noises), by=by)
     judged_gate = gate(
         load(new),
         load(ref),

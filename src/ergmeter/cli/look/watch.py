@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.alert_options import with_rules
 from ergmeter.cli.options import COUNT, PATH, flag
-from ergmeter.cli.run_options import with_training
+from ergmeter.cli.run_options import with_rules, with_training
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ergmeter.cli.measure.torch_workload import progress_bar
 from ergmeter.cli.options import COUNT, flag, path_option, repeated, with_default
 from ergmeter.cli.run_options import print_json
 
@@ -294,23 +295,12 @@ def _out(path: Path | None, pace: Closed | Open, *, is_only: bool) -> Path:
 @contextmanager
 def _progress(plan: LevelPlan, *, quiet: bool) -> Iterator[Callable[[LevelOutcome], None]]:
     """A progress bar on standard error."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda _outcome: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(30), TextColumn("{task.fields[now]}"))
-    console = Console(stderr=True)
-    # Drawing takes processor time from what is measured, so: seldom.
-    with Progress(
-        *columns, TimeElapsedColumn(), console=console, refresh_per_second=4, transient=True
-    ) as bar:
-        task = bar.add_task(plan.pace.label, total=plan.extent.requests, now="")
+    quiet = quiet or not sys.stderr.isatty()
+    with progress_bar(plan.pace.label, quiet=quiet, refresh_per_second=4, time="elapsed") as show:
 
         def tell(outcome: LevelOutcome) -> None:
             failed = f", {outcome.failed} failed" if outcome.failed else ""
-            bar.update(task, completed=outcome.settled, now=f"{outcome.settled} requests{failed}")
+            show(outcome.settled, plan.extent.requests, f"{outcome.settled} requests{failed}")
 
         yield tell
 

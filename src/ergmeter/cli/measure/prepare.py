@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ergmeter.cli.measure.torch_workload import needing
 from ergmeter.cli.options import flag, path_option
 from ergmeter.cli.run_options import print_json
 
 if TYPE_CHECKING:
     from ergmeter.workloads.sft.config_sections import SftConfig
     from ergmeter.workloads.sft.prepared_data import EpochTokens, Prepared
-
-_LIBRARIES = ("torch", "transformers", "tokenizers", "jinja2")
 
 
 @click.command()
@@ -36,17 +35,11 @@ def command(config_path: Path, sample: Path | None, as_json: bool) -> int:
     \b
     erg prepare --config configs/cpu/run_torch.yaml
     """
-    from ergmeter.errors import PluginError
     from ergmeter.workloads.sft.config_file import load
 
     config = load(config_path)
-    try:
+    with needing("torch", "transformers", "tokenizers", "jinja2", what="this", extra="train"):
         data, parts = _prepared(config)
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in _LIBRARIES:
-            raise
-        raise PluginError(f"this needs {missing}: pip install 'ergmeter[train]'") from error
     where = sample or config.train.output_dir / "sample.txt"
     where.parent.mkdir(parents=True, exist_ok=True)
     where.write_text(_rendered(data), encoding="utf-8")

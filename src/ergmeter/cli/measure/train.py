@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.measure.torch_workload import progress_bar
+from ergmeter.cli.measure.torch_workload import needing, progress_bar
 from ergmeter.cli.options import flag, path_option, repeated, with_default
 from ergmeter.cli.run_options import print_json
 
@@ -127,17 +127,11 @@ def _once(
 def _workload(config: SftConfig) -> Any:  # noqa: ANN401  the module
     import importlib
 
-    from ergmeter.errors import PluginError
-
-    try:
+    libraries = ("torch", "transformers", "peft", "accelerate", "tokenizers")
+    with needing(*libraries, what="training", extra="train"):
         if config.tuning.backend == "unsloth":  # it changes transformers as that is loaded
             importlib.import_module("ergmeter.workloads.sft.trainers").first_imports(config)
         return importlib.import_module("ergmeter.workloads.sft.training")
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in ("torch", "transformers", "peft", "accelerate", "tokenizers"):
-            raise
-        raise PluginError(f"training needs {missing}: pip install 'ergmeter[train]'") from error
 
 
 @contextmanager
@@ -148,7 +142,7 @@ def _progress(config: SftConfig, *, quiet: bool) -> Iterator[Callable[[TrainingP
     if quiet or not Console(stderr=True).is_terminal:
         yield (lambda _tick: None) if quiet else _lines(what)
         return
-    with progress_bar(what, quiet=False, refresh_per_second=2, shows_remaining=True) as show:
+    with progress_bar(what, quiet=False, refresh_per_second=2, time="remaining") as show:
 
         def tell(tick: TrainingProgress) -> None:
             loss = "" if tick.loss is None else f"  loss {tick.loss:.3f}"

@@ -6,16 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.compat.nki_llama.original_inputs import original_count, read_original_log
+from ergmeter.compat.nki_llama.original_inputs import OriginalLog, original_count, read_original_log
 from ergmeter.errors import UsageError
 from ergmeter.neuron.advice import AdviceFinding
-from ergmeter.neuron.analysis_types import (
-    Analysis,
-    AnalysisProgress,
-    GraphCounted,
-    Started,
-    check_inputs,
-)
+from ergmeter.neuron.analysis import Analysis, AnalysisProgress, GraphCounted, Started, check_inputs
 from ergmeter.neuron.compile_cache import Choice, graph_file
 from ergmeter.neuron.document import FORMAT, as_origin, input_documents, versions
 from ergmeter.neuron.mfu import PEAK_TFLOP_PER_S_PER_NODE, VERSION, impossible_mfu, sequence_flops
@@ -25,8 +19,7 @@ from ergmeter.neuron.training_job import read_training_file
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ergmeter.compat.nki_llama.original_inputs import OriginalLog
-    from ergmeter.neuron.analysis_types import AnalysisRequest, Watch
+    from ergmeter.neuron.analysis import AnalysisRequest, Watch
     from ergmeter.records import Basis
 
 QUIRKS = (

@@ -13,14 +13,11 @@ import re
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ergmeter.hlo import proto
 from ergmeter.hlo.module import Instruction
-from ergmeter.hlo.wire import Malformed, integers, message, span, spans
-
-if TYPE_CHECKING:
-    from ergmeter.hlo.wire import Buffer, Span
+from ergmeter.hlo.wire import Buffer, Malformed, Span, integers, message, span, spans
 
 # A log as the original's second version reads it: progress-bar lines of one trainer. Its faults are
 # kept: numbers end at an `e`, the documented form `throughput: 150.5` is not recognised,

@@ -22,17 +22,15 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.flops.counted.count import count, count_built
 from ergmeter.flops.counted.op_totals import CountedStep, summed
-from ergmeter.flops.graph.adapters import ALL_LINEAR, EXPERTS
+from ergmeter.flops.graph.adapters import ALL_LINEAR, EXPERTS, Lora
 from ergmeter.flops.source import model_graph
-from ergmeter.flops.work import trained_graph
+from ergmeter.flops.work import TrainedParts, trained_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ergmeter.flops.batch import Batch
     from ergmeter.flops.config import ModelConfig
-    from ergmeter.flops.graph.adapters import Lora
-    from ergmeter.flops.work import TrainedParts
 
 # A model with PEFT's own adapters, without memory.
 

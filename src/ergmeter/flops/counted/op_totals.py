@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
-from ergmeter.flops.analytic import PartFlops
+from ergmeter.flops.analytic import PartFlops, Parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ergmeter.flops.analytic import Parts
 
 Key = TypeVar("Key")
 

@@ -29,14 +29,13 @@ from cloudpickle import cloudpickle as by_value
 from torch import nn
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.flops.counted.meta_model import HOOKS, TensorSpec, needed_hooks, unwrapped
+from ergmeter.flops.counted.meta_model import HOOKS, ModuleCall, TensorSpec, needed_hooks, unwrapped
 from ergmeter.flops.counted.remote import CountRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from threading import Event
 
-    from ergmeter.flops.counted.meta_model import ModuleCall
 
 _MOST_BYTES = 64 * 2**20
 _MOST_S = 10.0  # of work, pauses not counted

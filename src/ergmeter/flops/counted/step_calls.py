@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,14 +18,9 @@ from torch.utils._pytree import tree_map
 from ergmeter.errors import ErgmeterError, NotMeasurable
 from ergmeter.flops.counted import remote
 from ergmeter.flops.counted.count import RAISED, Counter, isolated, scalar_of, why_not_run
-from ergmeter.flops.counted.meta_model import MetaModel
-from ergmeter.flops.counted.op_totals import CallFlops
-from ergmeter.flops.counted.remote import CountRequest
+from ergmeter.flops.counted.meta_model import MetaModel, ModuleCall
+from ergmeter.flops.counted.op_totals import CallFlops, CountedStep
 from ergmeter.flops.counted.skeleton import loads
-
-if TYPE_CHECKING:
-    from ergmeter.flops.counted.meta_model import ModuleCall
-    from ergmeter.flops.counted.op_totals import CountedStep
 
 _CURE = "give its FLOPs to the Meter (flops=), from a configuration like it (`erg flops`)"
 # Products of positions with each other: they grow with the length of a sequence.
@@ -35,7 +30,7 @@ _SDPA = "scaled_dot_product_attention"
 _attention = nn.functional.scaled_dot_product_attention
 
 
-def count(request: CountRequest) -> list[list[CallFlops]]:
+def count(request: remote.CountRequest) -> list[list[CallFlops]]:
     """The FLOPs of each call, group by group; of one that can't be counted, why."""
     results = []
     for number, data in enumerate(request.groups):
@@ -55,7 +50,7 @@ def main(path: str) -> None:
     folder = Path(path)
     about, groups = remote.files(folder)
     errors = {int(number): why for number, why in about["errors"].items()}
-    remote.answer(folder, count(CountRequest(groups, errors, tuple(about["sizes"]))))
+    remote.answer(folder, count(remote.CountRequest(groups, errors, tuple(about["sizes"]))))
 
 
 def _count_group(data: bytes) -> list[CallFlops]:

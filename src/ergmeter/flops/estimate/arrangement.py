@@ -10,16 +10,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from ergmeter.errors import UsageError
-from ergmeter.flops.batch import IMAGE_STREAMS
-from ergmeter.flops.estimate.storage import STORED_TYPES
+from ergmeter.flops.batch import IMAGE_STREAMS, Batch
+from ergmeter.flops.estimate.storage import STORED_TYPES, StoredType
 from ergmeter.flops.graph.graph import Attention, Linear, gradients, trained_nodes
 from ergmeter.units import number_of, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ergmeter.flops.batch import Batch
-    from ergmeter.flops.estimate.storage import StoredType
     from ergmeter.flops.graph.graph import Graph, Node, Trainable
     from ergmeter.flops.graph.layers import ActivationTraits
     from ergmeter.flops.work import TrainedParts

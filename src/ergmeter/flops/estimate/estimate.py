@@ -12,24 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
 from ergmeter.flops.batch import Batch, Sequences
-from ergmeter.flops.estimate.arrangement import QUANTISED
-from ergmeter.flops.estimate.memory import KINDS, step_memory
-from ergmeter.flops.estimate.storage import STORED_TYPES
+from ergmeter.flops.estimate.arrangement import QUANTISED, Parallel, Setup
+from ergmeter.flops.estimate.memory import KINDS, Memory, step_memory
+from ergmeter.flops.estimate.storage import STORED_TYPES, Storage
 from ergmeter.flops.graph.adapters import Lora
-from ergmeter.flops.graph.graph import Attention, Convolution, Linear, Scan
-from ergmeter.records import Missing, Reading
+from ergmeter.flops.graph.graph import Attention, Convolution, Graph, Linear, Node, Scan
+from ergmeter.records import Flops, Missing, Reading, Result
 from ergmeter.units import duration, number_of, scaled, significant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ergmeter.flops.estimate.arrangement import Parallel, Setup
-    from ergmeter.flops.estimate.memory import Memory
-    from ergmeter.flops.estimate.storage import Storage
-    from ergmeter.flops.graph.graph import Graph, Node
     from ergmeter.flops.work import TrainedParts
     from ergmeter.metrics.definitions.peaks import Peak
-    from ergmeter.records import Flops, Result
 
 # Changes that make a training fit.
 #

@@ -33,16 +33,14 @@ from ergmeter.flops.estimate.arrangement import (
     is_written_out,
     precision,
 )
-from ergmeter.flops.estimate.saved_activations import LayerBackward, LayerPeak, SavedTensors
-from ergmeter.flops.graph.graph import Attention, Fold, Linear
+from ergmeter.flops.estimate.saved_activations import LayerBackward, LayerPeak, Saved, SavedTensors
+from ergmeter.flops.graph.graph import Attention, Fold, Graph, Linear, Node
 from ergmeter.flops.graph.layers import code_traits
 from ergmeter.flops.work import TrainedParts, trained_graph
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
     from ergmeter.flops.batch import Batch
-    from ergmeter.flops.estimate.saved_activations import Saved
-    from ergmeter.flops.graph.graph import Graph, Node
 
 KINDS = (
     "weights",

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.flops.config import EXPERTS, ModelConfig, quoted_value
-from ergmeter.flops.graph.graph import Linear
+from ergmeter.flops.graph.graph import Graph, Linear, Node
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ergmeter.flops.graph.graph import Graph, Node
 
 WIDE = 16  # bits from which on a type is for all of a model and not just for its matrices
 

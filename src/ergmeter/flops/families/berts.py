@@ -10,17 +10,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.families.pieces import layer_kinds, windows_of
+from ergmeter.flops.families.pieces import Names, layer_kinds, windows_of
 from ergmeter.flops.graph.decoder import EncoderBlock, add_block, biased_attention
-from ergmeter.flops.graph.graph import Attention, Builder, Graph
+from ergmeter.flops.graph.graph import Attention, Builder, Graph, Node
 from ergmeter.flops.graph.layers import AttentionLayer, Mlp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.flops.config import ModelConfig
-    from ergmeter.flops.families.pieces import Names
-    from ergmeter.flops.graph.graph import Node
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.config import quoted_value
+from ergmeter.flops.config import ModelConfig, quoted_value
 from ergmeter.flops.families.pieces import (
     QWEN_EXPERTS,
     QWEN_SHARED_EXPERTS,
@@ -35,7 +35,6 @@ from ergmeter.flops.graph.layers import AttentionLayer, Decoder, Experts, Layer,
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ergmeter.flops.config import ModelConfig
     from ergmeter.flops.families.pieces import Windows
 
 

@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.graph.layers import AttentionLayer, Decoder, Experts, Latent
+from ergmeter.flops.graph.layers import AttentionLayer, Decoder, Experts, Latent, Layer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from ergmeter.flops.config import ModelConfig
-    from ergmeter.flops.graph.layers import Layer
 
 Names = tuple[str, ...]
 """The names that a field may have, as different files write it."""

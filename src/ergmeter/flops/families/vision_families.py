@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.config import head_of, quoted_value
+from ergmeter.flops.config import ModelConfig, head_of, quoted_value
 from ergmeter.flops.families.vision_towers import (
     PROJECTIONS,
     Projector,
@@ -30,17 +30,14 @@ from ergmeter.flops.families.vision_towers import (
     vit_block,
 )
 from ergmeter.flops.graph.decoder import EncoderBlock, add_block, biased_attention, renamed
-from ergmeter.flops.graph.graph import Builder, Graph
+from ergmeter.flops.graph.graph import Builder, Graph, Mask
 from ergmeter.flops.graph.heads import labels_of
-from ergmeter.flops.graph.layers import Mlp, Piece
+from ergmeter.flops.graph.layers import Decoder, Mlp, Piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ergmeter.flops.config import ModelConfig
     from ergmeter.flops.families.vision_towers import ImageSize, Tower
-    from ergmeter.flops.graph.graph import Mask
-    from ergmeter.flops.graph.layers import Decoder
 
 # Image models and image-text models.
 

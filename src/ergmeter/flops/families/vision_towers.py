@@ -27,12 +27,11 @@ from ergmeter.flops.graph.decoder import (
     renamed,
 )
 from ergmeter.flops.graph.graph import Attention, Builder, Graph
-from ergmeter.flops.graph.layers import Mlp, Piece, add_piece
+from ergmeter.flops.graph.layers import Decoder, Mlp, Piece, add_piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ergmeter.flops.graph.layers import Decoder
 
 ImageSize = tuple[int, int]
 """Height and width in pixels."""

@@ -19,12 +19,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import UsageError
-from ergmeter.flops.graph.graph import Fold, Linear
+from ergmeter.flops.graph.graph import Fold, Graph, Linear, Node, Trainable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ergmeter.flops.graph.graph import Graph, Node, Trainable
 
 # Weights that a LoRA target means, by PEFT's rules.
 #

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.graph.graph import Builder, Graph, Linear
+from ergmeter.flops.graph.graph import Builder, Graph, Linear, Node
 from ergmeter.flops.graph.layers import (
     AttentionLayer,
     Decoder,
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ergmeter.flops.config import ModelConfig
-    from ergmeter.flops.graph.graph import Node
 
 
 def decoder_graph(decoder: Decoder) -> Graph:

@@ -9,14 +9,9 @@ head of a class is read from transformers' own mappings (`config.head_of`), not 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from ergmeter.flops.config import head_of
-from ergmeter.flops.graph.graph import Builder
-
-if TYPE_CHECKING:
-    from ergmeter.flops.config import ModelConfig
-    from ergmeter.flops.graph.graph import Graph
+from ergmeter.flops.config import ModelConfig, head_of
+from ergmeter.flops.graph.graph import Builder, Graph
 
 # The head of a class that is not in transformers' mappings, by how its name ends. Not "Model":
 # MarianMTModel and ChatGLMModel have a head, MarianModel has none.

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ergmeter.flops.graph.graph import Attention, Convolution, Scan
+from ergmeter.flops.graph.graph import Attention, Builder, Convolution, Graph, Mask, Scan
 
 if TYPE_CHECKING:
     from ergmeter.flops.config import ModelConfig
-    from ergmeter.flops.graph.graph import Builder, Graph, Mask
 
 # -- what autograd saves ---------------------------------------------------------------------------
 #

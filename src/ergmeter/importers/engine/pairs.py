@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from ergmeter.importers.engine.parsed_line import COUNTS
 from ergmeter.importers.engine.progress_bar import bar
-from ergmeter.importers.engine.step_line import COUNTS
 
 # Names. A name is matched as a whole: `loss:` also occurs in `train_loss:`, and `step: 2048` in
 # `tokens per step: 2048`. A rate keeps its own unit.

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ergmeter.importers.engine.pairs import NamedNumber
-from ergmeter.importers.engine.spans import StepSpans
-from ergmeter.importers.engine.step_line import (
+from ergmeter.importers.engine.parsed_line import (
     COUNTS,
     HELD_LINES,
     Losses,
@@ -21,6 +20,7 @@ from ergmeter.importers.engine.step_line import (
     mode_note,
     retracted_note,
 )
+from ergmeter.importers.engine.spans import StepSpans
 from ergmeter.importers.engine.step_lines import (
     STEP_FIGURES,
     Dialect,

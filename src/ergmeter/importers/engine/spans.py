@@ -16,7 +16,7 @@ from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass, field
 from statistics import median, median_low
 
-from ergmeter.importers.engine.step_line import ParsedLine
+from ergmeter.importers.engine.parsed_line import ParsedLine
 from ergmeter.records import Mark, Step
 from ergmeter.units import NS_PER_S
 

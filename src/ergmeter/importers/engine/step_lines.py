@@ -20,8 +20,8 @@ from ergmeter.importers.engine.pairs import (
     pairs,
     worth_reading,
 )
+from ergmeter.importers.engine.parsed_line import LineKind, ParsedLine
 from ergmeter.importers.engine.progress_bar import bar
-from ergmeter.importers.engine.step_line import LineKind, ParsedLine
 from ergmeter.importers.engine.timestamps import FileClock, epoch_ns, stamp_ns
 from ergmeter.ports import Line
 

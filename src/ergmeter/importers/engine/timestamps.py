@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Literal
 
 from ergmeter.importers.engine.pairs import plain
-from ergmeter.importers.engine.step_line import ParsedLine
+from ergmeter.importers.engine.parsed_line import ParsedLine
 from ergmeter.records import Mark
 from ergmeter.units import NS_PER_S
 

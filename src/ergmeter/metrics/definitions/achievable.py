@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError, NotMeasurable
-from ergmeter.hardware.calibration import read_document
+from ergmeter.hardware.calibration import CalibratedRate, Calibration, read_document
 from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.definitions.compute import (
     BANDWIDTH,
@@ -26,13 +26,11 @@ from ergmeter.metrics.definitions.compute import (
     need_possible,
     of_run,
 )
-from ergmeter.records import Reading, mapped, weakest
+from ergmeter.records import Device, Reading, mapped, weakest
 from ergmeter.units import scaled, significant
 
 if TYPE_CHECKING:
-    from ergmeter.hardware.calibration import CalibratedRate, Calibration
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.records import Device
 
 OF_ACHIEVABLE = "utilization.mfu_of_achievable_frac"
 BANDWIDTH_OF_ACHIEVABLE = "utilization.bandwidth_of_achievable_frac"

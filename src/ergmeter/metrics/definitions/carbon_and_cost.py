@@ -24,14 +24,13 @@ from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import label_of, tokens
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
 from ergmeter.metrics.evidence.samples import ACCELERATORS
-from ergmeter.records import Reading, mapped
+from ergmeter.records import Reading, Window, mapped
 from ergmeter.runlog.settings import NOT_STATED
 from ergmeter.units import J_PER_KWH, duration, scaled, significant
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.evidence.window import TrainingWindow
-    from ergmeter.records import Window
 
 
 # Device-hours. The number of devices is what was read of every rank, or what the user declares, and

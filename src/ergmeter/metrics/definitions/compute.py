@@ -28,14 +28,13 @@ from ergmeter.metrics.definitions.throughput import samples_per_s, steps_per_s, 
 from ergmeter.metrics.definitions.tokens import positions_per_token
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
 from ergmeter.metrics.evidence.samples import cached_result
-from ergmeter.records import Missing, Reading, mapped, weakest
+from ergmeter.records import Basis, Device, Flops, Missing, Reading, Result, mapped, weakest
 from ergmeter.units import number_of, scaled, significant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.records import Basis, Device, Flops, Result
 
     _Share = Callable[..., Reading]
 

@@ -29,12 +29,11 @@ from ergmeter.metrics.device_energy import (
 from ergmeter.metrics.evidence.gpu_use import gpu_names
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
 from ergmeter.metrics.evidence.samples import ACCELERATORS, cached_result, or_none, why_absent
-from ergmeter.records import Reading, mapped, weakest
+from ergmeter.records import Basis, Device, Reading, mapped, weakest
 from ergmeter.units import J_PER_WH, number_of
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.records import Basis, Device
 
 _ROUNDING = 1e-9  # of a mean that is as high as the highest reading
 

@@ -23,19 +23,16 @@ from ergmeter.metrics.definitions.achievable import calibration_of, differences
 from ergmeter.metrics.definitions.energy import joules_per_token, run_j
 from ergmeter.metrics.definitions.tokens import need_all_rows
 from ergmeter.metrics.device_energy import boundary, curve_of
-from ergmeter.metrics.energy_curve import merged
+from ergmeter.metrics.energy_curve import EnergyCurve, merged
 from ergmeter.metrics.evidence.samples import BOUNDARY, cached_for_kinds, cached_result
-from ergmeter.metrics.phases import PHASE_TITLES, PRECEDENCE, precedence, spans_of, union_of
-from ergmeter.records import PHASES, Reading, mapped, weakest
+from ergmeter.metrics.phases import PHASE_TITLES, PRECEDENCE, Spans, precedence, spans_of, union_of
+from ergmeter.records import PHASES, Basis, Device, FloatArray, Reading, TimeArray, mapped, weakest
 from ergmeter.stats.intervals import percentile
 from ergmeter.units import NS_PER_S, duration, number_of, scaled
 
 if TYPE_CHECKING:
-    from ergmeter.metrics.energy_curve import EnergyCurve
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.evidence.steps import Steps
-    from ergmeter.metrics.phases import Spans
-    from ergmeter.records import Basis, Device, FloatArray, TimeArray
 
 
 # Energy by phase (`metrics.phases`). The parts add up to the whole run.

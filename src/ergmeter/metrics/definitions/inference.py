@@ -38,7 +38,7 @@ from ergmeter.metrics.evidence.requests import (
     why_not_timed,
 )
 from ergmeter.metrics.evidence.samples import cached_result
-from ergmeter.records import PHASES, Reading, mapped, weakest
+from ergmeter.records import PHASES, Basis, FloatArray, Reading, mapped, weakest
 from ergmeter.stats.intervals import percentile
 from ergmeter.units import NS_PER_S, duration, number_of
 
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.evidence.requests import Offered
     from ergmeter.metrics.evidence.steps import Steps
-    from ergmeter.records import Basis, FloatArray
 
 _PREFILL, _DECODE = PHASES.index("prefill"), PHASES.index("decode")
 _CHUNKS = "a chunk with text stands for a token: the server sends no usage"

@@ -25,15 +25,8 @@ from ergmeter.metrics.evidence.samples import (
     readings,
     sampled,
 )
-from ergmeter.metrics.phases import (
-    PHASE_TITLES,
-    PRECEDENCE,
-    before,
-    spans_of,
-    touched,
-    union_of,
-)
-from ergmeter.records import Reading
+from ergmeter.metrics.phases import PHASE_TITLES, PRECEDENCE, before, spans_of, touched, union_of
+from ergmeter.records import Device, Reading, TimeArray
 from ergmeter.stats.intervals import MIN_BLOCKS, slope_interval
 from ergmeter.units import NS_PER_S, number_of, scaled
 
@@ -41,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.records import Device, TimeArray
 
 
 _S_PER_H = 3600.0

@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.hardware import NoUnits, candidates, lookup
+from ergmeter.hardware.table import DeviceSpec, NoUnits, candidates, lookup
 from ergmeter.metrics.evidence.samples import or_none
-from ergmeter.records import DTYPES, Missing
+from ergmeter.records import DTYPES, Basis, Missing
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ergmeter.hardware import DeviceSpec
-    from ergmeter.records import Basis
 
 NARROW = ("fp8", "fp4", "int8")
 """Types whose products are computed at one rate and everything around them at another."""

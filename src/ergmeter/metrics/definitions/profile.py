@@ -16,14 +16,13 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.definitions.timing import in_step_s
-from ergmeter.records import Reading, is_above, weakest
+from ergmeter.records import Direction, FloatArray, Reading, is_above, weakest
 from ergmeter.stats.intervals import percentile_of_blocks
 from ergmeter.units import NS_PER_S, duration
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.evidence.steps import Mask, Steps
-    from ergmeter.records import Direction, FloatArray
 
 _MARK = "profiled"
 _WHY_NOT = ("not_profiled", "profile_unread")

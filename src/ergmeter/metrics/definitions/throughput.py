@@ -27,17 +27,15 @@ from ergmeter.metrics.definitions.tokens import (
     why_not_counted,
 )
 from ergmeter.metrics.evidence import ranks
-from ergmeter.metrics.evidence.ranks import counting
 from ergmeter.metrics.evidence.requests import why_not_timed
 from ergmeter.metrics.evidence.samples import ACCELERATORS
 from ergmeter.metrics.evidence.steps import RowAmounts, interval_in_order
-from ergmeter.records import PHASES, Reading
+from ergmeter.records import PHASES, Basis, Reading, Reported
 from ergmeter.stats.intervals import mean_rate
 from ergmeter.units import number_of
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.records import Basis, Reported
 
 _NOT_TRAINING = ("eval", "val", "test", "predict")  # how names of other rates begin
 _DECODE = PHASES.index("decode")
@@ -215,7 +213,7 @@ def generated_tokens_per_s(evidence: Evidence) -> Reading:
     rows = rows.where_each(lambda lane: lane["phase"] == _DECODE)
     if not len(rows):
         raise NotMeasurable(f"no decode spans were recorded: {why_not_timed(evidence)}")
-    rows = rows.where_each(counting(evidence, rows, "tokens_computed"))
+    rows = rows.where_each(ranks.counting(evidence, rows, "tokens_computed"))
     amounts, label, basis = tokens(evidence, rows)
     if not all(lane.busy_s for lane in rows.lanes):
         raise NotMeasurable("decode spans of 0 s: each answer had one token, or came in one piece")

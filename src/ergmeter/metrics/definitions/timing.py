@@ -18,16 +18,14 @@ from ergmeter.metrics.catalog import Alias, Metric, over_whole_run
 from ergmeter.metrics.definitions.throughput import pace
 from ergmeter.metrics.definitions.tokens import all_steps_in, need_all_rows, need_rows, steps_of
 from ergmeter.metrics.evidence.samples import cached_result
-from ergmeter.metrics.evidence.steps import RowAmounts, interval_in_order
+from ergmeter.metrics.evidence.steps import RowAmounts, Steps, interval_in_order
 from ergmeter.metrics.phases import PHASE_TITLES
-from ergmeter.records import PHASES, Reading
+from ergmeter.records import PHASES, FloatArray, Reading
 from ergmeter.stats.intervals import percentile_of_blocks
 from ergmeter.units import NS_PER_S, duration, number_of
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.evidence.steps import Steps
-    from ergmeter.records import FloatArray
 
 
 # Stragglers. The rank with the longest steps need not be the slow one. Where ranks wait for each

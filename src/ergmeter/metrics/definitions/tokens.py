@@ -21,8 +21,8 @@ from ergmeter.metrics.evidence.ranks import (
     shared_tokens_note,
 )
 from ergmeter.metrics.evidence.requests import need_failures
-from ergmeter.metrics.evidence.steps import RowAmounts
-from ergmeter.records import PHASES, Reading
+from ergmeter.metrics.evidence.steps import Mask, RowAmounts, Steps
+from ergmeter.records import PHASES, Basis, FloatArray, Reading
 from ergmeter.runlog.dropped import dropped_steps
 from ergmeter.units import number_of
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.evidence.steps import Mask, Steps
-    from ergmeter.records import Basis, FloatArray
 
 
 # Printed counts. The tokens of a line `step=20 tokens=4096` that comes every ten steps may be of

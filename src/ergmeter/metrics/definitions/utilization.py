@@ -22,14 +22,13 @@ from ergmeter.metrics.evidence.samples import (
     throttled_share,
     window_values,
 )
-from ergmeter.records import Reading
+from ergmeter.records import Device, Direction, Reading
 from ergmeter.runlog.reader import RUNNING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.records import Device, Direction
 
 
 # Hardware counters, from "GPU util" to MFU. Each of these shows less than the one above suggests:

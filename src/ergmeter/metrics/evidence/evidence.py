@@ -38,16 +38,14 @@ from ergmeter.metrics.evidence.window import (
     training_window,
     without_named,
 )
-from ergmeter.records import PHASES, STEP_LOSS, Device, Window
-from ergmeter.runlog.reader import CUT_OFF, RUNNING
+from ergmeter.records import PHASES, STEP_LOSS, Basis, Device, FloatArray, Flops, Mark, Window
+from ergmeter.runlog.reader import CUT_OFF, RUNNING, Run
 from ergmeter.runlog.segments import Series
 from ergmeter.units import duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ergmeter.records import Basis, FloatArray, Flops, Mark
-    from ergmeter.runlog.reader import Run
     from ergmeter.runlog.settings import Settings
 
 OUTPUT = "output"  # the stream of steps that were seen in a program's output

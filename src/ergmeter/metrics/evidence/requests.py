@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.records import Window
+from ergmeter.records import TimeArray, Window
 from ergmeter.units import NS_PER_S, duration, number_of
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.records import TimeArray
     from ergmeter.runlog.reader import Run
 
 ANSWERED, UNSETTLED = "request_answered", "request_unsettled"

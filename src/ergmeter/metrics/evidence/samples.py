@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
@@ -18,15 +18,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.records import Device
+from ergmeter.records import Device, FloatArray, TimeArray
 from ergmeter.runlog.segments import Series, joined
 from ergmeter.units import NS_PER_S, duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.records import FloatArray, TimeArray
     from ergmeter.runlog.reader import Run
 
 

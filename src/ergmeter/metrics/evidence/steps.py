@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -26,8 +26,6 @@ from ergmeter.stats.intervals import cuts_of, interval_of, values_at
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ergmeter.metrics.evidence.window import TrainingWindow
     from ergmeter.records import FloatArray, TimeArray
     from ergmeter.runlog.reader import Run

@@ -19,14 +19,13 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.energy_curve import merged
-from ergmeter.records import PHASES, Window
+from ergmeter.records import PHASES, FloatArray, Mark, TimeArray, Window
 from ergmeter.units import NS_PER_S, duration, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ergmeter.metrics.evidence.steps import Mask, Steps
-    from ergmeter.records import FloatArray, Mark, TimeArray
     from ergmeter.runlog.settings import Settings
 
 

@@ -10,19 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ergmeter.metrics.definitions.timing import STRAGGLING_FRAC
-from ergmeter.metrics.explain.flops import NO_PADDING
-from ergmeter.metrics.explain.time import IDLE, KERNELS, MERGED_WAITS, percent
+from ergmeter.metrics.definitions.timing import STRAGGLING_FRAC, Straggler
+from ergmeter.metrics.explain.flops import NO_PADDING, Achieved, FrozenWeights
+from ergmeter.metrics.explain.time import IDLE, KERNELS, MERGED_WAITS, LossBlock, percent
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ergmeter.metrics.definitions.timing import Straggler
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.explain.device import DeviceActivity
-    from ergmeter.metrics.explain.flops import Achieved, FrozenWeights
-    from ergmeter.metrics.explain.time import LossBlock
 
 
 def remarks(

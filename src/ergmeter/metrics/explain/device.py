@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.hardware import candidates
+from ergmeter.hardware.table import candidates
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.definitions.achievable import OF_PEAK, achievable_of_peak_frac, calibration_of
 from ergmeter.metrics.definitions.utilization import process_cores
@@ -33,21 +33,13 @@ from ergmeter.metrics.evidence.samples import (
     sampled,
     throttled_share,
 )
-from ergmeter.metrics.explain.time import Fact, percent
-from ergmeter.metrics.phases import covered_until_s
-from ergmeter.records import (
-    THROTTLE_BRAKE,
-    THROTTLE_HEAT,
-    THROTTLE_POWER_CAP,
-    Reading,
-    weakest,
-)
+from ergmeter.metrics.explain.time import Fact, TimeSplit, percent
+from ergmeter.metrics.phases import Spans, covered_until_s
+from ergmeter.records import THROTTLE_BRAKE, THROTTLE_HEAT, THROTTLE_POWER_CAP, Reading, weakest
 from ergmeter.units import HZ_PER_MHZ, NS_PER_S
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.explain.time import TimeSplit
-    from ergmeter.metrics.phases import Spans
     from ergmeter.records import Basis, Device, FloatArray
 
 # SMs x dense 16-bit FLOPs of each per cycle. Sources, all checked 2026-11-16:

@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING
 
 from ergmeter.metrics.definitions.profile import profiles
 from ergmeter.metrics.evidence.samples import or_none
-from ergmeter.metrics.explain.device import ceiling
+from ergmeter.metrics.explain.device import DeviceActivity, ceiling
 from ergmeter.metrics.explain.time import ACHIEVED, KERNELS, Fact, LossBlock, percent
-from ergmeter.records import weakest
+from ergmeter.records import Basis, weakest
 from ergmeter.units import HZ_PER_MHZ, scaled
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.explain.device import DeviceActivity
     from ergmeter.metrics.explain.flops import Achieved
-    from ergmeter.records import Basis
 
 _PARTS = {
     "communication": ("communication_alone_s", "communication, not hidden"),

@@ -19,16 +19,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.phases import STALL, covered_s, spans_of
-from ergmeter.records import weakest
+from ergmeter.metrics.phases import STALL, Spans, covered_s, spans_of
+from ergmeter.records import Basis, FloatArray, TimeArray, weakest
 from ergmeter.units import NS_PER_S, duration, number_of
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.evidence.steps import Steps
     from ergmeter.metrics.explain.device import DeviceActivity
-    from ergmeter.metrics.phases import Spans
-    from ergmeter.records import Basis, FloatArray, TimeArray
 
 # A block of the waterfall: a share of the peak with its evidence and basis.
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.checks import flop_count_contradictions
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.energy_breakdown import energy_of
 from ergmeter.metrics.definitions.profile import profiles
@@ -25,12 +26,7 @@ from ergmeter.metrics.definitions.timing import pace_of_ranks
 from ergmeter.metrics.evidence.samples import or_none
 from ergmeter.metrics.explain.advice import Change, changes, record_next, remarks
 from ergmeter.metrics.explain.device import device_activity, why_no_ceiling
-from ergmeter.metrics.explain.flops import (
-    achieved,
-    flop_count_contradictions,
-    frozen_weights,
-    peak_text,
-)
+from ergmeter.metrics.explain.flops import Achieved, achieved, frozen_weights, peak_text
 from ergmeter.metrics.explain.kernels import kernel_blocks
 from ergmeter.metrics.explain.time import (
     MERGED_WAITS,
@@ -41,14 +37,12 @@ from ergmeter.metrics.explain.time import (
     wait_blocks,
 )
 from ergmeter.metrics.phases import joined
-from ergmeter.records import Missing, Reading
+from ergmeter.records import FloatArray, Missing, Reading
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.explain.flops import Achieved
     from ergmeter.metrics.explain.time import LossBlock
-    from ergmeter.records import FloatArray
 
 _RESOLVED_S = 0.2  # two refreshes of a sensor: it does not resolve a shorter span
 

@@ -12,17 +12,16 @@ window after the warm-up, but the warm-up is paid for too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from ergmeter.metrics.live.alert_states import Growth, NotANumber, Silence, Speed, ThrottledState
-from ergmeter.metrics.live.rows import LiveTotals
+from ergmeter.metrics.live.rows import Elapsed, EnergyTotal, LiveRows, LiveTotals
 from ergmeter.units import J_PER_KWH, significant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from typing import Protocol
 
     from ergmeter.metrics.live.alert_rules import AlertRule
     from ergmeter.metrics.live.alert_states import AlertEvent
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
         def feed(self, rows: LiveRows) -> Iterable[AlertEvent]:
             """The alerts that began or ended."""
 
-    from ergmeter.metrics.live.rows import Elapsed, EnergyTotal, LiveRows
 
 MAX_ONSETS = 20  # of one rule about one device or writer
 

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ergmeter.metrics.live.rows import TRAIN, real_tokens
-from ergmeter.records import PHASES, THROTTLE_BRAKE, THROTTLE_HEAT
+from ergmeter.metrics.live.rows import TRAIN, LiveRows, real_tokens
+from ergmeter.records import PHASES, THROTTLE_BRAKE, THROTTLE_HEAT, Device
 from ergmeter.units import NS_PER_S, duration, scaled, significant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ergmeter.metrics.live.alert_rules import AlertRule
-    from ergmeter.metrics.live.rows import LiveRows
-    from ergmeter.records import Device
 
 # Time, value, threshold, text, device or writer, and whether it is over.
 AlertEvent: TypeAlias = "tuple[int, float, float, str, str, bool]"

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from ergmeter.errors import FormatError
 from ergmeter.metrics.live.rows import LiveRows, in_order, joined_rows, split_rows
 from ergmeter.runlog.arrays import as_numpy
-from ergmeter.runlog.follow import Follower
+from ergmeter.runlog.follow import Follower, StreamRows
 from ergmeter.runlog.format import WRITER_FILE, WriterLog, on_one_clock, writer_header
 from ergmeter.runlog.segments import Segment
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ergmeter.records import Device
-    from ergmeter.runlog.follow import StreamRows
 
 # Columns of samples and steps that are judged or shown.
 SAMPLED = (

@@ -29,9 +29,9 @@ from ergmeter.metrics.live.alert_rules import (
 )
 from ergmeter.metrics.live.follow import RunFollower
 from ergmeter.metrics.live.recent_window import evidence_since, goal
-from ergmeter.metrics.live.rows import TRAIN, LiveTotals, real_tokens
+from ergmeter.metrics.live.rows import TRAIN, LiveRows, LiveTotals, real_tokens
 from ergmeter.metrics.summarize import evidence_of, readings_of, settings_of
-from ergmeter.records import Missing
+from ergmeter.records import Device, FloatArray, Missing, Result
 from ergmeter.runlog.reader import RUNNING, Run
 from ergmeter.units import NS_PER_S, duration
 
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from ergmeter.metrics.live.rows import LiveRows
-    from ergmeter.records import Device, FloatArray, Result
 
 POINTS = 256
 

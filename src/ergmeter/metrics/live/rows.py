@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ergmeter.records import PHASES
+from ergmeter.records import PHASES, Device, FloatArray, TimeArray
 from ergmeter.units import NS_PER_S, significant
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from ergmeter.metrics.evidence.steps import Steps
-    from ergmeter.records import Device, FloatArray, TimeArray
 
 TRAIN = PHASES.index("train")
 

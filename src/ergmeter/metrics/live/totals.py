@@ -24,14 +24,13 @@ from ergmeter.metrics.evidence.samples import mean, sampled
 from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.metrics.evidence.window import TRAINING, TrainingWindow
 from ergmeter.metrics.summarize import settings_of
-from ergmeter.records import Missing, Window
+from ergmeter.records import Device, Missing, Window
 from ergmeter.runlog.settings import Settings
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from ergmeter.records import Device
     from ergmeter.runlog.reader import Run
 
 Amount: TypeAlias = "float | Missing"

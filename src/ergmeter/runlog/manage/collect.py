@@ -22,7 +22,6 @@ from typing import IO, TYPE_CHECKING
 
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
 from ergmeter.runlog import format as fmt
-from ergmeter.runlog.format import run_paths
 from ergmeter.runlog.manage.labels import add_labels, changed_s, foreign, labels_of, may_be_written
 from ergmeter.runlog.reader import CUT_OFF, Run
 
@@ -175,7 +174,7 @@ def collect(source: str, into: Path) -> list[CollectOutcome]:
 
 
 def _all_of(source: Path, into: Path, *, fetched_s: float | None = None) -> list[CollectOutcome]:
-    paths = [source] if (source / fmt.RUN_FILE).exists() else run_paths(source)
+    paths = [source] if (source / fmt.RUN_FILE).exists() else fmt.run_paths(source)
     collected = _collected_ids(into)
     return [_collect_run(path, into, collected, fetched_s) for path in paths]
 
@@ -183,7 +182,7 @@ def _all_of(source: Path, into: Path, *, fetched_s: float | None = None) -> list
 def _collected_ids(into: Path) -> dict[str, Path]:
     """The runs that are here already, by id."""
     paths = {}
-    for path in run_paths(into):
+    for path in fmt.run_paths(into):
         identity = _identity(path)
         if identity:
             paths[identity] = path

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.atomic_write import write_text
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
 from ergmeter.runlog import format as fmt
-from ergmeter.runlog.format import WriterLog, run_paths
 from ergmeter.runlog.liveness import boot_id, is_alive, started_s
 from ergmeter.runlog.reader import Run
 
@@ -148,7 +147,7 @@ def chosen(parent: Path, wish: Wish) -> list[Listed]:
     """The runs that match, oldest first, each with the reason if it may not be removed."""
     if wish.older_s is None and wish.larger_bytes is None and not wish.tags:
         raise UsageError("which runs? give --older-than, --larger-than or --tag")
-    paths = run_paths(parent)
+    paths = fmt.run_paths(parent)
     may_go = paths[: max(0, len(paths) - wish.newest)]
     listed = (_listed(path) for path in may_go)
     return [run for run in listed if wish.is_meant(run)]
@@ -185,7 +184,7 @@ def may_be_written(run: Run) -> bool:
     return any(not writer.closed and _may_live(writer) for writer in run.writers)
 
 
-def _may_live(writer: WriterLog) -> bool:
+def _may_live(writer: fmt.WriterLog) -> bool:
     header = writer.header
     quiet_s = time.time() - changed_s(writer.directory)
     if is_alive(writer.directory, header):

@@ -21,16 +21,13 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ergmeter.errors import PluginError, UsageError
 from ergmeter.metrics.catalog import catalogue, find
-from ergmeter.ports import DeclaredSink
-from ergmeter.records import Missing, Reading
+from ergmeter.ports import DeclaredSink, SinkRequest, Update
+from ergmeter.records import Missing, Reading, Result
 from ergmeter.sinks.shared.options import PREFIX, checked_options, missing_library
 from ergmeter.units import duration, scaled, significant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-
-    from ergmeter.ports import SinkRequest, Update
-    from ergmeter.records import Result
 
 
 @dataclass(frozen=True, slots=True)

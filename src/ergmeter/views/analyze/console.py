@@ -10,15 +10,13 @@ import re
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.neuron.analysis_types import GraphCounted, Started
+from ergmeter.neuron.analysis import Event, GraphCounted, Started
 from ergmeter.neuron.compile_cache import abbreviated_list
 from ergmeter.neuron.kernels import LEGEND, LOWER_BOUND, UNCERTAIN, decimals
 from ergmeter.units import number_of, significant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from ergmeter.neuron.analysis_types import Event
 
     Document = Mapping[str, Any]
 

@@ -10,27 +10,21 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.neuron.compare import METRICS
-from ergmeter.neuron.score import factors
-from ergmeter.neuron.throughput import pace_line
+from ergmeter.neuron.compare import METRICS, OutputComparison
+from ergmeter.neuron.score import Factor, factors
+from ergmeter.neuron.throughput import PaceLine, pace_line
 from ergmeter.units import significant
 from ergmeter.version import __version__
 from ergmeter.views.analyze import compare
-from ergmeter.views.analyze.compare import comparison_parts, heads, names_of
-from ergmeter.views.analyze.parts import analysis_parts, headlines, title
-from ergmeter.views.blocks import Items, PagePart, SortableCell, TableBlock, words
+from ergmeter.views.analyze.parts import Headline, analysis_parts, headlines, title
+from ergmeter.views.blocks import Block, Cell, Items, PagePart, SortableCell, TableBlock, words
 from ergmeter.views.charts.chart import Chart, Table, chart_of, framed
 from ergmeter.views.html.page import bullet_list, figure, header, page, section, table, td, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ergmeter.neuron.analysis_types import Analysis, Parts
-    from ergmeter.neuron.compare import OutputComparison
-    from ergmeter.neuron.score import Factor
-    from ergmeter.neuron.throughput import PaceLine
-    from ergmeter.views.analyze.parts import Headline
-    from ergmeter.views.blocks import Block, Cell
+    from ergmeter.neuron.analysis import Analysis, Parts
 
 
 def _layer(
@@ -60,14 +54,14 @@ _WITHIN_FRAC = 0.08  # share of the axis left free at both ends
 
 def spread_charts(comparison: OutputComparison) -> list[Chart]:
     """Return a chart for each metric that can be compared between outputs."""
-    called = names_of(comparison)
+    called = compare.names_of(comparison)
     groups = [
         f"{number}: {called[group.outputs[0].path]}"
         + (f" + {len(group.outputs) - 1}" if len(group.outputs) > 1 else "")
         for number, group in enumerate(comparison.groups, start=1)
     ]
     charts = []
-    for name, head in zip(METRICS, heads(comparison)[1:], strict=True):
+    for name, head in zip(METRICS, compare.heads(comparison)[1:], strict=True):
         points = [
             {"g": label, "v": value, "said": significant(value, 5), "name": called[output.path]}
             for label, group in zip(groups, comparison.groups, strict=True)
@@ -407,7 +401,7 @@ def _charts(analysis: Analysis) -> dict[str, Chart]:
 
 def comparison_page(comparison: OutputComparison) -> str:
     """Return the HTML page that compares several outputs."""
-    charts, parts = spread_charts(comparison), comparison_parts(comparison)
+    charts, parts = spread_charts(comparison), compare.comparison_parts(comparison)
     pictures = "".join(map(figure, charts))
     sections = [part_section(parts[0]), section("spreads", "Side by side", _pair(pictures))]
     sections += [part_section(part) for part in parts[1:]]

@@ -11,28 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.neuron.document import rank_graphs
+from ergmeter.neuron.document import Ranked, RankedGraph, rank_graphs
 from ergmeter.neuron.kernels import decimals, percent
-from ergmeter.neuron.score import factors
+from ergmeter.neuron.score import Factor, factors
 from ergmeter.units import number_of, significant
 from ergmeter.version import __version__
-from ergmeter.views.analyze.console import (
-    bound,
-    doubts,
-    is_more,
-    legend,
-    mark,
-    mark_of,
-    percentage,
-)
-from ergmeter.views.blocks import Items, PagePart, Paragraph, SortableCell, TableBlock
+from ergmeter.views.analyze.console import bound, doubts, is_more, legend, mark, mark_of, percentage
+from ergmeter.views.blocks import Block, Cell, Items, PagePart, Paragraph, SortableCell, TableBlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from ergmeter.neuron.document import Ranked, RankedGraph
-    from ergmeter.neuron.score import Factor
-    from ergmeter.views.blocks import Block, Cell
 
     Document = Mapping[str, Any]
 

@@ -7,20 +7,17 @@ import io
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ergmeter.bench.comparing import TOGETHER, amount
+from ergmeter.bench.comparing import TOGETHER, BenchComparison, CellChange, Compared, amount
 from ergmeter.bench.pairing import conditions
 from ergmeter.units import scaled, significant
 from ergmeter.views import documents
 from ergmeter.views.blocks import escaped, markdown_table
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from ergmeter.bench.comparing import BenchComparison, CellChange, Compared
     from ergmeter.bench.gate import Gate, Judgement, State
 
 _MOST = 200

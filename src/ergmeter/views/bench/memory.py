@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -12,8 +12,6 @@ from ergmeter.units import scaled
 from ergmeter.views.blocks import markdown_table
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from ergmeter.bench.memory import MemoryTable
 
 _HEADS = ("cell", "by", "of", "bytes", "", "")

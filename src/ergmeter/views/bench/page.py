@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from ergmeter.bench.comparing import TOGETHER, tells_both
-from ergmeter.bench.gate import WORDS, cell_verdicts
+from ergmeter.bench.comparing import TOGETHER, BenchComparison, GateRule, tells_both
+from ergmeter.bench.gate import WORDS, CellVerdict, Gate, Judgement, State, Word, cell_verdicts
 from ergmeter.bench.overview import CELL_METRICS, LOWER, MEMORY, matrix, report_of
 from ergmeter.bench.plan.cells import setting_title
 from ergmeter.version import __version__
@@ -29,16 +29,13 @@ from ergmeter.views.bench.compare import (
 )
 from ergmeter.views.bench.report import HEADS, figure_in_words, lines, more_in_words, notes, totals
 from ergmeter.views.charts.chart import Chart, Scale, Table, scale_for
-from ergmeter.views.charts.interval_chart import Axis, Dot, interval_chart
+from ergmeter.views.charts.interval_chart import Axis, Dot, Kind, interval_chart
 from ergmeter.views.html.page import bullet_list, figure, header, page, section, table, td, text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ergmeter.bench.comparing import BenchComparison, GateRule
-    from ergmeter.bench.gate import CellVerdict, Gate, Judgement, State, Word
     from ergmeter.bench.overview import Configuration, Matrix, Overview
-    from ergmeter.views.charts.interval_chart import Kind
 
 # The heat map of a bench.
 

@@ -16,20 +16,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ergmeter.bench.execute.outcome import FINAL
-from ergmeter.bench.execute.state import directory_of
-from ergmeter.bench.overview import failure_log, varying
+from ergmeter.bench.execute.outcome import FINAL, Status
+from ergmeter.bench.execute.state import CellState, directory_of
+from ergmeter.bench.overview import CellListing, failure_log, varying
 from ergmeter.bench.plan import erg_train
-from ergmeter.bench.plan.cells import BRACE
+from ergmeter.bench.plan.cells import BRACE, BenchPlan, Cell, DurationEstimate
 from ergmeter.units import duration
 from ergmeter.workloads.sft.config_sections import Metrics
 
 if TYPE_CHECKING:
     from ergmeter.bench.execute.driver import BenchProgress
-    from ergmeter.bench.execute.outcome import Status
-    from ergmeter.bench.execute.state import CellState
-    from ergmeter.bench.overview import CellListing
-    from ergmeter.bench.plan.cells import BenchPlan, Cell, DurationEstimate
 
 # The plan.
 

@@ -6,11 +6,11 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ergmeter.bench.overview import MEMORY, of_repeats, spread
+from ergmeter.bench.overview import MEMORY, Configuration, Overview, of_repeats, spread
 from ergmeter.bench.plan.cells import configuration_name
 from ergmeter.units import duration, scaled, significant
 from ergmeter.views.blocks import escaped, markdown_table
@@ -18,9 +18,6 @@ from ergmeter.views.blocks import escaped, markdown_table
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rich.console import RenderableType
-
-    from ergmeter.bench.overview import Configuration, Overview
 
 HEADS = (
     *("cell", "status", "tokens/s", "whole run", "/device", "samples/s", "loss", "memory", "time"),

@@ -12,19 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.analytic import step_flops, total
-from ergmeter.flops.batch import Batch
-from ergmeter.flops.counted.op_totals import agreement
+from ergmeter.flops.analytic import PartFlops, Parts, step_flops, total
+from ergmeter.flops.batch import Batch, Pairs
+from ergmeter.flops.counted.op_totals import CountedStep, agreement
 from ergmeter.flops.source import UnknownArchitectureError, model_graph
-from ergmeter.flops.work import trained_graph, writes
+from ergmeter.flops.work import TrainedParts, trained_graph, writes
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
-    from ergmeter.flops.analytic import PartFlops, Parts
-    from ergmeter.flops.batch import Pairs
     from ergmeter.flops.config import ModelConfig
-    from ergmeter.flops.counted.op_totals import CountedStep
-    from ergmeter.flops.work import TrainedParts
 
 _DEPTH = 3  # of a module's dotted name: model.layers.0 and the like
 

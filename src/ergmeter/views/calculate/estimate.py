@@ -13,19 +13,16 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ergmeter.flops.estimate.estimate import AS_ASKED, Way, serving_results, verdict
-from ergmeter.flops.estimate.memory import KINDS
-from ergmeter.records import Missing
+from ergmeter.flops.estimate.estimate import AS_ASKED, Room, Serving, Way, serving_results, verdict
+from ergmeter.flops.estimate.memory import KINDS, Memory
+from ergmeter.records import Missing, Result
 from ergmeter.units import duration, scaled, significant
 from ergmeter.views.documents import result
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ergmeter.flops.estimate.estimate import Room, Serving
-    from ergmeter.flops.estimate.memory import Memory
     from ergmeter.flops.work import Work
-    from ergmeter.records import Result
 
 # Shown in the tables, the verdict or the heading.
 _MAIN_KEYS = ("estimate.memory_", "estimate.batch_size_max", "estimate.micro_batch_max")

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from textwrap import TextWrapper
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ergmeter.flops.analytic import total
+from ergmeter.flops.analytic import PartFlops, total
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
-from ergmeter.flops.conventions import CONVENTIONS, LETTERS
+from ergmeter.flops.conventions import CONVENTIONS, LETTERS, Convention
 from ergmeter.flops.source import model_graph
-from ergmeter.flops.work import step_work
+from ergmeter.flops.work import Work, step_work
 from ergmeter.metrics.definitions.compute import NotApplicable, percent
-from ergmeter.records import Missing
+from ergmeter.records import Missing, Result
 from ergmeter.units import number_of, scaled, significant
 from ergmeter.views.documents import result
-
-if TYPE_CHECKING:
-    from ergmeter.flops.analytic import PartFlops
-    from ergmeter.flops.conventions import Convention
-    from ergmeter.flops.work import Work
-    from ergmeter.records import Result
 
 # Conventions.
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.hardware import candidates
+from ergmeter.hardware.table import candidates
 from ergmeter.metrics.definitions.peaks import agreed
 from ergmeter.units import duration, scaled, significant
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from rich.console import RenderableType
 
     from ergmeter.doctor import ProbeFinding
     from ergmeter.hardware.calibration import CalibratedRate, Calibration

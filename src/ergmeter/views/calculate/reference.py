@@ -11,17 +11,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ergmeter.hardware import BUILT_IN, ambiguous_names, built_in_devices
-from ergmeter.metrics.catalog import catalogue
+from ergmeter.hardware.table import BUILT_IN, DeviceSpec, ambiguous_names, built_in_devices
+from ergmeter.metrics.catalog import Metric, catalogue
 from ergmeter.records import DTYPES
 from ergmeter.units import significant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ergmeter.hardware import DeviceSpec
     from ergmeter.hardware.grid import GridIntensity
-    from ergmeter.metrics.catalog import Metric
 
 # Grid intensities.
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.compare.comparison import front_axes, impossible_entry
-from ergmeter.compare.verdicts import measure
+from ergmeter.compare.comparison import Comparison, Front, front_axes, impossible_entry
+from ergmeter.compare.verdicts import Measure, State, Verdict, measure
 from ergmeter.errors import NotMeasurable
 from ergmeter.records import Reading
-from ergmeter.stats.ratio import UNBOUNDED
+from ergmeter.stats.ratio import UNBOUNDED, Mean
 from ergmeter.views.charts.chart import (
     BY_COLOUR,
     BY_SHAPE,
@@ -28,7 +28,7 @@ from ergmeter.views.charts.chart import (
     scale_for,
     tooltip,
 )
-from ergmeter.views.charts.interval_chart import Axis, Dot, interval_chart
+from ergmeter.views.charts.interval_chart import Axis, Dot, Kind, interval_chart
 from ergmeter.views.compare import (
     beaters,
     contrast_in_words,
@@ -40,11 +40,7 @@ from ergmeter.views.compare import (
 from ergmeter.views.run.card import column_text, interval, value
 
 if TYPE_CHECKING:
-    from ergmeter.compare.comparison import Comparison, Front
     from ergmeter.compare.grouping import Group
-    from ergmeter.compare.verdicts import Measure, State, Verdict
-    from ergmeter.stats.ratio import Mean
-    from ergmeter.views.charts.interval_chart import Kind
 
 # The Pareto front: speed, energy and memory, two at a time.
 

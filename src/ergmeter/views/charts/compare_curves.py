@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.compare.grouping import short_paths
+from ergmeter.compare.grouping import Group, short_paths
 from ergmeter.compare.run_curves import AXES, CURVES, GROUPS, LINES, NO_DIRECTORY, REPEATS, RunCurve
 from ergmeter.records import Missing
 from ergmeter.units import duration, grouped
@@ -20,7 +20,6 @@ from ergmeter.views.compare import first_names
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ergmeter.compare.grouping import Group
     from ergmeter.compare.run_curves import Axis, ComparedCurves, Curve
 
 # Points carry the number of their run, not its name: a name may be as long as a path.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable, PluginError, UsageError
 from ergmeter.metrics.explain.waterfall import explain
-from ergmeter.views.charts.chart import config, with_colours
+from ergmeter.views.charts.chart import Chart, config, with_colours
 from ergmeter.views.charts.run_charts import IDS as FIGURES
 from ergmeter.views.charts.run_charts import figure_charts
 from ergmeter.views.charts.time_axis import NEAREST
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.records import Summary
-    from ergmeter.views.charts.chart import Chart
 
 KINDS = (*ON_TIME, *FIGURES)
 FORMATS = ("svg", "png")

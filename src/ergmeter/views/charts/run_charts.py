@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import catalogue, refusal
-from ergmeter.metrics.explain.waterfall import levels
-from ergmeter.metrics.roofline import roofline
+from ergmeter.metrics.explain.waterfall import Explanation, WaterfallLevel, levels
+from ergmeter.metrics.roofline import Roofline, roofline
 from ergmeter.metrics.time_breakdown import step_time_distribution, time_breakdown
-from ergmeter.records import Missing, Reading
+from ergmeter.records import Missing, Reading, Summary
 from ergmeter.units import duration, grouped, scaled, significant
 from ergmeter.views.charts.chart import (
     Chart,
@@ -46,10 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.explain.waterfall import Explanation, WaterfallLevel
-    from ergmeter.metrics.roofline import Roofline
     from ergmeter.metrics.time_breakdown import StepTimeDistribution
-    from ergmeter.records import Summary
     from ergmeter.runlog.reader import Run
 
 IDS = ("ladder", "waterfall", "time_spent", "energy_spent", "step_times", "roofline")

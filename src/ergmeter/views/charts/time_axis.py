@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import timeline
-from ergmeter.views.charts.chart import filled, layer, quantity
+from ergmeter.views.charts.chart import Scale, filled, layer, quantity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.records import Mark
-    from ergmeter.views.charts.chart import Scale
 
 # All charts over time have the same left margin, so that their time axes align.
 LEFT = {"minExtent": 64, "maxExtent": 64}

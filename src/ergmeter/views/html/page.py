@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.units import grouped
-from ergmeter.views.charts.chart import config, style_variables
+from ergmeter.views.charts.chart import Chart, Table, config, style_variables
 from ergmeter.views.charts.plots import converter, vega_lite_version
 from ergmeter.views.run.card import short_reason
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ergmeter.runlog.reader import Run
-    from ergmeter.views.charts.chart import Chart, Table
 
 _HERE = Path(__file__).parent
 # Characters: of a cell kept on one line, of a phrase, and of a word that may be broken.

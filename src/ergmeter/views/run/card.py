@@ -10,28 +10,26 @@ import re
 import shlex
 import textwrap
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.evidence.window import BY_NUMBER
-from ergmeter.records import Missing, Reading
-from ergmeter.runlog.reader import FINISHED, IMPORTED, RUNNING
+from ergmeter.records import Missing, Reading, Result, Summary
+from ergmeter.runlog.reader import FINISHED, IMPORTED, RUNNING, Run
 from ergmeter.units import NO_UNIT, duration, grouped, number_of, scaled, significant, tallied
 from ergmeter.views.documents import label_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-
-    from ergmeter.records import Result, Summary
-    from ergmeter.runlog.reader import Run
 
 # The card's metrics by group. An absent one is left out, and `erg report --all` has it.
 _GROUPS = {
@@ -346,9 +344,12 @@ def _remarks(notes: tuple[str, ...]) -> Table:
 
 def curve_bars(values: Sequence[float], cells: int) -> str:
     """Return at most `cells` bars from the lowest to the highest mean of equal parts."""
-    from ergmeter.metrics.short_curves import levels  # noqa: PLC0415  numpy
-
-    return "".join(BARS[round(level * (len(BARS) - 1))] for level in levels(values, cells))
+    parts = min(cells, len(values))
+    edges = [len(values) * part // parts for part in range(parts + 1)]
+    means = [fmean(values[start:end]) for start, end in pairwise(edges)]
+    low, height = min(means), max(means) - min(means)
+    levels = [(mean - low) / height if height else 0.0 for mean in means]
+    return "".join(BARS[round(level * (len(BARS) - 1))] for level in levels)
 
 
 def loss_curve(run: Run, *, is_lost: bool = False) -> Text | None:
@@ -356,7 +357,7 @@ def loss_curve(run: Run, *, is_lost: bool = False) -> Text | None:
 
     `is_lost`: the loss became NaN after its last number.
     """
-    from ergmeter.metrics.short_curves import losses  # noqa: PLC0415  numpy
+    from ergmeter.metrics.definitions.training import losses  # noqa: PLC0415  numpy
 
     values, is_printed = losses(run)
     if len(values) < 3:

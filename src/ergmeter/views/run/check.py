@@ -6,14 +6,14 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.checks import CHECKS, DECISIVE
-from ergmeter.records import Missing
+from ergmeter.metrics.checks import CHECKS, DECISIVE, Fitness
+from ergmeter.records import Missing, Result
 from ergmeter.units import duration, grouped
 from ergmeter.views import documents
 from ergmeter.views.run import card
@@ -21,11 +21,7 @@ from ergmeter.views.run import card
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.console import RenderableType
-
     from ergmeter.compare.jobs import JobRun
-    from ergmeter.metrics.checks import Fitness
-    from ergmeter.records import Result
     from ergmeter.runlog.reader import Run
 
 # `erg job`.

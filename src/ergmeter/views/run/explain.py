@@ -9,12 +9,12 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ergmeter.metrics.explain.waterfall import levels
+from ergmeter.metrics.explain.waterfall import Change, Explanation, levels
 from ergmeter.records import Missing
 from ergmeter.units import grouped, scaled, significant
 from ergmeter.views.blocks import Items, PagePart, Paragraph, TableBlock
@@ -24,10 +24,7 @@ from ergmeter.views.run.card import BASIS_STYLES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.console import RenderableType
-
     from ergmeter.metrics.explain.time import LossBlock
-    from ergmeter.metrics.explain.waterfall import Change, Explanation
     from ergmeter.runlog.reader import Run
 
 

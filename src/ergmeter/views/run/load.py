@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ergmeter.load.pacing import AFTER_FAILURE_S, Closed, Open
-from ergmeter.records import Missing, Reading
+from ergmeter.records import Missing, Reading, Result, Summary
 from ergmeter.units import duration, number_of, significant
 from ergmeter.views import documents
 from ergmeter.views.run.card import value
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ergmeter.load.level import LevelOutcome, LevelPlan
-    from ergmeter.records import Result, Summary
 
 _COLUMNS = {
     "\nok/s": "throughput.requests_per_s",

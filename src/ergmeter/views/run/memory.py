@@ -9,17 +9,14 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ergmeter.metrics.short_curves import INTERVAL_PHASES, memory_curves
+from ergmeter.metrics.timeline import INTERVAL_PHASES, MemoryCurve, memory_curves
 from ergmeter.units import duration, scaled
 from ergmeter.views.run.card import BARS
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from ergmeter.metrics.short_curves import MemoryCurve
     from ergmeter.runlog.reader import Run
 
 FEWEST_BARS, MOST_BARS = 8, 44

@@ -21,8 +21,8 @@ from ergmeter.hardware.grid import grids
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.explain.flops import peak_text
 from ergmeter.metrics.live.alert_rules import noted_alerts
-from ergmeter.records import Missing, Reading
-from ergmeter.runlog.reader import FINISHED, IMPORTED
+from ergmeter.records import Flops, Missing, Reading, Result, Summary
+from ergmeter.runlog.reader import FINISHED, IMPORTED, Run
 from ergmeter.units import printable, tallied
 from ergmeter.version import __version__
 from ergmeter.views.documents import label_lines
@@ -31,8 +31,6 @@ from ergmeter.views.run.card import interval, value
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ergmeter.records import Flops, Result, Summary
-    from ergmeter.runlog.reader import Run
     from ergmeter.runlog.settings import Settings
 
 # Badge.

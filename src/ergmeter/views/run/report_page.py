@@ -15,14 +15,14 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import timeline
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.checks import fitness
-from ergmeter.metrics.explain.waterfall import explain
+from ergmeter.metrics.explain.waterfall import Explanation, explain
 from ergmeter.metrics.live.recent_window import remaining
-from ergmeter.records import Missing, Reading
-from ergmeter.runlog.reader import RUNNING
+from ergmeter.records import Device, Missing, Reading, Summary
+from ergmeter.runlog.reader import RUNNING, Run
 from ergmeter.units import duration, grouped, number_of, tallied
 from ergmeter.version import __version__
 from ergmeter.views.analyze.page import part_section
-from ergmeter.views.charts.chart import Table, chart_of
+from ergmeter.views.charts.chart import Chart, Table, chart_of
 from ergmeter.views.charts.run_charts import figure_charts, waterfall_chart
 from ergmeter.views.charts.time_charts import time_charts
 from ergmeter.views.documents import label_lines
@@ -44,10 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.explain.waterfall import Explanation
-    from ergmeter.records import Device, Summary
-    from ergmeter.runlog.reader import Run
-    from ergmeter.views.charts.chart import Chart
 
 # Explain.
 

@@ -11,11 +11,11 @@ import re
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ergmeter.records import Missing, Reading
+from ergmeter.records import Missing, Reading, Result
 from ergmeter.runlog.reader import CUT_OFF, FINISHED, RUNNING
 from ergmeter.units import NS_PER_S, duration, grouped, printable, scaled, significant
 from ergmeter.views.run.card import curve_bars, value
@@ -23,10 +23,7 @@ from ergmeter.views.run.card import curve_bars, value
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rich.console import RenderableType
-
     from ergmeter.metrics.live.frame import Gauges, LiveFrame
-    from ergmeter.records import Result
 
 _FOR_BASES = 72  # columns from which they fit
 _CURVE = (10, 80)  # fewest and most cells

@@ -14,18 +14,19 @@ import time
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import ErgmeterError
 from ergmeter.runlog import format as fmt
-from ergmeter.views.serve.pool import LIVE, SOON, Pool
+from ergmeter.views.serve.pool import LIVE, SOON, Lane, Pool
 from ergmeter.views.serve.tail import Tails
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
     from ergmeter.views.serve.folder import Folder, ServedItem
-    from ergmeter.views.serve.pool import Lane
 
 # List of runs.
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 _ROUND_S = 1.0
 _INTEREST_S = 30.0  # a page counts as open this long after its last request
 _LARGEST_HEADER_BYTES = 2**20
-_HEADER_FIELDS = ("name", "created", "command")
+_HEADER_FIELDS = ("created", "command")
 _RUNNING = "running"
 
 
@@ -45,7 +46,6 @@ class RunListing:
         self._read_of = read
         self._rows: dict[str, dict[str, Any]] = {}
         self._stamps: dict[str, str] = {}
-        self._heads: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {}
         self._asked_s = time.monotonic()
         self._task: asyncio.Task[None] | None = None
 
@@ -82,27 +82,13 @@ class RunListing:
 
     def _head(self, item: ServedItem) -> dict[str, Any]:
         """Return the run's header fields, empty if it is damaged."""
-        file_of = item.path / fmt.RUN_FILE
-        head: dict[str, Any] = {}
+        file = item.path / fmt.RUN_FILE
         try:
-            status = file_of.stat()
+            status = file.stat()
         except OSError:
-            return head
+            return {}
         # Another run has another header.
-        stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
-        cached = self._heads.get(item.id)
-        if cached is not None and cached[0] == stamp:
-            return cached[1]
-        try:
-            with file_of.open("rb") as file:
-                header = json.loads(file.read(_LARGEST_HEADER_BYTES))
-            if isinstance(header, dict):
-                head = {name: header.get(name) for name in _HEADER_FIELDS}
-                head["title"] = str(head.pop("name") or item.name)
-        except (OSError, ValueError, RecursionError):
-            pass
-        self._heads[item.id] = stamp, head
-        return head
+        return _header(file, item.name, (status.st_ino, status.st_size, status.st_mtime_ns))
 
     async def _fill(self) -> None:
         while True:
@@ -159,9 +145,23 @@ class RunListing:
         return {**self._head(item), "status": "unreadable", "why": reason, "readings": {}}
 
     def _forget(self, present: set[str]) -> None:
-        for head in (self._rows, self._stamps, self._heads):
-            for id in head.keys() - present:
-                head.pop(id, None)
+        for known in (self._rows, self._stamps):
+            for id in known.keys() - present:
+                known.pop(id, None)
+
+
+@lru_cache(maxsize=10_000)
+def _header(path: Path, name: str, _stamp: tuple[int, ...]) -> dict[str, Any]:
+    """Return the fields of a header that the list shows, empty if it is damaged."""
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.read(_LARGEST_HEADER_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(header, dict):
+        return {}
+    fields = {field: header.get(field) for field in _HEADER_FIELDS}
+    return {**fields, "title": str(header.get("name") or name)}
 
 
 # Answer cache. A run that is being written changes all the time, and its summary takes longer as it

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable
 from ergmeter.metrics.live.recent_window import evidence_since, recent
-from ergmeter.records import Reading
+from ergmeter.records import Reading, Result
 from ergmeter.runlog.reader import RUNNING, Run
 from ergmeter.units import NS_PER_S, duration
 from ergmeter.views import documents
 from ergmeter.views.run import card
-
-if TYPE_CHECKING:
-    from ergmeter.records import Result
 
 _FIRST_S = 10.0  # how far back the first update reads
 _MARKS = 5

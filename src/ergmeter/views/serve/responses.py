@@ -18,7 +18,7 @@ from ergmeter.bench.overview import CELL_METRICS, LOWER, Configuration, configur
 from ergmeter.bench.plan.cells import repeats_of
 from ergmeter.bench.tables import ARGUMENTS
 from ergmeter.compare import comparison
-from ergmeter.compare.entry import EVAL_LOSS
+from ergmeter.compare.entry import EVAL_LOSS, Entry
 from ergmeter.compare.ledgers import read_ledger
 from ergmeter.compare.run_curves import compared_curves
 from ergmeter.compare.sources import read_entries
@@ -30,14 +30,13 @@ from ergmeter.metrics.checks import fitness
 from ergmeter.metrics.evidence.gpu_use import gpu_use
 from ergmeter.metrics.live.recent_window import remaining
 from ergmeter.metrics.summarize import evidence_of, readings_of, summary_of
-from ergmeter.records import COLUMN_KINDS, Missing, Reading
+from ergmeter.records import COLUMN_KINDS, Device, Missing, Reading, Result
 from ergmeter.runlog.manage.labels import Labels, labels_of
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S, duration, significant
 from ergmeter.views import compare, documents
 from ergmeter.views.bench import report as bench_report
-from ergmeter.views.bench.report import figure_in_words
 from ergmeter.views.charts import chart
 from ergmeter.views.charts.compare_charts import compare_charts
 from ergmeter.views.charts.compare_curves import ABOUT, course_charts
@@ -52,10 +51,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ergmeter.compare.entry import Entry
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.timeline import BoundedSeries
-    from ergmeter.records import Device, Result
 
 # Bench matrix. All settings that vary are returned; the reader picks the two axes.
 
@@ -97,7 +93,7 @@ def _figure(configuration: Configuration, name: str) -> dict[str, Any] | None:
     value, runs = configuration.figures[name], configuration.runs[name]
     return {
         "value": value if math.isfinite(value) else None,
-        "text": figure_in_words(configuration, name),
+        "text": bench_report.figure_in_words(configuration, name),
         "runs": runs,
         "impossible": configuration.impossible.get(name),
     }
@@ -441,7 +437,7 @@ def _line(
 
 def _sampled(
     evidence: Evidence, device: Device, column: str, *, span: _Span, points: int
-) -> BoundedSeries:
+) -> timeline.BoundedSeries:
     """Return a column within a time span, downsampled within it."""
     readings = evidence.series(column)[device.id]
     readings = timeline.rate(readings) if column in _COUNTERS else readings

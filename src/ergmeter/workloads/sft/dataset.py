@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -240,19 +240,22 @@ class Rendered:
         return "".join(text for text, _ in self.parts)
 
 
-class Plain:
-    """What is asked, a new line, the answer: for a model that has no form of its own."""
+Template: TypeAlias = Callable[[Example], Rendered]  # of a conversation
 
-    def rendered(self, example: Example) -> Rendered:
-        """The example in parts."""
-        if example.text is not None:
-            return Rendered(((example.text, True),))
-        parts = []
-        for turn in example.turns:
-            is_answer = turn.role == "assistant"
-            parts.append((turn.text, is_answer))
-            parts.append(("\n", is_answer))
-        return Rendered(tuple(parts[:-1]))
+
+def render(example: Example, template: Template) -> Rendered:
+    """The example in parts: a text as it is, a conversation by the template."""
+    return template(example) if example.text is None else Rendered(((example.text, True),))
+
+
+def plain(example: Example) -> Rendered:
+    """What is asked, a new line, the answer: for a model that has no form of its own."""
+    parts = []
+    for turn in example.turns:
+        is_answer = turn.role == "assistant"
+        parts.append((turn.text, is_answer))
+        parts.append(("\n", is_answer))
+    return Rendered(tuple(parts[:-1]))
 
 
 class Chat:
@@ -261,10 +264,8 @@ class Chat:
     def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401  of transformers
         self._tokenizer = tokenizer
 
-    def rendered(self, example: Example) -> Rendered:
+    def __call__(self, example: Example) -> Rendered:
         """The example in parts, found by rendering it up to each answer and past it."""
-        if example.text is not None:
-            return Rendered(((example.text, True),))
         conversation = self._text(example, example.turns, is_asking=False)
         parts, done = [], ""
         for number, turn in enumerate(example.turns):
@@ -316,10 +317,8 @@ class TemplateFile:
             return
         self._before, self._after = self._divided(written)
 
-    def rendered(self, example: Example) -> Rendered:
+    def __call__(self, example: Example) -> Rendered:
         """The example in parts."""
-        if example.text is not None:
-            return Rendered(((example.text, True),))
         fields = example.fields
         if fields is None:
             raise UsageError(
@@ -364,8 +363,8 @@ def _filled(written: str, fields: Any) -> str:  # noqa: ANN401
     return _NAMED.sub(lambda match: fields[match[1]], written)
 
 
-def template_for(path: Path | None, tokenizer: Any) -> Plain | Chat | TemplateFile:  # noqa: ANN401
+def template_for(path: Path | None, tokenizer: Any) -> Template:  # noqa: ANN401
     """The file's, else the tokenizer's own, else the plain one."""
     if path is not None:
         return TemplateFile(path)
-    return Chat(tokenizer) if getattr(tokenizer, "chat_template", None) else Plain()
+    return Chat(tokenizer) if getattr(tokenizer, "chat_template", None) else plain

@@ -17,16 +17,14 @@ from ergmeter.errors import UsageError
 from ergmeter.metrics.evidence.gpu_use import board_facts
 from ergmeter.metrics.evidence.window import UNBROKEN
 from ergmeter.metrics.summarize import summarize
-from ergmeter.records import Missing, Reading
+from ergmeter.records import Missing, Reading, Summary
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 from ergmeter.sinks.shared import appended_file
-from ergmeter.sinks.shared.appended_file import CsvFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ergmeter.records import Summary
 
 # What stands behind SFT-Play's columns.
 MORE = (
@@ -117,7 +115,7 @@ def as_text(cells: Mapping[str, object]) -> str:
 
 
 def _append(path: Path, cells: Mapping[str, object]) -> None:
-    file = CsvFile(path, COLUMNS)
+    file = appended_file.CsvFile(path, COLUMNS)
     try:
         file.append({name: _cell(value) for name, value in cells.items()})
     finally:

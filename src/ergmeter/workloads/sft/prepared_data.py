@@ -19,13 +19,12 @@ from ergmeter.workloads.sft import token_batches
 from ergmeter.workloads.sft.config_sections import DataSource, SftConfig
 from ergmeter.workloads.sft.dataset import (
     DATA_SEED,
-    Chat,
     Example,
-    Plain,
     Rendered,
-    TemplateFile,
     builtin,
+    plain,
     read,
+    render,
     template_for,
 )
 from ergmeter.workloads.sft.token_batches import NO_LOSS, Collate, Row, TextEncoder, Truncated
@@ -102,9 +101,7 @@ class _Making:
     def __init__(self, config: SftConfig, tokenizer: Any) -> None:  # noqa: ANN401
         self._config = config
         self._encoder = TextEncoder(tokenizer)
-        self._template: Plain | Chat | TemplateFile = template_for(
-            config.data.template_path, tokenizer
-        )
+        self._template = template_for(config.data.template_path, tokenizer)
         self.longest = config.model.max_seq_len
         if config.task_mode != "sft":
             self.longest = config.block_size or self.longest
@@ -158,8 +155,8 @@ class _Making:
 
     def _made(self, examples: Sequence[Example], *, as_blocks: bool, of: str) -> list[Row]:
         """The rows of these examples; `of`: a prefix for their notes."""
-        template = Plain() if as_blocks else self._template
-        rendered = [template.rendered(example) for example in examples]
+        template = plain if as_blocks else self._template
+        rendered = [render(example, template) for example in examples]
         if not of or len(self.samples) < _SAMPLES:
             self.samples += rendered[:_SAMPLES]
         if as_blocks:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ergmeter.workloads.sft.config_sections import SftConfig
-    from ergmeter.workloads.sft.ledger import LedgerRow
     from ergmeter.workloads.sft.prepared_data import Prepared
 
 # The energy sensor is checked before the training starts, with the messages that SFT-Play's guide
@@ -80,7 +79,7 @@ class TrainingOutcome:
     saved: bool
     run: Path | None = None
     row: dict[str, object] | None = None
-    written: LedgerRow | None = None
+    written: ledger.LedgerRow | None = None
     problem: str = ""
     signal: int | None = None
     is_first: bool = True  # of several ranks, the one that tells
