@@ -19,6 +19,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.definitions.compute import ALL_WORK, run_results
 from ergmeter.metrics.definitions.throughput import pace
 from ergmeter.metrics.definitions.timing import STRAGGLING_FRAC, pace_of_ranks
+from ergmeter.metrics.definitions.utilization import other_programs
 from ergmeter.metrics.device_energy import counter_and_integral
 from ergmeter.metrics.evidence.ranks import is_declared, why_not_all
 from ergmeter.metrics.evidence.samples import (
@@ -401,6 +402,8 @@ def _stalls(evidence: Evidence) -> list[CheckFinding]:
         f"{took}: look for what stops the steps: data loading, checkpoints or logging that is not"
         " a phase of its own"
     )
+    if others := or_none(other_programs, evidence):
+        effect = f"{took}: {others}, and steps wait for them: measure on a quiet machine"
     return [CheckFinding("stalls", "minor", observation, effect)]
 
 

@@ -246,6 +246,21 @@ def node_cpu_frac(evidence: Evidence) -> Reading:
     return _mean_gauge(evidence, "busy_frac", "node", "frac", "all cores, all programs")
 
 
+_FULL_FRAC = 0.9  # of the cores: a program may have to wait for one
+_OTHERS_FRAC = 0.2
+
+
+def other_programs(evidence: Evidence) -> str:
+    """How many cores other programs kept busy, if a step may have waited for them; else empty."""
+    nodes = sampled(evidence, "node")
+    cores = sum(float(device.facts.get("cores") or 0) for device in nodes)
+    load_frac = node_cpu_frac(evidence).value
+    others = load_frac * cores - process_cores(evidence).value
+    if load_frac < _FULL_FRAC or others < _OTHERS_FRAC * cores:
+        return ""
+    return f"other programs kept {others:.1f} of {cores:.0f} cores busy"
+
+
 def iowait_frac(evidence: Evidence) -> Reading:
     """Share of CPU time that waited for storage: a starved data loader shows here."""
     return _mean_gauge(evidence, "iowait_frac", "node", "frac", "all cores, all programs")

@@ -130,14 +130,18 @@ def changes(
     activity: DeviceActivity,
     *,
     working_frac: float,
+    others: str = "",
 ) -> tuple[Change, ...]:
     """The most promising changes, best first.
 
-    `working_frac`: share of the window with a kernel, or else within steps.
+    `working_frac`: share of the window with a kernel, or else within steps. `others`: what other
+    programs did that steps may have waited for.
     """
     candidates = []
     for block in blocks:
         advice = _advice(block, activity)
+        if block.key == "stalls" and others:
+            advice = f"measure on a quiet machine: {others}"
         saved = _saved(block, blocks, reached, activity, working_frac=working_frac)
         least = _WORTH_FRAC if block.key == "uncounted" else _LEAST_FRAC
         if not advice or block.share_frac < least or not _LEAST_FRAC <= saved < 1:

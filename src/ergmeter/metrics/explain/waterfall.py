@@ -23,6 +23,7 @@ from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.energy_breakdown import energy_of
 from ergmeter.metrics.definitions.profile import profiles
 from ergmeter.metrics.definitions.timing import pace_of_ranks
+from ergmeter.metrics.definitions.utilization import other_programs
 from ergmeter.metrics.evidence.samples import or_none
 from ergmeter.metrics.explain.advice import Change, changes, record_next, remarks
 from ergmeter.metrics.explain.device import device_activity, why_no_ceiling
@@ -197,7 +198,13 @@ def explain(evidence: Evidence) -> Explanation:
         blocks,
         energy,
         lines,
-        changes(blocks, reached, activity, working_frac=level),
+        changes(
+            blocks,
+            reached,
+            activity,
+            working_frac=level,
+            others=or_none(other_programs, evidence) or "",
+        ),
         missing,
         record_next(evidence, missing, activity, got),
         evidence.window_or_reason,

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ergmeter.records import Flops, Mark, Step, WorkPart
+from ergmeter.records import Device, Flops, Mark, Sample, Step, WorkPart
 from ergmeter.runlog.reader import Run
 from tests.runs import GPU, add_writer, even_steps, make_run, run_of
 from tests.unit.metrics.reasons.case import Case
@@ -40,6 +40,21 @@ def in_a_row(lasts_s: Iterable[float], **fields: Any) -> list[Step]:
 
 def steps(*lasts_s: float, **fields: Any) -> Maker:
     return lambda path: made(path, in_a_row(lasts_s, **fields))
+
+
+def beside_others(path: Path) -> Run:
+    """A stall on a machine of two cores that are both busy, half a core of it by the program."""
+    node = Device("node:h", "node", "h", "node", {"cores": 2})
+    program = Device("process:h:1", "process", "train.py", "process")
+    samples = [
+        sample
+        for t in range(14)
+        for sample in (
+            Sample(t * S, node.id, busy_frac=1.0),
+            Sample(t * S, program.id, cpu_s=0.5 * t),
+        )
+    ]
+    return run_of(path, steps=in_a_row(STALL), samples=samples, devices=[node, program])
 
 
 def printed(*lasts_s: float, **fields: Any) -> Maker:
@@ -254,6 +269,12 @@ CASES: list[Case] = [
         "1 of 40 steps took twice the median or more, up to 1.75 s beyond it: 14.9 % of the time:"
         " look for what stops the steps",
         steps(*STALL),
+    ),
+    checks(
+        "one of 40 steps took 2 s while other programs kept 1.5 of 2 cores busy",
+        "14.9 % of the time: other programs kept 1.5 of 2 cores busy, and steps wait for them:"
+        " measure on a quiet machine",
+        beside_others,
     ),
     checks(
         "one of 40 printed steps took 2 s, the others 250 ms",
