@@ -18,12 +18,12 @@ import termios
 import time
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 ERG = str(Path(sys.executable).with_name("erg"))
 PYTHON = sys.executable
@@ -201,6 +201,33 @@ class Lab:
                         stream.close()
         for terminal in self._terminals:
             terminal.close()
+
+
+class Program(NamedTuple):
+    """One that a warm process becomes: see scripts/warm.py."""
+
+    words: list[object]  # a script and its arguments
+    cwd: Path
+    imports: Sequence[str] = ()
+    ranks: int = 0
+
+
+def warmed(*programs: Program) -> list[subprocess.CompletedProcess[str]]:
+    """Programs one after the other, forked from one process that has loaded what they import."""
+    plan = [
+        {**one._asdict(), "words": [str(word) for word in one.words], "cwd": str(one.cwd)}
+        for one in programs
+    ]
+    done = subprocess.run(
+        script("warm", json.dumps(plan)), env=environment(), capture_output=True, text=True,
+        timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    printed = [json.loads(line) for line in done.stdout.splitlines()]
+    return [
+        subprocess.CompletedProcess(one.words, each["code"], each["out"], each["err"])
+        for one, each in zip(programs, printed, strict=True)
+    ]
 
 
 @pytest.fixture
