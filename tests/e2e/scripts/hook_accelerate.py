@@ -6,8 +6,11 @@ import json
 import time
 from typing import Any
 
+import light  # type: ignore[import-not-found]
 import torch
 from accelerate import Accelerator
+
+light.modules.pop("peft", None)  # the one of them that it uses
 from peft import LoraConfig, get_peft_model
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
