@@ -212,14 +212,15 @@ class Program(NamedTuple):
     ranks: int = 0
 
 
-def warmed(*programs: Program) -> list[subprocess.CompletedProcess[str]]:
-    """Programs one after the other, forked from one process that has loaded what they import."""
+def warmed(*programs: Program, **more: str) -> list[subprocess.CompletedProcess[str]]:
+    """Programs one after the other, forked from one process that has loaded what they import.
+    `more`: what their environment has beside ours."""
     plan = [
         {**one._asdict(), "words": [str(word) for word in one.words], "cwd": str(one.cwd)}
         for one in programs
     ]
     done = subprocess.run(
-        script("warm", json.dumps(plan)), env=environment(), capture_output=True, text=True,
+        script("warm", json.dumps(plan)), env=environment(**more), capture_output=True, text=True,
         timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
