@@ -68,14 +68,14 @@ def _default_signals() -> None:
         signal.signal(one, signal.SIG_DFL)
 
 
-def reported(run: Path) -> dict[str, Any]:
+def reported(run: Path, *options: str) -> dict[str, Any]:
     """`erg report --json`, in this process: one of its own takes longer than what is asked."""
     from ergmeter.cli.main import main
 
     said = io.StringIO()
     # All steps that were recorded: which are warm-up depends on how busy this machine is.
     with pytest.raises(SystemExit) as ended, redirect_stdout(said):
-        main(["report", "--json", "--window", "unbroken", str(run)])
+        main(["report", "--json", "--window", "unbroken", *options, str(run)])
     assert not ended.value.code
     found: dict[str, Any] = json.loads(said.getvalue())
     return found

@@ -22,9 +22,8 @@ import pytest
 
 from ergmeter.runlog.reader import Run
 from tests.e2e.clocks import bounds_s
-from tests.e2e.conftest import ERG, PYTHON, SCRIPTS, TIMEOUT_S, environment
+from tests.e2e.conftest import PYTHON, SCRIPTS, TIMEOUT_S, Program, environment, reported, warmed
 from tests.nvml.library import Gpu, Library, Script, build, default_uuid
-from tests.ports import free_port
 
 pytestmark = pytest.mark.cluster
 
@@ -56,12 +55,7 @@ def torchrun(nodes: int, node: int, address: str, port: int) -> list[str]:
 
 
 def report(run: Path, *options: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [ERG, "report", str(run), "--json", "--window", "unbroken", *options],
-        capture_output=True, text=True, check=True, timeout=TIMEOUT_S,
-    )  # fmt: skip
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return reported(run, *options)
 
 
 def value(run: Path, key: str, *options: str) -> float:
@@ -112,11 +106,11 @@ def test_two_ranks_of_torchrun_count_their_gpus_once_and_their_tokens_by_layout(
     """Two of four GPUs are in use; four micro-batches of 100 tokens make a step."""
     run, epoch_ns = tmp_path / "run", time.monotonic_ns()
     gpus = [*GPUS[:2], *IDLE[2:]]
-    subprocess.run(
-        [*torchrun(1, 0, "127.0.0.1", free_port()), *program(run, tmp_path, "torch", "micro=4")],
-        env=environment(**library.environment(Script(gpus, epoch_ns=epoch_ns))),
-        check=True, capture_output=True, timeout=TIMEOUT_S,
-    )  # fmt: skip
+    (done,) = warmed(
+        Program([*program(run, tmp_path, "torch", "micro=4")], tmp_path, ("torch",), ranks=2),
+        **library.environment(Script(gpus, epoch_ns=epoch_ns)),
+    )
+    assert done.returncode == 0, done.stderr
     truth = Truth(tmp_path, [epoch_ns] * 2)
     found = report(run)
     holds(found, "energy.run_j", *truth.joules(gpus[:2]))
