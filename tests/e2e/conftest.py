@@ -206,7 +206,7 @@ class Lab:
 class Program(NamedTuple):
     """One that a warm process becomes: see scripts/warm.py."""
 
-    words: list[object]  # a script and its arguments
+    words: Sequence[object]  # a script and its arguments
     cwd: Path
     imports: Sequence[str] = ()
     ranks: int = 0

@@ -1,4 +1,4 @@
-"""A real Trainer of transformers, recorded without a change to its script: by its output, by the hook."""
+"""A real Trainer of transformers, recorded by its output or by the hook: its script is as it was."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def without_times(printed: bytes) -> list[str]:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Scripts without `erg`, each with its folder: two plain, and the second with our callback."""
-    words = {
+    words: dict[str, list[Any]] = {
         "trainer": ["hf_trainer", "truth.json"],
         "untouched": ["hf_either_way"],
         "callback": ["hf_either_way", "run"],

@@ -170,7 +170,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What programs print without `erg`: of each its errors, and its truth."""
     needs("accelerate", "peft")
     llama = ("light", "accelerate", "transformers.models.llama.modeling_llama")
-    programs = {
+    programs: dict[str, tuple[list[Any], tuple[str, ...]]] = {
         "compiled": (["hook_plain", 20, "compiled"], ("torch", "torch._dynamo")),
         "accelerate": (["hook_accelerate"], llama),
     }

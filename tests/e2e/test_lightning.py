@@ -31,7 +31,7 @@ LOADED = ("torch._dynamo", LLAMA, "lightning.fabric", "lightning.pytorch")
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
     """What each script printed, and where: on one device alone and with the callback, on two with
     it, whose second process Lightning starts itself; and loops of Fabric."""
-    programs = {
+    programs: dict[str, list[Any]] = {
         "alone": [FIT, "alone", "plain"],
         "within": [FIT, "within", "metered"],
         "two": [FIT, "within", "metered", "ddp", 2],

@@ -22,7 +22,16 @@ import pytest
 
 from ergmeter.runlog.reader import Run
 from tests.e2e.clocks import bounds_s
-from tests.e2e.conftest import PYTHON, SCRIPTS, TIMEOUT_S, Program, environment, reported, warmed
+from tests.e2e.conftest import (
+    PYTHON,
+    SCRIPTS,
+    TIMEOUT_S,
+    Program,
+    environment,
+    reported,
+    script,
+    warmed,
+)
 from tests.nvml.library import Gpu, Library, Script, build, default_uuid
 
 pytestmark = pytest.mark.cluster
@@ -47,11 +56,13 @@ def program(run: Path, truth: Path, *flags: str) -> list[str]:
     return [str(SCRIPTS / "rank.py"), str(run), str(STEPS), str(TOKENS), str(truth), *flags]
 
 
-def torchrun(nodes: int, node: int, address: str, port: int) -> list[str]:
-    return [
-        PYTHON, "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--node_rank={node}",
-        "--nproc_per_node=2", f"--master_addr={address}", f"--master_port={port}",
-    ]  # fmt: skip
+def launched(nodes: int, node: int, address: str, folder: Path, words: list[str]) -> list[str]:
+    """Two ranks of a node, which torchrun's agent forks."""
+    plan = {
+        "words": words, "cwd": str(folder), "imports": ["torch"], "ranks": 2,
+        "nodes": [nodes, node, address],
+    }  # fmt: skip
+    return script("warm", json.dumps([plan]))
 
 
 def report(run: Path, *options: str) -> dict[str, Any]:
@@ -273,11 +284,12 @@ def nodes(library: Library, tmp_path: Path) -> Nodes:
 def test_four_ranks_on_two_nodes_are_one_run_with_the_energy_of_four_gpus(
     nodes: Nodes, tmp_path: Path
 ) -> None:
-    """Two torchruns find each other over the wire; ranks 0 and 1 share a model, as do 2 and 3."""
+    """Two agents of torchrun find each other over the wire; ranks 0 and 1 share a model, as do 2
+    and 3."""
     run = tmp_path / "run"
     arguments = program(run, tmp_path, "torch", "layout=tp=2")
     commands = (
-        [*torchrun(2, node, "10.99.0.1", 29672), *arguments] for node in range(len(AHEAD_S))
+        launched(2, node, "10.99.0.1:29672", tmp_path, arguments) for node in range(len(AHEAD_S))
     )
     nodes.run(*(f"GLOO_SOCKET_IFNAME=wire-{'ab'[n]} {shlex.join(c)}"
                 for n, c in enumerate(commands)))  # fmt: skip

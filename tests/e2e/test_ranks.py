@@ -39,7 +39,9 @@ def check(run: Path, truths: Path) -> None:
     assert found["tokens.total"]["value"] == 2 * STEPS * TOKENS
     assert found["tokens.per_step"]["value"] == 2 * TOKENS
     assert found["steps.count"]["value"] == STEPS
-    each = [json.loads(truths.with_name(f"{truths.name}-{rank}.json").read_text()) for rank in (0, 1)]
+    each = [
+        json.loads(truths.with_name(f"{truths.name}-{rank}.json").read_text()) for rank in (0, 1)
+    ]
     least_s, most_s = bounds_s(each)
     tokens = 2 * STEPS * TOKENS
     assert tokens / most_s <= found["throughput.tokens_per_s"]["value"] <= tokens / least_s

@@ -1,4 +1,4 @@
-"""A loop that logs its loss to TensorBoard, W&B (offline) and MLflow, and then one to a disabled W&B.
+"""A loop that logs its loss to TensorBoard, W&B (offline) and MLflow; one to a disabled W&B.
 
 The second logs by the run's own `log` and by `wandb.log`, in turn. Prints as TRUTH the losses of
 each.

@@ -2,7 +2,8 @@
 
 PLAN is JSON: a list of programs, each with its `words` (a script and its arguments), `cwd` and
 `imports` (modules that are loaded before it is forked, and stay loaded for those after it). With
-`ranks` it is as many, each forked by the agent of torchrun, which tells them who they are.
+`ranks` it is as many, each forked by the agent of torchrun, which tells them who they are; with
+`nodes` (how many, this one's number, where the first is) they are those of one node.
 They run one after the other. Prints a line of JSON for each: its `code`, and what it printed.
 """
 
@@ -26,12 +27,14 @@ def become(words: list[str]) -> None:
     runpy.run_path(words[0], run_name="__main__")
 
 
-def launch(words: list[str], ranks: int) -> None:
+def launch(words: list[str], ranks: int, nodes: tuple[int, int, str] | None) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    count, number, endpoint = nodes or (1, 0, "localhost:0")
     config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=ranks, start_method="fork", run_id="warm",
-        rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0, monitor_interval=0.1,
+        min_nodes=count, max_nodes=count, nproc_per_node=ranks, start_method="fork", run_id="warm",
+        rdzv_endpoint=endpoint, rdzv_configs={"rank": number, "timeout": 900}, max_restarts=0,
+        monitor_interval=0.1, rdzv_backend="static" if nodes else "c10d",
     )  # fmt: skip
     elastic_launch(config, become)(words)
 
@@ -48,11 +51,11 @@ def main(plan: list[dict[str, Any]]) -> None:
                 os.chdir(program["cwd"])
                 os.dup2(out.fileno(), 1)
                 os.dup2(err.fileno(), 2)
-                ranks = program.get("ranks", 0)
-                launch(program["words"], ranks) if ranks else become(program["words"])
+                words, ranks = program["words"], program.get("ranks", 0)
+                launch(words, ranks, program.get("nodes")) if ranks else become(words)
                 return
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            printed = {"code": code}
+            printed: dict[str, Any] = {"code": code}
             for name, file in (("out", out), ("err", err)):
                 file.seek(0)
                 printed[name] = file.read().decode()
