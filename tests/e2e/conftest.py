@@ -215,7 +215,7 @@ class Program(NamedTuple):
 def warmed(*programs: Program, **more: str) -> list[subprocess.CompletedProcess[str]]:
     """Programs one after the other, forked from one process that has loaded what they import.
     `more`: what their environment has beside ours."""
-    plan = [
+    plan: list[dict[str, Any]] = [
         {**one._asdict(), "words": [str(word) for word in one.words], "cwd": str(one.cwd)}
         for one in programs
     ]
@@ -226,8 +226,8 @@ def warmed(*programs: Program, **more: str) -> list[subprocess.CompletedProcess[
     assert done.returncode == 0, done.stderr
     printed = [json.loads(line) for line in done.stdout.splitlines()]
     return [
-        subprocess.CompletedProcess(one.words, each["code"], each["out"], each["err"])
-        for one, each in zip(programs, printed, strict=True)
+        subprocess.CompletedProcess(one["words"], each["code"], each["out"], each["err"])
+        for one, each in zip(plan, printed, strict=True)
     ]
 
 

@@ -1,4 +1,4 @@
-"""A real Trainer of transformers, recorded by its output or by the hook: its script is as it was."""
+"""A real Trainer of transformers, recorded by its output and by the hook, its script untouched."""
 
 from __future__ import annotations
 
