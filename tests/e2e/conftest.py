@@ -18,12 +18,12 @@ import termios
 import time
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 ERG = str(Path(sys.executable).with_name("erg"))
 PYTHON = sys.executable
@@ -68,14 +68,14 @@ def _default_signals() -> None:
         signal.signal(one, signal.SIG_DFL)
 
 
-def reported(run: Path) -> dict[str, Any]:
+def reported(run: Path, *options: str) -> dict[str, Any]:
     """`erg report --json`, in this process: one of its own takes longer than what is asked."""
     from ergmeter.cli.main import main
 
     said = io.StringIO()
     # All steps that were recorded: which are warm-up depends on how busy this machine is.
     with pytest.raises(SystemExit) as ended, redirect_stdout(said):
-        main(["report", "--json", "--window", "unbroken", str(run)])
+        main(["report", "--json", "--window", "unbroken", *options, str(run)])
     assert not ended.value.code
     found: dict[str, Any] = json.loads(said.getvalue())
     return found
@@ -201,6 +201,34 @@ class Lab:
                         stream.close()
         for terminal in self._terminals:
             terminal.close()
+
+
+class Program(NamedTuple):
+    """One that a warm process becomes: see scripts/warm.py."""
+
+    words: Sequence[object]  # a script and its arguments
+    cwd: Path
+    imports: Sequence[str] = ()
+    ranks: int = 0
+
+
+def warmed(*programs: Program, **more: str) -> list[subprocess.CompletedProcess[str]]:
+    """Programs one after the other, forked from one process that has loaded what they import.
+    `more`: what their environment has beside ours."""
+    plan: list[dict[str, Any]] = [
+        {**one._asdict(), "words": [str(word) for word in one.words], "cwd": str(one.cwd)}
+        for one in programs
+    ]
+    done = subprocess.run(
+        script("warm", json.dumps(plan)), env=environment(**more), capture_output=True, text=True,
+        timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    printed = [json.loads(line) for line in done.stdout.splitlines()]
+    return [
+        subprocess.CompletedProcess(one["words"], each["code"], each["out"], each["err"])
+        for one, each in zip(plan, printed, strict=True)
+    ]
 
 
 @pytest.fixture

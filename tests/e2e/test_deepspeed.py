@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.e2e.clocks import bounds_s
-from tests.e2e.conftest import PYTHON, SCRIPTS, environment
+from tests.e2e.conftest import SCRIPTS, Program, warmed
 from tests.e2e.told import steps, sums, trainings
-from tests.ports import free_port
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Lab
@@ -31,12 +30,12 @@ def told(lab: Lab, how: str) -> list[dict[str, Any]]:
 
 @pytest.mark.skipif(not BESIDE.is_dir(), reason=f"DeepSpeed is not in {BESIDE.name}; see ./dev")
 def test_an_engine_of_zero_3_is_told_whole_and_trains_as_before(lab: Lab) -> None:
-    torchrun = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port"]
-    done = lab.run(
-        *torchrun, free_port(), SCRIPTS / "deepspeed_loop.py", "plain", "metered",
-        env=environment(PYTHONPATH=str(BESIDE), DS_ACCELERATOR="cpu"),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr.decode()
+    words = [SCRIPTS / "deepspeed_loop.py", "plain", "metered"]
+    loads = ("deepspeed", "light", "transformers.models.llama.modeling_llama")
+    (done,) = warmed(
+        Program(words, lab.path, loads, ranks=2), PYTHONPATH=str(BESIDE), DS_ACCELERATOR="cpu"
+    )
+    assert done.returncode == 0, done.stderr
     alone, own = told(lab, "plain"), told(lab, "metered")
     (run,) = lab.runs()
     for rank, said in enumerate(own):

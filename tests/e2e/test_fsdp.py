@@ -12,9 +12,8 @@ from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import TrainedParts, step_work
 from tests.e2e.clocks import bounds_s
-from tests.e2e.conftest import PYTHON, SCRIPTS, needs
+from tests.e2e.conftest import SCRIPTS, Program, needs, warmed
 from tests.e2e.told import steps, sums, trainings
-from tests.ports import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,9 +72,9 @@ def check(lab: Lab, run: Path, own: list[dict[str, Any]]) -> None:
 
 
 def test_sharded_models_are_told_whole_and_train_as_before(lab: Lab) -> None:
-    torchrun = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port"]
-    done = lab.run(*torchrun, free_port(), SCRIPTS / "fsdp_loop.py", *KINDS)
-    assert done.returncode == 0, done.stderr.decode()
+    loads = ("light", "torch._dynamo", "transformers.models.llama.modeling_llama")
+    (done,) = warmed(Program([SCRIPTS / "fsdp_loop.py", *KINDS], lab.path, loads, ranks=2))
+    assert done.returncode == 0, done.stderr
     alone, own = told(lab, "plain"), told(lab, "metered")
     ids = set()
     for kind in KINDS:

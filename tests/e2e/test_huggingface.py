@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import subprocess
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,8 +14,7 @@ import pytest
 
 from ergmeter.records import PHASES
 from ergmeter.runlog.reader import Run
-from tests.e2e.conftest import PYTHON, SCRIPTS, environment, needs, reported, script
-from tests.ports import free_port
+from tests.e2e.conftest import Program, needs, reported, script, warmed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +25,8 @@ needs("transformers")
 
 # As ./dev makes it: an older transformers in a folder of its own, with what it needs beside it.
 OLDER = Path(__file__).parents[2] / ".older" / "transformers4"
-HANGS_S = 280.0
+LLAMA = "transformers.models.llama.modeling_llama"
+TRAINER = ("light", "torch._dynamo", LLAMA, "transformers.trainer", "transformers.trainer_callback")
 # Text n of the scripts has so many tokens; batches take them in this order.
 LENGTHS = [5 + 7 * number % 11 for number in range(80)]
 
@@ -56,37 +55,44 @@ class Trained(NamedTuple):
         return found
 
 
-def trained(name: str, paths: Sequence[tuple[Path, str]], **more: str) -> list[Trained]:
-    """Run a script in each of these folders, all at once."""
-    pipe = subprocess.PIPE
-    started = [
-        subprocess.Popen(
-            script(name, how), cwd=path, env=environment(**more), stdout=pipe, stderr=pipe
-        )
-        for path, how in paths
+def trained(
+    programs: Sequence[tuple[str, str, int]],
+    loads: tuple[str, ...],
+    factory: pytest.TempPathFactory,
+    **more: str,
+) -> list[Trained]:
+    """Run scripts, each with a word and by a number of ranks, in folders of their own."""
+    made = [
+        Program(script(name, how)[1:], factory.mktemp(how), loads, ranks)
+        for name, how, ranks in programs
     ]
-    printed = [process.communicate(timeout=HANGS_S) for process in started]
-    for (path, _), (_, err) in zip(paths, printed, strict=True):
-        assert (path / "told.json").exists(), err.decode()
-    return [
-        Trained(path, json.loads((path / "told.json").read_text()), out, err)
-        for (path, _), (out, err) in zip(paths, printed, strict=True)
-    ]
+    found = []
+    for one, done in zip(made, warmed(*made, **more), strict=True):
+        told = one.cwd / "told.json"  # the callback's ends with an error that nobody handles
+        assert told.exists() or one.ranks, done.stderr
+        said = {} if one.ranks else json.loads(told.read_text())
+        found.append(Trained(one.cwd, said, done.stdout.encode(), done.stderr.encode()))
+    return found
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> list[Trained]:
-    """The same trainings with the callback and without it."""
-    paths = [(tmp_path_factory.mktemp(how), how) for how in ("with", "without")]
-    return trained("hf_callback", paths)
+def three(tmp_path_factory: pytest.TempPathFactory) -> list[Trained]:
+    """The same trainings with the callback and without it, and one of two ranks."""
+    programs = [("hf_callback", "with", 0), ("hf_callback", "without", 0), ("hf_ranks", "two", 2)]
+    return trained(programs, TRAINER, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def pair(three: list[Trained]) -> list[Trained]:
+    return three[:2]
 
 
 @pytest.fixture(scope="module")
 def older(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     if not OLDER.is_dir():
         pytest.skip("no transformers 4.57 in .older/transformers4; `./dev test` puts it there")
-    path = tmp_path_factory.mktemp("older")
-    (one,) = trained("hf_callback", [(path, "with")], PYTHONPATH=str(OLDER))
+    programs = [("hf_callback", "with", 0)]
+    (one,) = trained(programs, TRAINER, tmp_path_factory, PYTHONPATH=str(OLDER))
     return one
 
 
@@ -101,8 +107,8 @@ def measured(request: pytest.FixtureRequest) -> Trained:
 @pytest.fixture(scope="module")
 def trl_pair(tmp_path_factory: pytest.TempPathFactory) -> list[Trained]:
     needs("trl")
-    paths = [(tmp_path_factory.mktemp(how), how) for how in ("with", "without")]
-    return trained("hf_trl", paths)
+    loads = ("torch._dynamo", LLAMA, "peft", "trl.trainer.dpo_trainer", "trl.trainer.sft_trainer")
+    return trained([("hf_trl", "with", 0), ("hf_trl", "without", 0)], loads, tmp_path_factory)
 
 
 _TIMES = re.compile(r"('\w+(?:_runtime|_per_second)': )'[^']*'")
@@ -330,23 +336,15 @@ def test_losses_of_trl_are_the_same_to_the_last_bit(trl_pair: list[Trained]) -> 
     assert all(told["losses"] for told in trl_pair[0].told.values())
 
 
-def test_two_ranks_count_what_each_was_given_into_one_run(tmp_path: Path) -> None:
-    subprocess.run(
-        [
-            *(PYTHON, "-m", "torch.distributed.run", "--nproc_per_node=2"),
-            f"--master_port={free_port()}",
-            str(SCRIPTS / "hf_ranks.py"),
-        ],
-        cwd=tmp_path, env=environment(), check=True, capture_output=True, timeout=HANGS_S,
-    )  # fmt: skip
-    (path,) = (tmp_path / "runs").iterdir()
-    one = Trained(path.parent.parent, {}, b"", b"")
+def test_two_ranks_count_what_each_was_given_into_one_run(three: list[Trained]) -> None:
+    one = three[2]
+    (path,) = (one.path / "runs").iterdir()
     run = Run.open(path)
     assert run.status == "finished"
     assert len(run.trainings) == 1
     steps = run.steps()
     for rank in (0, 1):
-        own = json.loads((tmp_path / f"{rank}.json").read_text())
+        own = json.loads((one.path / f"{rank}.json").read_text())
         of_rank = (steps["rank"] == rank) & (steps["phase"] == PHASES.index("train"))
         assert of_rank.sum() == own["steps"] == 6
         for name in ("computed", "real"):

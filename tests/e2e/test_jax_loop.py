@@ -19,7 +19,7 @@ pytestmark = pytest.mark.frameworks
 needs("flax")
 needs("optax")
 
-BATCHES, MICRO, BATCH, LENGTH, VOCABULARY, WIDTH, LAYERS = 160, 2, 4, 32, 128, 32, 3
+BATCHES, MICRO, BATCH, LENGTH, VOCABULARY, WIDTH, LAYERS = 80, 2, 4, 32, 128, 32, 3
 HOW = ("plain", "metered")
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.soak
 
 SEED = 20261115
-KILLS = 20
+KILLS = 10
 AT_ONCE = 5
 STEPS = 300  # of 10 ms
 LOST_S = 1.0  # what a kill may cost

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.e2e.clocks import bounds_s
-from tests.e2e.conftest import ERG, QUICK, needs, script
+from tests.e2e.conftest import Program, needs, reported, script, warmed
 from tests.e2e.told import steps, sums, trainings
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.e2e.conftest import Lab
 
 pytestmark = pytest.mark.frameworks
 
@@ -23,17 +21,36 @@ needs("lightning")
 
 STEPS, MICRO = 12, 4
 FIT = "lightning_trainer"
-_CHANCE = re.compile(rb"\d+(\.\d+)? ?s\b")
+_CHANCE = re.compile(r"\d+(\.\d+)? ?s\b")
 HOW = ("plain", "metered")
+LLAMA = "transformers.models.llama.modeling_llama"
+LOADED = ("torch._dynamo", LLAMA, "lightning.fabric", "lightning.pytorch")
 
 
-def fitted(lab: Lab, name: str, how: str, *more: object, recorded: bool = False) -> bytes:
-    command = script(FIT, name, how, *more)
-    if recorded:
-        command = [ERG, "record", *QUICK, "--out", f"{name}-run", "--", *command]
-    done = lab.run(*command)
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stdout + done.stderr
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
+    """What each script printed, and where: on one device alone and with the callback, on two with
+    it, whose second process Lightning starts itself; and loops of Fabric."""
+    programs: dict[str, list[Any]] = {
+        "alone": [FIT, "alone", "plain"],
+        "within": [FIT, "within", "metered"],
+        "two": [FIT, "within", "metered", "ddp", 2],
+        "fabric": ["fabric_loop", *HOW],
+    }
+    folders = {name: tmp_path_factory.mktemp(name) for name in programs}
+    done = warmed(
+        *(Program(script(*words)[1:], folders[name], LOADED) for name, words in programs.items())
+    )
+    for one in done:
+        assert one.returncode == 0, one.stderr
+    printed = (one.stdout + one.stderr for one in done)
+    return dict(zip(programs, zip(folders.values(), printed, strict=True), strict=True))
+
+
+def run_in(folder: Path) -> Path:
+    """The only run there."""
+    (header,) = folder.rglob("run.json")
+    return header.parent
 
 
 def means(losses: list[float]) -> list[float]:
@@ -41,11 +58,11 @@ def means(losses: list[float]) -> list[float]:
     return [sum(losses[at : at + MICRO]) / MICRO for at in range(0, len(losses), MICRO)]
 
 
-def truth(lab: Lab, name: str, ranks: int = 1) -> list[dict[str, Any]]:
-    return [json.loads((lab.path / f"{name}-{rank}.json").read_text()) for rank in range(ranks)]
+def truth(folder: Path, name: str, ranks: int = 1) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def check(lab: Lab, run: Path, own: list[dict[str, Any]]) -> None:
+def check(run: Path, own: list[dict[str, Any]]) -> None:
     """Tokens, steps, losses, times and parameters, each against the program's own."""
     for rank, said in enumerate(own):
         rows = steps(run, rank=rank)
@@ -57,7 +74,7 @@ def check(lab: Lab, run: Path, own: list[dict[str, Any]]) -> None:
         assert sum(rows["tokens_loss"]) == sum(said["real"]) - 4 * MICRO * STEPS
         assert rows["loss"] == pytest.approx(means(said["losses"]), rel=1e-6)
         assert rows["learning_rate"] == [1e-3] * STEPS
-    readings = lab.report(str(run.relative_to(lab.path)))["readings"]
+    readings = reported(run)["readings"]
     least_s, most_s = bounds_s(own)
     tokens = sum(sum(one["real"]) for one in own)
     assert readings["steps.count"]["value"] == STEPS
@@ -71,35 +88,35 @@ def check(lab: Lab, run: Path, own: list[dict[str, Any]]) -> None:
         assert one["parameters"] == one["parameters_trained"] == own[0]["parameters"]
 
 
-def test_a_callback_sees_steps_tokens_losses_evaluation_and_checkpoints(lab: Lab) -> None:
-    alone = fitted(lab, "alone", "plain")
-    within = fitted(lab, "within", "metered")
-    assert _CHANCE.sub(b"TIME", within) == _CHANCE.sub(b"TIME", alone)
-    own = truth(lab, "within")
-    assert own[0]["losses"] == truth(lab, "alone")[0]["losses"]
+def test_a_callback_sees_steps_tokens_losses_evaluation_and_checkpoints(
+    fitted: dict[str, tuple[Path, str]],
+) -> None:
+    folder, within = fitted["within"]
+    without, alone = fitted["alone"]
+    assert _CHANCE.sub("TIME", within) == _CHANCE.sub("TIME", alone)
+    own = truth(folder, "within")
+    assert own[0]["losses"] == truth(without, "alone")[0]["losses"]
     assert len(own[0]["losses"]) == STEPS * MICRO
-    (run,) = lab.runs()  # though the callback is there twice
-    check(lab, run, own)
-    assert "compute.model_flops_per_token" in lab.report(str(run))["readings"]
+    run = run_in(folder)  # though the callback is there twice
+    check(run, own)
+    assert "compute.model_flops_per_token" in reported(run)["readings"]
 
 
-def test_two_devices_without_torchrun_are_one_training_of_two_ranks(lab: Lab) -> None:
-    fitted(lab, "alone", "plain", "ddp", 2)
-    fitted(lab, "within", "metered", "ddp", 2)
-    own = truth(lab, "within", 2)
-    assert [one["losses"] for one in own] == [one["losses"] for one in truth(lab, "alone", 2)]
-    (run,) = lab.runs()
-    check(lab, run, own)
+def test_two_devices_without_torchrun_are_one_training_of_two_ranks(
+    fitted: dict[str, tuple[Path, str]],
+) -> None:
+    folder, _ = fitted["two"]
+    run = run_in(folder)
+    check(run, truth(folder, "within", 2))
     first, second = trainings(run)
     assert first["id"] == second["id"]
 
 
-def test_a_loop_of_fabric_is_seen_by_one_line(lab: Lab) -> None:
-    done = lab.run(*script("fabric_loop", *HOW))
-    assert done.returncode == 0, done.stderr.decode()
-    alone, own = (json.loads((lab.path / f"{how}.json").read_text()) for how in HOW)
+def test_a_loop_of_fabric_is_seen_by_one_line(fitted: dict[str, tuple[Path, str]]) -> None:
+    folder, _ = fitted["fabric"]
+    alone, own = (json.loads((folder / f"{how}.json").read_text()) for how in HOW)
     assert own["losses"] == alone["losses"]
-    (run,) = lab.runs()
+    run = run_in(folder)
     rows = steps(run)
     assert rows["index"] == list(range(20))
     assert rows["micro_steps"] == [MICRO] * 20
@@ -107,7 +124,7 @@ def test_a_loop_of_fabric_is_seen_by_one_line(lab: Lab) -> None:
     assert rows["tokens_real"] == sums(own["real"], MICRO)
     assert rows["loss"] == own["losses"][MICRO - 1 :: MICRO]  # of the last, as it was told
     assert trainings(run)[0]["parameters"] == own["parameters"]
-    readings = lab.report(str(run))["readings"]
+    readings = reported(run)["readings"]
     within_s, in_all_s = own["eval_s"]
     assert within_s <= readings["time.eval_s"]["value"] <= in_all_s
     (least_s, most_s), tokens = bounds_s([own]), sum(own["real"])

@@ -22,9 +22,17 @@ import pytest
 
 from ergmeter.runlog.reader import Run
 from tests.e2e.clocks import bounds_s
-from tests.e2e.conftest import ERG, PYTHON, SCRIPTS, TIMEOUT_S, environment
+from tests.e2e.conftest import (
+    PYTHON,
+    SCRIPTS,
+    TIMEOUT_S,
+    Program,
+    environment,
+    reported,
+    script,
+    warmed,
+)
 from tests.nvml.library import Gpu, Library, Script, build, default_uuid
-from tests.ports import free_port
 
 pytestmark = pytest.mark.cluster
 
@@ -48,20 +56,17 @@ def program(run: Path, truth: Path, *flags: str) -> list[str]:
     return [str(SCRIPTS / "rank.py"), str(run), str(STEPS), str(TOKENS), str(truth), *flags]
 
 
-def torchrun(nodes: int, node: int, address: str, port: int) -> list[str]:
-    return [
-        PYTHON, "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--node_rank={node}",
-        "--nproc_per_node=2", f"--master_addr={address}", f"--master_port={port}",
-    ]  # fmt: skip
+def launched(nodes: int, node: int, address: str, folder: Path, words: list[str]) -> list[str]:
+    """Two ranks of a node, which torchrun's agent forks."""
+    plan = {
+        "words": words, "cwd": str(folder), "imports": ["torch"], "ranks": 2,
+        "nodes": [nodes, node, address],
+    }  # fmt: skip
+    return script("warm", json.dumps([plan]))
 
 
 def report(run: Path, *options: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [ERG, "report", str(run), "--json", "--window", "unbroken", *options],
-        capture_output=True, text=True, check=True, timeout=TIMEOUT_S,
-    )  # fmt: skip
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return reported(run, *options)
 
 
 def value(run: Path, key: str, *options: str) -> float:
@@ -112,11 +117,11 @@ def test_two_ranks_of_torchrun_count_their_gpus_once_and_their_tokens_by_layout(
     """Two of four GPUs are in use; four micro-batches of 100 tokens make a step."""
     run, epoch_ns = tmp_path / "run", time.monotonic_ns()
     gpus = [*GPUS[:2], *IDLE[2:]]
-    subprocess.run(
-        [*torchrun(1, 0, "127.0.0.1", free_port()), *program(run, tmp_path, "torch", "micro=4")],
-        env=environment(**library.environment(Script(gpus, epoch_ns=epoch_ns))),
-        check=True, capture_output=True, timeout=TIMEOUT_S,
-    )  # fmt: skip
+    (done,) = warmed(
+        Program([*program(run, tmp_path, "torch", "micro=4")], tmp_path, ("torch",), ranks=2),
+        **library.environment(Script(gpus, epoch_ns=epoch_ns)),
+    )
+    assert done.returncode == 0, done.stderr
     truth = Truth(tmp_path, [epoch_ns] * 2)
     found = report(run)
     holds(found, "energy.run_j", *truth.joules(gpus[:2]))
@@ -279,11 +284,12 @@ def nodes(library: Library, tmp_path: Path) -> Nodes:
 def test_four_ranks_on_two_nodes_are_one_run_with_the_energy_of_four_gpus(
     nodes: Nodes, tmp_path: Path
 ) -> None:
-    """Two torchruns find each other over the wire; ranks 0 and 1 share a model, as do 2 and 3."""
+    """Two agents of torchrun find each other over the wire; ranks 0 and 1 share a model, as do 2
+    and 3."""
     run = tmp_path / "run"
     arguments = program(run, tmp_path, "torch", "layout=tp=2")
     commands = (
-        [*torchrun(2, node, "10.99.0.1", 29672), *arguments] for node in range(len(AHEAD_S))
+        launched(2, node, "10.99.0.1:29672", tmp_path, arguments) for node in range(len(AHEAD_S))
     )
     nodes.run(*(f"GLOO_SOCKET_IFNAME=wire-{'ab'[n]} {shlex.join(c)}"
                 for n, c in enumerate(commands)))  # fmt: skip

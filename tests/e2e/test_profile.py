@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +14,26 @@ from ergmeter.integrations.training import Training
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import Run
-from tests.e2e.conftest import PYTHON, SCRIPTS, TIMEOUT_S, environment
-from tests.ports import free_port
+from tests.e2e.conftest import SCRIPTS, Program, warmed
 
 
-def trained(tmp_path: Path, steps: int) -> dict[str, Any]:
-    launcher = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node=2"]
-    script = [str(SCRIPTS / "profiled_ranks.py"), str(tmp_path / f"run{steps}"), str(steps)]
-    subprocess.run(
-        [*launcher, "--master_port", str(free_port()), *script], cwd=tmp_path, env=environment(),
-        check=True, capture_output=True, timeout=TIMEOUT_S,
-    )  # fmt: skip
-    return dict(summarize(Run.open(tmp_path / f"run{steps}")).readings)
+def trained(tmp_path: Path, *profiled: int) -> list[dict[str, Any]]:
+    """Of trainings with so many profiled steps each."""
+    program, loads = SCRIPTS / "profiled_ranks.py", ("torch._dynamo", "torch.profiler")
+    runs = [tmp_path / f"run{steps}" for steps in profiled]
+    done = warmed(
+        *(
+            Program([program, run, steps], tmp_path, loads, ranks=2)
+            for run, steps in zip(runs, profiled, strict=True)
+        )
+    )
+    for one in done:
+        assert one.returncode == 0, one.stderr
+    return [dict(summarize(Run.open(run)).readings) for run in runs]
 
 
 def test_two_ranks_have_their_communication_apart_and_train_as_before(tmp_path: Path) -> None:
-    found = trained(tmp_path, 3)
+    found, without = trained(tmp_path, 3, 0)
     parts = [
         found[f"profile.{name}_frac"]
         for name in ("compute", "communication_alone", "copy_alone", "idle")
@@ -54,7 +57,6 @@ def test_two_ranks_have_their_communication_apart_and_train_as_before(tmp_path: 
     assert 0 < communication.value <= max(shares) * 1.01
     al, computing = found["time.in_step_s"], found["profile.computation_s"]
     assert 0 < computing.value <= al.value
-    without = trained(tmp_path, 0)
     assert isinstance(without["profile.compute_frac"], Missing)
     assert "profile_steps" in without["profile.compute_frac"].reason
     for rank in (0, 1):

@@ -16,14 +16,17 @@ import pytest
 import yaml
 from transformers import AutoTokenizer
 
+from ergmeter.cli.main import main
 from ergmeter.runlog.reader import Run
-from tests.e2e.conftest import ERG, PYTHON, TIMEOUT_S, Lab, environment, eventually
+from tests.e2e.conftest import PYTHON, TIMEOUT_S, Lab, Program, environment, eventually, warmed
 from tests.models import models as kept_models
 from tests.nvml.library import Gpu, Library, Script, build
 
 pytestmark = pytest.mark.frameworks
 
 ROOT = Path(__file__).parents[2]
+# What a training loads, before its ranks are forked.
+LOADED = ("torch._dynamo", "peft", "transformers.trainer", "ergmeter.workloads.sft.training")
 
 
 @pytest.fixture(scope="session")
@@ -51,37 +54,64 @@ def ledger(lab: Lab, path: str = "outputs/ledger.csv") -> list[dict[str, str]]:
 
 
 def _has_steps(run: Path) -> bool:
-    return (run / "run.json").exists() and Run.open(run).count("steps") > 2
+    return any(run.glob("[!.]*/steps*")) and Run.open(run).count("steps") > 2
 
 
-def test_two_trainings_at_once_append_a_row_each(lab: Lab, models: Path) -> None:
-    """The second by the script of SFT-Play's name, which is `erg train`."""
-    names = [configured(lab, models, f"run{n}.yaml", train={"max_steps": 2}) for n in range(2)]
-    first = lab.start(ERG, "train", "--config", names[0], "--quiet")
-    script = (PYTHON, ROOT / "scripts/train.py")
-    done = lab.run(*script, "--config", names[1], "--set", "train.max_steps=1", "--json")
-    assert done.returncode == 0, done.stderr.decode()
-    assert json.loads(done.stdout)["row"]["steps"] == 1
-    assert first.wait(TIMEOUT_S) == 0
+APPENDS = """
+import sys
+from pathlib import Path
+from ergmeter.workloads.sft.ledger import COLUMNS, append_row
+
+for number in range(100):
+    cells = {**dict.fromkeys(COLUMNS), "run": f"{sys.argv[1]}-{number}", "status": "finished"}
+    assert not append_row(Path("outputs/ledger.csv"), cells).problem
+"""
+
+
+def test_two_trainings_at_once_append_a_row_each(lab: Lab) -> None:
+    """As they do it when they end, many times: each begins the file where it is not there."""
+    both = [lab.start(PYTHON, "-c", APPENDS, name) for name in "ab"]
+    assert [one.wait(TIMEOUT_S) for one in both] == [0, 0]
     rows = ledger(lab)
-    assert len(rows) == 2
     assert {row["status"] for row in rows} == {"finished"}
-    assert len({row["run"] for row in rows}) == 2
+    for name in "ab":
+        own = [row["run"] for row in rows if row["run"].startswith(name)]
+        assert own == [f"{name}-{number}" for number in range(100)]
+    assert len(rows) == 200
 
 
-def test_energy_of_a_scripted_gpu_is_in_the_row(
+def test_a_series_trains_each_configuration_until_sigterm_finishes_and_saves_the_one_under_way(
     lab: Lab, models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    """By the script of SFT-Play's name, which is `erg train`, on a scripted GPU. The training gets
+    the signal that its series got; who runs when in more rounds is in
+    tests/unit/workloads/test_sft_series.py."""
     library: Library = build(tmp_path_factory.mktemp("nvml"))
     watts = 300.0
     script = Script((Gpu(watts, memory_bytes=3e9),), epoch_ns=time.monotonic_ns())
-    config = configured(lab, models, train={"batch_size": 4, "max_steps": 60})
-    done = lab.run(
-        ERG, "train", "--config", config, "--out", "run",
+    first = configured(lab, models, "a.yaml", train={"batch_size": 4, "max_steps": 60})
+    other = configured(lab, models, "b.yaml", train={"max_steps": 100_000, "optim": "sgd"})
+    series = lab.start(
+        PYTHON, ROOT / "scripts/train.py", "--config", first, "--interleave", other,
+        "--repeats", 2, "--cool-down", 0, "--out", "series",
         env=environment(**library.environment(script)),
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr.decode()
-    row = {name: value for name, value in ledger(lab)[0].items() if value}
+    eventually(lambda: _has_steps(lab.path / "series/b-1"), "the first steps of the second")
+    series.send_signal(signal.SIGTERM)
+    assert series.wait(TIMEOUT_S) == 128 + signal.SIGTERM
+    rows = ledger(lab)
+    assert [row["optimizer"] for row in rows] == ["torch.AdamW", "torch.SGD"]
+    assert [row["seed"] for row in rows] == ["42", "42"]
+    assert [row["run"] for row in rows] == ["series/a-1", "series/b-1"]
+    assert [row["status"] for row in rows] == ["finished", "stopped"]
+    check_energy({name: value for name, value in rows[0].items() if value}, watts)
+    index = Run.open(lab.path / "series/b-1").steps()["index"]
+    assert int(rows[1]["steps"]) == (index == index).sum()  # rows of other phases have none
+    assert (lab.path / "outputs/b/round-1/adapter_model.safetensors").exists()
+    assert not [*(lab.path / "series").glob("*-2")]
+
+
+def check_energy(row: dict[str, str], watts: float) -> None:
     joules, window_s = float(row["energy_J"]), float(row["window_s"])
     low, high = float(row["energy_low_J"]), float(row["energy_high_J"])
     assert low <= watts * window_s <= high, row
@@ -98,13 +128,15 @@ def test_two_ranks_write_one_row(lab: Lab, models: Path) -> None:
     pair = {"prompt": "Who keeps the bees?", "response": "Anna, behind the mill."}
     (lab.path / "pairs.jsonl").write_text((json.dumps(pair) + "\n") * 16)
     config = configured(
-        lab, models, train={"batch_size": 2, "max_steps": 4}, data={"train_path": "pairs.jsonl"}
+        lab, models, train={"batch_size": 2, "max_steps": 9}, data={"train_path": "pairs.jsonl"}
     )
-    done = lab.run(
-        PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-        "-m", "ergmeter", "train", "--config", config, "--out", "run", "--json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr.decode()
+    words = [
+        ROOT / "src/ergmeter/__main__.py", "train", "--config", config, "--out", "run", "--json",
+        "--set", "train.max_steps=4",
+    ]  # fmt: skip
+    (done,) = warmed(Program(words, lab.path, LOADED, ranks=2))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["row"]["steps"] == 4
     rows = ledger(lab)
     assert len(rows) == 1
     assert (rows[0]["world_size"], rows[0]["steps"]) == ("2", "4")
@@ -115,53 +147,22 @@ def test_two_ranks_write_one_row(lab: Lab, models: Path) -> None:
     assert float(rows[0]["tokens_processed"]) == 4 * 2 * 2 * length
 
 
-def test_a_series_trains_each_configuration(lab: Lab, models: Path) -> None:
-    """Once: who runs when in more rounds is in tests/unit/workloads/test_sft_series.py."""
-    first = configured(lab, models, "a.yaml", train={"max_steps": 2})
-    other = configured(
-        lab, models, "b.yaml", train={"max_steps": 2, "output_dir": "outputs/b", "optim": "sgd"}
-    )
-    done = lab.run(
-        ERG, "train", "--config", first, "--interleave", other, "--cool-down", 0,
-        "--out", "series",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr.decode()
-    rows = ledger(lab)
-    assert [row["optimizer"] for row in rows] == ["torch.AdamW", "torch.SGD"]
-    assert [row["seed"] for row in rows] == ["42", "42"]
-    assert [row["run"] for row in rows] == ["series/a-1", "series/b-1"]
-
-
-def test_sigterm_ends_a_series_and_finishes_and_saves_the_training_under_way(
-    lab: Lab, models: Path
+def test_bad_input_is_one_line(
+    lab: Lab, models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The training gets the signal that its series got."""
-    config = configured(lab, models, train={"batch_size": 2, "max_steps": 100_000})
-    series = lab.start(
-        ERG, "train", "--config", config, "--repeats", 2, "--cool-down", 0, "--out", "series"
-    )
-    eventually(lambda: _has_steps(lab.path / "series/run-1"), "the first steps")
-    series.send_signal(signal.SIGTERM)
-    assert series.wait(TIMEOUT_S) == 128 + signal.SIGTERM
-    (row,) = ledger(lab)
-    assert row["status"] == "stopped"
-    index = Run.open(lab.path / "series/run-1").steps()["index"]
-    assert int(row["steps"]) == (index == index).sum()  # rows of other phases have none
-    assert (lab.path / "outputs/run/round-1/adapter_model.safetensors").exists()
-    assert not (lab.path / "series/run-2").exists()
-
-
-def test_bad_input_is_one_line(lab: Lab, models: Path) -> None:
     config = configured(lab, models)
+    monkeypatch.chdir(lab.path)
     for words, wanted in (
-        (("--config", "nowhere.yaml"), b"nowhere.yaml"),
-        (("--config", config, "--set", "train.max_stps=3"), b"max_steps"),
-        (("--config", config, "--set", "train.max_steps"), b"KEY=VALUE"),
+        (("--config", "nowhere.yaml"), "nowhere.yaml"),
+        (("--config", config, "--set", "train.max_stps=3"), "max_steps"),
+        (("--config", config, "--set", "train.max_steps"), "KEY=VALUE"),
     ):
-        done = lab.run(ERG, "train", *words)
-        assert done.returncode == 2, done.stderr
-        assert wanted in done.stderr
-        assert len(done.stderr.splitlines()) == 1, done.stderr
+        with pytest.raises(SystemExit) as ended:
+            main(["train", *words])
+        assert ended.value.code == 2
+        said = capsys.readouterr().err
+        assert wanted in said
+        assert len(said.splitlines()) == 1, said
 
 
 # -- the guide's own commands ---------------------------------------------------------------------

@@ -62,13 +62,13 @@ class InOrder(Trainer):
         return torch.utils.data.SequentialSampler(texts)
 
 
-def llama() -> LlamaForCausalLM:
+def llama(layers: int = 2) -> LlamaForCausalLM:
     set_seed(1)
     config = LlamaConfig(
         vocab_size=256,
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         max_position_embeddings=64,
     )
@@ -157,7 +157,8 @@ def twice() -> None:
 
 
 def compiled() -> None:
-    one = trainer("compiled", texts=12, torch_compile=True, torch_compile_backend="eager")
+    options = {"torch_compile": True, "torch_compile_backend": "eager"}
+    one = trainer("compiled", texts=12, model=llama(layers=1), **options)
     one.train()
     tell("compiled", one)
 

@@ -20,7 +20,7 @@ from transformers import (
     set_seed,
 )
 
-STEPS, BATCH, LENGTH, SKIPPED = 40, 4, 64, 3
+STEPS, BATCH, LENGTH, SKIPPED = 20, 4, 64, 3
 set_seed(1)
 amids: list[float] = []
 tokens: list[int] = []
@@ -60,7 +60,7 @@ arguments = TrainingArguments(
     output_dir="out",
     per_device_train_batch_size=BATCH,
     num_train_epochs=1,
-    logging_steps=10,
+    logging_steps=4,
     save_strategy="no",
     report_to="none",
     disable_tqdm=True,
@@ -80,6 +80,7 @@ InOrder(
     callbacks=callbacks,
 ).train()
 said = {
+    "steps": len(tokens) - SKIPPED,
     "tokens": sum(tokens[SKIPPED:]),
     "outside_s": [amids[SKIPPED - 1], time.perf_counter()],
     "inside_s": [amids[SKIPPED], amids[-1]],

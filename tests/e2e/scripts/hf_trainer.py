@@ -1,6 +1,6 @@
 """A tiny Llama trained from scratch with transformers' Trainer, on random tokens.
 
-    hf_trainer.py TRUTH all|no
+    hf_trainer.py TRUTH
 
 Writes to TRUTH, as JSON, the tokens of each step as the script itself counted them.
 """
@@ -22,7 +22,7 @@ from transformers import (
 )
 
 STEPS, BATCH, LENGTH = 20, 4, 48
-truth, count_tokens = Path(sys.argv[1]), sys.argv[2]
+truth = Path(sys.argv[1])
 set_seed(1)
 
 
@@ -70,7 +70,7 @@ arguments = TrainingArguments(
     report_to="none",
     use_cpu=True,
     seed=1,
-    include_num_input_tokens_seen=count_tokens,
+    include_num_input_tokens_seen="all",
 )
 Trainer(model=model, args=arguments, train_dataset=Tokens(), callbacks=[count]).train()
 truth.write_text(json.dumps(count.tokens))

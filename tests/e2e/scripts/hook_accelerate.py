@@ -6,11 +6,14 @@ import json
 import time
 from typing import Any
 
+import light  # type: ignore[import-not-found]
 import torch
 from accelerate import Accelerator
-from peft import LoraConfig, get_peft_model
-from torch.utils.data import DataLoader
-from transformers import LlamaConfig, LlamaForCausalLM
+
+light.modules.pop("peft", None)  # the one of them that it uses
+from peft import LoraConfig, get_peft_model  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 torch.manual_seed(0)
 torch.set_num_threads(1)

@@ -1,9 +1,10 @@
 """A Trainer evaluates before it trains; after it has trained, it saves and evaluates again.
 
-    hook_frameworks.py transformers|lightning|pytorch_lightning [then_plain]
+    hook_frameworks.py transformers|lightning|pytorch_lightning
 
-`then_plain`: after that, a plain loop trains another model. Prints as TRUTH how long evaluations
-and saves took.
+After that another model is trained: by a plain loop, or by one of that Lightning's Fabric, which
+evaluates and saves too. Lightning is imported before torch, as many programs do. Prints as TRUTH
+how long evaluations and saves took, of the Trainer and of the loop.
 """
 
 from __future__ import annotations
@@ -16,17 +17,22 @@ import time
 import warnings
 from typing import Any
 
-import torch
-from torch import nn
-from torch.utils.data import DataLoader
+FRAMEWORK = sys.argv[1]
+FABRIC = {"lightning": "lightning", "pytorch_lightning": "lightning_fabric"}.get(FRAMEWORK)
+if FABRIC:
+    importlib.import_module(FRAMEWORK)
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
 
 STEPS, ROWS, LENGTH, VOCABULARY = 8, 2, 16, 64
 SLEPT = 0.2
-PLAIN_STEPS = 5
+LOOP_STEPS = 5
 warnings.simplefilter("ignore")
 torch.manual_seed(0)
 rows: Any = list(torch.randint(0, VOCABULARY, (STEPS * ROWS, LENGTH)))
-took: dict[str, list[float]] = {"evals": [], "saves": []}
+took: dict[str, list[float]] = {"evals": [], "saves": [], "loop_evals": [], "loop_saves": []}
 
 
 def timed(kind: str, call: Any, *arguments: Any) -> None:
@@ -118,15 +124,39 @@ def with_lightning(name: str) -> None:
 def plain() -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(PLAIN_STEPS):
+    for _ in range(LOOP_STEPS):
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
 
 
-if sys.argv[1] == "transformers":
-    with_transformers()
+def with_fabric(name: str) -> None:
+    fabric = importlib.import_module(name).Fabric(accelerator="cpu", devices=1)
+    fabric.launch()
+    made = nn.Linear(4, 4)
+    model, optimizer = fabric.setup(made, torch.optim.SGD(made.parameters(), lr=0.1))
+
+    def evaluate() -> None:
+        model.eval()
+        with torch.no_grad():
+            model(torch.ones(2, 4))
+            time.sleep(SLEPT)
+            model(torch.ones(2, 4))
+        model.train()
+
+    for step in range(LOOP_STEPS):
+        fabric.backward(model(torch.ones(2, 4)).sum())
+        optimizer.step()
+        if step == 2:
+            timed("loop_saves", fabric.save, "loop.pt", {"model": model, "slow": Slow()})
+            timed("loop_evals", evaluate)
+    timed("loop_saves", fabric.save, "last.pt", {"model": model, "slow": Slow()})
+    timed("loop_evals", evaluate)
+
+
+if FABRIC:
+    with_lightning(FRAMEWORK)
+    with_fabric(FABRIC)
 else:
-    with_lightning(sys.argv[1])
-if "then_plain" in sys.argv:
+    with_transformers()
     plain()
-print("TRUTH", json.dumps({"steps": STEPS, **took}))
+print("TRUTH", json.dumps({"steps": STEPS, "loop_steps": LOOP_STEPS, **took}))

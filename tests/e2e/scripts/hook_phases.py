@@ -1,22 +1,16 @@
-"""Evaluates before its first step and after its last, and saves: `hook_phases.py LIBRARY`.
+"""Evaluates before its first step and after its last, and saves.
 
-LIBRARY is imported first, as many programs do: lightning or lightning_fabric, before torch; or
-torch itself, and then torch.save is used. Prints the TRUTH: how long evaluations and saves took.
+Prints the TRUTH: how long evaluations and saves took.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 import time
 from typing import Any
 
-LIBRARY = sys.argv[1]
-library: Any = importlib.import_module(LIBRARY)
-
-import torch  # noqa: E402
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
 EVALUATED, SAVED = 0.2, 0.1
 STEPS = 12
@@ -45,27 +39,20 @@ class Slow:
 
 def main() -> None:
     torch.manual_seed(0)
-    made = nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 32))
-    model: Any = made
-    optimizer: Any = torch.optim.AdamW(made.parameters(), lr=1e-3)
-    fabric: Any = None
-    if LIBRARY != "torch":
-        fabric = library.Fabric(accelerator="cpu", devices=1)
-        fabric.launch()
-        model, optimizer = fabric.setup(made, optimizer)
+    model = nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 32))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     ids = torch.randint(0, 32, (4, 16))
 
     def save(name: str) -> float:
         begun_s = time.monotonic()
-        state = {"model": model if fabric else made.state_dict(), "slow": Slow()}
-        fabric.save(name, state) if fabric else torch.save(state, name)
+        torch.save({"model": model.state_dict(), "slow": Slow()}, name)
         return time.monotonic() - begun_s
 
     evals = [evaluate(model, ids)]
     saves = []
     for step in range(STEPS):
         loss: Any = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
-        fabric.backward(loss) if fabric else loss.backward()
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         if step in (3, 7):

@@ -1,8 +1,7 @@
 """A small training that prints its losses as other programs do: `hook_prints.py KIND`.
 
-KIND is `litgpt`, `plain`, `table` (as pytorch's word_language_model, which updates its weights
-itself), `bar` (tqdm, with the loss in its postfix) or `once` (a loss at the first step, and no
-more).
+KIND is `plain`, `table` (as pytorch's word_language_model, which updates its weights itself) or
+`bar` (tqdm, with the loss in its postfix).
 Prints as TRUTH, to standard error, the losses that it printed.
 """
 
@@ -39,17 +38,6 @@ def step(optimizer: Any = None) -> float:
     return float(loss)
 
 
-def litgpt() -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for number in range(1, STEPS + 1):
-        loss = step(optimizer)
-        printed.append(round(loss, 3))
-        print(
-            f"Epoch 1 | iter {number} step {number} | loss train: {loss:.3f}, val: n/a |"
-            f" iter time: 10.00 ms (step) remaining time: 0:00:01"
-        )
-
-
 def plain() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for number in range(STEPS):
@@ -81,14 +69,5 @@ def bar() -> None:
             printed.append(round(loss, 4))
 
 
-def once() -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for number in range(STEPS):
-        loss = step(optimizer)
-        if number == 1:
-            printed.append(round(loss, 4))
-            print(f"step {number}: loss {loss:.4f}")
-
-
-{"litgpt": litgpt, "plain": plain, "table": table, "bar": bar, "once": once}[KIND]()
+{"plain": plain, "table": table, "bar": bar}[KIND]()
 print("TRUTH", json.dumps({"losses": printed}), file=sys.stderr)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.spawn import start_processes
 
-STEPS, ROWS, LENGTH = 30, 2, 16
+STEPS, ROWS, LENGTH = 20, 2, 16
 
 
 class Small(nn.Module):

@@ -1,4 +1,8 @@
-"""A loop that logs its loss to TensorBoard, W&B (offline) and MLflow, and prints its last."""
+"""A loop that logs its loss to TensorBoard, W&B (offline) and MLflow; one to a disabled W&B.
+
+The second logs by the run's own `log` and by `wandb.log`, in turn. Prints as TRUTH the losses of
+each.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +19,27 @@ from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
 torch.manual_seed(0)
-model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def lost(model: nn.Module) -> Any:
+    ids = torch.randint(0, 16, (2, 8))
+    return nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+
+
+losses: list[list[float]] = [[], []]
+model, optimizer = made()
 writer, validation = SummaryWriter("tb"), SummaryWriter("tb/validation")
 mlflow.set_tracking_uri("sqlite:///mlflow.db")
-losses = []
 with wandb.init(project="hook", dir=".") as run, mlflow.start_run():
-    for step in range(50):
-        ids = torch.randint(0, 16, (2, 8))
-        loss: Any = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+    for step in range(20):
+        loss = lost(model)
         loss.backward()
-        losses.append(loss.item())
+        losses[0].append(loss.item())
         writer.add_scalar("train/loss", loss, step)
         optimizer.step()
         validation.add_scalar("loss", 99.0, step)
@@ -34,4 +48,15 @@ with wandb.init(project="hook", dir=".") as run, mlflow.start_run():
         mlflow.log_metrics({"norm": float(step)}, step=step)
 writer.close()
 validation.close()
+
+model, optimizer = made()
+disabled = wandb.init(project="hook", mode="disabled")
+for step in range(20):
+    loss = lost(model)
+    loss.backward()
+    optimizer.step()
+    losses[1].append(loss.item())
+    log: Any = disabled.log if step % 2 else wandb.log
+    log({"train/loss": loss.item()})
+disabled.finish()
 print("TRUTH", json.dumps({"losses": losses}))

@@ -1,5 +1,8 @@
-"""A data-parallel loop: `ranks.py STEPS TOKENS TRUTH_DIR [RUN [NAN_AT]]`. Each rank writes what it
-did. From step NAN_AT on the loss is lost, on all ranks."""
+"""A data-parallel loop: `ranks.py STEPS TOKENS TRUTH_DIR RUN[=NAN_AT]...`.
+
+It is run once for each RUN, one after the other; `-` is a run of no name. Each rank writes what it
+did to RUN-RANK.json. From step NAN_AT on the loss is lost, on all ranks.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,17 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-
 from ergmeter import Meter
 
 
-def main(steps: int, tokens: int, truth: Path, run: str | None, nan_at: int | None) -> None:
-    alerts = [] if nan_at is None else ["loss nan"]
-    with Meter(run, probes=["process"], alerts=alerts) as meter:
-        dist.init_process_group("gloo")
+def main(steps: int, tokens: int, truth: Path, run: str, nan_at: str) -> None:
+    alerts = ["loss nan"] if nan_at else []
+    with Meter(None if run == "-" else run, probes=["process"], alerts=alerts) as meter:
+        import torch  # a rank that is refused ends before
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
         gradient = torch.ones(1000)
         dist.barrier()
         start_s, amids_s = time.monotonic(), []
@@ -27,16 +31,15 @@ def main(steps: int, tokens: int, truth: Path, run: str | None, nan_at: int | No
                 amids_s.append(time.monotonic())
                 time.sleep(0.01)
                 dist.all_reduce(gradient)
-                if nan_at is not None:
-                    step.loss = math.nan if number >= nan_at else 2.0
+                if nan_at:
+                    step.loss = math.nan if number >= int(nan_at) else 2.0
         end_s = time.monotonic()
         said = {"outside_s": [start_s, end_s], "inside_s": [amids_s[0], amids_s[-1]]}
-        (truth / f"{dist.get_rank()}.json").write_text(json.dumps(said))
+        (truth / f"{run}-{dist.get_rank()}.json").write_text(json.dumps(said))
         dist.barrier()
     dist.barrier()  # a Meter judges what came last when it closes: nobody goes before
-    dist.destroy_process_group()
 
 
-named = sys.argv[4] if len(sys.argv) > 4 else None
-lost = int(sys.argv[5]) if len(sys.argv) > 5 else None
-main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), named, lost)
+for named in sys.argv[4:]:
+    name, _, lost = named.partition("=")
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), name, lost)

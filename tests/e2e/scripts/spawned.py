@@ -1,4 +1,4 @@
-"""Two ranks of torch.multiprocessing.spawn, which no environment tells anything.
+"""Two ranks that torch.multiprocessing forks, which no environment tells anything.
 
     spawned.py OUT PORT TIMES
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 
 from ergmeter.integrations.model_description import training_identity
 
@@ -30,5 +30,5 @@ def rank(number: int, out: str, port: str, turn: int) -> None:
 
 if __name__ == "__main__":
     for turn in range(int(sys.argv[3])):
-        spawned: Any = spawn
-        spawned(rank, (sys.argv[1], sys.argv[2], turn), nprocs=2)
+        started: Any = start_processes
+        started(rank, (sys.argv[1], sys.argv[2], turn), nprocs=2, start_method="fork")

@@ -17,12 +17,14 @@ from ergmeter.metrics.live.alert_rules import parse_rules
 from ergmeter.metrics.live.follow import RunFollower
 from ergmeter.metrics.live.frame import LiveFrame, RunWatcher
 from ergmeter.metrics.summarize import evidence_of, summarize
-from ergmeter.metrics.timeline import loss_line
+from ergmeter.metrics.timeline import loss_line, loss_series
 from ergmeter.records import Mark, Step
 from ergmeter.runlog.reader import Run
 from ergmeter.views.run import card as terminal
 from ergmeter.views.run import watch
 from tests.runs import add_writer, even_steps, make_run, reading, reason
+from tests.unit.importers.captured import reported, steps
+from tests.unit.importers.printed import live
 
 S = 10**9
 REFUSED = Mark(15 * S, "value_refused", "loss is not a number (nan) from step 14 on")
@@ -148,3 +150,28 @@ def test_the_curve_of_the_loss_is_the_printed_one(tmp_path: Path) -> None:
     assert line.is_printed
     assert np.allclose(line.values, [4.0 - 0.1 * i for i in range(14)])
     assert np.allclose(line.t_s, range(1, 15))
+
+
+LITGPT = "Epoch 1 | iter {0} step {0} | loss train: {1:.3f}, val: n/a | iter time: 10.00 ms (step)"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [LITGPT.format(n, 3.0 - n / 10) for n in range(1, 11)],  # each with its own time
+        [f"step {n}: loss {3.0 - (n + 1) / 10:.3f}" for n in range(10)],
+        ["step 1: loss 2.9"],  # of the second step, and no more
+    ],
+    ids=["litgpt", "plain", "once"],
+)
+def test_all_losses_that_a_loop_prints_are_its_losses_the_first_and_the_last_too(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    run = make_run(tmp_path / "run")
+    add_writer(run, steps=even_steps(20, tokens_computed=100))
+    told = live(*((number + 1, line) for number, line in enumerate(lines)))
+    add_writer(run, steps=steps(told), reported=reported(told), stream="output")
+    wanted = [3.0 - (n + 1) / 10 for n in range(len(lines))]
+    opened = Run.open(run)
+    assert loss_series(evidence_of(opened))[0].values.tolist() == pytest.approx(wanted)
+    assert reading(opened, "training.loss").value == pytest.approx(wanted[-1])

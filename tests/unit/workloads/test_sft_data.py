@@ -27,6 +27,7 @@ from ergmeter.workloads.sft.dataset import Chat, TemplateFile, builtin, plain, r
 from ergmeter.workloads.sft.prepared_data import Prepared, epoch_tokens, prepare_data
 from ergmeter.workloads.sft.tiny_model import saved_model
 from ergmeter.workloads.sft.token_batches import NO_LOSS, Collate, Tokens
+from tests.models import models as kept_models
 
 PAD, BEGIN, END = 0, 1, 2
 
@@ -451,21 +452,34 @@ def test_the_collation_can_go_to_a_worker(prepare: Callable[..., Prepared]) -> N
     )
 
 
-def test_a_built_in_model_is_made_once_by_whoever_is_first(tmp_path: Path) -> None:
+def test_a_built_in_model_that_another_was_quicker_to_make_is_left_as_it_is(
+    tmp_path: Path,
+) -> None:
+    target = tmp_path / "tiny"
+    build_model.make("tiny", target)
+    before = [(one.name, one.stat().st_mtime_ns) for one in sorted(target.iterdir())]
+    build_model.make("tiny", target)  # as one does that began when it was not there yet
+    assert [(one.name, one.stat().st_mtime_ns) for one in sorted(target.iterdir())] == before
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_built_in_model_is_made_by_a_process_of_its_own_and_once(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """In the folder of all tests: whichever needs it first has it made."""
+    folder = kept_models(tmp_path_factory)
     code = (
         "import sys; from pathlib import Path;"
         "from ergmeter.workloads.sft.tiny_model import saved_model;"
         "print(saved_model('builtin:tiny', Path(sys.argv[1])));"
         "sys.exit('transformers' in sys.modules)"
     )
-    words = [sys.executable, "-c", code, str(tmp_path)]
-    both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    paths = {one.communicate(timeout=200)[0].strip() for one in both}
-    assert [one.returncode for one in both] == [0, 0]  # and transformers was not loaded here
-    (path,) = paths
-    assert [one.name for one in tmp_path.iterdir()] == [Path(path).name]
+    words = [sys.executable, "-c", code, str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr  # and transformers was not loaded there
+    path = done.stdout.strip()
     before = Path(path).stat().st_mtime_ns
-    assert saved_model("builtin:tiny", tmp_path) == Path(path)
+    assert saved_model("builtin:tiny", folder) == Path(path)
     assert Path(path).stat().st_mtime_ns == before
 
     load_model: Any = transformers.AutoModelForCausalLM.from_pretrained

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import gc
 import json
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import yaml
 
 from ergmeter.errors import PluginError, UsageError
 from ergmeter.runlog.reader import Run
-from ergmeter.workloads.sft import facts, ledger, tiny_model, training
+from ergmeter.workloads.sft import build_model, facts, ledger, tiny_model, training
 from ergmeter.workloads.sft import training as sensors
 from ergmeter.workloads.sft.config_file import load
 from tests.models import models as kept_models
@@ -29,6 +31,16 @@ PAIRS = [
     ("How old is the oak?", "Older than the house and younger than the hill it stands on."),
 ]
 EPOCHS = 2
+WORKERS = 2  # that make the batches; others train without
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_copied() -> Iterator[None]:
+    """Workers that are forked from here don't copy all that they look through for garbage."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
@@ -79,6 +91,7 @@ def rows(path: str = "outputs/ledger.csv") -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@cache
 def tokenizer_of(models: Path, name: str = "builtin:tiny") -> Any:
     from transformers import AutoTokenizer
 
@@ -88,7 +101,7 @@ def tokenizer_of(models: Path, name: str = "builtin:tiny") -> Any:
 # -- tokens ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, WORKERS])
 def test_tokens_of_padded_pairs_are_those_of_the_text(
     configuration: Write, models: Path, workers: int
 ) -> None:
@@ -112,12 +125,9 @@ def test_tokens_of_padded_pairs_are_those_of_the_text(
     assert float(rows()[0]["eval_loss"]) > 0
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_tokens_of_packed_rows_are_those_of_the_text(
-    configuration: Write, models: Path, workers: int
-) -> None:
+def test_tokens_of_packed_rows_are_those_of_the_text(configuration: Write, models: Path) -> None:
     changes = {
-        "train": {"dataloader_workers": workers, "batch_size": 2},
+        "train": {"dataloader_workers": WORKERS, "batch_size": 2},
         "data": {"train_path": "pairs.jsonl", "packing": True},
     }
     outcome = training.run(load(configuration(changes)))
@@ -128,9 +138,8 @@ def test_tokens_of_packed_rows_are_those_of_the_text(
     assert row["packing"] == "true"
 
 
-@pytest.mark.parametrize("workers", [0, 2])
 def test_tokens_of_continued_pre_training_are_those_of_its_blocks(
-    configuration: Write, models: Path, workers: int
+    configuration: Write, models: Path
 ) -> None:
     text = "\n".join(f"{question} {answer}" for question, answer in PAIRS)
     Path("tale.txt").write_text(text)
@@ -140,7 +149,7 @@ def test_tokens_of_continued_pre_training_are_those_of_its_blocks(
         "task_mode": "cpt",
         "block_size": size,
         "train": {
-            "dataloader_workers": workers,
+            "dataloader_workers": WORKERS,
             "batch_size": 1,
             "evaluation_strategy": "epoch",
         },
@@ -154,14 +163,14 @@ def test_tokens_of_continued_pre_training_are_those_of_its_blocks(
     assert (row["dataset"], row["seq_len"]) == ("cpt", str(size))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
 def test_tokens_of_seq2seq_are_those_of_encoder_and_decoder(
-    configuration: Write, models: Path, workers: int
+    configuration: Write, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tiny_model, "_make", build_model.make)  # here: a process takes seconds
     changes = {
         "model": {"name": "builtin:tiny-seq2seq", "type": "seq2seq"},
         "train": {
-            "dataloader_workers": workers,
+            "dataloader_workers": WORKERS,
             "evaluation_strategy": "steps",
             "eval_steps": 2,
         },
