@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items=[item for item, out in zip(items, is_left_out, strict=True) if out]
     )
     items[:] = [item for item, out in zip(items, is_left_out, strict=True) if not out]
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: it is not looked at again by every collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:

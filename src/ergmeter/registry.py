@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any, Literal
 
 from ergmeter.errors import PluginError
@@ -16,8 +16,14 @@ Kind = Literal["probes", "importers", "metrics", "flops", "sinks", "launchers"]
 
 
 @cache
+def _installed() -> EntryPoints:
+    """The entry points of all packages: reading them takes some 50 ms."""
+    return entry_points()
+
+
+@cache
 def _entry_points(kind: Kind) -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=f"ergmeter.{kind}")}
+    return {entry.name: entry for entry in _installed().select(group=f"ergmeter.{kind}")}
 
 
 def names(kind: Kind) -> list[str]:
