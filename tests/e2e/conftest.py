@@ -227,6 +227,16 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
+def tabs(browser: Any) -> Iterator[Any]:
+    """A window of the browser, for tabs of tests that want nothing of each other's; its own tab
+    keeps it open, since a window takes longer to make than a tab."""
+    made = browser.new_context()
+    made.new_page()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
 def window(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
     """A window for the module's `pages`."""
     from tests.e2e.pages import Window

@@ -25,7 +25,9 @@ from tests.e2e.test_serve import (
     WAIT_MS,
     Served,
     expect_names,
+    following,  # noqa: F401  a fixture
     playwright_api,
+    serving,  # noqa: F401  a fixture
     simple_run,
     steps,
 )
@@ -36,18 +38,15 @@ TOKEN = "correct+horse&battery#staple%41"
 
 
 @pytest.fixture
-def served(lab: Lab) -> Iterator[Served]:
+def served(serving: Served) -> Served:  # noqa: F811
     """A server over an empty directory. Name it before `page`, which must go first."""
-    (lab.path / "runs").mkdir()
-    server = Served(lab.path / "runs")
-    yield server
-    assert server.stop() == ""
+    return serving
 
 
 @pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
+def page(tabs: Any) -> Iterator[Any]:
     """One that may complain: of what is gone, or refused."""
-    made = browser.new_page()
+    made = tabs.new_page()
     made.set_default_timeout(WAIT_MS)
     yield made
     made.close()
