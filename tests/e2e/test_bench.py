@@ -19,7 +19,7 @@ import yaml
 
 from ergmeter.bench.execute.outcome import ERG_TRAIN_FACTS
 from ergmeter.runlog.reader import Run
-from tests.e2e.conftest import PYTHON, TIMEOUT_S, Lab, environment, eventually
+from tests.e2e.conftest import PYTHON, TIMEOUT_S, Lab, environment, erg, eventually
 from tests.models import models as kept_models
 from tests.nvml.library import Gpu, Script, build
 
@@ -117,16 +117,18 @@ def test_frameworks_and_ranks_train_and_are_reported(
     lab: Lab, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     scenarios = trainings(lab, kept_models(tmp_path_factory))
-    planned = lab.run(*BENCH, "plan", scenarios, "--json")
-    assert planned.returncode == 0, planned.stderr.decode()
-    assert len(json.loads(planned.stdout)["cells"]) == 2
+    code, planned, why = erg("bench", "plan", lab.path / scenarios, "--json")
+    assert code == 0, why
+    assert len(json.loads(planned)["cells"]) == 2
     done = lab.run(
         *BENCH, "run", scenarios, "--out", "results", "--cool-down", "0", timeout_s=TRAININGS_S
     )
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
     assert b"2 of 2 cells ended: 2 ok" in done.stdout
-    told = lab.run(*BENCH, "report", "results", "--export", "all.parquet", "--fms", "fms")
-    assert told.returncode == 0, told.stderr.decode()
+    with pytest.MonkeyPatch.context() as here:
+        here.chdir(lab.path)
+        code, _, why = erg("bench", "report", "results", "--export", "all.parquet", "--fms", "fms")
+    assert code == 0, why
     rows = pq.read_table(lab.path / "all.parquet").to_pylist()
     assert {(row["framework_config"], row["num_gpus"], row["status"]) for row in rows} == {
         ("none", 2, "ok"), ("bnb", 1, "ok"),
@@ -142,7 +144,7 @@ def test_frameworks_and_ranks_train_and_are_reported(
         assert set(header.workload) <= set(ERG_TRAIN_FACTS)  # which `expects` may name
         assert header.workload["world_size"] == row["num_gpus"]
     assert len((lab.path / "fms" / "benchmarks.csv").read_text().splitlines()) == 3
-    listed = json.loads(lab.run(*BENCH, "list", "results", "--json").stdout)
+    listed = json.loads(erg("bench", "list", lab.path / "results", "--json")[1])
     assert [one["status"] for one in listed] == ["ok"] * 2
 
 
@@ -219,15 +221,15 @@ def test_a_dry_run_starts_nothing_and_results_are_not_written_over(lab: Lab) -> 
     assert dry.stdout.decode().count("program.py") == 3
     assert not (lab.path / "results").exists()
     assert lab.run(*run(lab)).returncode == 0
-    refused = lab.run(*run(lab))
-    assert refused.returncode == 2
-    assert b"--resume goes on with it" in refused.stderr
+    code, _, said = erg("bench", "run", lab.path / waiting(lab), "--out", lab.path / "results")
+    assert code == 2
+    assert "--resume goes on with it" in said
     assert began(lab) == {1: 1, 2: 1, 3: 1}
 
 
 def test_several_cells_are_listed_while_they_run(lab: Lab) -> None:
     driver = caught(lab)
-    said = json.loads(lab.run(*BENCH, "list", "results", "--json").stdout)
+    said = json.loads(erg("bench", "list", lab.path / "results", "--json")[1])
     assert sorted(one["status"] for one in said) == ["ok", "ok", "running"]
     (lab.path / "go").touch()
     assert driver.wait(TIMEOUT_S) == 0

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from tests.e2e.conftest import PYTHON, Lab, environment
+from tests.e2e.conftest import PYTHON, SCRIPTS, Lab, environment, erg
 from tests.models import models as kept_models
 from tests.unit.bench.test_smi import SCRIPT
 
@@ -19,8 +19,10 @@ pytestmark = pytest.mark.soak
 BENCH = (PYTHON, "-m", "ergmeter.cli.compare.bench")
 TRAINING_S = 200.0
 # A program of transformers as its examples are: train, evaluate, predict, save each one's metrics.
-PROGRAM = """
-import sys, torch
+PROGRAM = (
+    f"import sys; sys.path.insert(0, {str(SCRIPTS)!r})"
+    + """
+import light, torch
 from transformers import Trainer, TrainingArguments
 
 class Line(torch.nn.Module):
@@ -41,6 +43,7 @@ trainer.save_metrics("train", trainer.train().metrics)
 trainer.save_metrics("eval", trainer.evaluate())
 trainer.save_metrics("predict", trainer.predict(rows).metrics)
 """
+)
 
 
 @pytest.fixture
@@ -76,8 +79,10 @@ def test_a_training_has_its_memory_both_ways_or_the_reasons(
         *BENCH, "run", "s.yaml", "--out", "results", *asked, env=scripted, timeout_s=TRAINING_S
     )
     assert done.returncode == 0, done.stderr.decode()
-    exported = lab.run(*BENCH, "report", "results", "--export", "all.parquet")
-    assert exported.returncode == 0, exported.stderr.decode()
+    code, _, why = erg(
+        "bench", "report", lab.path / "results", "--export", lab.path / "all.parquet"
+    )
+    assert code == 0, why
     trained, staged = pq.read_table(lab.path / "all.parquet").to_pylist()
     for row in (trained, staged):
         assert row["memory_nvidia_from"] == "nvidia-smi"

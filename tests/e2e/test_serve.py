@@ -512,12 +512,18 @@ def test_new_steps_are_on_the_page_and_at_the_end_it_becomes_the_report(
     assert page.evaluate("ergmeterViews.loss.data('points').length") == int(out)
 
 
+def long_run(lab: Lab) -> None:
+    """`runs/one`, which is long from the moment that the server sees it."""
+    run = simple_run(lab.path / "one", "one")
+    with (run / "trace.bin").open("wb") as file:
+        file.truncate(25_000_000)  # long by its size
+    run.rename(lab.path / "runs" / "one")
+
+
 def test_the_page_of_a_long_run_has_what_is_there_soon_and_then_its_report(
     serving: Served, lab: Lab, tabs: Any
 ) -> None:
-    run = simple_run(lab.path / "runs" / "one", "one")
-    with (run / "trace.bin").open("wb") as file:
-        file.truncate(25_000_000)  # long by its size
+    long_run(lab)
     asked: list[str] = []
     page = tabs.new_page()
     page.set_default_timeout(WAIT_MS)

@@ -26,6 +26,7 @@ from tests.e2e.test_serve import (
     Served,
     expect_names,
     following,  # noqa: F401  a fixture
+    long_run,
     playwright_api,
     serving,  # noqa: F401  a fixture
     simple_run,
@@ -140,15 +141,10 @@ def test_a_live_figure_shows_its_basis_and_a_missing_one_its_reason(
         assert reasons[key]["missing"] in told
 
 
-def long_run(path: Path) -> None:
-    with (simple_run(path, path.name) / "trace.bin").open("wb") as file:
-        file.truncate(25_000_000)  # long by its size
-
-
 def test_of_a_long_run_what_is_not_there_is_told_before_its_report(
     served: Served, lab: Lab, page: Any
 ) -> None:
-    long_run(lab.path / "runs" / "one")
+    long_run(lab)
     page.route("**/report", lambda _route: None)  # which takes for ever
     page.goto(f"{served.address}/run/{served.id('one')}")
     absent = page.locator("#figures .absent")
@@ -160,7 +156,7 @@ def test_of_a_long_run_what_is_not_there_is_told_before_its_report(
 def test_a_page_becomes_the_report_also_where_the_server_did_not_answer_at_first(
     served: Served, lab: Lab, page: Any
 ) -> None:
-    long_run(lab.path / "runs" / "one")
+    long_run(lab)
     tries: list[str] = []
 
     def answer(route: Any) -> None:
