@@ -513,11 +513,11 @@ def test_new_steps_are_on_the_page_and_at_the_end_it_becomes_the_report(
 
 
 def long_run(lab: Lab) -> None:
-    """`runs/one`, which is long from the moment that the server sees it."""
-    run = simple_run(lab.path / "one", "one")
+    """`runs/long`, which is so from the moment that the server sees it."""
+    run = simple_run(lab.path / "long", "long")
     with (run / "trace.bin").open("wb") as file:
         file.truncate(25_000_000)  # long by its size
-    run.rename(lab.path / "runs" / "one")
+    run.rename(lab.path / "runs" / "long")
 
 
 def test_the_page_of_a_long_run_has_what_is_there_soon_and_then_its_report(
@@ -528,7 +528,7 @@ def test_the_page_of_a_long_run_has_what_is_there_soon_and_then_its_report(
     page = tabs.new_page()
     page.set_default_timeout(WAIT_MS)
     page.on("request", lambda one: asked.append(one.url.rpartition("/")[2]))
-    page.goto(f"{serving.address}/run/{serving.id('one')}")
+    page.goto(f"{serving.address}/run/{serving.id('long')}")
     page.wait_for_selector("text=How to cite")
     page.close()
     first, last = asked.index("charts?only=phases,steps,loss"), asked.index("report")

@@ -146,9 +146,9 @@ def test_of_a_long_run_what_is_not_there_is_told_before_its_report(
 ) -> None:
     long_run(lab)
     page.route("**/report", lambda _route: None)  # which takes for ever
-    page.goto(f"{served.address}/run/{served.id('one')}")
+    page.goto(f"{served.address}/run/{served.id('long')}")
     absent = page.locator("#figures .absent")
-    row = served.ask(f"/api/run/{served.id('one')}/row")
+    row = served.ask(f"/api/run/{served.id('long')}/row")
     why = row["readings"]["utilization.mfu_frac"]["missing"]
     expect(absent).to_have_text([f"No MFU: {why}"])
 
@@ -164,7 +164,7 @@ def test_a_page_becomes_the_report_also_where_the_server_did_not_answer_at_first
         route.abort() if len(tries) == 1 else route.continue_()
 
     page.route("**/report", answer)
-    page.goto(f"{served.address}/run/{served.id('one')}")
+    page.goto(f"{served.address}/run/{served.id('long')}")
     page.wait_for_selector("text=How to cite")
     assert len(tries) == 2
 
