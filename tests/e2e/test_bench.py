@@ -164,7 +164,7 @@ def test_frameworks_and_ranks_train_and_are_reported_with_their_memory(
     code, planned, why = erg("bench", "plan", lab.path / scenarios, "--json")
     assert code == 0, why
     assert len(json.loads(planned)["cells"]) == 3
-    asked = ("--memory", "all", "--smi-interval", "0.05", "--cool-down", "0")
+    asked = ("--memory", "all", "--smi-interval", "0.5", "--cool-down", "0")
     command = (*BENCH, "run", scenarios, "--out", "results", *asked)
     done = lab.run(*command, env=scripted, timeout_s=TRAININGS_S)
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
