@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
 from ergmeter.errors import PluginError
@@ -16,7 +16,7 @@ Kind = Literal["probes", "importers", "metrics", "flops", "sinks", "launchers"]
 
 
 @cache
-def _installed() -> EntryPoints:
+def _installed() -> Any:  # noqa: ANN401  of two classes until Python 3.12
     """The entry points of all packages: reading them takes some 50 ms."""
     return entry_points()
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import termios
 import time
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -68,16 +68,23 @@ def _default_signals() -> None:
         signal.signal(one, signal.SIG_DFL)
 
 
-def reported(run: Path, *options: str) -> dict[str, Any]:
-    """`erg report --json`, in this process: one of its own takes longer than what is asked."""
+def erg(*words: object) -> tuple[object, str, str]:
+    """`erg` in this process, for what is not about processes: its exit code, what it printed, and
+    what it said of errors. What it loads, and the charting library of its pages, it has once."""
     from ergmeter.cli.main import main
 
-    said = io.StringIO()
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.raises(SystemExit) as ended, redirect_stdout(out), redirect_stderr(err):
+        main([str(word) for word in words])
+    return ended.value.code or 0, out.getvalue(), err.getvalue()
+
+
+def reported(run: Path, *options: str) -> dict[str, Any]:
+    """`erg report --json`, in this process: one of its own takes longer than what is asked."""
     # All steps that were recorded: which are warm-up depends on how busy this machine is.
-    with pytest.raises(SystemExit) as ended, redirect_stdout(said):
-        main(["report", "--json", "--window", "unbroken", *options, str(run)])
-    assert not ended.value.code
-    found: dict[str, Any] = json.loads(said.getvalue())
+    code, said, _ = erg("report", "--json", "--window", "unbroken", *options, run)
+    assert code == 0
+    found: dict[str, Any] = json.loads(said)
     return found
 
 
@@ -247,17 +254,33 @@ def browser() -> Iterator[Any]:
         yield browser
 
 
+@pytest.fixture(scope="module")
+def tabs(browser: Any) -> Iterator[Any]:
+    """A window of the browser, for tabs of tests that want nothing of each other's; its own tab
+    keeps it open, since a window takes longer to make than a tab."""
+    made = browser.new_context()
+    made.new_page()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def window(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
+    """A window for the module's `pages`."""
+    from tests.e2e.pages import Window
+
+    made = Window(browser, pages)
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
-    """`opened(name)`: one of the module's `pages`."""
-    from tests.e2e.pages import Opened
+def opened(window: Any) -> Any:
+    """`opened(name)`: one of the module's `pages`, opened anew; the one before is gone."""
+    return window.open
 
-    made: list[Opened] = []
 
-    def open_page(name: str, **options: Any) -> Opened:
-        made.append(Opened(browser, pages[name], **options))
-        return made[-1]
-
-    yield open_page
-    for one in made:
-        one.page.close()
+@pytest.fixture
+def shown(window: Any) -> Any:
+    """`shown(name)`: one of the module's `pages`, which others look at too: change nothing."""
+    return window.show

@@ -1,7 +1,8 @@
 """A page of ours in a real browser, and what every one of them has to be.
 
 The browser is the system's chromium; `./dev test` installs it. Each page is looked at twice and not
-once for every question: wide and light, narrow and dark.
+once for every question: wide and light, narrow and dark. A window takes the browser
+longer to make than a page, so a module has one; what only looks at a page looks at the same one.
 """
 
 from __future__ import annotations
@@ -69,20 +70,28 @@ _BROKEN = """[...document.querySelectorAll('td,th')].flatMap((cell) => {
 
 
 class Opened:
-    """A page, and whatever it complained of: errors, refused scripts, wanted addresses."""
+    """A page in a tab, and whatever it complained of: errors, refused scripts, wanted addresses."""
 
-    def __init__(
-        self, browser: Any, path: Path, *, width: int = 1280, scheme: str = "light"
-    ) -> None:
-        self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        self.page.set_default_timeout(TIMEOUT_S * 1000)
+    def __init__(self, tab: Any, path: Path, *, width: int = 1280, scheme: str = "light") -> None:
+        self.page = tab
         self.complaints: list[str] = []
         self.asked_for: list[str] = []
-        self.page.on("console", lambda said: self.complaints.append(f"{said.type}: {said.text}"))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", lambda request: self.asked_for.append(request.url))
-        self.page.goto(path.as_uri())
-        self.page.wait_for_selector("html[data-drawn=true]")
+        self._heard = {
+            "console": lambda said: self.complaints.append(f"{said.type}: {said.text}"),
+            "pageerror": lambda error: self.complaints.append(str(error)),
+            "request": lambda request: self.asked_for.append(request.url),
+        }
+        tab.set_viewport_size({"width": width, "height": 900})
+        tab.emulate_media(media="screen", color_scheme=scheme)
+        for event, act in self._heard.items():
+            tab.on(event, act)
+        tab.goto(path.as_uri())
+        tab.wait_for_selector("html[data-drawn=true]")
+
+    def close(self) -> None:
+        """The tab may show another page."""
+        for event, act in self._heard.items():
+            self.page.remove_listener(event, act)
 
     def ask(self, expression: str) -> Any:
         return self.page.evaluate(expression)
@@ -115,6 +124,37 @@ def chromium() -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
         yield browser
         browser.close()
+
+
+class Window:
+    """The one window of a module, with a tab for pages that are changed and one for each that is
+    only looked at."""
+
+    def __init__(self, browser: Any, pages: dict[str, Path]) -> None:
+        self._context = browser.new_context()
+        self._context.set_default_timeout(TIMEOUT_S * 1000)
+        self._pages = pages
+        self._tab = self._context.new_page()
+        self._last: Opened | None = None
+        self._shown: dict[str, Opened] = {}
+
+    def open(self, name: str, **options: Any) -> Opened:
+        """Anew, in place of the one before."""
+        if self._last is not None:
+            self._last.close()
+        self._last = Opened(self._tab, self._pages[name], **options)
+        return self._last
+
+    def show(self, name: str, *, width: int = 1280, scheme: str = "light") -> Opened:
+        """Wide and light, the one that was opened first; any other way, one that is opened anew."""
+        if (width, scheme) != (1280, "light"):
+            return self.open(name, width=width, scheme=scheme)
+        if name not in self._shown:
+            self._shown[name] = Opened(self._context.new_page(), self._pages[name])
+        return self._shown[name]
+
+    def close(self) -> None:
+        self._context.close()
 
 
 def check_it_is_sound(one: Opened) -> None:

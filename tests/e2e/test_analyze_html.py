@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import ERG, TIMEOUT_S, environment
+from tests.e2e.conftest import erg
 from tests.e2e.pages import EVIL, Opened, check_it_is_sound, each_way, needs_chromium
 from tests.e2e.test_analyze import COMPILER, FIRST, MODEL, SECOND, YAML, bar
 from tests.unit.neuron.graphs import Computation, config, module, one_dot, write
@@ -27,18 +26,12 @@ MANY = 250
 EVIL_FILE = "<img src=x onerror=window.hacked=1>|`a`.hlo_module.pb"
 
 
-def erg(folder: Path, *arguments: object) -> str:
-    done = subprocess.run(
-        [ERG, "analyze", *map(str, arguments)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
-        env=environment(XDG_CACHE_HOME=str(folder / "xdg")),
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def analyzed(folder: Path, *arguments: object) -> None:
+    with pytest.MonkeyPatch.context() as here:
+        here.chdir(folder)
+        here.setenv("XDG_CACHE_HOME", str(folder / "xdg"))
+        code, _, said = erg("analyze", *arguments)
+    assert code == 0, said
 
 
 def make_job(folder: Path) -> None:
@@ -80,13 +73,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }.items():
         (folder / "empty").mkdir(exist_ok=True)
         files = ("--output", f"{name}.json", "--html", f"{name}.html", "--detailed")
-        erg(folder, "--config", YAML, "--model-config", MODEL, *more, *files)
+        analyzed(folder, "--config", YAML, "--model-config", MODEL, *more, *files)
     for number, rate in enumerate((2.0, 2.1, 2.2, 3.0)):
         compiler = ("--compile-dir", "cache") if number == 3 else ("--compile-dir", "many")
         paced = ("--throughput", rate, "--output", f"{number}.json")
-        erg(folder, "--config", YAML, "--model-config", MODEL, *compiler, *paced)
+        analyzed(folder, "--config", YAML, "--model-config", MODEL, *compiler, *paced)
     outputs = [f"{number}.json" for number in range(4)]
-    erg(folder, "--compare", *outputs, "--html", "compared.html")
+    analyzed(folder, "--compare", *outputs, "--html", "compared.html")
     return folder
 
 
@@ -119,14 +112,14 @@ def rows(one: Opened, caption: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("name", NAMES)
 @each_way
-def test_a_page_is_sound(opened: Any, name: str, width: int, scheme: str) -> None:
-    check_it_is_sound(opened(name, width=width, scheme=scheme))
+def test_a_page_is_sound(shown: Any, name: str, width: int, scheme: str) -> None:
+    check_it_is_sound(shown(name, width=width, scheme=scheme))
 
 
 def test_the_figures_are_those_of_the_document_with_basis_and_interval(
-    opened: Any, folder: Path
+    shown: Any, folder: Path
 ) -> None:
-    one, found = opened("full"), document(folder, "full")
+    one, found = shown("full"), document(folder, "full")
     # 2 sequences/s by 608 s that are known to one of them; MFU moves with it.
     low, high = 2 * (1 - 1 / 608), 2 / (1 - 1 / 608)
     edges = f"{low:.4f} to {high:.4f} sequences/s"
@@ -144,9 +137,9 @@ def test_the_figures_are_those_of_the_document_with_basis_and_interval(
 
 
 def test_the_factors_of_the_score_multiply_to_it_and_their_bars_add_up(
-    opened: Any, folder: Path
+    shown: Any, folder: Path
 ) -> None:
-    one, found = opened("full"), document(folder, "full")
+    one, found = shown("full"), document(folder, "full")
     bars = one.ask(
         """(() => { const view = ergmeterViews.score_factors, x = view.scale('x');
              return view.data('points').map((row) => [row.name, row.v, x(row.v) - x(1)]); })()"""
@@ -165,8 +158,8 @@ def test_the_factors_of_the_score_multiply_to_it_and_their_bars_add_up(
     assert one.ask("ergmeterViews.score_factors.scale('x').type") == "log"
 
 
-def test_the_table_of_factors_has_value_base_ratio_and_product(opened: Any) -> None:
-    found = {row[0]: row[1:] for row in rows(opened("full"), "factors of the score")}
+def test_the_table_of_factors_has_value_base_ratio_and_product(shown: Any) -> None:
+    found = {row[0]: row[1:] for row in rows(shown("full"), "factors of the score")}
     assert found["MFU"][:3] == ["13 %", "20 %", "0.6501"]
     assert found["throughput"] == ["2 sequences/s", "1 sequences/s", "2", "1.3002", "+1.000"]
     assert found["loss"][0] == "as given"
@@ -176,17 +169,17 @@ def test_the_table_of_factors_has_value_base_ratio_and_product(opened: Any) -> N
     assert float(found["score"][3]) == pytest.approx(by_hand, rel=1e-4)
 
 
-def test_the_pace_is_drawn_by_step_with_the_figure_that_was_taken(opened: Any) -> None:
-    one = opened("full")
+def test_the_pace_is_drawn_by_step_with_the_figure_that_was_taken(shown: Any) -> None:
+    one = shown("full")
     points = one.ask("ergmeterViews.pace.data('points').map((row) => [row.t, row.v])")
     assert points == [[step, 2] for step in range(2, 21)]  # step 1 holds the compile: no pace
     assert one.ask("ergmeterViews.pace.data('taken')[0].v") == 2
-    assert "the original keeps no steps" in opened("compat").page.inner_text("#pace")
-    assert "No log was given" in opened("many").page.inner_text("#log")
+    assert "the original keeps no steps" in shown("compat").page.inner_text("#pace")
+    assert "No log was given" in shown("many").page.inner_text("#log")
 
 
-def test_graphs_stand_by_their_work_with_share_and_kernels(opened: Any, folder: Path) -> None:
-    found = rows(opened("full"), "compiled graphs, by work")
+def test_graphs_stand_by_their_work_with_share_and_kernels(shown: Any, folder: Path) -> None:
+    found = rows(shown("full"), "compiled graphs, by work")
     assert [row[:7] for row in found] == [
         [FIRST, "model.hlo_module.pb", "1,105", "84.61 %", "1,000", "90.5 %",
          "flash_fwd (1), rms_norm (1)"],
@@ -195,13 +188,13 @@ def test_graphs_stand_by_their_work_with_share_and_kernels(opened: Any, folder: 
     files = document(folder, "full")["nki_analysis"]["per_file_metrics"]
     scores = {file["module_name"]: file.get("training_score") for file in files}
     assert float(found[0][7]) == pytest.approx(scores[FIRST]["score"], abs=5e-5)
-    (failed,) = rows(opened("full"), "graphs that can't be read")
+    (failed,) = rows(shown("full"), "graphs that can't be read")
     assert failed[0] == "MODULE_99+00000000"
     assert "damaged or not an HLO module" in failed[2]
 
 
-def test_of_many_graphs_the_largest_are_shown_and_the_rest_is_counted(opened: Any) -> None:
-    one = opened("many")
+def test_of_many_graphs_the_largest_are_shown_and_the_rest_is_counted(shown: Any) -> None:
+    one = shown("many")
     found = rows(one, "compiled graphs, by work")
     assert [int(row[2]) for row in found] == list(range(250, 50, -1))
     # 1 + ... + 50 of 1 + ... + 250.
@@ -225,8 +218,8 @@ def test_a_head_sorts_by_value_by_mouse_and_by_keyboard(opened: Any) -> None:
     assert rows(one, caption)[0][0] == "MODULE_100+0"
 
 
-def test_what_is_absent_stands_with_its_reason(opened: Any) -> None:
-    one = opened("bare")
+def test_what_is_absent_stands_with_its_reason(shown: Any) -> None:
+    one = shown("bare")
     why = "no throughput: pass --throughput, or --log-file"
     absent = {row[0]: row[1] for row in rows(one, "absent figures")}
     assert "mfu_percent" in absent[why]
@@ -238,8 +231,8 @@ def test_what_is_absent_stands_with_its_reason(opened: Any) -> None:
     assert dict(bars)["loss"] == "x 1"
 
 
-def test_inputs_have_their_source(opened: Any) -> None:
-    found = {row[0]: row[1:] for row in rows(opened("full"), "inputs")}
+def test_inputs_have_their_source(shown: Any) -> None:
+    found = {row[0]: row[1:] for row in rows(shown("full"), "inputs")}
     assert found["sequences a step"] == ["64", "the YAML"]
     assert found["compile cache"] == ["cache", "--compile-dir"]
     assert found["log"] == ["train.log", "--log-file, read as nxdt"]
@@ -248,8 +241,8 @@ def test_inputs_have_their_source(opened: Any) -> None:
     assert found["type of products"][1] == "the YAML"
 
 
-def test_outputs_side_by_side_with_their_spread(opened: Any) -> None:
-    one = opened("compared")
+def test_outputs_side_by_side_with_their_spread(shown: Any) -> None:
+    one = shown("compared")
     found = {row[0]: row[1:] for row in rows(one, "outputs")}
     assert found["mean of 3"][1] == "2.1"
     assert found["± standard deviation"][1] == "0.1"  # of 2.0, 2.1 and 2.2, by n - 1
@@ -260,8 +253,8 @@ def test_outputs_side_by_side_with_their_spread(opened: Any) -> None:
     assert "seq/s +42.9 % (beyond the spread of the repeats)" in one.page.inner_text("#changes")
 
 
-def test_names_of_files_and_kernels_are_text(opened: Any) -> None:
-    one = opened("evil")
+def test_names_of_files_and_kernels_are_text(shown: Any) -> None:
+    one = shown("evil")
     found = rows(one, "compiled graphs, by work")
     assert found[0][1] == EVIL_FILE
     assert EVIL in found[0][6]
@@ -275,8 +268,8 @@ def test_names_of_files_and_kernels_are_text(opened: Any) -> None:
     assert one.complaints == []
 
 
-def test_a_score_of_a_lower_bound_is_said_to_be_one(opened: Any) -> None:
-    one = opened("evil")
+def test_a_score_of_a_lower_bound_is_said_to_be_one(shown: Any) -> None:
+    one = shown("evil")
     assert card(one, "score")[0].endswith("(a lower bound)")
     bars = dict(one.ask("ergmeterViews.score_factors.data('points').map((r) => [r.name, r.said])"))
     assert bars["NKI share"].startswith("at least x ")

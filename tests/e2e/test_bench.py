@@ -19,9 +19,10 @@ import yaml
 
 from ergmeter.bench.execute.outcome import ERG_TRAIN_FACTS
 from ergmeter.runlog.reader import Run
-from tests.e2e.conftest import PYTHON, TIMEOUT_S, Lab, environment, eventually
+from tests.e2e.conftest import PYTHON, SCRIPTS, TIMEOUT_S, Lab, environment, erg, eventually
 from tests.models import models as kept_models
 from tests.nvml.library import Gpu, Script, build
+from tests.unit.bench.test_smi import SCRIPT
 
 BENCH = (PYTHON, "-m", "ergmeter.cli.compare.bench")
 TRAININGS_S = 280.0
@@ -38,8 +39,36 @@ print("loss=1.5")
 """
 
 
+# A program of transformers as its examples are: train, evaluate, predict, save each one's metrics.
+STAGES = (
+    f"import sys; sys.path.insert(0, {str(SCRIPTS)!r})"
+    + """
+import light, torch
+from transformers import Trainer, TrainingArguments
+
+class Line(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+    def forward(self, x, labels):
+        told = self.layer(x)
+        return {"loss": torch.nn.functional.mse_loss(told, labels), "logits": told}
+
+rows = [{"x": torch.tensor([float(n)]), "labels": torch.tensor([2.0 * n])} for n in range(8)]
+arguments = TrainingArguments(
+    output_dir=sys.argv[1], max_steps=2, report_to=[], use_cpu=True, skip_memory_metrics=False,
+    save_strategy="no", disable_tqdm=True,
+)
+trainer = Trainer(model=Line(), args=arguments, train_dataset=rows, eval_dataset=rows)
+trainer.save_metrics("train", trainer.train().metrics)
+trainer.save_metrics("eval", trainer.evaluate())
+trainer.save_metrics("predict", trainer.predict(rows).metrics)
+"""
+)
+
+
 def trainings(lab: Lab, models: Path) -> str:
-    """Two frameworks, of which one on two ranks."""
+    """Two frameworks, of which one on two ranks; and a program of somebody else's."""
     scenario = {
         "name": "tiny",
         "framework_config": [None, "bnb"],
@@ -58,7 +87,9 @@ def trainings(lab: Lab, models: Path) -> str:
         ],
         "expects": [{"tuning": "qlora", "when": {"framework_config": "bnb"}}],
     }  # fmt: skip
-    (lab.path / "scenarios.yaml").write_text(yaml.safe_dump({"scenarios": [scenario]}))
+    (lab.path / "stages.py").write_text(STAGES)
+    stages = {"name": "stages", "command": "{python} stages.py {hf}", "arguments": {}}
+    (lab.path / "scenarios.yaml").write_text(yaml.safe_dump({"scenarios": [scenario, stages]}))
     return "scenarios.yaml"
 
 
@@ -112,22 +143,37 @@ def worker_of(lab: Lab) -> dict[str, Any]:
     return dict(running)
 
 
+@pytest.fixture
+def scripted(lab: Lab) -> dict[str, str]:
+    """Variables of a machine with two devices and an `nvidia-smi` that reads them."""
+    here, programs = lab.path / "scripted", lab.path / "bin"
+    for folder in (here, programs):
+        folder.mkdir()
+    (here / "held").write_text("0 4\n1 104\n")
+    (programs / "nvidia-smi").write_text(SCRIPT.format(python=PYTHON))
+    (programs / "nvidia-smi").chmod(0o755)
+    path = f"{programs}:{os.environ['PATH']}"
+    return environment(PATH=path, SCRIPTED_SMI=str(here), HF_HUB_OFFLINE="1")
+
+
 @pytest.mark.timeout(600)
-def test_frameworks_and_ranks_train_and_are_reported(
-    lab: Lab, tmp_path_factory: pytest.TempPathFactory
+def test_frameworks_and_ranks_train_and_are_reported_with_their_memory(
+    lab: Lab, scripted: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     scenarios = trainings(lab, kept_models(tmp_path_factory))
-    planned = lab.run(*BENCH, "plan", scenarios, "--json")
-    assert planned.returncode == 0, planned.stderr.decode()
-    assert len(json.loads(planned.stdout)["cells"]) == 2
-    done = lab.run(
-        *BENCH, "run", scenarios, "--out", "results", "--cool-down", "0", timeout_s=TRAININGS_S
-    )
+    code, planned, why = erg("bench", "plan", lab.path / scenarios, "--json")
+    assert code == 0, why
+    assert len(json.loads(planned)["cells"]) == 3
+    asked = ("--memory", "all", "--smi-interval", "0.5", "--cool-down", "0")
+    command = (*BENCH, "run", scenarios, "--out", "results", *asked)
+    done = lab.run(*command, env=scripted, timeout_s=TRAININGS_S)
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
-    assert b"2 of 2 cells ended: 2 ok" in done.stdout
-    told = lab.run(*BENCH, "report", "results", "--export", "all.parquet", "--fms", "fms")
-    assert told.returncode == 0, told.stderr.decode()
-    rows = pq.read_table(lab.path / "all.parquet").to_pylist()
+    assert b"3 of 3 cells ended: 3 ok" in done.stdout
+    with pytest.MonkeyPatch.context() as here:
+        here.chdir(lab.path)
+        code, _, why = erg("bench", "report", "results", "--export", "all.parquet", "--fms", "fms")
+    assert code == 0, why
+    *rows, staged = pq.read_table(lab.path / "all.parquet").to_pylist()
     assert {(row["framework_config"], row["num_gpus"], row["status"]) for row in rows} == {
         ("none", 2, "ok"), ("bnb", 1, "ok"),
     }  # fmt: skip
@@ -141,9 +187,28 @@ def test_frameworks_and_ranks_train_and_are_reported(
         header = Run.open(Path(lab.path, row["path"]) / "run")
         assert set(header.workload) <= set(ERG_TRAIN_FACTS)  # which `expects` may name
         assert header.workload["world_size"] == row["num_gpus"]
-    assert len((lab.path / "fms" / "benchmarks.csv").read_text().splitlines()) == 3
-    listed = json.loads(lab.run(*BENCH, "list", "results", "--json").stdout)
-    assert [one["status"] for one in listed] == ["ok"] * 2
+    assert len((lab.path / "fms" / "benchmarks.csv").read_text().splitlines()) == 4
+    listed = json.loads(erg("bench", "list", lab.path / "results", "--json")[1])
+    assert [one["status"] for one in listed] == ["ok"] * 3
+    (trained,) = (row for row in rows if row["num_gpus"] == 1)
+    check_memory_both_ways_or_the_reasons(trained, staged)
+    assert not Path(f"/proc/{(lab.path / 'scripted' / 'pid').read_text()}").exists()
+
+
+def check_memory_both_ways_or_the_reasons(trained: dict[str, Any], staged: dict[str, Any]) -> None:
+    """By nvidia-smi and by the Trainer's tracker, which sees no GPU here."""
+    for row in (trained, staged):
+        assert row["memory_nvidia_from"] == "nvidia-smi"
+        assert row["memory_nvidia_ids"] == "0 1"
+        assert row["memory_nvidia_devices_bytes"] == [0, 0]  # nothing of it is on these
+        assert row["memory_nvidia_first_bytes"] == [4 * 2**20, 104 * 2**20]
+        missing = json.loads(row["missing"])
+        assert missing["memory_hf_peak_bytes"] == "the Trainer's memory tracker saw no GPU"
+    assert "torch uses no GPU" in json.loads(trained["missing"])["memory_allocator_devices_bytes"]
+    assert json.loads(trained["raw"])["before_init_mem_cpu"] > 0
+    told = json.loads(staged["raw"])
+    stages = {name.partition("_mem_cpu")[0] for name in told if "_mem_cpu_alloc" in name}
+    assert stages == {"init", "train", "eval", "test"}
 
 
 def test_ctrl_c_ends_the_cells_and_what_it_says_goes_on(lab: Lab) -> None:
@@ -219,15 +284,15 @@ def test_a_dry_run_starts_nothing_and_results_are_not_written_over(lab: Lab) -> 
     assert dry.stdout.decode().count("program.py") == 3
     assert not (lab.path / "results").exists()
     assert lab.run(*run(lab)).returncode == 0
-    refused = lab.run(*run(lab))
-    assert refused.returncode == 2
-    assert b"--resume goes on with it" in refused.stderr
+    code, _, said = erg("bench", "run", lab.path / waiting(lab), "--out", lab.path / "results")
+    assert code == 2
+    assert "--resume goes on with it" in said
     assert began(lab) == {1: 1, 2: 1, 3: 1}
 
 
 def test_several_cells_are_listed_while_they_run(lab: Lab) -> None:
     driver = caught(lab)
-    said = json.loads(lab.run(*BENCH, "list", "results", "--json").stdout)
+    said = json.loads(erg("bench", "list", lab.path / "results", "--json")[1])
     assert sorted(one["status"] for one in said) == ["ok", "ok", "running"]
     (lab.path / "go").touch()
     assert driver.wait(TIMEOUT_S) == 0

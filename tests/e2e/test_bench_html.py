@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from ergmeter.bench.tables import as_table, write
-from tests.e2e.conftest import ERG, TIMEOUT_S, environment
+from tests.e2e.conftest import erg
 from tests.e2e.pages import EVIL, Opened, check_it_is_sound, each_way, needs_chromium
 from tests.unit.bench.rows import repeats
 
@@ -27,15 +26,8 @@ PAGES = ["bench", "compared"]
 
 
 def made(*arguments: object, out: Path) -> Path:
-    done = subprocess.run(
-        [ERG, "bench", *map(str, arguments), "--html", str(out)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
-        env=environment(),
-    )
-    assert done.returncode == 0, done.stderr
+    code, _, said = erg("bench", *arguments, "--html", out)
+    assert code == 0, said
     return out
 
 
@@ -86,14 +78,14 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("name", PAGES)
 @each_way
-def test_a_page_is_sound(opened: Callable[..., Opened], name: str, width: int, scheme: str) -> None:
-    one = opened(name, width=width, scheme=scheme)
+def test_a_page_is_sound(shown: Callable[..., Opened], name: str, width: int, scheme: str) -> None:
+    one = shown(name, width=width, scheme=scheme)
     check_it_is_sound(one)
     assert EVIL in one.page.inner_text("main")
 
 
-def test_a_heat_map_has_every_cell_where_its_settings_say(opened: Callable[..., Opened]) -> None:
-    one = opened("bench")
+def test_a_heat_map_has_every_cell_where_its_settings_say(shown: Callable[..., Opened]) -> None:
+    one = shown("bench")
     grid = one.page.locator("#matrix-tokens_per_s table")
     assert grid.locator("thead th").all_inner_texts() == ["1", "2"]
     assert "\\ gpus" in grid.locator("thead td").inner_text()
@@ -107,9 +99,9 @@ def test_a_heat_map_has_every_cell_where_its_settings_say(opened: Callable[..., 
 
 
 def test_a_failed_cell_is_told_apart_without_colour_and_says_why(
-    opened: Callable[..., Opened],
+    shown: Callable[..., Opened],
 ) -> None:
-    one = opened("bench")
+    one = shown("bench")
     failed = one.page.locator("#matrix-tokens_per_s .failed")
     style = failed.evaluate(
         "(e) => { const s = getComputedStyle(e); return [s.borderTopStyle, s.backgroundImage]; }"
@@ -137,9 +129,9 @@ def test_a_cell_links_to_the_page_of_its_run_or_names_its_directory(
 
 
 def test_the_ratios_of_two_benches_are_drawn_with_their_intervals(
-    opened: Callable[..., Opened],
+    shown: Callable[..., Opened],
 ) -> None:
-    one = opened("compared")
+    one = shown("compared")
     found = one.ask("ergmeterViews['rule-0'].data('points').map((row) => ({...row}))")
     points = {row["name"]: row for row in found}
     slower = points["slower"]
@@ -157,9 +149,9 @@ def test_the_ratios_of_two_benches_are_drawn_with_their_intervals(
 
 
 def test_each_cell_has_its_word_the_worst_first_and_the_paradox_is_explained(
-    opened: Callable[..., Opened],
+    shown: Callable[..., Opened],
 ) -> None:
-    one = opened("compared")
+    one = shown("compared")
     rows = one.page.locator("#verdicts tbody tr").all_inner_texts()
     words = {row.split("\t")[0]: row.split("\t")[1] for row in rows}
     assert words["slower"] == "▼ worse"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import ERG, TIMEOUT_S, environment
+from tests.e2e.conftest import erg
 from tests.e2e.pages import EVIL, Opened, check_it_is_sound, each_way, needs_chromium
 from tests.e2e.test_compare import COLUMNS, RATES, row, trained, written
 
@@ -19,20 +18,14 @@ pytestmark = [needs_chromium, pytest.mark.browser]
 SINGLE = 1200.0  # tokens/s of torch's one run
 LONG = "x" * 300
 NAMED = "2026-11-16-train-on-two-nodes-8648"  # with a figure 44 characters
+# Names that are short, of 79 and of 300 characters, and curves.
 PAGES = ["three", "refused", "evil", "target", "long"]
 
 
 def compared(out: Path, *sources: object, code: int = 0) -> Path:
-    done = subprocess.run(
-        [ERG, "compare", *map(str, sources), "--html", str(out)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
-        env=environment(),
-    )
-    assert done.returncode == code, done.stderr
-    assert done.stderr.startswith(f"{out} (")  # and what is printed stays what it was
+    ended, _, said = erg("compare", *sources, "--html", out)
+    assert ended == code, said
+    assert said.startswith(f"{out} (")  # and what is printed stays what it was
     return out
 
 
@@ -77,14 +70,14 @@ def rows(one: Opened, chart: str, data: str = "points") -> dict[str, dict[str, A
 
 @pytest.mark.parametrize("name", PAGES)
 @each_way
-def test_a_page_is_sound(opened: Callable[..., Opened], name: str, width: int, scheme: str) -> None:
-    check_it_is_sound(opened(name, width=width, scheme=scheme))
+def test_a_page_is_sound(shown: Callable[..., Opened], name: str, width: int, scheme: str) -> None:
+    check_it_is_sound(shown(name, width=width, scheme=scheme))
 
 
 def test_ratios_are_drawn_with_the_interval_that_comes_out_by_hand(
-    opened: Callable[..., Opened],
+    shown: Callable[..., Opened],
 ) -> None:
-    one = opened("three")
+    one = shown("three")
     spans = rows(one, "ratios", "spans")
     # Logs of 1.30, 1.31 and 1.32: mean 0.27001, standard deviation 0.00763; 4.3027 x 0.00763 /
     # sqrt(3) is 0.01896.
@@ -108,9 +101,9 @@ def test_ratios_are_drawn_with_the_interval_that_comes_out_by_hand(
 
 
 def test_a_group_of_one_run_is_a_dot_without_an_interval_and_says_so(
-    opened: Callable[..., Opened],
+    shown: Callable[..., Opened],
 ) -> None:
-    one = opened("three")
+    one = shown("three")
     points = rows(one, "ratios")
     single = points["torch: tokens/s"]
     assert single["v"] == pytest.approx(SINGLE / (1000 * 1010 * 990) ** (1 / 3))
@@ -122,9 +115,9 @@ def test_a_group_of_one_run_is_a_dot_without_an_interval_and_says_so(
 
 
 def test_the_front_is_drawn_by_shape_and_by_where_the_means_are(
-    opened: Callable[..., Opened],
+    shown: Callable[..., Opened],
 ) -> None:
-    one = opened("three")
+    one = shown("three")
     points = rows(one, "pareto")
     assert {name: row["shape"] for name, row in points.items()} == {
         "bnb": "circle",
@@ -138,8 +131,8 @@ def test_the_front_is_drawn_by_shape_and_by_where_the_means_are(
     assert "beaten: bnb (by unsloth and torch), torch (by unsloth)" in words
 
 
-def test_verdicts_come_first_and_in_words(opened: Callable[..., Opened]) -> None:
-    one = opened("three")
+def test_verdicts_come_first_and_in_words(shown: Callable[..., Opened]) -> None:
+    one = shown("three")
     assert one.ask("document.querySelector('main section').id") == "verdicts"
     words = one.page.inner_text("#verdicts")
     assert "unsloth 1.31x faster, 95 % interval 1.29 to 1.34" in words
@@ -150,9 +143,9 @@ def test_verdicts_come_first_and_in_words(opened: Callable[..., Opened]) -> None
 
 
 def test_what_is_not_comparable_has_its_reasons_and_no_ratio(
-    opened: Callable[..., Opened],
+    shown: Callable[..., Opened],
 ) -> None:
-    one = opened("refused")
+    one = shown("refused")
     said = one.page.inner_text("#verdicts")
     assert "not comparable: sequence length differs (1024 / 2048)" in said
     assert "--anyway" not in said
@@ -162,8 +155,8 @@ def test_what_is_not_comparable_has_its_reasons_and_no_ratio(
     assert rows(one, "mean-0").keys() == {"bnb", "unsloth"}  # figures stay
 
 
-def test_the_way_to_a_target_loss_is_drawn(opened: Callable[..., Opened]) -> None:
-    one = opened("target")
+def test_the_way_to_a_target_loss_is_drawn(shown: Callable[..., Opened]) -> None:
+    one = shown("target")
     spans = rows(one, "ratios", "spans")
     assert spans["slow: to target"]["v"] == pytest.approx(1.95, rel=1e-3)
     assert spans["slow: to target"]["shape"] == "triangle-down"
@@ -175,8 +168,8 @@ def curve(one: Opened, chart: str, run: int) -> list[dict[str, Any]]:
     return [row for row in found if row["i"] == run]
 
 
-def test_all_runs_are_in_one_chart_from_their_first_step_on(opened: Callable[..., Opened]) -> None:
-    one = opened("target")
+def test_all_runs_are_in_one_chart_from_their_first_step_on(shown: Callable[..., Opened]) -> None:
+    one = shown("target")
     # Steps of 1.95 s, 100 tokens each, and a loss that falls from 3 by 0.1.
     slow = curve(one, "loss", 4)
     assert [row["v"] for row in slow] == pytest.approx([3 - 0.1 * n for n in range(20)])
@@ -252,8 +245,8 @@ def test_the_nearest_reading_is_told_beside_the_pointer(opened: Callable[..., Op
     assert 0 <= shown["x"] <= 400 - shown["width"]
 
 
-def test_a_ledger_has_no_curves_and_the_page_says_so(opened: Callable[..., Opened]) -> None:
-    one = opened("three")
+def test_a_ledger_has_no_curves_and_the_page_says_so(shown: Callable[..., Opened]) -> None:
+    one = shown("three")
     assert one.page.inner_text("#courses .absent") == (
         "7 runs are not drawn: a ledger's row has no steps and no samples: name the run's"
         " directory."
@@ -261,8 +254,8 @@ def test_a_ledger_has_no_curves_and_the_page_says_so(opened: Callable[..., Opene
     assert one.page.locator("#x-axis").count() == 0
 
 
-def test_what_a_group_is_called_does_not_run(opened: Callable[..., Opened]) -> None:
-    one = opened("evil")
+def test_what_a_group_is_called_does_not_run(shown: Callable[..., Opened]) -> None:
+    one = shown("evil")
     for chart in one.page.query_selector_all(".chart svg"):
         chart.scroll_into_view_if_needed()
         box = chart.bounding_box()
@@ -273,29 +266,6 @@ def test_what_a_group_is_called_does_not_run(opened: Callable[..., Opened]) -> N
     assert EVIL in one.page.inner_text("h1")
     assert EVIL in rows(one, "mean-0")
     assert one.complaints == []
-
-
-# Names that are short, of 79 and of 300 characters, and curves.
-@pytest.mark.parametrize("name", ["three", "evil", "long", "target"])
-@pytest.mark.parametrize("width", [1280, 400])
-def test_words_in_a_chart_are_neither_cut_off_nor_on_top_of_each_other(
-    opened: Callable[..., Opened], name: str, width: int
-) -> None:
-    wrong = opened(name, width=width).ask(
-        """[...document.querySelectorAll('.chart svg')].flatMap((svg) => {
-             const frame = svg.getBoundingClientRect();
-             const texts = [...svg.querySelectorAll('text')].filter((text) =>
-               getComputedStyle(text).opacity !== '0' && text.textContent.trim());
-             const boxes = texts.map((text) => text.getBoundingClientRect());
-             const out = texts.filter((_, i) => boxes[i].left < frame.left - 1
-               || boxes[i].right > frame.right + 1 || boxes[i].bottom > frame.bottom + 1);
-             const over = texts.filter((_, i) => boxes.some((other, j) => j > i
-               && other.left < boxes[i].right - 1 && boxes[i].left < other.right - 1
-               && other.top < boxes[i].bottom - 3 && boxes[i].top < other.bottom - 3));
-             return [...out, ...over].map((text) => text.textContent);
-           })"""
-    )
-    assert wrong == []
 
 
 def test_a_name_is_whole_where_the_window_is_narrow(opened: Callable[..., Opened]) -> None:

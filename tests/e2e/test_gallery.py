@@ -112,8 +112,8 @@ def test_a_report_has_the_charts_and_the_words_it_has_now(made: Path, name: str)
 @needs_chromium
 @each_way
 @pytest.mark.parametrize("name", ["finetune-1b", "backends"])
-def test_a_page_is_sound(opened: Callable[..., Opened], name: str, width: int, scheme: str) -> None:
-    one = opened(name, width=width, scheme=scheme)
+def test_a_page_is_sound(shown: Callable[..., Opened], name: str, width: int, scheme: str) -> None:
+    one = shown(name, width=width, scheme=scheme)
     check_it_is_sound(one)
     cut = one.ask("[...document.querySelectorAll('.chart svg text')].map((t) => t.textContent)")
     assert [said for said in cut if said.endswith("…")] == []

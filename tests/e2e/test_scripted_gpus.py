@@ -16,7 +16,7 @@ import pynvml
 import pytest
 
 from ergmeter.runlog.reader import Run
-from tests.e2e.conftest import ERG, PYTHON, TIMEOUT_S, environment
+from tests.e2e.conftest import ERG, PYTHON, TIMEOUT_S, environment, erg, reported
 from tests.nvml.library import Fault, Gpu, Library, Mig, Script, build, default_uuid
 
 # The script's time begins when all is imported, however long that took.
@@ -44,11 +44,7 @@ class Measured:
     """A run, its report, and the seconds since the script's epoch of its window."""
 
     def __init__(self, path: Path, epoch_ns: int) -> None:
-        done = subprocess.run(
-            [ERG, "report", str(path), "--json", "--window", "unbroken"],
-            capture_output=True, text=True, check=True, timeout=TIMEOUT_S,
-        )  # fmt: skip
-        self.report: dict[str, Any] = json.loads(done.stdout)
+        self.report = reported(path)
         steps = Run.open(path).steps() if Run.open(path).count("steps") else {}
         if not len(steps["start_ns"]):
             steps = Run.open(path).steps("output")
@@ -95,7 +91,7 @@ class Measured:
         return gpu.joules(self.start_s, self.end_s)
 
 
-def measure(library: Library, path: Path, *gpus: Gpu, steps: int = 60, **more: str) -> Measured:
+def measure(library: Library, path: Path, *gpus: Gpu, steps: int = 40, **more: str) -> Measured:
     told = library.environment(Script(gpus))
     subprocess.run(
         [PYTHON, "-c", PROGRAM, str(path), str(steps)],
@@ -107,7 +103,7 @@ def measure(library: Library, path: Path, *gpus: Gpu, steps: int = 60, **more: s
 
 def test_two_gpus_with_different_curves(library: Library, tmp_path: Path) -> None:
     gpus = Gpu(HILL, memory_bytes=3e9, busy_frac=0.9), Gpu(FLAT, memory_bytes=1e9, busy_frac=0.5)
-    run = measure(library, tmp_path / "run", *gpus)
+    run = measure(library, tmp_path / "run", *gpus, steps=60)
     truth_j = sum(run.joules(gpu) for gpu in gpus)
     assert run.holds("energy.run_j", truth_j)
     assert run.report["readings"]["energy.run_j"]["basis"] == "measured"
@@ -124,7 +120,7 @@ def test_two_gpus_with_different_curves(library: Library, tmp_path: Path) -> Non
 
 
 def test_a_gpu_that_is_lost_on_the_way(library: Library, tmp_path: Path) -> None:
-    run = measure(library, tmp_path / "run", Gpu(FLAT), Gpu(HILL, lost_at_s=2.5))
+    run = measure(library, tmp_path / "run", Gpu(FLAT), Gpu(HILL, lost_at_s=2.5), steps=60)
     said = run.reason("energy.run_j")
     assert "GPU is lost" in said
     assert default_uuid(1) in said
@@ -137,7 +133,7 @@ def test_a_gpu_that_is_lost_on_the_way(library: Library, tmp_path: Path) -> None
 
 
 def test_a_counter_that_is_reset(library: Library, tmp_path: Path) -> None:
-    gpu = Gpu(FLAT, reset_at_s=2.0)
+    gpu = Gpu(FLAT, reset_at_s=1.0)
     run = measure(library, tmp_path / "run", gpu)
     assert run.holds("energy.run_j", run.joules(gpu))
     found = run.report["readings"]["energy.run_j"]
@@ -147,7 +143,7 @@ def test_a_counter_that_is_reset(library: Library, tmp_path: Path) -> None:
 
 def test_no_counter(library: Library, tmp_path: Path) -> None:
     gpu = Gpu(HILL, no_energy=True)
-    run = measure(library, tmp_path / "run", gpu)
+    run = measure(library, tmp_path / "run", gpu, steps=60)
     assert run.holds("energy.run_j", run.joules(gpu))
     assert "no energy counter" in run.report["readings"]["energy.run_j"]["note"]
 
@@ -186,15 +182,12 @@ def test_a_sensor_that_reads_zero_watts(library: Library, tmp_path: Path) -> Non
 def test_check_finds_a_gpu_that_is_held_down_by_heat(library: Library, tmp_path: Path) -> None:
     hot = Gpu(FLAT, busy_frac=0.9, throttle=pynvml.nvmlClocksEventReasonHwThermalSlowdown)
     measure(library, tmp_path / "run", hot, steps=110)
-    done = subprocess.run(
-        [ERG, "check", str(tmp_path / "run"), "--json"],
-        capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
-    )  # fmt: skip
-    (found,) = json.loads(done.stdout)
+    code, said, _ = erg("check", tmp_path / "run", "--json")
+    (found,) = json.loads(said)
     (heat,) = [one for one in found["findings"] if one["check"] == "throttling"]
     assert heat["weight"] == "serious"
     assert "throttled by heat in 100 % of the readings" in heat["seen"]
-    assert (done.returncode, found["is_fit"]) == (1, False)
+    assert (code, found["is_fit"]) == (1, False)
 
 
 def test_a_board_that_others_compute_on_too_has_no_energy_of_the_run(

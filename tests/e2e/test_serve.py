@@ -32,7 +32,7 @@ import pytest
 
 from ergmeter import Run
 from ergmeter.records import Device, Mark, Sample
-from tests.e2e.conftest import ERG, TIMEOUT_S, Lab, environment, eventually, script
+from tests.e2e.conftest import ERG, TIMEOUT_S, Lab, environment, erg, eventually, script
 from tests.runs import add_writer, even_steps, make_run
 
 playwright_api = pytest.importorskip("playwright.sync_api")
@@ -151,9 +151,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture
-def opened(browser: Any) -> Iterator[Callable[..., Any]]:
+def opened(tabs: Any) -> Iterator[Callable[..., Any]]:
     """`opened(address)`: a page; afterwards nothing was complained of and nothing ran."""
-    contexts: list[Any] = []
     pages: list[Any] = []
     complaints: list[str] = []
 
@@ -162,23 +161,20 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
             complaints.append(message.text)
 
     def open_(address: str, *, width: int = 1280, dark: bool = False) -> Any:
-        scheme = "dark" if dark else "light"
-        size = {"width": width, "height": 900}
-        context = browser.new_context(viewport=size, color_scheme=scheme)
-        page = context.new_page()
+        page = tabs.new_page()
+        pages.append(page)
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme="dark" if dark else "light")
         page.set_default_timeout(WAIT_MS)
         page.on("console", heard)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(address)
-        contexts.append(context)
-        pages.append(page)
         return page
 
     yield open_
     for page in pages:
         assert page.evaluate("window.hacked") is None
-    for context in contexts:
-        context.close()
+        page.close()
     assert complaints == []
 
 
@@ -237,8 +233,8 @@ def test_a_search_that_finds_nothing_says_so_and_how_to_be_rid_of_it(
     assert page.input_value("#q") == page.input_value("#state") == ""
 
 
-def test_a_wrong_address_leads_back_to_the_runs(served: Served, browser: Any) -> None:
-    page = browser.new_page()  # which may complain: of a page that is not there
+def test_a_wrong_address_leads_back_to_the_runs(served: Served, tabs: Any) -> None:
+    page = tabs.new_page()  # which may complain: of a page that is not there
     page.set_default_timeout(WAIT_MS)
     for address in ("/nowhere", f"/run/{EVIL}", "/run/0123456789ab"):
         answer = page.goto(f"{served.address}{address}")
@@ -446,13 +442,26 @@ def test_a_cell_of_a_bench_links_to_the_page_of_its_run(
     assert page.inner_text("h1") == "of a cell"
 
 
-@pytest.fixture
-def serving(lab: Lab) -> Iterator[Served]:
-    """A server over an empty directory. Name it before `opened`, whose pages must go first."""
-    (lab.path / "runs").mkdir()
-    server = Served(lab.path / "runs")
-    yield server
+@pytest.fixture(scope="module")
+def following(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Served]]:
+    """A directory and its server, for tests that put runs there and leave it empty."""
+    root = tmp_path_factory.mktemp("following")
+    server = Served(root)
+    yield root, server
     assert server.stop() == ""
+
+
+@pytest.fixture
+def serving(lab: Lab, following: tuple[Path, Served]) -> Iterator[Served]:
+    """A server over an empty directory. Name it before `opened`, whose pages must go first."""
+    root, server = following
+    (lab.path / "runs").symlink_to(root)
+    yield server
+    lab.close()  # what writes there
+    for path in root.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    eventually(lambda: not server.ask("/api/runs")["runs"], "an empty list")
+    eventually(lambda: not server.ask("/api/benches")["benches"], "no bench")
 
 
 def test_an_empty_list_says_how_to_make_a_run_and_then_has_it(
@@ -503,17 +512,23 @@ def test_new_steps_are_on_the_page_and_at_the_end_it_becomes_the_report(
     assert page.evaluate("ergmeterViews.loss.data('points').length") == int(out)
 
 
-def test_the_page_of_a_long_run_has_what_is_there_soon_and_then_its_report(
-    serving: Served, lab: Lab, browser: Any
-) -> None:
-    run = simple_run(lab.path / "runs" / "one", "one")
+def long_run(lab: Lab) -> None:
+    """`runs/long`, which is so from the moment that the server sees it."""
+    run = simple_run(lab.path / "long", "long")
     with (run / "trace.bin").open("wb") as file:
         file.truncate(25_000_000)  # long by its size
+    run.rename(lab.path / "runs" / "long")
+
+
+def test_the_page_of_a_long_run_has_what_is_there_soon_and_then_its_report(
+    serving: Served, lab: Lab, tabs: Any
+) -> None:
+    long_run(lab)
     asked: list[str] = []
-    page = browser.new_page()
+    page = tabs.new_page()
     page.set_default_timeout(WAIT_MS)
     page.on("request", lambda one: asked.append(one.url.rpartition("/")[2]))
-    page.goto(f"{serving.address}/run/{serving.id('one')}")
+    page.goto(f"{serving.address}/run/{serving.id('long')}")
     page.wait_for_selector("text=How to cite")
     page.close()
     first, last = asked.index("charts?only=phases,steps,loss"), asked.index("report")
@@ -614,10 +629,11 @@ def test_memory_stays_where_it_was_however_often_it_is_asked(serving: Served, la
     own = psutil.Process(serving.process.pid)
 
     def resident_bytes_after(rounds: int) -> int:
-        for _ in range(rounds):
+        for number in range(rounds):
             heard_by(20, serving, run, events=1)
-            for address in ("/api/runs", f"/api/run/{run}", f"/api/run/{run}/charts"):
-                serving.ask(address)
+            if number % 5 == 0:  # each is dearer than a stream
+                for address in ("/api/runs", f"/api/run/{run}", f"/api/run/{run}/charts"):
+                    serving.ask(address)
         return sum(map(resident_bytes, (own, *own.children(recursive=True))))
 
     # The charting library is made in a worker when the server starts: it is there before we look.
@@ -644,10 +660,10 @@ def test_a_killed_writer_is_shown_as_cut_off(
 
 
 def test_a_directory_that_goes_is_told_and_what_was_seen_stays(
-    serving: Served, lab: Lab, browser: Any
+    serving: Served, lab: Lab, tabs: Any
 ) -> None:
     lab.start(*script("steady", "runs/one"))
-    page = browser.new_page()  # which may complain here: what it asks for is gone
+    page = tabs.new_page()  # which may complain here: what it asks for is gone
     page.set_default_timeout(WAIT_MS)
     page.goto(f"{serving.address}/run/{serving.id('one')}")
     page.wait_for_selector("#step")
@@ -660,13 +676,12 @@ def test_a_directory_that_goes_is_told_and_what_was_seen_stays(
     page.close()
 
 
-def test_twenty_tabs_of_live_runs_all_move(serving: Served, lab: Lab, browser: Any) -> None:
+def test_twenty_tabs_of_live_runs_all_move(serving: Served, lab: Lab, tabs: Any) -> None:
     """A browser opens six connections to a server: a stream for each tab would stop the seventh."""
     for name in ("one", "two"):
         lab.start(*script("steady", f"runs/{name}"))
     ids = [serving.id("one"), serving.id("two")]
-    context = browser.new_context()
-    pages = [context.new_page() for _ in range(20)]
+    pages = [tabs.new_page() for _ in range(20)]
     for number, page in enumerate(pages):
         page.set_default_timeout(WAIT_MS)
         page.goto(f"{serving.address}/run/{ids[number % 2]}", wait_until="domcontentloaded")
@@ -675,7 +690,8 @@ def test_twenty_tabs_of_live_runs_all_move(serving: Served, lab: Lab, browser: A
     before = [steps(page) for page in pages]
     for page, count in zip(pages, before, strict=True):
         eventually(partial(_is_past, page, count), "a step more")
-    context.close()
+    for page in pages:
+        page.close()
 
 
 def _is_past(page: Any, count: int) -> bool:
@@ -703,23 +719,19 @@ def test_with_a_token_the_printed_address_opens_and_no_other(
 
 
 def test_misuse_is_one_line(lab: Lab) -> None:
-    done = lab.run(ERG, "serve", "nowhere")
-    assert done.returncode == 2
-    assert done.stderr == b"erg: nowhere does not exist; erg serve takes a directory of runs\n"
-    (lab.path / "runs").mkdir()
-    done = lab.run(ERG, "serve", "runs", "--token", "short")
-    assert done.returncode == 2
-    assert done.stderr == b"erg: the token has 5 characters; 16 at least\n"
-    done = lab.run(ERG, "serve", "runs", "--host", "host.invalid")
+    nowhere = f"{lab.path}/nowhere"
+    said = f"erg: {nowhere} does not exist; erg serve takes a directory of runs\n"
+    assert erg("serve", nowhere) == (2, "", said)
+    said = "erg: the token has 5 characters; 16 at least\n"
+    assert erg("serve", lab.path, "--token", "short") == (2, "", said)
+    said = "erg: --host 'a..b' is no name of a host and no address\n"
+    assert erg("serve", lab.path, "--host", "a..b") == (2, "", said)
+    done = lab.run(ERG, "serve", ".", "--host", "host.invalid")
     assert done.returncode == 2
     assert done.stderr.startswith(b"erg: can't listen on host.invalid port 0: ")
-    done = lab.run(ERG, "serve", "runs", "--host", "a..b")
-    assert done.returncode == 2
-    assert done.stderr == b"erg: --host 'a..b' is no name of a host and no address\n"
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
 def test_every_page_is_accessible_and_as_wide_as_the_window(
     served: Served, opened: Callable[..., Any], width: int, dark: bool
 ) -> None:
@@ -733,8 +745,9 @@ def test_every_page_is_accessible_and_as_wide_as_the_window(
         f"/ledger/{ledger}": "td",
         "/ledgers": "li",
     }
+    page = opened("about:blank", width=width, dark=dark)
     for address, wanted in places.items():
-        page = opened(served.address + address, width=width, dark=dark)
+        page.goto(served.address + address)
         page.wait_for_selector("html[data-drawn=true]")
         assert page.locator(wanted).count(), address
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), address
@@ -744,4 +757,5 @@ def test_every_page_is_accessible_and_as_wide_as_the_window(
             assert page.evaluate(f"(() => {{ const edges = {edges}; return {right}; }})()") <= width
         found = axe_api.Axe().run(page).response["violations"]
         serious = [one["id"] for one in found if one["impact"] in ("serious", "critical")]
+        assert page.evaluate("window.hacked") is None
         assert serious == [], (address, [node["html"] for v in found for node in v["nodes"]][:5])

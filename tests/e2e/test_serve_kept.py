@@ -25,7 +25,10 @@ from tests.e2e.test_serve import (
     WAIT_MS,
     Served,
     expect_names,
+    following,  # noqa: F401  a fixture
+    long_run,
     playwright_api,
+    serving,  # noqa: F401  a fixture
     simple_run,
     steps,
 )
@@ -36,18 +39,15 @@ TOKEN = "correct+horse&battery#staple%41"
 
 
 @pytest.fixture
-def served(lab: Lab) -> Iterator[Served]:
+def served(serving: Served) -> Served:  # noqa: F811
     """A server over an empty directory. Name it before `page`, which must go first."""
-    (lab.path / "runs").mkdir()
-    server = Served(lab.path / "runs")
-    yield server
-    assert server.stop() == ""
+    return serving
 
 
 @pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
+def page(tabs: Any) -> Iterator[Any]:
     """One that may complain: of what is gone, or refused."""
-    made = browser.new_page()
+    made = tabs.new_page()
     made.set_default_timeout(WAIT_MS)
     yield made
     made.close()
@@ -141,19 +141,14 @@ def test_a_live_figure_shows_its_basis_and_a_missing_one_its_reason(
         assert reasons[key]["missing"] in told
 
 
-def long_run(path: Path) -> None:
-    with (simple_run(path, path.name) / "trace.bin").open("wb") as file:
-        file.truncate(25_000_000)  # long by its size
-
-
 def test_of_a_long_run_what_is_not_there_is_told_before_its_report(
     served: Served, lab: Lab, page: Any
 ) -> None:
-    long_run(lab.path / "runs" / "one")
+    long_run(lab)
     page.route("**/report", lambda _route: None)  # which takes for ever
-    page.goto(f"{served.address}/run/{served.id('one')}")
+    page.goto(f"{served.address}/run/{served.id('long')}")
     absent = page.locator("#figures .absent")
-    row = served.ask(f"/api/run/{served.id('one')}/row")
+    row = served.ask(f"/api/run/{served.id('long')}/row")
     why = row["readings"]["utilization.mfu_frac"]["missing"]
     expect(absent).to_have_text([f"No MFU: {why}"])
 
@@ -161,7 +156,7 @@ def test_of_a_long_run_what_is_not_there_is_told_before_its_report(
 def test_a_page_becomes_the_report_also_where_the_server_did_not_answer_at_first(
     served: Served, lab: Lab, page: Any
 ) -> None:
-    long_run(lab.path / "runs" / "one")
+    long_run(lab)
     tries: list[str] = []
 
     def answer(route: Any) -> None:
@@ -169,7 +164,7 @@ def test_a_page_becomes_the_report_also_where_the_server_did_not_answer_at_first
         route.abort() if len(tries) == 1 else route.continue_()
 
     page.route("**/report", answer)
-    page.goto(f"{served.address}/run/{served.id('one')}")
+    page.goto(f"{served.address}/run/{served.id('long')}")
     page.wait_for_selector("text=How to cite")
     assert len(tries) == 2
 

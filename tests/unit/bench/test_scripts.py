@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +29,36 @@ def scenarios(folder: Path, **keys: Any) -> Path:
     return path
 
 
-def benchmarks(results: Path, file: Path) -> subprocess.CompletedProcess[str]:
+def benchmarks(
+    results: Path, file: Path, *, python: str = sys.executable
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", SCRIPTS / "run_benchmarks.sh", "1", results, file],
-        env={**os.environ, "PYTHON": sys.executable},
+        env={**os.environ, "PYTHON": python},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Made:
+    """A folder with results, and what the script said when it made them."""
+
+    folder: Path
+    said: str
+
+    def copied(self, folder: Path) -> Path:
+        return shutil.copytree(self.folder / "results", folder / "results")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Of one cell, where there were results before."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "results" / "exp_0").mkdir(parents=True)
+    (folder / "results" / "exp_0" / "old").touch()
+    told = benchmarks(folder / "results", scenarios(folder))
+    assert told.returncode == 0, told.stderr
+    return Made(folder, told.stdout)
 
 
 def test_results_stay_where_they_are_if_the_plan_is_unsound(tmp_path: Path) -> None:
@@ -55,23 +81,18 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in results.iterdir()] == ["thesis.tex"]
 
 
-def test_results_are_moved_aside_for_a_plan_that_is_sound(tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    (results / "exp_0").mkdir(parents=True)
-    (results / "exp_0" / "old").touch()
-    told = benchmarks(results, scenarios(tmp_path))
-    assert told.returncode == 0, told.stderr
-    (aside,) = tmp_path.glob("results-*")
-    assert f"the earlier results are now in {aside}" in told.stdout
+def test_results_are_moved_aside_for_a_plan_that_is_sound(made: Made) -> None:
+    (aside,) = made.folder.glob("results-*")
+    assert f"the earlier results are now in {aside}" in made.said
     assert (aside / "exp_0" / "old").exists()
-    assert (results / "plan.json").exists()
+    assert (made.folder / "results" / "plan.json").exists()
+    assert not (made.folder / "results" / "exp_0" / "old").exists()
 
 
 def test_no_overwrite_goes_on_with_what_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results = tmp_path / "results"
-    assert benchmarks(results, scenarios(tmp_path)).returncode == 0
+    results = made.copied(tmp_path)
     ended = (results / "exp_0" / "status.json").read_bytes()
     monkeypatch.setenv("NO_OVERWRITE", "true")
     told = benchmarks(results, scenarios(tmp_path, axes={"x": [1, 2]}))
@@ -138,10 +159,11 @@ def test_a_dry_run_says_which_cell_is_which(tmp_path: Path) -> None:
     assert heads == [f"# exp_{n}: mine, repeat 1: num_gpus=1, x={n + 1}" for n in (0, 1)]
 
 
-def test_results_are_not_moved_from_under_a_cell_that_still_runs(tmp_path: Path) -> None:
+def test_results_are_not_moved_from_under_a_cell_that_still_runs(
+    made: Made, tmp_path: Path
+) -> None:
     """Its runner outlived the driver, and would write its end into the new results."""
-    results = tmp_path / "results"
-    assert benchmarks(results, scenarios(tmp_path)).returncode == 0
+    results = made.copied(tmp_path)
     (results / "exp_0" / "old").touch()
     runner = state.Process.of(os.getpid())
     state.write(results / "exp_0", state.CellState().begun(runner))
@@ -190,22 +212,32 @@ def test_cells_that_still_run_are_no_strangers(
 
 
 @pytest.mark.parametrize(
-    ("asked", "query"),
-    [
-        ("nvidia", {"keywords": ["timestamp", "name", "index", "memory.used"], "interval_s": 1.0}),
-        ("all", {"keywords": ["timestamp", "name", "index", "memory.used"], "interval_s": 1.0}),
-        ("huggingface", None),
-    ],
+    ("asked", "is_logged", "has_tracker"),
+    [("nvidia", True, False), ("all", True, True), ("huggingface", False, True)],
 )
-def test_memory_logging_asks_for_a_log_of_nvidia_smi(
-    tmp_path: Path, asked: str, query: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
+def test_memory_logging_is_told_to_the_program(
+    tmp_path: Path,
+    script: Any,
+    asked: str,
+    is_logged: bool,
+    has_tracker: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MEMORY_LOGGING", asked)
-    results = tmp_path / "results"
-    told = benchmarks(results, scenarios(tmp_path))
+    told = benchmarks(tmp_path / "results", scenarios(tmp_path), python="echo")
     assert told.returncode == 0, told.stderr
-    assert json.loads((results / "nvidia_smi.json").read_text()) == query
-    assert (results / "exp_0" / "gpu_memory_logs.json").exists() == (query is not None)
+    words = told.stdout.splitlines()[0].split()
+    assert words[0].endswith("benchmark.py")
+    given = script.parser().parse_args(words[1:])
+    assert (given.log_nvidia_smi, given.log_memory_hf) == (is_logged, has_tracker)
+    assert given.nvidia_smi_keywords.split(",") == ["timestamp", "name", "index", "memory.used"]
+    assert given.nvidia_smi_interval == 1.0
+
+
+def test_no_log_of_nvidia_smi_is_made_unless_it_is_asked_for(made: Made) -> None:
+    results = made.folder / "results"
+    assert json.loads((results / "nvidia_smi.json").read_text()) is None
+    assert not (results / "exp_0" / "gpu_memory_logs.json").exists()
 
 
 def test_memory_logging_takes_other_keywords_and_another_interval(
@@ -214,9 +246,11 @@ def test_memory_logging_takes_other_keywords_and_another_interval(
     monkeypatch.setenv("MEMORY_LOGGING", "nvidia")
     monkeypatch.setenv("NVIDIA_SMI_KEYWORDS", "uuid,memory.used")
     monkeypatch.setenv("NVIDIA_SMI_INTERVAL", "0.5")
-    assert benchmarks(tmp_path / "results", scenarios(tmp_path)).returncode == 0
-    asked = json.loads((tmp_path / "results" / "nvidia_smi.json").read_text())
+    results = tmp_path / "results"
+    assert benchmarks(results, scenarios(tmp_path)).returncode == 0
+    asked = json.loads((results / "nvidia_smi.json").read_text())
     assert asked == {"keywords": ["uuid", "memory.used"], "interval_s": 0.5}
+    assert (results / "exp_0" / "gpu_memory_logs.json").exists()
 
 
 @pytest.mark.parametrize(("flags", "has_tracker"), [(["--log_memory_hf"], True), ([], False)])

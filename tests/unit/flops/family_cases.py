@@ -17,9 +17,7 @@ class Case:
     image_size: tuple[int, int] | None = None
 
 
-_SCAN = (
-    "the reference code scans in chunks, by products of its own; torch miscounts its convolution"
-)
+SCAN = "the reference code scans in chunks, by products of its own; torch miscounts its convolution"
 _DENSE = "transformers runs every expert on every token"
 TWO: dict[str, Any] = {"num_hidden_layers": 2}
 _FOUR: dict[str, Any] = {"num_hidden_layers": 4}
@@ -88,25 +86,25 @@ CASES: dict[str, Case] = {
     "granitemoeshared": Case({**TWO, "shared_intermediate_size": 512}),
     "gpt-sw3": Case({"n_layer": 2}),
     "llama4_text": Case(_FOUR, linear_only=_DENSE),
-    "mamba": Case(TWO, linear_only=_SCAN),
-    "falcon_mamba": Case(TWO, linear_only=_SCAN),
-    "mamba2": Case(TWO, linear_only=_SCAN),
-    "jamba": Case({"num_hidden_layers": 8}, linear_only=_SCAN),
-    "bamba": Case({**_FOUR, "attn_layer_indices": [1]}, linear_only=_SCAN),
-    "falcon_h1": Case(TWO, linear_only=_SCAN),
+    "mamba": Case(TWO, linear_only=SCAN),
+    "falcon_mamba": Case(TWO, linear_only=SCAN),
+    "mamba2": Case(TWO, linear_only=SCAN),
+    "jamba": Case({"num_hidden_layers": 8}, linear_only=SCAN),
+    "bamba": Case({**_FOUR, "attn_layer_indices": [1]}, linear_only=SCAN),
+    "falcon_h1": Case(TWO, linear_only=SCAN),
     "granitemoehybrid": Case(
-        {**_FOUR, "layer_types": ["mamba", "attention"] * 2}, linear_only=_SCAN
+        {**_FOUR, "layer_types": ["mamba", "attention"] * 2}, linear_only=SCAN
     ),
-    "qwen3_next": Case(_FOUR, linear_only=_SCAN),
-    "qwen3_5_text": Case(_FOUR, linear_only=_SCAN),
-    "qwen3_5_moe_text": Case(_FOUR, linear_only=_SCAN),
-    "nemotron_h": Case({}, linear_only=_SCAN),
-    "lfm2": Case({**_FOUR, "full_attn_idxs": [1, 3]}, linear_only=_SCAN),
-    "lfm2_moe": Case({**_FOUR, "layer_types": ["conv", "full_attention"] * 2}, linear_only=_SCAN),
-    "minimax": Case(_FOUR, linear_only=_SCAN),
-    "recurrent_gemma": Case({"num_hidden_layers": 3}, linear_only=_SCAN),
+    "qwen3_next": Case(_FOUR, linear_only=SCAN),
+    "qwen3_5_text": Case(_FOUR, linear_only=SCAN),
+    "qwen3_5_moe_text": Case(_FOUR, linear_only=SCAN),
+    "nemotron_h": Case({}, linear_only=SCAN),
+    "lfm2": Case({**_FOUR, "full_attn_idxs": [1, 3]}, linear_only=SCAN),
+    "lfm2_moe": Case({**_FOUR, "layer_types": ["conv", "full_attention"] * 2}, linear_only=SCAN),
+    "minimax": Case(_FOUR, linear_only=SCAN),
+    "recurrent_gemma": Case({"num_hidden_layers": 3}, linear_only=SCAN),
     "kimi_linear": Case(
-        {**TWO, "layer_types": ["linear_attention", "full_attention"]}, linear_only=_SCAN
+        {**TWO, "layer_types": ["linear_attention", "full_attention"]}, linear_only=SCAN
     ),
     "albert": _SMALL,
     "albert in groups": Case(
@@ -166,9 +164,10 @@ CASES: dict[str, Case] = {
     ),
     "distilbert": Case({"n_layers": 2}),
     "modernbert": Case({**_SMALL.changes, "pad_token_id": 0}, is_real=True),
+    "deberta-v2": _SMALL,
     "deberta with relative positions": Case(
         {
-            **TWO,
+            **_SMALL.changes,
             "relative_attention": True,
             "pos_att_type": ["p2c", "c2p"],
             "share_att_key": True,
@@ -177,16 +176,18 @@ CASES: dict[str, Case] = {
             "position_biased_input": False,
         },
         family="deberta-v2",
+        is_real=True,
     ),
     "deberta with a convolution": Case(
         {
-            **TWO,
+            **_SMALL.changes,
             "relative_attention": True,
             "pos_att_type": ["p2c", "c2p"],
             "max_relative_positions": 40,
             "conv_kernel_size": 3,
         },
         family="deberta-v2",
+        is_real=True,
     ),
     "t5": Case({"num_layers": 2}),
     "t5 gated and not tied": Case(
@@ -332,13 +333,13 @@ CASES |= {
         "qwen3_vl_moe_text", _TAPS, (28, 56), head_dim=16, num_experts=8, **_EXPERTS
     ),
     "qwen3_5": _qwen(
-        "qwen3_5_text", {"num_position_embeddings": 16}, (28, 56), linear_only=_SCAN, **_LINEAR
+        "qwen3_5_text", {"num_position_embeddings": 16}, (28, 56), linear_only=SCAN, **_LINEAR
     ),
     "qwen3_5_moe": _qwen(
         "qwen3_5_moe_text",
         {"num_position_embeddings": 16},
         (28, 56),
-        linear_only=_SCAN,
+        linear_only=SCAN,
         num_experts=8,
         shared_expert_intermediate_size=40,
         **_LINEAR,

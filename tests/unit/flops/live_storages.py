@@ -62,8 +62,8 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def _unpacked() -> Iterator[None]:
-    """Fake tensors have no values, so transformers can't see that no sequence is packed."""
+def unpacked() -> Iterator[None]:
+    """Tensors without values: transformers can't see in them that no sequence is packed."""
     masking: Any = transformers.masking_utils
     original = masking.find_packed_sequence_indices
     masking.find_packed_sequence_indices = lambda _: None
@@ -86,7 +86,7 @@ def step_peaks(
     """Peaks of the second step of a training in bf16: forward, backward, optimizer."""
     live = LiveStorages()
     make: Any = transformers.AutoModelForCausalLM
-    with _unpacked(), FakeTensorMode(allow_non_fake_inputs=True), live:
+    with unpacked(), FakeTensorMode(allow_non_fake_inputs=True), live:
         model = make.from_config(config, dtype=torch.bfloat16, attn_implementation=attention)
         for tensor in (*model.parameters(), *model.buffers()):
             live.add(tensor)

@@ -7,7 +7,7 @@ computes: the whole rectangle, whatever the mask.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +23,11 @@ from ergmeter.flops.families.vision_families import IMAGES, VISION
 from ergmeter.flops.families.vision_towers import LANGUAGE_ALONE
 from ergmeter.flops.graph.graph import Attention, Linear
 from ergmeter.flops.source import known_families, model_graph
-from tests.unit.flops.family_cases import CASES, TEXT, TWO, Case
+from tests.unit.flops.family_cases import CASES, SCAN, TEXT, TWO, Case
+from tests.unit.flops.live_storages import unpacked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ergmeter.flops.graph.graph import Graph, Node
 
@@ -37,6 +38,7 @@ transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
 
 SEQ_LEN, SOURCE_LEN, BATCH = 64, 96, 2
+SCANNED_LEN = 8  # the reference code walks a recurrence step by step
 
 
 NAMES = sorted({*known_families(), *CASES} - set(LANGUAGE_ALONE))
@@ -68,10 +70,13 @@ def _auto(kind: str) -> Any:
     return transformers.AutoModelForCausalLM
 
 
-def _mode(case: Case) -> Any:
+@contextmanager
+def _mode(case: Case) -> Iterator[None]:
     if case.is_real:
-        return nullcontext()
-    return torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True)
+        yield
+        return
+    with unpacked(), torch.device("meta"):
+        yield
 
 
 def _built(name: str, case: Case) -> Built:
@@ -95,7 +100,8 @@ def _built(name: str, case: Case) -> Built:
 def _inputs(kind: str, graph: Graph, case: Case) -> tuple[Batch, dict[str, Any]]:
     if kind in VISION:
         return _image_inputs(kind, graph, case)
-    rows = torch.randint(1, 100, (BATCH, SEQ_LEN))
+    length = SCANNED_LEN if case.linear_only == SCAN else SEQ_LEN
+    rows = torch.randint(1, 100, (BATCH, length))
     facts = graph.facts
     if kind in IMAGES:
         return _pixel_inputs(graph, rows)
@@ -111,7 +117,7 @@ def _inputs(kind: str, graph: Graph, case: Case) -> tuple[Batch, dict[str, Any]]
         source = torch.randint(1, 100, (BATCH, SOURCE_LEN))
         batch = Batch.of(BATCH, SEQ_LEN, source_len=SOURCE_LEN, facts=facts)
         return batch, {"input_ids": source, "decoder_input_ids": rows}
-    return Batch.of(BATCH, SEQ_LEN, facts=facts), {"input_ids": rows, "use_cache": False}
+    return Batch.of(BATCH, length, facts=facts), {"input_ids": rows, "use_cache": False}
 
 
 def _pixel_inputs(graph: Graph, rows: Any) -> tuple[Batch, dict[str, Any]]:

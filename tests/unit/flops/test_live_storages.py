@@ -72,7 +72,7 @@ def passes(memory: Memory) -> float:
 @pytest.mark.parametrize(
     ("layers", "sequences", "length", "optimizer", "output"),
     [
-        (32, 8, 2048, "adamw-fused", "freed"),
+        (4, 8, 2048, "adamw-fused", "freed"),
         (4, 8, 2048, "adamw-fused", "until-step"),
         (4, 8, 2048, "adamw", "until-next"),
         (4, 1, 8192, "adamw-fused", "freed"),
@@ -114,8 +114,15 @@ def test_the_8b_llama_by_hand() -> None:
     assert held.moments[-1].bytes["output"] == 2 * logits
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("checkpointed", [False, True])
+# With checkpointing a layer has the tensors that it has without, and its input is kept: as many
+# families as have another norm, another order or other biases.
+@pytest.mark.parametrize(
+    ("family", "checkpointed"),
+    [
+        *((family, False) for family in FAMILIES),
+        *((family, True) for family in ("llama", "gpt_neox", "gpt2", "gemma3_text", "cohere")),
+    ],
+)
 def test_peaks_family_by_family(family: str, checkpointed: bool) -> None:
     # A small vocabulary, so that the peak is in a layer and not at the loss.
     config = transformers.AutoConfig.for_model(family, vocab_size=1000, **FAMILIES[family])
@@ -137,8 +144,10 @@ def test_an_output_that_is_held_keeps_logits_and_cache(family: str) -> None:
     assert memory.moments[-1].total_bytes == pytest.approx(found["optimizer"], rel=0.002)
 
 
-@pytest.mark.parametrize("family", ["llama", "phi3", "gemma2"])
-@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize(
+    ("family", "checkpointed"),
+    [("llama", False), ("llama", True), ("phi3", False), ("gemma2", True)],
+)
 def test_attention_written_out(family: str, checkpointed: bool) -> None:
     sizes = {**SMALL, "head_dim": 64} if family == "gemma2" else SMALL
     config = transformers.AutoConfig.for_model(family, vocab_size=1000, **sizes)

@@ -27,14 +27,14 @@ from ergmeter.flops.source import model_graph
 
 BATCH, SEQ = 2, 32
 LLAMA = LlamaConfig(
-    hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+    hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
     intermediate_size=160, vocab_size=256,
 )  # fmt: skip
 QWEN3 = Qwen3Config(
-    hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+    hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
     intermediate_size=160, vocab_size=256,
 )  # fmt: skip
-GPT2 = GPT2Config(n_embd=64, n_layer=3, n_head=4, vocab_size=256)
+GPT2 = GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=256)
 MODELS: dict[str, tuple[Any, Any]] = {
     "llama": (LLAMA, LlamaForCausalLM),
     "qwen3": (QWEN3, Qwen3ForCausalLM),
@@ -42,8 +42,7 @@ MODELS: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("dora", [False, True])
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("checkpointing", "dora"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize(
     ("family", "targets"),
     [

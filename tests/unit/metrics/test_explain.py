@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,16 +38,23 @@ def said(found: Explanation, key: str) -> str:
     return "; ".join(f"{fact.key}: {fact.said}" for fact in block.facts)
 
 
-@pytest.fixture
-def full(tmp_path: Path) -> tuple[Flops, ...]:
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Flops, ...]:
     """The FLOPs of the recorded model, as they were counted when it was trained in full."""
-    return unpacked("mfu_full", tmp_path / "full_flops").flops
+    return unpacked("mfu_full", tmp_path_factory.mktemp("full_flops")).flops
 
 
-@pytest.fixture
-def lora(tmp_path: Path) -> tuple[Flops, ...]:
+@pytest.fixture(scope="module")
+def lora(tmp_path_factory: pytest.TempPathFactory) -> tuple[Flops, ...]:
     """The same with adapters."""
-    return unpacked("mfu_lora", tmp_path / "lora_flops").flops
+    return unpacked("mfu_lora", tmp_path_factory.mktemp("lora_flops")).flops
+
+
+@pytest.fixture(scope="module")
+def phase_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    """`phase_run(phase)`: a run of one phase, made once."""
+    folder = tmp_path_factory.mktemp("phases")
+    return cache(lambda phase: replayed(folder / phase, phase))
 
 
 @pytest.mark.parametrize(
@@ -70,10 +79,10 @@ def test_what_100_percent_is_comes_whole_out_of_the_note(note: str, of: str) -> 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("is_counted", [False, True])
 def test_blocks_and_what_was_achieved_add_up_to_the_peak_and_to_the_joules_of_the_window(
-    tmp_path: Path, full: tuple[Flops, ...], phase: str, is_counted: bool
+    phase_run: Callable[[str], Run], full: tuple[Flops, ...], phase: str, is_counted: bool
 ) -> None:
     flops = full if is_counted and "tiny" not in phase else ()
-    found = explained(replayed(tmp_path / "run", phase), flops=flops, warmup_steps=2)
+    found = explained(phase_run(phase), flops=flops, warmup_steps=2)
     assert found.achieved is not None
     whole = [*found.blocks, found.achieved]
     assert sum(one.share_frac for one in whole) == pytest.approx(1.0, abs=1e-12)
@@ -87,9 +96,9 @@ def test_blocks_and_what_was_achieved_add_up_to_the_peak_and_to_the_joules_of_th
     assert all(one.facts for one in whole)
 
 
-def test_stalls_are_as_long_as_the_program_slept(tmp_path: Path) -> None:
+def test_stalls_are_as_long_as_the_program_slept(phase_run: Callable[[str], Run]) -> None:
     """It slept for half a second after every fifth step, six times in 12.4 s."""
-    found = explained(replayed(tmp_path / "run", "full_bf16_1b_stalls"))
+    found = explained(phase_run("full_bf16_1b_stalls"))
     window_s = 12.4015
     assert shares(found)["stalls"] * window_s == pytest.approx(6 * 0.5, rel=0.01)
     assert "6 of 31 steps" in said(found, "stalls")
@@ -112,11 +121,11 @@ def test_the_largest_gains_are_worth_trying_and_a_bound_counts_half(tmp_path: Pa
 
 
 def test_the_joules_of_stalls_lie_between_idle_power_and_what_the_raw_counter_says(
-    tmp_path: Path,
+    phase_run: Callable[[str], Run],
 ) -> None:
     """An H200 with a context draws 121 W at rest. Its counter, read between refreshes, lags by some
     50 ms, and so puts part of the step before each sleep into the sleep."""
-    run = replayed(tmp_path / "run", "full_bf16_1b_stalls")
+    run = phase_run("full_bf16_1b_stalls")
     found = explained(run, warmup_steps=2)
     steps = run.steps()
     ends, starts = steps["end_ns"][2:-1], steps["start_ns"][3:]
@@ -131,26 +140,26 @@ def test_the_joules_of_stalls_lie_between_idle_power_and_what_the_raw_counter_sa
 
 
 def test_a_small_model_is_launch_bound_and_a_large_one_is_not(
-    tmp_path: Path, full: tuple[Flops, ...]
+    phase_run: Callable[[str], Run], full: tuple[Flops, ...]
 ) -> None:
-    tiny = explained(replayed(tmp_path / "tiny", "tiny_20ms"), warmup_steps=2)
+    tiny = explained(phase_run("tiny_20ms"), warmup_steps=2)
     (idle,) = [one for one in tiny.blocks if one.key == "idle_in_steps"]
     assert idle.title.startswith("launch-bound")
     # 13.8 % of the time with a kernel, 3.7 % between steps: what is left is the host's.
     assert idle.share_frac == pytest.approx(1 - 0.1383 - 0.0374, abs=0.001)
     assert any(one.startswith("launch-bound") for one in tiny.remarks)
     assert "CUDA graphs" in tiny.changes[0].advice
-    large = explained(replayed(tmp_path / "large", "full_bf16_1b"), flops=full, warmup_steps=2)
+    large = explained(phase_run("full_bf16_1b"), flops=full, warmup_steps=2)
     assert not any("launch-bound" in one for one in large.remarks)
     assert shares(large)["idle_in_steps"] < 0.01
 
 
 def test_lora_says_why_mfu_falls_though_tokens_per_second_do_not(
-    tmp_path: Path, full: tuple[Flops, ...], lora: tuple[Flops, ...]
+    phase_run: Callable[[str], Run], full: tuple[Flops, ...], lora: tuple[Flops, ...]
 ) -> None:
     """52 561 tokens/s against 53 972, and an MFU of 25.0 % against 36.9 %."""
-    before = explained(replayed(tmp_path / "a", "full_bf16_1b"), flops=full, warmup_steps=2)
-    after = explained(replayed(tmp_path / "b", "lora_bf16_1b"), flops=lora, warmup_steps=2)
+    before = explained(phase_run("full_bf16_1b"), flops=full, warmup_steps=2)
+    after = explained(phase_run("lora_bf16_1b"), flops=lora, warmup_steps=2)
     assert before.achieved is not None
     assert after.achieved is not None
     assert before.achieved.share_frac == pytest.approx(53_972 * 6.7604e9 / 989.5e12, rel=1e-3)
@@ -167,13 +176,13 @@ def test_lora_says_why_mfu_falls_though_tokens_per_second_do_not(
 
 
 def test_the_clock_is_held_against_the_one_of_the_datasheets_peak(
-    tmp_path: Path, full: tuple[Flops, ...], lora: tuple[Flops, ...]
+    phase_run: Callable[[str], Run], full: tuple[Flops, ...], lora: tuple[Flops, ...]
 ) -> None:
     """132 multiprocessors x 4096 FLOP a cycle reach 989.5 TFLOP/s at 1830 MHz."""
-    slow = explained(replayed(tmp_path / "a", "full_bf16_1b"), flops=full, warmup_steps=2)
+    slow = explained(phase_run("full_bf16_1b"), flops=full, warmup_steps=2)
     assert shares(slow)["clock"] == pytest.approx(0.9913 * (1 - 1803.4 / 1830.1), abs=5e-4)
     assert "at the power limit in 100 % of readings" in said(slow, "clock")
-    fast = explained(replayed(tmp_path / "b", "lora_bf16_1b"), flops=lora, warmup_steps=2)
+    fast = explained(phase_run("lora_bf16_1b"), flops=lora, warmup_steps=2)
     assert shares(fast)["clock"] == pytest.approx(0.99196 * (1 - 1964.1 / 1830.1), abs=5e-4)
     (gain,) = [one for one in fast.blocks if one.key == "clock"]
     assert gain.joules == 0
@@ -190,9 +199,9 @@ def test_the_clock_is_held_against_the_one_of_the_datasheets_peak(
     ],
 )
 def test_the_clock_of_a_peak_is_the_one_that_the_maker_states(
-    tmp_path: Path, device: str, mhz: int
+    phase_run: Callable[[str], Run], device: str, mhz: int
 ) -> None:
-    run = replayed(tmp_path / "run", "tiny_20ms")
+    run = phase_run("tiny_20ms")
     seen = device_activity(evidence_of(run, Settings(device=device, dtype="bf16")), None)
     assert seen.peak_clock_hz == pytest.approx(mhz * 1e6, rel=1e-3)
 
@@ -211,9 +220,9 @@ def test_the_clock_of_a_peak_is_the_one_that_the_maker_states(
     ],
 )
 def test_a_card_whose_clock_nobody_states_has_no_clock_step_and_the_reason_is_told(
-    tmp_path: Path, full: tuple[Flops, ...], device: str, name: str
+    phase_run: Callable[[str], Run], full: tuple[Flops, ...], device: str, name: str
 ) -> None:
-    run = replayed(tmp_path / "run", "full_bf16_1b")
+    run = phase_run("full_bf16_1b")
     found = explained(run, flops=full, warmup_steps=2, device=device)
     assert "clock" not in shares(found)
     assert found.missing["peak_clock_hz"].startswith("no source for the clock that the peak of ")
@@ -221,9 +230,9 @@ def test_a_card_whose_clock_nobody_states_has_no_clock_step_and_the_reason_is_to
 
 
 def test_what_the_kernels_did_is_read_off_the_counters(
-    tmp_path: Path, full: tuple[Flops, ...]
+    phase_run: Callable[[str], Run], full: tuple[Flops, ...]
 ) -> None:
-    found = explained(replayed(tmp_path / "run", "full_bf16_1b"), flops=full, warmup_steps=2)
+    found = explained(phase_run("full_bf16_1b"), flops=full, warmup_steps=2)
     clock = 1803.4 / 1830.1
     assert shares(found)["empty_sms"] == pytest.approx((0.99134 - 0.93063) * clock, abs=1e-3)
     assert shares(found)["not_multiplying"] == pytest.approx((0.93063 - 0.42017) * clock, abs=1e-3)

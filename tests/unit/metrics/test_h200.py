@@ -10,16 +10,17 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.energy_curve import counter_curve
+from ergmeter.metrics.energy_curve import EnergyCurve, counter_curve
 from ergmeter.metrics.summarize import summarize
 from ergmeter.probes.replay import recorded_device, recorded_samples, recorded_steps
-from ergmeter.records import Reading, Window
+from ergmeter.records import Reading, Sample, Step, Window
 from ergmeter.runlog.reader import Run
 from tests.runs import add_writer, make_run
 
@@ -28,6 +29,18 @@ TRACE = json.loads((DATA / "h200_trace.json").read_text())
 PHASES = {phase["name"]: phase for phase in TRACE["phases"]}
 
 
+@cache
+def samples(hide: tuple[str, ...] = ()) -> tuple[Sample, ...]:
+    """Of the whole recording, without the columns that are hidden; read once."""
+    return tuple(recorded_samples(DATA, hide=hide))
+
+
+@cache
+def steps_of(phase: str) -> tuple[Step, ...]:
+    return tuple(step for name, step in recorded_steps(DATA) if name == phase)
+
+
+@cache
 def counter_readings() -> tuple[np.ndarray, np.ndarray]:
     with gzip.open(DATA / "h200_samples.csv.gz", "rt") as file:
         rows = list(csv.DictReader(file))
@@ -46,9 +59,17 @@ def replayed(path: Path, phase: str, *, hide: tuple[str, ...] = ()) -> Run:
     """A run of one phase: its steps, and the samples of the whole recording."""
     device = recorded_device(DATA)
     run = make_run(path)
-    steps = [step for name, step in recorded_steps(DATA) if name == phase]
-    add_writer(run, steps=steps, samples=recorded_samples(DATA, hide=hide), devices=[device])
+    add_writer(run, steps=steps_of(phase), samples=samples(hide), devices=[device])
     return Run.open(run)
+
+
+@cache
+def whole_curve() -> EnergyCurve:
+    counted = [one for one in samples() if one.energy_j is not None]
+    return counter_curve(
+        np.array([one.t_ns for one in counted]),
+        np.array([float(one.energy_j or 0) for one in counted]),
+    )
 
 
 def window_of(run: Run) -> tuple[int, int]:
@@ -98,16 +119,15 @@ def test_a_counter_read_seldom_is_within_one_percent_too(
 ) -> None:
     """Where a reading is dear the counter is read twice a second or less, and power fills in."""
     due_ns = 0.0
-    samples = []
-    for sample in recorded_samples(DATA):
+    seldom = []
+    for sample in samples():
         if sample.energy_j is None:
-            samples.append(sample)
+            seldom.append(sample)
         elif sample.t_ns >= due_ns:
-            samples.append(sample)
+            seldom.append(sample)
             due_ns = sample.t_ns + every_s * 1e9
     run = make_run(tmp_path / "run")
-    steps = [step for name, step in recorded_steps(DATA) if name == phase]
-    add_writer(run, steps=steps, samples=samples, devices=[recorded_device(DATA)])
+    add_writer(run, steps=steps_of(phase), samples=seldom, devices=[recorded_device(DATA)])
     truth_j = by_the_counter(*window_of(Run.open(run)))
     energy = reading(Run.open(run), "energy.run_j")
     assert energy.value == pytest.approx(truth_j, rel=0.01)
@@ -140,11 +160,8 @@ def test_tokens_time_and_energy_are_of_one_window(tmp_path: Path) -> None:
 
 
 def test_no_step_of_16_ms_reads_zero_and_steps_and_gaps_add_up_to_the_phase() -> None:
-    samples = [s for s in recorded_samples(DATA) if s.energy_j is not None]
-    curve = counter_curve(
-        np.array([s.t_ns for s in samples]), np.array([float(s.energy_j or 0) for s in samples])
-    )
-    steps = [step for name, step in recorded_steps(DATA) if name == "tiny_20ms"]
+    curve = whole_curve()
+    steps = steps_of("tiny_20ms")
     assert len(steps) == 479
     starts = np.array([step.start_ns for step in steps])
     ends = np.array([step.end_ns for step in steps])
@@ -167,9 +184,6 @@ def test_peak_memory_is_what_the_device_had_in_use(tmp_path: Path) -> None:
 
 
 def test_a_window_outside_the_recording_is_refused() -> None:
-    samples = [s for s in recorded_samples(DATA) if s.energy_j is not None]
-    curve = counter_curve(
-        np.array([s.t_ns for s in samples]), np.array([float(s.energy_j or 0) for s in samples])
-    )
+    curve = whole_curve()
     with pytest.raises(NotMeasurable, match="before the window does"):
         curve.over(Window(150 * 10**9, 160 * 10**9))

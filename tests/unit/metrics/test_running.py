@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.live.totals import RunningTotals, Totals
-from ergmeter.records import Device, Missing, Sample, Step
+from ergmeter.metrics.summarize import summarize
+from ergmeter.records import Device, Missing, Reading, Sample, Step
 from ergmeter.runlog.identity import writer_header
 from ergmeter.runlog.reader import Run
+from ergmeter.runlog.settings import Settings
 from ergmeter.runlog.writer import Writer
-from tests.runs import GPU, make_run, reading
+from tests.runs import GPU, make_run
 
 S = 10**9
 OTHER = Device("GPU-1", "gpu", "Test GPU", "nvml", {"power_field": "instant"})
@@ -74,19 +76,24 @@ def number(amount: object) -> float:
 
 
 def assert_same(totals: Totals, run: Run) -> None:
-    seconds = reading(run, "time.window_s").value
+    found = summarize(run, Settings()).readings  # of all that is asked below, once
+
+    def value(key: str) -> float:
+        reading = found[key]
+        assert isinstance(reading, Reading), reading
+        return reading.value
+
+    seconds = value("time.window_s")
     assert totals.window_s == pytest.approx(seconds, abs=1e-9)
-    assert totals.steps == reading(run, "steps.count").value
-    assert totals.tokens == reading(run, "tokens.total").value
-    assert number(totals.samples) / seconds == pytest.approx(
-        reading(run, "throughput.samples_per_s").value
-    )
-    assert totals.in_steps_s / totals.steps == pytest.approx(reading(run, "time.in_step_s").value)
-    assert totals.energy_j == pytest.approx(reading(run, "energy.run_j").value, rel=1e-6)
+    assert totals.steps == value("steps.count")
+    assert totals.tokens == value("tokens.total")
+    assert number(totals.samples) / seconds == pytest.approx(value("throughput.samples_per_s"))
+    assert totals.in_steps_s / totals.steps == pytest.approx(value("time.in_step_s"))
+    assert totals.energy_j == pytest.approx(value("energy.run_j"), rel=1e-6)
     mean_bytes = number(totals.memory_byte_s) / totals.window_s
-    assert mean_bytes == pytest.approx(reading(run, "memory.device_mean_bytes").value, rel=1e-6)
+    assert mean_bytes == pytest.approx(value("memory.device_mean_bytes"), rel=1e-6)
     busy_frac = number(totals.busy_s) / totals.window_s
-    assert busy_frac == pytest.approx(reading(run, "utilization.busy_frac").value, rel=1e-6)
+    assert busy_frac == pytest.approx(value("utilization.busy_frac"), rel=1e-6)
 
 
 STEPS = irregular_steps(200)  # 92 s
