@@ -76,9 +76,11 @@ def ranks(*rows: list[Step], is_killed: bool = False, **header: Any) -> Maker:
     return make
 
 
-def tensor_cores(flops: Flops = STEP, count: int = 40, **values: Any) -> Maker:
+def tensor_cores(
+    flops: Flops = STEP, count: int = 40, rows: list[Step] | None = None, **values: Any
+) -> Maker:
     """Steps of 250 ms at 40 % of the peak, tensor cores active as COUNTERS or `values` say."""
-    rows = even_steps(count, seconds=0.25, tokens_computed=100)
+    rows = rows or even_steps(count, seconds=0.25, tokens_computed=100)
     return lambda path: counted(path, rows, flops=flops, **{**COUNTERS, **values})
 
 
@@ -409,7 +411,7 @@ CASES: list[Case] = [
         "a compile step of 60 s in the window",
         "flop_count: the counted FLOPs may be anything from 0 % of the peak up, as one step is much"
         " longer than the others: too uncertain to be checked",
-        lambda path: counted(path, compiled_first(40), flops=STEP, **COUNTERS),
+        tensor_cores(rows=compiled_first(40)),
         warmup_steps=0,
     ),
     checks(
