@@ -419,9 +419,10 @@ class RayCluster:
         self.add_nodes(1)
 
     def add_nodes(self, number: int, *options: str) -> None:
+        """One after the other: a node gives up if Ray does not know of it within 30 s."""
         for _ in range(number):
             self._begin(f"--address=127.0.0.1:{self.port}", *options)
-        self._await_nodes(len(self._nodes))
+            self._await_nodes(len(self._nodes))
 
     def close(self) -> None:
         for node in reversed(self._nodes):

@@ -7,6 +7,7 @@ A plugin adds metrics by naming a list of `Metric` under the entry point `ergmet
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -133,10 +134,17 @@ def catalogue() -> dict[str, Metric]:
 
 
 def find(name: str) -> tuple[Metric, Alias | None]:
-    """A metric by its key or by one of its aliases. Raises UsageError with the nearest names."""
+    """A metric by its key, an alias, or the last part of its key where that is no other's.
+
+    Raises UsageError with the nearest names.
+    """
     by_name: dict[str, tuple[Metric, Alias | None]] = {}
+    last_parts = Counter(key.rpartition(".")[2] for key in catalogue())
     for metric in catalogue().values():
         by_name[metric.key.lower()] = (metric, None)
+        last = metric.key.rpartition(".")[2]
+        if last_parts[last] == 1:
+            by_name.setdefault(last, (metric, None))
         for alias in metric.aliases:
             by_name[alias.name.lower()] = (metric, alias)
     if name.lower() in by_name:

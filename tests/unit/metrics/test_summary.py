@@ -391,7 +391,10 @@ def test_a_slow_first_step_is_pointed_out_with_the_cure(tmp_path: Path) -> None:
     steps = [Step(0, 30 * S), *[Step(30 * S + i * S, 31 * S + i * S) for i in range(20)]]
     run = run_of(tmp_path / "run", steps=steps)
     counted = summarize(run, Settings(warmup_steps=0))
-    assert any("30 times the median" in note for note in counted.notes)
+    cure = "it costs 58.0 % of the time: --warmup-steps 1 leaves it out (erg check)"
+    assert any(
+        "30.0 times as slow as the median" in note and cure in note for note in counted.notes
+    )
     assert not any("median" in note for note in summarize(run, Settings(warmup_steps=1)).notes)
     assert not any("median" in note for note in summarize(run).notes)
 
@@ -414,3 +417,11 @@ def test_the_names_of_the_older_systems_lead_to_a_metric(alias: str) -> None:
 def test_a_mistyped_metric_is_answered_with_the_nearest() -> None:
     with pytest.raises(UsageError, match=r"throughput\.tokens_per_s"):
         find("throughput.token_per_s")
+
+
+def test_a_metric_is_found_by_the_last_part_of_its_key_where_no_other_has_it() -> None:
+    assert find("tokens_per_s")[0].key == "throughput.tokens_per_s"
+    assert find("step_s")[0].key == "time.step_s"
+    assert find("time.step_s") == find("step_s")
+    with pytest.raises(UsageError, match="no metric 'per_s'"):
+        find("per_s")

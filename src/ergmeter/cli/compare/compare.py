@@ -74,7 +74,7 @@ _FORMATS = ("table", "csv", "json", "md")
     "--metric",
     "metrics",
     metavar="NAME",
-    help="Just this metric, by key or alias (tok_per_s, eval_loss, ...). May be repeated.",
+    help="Just this metric, by key or alias (tokens_per_s, eval_loss, ...). May be repeated.",
 )
 @flag("--anyway", help="Compare what is not comparable; the reasons stay.")
 @click.option(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     "--metric",
     "metrics",
     metavar="NAME",
-    help="Just this metric, by key or alias (tok_per_s, AEC, ...). May be repeated.",
+    help="Just this metric, by key or alias (tokens_per_s, AEC, ...). May be repeated.",
 )
 @flag("--all", "show_all", help="Every metric, with notes and missing ones.")
 @flag("--memory", help="Just memory over time, by device and phase.")

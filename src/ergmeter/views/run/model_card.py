@@ -214,7 +214,7 @@ def _table(of: Sources) -> str:
     for key in _OF_ALL:
         rows += _row(key, of.all_steps, "all steps")
     hardware = _hardware(of)
-    rows += [f"| hardware | {_safe(hardware)} | | as its driver says | |"] if hardware else []
+    rows += [f"| hardware | {_safe(hardware)} | | as the system names it | |"] if hardware else []
     if len(rows) == 2:
         return ""
     over = f"The window: {_safe(_over(of.summary))}."
