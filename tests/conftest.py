@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now stays: it is not looked at again by every collection of garbage."""
+    """Keep the garbage collector from scanning the loaded modules again and again."""
     gc.collect()
     gc.freeze()
 

@@ -320,7 +320,7 @@ class Training(Guarded):
         """The program ends before its training: by an unhandled error, or normally."""
         error = None if self._rests else getattr(sys, "last_value", None)
         self.end(failure(error) if error is not None else None)
-        active_meters.still_interrupted()
+        active_meters.restore_interrupt()
 
     def _look_at_calls(self, batch: object) -> None:
         """Count the tokens of the model's calls, where a batch has none (prompts as text)."""

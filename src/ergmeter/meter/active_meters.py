@@ -102,14 +102,14 @@ def hook() -> None:
 def _close_all() -> None:
     for meter in meters():
         meter.close()
-    still_interrupted()
+    restore_interrupt()
 
 
-def still_interrupted() -> None:
-    """Restore the exit code of a program that Ctrl-C ended; call it last at the end of a process.
+def restore_interrupt() -> None:
+    """Restore the exit code 130 of a program that Ctrl-C ended. Call it last in an exit handler.
 
-    Python forgets that an interrupt ended it as soon as a string is executed, as by a namedtuple in
-    a module that we import at the end, and remembers it when a string raises one.
+    Python clears its flag for an unhandled KeyboardInterrupt when code is executed from a string,
+    as a namedtuple does in a module that we import at exit. It sets the flag when such code raises.
     """
     if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt) and not sys.flags.inspect:
         with suppress(KeyboardInterrupt):

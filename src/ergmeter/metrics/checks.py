@@ -403,7 +403,7 @@ def _stalls(evidence: Evidence) -> list[CheckFinding]:
         " a phase of its own"
     )
     if others := or_none(other_programs, evidence):
-        effect = f"{took}: {others}, and steps wait for them: measure on a quiet machine"
+        effect = f"{took}: {others}, which may have stopped the steps: measure on a quiet machine"
     return [CheckFinding("stalls", "minor", observation, effect)]
 
 
@@ -538,8 +538,8 @@ def tensor_core_ratio(evidence: Evidence) -> TensorCoreRatio:
     most = counted.value if counted.high is None else counted.high
     if least <= 0:
         raise NotMeasurable(
-            "the counted FLOPs may be anything from 0 % of the peak up, as one step is much longer"
-            " than the others: too uncertain to be checked"
+            "the counted FLOPs may be anything from 0 % of the peak up, as steps differ too much in"
+            " length: too uncertain to be checked"
         )
     return TensorCoreRatio(
         value * scale / counted.value,

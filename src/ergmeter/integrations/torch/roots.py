@@ -272,7 +272,7 @@ class Root:
         return counts
 
     def _remember(self, args: tuple[Any, ...], counts: Counts, *, is_unnamed: bool) -> None:
-        """Nothing but shapes and labels was asked, and the next shapes are often the same."""
+        """Store the counts by shape: the next batch often has the same, and only labels differ."""
         key: Any = None
         if len(args) == 1 and isinstance(args[0], torch.Tensor):
             key = args[0].shape, args[0].dtype
@@ -557,7 +557,7 @@ def _argument_names(module: nn.Module) -> tuple[str, ...]:
 
 
 def _pair(args: tuple[Any, ...]) -> Any:  # noqa: ANN401
-    """What identifies ids and targets in host memory, but for their values; None of others."""
+    """Shapes and dtypes of ids and targets, as a key; None unless both are CPU tensors."""
     ids, targets = args
     if type(ids) is type(targets) is torch.Tensor and ids.is_cpu and targets.is_cpu:
         return ids.shape, ids.dtype, targets.shape, targets.dtype

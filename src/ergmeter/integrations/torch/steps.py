@@ -281,7 +281,7 @@ class Loop:
         training.before_end = self._end_evaluation
         for start_ns, evaluated_ns in root.early_evals if root is not None else ():
             training.phase_over("eval", start_ns, end_ns=evaluated_ns)
-        # The step ends here for the program, too: what we set up is no gap before the next.
+        # The program's own clock has our set-up in this step too, not in a gap before the next.
         for step in (*before, replace(piece, end_ns=moment())):
             self._tell(step)
         if root is not None:

@@ -251,7 +251,7 @@ _OTHERS_FRAC = 0.2
 
 
 def other_programs(evidence: Evidence) -> str:
-    """How many cores other programs kept busy, if a step may have waited for them; else empty."""
+    """The cores that other programs kept busy, as text; empty if a step did not have to wait."""
     nodes = sampled(evidence, "node")
     cores = sum(float(device.facts.get("cores") or 0) for device in nodes)
     load_frac = node_cpu_frac(evidence).value

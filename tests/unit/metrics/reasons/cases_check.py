@@ -274,8 +274,8 @@ CASES: list[Case] = [
     ),
     checks(
         "one of 40 steps took 2 s while other programs kept 1.5 of 2 cores busy",
-        "14.9 % of the time: other programs kept 1.5 of 2 cores busy, and steps wait for them:"
-        " measure on a quiet machine",
+        "14.9 % of the time: other programs kept 1.5 of 2 cores busy, which may have stopped the"
+        " steps: measure on a quiet machine",
         beside_others,
     ),
     checks(
@@ -409,8 +409,8 @@ CASES: list[Case] = [
     ),
     checks(
         "a compile step of 60 s in the window",
-        "flop_count: the counted FLOPs may be anything from 0 % of the peak up, as one step is much"
-        " longer than the others: too uncertain to be checked",
+        "flop_count: the counted FLOPs may be anything from 0 % of the peak up, as steps differ too"
+        " much in length: too uncertain to be checked",
         tensor_cores(rows=compiled_first(40)),
         warmup_steps=0,
     ),
