@@ -1,19 +1,20 @@
 """Replaces a file as a whole: a reader sees the old file or the new one, never a part of it.
 
-Also JSON files, written so and read.
+Also JSON files, written so and read, and texts in the user's cache directory.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import secrets
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
 
 @contextmanager
@@ -48,6 +49,27 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}
+
+
+def cache_directory() -> Path:
+    """The user's cache directory of ergmeter."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "ergmeter"
+
+
+def cached_text(name: str, make: Callable[[], str]) -> str:
+    """A text of the cache directory, made if it is not there or others may have written it."""
+    path = cache_directory() / name
+    with suppress(OSError, UnicodeDecodeError):
+        about = path.stat()
+        if about.st_uid == os.geteuid() and not about.st_mode & 0o022:
+            return path.read_text(encoding="utf-8")
+    text = make()
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_text(path, text)
+        path.chmod(0o600)
+    return text
 
 
 def json_number(value: object) -> object:

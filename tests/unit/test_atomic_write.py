@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.atomic_write import replacing, write_text
+from ergmeter.atomic_write import cached_text, replacing, write_text
 
 
 def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
@@ -40,3 +40,28 @@ def test_a_failure_leaves_the_old_file_and_no_part_of_the_new_one(tmp_path: Path
         fail()
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_a_cached_text_is_made_once_and_again_if_others_could_have_written_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made: list[int] = []
+
+    def make() -> str:
+        made.append(1)
+        return f"text {len(made)}"
+
+    assert [cached_text("a.js", make) for _ in range(3)] == ["text 1"] * 3
+    path = tmp_path / "cache" / "ergmeter" / "a.js"
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o666)
+    assert [cached_text("a.js", make) for _ in range(2)] == ["text 2"] * 2
+
+
+def test_a_text_is_made_each_time_where_nothing_can_be_cached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert [cached_text("a.js", lambda: "made") for _ in range(2)] == ["made"] * 2

@@ -14,6 +14,7 @@ from functools import lru_cache
 from importlib.util import source_hash
 from pathlib import Path
 
+from ergmeter.atomic_write import cache_directory
 from ergmeter.hlo.module import Computation, Computations, Module, module_fields
 from ergmeter.hlo.wire import Buffer, Span, Unparsed
 
@@ -45,12 +46,6 @@ class _Scan(ctypes.Structure):
             for name in ("entry_id", "name", "name_end", "entry_name", "entry_name_end")
         ),
     )
-
-
-def cache_directory() -> Path:
-    """The user's cache directory of ergmeter."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "ergmeter"
 
 
 class Library:

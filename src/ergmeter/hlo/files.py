@@ -19,10 +19,9 @@ from importlib.util import source_hash
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ergmeter.atomic_write import write_text
+from ergmeter.atomic_write import cache_directory, write_text
 from ergmeter.errors import ErgmeterError, UsageError
 from ergmeter.hlo.calls import Kernel
-from ergmeter.hlo.compiled import cache_directory
 from ergmeter.hlo.count import count_file
 from ergmeter.hlo.reading import reader_name
 from ergmeter.hlo.result import ModuleCount

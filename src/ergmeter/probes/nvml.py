@@ -1,4 +1,4 @@
-"""Reads power, energy, memory, load and hardware counters of NVIDIA GPUs from NVML, without root.
+"""Reads power, energy, memory, load, clocks and throttle reasons of NVIDIA GPUs from NVML.
 
 `nvmlDeviceGetPowerUsage` is, on Ampere and newer, an average over about a second. Integrated over a
 1 s window it misses 41 % of an H200's joules. So power comes from the instant field where there is

@@ -108,27 +108,7 @@ def shows(
     confidence: float,
 ) -> bool:
     """True if so many repeats show an effect in `POWER` of cases."""
-    if repeats < 2 or effect == 0.0:
-        return False
-    if noise == 0.0:
-        return True
-    return abs(effect) / noise >= _shown_from(repeats, is_paired, confidence)
-
-
-@lru_cache(maxsize=4096)
-def _shown_from(repeats: int, is_paired: bool, confidence: float) -> float:
-    """The smallest effect that so many repeats show, in units of the noise.
-
-    Power depends on effect over noise alone, so one cached result serves a table of comparisons.
-    """
-    low, high = 0.0, 1.0
-    while power(high, 1.0, repeats, is_paired=is_paired, confidence=confidence) < POWER:
-        low, high = high, 2.0 * high
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2.0
-        reached = power(middle, 1.0, repeats, is_paired=is_paired, confidence=confidence)
-        low, high = (low, middle) if reached >= POWER else (middle, high)
-    return high
+    return power(effect, noise, repeats, is_paired=is_paired, confidence=confidence) >= POWER
 
 
 def _fewest(effect: float, noise: float, *, is_paired: bool, confidence: float) -> int | None:

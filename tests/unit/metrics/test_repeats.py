@@ -73,11 +73,6 @@ def test_ends() -> None:
 
 
 @pytest.mark.parametrize("is_paired", [False, True])
-@pytest.mark.parametrize("repeats", [2, 3, 5, 40])
-def test_what_shows_is_what_has_the_power(repeats: int, is_paired: bool) -> None:
-    for share in np.linspace(0.1, 6.0, 25):
-        reached = power(0.02 * share, 0.02, repeats, is_paired=is_paired)
-        found = shows(0.02 * share, 0.02, repeats, is_paired=is_paired, confidence=0.95)
-        assert found == (reached >= 0.8), (share, reached)
-    assert shows(-0.5, 0.0, repeats, is_paired=is_paired, confidence=0.95)
-    assert not shows(0.0, 0.0, repeats, is_paired=is_paired, confidence=0.95)
+def test_without_scatter_any_effect_shows_and_none_does_not(is_paired: bool) -> None:
+    assert shows(-0.5, 0.0, 3, is_paired=is_paired, confidence=0.95)
+    assert not shows(0.0, 0.0, 3, is_paired=is_paired, confidence=0.95)

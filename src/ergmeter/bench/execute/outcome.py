@@ -1,4 +1,4 @@
-"""How a cell ended: its status and the line that shows why; and whether it met its expectations.
+"""How a cell ended (ok, failed, out of memory, timed out), the line that shows it; expectations.
 
 torch, CUDA, cuBLAS and the host's allocator each word an out-of-memory error differently, a rank's
 line begins with "[rank1]: ", and the kernel kills without a message. The words decide nothing if

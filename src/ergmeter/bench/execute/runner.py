@@ -1,4 +1,4 @@
-"""Runs one cell, judges its end and stores everything.
+"""Runs one cell from its start (`process`) over its end (`outcome`) to the stored result.
 
     python -m ergmeter.bench.execute.runner EXP_DIR
 

@@ -13,9 +13,11 @@ import html
 import json
 import re
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ergmeter.atomic_write import cached_text
 from ergmeter.units import grouped
 from ergmeter.views.charts.chart import Chart, Table, config, style_variables
 from ergmeter.views.charts.plots import converter, vega_lite_version
@@ -180,8 +182,12 @@ def data(value: Any) -> str:  # noqa: ANN401  whatever JSON can hold
 
 @cache
 def vega() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed from vl-convert: 0.9 MB, takes 2 s."""
-    bundle = str(converter().javascript_bundle(vl_version=vega_lite_version()))
+    """Return Vega, Vega-Lite and Vega-Embed from vl-convert: 0.9 MB, takes 2 s the first time."""
+    vega_lite, maker = vega_lite_version(), version("vl-convert-python")
+    bundle = cached_text(
+        f"vega-{maker}-{vega_lite}.js",
+        lambda: str(converter().javascript_bundle(vl_version=vega_lite)),
+    )
     # Inside a string or a pattern `<\\/script` is the same, and does not end the element.
     return re.sub(r"</(?=script)", r"<\\/", bundle, flags=re.IGNORECASE)
 
