@@ -10,6 +10,8 @@ import hypothesis
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from _pytest.terminal import TerminalReporter
 
 # No test asserts an absolute time: a busy machine makes any example slow.
@@ -26,20 +28,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--file-times", action="store_true", help="print the seconds of each test file")
 
 
+def runs_everything(config: pytest.Config) -> bool:
+    """Whether no files or tests are named."""
+    return config.args_source is pytest.Config.ArgsSource.TESTPATHS
+
+
 def leaves_out(config: pytest.Config) -> bool:
     """Whether marked tests are left out: not with --all, nor where files or tests are named."""
-    is_everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    return is_everything and not config.getoption("--all")
+    return runs_everything(config) and not config.getoption("--all")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not leaves_out(config):
-        return
-    is_left_out = [any(item.get_closest_marker(name) for name in LEFT_OUT) for item in items]
-    config.hook.pytest_deselected(
-        items=[item for item, out in zip(items, is_left_out, strict=True) if out]
-    )
-    items[:] = [item for item, out in zip(items, is_left_out, strict=True) if not out]
+    if leaves_out(config):
+        is_left_out = [any(item.get_closest_marker(name) for name in LEFT_OUT) for item in items]
+        config.hook.pytest_deselected(
+            items=[item for item, out in zip(items, is_left_out, strict=True) if out]
+        )
+        items[:] = [item for item, out in zip(items, is_left_out, strict=True) if not out]
+    if runs_everything(config):
+        places = _mixed(list(dict.fromkeys(item.path for item in items)))
+        items.sort(key=lambda item: places[item.path])
+
+
+def _mixed(paths: list[Path]) -> dict[Path, float]:
+    """A place for each file: those that wait for processes evenly among those that compute."""
+    groups: dict[bool, list[Path]] = {True: [], False: []}
+    for path in paths:
+        groups["e2e" in path.parts].append(path)
+    return {path: n / len(group) for group in groups.values() for n, path in enumerate(group)}
 
 
 def pytest_collection_finish() -> None:
