@@ -1,6 +1,6 @@
 """What do the commands of `erg bench` take with 500, 5 000 and 20 000 cells: time and memory?
 
-The trap: cells that are made up. Here the plan is made of a file of scenarios, the directories are
+Cells are not made up: the plan is made of a file of scenarios, the directories are
 those that `erg bench run` prepares, and each finished cell has a status, results of the Trainer and
 a run of 60 steps by the real writer. The run's files are the same in all cells (hard links), which
 costs a reader as much as others would. Nothing is trained, and making the cells is not timed.

@@ -1,6 +1,6 @@
 """On a real NVIDIA GPU: what measuring costs a step, how right short bursts are, and the ladder.
 
-The trap: a GPU that warms up. It draws more and clocks lower by the minute, so that whichever way
+A GPU warms up. It draws more and clocks lower by the minute, so that whichever way
 is measured second looks slower; and one that rests, while a way is made ready, is cooler. So ways
 take turns in short blocks, each begins after the same rest with some untimed steps and is held
 against the bare ones on both sides of it, and the interval is over those pairs. Bare blocks in the

@@ -1,6 +1,6 @@
 """How far off is each way of telling joules, on a recording of a real H200?
 
-The trap: a reference that is not one. The GPU's energy counter is the best witness there is in the
+The GPU's energy counter is the best witness there is in the
 recording, but it refreshes only every 100 ms. Over a whole phase that is about a per cent; over
 0.2 s it is as large as the deviation one would like to judge. So the uncertainty of the reference
 stands beside every deviation: how far it could move if each edge lay anywhere between the two

@@ -1,6 +1,6 @@
 """Does each tool get the joules of a window right, on a GPU whose true power is known?
 
-The trap: a constant load, or windows of exactly 0.2 or 1 s. On a constant load every method agrees,
+Neither load nor windows are constant. On a constant load every method agrees,
 and a window of a whole number of refreshes hides that a counter was read between them. So the
 scripted GPU draws 600 W for 0.43 s, then 150 W for 0.30 s, over and over, and each window's length
 is drawn from 20 % around the one named, its start from a quarter of a second. The counter refreshes

@@ -1,6 +1,6 @@
 """Does each counter see all of a step's FLOPs?
 
-The trap: an operator without a rule counts as nothing. One model is run through implementations
+An operator without a rule counts as nothing. One model is run through implementations
 that compute the same thing, so every figure should be 1: a small Llama with grouped queries, eager
 and through `scaled_dot_product_attention`, quantized to 4 bits; a small Mixtral whose experts are a
 loop, and grouped. A ratio is to the products of the eager model, counted by hand in the sense that

@@ -1,6 +1,6 @@
 """What does counting the MACs of a compiler's cache take, beside parsing every file whole?
 
-The trap: a warm interpreter. A calculator is started, counts and ends, so a figure here is a whole
+A calculator is started, counts and ends, so a figure here is a whole
 process, imports included, and its memory is the sum of the peaks of all its processes.
 
 The plain way parses each file with XLA's full schema under upb and adds up the dots and the

@@ -1,7 +1,7 @@
 """Makes what bench/hlo.py reads: a compiler's cache in Neuron's layout, 374 modules of 270 MB.
 
-The trap: one module copied 374 times. Its pages stay in the processor's cache and every reader
-looks alike. Here are training steps and forward passes of Llama-shaped models of 1 to 300 layers,
+One module copied 374 times would stay in the processor's cache, and every reader would look alike.
+Here are training steps and forward passes of Llama-shaped models of 1 to 300 layers,
 made by jax as it hands them to a compiler, of 29 kB to 14 MB; each is there several times with a
 name of its own, as a cache holds a graph for each shape it was compiled for. Every second base has
 NKI kernels in place of its exponentials.

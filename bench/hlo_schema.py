@@ -1,6 +1,6 @@
 """XLA's whole HLO schema, built at run time, for the bench's plain way of reading a module.
 
-The trap: comparing with a schema that leaves fields out, which spares upb the work of building what
+A schema that leaves fields out spares upb the work of building what
 stands in them. Here are all 63 messages that a module can hold, with the numbers and types that
 tensorflow 2.21's hlo_pb2 has (2026-11-15), and the payloads that XLA added in 2026. Fields that no
 bench reads have no name of their own. Enumerations are int32: on the wire, and to upb, they are the

@@ -1,6 +1,6 @@
 """One process that counts files by one way, for bench/hlo.py: WAY PROCESSES MEMO ROOT.
 
-The trap: a bench's own imports in every figure. This file loads nothing that its way does not need.
+Imports are in every figure, so this file loads nothing that its way does not need.
 """
 
 from __future__ import annotations

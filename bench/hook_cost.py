@@ -1,8 +1,8 @@
 """What does the hook of `erg record` cost a loop that knows nothing of it, per optimizer step?
 
 Two processes run the same tiny training, one bare and one with the hook, in turns of a second; a
-step takes about 100 us, which no real one does, so that microseconds can be seen. The trap: a
-machine whose speed drifts by more than that. So every round gives one difference of neighbours, and
+step takes about 100 us, which no real one does, so that microseconds can be seen. The
+machine's speed may drift by more than that. So every round gives one difference of neighbours, and
 the median of those is the cost: of the clock, of the training thread's own CPU time, which others
 on the machine change little, and of all threads', with what is written behind the loop's back.
 

@@ -1,6 +1,6 @@
 """Is the client of `erg load` what is measured, or the server?
 
-The trap: a server too quick to be real hides nothing, and one too slow hides everything. The server
+A server too quick to be real hides nothing, and one too slow hides everything. The server
 here is a process of its own that sends each token at its time, whoever asks; so the ideal is known,
 and what a client shows beyond it is the client's (and the machine's: the table's last column). The
 same requests go through OpenAI's own client for Python in turns, for comparison.

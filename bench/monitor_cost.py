@@ -1,6 +1,6 @@
 """What does asking for MFU every N steps cost a training loop?
 
-The trap: a cost that was never measured. The monitors whose functions ours replace give a table of
+The monitors whose functions ours replace give a table of
 "50 to 200 ms, 0.1 % at every 500 steps" that is arithmetic on a guess. Here the first call and the
 later ones are timed on models of several sizes, and the share is of steps that were timed beside.
 The old way, a forward pass under torch.profiler, takes its turn in the same run.

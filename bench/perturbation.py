@@ -1,6 +1,6 @@
 """Does a program run slower with a Meter around it? Steps of 1 ms and of 100 us, with and without.
 
-The trap: this machine's speed drifts by more than the effect. So short blocks of steps with a Meter
+This machine's speed drifts by more than the effect. So short blocks of steps with a Meter
 and without follow each other closely, and what counts is the ratio within each pair. Two processes
 may also differ by a few per cent for no reason (where their memory lies), so the processes are
 started anew several times, the interval is over those starts, and a second bare process against the

@@ -1,6 +1,6 @@
 """What does the report of a large training take: 1 024 ranks on 128 nodes, one hour?
 
-The trap: records that are easier to read than real ones. Here every rank has its own directory and
+Records are as hard to read as real ones: every rank has its own directory and
 its own files, turned into segments every 15 minutes as the writer does it, with the streams and the
 periods that are the defaults: on each node one rank reads eight GPUs (power ten times a second, the
 gauges once, the counters every 24 s) and the node, and every rank its process, its allocator and

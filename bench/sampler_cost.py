@@ -1,6 +1,6 @@
 """How much of a core does watching the GPUs take, while the program itself does nothing?
 
-The trap: wall time. The counter of an H200 takes 3 ms to read, but the reader may sleep meanwhile;
+Wall time misleads: the counter of an H200 takes 3 ms to read, but the reader may sleep meanwhile;
 what counts is CPU time, of all threads and child processes, less what an idle interpreter uses.
 
 The scripted library sleeps where a driver may also compute; that part is in none of these figures.

@@ -1,6 +1,6 @@
 """What does the report of a long run take: time, memory and disk, for 1, 3 and 10 million samples?
 
-The trap: a run written in one piece. Here it goes through the real writer, in batches, which turns
+The run is not written in one piece: it goes through the real writer, in batches, which turns
 segment after segment into Parquet as it would over days; only the hand-overs are larger than the
 0.5 s of a live run, so that writing takes a minute and not a day. Writing is not timed.
 

@@ -1,7 +1,7 @@
 """Does `erg serve` stay quick: 500 runs listed, a run of ten million samples, 50 who watch one run?
 And `erg compare`, of as many runs?
 
-The trap: a server that is asked in its own process. Here server, writer and those who ask are
+No server is asked in its own process: server, writer and those who ask are
 processes apart, as they are in life, and share the cores. How late a step is shown is taken from
 the run itself, once it has ended: the time at which an event, or the page in a browser, went from
 20 steps to 27, less the time at which the 21st ended: of each update the oldest step, by the wall

@@ -1,6 +1,6 @@
 """How long until a fresh interpreter has the instrument, and what else did it load?
 
-The trap: a warm file cache flatters whoever runs second. Every command is run once uncounted, then
+A warm file cache flatters whoever runs second. Every command is run once uncounted, then
 all take turns. The modules are counted in runs of their own, since counting costs time too.
 """
 

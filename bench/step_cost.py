@@ -1,6 +1,6 @@
 """What does it cost the training thread to mark one step, next to the peers?
 
-The trap: a tight loop of nothing but steps is the kindest place to be measured in, with everything
+A tight loop of nothing but steps is the kindest place to be measured in, with everything
 in the cache. So all are also called with a millisecond of other work before each call, which is the
 dearer figure and the one that a training loop sees.
 

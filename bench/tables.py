@@ -1,6 +1,6 @@
 """How the benches print: a title, a Markdown table, and on request the same numbers as JSON.
 
-The trap: a mean on a shared machine. Its slow moments last seconds and belong to nobody, so every
+No means: a shared machine's slow moments last seconds and belong to nobody, so every
 figure here is a median with its spread or its 99th percentile, and every ratio is of figures that
 were taken in turns, within seconds of each other.
 """

@@ -1,6 +1,6 @@
 """What does a step cost with our callback and every sink on, next to what others count with?
 
-The trap: a callback's own time is not its cost. A tracker that opens a database beside the training
+A callback's own time is not its cost. A tracker that opens a database beside the training
 takes the interpreter from it for a while, so whole trainings are compared: the same small model and
 batches. And the speed of a shared machine drifts by a tenth within seconds. So all trainings are
 made at the same time, each in a process of its own, and take turns at every step: one makes its

@@ -1,6 +1,6 @@
 """The tools under test, each in a process of its own, on GPUs whose true power is known.
 
-The trap: measuring two instruments in one process. The threads of one then run in the timings of
+In one process the threads of one instrument would run in the timings of
 the other. Here each tool has a process, stays in it for the whole bench so that its start is not
 counted, and works only when it is asked; the bench asks them in turns.
 

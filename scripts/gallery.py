@@ -1,8 +1,8 @@
 """`python scripts/gallery.py`: makes docs/gallery and docs/gallery.md from recordings of an H200.
 
 Reports, a comparison, plots and a badge, each by the function that its command calls, from runs
-that are written anew from tests/data/h200, one that is there whole, and a ledger. The trap: a
-gallery that nobody can make again. Nothing in it is typed by hand: figures in the text come out of
+that are written anew from tests/data/h200, one that is there whole, and a ledger. Anybody
+can make it again. Nothing in it is typed by hand: figures in the text come out of
 the same summaries, headers have no time and no name of the machine that runs this, and so the same
 input gives the same files. `--pictures` adds screenshots of a page, which need a chromium. Needs
 ergmeter[html].

@@ -1,6 +1,6 @@
 """A port for a launcher that wants to be told one.
 
-The trap: a number that stands in the test is somebody else's too, as soon as the tests run twice on
+A number that stands in the test is somebody else's too, as soon as the tests run twice on
 one machine; and one that the kernel gives for port 0 it may give to the next who asks.
 """
 

@@ -1,6 +1,6 @@
 """A scripted libamd_smi.so: AMD GPUs whose answers are known, read through AMD's own binding.
 
-The trap: mocking `amdsmi` tests the mock. Here the binding is AMD's and only the C library under it
+Mocking `amdsmi` tests the mock. Here the binding is AMD's and only the C library under it
 is ours (`scripted_amdsmi.c`, whose head explains the file it reads), so functions, structures,
 errors and "N/A" are those of the real thing. No AMD GPU has been read with it: what a real one
 answers is taken from AMD's documentation and from reports of those who have one.

@@ -1,6 +1,6 @@
 """How long something took by a program's own stamps: at least, and at most.
 
-The trap: two clocks that are read one after the other agree to a microsecond, until a process is
+Two clocks that are read one after the other agree to a microsecond, until a process is
 put to sleep between the two. So a program takes four stamps, two around ours (`outside_s`) and two
 between ours (`inside_s`), and the time of ours lies between theirs whoever has to wait for a core.
 The inner ones are taken in the middle of the first and of the last step, so that a window which

@@ -156,6 +156,7 @@ def scripted(lab: Lab) -> dict[str, str]:
     return environment(PATH=path, SCRIPTED_SMI=str(here), HF_HUB_OFFLINE="1")
 
 
+@pytest.mark.frameworks
 @pytest.mark.timeout(600)
 def test_frameworks_and_ranks_train_and_are_reported_with_their_memory(
     lab: Lab, scripted: dict[str, str], tmp_path_factory: pytest.TempPathFactory

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Lab
 
+pytestmark = pytest.mark.soak
+
 PTY = (*QUICK, "--pty")
 RECORD = (ERG, "record", *PTY, "--out", "run", "--")
 

@@ -19,6 +19,8 @@ from ergmeter.runlog.reader import Run
 if TYPE_CHECKING:
     from ergmeter.records import FloatArray
 
+pytestmark = pytest.mark.frameworks
+
 # One thread: two that spin on two contended cores make a step of 50 ms last a second.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1"}
 ERG = "from ergmeter.cli.main import main; main()"

@@ -15,6 +15,8 @@ from tests.e2e.conftest import QUICK, Program, needs, reported, script, warmed
 if TYPE_CHECKING:
     from tests.e2e.conftest import Lab
 
+pytestmark = pytest.mark.frameworks
+
 needs("transformers")
 
 LLAMA = "transformers.models.llama.modeling_llama"
@@ -91,7 +93,6 @@ def truth(out: bytes) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.frameworks
 def test_the_hook_and_the_callback_say_the_same_of_one_script_and_change_nothing_of_it(
     lab: Lab, alone: dict[str, Any]
 ) -> None:

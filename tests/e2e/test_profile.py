@@ -16,6 +16,8 @@ from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import Run
 from tests.e2e.conftest import SCRIPTS, Program, warmed
 
+pytestmark = pytest.mark.frameworks
+
 
 def trained(tmp_path: Path, *profiled: int) -> list[dict[str, Any]]:
     """Of trainings with so many profiled steps each."""

@@ -13,6 +13,8 @@ from tests.e2e.clocks import bounds_s
 from tests.e2e.conftest import ERG, PYTHON, SCRIPTS, TIMEOUT_S, environment, reported
 from tests.ports import free_port
 
+pytestmark = pytest.mark.frameworks
+
 STEPS, TOKENS = 30, 64
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port"]
 

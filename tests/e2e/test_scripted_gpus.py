@@ -19,6 +19,8 @@ from ergmeter.runlog.reader import Run
 from tests.e2e.conftest import ERG, PYTHON, TIMEOUT_S, environment, erg, reported
 from tests.nvml.library import Fault, Gpu, Library, Mig, Script, build, default_uuid
 
+pytestmark = pytest.mark.soak
+
 # The script's time begins when all is imported, however long that took.
 PROGRAM = """
 import os, sys, time

@@ -40,7 +40,10 @@ playwright_api.expect.set_options(timeout=TIMEOUT_S * 1000)
 axe_api = pytest.importorskip("axe_playwright_python.sync_playwright")
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium"),
+    pytest.mark.browser,
+]
 
 DATA = Path(__file__).parents[1] / "data" / "h200_run"
 BACKENDS = DATA.with_name("h200_backends") / "first.csv"

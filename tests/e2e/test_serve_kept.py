@@ -33,7 +33,10 @@ from tests.e2e.test_serve import (
     steps,
 )
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium"),
+    pytest.mark.browser,
+]
 
 TOKEN = "correct+horse&battery#staple%41"
 

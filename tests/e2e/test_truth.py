@@ -14,6 +14,8 @@ from tests.e2e.conftest import script
 if TYPE_CHECKING:
     from tests.e2e.conftest import Lab
 
+pytestmark = pytest.mark.soak
+
 LOOPS = ["uneven", "short", "padded"]
 
 

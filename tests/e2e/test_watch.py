@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Lab, Terminal
 
+pytestmark = pytest.mark.soak
+
 FOREVER = 1_000_000
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 ON_SCREEN, OFF_SCREEN = b"\x1b[?1049h", b"\x1b[?1049l"

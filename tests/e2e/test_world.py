@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.e2e.conftest import script
 from tests.ports import free_port
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Lab
+
+pytestmark = pytest.mark.frameworks
 
 
 def test_ranks_of_a_group_agree_and_groups_side_by_side_or_in_turn_do_not(lab: Lab) -> None:

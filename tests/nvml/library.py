@@ -1,6 +1,6 @@
 """A scripted NVML: GPUs whose true power is known, read through NVIDIA's real Python binding.
 
-The trap: mocking `pynvml` tests the mock. Here the binding is the real one and only the C library
+Mocking `pynvml` tests the mock. Here the binding is the real one and only the C library
 under it is ours (`scripted_nvml.c`, whose head explains the script's grammar), so error classes,
 structures and symbol names are checked as well.
 

@@ -1,6 +1,6 @@
 /* An NVML that plays a script: the real binding loads it in place of NVIDIA's library.
  *
- * Which question it answers: does a reader of NVML get the number right? The trap: a made-up
+ * Which question it answers: does a reader of NVML get the number right? A made-up
  * library that answers at once with a smooth value would pass every test the real one fails. So
  * this one has the real one's habits. Its sensors refresh every 100 ms, its power draw is the mean
  * of the last second, and its counter is the exact integral of the curve up to the last refresh,

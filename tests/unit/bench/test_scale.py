@@ -16,6 +16,8 @@ from ergmeter.bench.plan.cells import BenchPlan, Cell, Value
 from ergmeter.bench.tables import ROWS
 from ergmeter.errors import FormatError
 
+pytestmark = pytest.mark.soak
+
 Erg = Callable[..., tuple[int, str, str]]
 FEW, MANY = 1000, 5000
 # The peak of this program alone: a child's, as its parent is told it, has the parent's in it.

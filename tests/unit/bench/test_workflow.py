@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+pytestmark = pytest.mark.soak
+
 WORKFLOW = Path(__file__).parents[3] / "docs" / "gate-github-actions.yml"
 # What a Trainer prints at its end; tokens a second by the repeat, so that there is some noise.
 PROGRAM = """

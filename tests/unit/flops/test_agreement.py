@@ -23,6 +23,8 @@ from ergmeter.flops.counted.op_totals import CountedStep, agreement, part_of
 from ergmeter.flops.source import model_graph
 from tests.unit.flops.architectures import DATA, PUBLISHED, fields, graph
 
+pytestmark = pytest.mark.frameworks
+
 # Their reference code walks a recurrence step by step, so a short sequence is a kindness; and it
 # multiplies states by matrices, in whole chunks, where a scan would not.
 SCANNED = ("bamba-9b", "jamba-v0.1", "mamba-2.8b")

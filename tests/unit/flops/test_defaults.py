@@ -18,7 +18,7 @@ from tests.unit.flops.family_cases import CASES, Case
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.frameworks]
 MAPPING = transformers.models.auto.configuration_auto.CONFIG_MAPPING
 SCRIPT = Path(__file__).parents[3] / "scripts" / "transformers_table.py"
 EIGHT = {"num_hidden_layers": 8}

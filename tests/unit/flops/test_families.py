@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ergmeter.flops.graph.graph import Graph, Node
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.frameworks]
 torch = pytest.importorskip("torch")
 flop_counter = pytest.importorskip("torch.utils.flop_counter")
 transformers = pytest.importorskip("transformers")

@@ -16,6 +16,8 @@ from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import TrainedParts
 from tests.unit.flops.live_storages import step_peaks
 
+pytestmark = pytest.mark.frameworks
+
 LLAMA_8B: dict[str, Any] = {
     "hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336, "vocab_size": 128256,
     "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192,

@@ -25,6 +25,8 @@ from ergmeter.flops.counted.count import count
 from ergmeter.flops.graph.adapters import Lora, with_adapters
 from ergmeter.flops.source import model_graph
 
+pytestmark = pytest.mark.frameworks
+
 BATCH, SEQ = 2, 32
 LLAMA = LlamaConfig(
     hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,

@@ -29,7 +29,10 @@ Change = Callable[[Any], Any]
 
 
 # transformers scripts a function of GPT-BigCode, which torch 2.13 warns about.
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated"),
+    pytest.mark.frameworks,
+]
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 A program is a function of `Loops`, which gives it scan, fori, count and switch. In the form that
 is examined these are jax's own; in the flat form they are Python's, so that the module has no loop
-and no branch at all. The trap is an oracle that shares the fault: what a loop costs must not be
+and no branch at all. An oracle must not share the fault: what a loop costs must not be
 told by anyone's reading of loops, ours or XLA's, which counts a body once.
 """
 

@@ -32,9 +32,12 @@ ROOT = Path(__file__).parents[3]
 ADMITTED = ("unknown_loops", "uneven_branches")
 
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("jax") is None, reason="jax 0.10 needs Python 3.11"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("jax") is None, reason="jax 0.10 needs Python 3.11"
+    ),
+    pytest.mark.frameworks,
+]
 
 
 @pytest.fixture(scope="module")

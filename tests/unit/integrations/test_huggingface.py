@@ -20,6 +20,8 @@ from ergmeter.runlog.settings import Settings
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.frameworks
+
 transformers = pytest.importorskip("transformers")
 huggingface = pytest.importorskip("ergmeter.integrations.huggingface")
 

@@ -18,6 +18,8 @@ from ergmeter import Meter, Run
 from ergmeter.integrations.guard import Stopping
 from tests.ports import free_port
 
+pytestmark = pytest.mark.frameworks
+
 
 def test_who_asked_for_no_stop_is_never_asked(tmp_path: Path) -> None:
     meter = Meter(tmp_path / "run", alerts=["loss nan"])

@@ -17,6 +17,8 @@ import pytest
 from tests import failing_server
 from tests.scripted_server import HEAD, HangUpError, Script, chunked, event, plain, serving
 
+pytestmark = pytest.mark.soak
+
 Erg = Callable[..., tuple[int, str, str]]
 REQUESTS = 20
 TIMEOUT_S = 0.9

@@ -18,6 +18,8 @@ from ergmeter.workloads.demo_training import DemoBatch, batch_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.frameworks
+
 CPU = torch.device("cpu")
 
 

@@ -22,6 +22,8 @@ from ergmeter.workloads.sft import training as sensors
 from ergmeter.workloads.sft.config_file import load
 from tests.models import models as kept_models
 
+pytestmark = pytest.mark.frameworks
+
 PAIRS = [
     ("Who keeps the bees?", "Anna keeps the bees, behind the mill."),
     ("When did the river freeze?", "In the second week of January, after the storm."),
