@@ -2,7 +2,8 @@
 
 One run of each would say little. `erg train` runs A B C, C B A, ... with a seed a round; each
 backend gets so many steps that its steady window lasts half a minute or more, whatever its speed.
-Steps then differ between backends, so the losses at the end are not compared, and `erg compare` says so.
+Steps then differ between backends, so the losses at the end are not compared, and `erg compare`
+says so.
 
     python bench/backends.py --out FOLDER --repeats 3 --steps 60 60 120
     erg compare FOLDER/energy_results.csv --group-by backend
