@@ -82,16 +82,13 @@ def quantile(probability: float, dof: float) -> float:
         )
     if probability < 0.5:
         return -quantile(1.0 - probability, dof)
-    log_height = math.lgamma((dof + 1.0) / 2.0) - math.lgamma(dof / 2.0)
-    height = math.exp(log_height) / math.sqrt(dof * math.pi)
-    t = 0.0
-    for _ in range(_TERMS):  # Newton's steps: from 0 on, each ends a little short of the quantile
-        density = height * (1.0 + t * t / dof) ** (-(dof + 1.0) / 2.0)
-        step = (probability - cdf(t, dof)) / density
-        t += step
-        if abs(step) <= 1e-14 * t:
-            break
-    return t
+    low, high = 0.0, 1.0
+    while cdf(high, dof) < probability:
+        low, high = high, 2.0 * high
+    while high - low > 1e-13 * high:
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if cdf(middle, dof) < probability else (low, middle)
+    return (low + high) / 2.0
 
 
 def factor(confidence: float, dof: float) -> float:
