@@ -128,6 +128,8 @@ class HandOver:
 
     def start(self) -> None:
         """Begin to read and to write."""
+        # Not on a thread of ours: loading libraries holds up the others, and so the first steps.
+        self._guarded(self._writer.prepare)
         self._ask_rank()
         self._sampler.start()
         self._thread.start()
@@ -334,8 +336,6 @@ class HandOver:
             self._cpu_s["collect"] = time.thread_time()
 
     def _write_loop(self) -> None:
-        with self._lock:
-            self._guarded(self._writer.prepare)
         rounds = 0
         while not self._stopping.is_set():
             self._due.wait()

@@ -461,3 +461,33 @@ def test_a_meter_nobody_holds_any_more_does_not_block_the_next(tmp_path: Path) -
     gc.collect()
     with meter_in(tmp_path / "b"):
         assert os.getpid()
+
+
+LOADED_BESIDE = """
+import sys, threading, time
+class Seen:
+    def find_spec(self, name, path=None, target=None):
+        if threading.current_thread() is not threading.main_thread():
+            print(name)
+sys.meta_path.insert(0, Seen())
+from ergmeter import Meter
+with Meter("run", probes=("process",)) as meter:
+    for _ in range(12):
+        with meter.step(tokens=1):
+            time.sleep(0.1)
+print("done")
+"""
+
+
+def test_no_thread_of_ours_loads_libraries_while_steps_are_made(tmp_path: Path) -> None:
+    """Loading one holds the interpreter for 100 ms, of which the loop would have to wait."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED_BESIDE],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *loaded, last = done.stdout.splitlines()
+    assert last == "done"
+    assert [name for name in loaded if not name.startswith("ergmeter.probes")] == []
