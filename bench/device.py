@@ -77,7 +77,7 @@ class Training:
             num_attention_heads=32,
             max_position_embeddings=4096,
         )
-        made: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+        made: Any = LlamaForCausalLM(config)
         self.model = made.to("cuda", torch.bfloat16)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
         shape = (self.rows, self.length)

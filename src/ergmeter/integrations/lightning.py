@@ -50,7 +50,7 @@ def _callback_class() -> Any:  # noqa: ANN401
 _Callback: Any = _callback_class()
 
 
-class ErgmeterCallback(TrainingCallback, Guarded, _Callback):  # type: ignore[misc]
+class ErgmeterCallback(TrainingCallback, Guarded, _Callback):
     """Records each `fit` of a Trainer. If a Trainer has several, only the first records."""
 
     def __init__(

@@ -34,7 +34,7 @@ def made() -> Any:
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
         num_attention_heads=4, max_position_embeddings=LENGTH,
     )  # fmt: skip
-    return LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    return LlamaForCausalLM(config)
 
 
 def batch(rank: int, number: int) -> dict[str, torch.Tensor]:

@@ -35,7 +35,7 @@ def main(how: str) -> None:
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
         num_attention_heads=4, max_position_embeddings=LENGTH,
     )  # fmt: skip
-    made: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    made: Any = LlamaForCausalLM(config)
     model: Any
     model, optimizer = fabric.setup(made, torch.optim.AdamW(made.parameters(), lr=1e-3))
     watched: Any = None

@@ -30,7 +30,7 @@ def made() -> Any:
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
         num_attention_heads=4, max_position_embeddings=LENGTH,
     )  # fmt: skip
-    model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    model: Any = LlamaForCausalLM(config)
     for parameter in model.model.layers[0].parameters():
         parameter.requires_grad_(requires_grad=False)
     return model

@@ -72,7 +72,7 @@ def llama(layers: int = 2) -> LlamaForCausalLM:
         num_attention_heads=4,
         max_position_embeddings=64,
     )
-    return LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    return LlamaForCausalLM(config)
 
 
 def callbacks(scenario: str, **more: Any) -> list[TrainerCallback]:

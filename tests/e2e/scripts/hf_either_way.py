@@ -74,7 +74,7 @@ class InOrder(Trainer):
 
 
 InOrder(
-    model=LlamaForCausalLM(config),  # type: ignore[no-untyped-call]
+    model=LlamaForCausalLM(config),
     args=arguments,
     train_dataset=Texts(),
     callbacks=callbacks,

@@ -50,7 +50,7 @@ config = LlamaConfig(
     num_attention_heads=4,
     max_position_embeddings=64,
 )
-model = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+model = LlamaForCausalLM(config)
 model.register_forward_pre_hook(count, with_kwargs=True)
 trainer = Trainer(
     model=model,

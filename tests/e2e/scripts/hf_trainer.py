@@ -58,7 +58,7 @@ config = LlamaConfig(
     num_attention_heads=4,
     max_position_embeddings=64,
 )
-model = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+model = LlamaForCausalLM(config)
 count = Count()
 model.register_forward_pre_hook(count.hook, with_kwargs=True)
 arguments = TrainingArguments(

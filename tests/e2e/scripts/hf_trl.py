@@ -33,7 +33,7 @@ words = {f"w{number}": number for number in range(255)} | {"</s>": 255}
 tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
 tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
 # No pad token of its own: the end of a text is taken for it.
-processing = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+processing = PreTrainedTokenizerFast(
     tokenizer_object=tokenizer, eos_token="</s>", pad_token="</s>", unk_token="w0"
 )
 
@@ -48,7 +48,7 @@ def llama() -> LlamaForCausalLM:
         num_attention_heads=4,
         max_position_embeddings=64,
     )
-    return LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    return LlamaForCausalLM(config)
 
 
 def text(length: int, first: int = 1) -> str:

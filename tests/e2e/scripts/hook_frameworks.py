@@ -73,7 +73,7 @@ def with_transformers() -> None:
 
     data = [{"input_ids": one, "labels": one} for one in rows]
     trainer = Trainer(
-        model=transformers.LlamaForCausalLM(config),  # type: ignore[no-untyped-call]
+        model=transformers.LlamaForCausalLM(config),
         args=arguments,
         train_dataset=data,
         eval_dataset=data,
@@ -89,7 +89,7 @@ def with_lightning(name: str) -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
 
-    class Small(pl.LightningModule):  # type: ignore[misc]
+    class Small(pl.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.model = nn.Sequential(nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY))

@@ -47,7 +47,7 @@ class Task(LightningModule):
             vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
             num_attention_heads=4, max_position_embeddings=LENGTH,
         )  # fmt: skip
-        self.network: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+        self.network: Any = LlamaForCausalLM(config)
         self.losses: list[float] = []
 
     def training_step(self, batch: dict[str, torch.Tensor], index: int) -> torch.Tensor:

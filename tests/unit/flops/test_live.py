@@ -195,7 +195,7 @@ def test_a_head_beside_a_model_adds_its_own_flops_and_nothing_else(kind: str) ->
 library: Any = transformers
 
 
-class MyModel(library.Qwen2ForCausalLM):  # type: ignore[misc]
+class MyModel(library.Qwen2ForCausalLM):
     """A class of one's own, called like a bare model."""
 
 

@@ -701,7 +701,7 @@ def test_a_lightning_module_without_forward(tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning")
     from ergmeter.integrations.lightning import ErgmeterCallback
 
-    class Module(lightning.LightningModule):  # type: ignore[misc,name-defined]
+    class Module(lightning.LightningModule):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.body = Body()

@@ -150,7 +150,7 @@ def test_a_trainer_of_lightning_ends_when_it_is_asked_to(tmp_path: Path) -> None
     lightning = pytest.importorskip("lightning.pytorch")
     from ergmeter.integrations.lightning import ErgmeterCallback
 
-    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+    class Module(lightning.LightningModule):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.model = Lost(30)

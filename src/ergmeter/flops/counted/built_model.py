@@ -60,7 +60,8 @@ def adapted_model(config: ModelConfig, lora: Lora, *, is_checkpointed: bool) -> 
         raise UsageError(
             f"{config.where}: PEFT can't put these adapters on it: {message}"
         ) from error
-    return model
+    adapted: nn.Module = model
+    return adapted
 
 
 def _targets(lora: Lora) -> dict[str, Any]:

@@ -149,7 +149,7 @@ class _LimitedFile(io.BytesIO):
         return super().write(data)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(cloudpickle.Pickler):
     flat: dict[int, dict[str, TensorSpec]]
 
     def __init__(self, file: io.BytesIO, training_over: Event | None) -> None:
