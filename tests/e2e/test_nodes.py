@@ -178,7 +178,7 @@ def test_the_rank_that_reads_the_devices_is_killed_and_another_goes_on(
     """Whichever was first reads for both, and kills itself after 1.5 of 3 s."""
     run, epoch_ns = tmp_path / "run", time.monotonic_ns()
     script = Script(GPUS, epoch_ns=epoch_ns)
-    arguments = program(run, tmp_path, f"die={first}")
+    arguments = program(run, tmp_path, "pair", f"die={first}")
     reader = started(library, script, arguments, rank=first, world=2)
     deadline_s = time.monotonic() + TIMEOUT_S
     while not list(run.glob("*/writer.json")) and time.monotonic() < deadline_s:
@@ -208,7 +208,7 @@ def test_ranks_that_see_one_gpu_each_read_their_own(library: Library, tmp_path: 
     """As SLURM does it with --gpus-per-task: no rank can read for another."""
     run, epoch_ns = tmp_path / "run", time.monotonic_ns()
     script = Script(GPUS, epoch_ns=epoch_ns)
-    arguments = program(run, tmp_path)
+    arguments = program(run, tmp_path, "pair")
     ranks = [
         started(library, script, arguments, rank=rank, world=2, CUDA_VISIBLE_DEVICES=str(rank + 1))
         for rank in (0, 1)

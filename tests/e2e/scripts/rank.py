@@ -1,8 +1,8 @@
 """One rank of several, told by the environment: `rank.py RUN STEPS TOKENS TRUTH_DIR [FLAG]...`.
 
 Flags: `torch` (steps that wait for each other in an all-reduce of gloo's), `layout=..`,
-`micro=N` (gradient accumulation), `die=RANK` (of two ranks that one kills itself half way; their
-steps begin when both measure).
+`micro=N` (gradient accumulation), `pair` (steps of two ranks begin when both measure), `die=RANK`
+(that one of the two kills itself half way).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main(run: str, steps: int, tokens: int, truth: Path, *flags: str) -> None:
     group = Group(with_torch="torch" in options)
     with Meter(run, probes=["nvml", "process"], layout=options.get("layout")) as meter:
         group.meet()
-        if "die" in options:
+        if "pair" in options:
             (truth / f"{rank}.measures").touch()
             while not (truth / f"{1 - rank}.measures").exists():
                 time.sleep(0.01)
