@@ -195,19 +195,31 @@ def micro_batch_max(job: TrainingJob, usable_bytes: float) -> int | None:
     What does not grow with the batch fits at any size: the search ends at MOST_SEQUENCES.
     """
 
-    def fits(each: int) -> bool:
-        return job.of(each * job.spread).peak_bytes() <= usable_bytes
+    def peak_bytes(each: int) -> float:
+        return job.of(each * job.spread).peak_bytes()
 
-    if not fits(1):
+    low, low_bytes = 1, peak_bytes(1)
+    if low_bytes > usable_bytes:
         return None
-    low, high = 1, 2
-    while fits(high):
-        low, high = high, 2 * high
-        if low >= MOST_SEQUENCES:
-            return low
+    high, high_bytes = 2, peak_bytes(2)
+    while high_bytes <= usable_bytes:
+        if high >= MOST_SEQUENCES:
+            return MOST_SEQUENCES
+        # Memory is nearly a straight line, which says where to look.
+        grown = (usable_bytes - high_bytes) * (high - low) / max(high_bytes - low_bytes, 1.0)
+        low, low_bytes = high, high_bytes
+        high = min(high + max(1, round(min(grown, MOST_SEQUENCES))) + 1, MOST_SEQUENCES)
+        high_bytes = peak_bytes(high)
+    is_by_line = True  # in turns with halving, which ends also where the line bends
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        share = (usable_bytes - low_bytes) / (high_bytes - low_bytes) if is_by_line else 0.5
+        is_by_line = not is_by_line
+        middle = min(max(low + int(share * (high - low)), low + 1), high - 1)
+        middle_bytes = peak_bytes(middle)
+        if middle_bytes <= usable_bytes:
+            low, low_bytes = middle, middle_bytes
+        else:
+            high, high_bytes = middle, middle_bytes
     return low
 
 
