@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import pwd
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ergmeter.cli.measure.calibrate import stored_line
-from ergmeter.errors import FormatError
+from ergmeter.errors import FormatError, UsageError
 from ergmeter.hardware.calibration import (
     CalibratedRate,
     Calibration,
@@ -89,6 +90,21 @@ def test_the_folder_is_the_variables_or_the_users_data_folder(
     monkeypatch.delenv("XDG_DATA_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_folder() == tmp_path / ".local" / "share" / "ergmeter" / "calibration"
+
+
+def test_a_user_without_a_home_directory_has_no_calibration_and_is_told_where_to_keep_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    for name in ("ERGMETER_CALIBRATION", "XDG_DATA_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert default_folder() is None
+    assert load_calibration("GPU-1") is None
+    with pytest.raises(UsageError, match="no home directory .* pass --out FOLDER"):
+        save_calibration(calibration())
 
 
 @pytest.mark.parametrize(
