@@ -103,7 +103,7 @@ def test_a_user_without_a_home_directory_has_no_calibration_and_is_told_where_to
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     assert default_folder() is None
     assert load_calibration("GPU-1") is None
-    with pytest.raises(UsageError, match="no home directory .* pass --out FOLDER"):
+    with pytest.raises(UsageError, match=r"no home directory .* pass --out FOLDER"):
         save_calibration(calibration())
 
 
