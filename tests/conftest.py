@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _mixed(paths: list[Path]) -> dict[Path, float]:
-    """A place for each file: those that wait for processes evenly among those that compute."""
+    """The order of files: end-to-end tests, which often wait, spread evenly among the others."""
     groups: dict[bool, list[Path]] = {True: [], False: []}
     for path in paths:
         groups["e2e" in path.parts].append(path)

@@ -58,11 +58,18 @@ def cache_directory() -> Path:
 
 
 def cached_text(name: str, make: Callable[[], str]) -> str:
-    """A text of the cache directory, made if it is not there or others may have written it."""
-    path = cache_directory() / name
+    """A file of the cache directory as text; made if it is absent or others could have written it.
+
+    Where nothing can be cached (no home directory, a full disk), it is made each time.
+    """
+    try:
+        path = cache_directory() / name
+    except RuntimeError:
+        return make()
     with suppress(OSError, UnicodeDecodeError):
         about = path.stat()
-        if about.st_uid == os.geteuid() and not about.st_mode & 0o022:
+        owner = getattr(os, "geteuid", lambda: about.st_uid)()  # Windows has no such function
+        if about.st_uid == owner and not about.st_mode & 0o022:
             return path.read_text(encoding="utf-8")
     text = make()
     with suppress(OSError):

@@ -128,7 +128,7 @@ class HandOver:
 
     def start(self) -> None:
         """Begin to read and to write."""
-        # Not on a thread of ours: loading libraries holds up the others, and so the first steps.
+        # Not on our thread: an import holds the GIL, and the first steps would stall.
         self._guarded(self._writer.prepare)
         self._ask_rank()
         self._sampler.start()

@@ -1,4 +1,4 @@
-"""Checks a run for throttling, power limits, noise and stalls: is it fit to compare (`erg check`)?
+"""Checks whether throttling, power limits, noise or stalls make a run unfit to compare.
 
 Each finding has an observation with numbers and its effect on the results. A check that could not
 be made is listed with its reason. If a decisive one could not be made, the verdict is "not known".

@@ -480,7 +480,7 @@ print("done")
 
 
 def test_no_thread_of_ours_loads_libraries_while_steps_are_made(tmp_path: Path) -> None:
-    """Loading one holds the interpreter for 100 ms, of which the loop would have to wait."""
+    """An import holds the GIL for up to 100 ms, and the loop would stall."""
     done = subprocess.run(
         [sys.executable, "-c", LOADED_BESIDE],
         cwd=tmp_path,

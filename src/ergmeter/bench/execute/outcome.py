@@ -1,4 +1,4 @@
-"""How a cell ended (ok, failed, out of memory, timed out), the line that shows it; expectations.
+"""How a cell ended (ok, failed, out of memory, timed out) and why; which expectations it met.
 
 torch, CUDA, cuBLAS and the host's allocator each word an out-of-memory error differently, a rank's
 line begins with "[rank1]: ", and the kernel kills without a message. The words decide nothing if

@@ -1,4 +1,4 @@
-"""Runs one cell from its start (`process`) over its end (`outcome`) to the stored result.
+"""Runs one cell: starts it (`process`), judges how it ended (`outcome`), stores the result.
 
     python -m ergmeter.bench.execute.runner EXP_DIR
 

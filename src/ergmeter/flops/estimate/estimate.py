@@ -205,12 +205,12 @@ def micro_batch_max(job: TrainingJob, usable_bytes: float) -> int | None:
     while high_bytes <= usable_bytes:
         if high >= MOST_SEQUENCES:
             return MOST_SEQUENCES
-        # Memory is nearly a straight line, which says where to look.
+        # Memory grows almost linearly: extrapolate.
         grown = (usable_bytes - high_bytes) * (high - low) / max(high_bytes - low_bytes, 1.0)
         low, low_bytes = high, high_bytes
         high = min(high + max(1, round(min(grown, MOST_SEQUENCES))) + 1, MOST_SEQUENCES)
         high_bytes = peak_bytes(high)
-    is_by_line = True  # in turns with halving, which ends also where the line bends
+    is_by_line = True  # alternates with bisection, which converges on any curve
     while high - low > 1:
         share = (usable_bytes - low_bytes) / (high_bytes - low_bytes) if is_by_line else 0.5
         is_by_line = not is_by_line
