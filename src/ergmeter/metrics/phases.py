@@ -5,6 +5,9 @@ several spans belongs to the first phase of `precedence`, so the phases add up. 
 times the steps, training comes before data: a wait of the host that the device does not notice
 costs nothing.
 
+A step's period runs from the end of the previous step to its own end. What no span names of it
+is a stall as far as it exceeds the median, if it takes more than twice the median.
+
 Spans are those of the rank with the most rows: ranks work in step.
 """
 
@@ -17,10 +20,11 @@ import numpy as np
 from ergmeter.metrics.energy_curve import merged
 from ergmeter.metrics.evidence.samples import cached_result
 from ergmeter.records import PHASES, FloatArray, TimeArray
-from ergmeter.units import NS_PER_S
+from ergmeter.units import NS_PER_S, number_of
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.metrics.evidence.steps import Steps
 
 Spans: TypeAlias = "tuple[TimeArray, TimeArray]"  # starts and ends
 
@@ -35,7 +39,10 @@ PHASE_TITLES = {
     "checkpoint": "checkpoints",
     "idle": "idle spans",
 }
-STALL = 2.0  # times the median: a step or period above it has a stall
+STALL = 2.0  # times the median: a period above it has a stall
+_FEW_STEPS = 10
+_SLOW_START = 1.2  # times the median: steps above it at the start are slow
+_SLOW_START_FRAC = 0.01  # of the time of all steps
 
 
 @cached_result
@@ -95,3 +102,38 @@ def covered_until_s(spans: list[Spans], t_ns: TimeArray) -> FloatArray:
 def covered_s(spans: list[Spans], edges_ns: TimeArray) -> FloatArray:
     """The seconds of each period that any of these spans covers."""
     return np.asarray(np.diff(covered_until_s(spans, edges_ns)), dtype=np.float64)
+
+
+def why_no_stalls(steps: Steps, *, from_output: bool) -> str:
+    """Why stalls of these steps can't be known; empty if they can."""
+    if np.isnan(steps["steps"]).any() or (steps["steps"] > 1).any():
+        return f"{'printed lines' if from_output else 'rows'} stand for several steps each"
+    if len(steps) < _FEW_STEPS:
+        return f"{number_of(len(steps), 'step')}: too few to tell a stall from the rest"
+    return ""
+
+
+def beyond_median(periods: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """What each period takes beyond the median: in a slow beginning, and in stalls.
+
+    `periods`: without named spans.
+    """
+    usual = float(np.median(periods))
+    is_start = np.arange(len(periods)) < slow_rows(periods)
+    is_stall = ~is_start & (periods > STALL * usual)
+    return np.where(is_start, periods - usual, 0.0), np.where(is_stall, periods - usual, 0.0)
+
+
+def slow_rows(periods: FloatArray) -> int:
+    """The number of slow periods at the start; 0 if they cost almost no time."""
+    usual = float(np.median(periods))
+    slow = int(np.argmax(periods <= _SLOW_START * usual))  # at least half of them are
+    beyond = float((periods[:slow] - usual).sum())
+    return slow if beyond > _SLOW_START_FRAC * float(periods.sum()) else 0
+
+
+def beyond_in_gap(gaps: FloatArray, beyond: FloatArray) -> FloatArray:
+    """The part of `beyond` (see beyond_median) in the gap before a step, up to the median gap."""
+    is_usual = beyond == 0
+    usual = float(np.median(gaps[is_usual])) if is_usual.any() else 0.0
+    return np.clip(gaps - usual, 0.0, beyond)

@@ -4,10 +4,9 @@ Each instant of the run belongs to exactly one part, so the parts add up to its 
 nanosecond. Time outside of all spans is a part of its own, `unknown`. Joules are those of the same
 instants, as far as readings reach.
 
-A step of more than twice the median has a stall: its time beyond the median, at its end. In the
-first step that is warm-up. Named spans within a step do not count. A gap between steps has a stall
-too, if a median step and the gap take more than twice the median period: the gap's time beyond the
-median gap. `erg check` and `erg explain` use periods as well.
+Stalls are those of `erg explain` and `erg check` (`phases.beyond_median`). A stall lies at the end
+of the gap before its step, as far as that gap exceeds the median gap, and else at the end of the
+step. A slow beginning that is not left out is warm-up.
 """
 
 from __future__ import annotations
@@ -27,18 +26,20 @@ from ergmeter.metrics.phases import (
     PRECEDENCE,
     STALL,
     before,
+    beyond_in_gap,
+    beyond_median,
     covered_until_s,
     joined,
     precedence,
     spans_of,
+    why_no_stalls,
 )
 from ergmeter.metrics.timeline import seconds
-from ergmeter.records import Basis, Device, FloatArray, TimeArray, weakest
+from ergmeter.records import PHASES, Basis, Device, FloatArray, TimeArray, weakest
 from ergmeter.units import NS_PER_S, number_of
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.evidence.steps import Mask
     from ergmeter.metrics.phases import Spans
 
 # In display order.
@@ -119,7 +120,9 @@ def _note(evidence: Evidence) -> str:
     lines = "a step lasts from one printed line to the next; " if evidence.from_output else ""
     others = "another training of this run is start-up or after the last span; "
     others = others if evidence.run.beside else ""
-    return f"{whose}{lines}{others}each instant of the run's life belongs to one part"
+    stalls = _slow(evidence).why_no_stalls if evidence.trains else ""
+    stalls = f"; no stalls: {stalls}" if stalls else ""
+    return f"{whose}{lines}{others}each instant of the run's life belongs to one part{stalls}"
 
 
 @cached_result
@@ -139,13 +142,6 @@ def _owned(evidence: Evidence) -> _Owned:
     for name, (starts, ends) in reversed(layers):  # the first layer overrides the others
         owners[_covered(edges_ns, starts, ends)] = names.index(name)
     first_ns, last_ns = lane.lowest("start_ns"), lane.highest("end_ns")
-    usual_ns, gap_ns = _training(evidence).usual_ns, _training(evidence).gap_ns
-    is_long = usual_ns + np.diff(edges_ns) > STALL * (usual_ns + gap_ns)
-    long = np.flatnonzero(is_long & (owners == names.index("unknown")))
-    owners[long] = names.index("stall")
-    if gap_ns:  # the median gap is no stall
-        edges_ns = np.insert(edges_ns, long + 1, edges_ns[long] + gap_ns)
-        owners = np.insert(owners, long, names.index("unknown"))
     owners[edges_ns[1:] <= first_ns] = names.index("startup")
     owners[edges_ns[:-1] >= last_ns] = names.index("end")
     return _Owned(edges_ns, owners)
@@ -153,76 +149,70 @@ def _owned(evidence: Evidence) -> _Owned:
 
 def _layers(evidence: Evidence) -> list[tuple[str, Spans]]:
     """Spans by part, from the top layer down; warm-up and stalls are above training steps."""
+    slow = _slow(evidence)
     layers: list[tuple[str, Spans]] = []
     for phase in precedence(evidence):
         if phase == "train":
-            layers += _beyond_plain(evidence)
+            layers += slow.in_steps
         layers.append((phase, spans_of(evidence, phase)))
-    return layers
-
-
-def _beyond_plain(evidence: Evidence) -> list[tuple[str, Spans]]:
-    """Spans of the warm-up, and of stalls at the ends of steps."""
-    train = _training(evidence)
-    layers = [("warmup", (train.starts[train.early], train.ends[train.early]))]
-    slow = ~train.early & (train.own_ns > STALL * train.usual_ns)
-    if not slow.any():
-        return layers
-    from_ns = _after_ns(train.starts, train.usual_ns, _named(evidence))
-    is_first = np.arange(len(slow)) == 0
-    for name, mask in (("warmup", slow & is_first), ("stall", slow & ~is_first)):
-        layers.append((name, (from_ns[mask], train.ends[mask])))
-    return layers
+    return layers + slow.in_gaps
 
 
 @dataclass(frozen=True, slots=True)
-class _Training:
-    """Training steps, and the medians of those that are counted."""
+class _Slow:
+    """Spans of the warm-up and of stalls, by part."""
 
-    starts: TimeArray
-    ends: TimeArray
-    early: Mask  # in the warm-up
-    own_ns: FloatArray  # without named spans
-    usual_ns: float  # infinite if no step is counted
-    gap_ns: int  # unaccounted time between two steps
+    in_steps: list[tuple[str, Spans]]
+    in_gaps: list[tuple[str, Spans]]
+    why_no_stalls: str
 
 
 @cached_result
-def _training(evidence: Evidence) -> _Training:
-    starts, ends = spans_of(evidence, "train")
+def _slow(evidence: Evidence) -> _Slow:
+    lane = evidence.all_steps.longest
+    train = lane.where(lane["phase"] == PHASES.index("train"))
+    starts, ends = train.columns["start_ns"], train.columns["end_ns"]
     window = or_none(lambda: evidence.window)  # None: no step is left after the warm-up
     counted_ns = int(ends.max(initial=0)) if window is None else window.start_ns
     early = (starts + ends) / 2 < counted_ns
-    named_ns = np.rint(_covered_ns(_named(evidence), starts, ends))
-    own_ns = np.asarray(ends - starts - named_ns, dtype=np.float64)
-    usual_ns = float(np.median(own_ns[~early])) if (~early).any() else 0.0
-    from_ns, to_ns = ends[~early][:-1], starts[~early][1:]
-    gap_ns = 0.0
-    if len(from_ns):
-        others = [spans_of(evidence, phase) for phase in PRECEDENCE if phase != "train"]
-        gap_ns = float(np.median(to_ns - from_ns - _covered_ns(others, from_ns, to_ns)))
-    return _Training(starts, ends, early, own_ns, usual_ns or math.inf, max(0, round(gap_ns)))
-
-
-def _named(evidence: Evidence) -> list[Spans]:
-    """The spans of phases that take precedence over a training step."""
-    return [spans_of(evidence, phase) for phase in before(evidence, "train")]
+    in_steps = [("warmup", (starts[early], ends[early]))]
+    why = why_no_stalls(train.where(~early), from_output=evidence.from_output)
+    if why:
+        return _Slow(in_steps, [], why)
+    since = ends[early][-1:] if early.any() else starts[:1]
+    starts, ends = starts[~early], ends[~early]
+    since = np.minimum(np.append(since, ends[:-1]), starts)
+    named = [spans_of(evidence, phase) for phase in before(evidence, "train")]
+    others = [spans_of(evidence, phase) for phase in PRECEDENCE if phase != "train"]
+    step_ns = ends - starts - _covered_ns(named, starts, ends)
+    gap_ns = starts - since - _covered_ns(others, since, starts)
+    in_gaps = []
+    slow_start, stalls = beyond_median(step_ns + gap_ns)
+    beyond = slow_start + stalls
+    in_gap = beyond_in_gap(gap_ns, beyond)
+    step_slow_ns = np.minimum(_after_ns(starts, step_ns - (beyond - in_gap), named), ends)
+    gap_slow_ns = np.minimum(_after_ns(since, gap_ns - in_gap, others), starts)
+    for name, is_slow in (("warmup", slow_start > 0), ("stall", stalls > 0)):
+        in_steps.append((name, (step_slow_ns[is_slow], ends[is_slow])))
+        in_gaps.append((name, (gap_slow_ns[is_slow], starts[is_slow])))
+    return _Slow(in_steps, in_gaps, "")
 
 
 def _covered_ns(spans: list[Spans], from_ns: TimeArray, to_ns: TimeArray) -> FloatArray:
     return (covered_until_s(spans, to_ns) - covered_until_s(spans, from_ns)) * NS_PER_S
 
 
-def _after_ns(starts: TimeArray, usual_ns: float, spans: list[Spans]) -> TimeArray:
-    """The time at which each step had run for a median step, without named spans."""
+def _after_ns(starts: TimeArray, own_ns: FloatArray, spans: list[Spans]) -> TimeArray:
+    """The time at which so much time without these spans has passed since each start."""
     begins, ends = joined(spans)
+    own = np.rint(own_ns).astype(np.int64)
     if not len(begins):
-        return starts + round(usual_ns)
+        return starts + own
     held_ns = np.append(0, np.cumsum(ends - begins))
     begun = np.searchsorted(begins, starts, side="right")
     open_ns = np.where(begun > 0, np.maximum(0, ends[np.maximum(begun - 1, 0)] - starts), 0)
-    # On a clock that stops during named spans.
-    until = starts - held_ns[begun] + open_ns + round(usual_ns)
+    # On a clock that stops during these spans.
+    until = starts - held_ns[begun] + open_ns + own
     passed = np.searchsorted(begins - held_ns[:-1], until, side="left")
     return np.asarray(until + held_ns[passed], dtype=np.int64)
 

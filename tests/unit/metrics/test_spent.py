@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.explain.time import time_split
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.metrics.time_breakdown import TimeBreakdown, time_breakdown
 from ergmeter.records import Mark, Sample, Step
@@ -198,12 +199,45 @@ def test_a_wait_in_every_step_is_no_part_of_what_is_usual(tmp_path: Path) -> Non
     assert found == pytest.approx({"train": 11.0, "data": 22.0, "stall": 2.0})
 
 
-def test_the_sleeps_of_a_recording_are_stalls(tmp_path: Path) -> None:
+def test_the_sleeps_of_a_recording_are_stalls_and_explain_says_the_same(tmp_path: Path) -> None:
     """Half a second after every fifth step of 0.3 s, six times: a gap shorter than two steps."""
-    found = time_breakdown(
-        evidence_of(replayed(tmp_path / "run", "full_bf16_1b_stalls"), Settings())
-    )
-    assert seconds(found)["stall"] == pytest.approx(6 * 0.5, rel=0.02)
+    evidence = evidence_of(replayed(tmp_path / "run", "full_bf16_1b_stalls"), Settings())
+    found, explained = seconds(time_breakdown(evidence)), time_split(evidence)
+    assert found["stall"] == pytest.approx(6 * 0.5, rel=0.02)
+    assert explained.parts_s == pytest.approx({"stalls": found["stall"], "gaps": found["unknown"]})
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_explain_has_the_stalls_of_the_breakdown_whatever_the_steps(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Steps with gaps and waits, inside and between; some of each are ten times as long."""
+    milliseconds = st.integers(1, 100) | st.integers(500, 1000)
+    steps: list[Step] = []
+    at = 0
+    for index in range(data.draw(st.integers(10, 30))):
+        length = 2 * data.draw(milliseconds)
+        steps.append(Step(at, at + length * S // 1000, index=index))
+        if data.draw(st.booleans()):  # waits in the first half of the step, or after it
+            wait_at = data.draw(st.sampled_from([at, steps[-1].end_ns]))
+            steps.append(Step(wait_at, wait_at + length * S // 2000, phase="data"))
+        at = max(step.end_ns for step in steps[-2:]) + data.draw(milliseconds) * S // 1000
+    steps.append(Step(at, at + S // 10, index=len(steps)))  # so that nothing is after the window
+    run = lived(tmp_path_factory.mktemp("any"), steps[-1].end_ns, steps=steps)
+    evidence = evidence_of(run, Settings(warmup_steps=0))
+    found, explained = seconds(time_breakdown(evidence)), time_split(evidence).parts_s
+    blocks = {"stall": "stalls", "warmup": "slow_start", "data": "data", "unknown": "gaps"}
+    for part, block in blocks.items():
+        assert explained.get(block, 0.0) == pytest.approx(found.get(part, 0.0), abs=1e-6)
+
+
+def test_with_few_steps_stalls_are_not_known_and_it_is_said(tmp_path: Path) -> None:
+    steps = [Step(i * S, (i + 1) * S, index=i) for i in range(6)]
+    steps.append(Step(6 * S, 26 * S, index=6))
+    found = time_breakdown(evidence_of(lived(tmp_path, 26 * S, steps=steps), Settings()))
+    assert seconds(found) == pytest.approx({"train": 26.0})
+    assert found.note.endswith("; no stalls: 7 steps: too few to tell a stall from the rest")
 
 
 def test_a_gap_after_every_step_is_none_and_a_longer_one_is_by_what_it_has_beyond_them(

@@ -19,13 +19,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.phases import STALL, Spans, covered_s, spans_of
+from ergmeter.metrics.phases import (
+    Spans,
+    beyond_in_gap,
+    beyond_median,
+    covered_s,
+    spans_of,
+    why_no_stalls,
+)
 from ergmeter.records import Basis, FloatArray, TimeArray, weakest
-from ergmeter.units import NS_PER_S, duration, number_of
+from ergmeter.units import NS_PER_S, duration
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.evidence.steps import Steps
     from ergmeter.metrics.explain.device import DeviceActivity
 
 # A block of the waterfall: a share of the peak with its evidence and basis.
@@ -76,10 +82,7 @@ def percent(share: float) -> str:
 
 NAMED = ("checkpoint", "eval", "data")  # an instant in several belongs to the first
 WAITS = ("slow_start", "data", "stalls", "gaps")  # the device may be busy meanwhile
-
-_FEW_STEPS = 10
-_SLOW_START = 1.2  # times the median: steps above it at the start are slow
-_SLOW_START_FRAC = 0.01  # of the time of all steps
+_EXTRA = ("slow_start", "stalls")
 
 
 @dataclass(frozen=True)
@@ -123,11 +126,14 @@ def time_split(evidence: Evidence) -> TimeSplit:
     inside = {phase: window.clipped(*pair) for phase, pair in spans.items()}
     named_s = _named(inside, edges_ns, steps if is_by_device else None)
     left_s = period_s - sum(named_s.values())
-    extra_s, absent = _extra(lane, left_s, from_output=evidence.from_output)
+    why = why_no_stalls(lane, from_output=evidence.from_output)
+    absent = dict.fromkeys(reversed(_EXTRA), why) if why else {}
+    extra_s = {} if why else dict(zip(_EXTRA, beyond_median(left_s), strict=True))
     parts_s = {name: float(each.sum()) for name, each in (named_s | extra_s).items()}
     if not evidence.from_output:
         outside_s = period_s - covered_s([steps, *inside.values()], edges_ns)
-        parts_s["gaps"] = _gaps_s(outside_s, extra_s)
+        beyond_s = sum(extra_s.values(), np.zeros(len(outside_s)))
+        parts_s["gaps"] = float((outside_s - beyond_in_gap(outside_s, beyond_s)).sum())
     counts = {name: int((each > 0).sum()) for name, each in (named_s | extra_s).items()}
     longest = {n: float(each.max(initial=0.0)) for n, each in (named_s | extra_s).items()}
     whole_s = float(period_s.sum())
@@ -181,45 +187,6 @@ def _named(
         named_s[phase] = covered_s(upto, edges_ns) - covered_s(before, edges_ns)
         before = upto
     return named_s
-
-
-def _extra(
-    lane: Steps, left_s: FloatArray, *, from_output: bool
-) -> tuple[dict[str, FloatArray], dict[str, str]]:
-    """Seconds beyond the median by period, for the slow start and stalls; or reasons why not."""
-    steps = lane["steps"]
-    if np.isnan(steps).any() or (steps > 1).any():
-        why = f"{'printed lines' if from_output else 'rows'} stand for several steps each"
-        return {}, {"stalls": why, "slow_start": why}
-    if len(left_s) < _FEW_STEPS:
-        why = f"{number_of(len(left_s), 'step')}: too few to tell a stall from the rest"
-        return {}, {"stalls": why, "slow_start": why}
-    usual_s = float(np.median(left_s))
-    beyond_s = left_s - usual_s
-    slow = slow_rows(left_s)
-    row = np.arange(len(left_s))
-    late = (row >= slow) & (left_s > STALL * usual_s)
-    return {
-        "slow_start": np.where(row < slow, beyond_s, 0.0),
-        "stalls": np.where(late, beyond_s, 0.0),
-    }, {}
-
-
-def slow_rows(left_s: FloatArray) -> int:
-    """The number of slow rows at the start; 0 if they cost almost no time."""
-    usual_s = float(np.median(left_s))
-    slow = int(np.argmax(left_s <= _SLOW_START * usual_s))  # at least half of them are
-    beyond_s = float((left_s[:slow] - usual_s).sum())
-    return slow if beyond_s > _SLOW_START_FRAC * float(left_s.sum()) else 0
-
-
-def _gaps_s(outside_s: FloatArray, extra_s: dict[str, FloatArray]) -> float:
-    """The seconds outside of steps and named spans; the median gap for a period with a stall."""
-    is_extra = np.zeros(len(outside_s), dtype=bool)
-    for each in extra_s.values():
-        is_extra |= each > 0
-    usual_s = float(np.median(outside_s[~is_extra])) if (~is_extra).any() else 0.0
-    return float(np.where(is_extra, np.minimum(outside_s, usual_s), outside_s).sum())
 
 
 # -- blocks of the waterfall
