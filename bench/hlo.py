@@ -111,6 +111,10 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     )  # fmt: skip
     folder = Path(done.stdout.splitlines()[-1])
     rounds = arguments.rounds or ROUNDS
+    if arguments.beside:
+        beside = {"PYTHONPATH": tables.of_version(arguments.beside)["PYTHONPATH"]}
+        WAYS["other version, compiled"] = ("ours", 1, beside)
+        WAYS["other version, Python only"] = ("ours", 1, {**beside, **UNCOMPILED})
     numbers = {
         "cache": compared("A cache in Neuron's layout", folder / "cache", list(WAYS), rounds)
     }
@@ -168,7 +172,7 @@ def note(seen: dict[str, list[Took]]) -> str:
 
 def main() -> None:
     """Entry point."""
-    tables.run(bench, tables.parser(__doc__).parse_args())
+    tables.run(bench, tables.with_beside(tables.parser(__doc__)).parse_args())
 
 
 if __name__ == "__main__":

@@ -101,8 +101,9 @@ def hooked(run: Path, source: Path) -> dict[str, str]:
     """The environment that `erg record` of a source tree gives the program."""
     code = "import json, os; from ergmeter.recorder import hook; print(json.dumps("
     code += "hook.environment(os.environ)))"
-    environment = {**os.environ, "PYTHONPATH": str(source)}
-    found = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+    found = subprocess.check_output(
+        [sys.executable, "-c", code], env=tables.of_version(source), text=True
+    )
     return {**json.loads(found), "ERGMETER_RUN": str(run)}
 
 
@@ -112,9 +113,7 @@ def main() -> None:
     from ergmeter.runlog.identity import run_header
     from ergmeter.runlog.writer import create_run
 
-    parser = tables.parser(__doc__)
-    parser.add_argument("--beside", type=Path, metavar="SRC", help="another version's src folder")
-    options = parser.parse_args()
+    options = tables.with_beside(tables.parser(__doc__)).parse_args()
     rounds = options.rounds or 15
     sources = {"this version": Path(__file__).parents[1] / "src"}
     if options.beside:

@@ -32,9 +32,12 @@ ROWS = (
     ("nothing", "an empty function (the timer)", 1000),
     ("step", "ergmeter: with meter.step()", 1000),
     ("step_end", "ergmeter: meter.step_end()", 1000),
+    ("beside_step", "other version: with meter.step()", 1000),
+    ("beside_step_end", "other version: meter.step_end()", 1000),
     ("zeus", "Zeus: begin_window, end_window", 20),
     ("codecarbon", "CodeCarbon: start_task, stop_task", 2),
 )
+BESIDE = ("beside_step", "beside_step_end")  # only with --beside
 # Seconds of other work before each call, and at most so many calls a round then.
 APART = ((0.0, "nothing", 1000), (0.001, "1 ms of work", 50))
 
@@ -129,18 +132,20 @@ def work(seconds: float) -> None:
 def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     """Time every tool on a counter that answers at once and on one that is as slow as an H200's."""
     return {
-        f"energy_read_{read_ms:g}_ms": compared(read_ms, arguments.rounds or 30)
+        f"energy_read_{read_ms:g}_ms": compared(read_ms, arguments.rounds or 30, arguments.beside)
         for read_ms in (0.0, 3.0)
     }
 
 
-def compared(read_ms: float, count: int) -> list[dict[str, Any]]:
+def compared(read_ms: float, count: int, beside: Path | None) -> list[dict[str, Any]]:
     """Print the table for one counter; give its rows."""
     rows = []
-    taken = rounds(read_ms, count)
+    taken = rounds(read_ms, count, beside)
     for apart_s, between, _ in APART:
         ours = statistics.median(taken["step", apart_s])
         for tool, label, _ in ROWS:
+            if (tool, apart_s) not in taken:
+                continue
             ns = taken[tool, apart_s]
             median, p99 = statistics.median(ns), tables.quantile(ns, 0.99)
             ratio = f"{median / ours:,.2f}" if median < 10 * ours else f"{median / ours:,.0f}"
@@ -151,14 +156,18 @@ def compared(read_ms: float, count: int) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def rounds(read_ms: float, count: int) -> dict[tuple[str, float], list[int]]:
+def rounds(read_ms: float, count: int, beside: Path | None) -> dict[tuple[str, float], list[int]]:
     """Nanoseconds of every call, by tool and by the work between calls. The tools take turns."""
     taken: dict[tuple[str, float], list[int]] = {}
     with workers.machine() as machine, ExitStack() as stack:
-        script = Script([Gpu(power_w=300.0, energy_read_ms=read_ms)])
+        here = machine.environment(Script([Gpu(power_w=300.0, energy_read_ms=read_ms)]))
+        environments = dict.fromkeys(TOOLS, here)
+        if beside:
+            there = {**here, "PYTHONPATH": tables.of_version(beside)["PYTHONPATH"]}
+            environments |= dict.fromkeys(BESIDE, there)
         started = {
-            tool: stack.enter_context(Worker(__file__, tool, machine.environment(script)))
-            for tool in TOOLS
+            tool: stack.enter_context(Worker(__file__, tool.removeprefix("beside_"), environment))
+            for tool, environment in environments.items()
         }
         for worker in started.values():
             worker.answer()
@@ -166,6 +175,8 @@ def rounds(read_ms: float, count: int) -> dict[tuple[str, float], list[int]]:
         for _ in range(count):
             for apart_s, _, most in APART:
                 for tool, _, calls in ROWS:
+                    if tool not in started:
+                        continue
                     ns = started[tool].ask(calls=min(calls, most), apart_s=apart_s)
                     taken.setdefault((tool, apart_s), []).extend(ns)
     return taken
@@ -173,7 +184,7 @@ def rounds(read_ms: float, count: int) -> dict[tuple[str, float], list[int]]:
 
 def main() -> None:
     """Entry point."""
-    parser = tables.parser(__doc__)
+    parser = tables.with_beside(tables.parser(__doc__))
     parser.add_argument("--worker", choices=TOOLS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:

@@ -32,6 +32,17 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     return made
 
 
+def with_beside(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The parser, with --beside: another version of ergmeter takes turns with this one."""
+    made.add_argument("--beside", type=Path, metavar="SRC", help="another version's src folder")
+    return made
+
+
+def of_version(source: Path) -> dict[str, str]:
+    """The environment in which `import ergmeter` takes this src folder's."""
+    return {**os.environ, "PYTHONPATH": str(source.resolve())}
+
+
 def machine() -> str:
     """The machine and the day, in one line."""
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
