@@ -22,7 +22,7 @@ from ergmeter.runlog.reader import Run
 from tests.e2e.conftest import PYTHON, SCRIPTS, TIMEOUT_S, Lab, environment, erg, eventually
 from tests.models import models as kept_models
 from tests.nvml.library import Gpu, Script, build
-from tests.unit.bench.test_smi import SCRIPT
+from tests.unit.bench.test_nvidia_smi_logger import SCRIPT
 
 BENCH = (PYTHON, "-m", "ergmeter.cli.compare.bench")
 TRAININGS_S = 280.0

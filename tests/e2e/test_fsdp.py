@@ -13,7 +13,7 @@ from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import TrainedParts, step_work
 from tests.e2e.clocks import bounds_s
 from tests.e2e.conftest import SCRIPTS, Program, needs, warmed
-from tests.e2e.told import steps, sums, trainings
+from tests.e2e.recorded_steps import steps, sums, trainings
 
 if TYPE_CHECKING:
     from pathlib import Path

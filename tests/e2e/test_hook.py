@@ -19,7 +19,7 @@ from ergmeter.units import NS_PER_S
 from ergmeter.views.run.card import loss_curve
 from tests.e2e.clocks import bounds_s
 from tests.e2e.conftest import PYTHON, QUICK, TIMEOUT_S, Program, needs, script, warmed
-from tests.e2e.told import steps
+from tests.e2e.recorded_steps import steps
 from tests.ports import free_port
 from tests.runs import ALL_STEPS
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.clocks import bounds_s
 from tests.e2e.conftest import Program, needs, reported, script, warmed
-from tests.e2e.told import steps, sums, trainings
+from tests.e2e.recorded_steps import steps, sums, trainings
 
 if TYPE_CHECKING:
     from pathlib import Path

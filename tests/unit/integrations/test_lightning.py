@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ergmeter.errors import UsageError
-from tests.e2e.told import steps, sums
+from tests.e2e.recorded_steps import steps, sums
 
 pytest.importorskip("lightning")
 

@@ -14,7 +14,7 @@ from ergmeter.neuron.mfu import figures, machine
 from ergmeter.neuron.throughput import Throughput
 from ergmeter.neuron.training_job import NeuronJob
 from tests.unit.neuron.graphs import write
-from tests.unit.neuron.test_figures import LLAMA_8B, job
+from tests.unit.neuron.test_mfu import LLAMA_8B, job
 
 
 def mfu_texts(seq_per_s: float, what: NeuronJob) -> list[str]:

@@ -11,7 +11,7 @@ from ergmeter.importers.log import ParsedLog, read_log
 from ergmeter.neuron.log_agreement import about_log, is_printed, reconcile
 from ergmeter.neuron.throughput import Throughput, throughput
 from ergmeter.neuron.training_job import NeuronJob
-from tests.unit.neuron.test_figures import job
+from tests.unit.neuron.test_mfu import job
 
 BARS = Path(__file__).parents[2] / "data" / "logs" / "nxdt_bars.log"
 

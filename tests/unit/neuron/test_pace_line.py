@@ -10,7 +10,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.importers.log import ParsedLog, read_log
 from ergmeter.neuron.throughput import pace_line, throughput
 from tests.unit.neuron.test_agreement import megatron
-from tests.unit.neuron.test_figures import job
+from tests.unit.neuron.test_mfu import job
 
 
 def log_of(tmp_path: Path, *lines: str) -> ParsedLog:

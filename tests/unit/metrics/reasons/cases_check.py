@@ -13,9 +13,9 @@ from ergmeter.runlog.reader import Run
 from tests.runs import GPU, add_writer, even_steps, make_run, run_of
 from tests.unit.metrics.reasons.case import Case
 from tests.unit.metrics.reasons.making import Maker, checks
+from tests.unit.metrics.test_checks import CAPPED, HOT, made, read
 from tests.unit.metrics.test_explain_made import COUNTERS, STEP
 from tests.unit.metrics.test_explain_made import made as counted
-from tests.unit.metrics.test_fitness import CAPPED, HOT, made, read
 from tests.unit.metrics.test_stragglers import run_of as ranks_of
 
 S = 10**9

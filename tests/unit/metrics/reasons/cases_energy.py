@@ -12,11 +12,11 @@ from tests.runs import GPU, add_writer, even_steps, make_run, run_of
 from tests.unit.metrics.reasons.case import Case, absent
 from tests.unit.metrics.reasons.making import checks, lacks
 from tests.unit.metrics.test_carbon import samples
-from tests.unit.metrics.test_courses import OTHER, why
-from tests.unit.metrics.test_fitness import made, read
+from tests.unit.metrics.test_checks import made, read
 from tests.unit.metrics.test_gpu_use import GPUS, PACKAGE, unused
 from tests.unit.metrics.test_gpu_use import made as on_two_gpus
 from tests.unit.metrics.test_peak_power import short_run
+from tests.unit.metrics.test_run_curves import OTHER, why
 from tests.unit.metrics.test_trainings import SAMPLES, training
 
 S = 10**9

@@ -14,7 +14,7 @@ from ergmeter.metrics.timeline import loss_series, step_series
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import Run
 from tests.runs import add_writer, even_steps, make_run, run_of
-from tests.unit.metrics import test_watching
+from tests.unit.metrics import test_live_frame
 from tests.unit.metrics.reasons.case import Case, absent
 from tests.unit.metrics.reasons.making import lacks, refused
 from tests.unit.metrics.test_inference import THREE
@@ -31,8 +31,8 @@ def two_ranks(path: Path, *, steps: int) -> Run:
 
 
 def quiet(folder: Path) -> list[str]:
-    run = test_watching.run_of(folder / "run", steps=STEPS, closed=False)
-    with closing(RunWatcher(run, now_ns=test_watching.at(320))) as watching:
+    run = test_live_frame.run_of(folder / "run", steps=STEPS, closed=False)
+    with closing(RunWatcher(run, now_ns=test_live_frame.at(320))) as watching:
         found = watching.look(totals=False).recent["throughput.tokens_per_s"]
     assert isinstance(found, Missing)
     return [found.reason]

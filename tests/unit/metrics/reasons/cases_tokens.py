@@ -13,12 +13,12 @@ from ergmeter.metrics.live.totals import RunningTotals
 from ergmeter.records import Flops, Mark, Missing, Reported, Step
 from ergmeter.runlog.dropped import DroppedSteps
 from tests.runs import even_steps, run_of
-from tests.unit.metrics import test_unseen
+from tests.unit.metrics import test_missing_ranks
 from tests.unit.metrics.reasons.case import Case, absent
 from tests.unit.metrics.reasons.making import S, lacks, raised, refused
 from tests.unit.metrics.test_inference import THREE
-from tests.unit.metrics.test_layout import run_of_ranks, told
-from tests.unit.metrics.test_running import Growing
+from tests.unit.metrics.test_parallel_layout import run_of_ranks, told
+from tests.unit.metrics.test_running_totals import Growing
 
 BARE = even_steps(10)
 COMPUTED = even_steps(10, tokens_computed=5)
@@ -189,13 +189,13 @@ CASES = [
         "energy.joules_per_token",
         "3 of the 4 ranks told no steps (1, 2, 3): the tokens of all ranks are not known; use a"
         " Meter in each rank",
-        lambda path: test_unseen.run_of(path, (0,)),
+        lambda path: test_missing_ranks.run_of(path, (0,)),
     ),
     lacks(
         "a Meter in one of four ranks on two nodes, which share their tokens",
         "energy.joules_per_token",
         "2 GPUs sampled for 4 ranks, 3 of which recorded no steps: their GPUs may be on other",
-        lambda path: test_unseen.run_of(path, (0,), gpus=2),
+        lambda path: test_missing_ranks.run_of(path, (0,), gpus=2),
         layout="tp=4",
     ),
     lacks(

@@ -8,7 +8,7 @@ import pytest
 
 from ergmeter.importers.log import ParsedLog, read_log
 from ergmeter.neuron.throughput import Throughput, throughput
-from tests.unit.neuron.test_figures import job
+from tests.unit.neuron.test_mfu import job
 
 
 def log_of(tmp_path: Path, *lines: str) -> ParsedLog:
