@@ -43,6 +43,7 @@ STALL = 2.0  # times the median: a period above it has a stall
 _FEW_STEPS = 10
 _SLOW_START = 1.2  # times the median: steps above it at the start are slow
 _SLOW_START_FRAC = 0.01  # of the time of all steps
+_ROUNDING = 1e-6
 
 
 @cached_result
@@ -106,8 +107,11 @@ def covered_s(spans: list[Spans], edges_ns: TimeArray) -> FloatArray:
 
 def why_no_stalls(steps: Steps, *, from_output: bool) -> str:
     """Why stalls of these steps can't be known; empty if they can."""
-    if np.isnan(steps["steps"]).any() or (steps["steps"] > 1).any():
-        return f"{'printed lines' if from_output else 'rows'} stand for several steps each"
+    row = "printed line" if from_output else "row"
+    if np.isnan(steps["steps"]).any():
+        return f"how many steps a {row} stands for is not known"
+    if (steps["steps"] > 1).any():
+        return f"some {row}s stand for several steps"
     if len(steps) < _FEW_STEPS:
         return f"{number_of(len(steps), 'step')}: too few to tell a stall from the rest"
     return ""
@@ -116,9 +120,11 @@ def why_no_stalls(steps: Steps, *, from_output: bool) -> str:
 def beyond_median(periods: FloatArray) -> tuple[FloatArray, FloatArray]:
     """What each period takes beyond the median: in a slow beginning, and in stalls.
 
-    `periods`: without named spans.
+    `periods`: without named spans. If most of them are nothing but such spans, none is usual.
     """
     usual = float(np.median(periods))
+    if _is_nothing(usual, periods):
+        return np.zeros(len(periods)), np.zeros(len(periods))
     is_start = np.arange(len(periods)) < slow_rows(periods)
     is_stall = ~is_start & (periods > STALL * usual)
     return np.where(is_start, periods - usual, 0.0), np.where(is_stall, periods - usual, 0.0)
@@ -127,9 +133,16 @@ def beyond_median(periods: FloatArray) -> tuple[FloatArray, FloatArray]:
 def slow_rows(periods: FloatArray) -> int:
     """The number of slow periods at the start; 0 if they cost almost no time."""
     usual = float(np.median(periods))
+    if _is_nothing(usual, periods):
+        return 0
     slow = int(np.argmax(periods <= _SLOW_START * usual))  # at least half of them are
     beyond = float((periods[:slow] - usual).sum())
     return slow if beyond > _SLOW_START_FRAC * float(periods.sum()) else 0
+
+
+def _is_nothing(usual: float, periods: FloatArray) -> bool:
+    """True for a median of 0 but for rounding: a clock may stand at weeks of nanoseconds."""
+    return usual <= _ROUNDING * float(periods.max(initial=0.0))
 
 
 def beyond_in_gap(gaps: FloatArray, beyond: FloatArray) -> FloatArray:

@@ -6,7 +6,7 @@ instants, as far as readings reach.
 
 Stalls are those of `erg explain` and `erg check` (`phases.beyond_median`). A stall lies at the end
 of the gap before its step, as far as that gap exceeds the median gap, and else at the end of the
-step. A slow beginning that is not left out is warm-up.
+step. So does a slow beginning that is in the window.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 PARTS = {
     "startup": "start-up",
     "warmup": "warm-up, compiling",
+    "slow_start": "a slow beginning",
     **{phase: title for phase, title in PHASE_TITLES.items() if phase != "idle"},
     "stall": "stalls",
     "idle": PHASE_TITLES["idle"],
@@ -120,7 +121,7 @@ def _note(evidence: Evidence) -> str:
     lines = "a step lasts from one printed line to the next; " if evidence.from_output else ""
     others = "another training of this run is start-up or after the last span; "
     others = others if evidence.run.beside else ""
-    stalls = _slow(evidence).why_no_stalls if evidence.trains else ""
+    stalls = _slow(evidence).why_no_stalls
     stalls = f"; no stalls: {stalls}" if stalls else ""
     return f"{whose}{lines}{others}each instant of the run's life belongs to one part{stalls}"
 
@@ -160,7 +161,7 @@ def _layers(evidence: Evidence) -> list[tuple[str, Spans]]:
 
 @dataclass(frozen=True, slots=True)
 class _Slow:
-    """Spans of the warm-up and of stalls, by part."""
+    """Spans of the warm-up, of a slow beginning and of stalls, by part."""
 
     in_steps: list[tuple[str, Spans]]
     in_gaps: list[tuple[str, Spans]]
@@ -172,16 +173,22 @@ def _slow(evidence: Evidence) -> _Slow:
     lane = evidence.all_steps.longest
     train = lane.where(lane["phase"] == PHASES.index("train"))
     starts, ends = train.columns["start_ns"], train.columns["end_ns"]
-    window = or_none(lambda: evidence.window)  # None: no step is left after the warm-up
-    counted_ns = int(ends.max(initial=0)) if window is None else window.start_ns
-    early = (starts + ends) / 2 < counted_ns
+    early = np.zeros(len(train), dtype=bool)
+    if evidence.settings.steps_range is None:  # steps that a user leaves out are no warm-up
+        window = or_none(lambda: evidence.window)  # None: no step is left after the warm-up
+        counted_ns = int(ends.max(initial=0)) if window is None else window.start_ns
+        early = (starts + ends) / 2 < counted_ns
     in_steps = [("warmup", (starts[early], ends[early]))]
+    if early.all():
+        return _Slow(in_steps, [], "")
     why = why_no_stalls(train.where(~early), from_output=evidence.from_output)
     if why:
         return _Slow(in_steps, [], why)
-    since = ends[early][-1:] if early.any() else starts[:1]
+    first_ns = ends[early].max() if early.any() else starts[0]
     starts, ends = starts[~early], ends[~early]
-    since = np.minimum(np.append(since, ends[:-1]), starts)
+    edges_ns = np.maximum.accumulate(np.append(first_ns, ends))  # spans may overlap
+    since, ends = edges_ns[:-1], edges_ns[1:]
+    starts = np.clip(starts, since, ends)
     named = [spans_of(evidence, phase) for phase in before(evidence, "train")]
     others = [spans_of(evidence, phase) for phase in PRECEDENCE if phase != "train"]
     step_ns = ends - starts - _covered_ns(named, starts, ends)
@@ -192,7 +199,7 @@ def _slow(evidence: Evidence) -> _Slow:
     in_gap = beyond_in_gap(gap_ns, beyond)
     step_slow_ns = np.minimum(_after_ns(starts, step_ns - (beyond - in_gap), named), ends)
     gap_slow_ns = np.minimum(_after_ns(since, gap_ns - in_gap, others), starts)
-    for name, is_slow in (("warmup", slow_start > 0), ("stall", stalls > 0)):
+    for name, is_slow in (("slow_start", slow_start > 0), ("stall", stalls > 0)):
         in_steps.append((name, (step_slow_ns[is_slow], ends[is_slow])))
         in_gaps.append((name, (gap_slow_ns[is_slow], starts[is_slow])))
     return _Slow(in_steps, in_gaps, "")

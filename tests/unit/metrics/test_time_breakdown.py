@@ -74,7 +74,7 @@ def test_each_part_is_as_long_as_one_counts_by_hand(tmp_path: Path) -> None:
     assert seconds(of(tmp_path)) == pytest.approx(
         {
             "startup": 5.0,
-            "warmup": 3.0,  # the first step, beyond the median of 1 s
+            "slow_start": 3.0,  # the first step, beyond the median of 1 s
             "data": 1.0,
             "train": 1 + 8 + 1 + 1 + 1 + 1,
             "eval": 1.0,  # the other second is the checkpoint's
@@ -227,9 +227,61 @@ def test_explain_has_the_stalls_of_the_breakdown_whatever_the_steps(
     run = lived(tmp_path_factory.mktemp("any"), steps[-1].end_ns, steps=steps)
     evidence = evidence_of(run, Settings(warmup_steps=0))
     found, explained = seconds(time_breakdown(evidence)), time_split(evidence).parts_s
-    blocks = {"stall": "stalls", "warmup": "slow_start", "data": "data", "unknown": "gaps"}
+    blocks = {"stall": "stalls", "slow_start": "slow_start", "data": "data", "unknown": "gaps"}
     for part, block in blocks.items():
         assert explained.get(block, 0.0) == pytest.approx(found.get(part, 0.0), abs=1e-6)
+
+
+def plain(count: int, *, at: int = 0, every: int = S) -> list[Step]:
+    """Steps of one length, end to end."""
+    return [Step(at + i * every, at + (i + 1) * every, index=i) for i in range(count)]
+
+
+def both(path: Path, steps: list[Step], **overrides: Any) -> tuple[dict[str, float], ...]:
+    """The seconds of the breakdown, and those of `erg explain`."""
+    end_ns = max(step.end_ns for step in steps)
+    run = lived(path, end_ns, steps=steps, devices=[GPU], samples=SAMPLES)
+    evidence = evidence_of(run, Settings(**overrides))
+    return seconds(time_breakdown(evidence)), time_split(evidence).parts_s
+
+
+def test_steps_that_only_wait_do_not_make_stalls_of_the_others(tmp_path: Path) -> None:
+    """12 of 20 steps are waits for data from end to end: no time of a step's own is usual."""
+    waits = [replace(step, phase="data", index=None) for step in plain(12)]
+    found, explained = both(tmp_path, [*plain(20), *waits], warmup_steps=0)
+    assert found == pytest.approx({"data": 12.0, "train": 8.0})
+    assert explained == pytest.approx({"data": 12.0})
+
+
+@pytest.mark.parametrize("phase", ["idle", "decode", "prefill"])
+def test_a_named_pause_between_steps_is_no_stall(tmp_path: Path, phase: str) -> None:
+    pause = Step(20 * S, 25 * S, phase=phase)
+    steps = [*plain(20), pause, *plain(20, at=25 * S)]
+    found, explained = both(tmp_path, steps, window="whole")
+    assert found == pytest.approx({"train": 40.0, phase: 5.0})
+    assert explained[phase] == pytest.approx(5.0)
+    assert "stalls" not in explained
+
+
+def test_steps_that_a_user_leaves_out_are_no_warm_up(tmp_path: Path) -> None:
+    """30 steps, 20 s of nothing, 30 steps; a window from the 31st on moves nothing of the run."""
+    later = [replace(step, index=30 + i) for i, step in enumerate(plain(30, at=50 * S))]
+    run = lived(tmp_path, 80 * S, steps=[*plain(30), *later])
+    for window in ("training", "30:60"):
+        found = seconds(time_breakdown(evidence_of(run, Settings(window=window))))
+        assert found == pytest.approx({"train": 60.0, "stall": 20.0})
+
+
+def test_steps_that_overlap_have_the_stalls_of_explain(tmp_path: Path) -> None:
+    """Of two long steps that overlap, the time from end to end counts once."""
+    two = [Step(10 * S, 16 * S, index=10), Step(12 * S, 16 * S + S // 2, index=11)]
+    found, explained = both(tmp_path, [*plain(10), *two, *plain(10, at=two[1].end_ns)])
+    assert found["stall"] == pytest.approx(5.0) == explained["stalls"]
+
+
+def test_a_run_that_is_all_warm_up_says_nothing_of_stalls(tmp_path: Path) -> None:
+    run = lived(tmp_path, 20 * S, steps=plain(20))
+    assert "stall" not in time_breakdown(evidence_of(run, Settings(warmup_steps=50))).note
 
 
 def test_with_few_steps_stalls_are_not_known_and_it_is_said(tmp_path: Path) -> None:

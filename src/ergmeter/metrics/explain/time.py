@@ -1,9 +1,9 @@
 """Splits the window's time into steps, checkpoints, waits, stalls and gaps, and their blocks.
 
 Each second counts once. A step's period runs from the end of the previous step to its own end.
-Named spans (checkpoints, evaluation, waits for data) are taken out of it first. The rest is a stall
-as far as it exceeds the median, and time outside of steps is a gap. The parts and the ordinary
-steps add up to the window.
+Named spans (checkpoints, evaluation, waits for data, pauses) are taken out of it first. The rest is
+a stall as far as it exceeds the median, and time outside of steps is a gap. The parts and the
+ordinary steps add up to the window.
 
 Times are those of the host, unless steps were timed on the device. A host that waits while its
 device works through a queue loses no time. So if counters give the device's idle time, waits cost
@@ -20,10 +20,12 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.phases import (
+    PHASE_TITLES,
     Spans,
     beyond_in_gap,
     beyond_median,
     covered_s,
+    precedence,
     spans_of,
     why_no_stalls,
 )
@@ -80,7 +82,7 @@ def percent(share: float) -> str:
 
 # The time of the window.
 
-NAMED = ("checkpoint", "eval", "data")  # an instant in several belongs to the first
+NAMED = ("checkpoint", "eval", "data", "prefill", "decode", "idle")
 WAITS = ("slow_start", "data", "stalls", "gaps")  # the device may be busy meanwhile
 _EXTRA = ("slow_start", "stalls")
 
@@ -120,11 +122,10 @@ def time_split(evidence: Evidence) -> TimeSplit:
     first_ns = int(lane["start_ns"][0]) if evidence.is_whole_run else evidence.first_ns(lane)
     edges_ns = np.append(first_ns, np.maximum.accumulate(lane.columns["end_ns"]))
     period_s = window.periods_s(lane, first_ns)
-    is_by_device = not evidence.from_output and not np.isnan(lane["host_end_ns"]).all()
-    spans = {phase: spans_of(evidence, phase) for phase in NAMED}
     steps = window.clipped(lane.columns["start_ns"], lane.columns["end_ns"])
-    inside = {phase: window.clipped(*pair) for phase, pair in spans.items()}
-    named_s = _named(inside, edges_ns, steps if is_by_device else None)
+    inside = {phase: window.clipped(*spans_of(evidence, phase)) for phase in NAMED}
+    owners = {phase: {**inside, "train": steps}[phase] for phase in precedence(evidence)}
+    named_s = _named(owners, edges_ns)
     left_s = period_s - sum(named_s.values())
     why = why_no_stalls(lane, from_output=evidence.from_output)
     absent = dict.fromkeys(reversed(_EXTRA), why) if why else {}
@@ -140,7 +141,7 @@ def time_split(evidence: Evidence) -> TimeSplit:
     if evidence.is_whole_run:  # it begins before the first step and ends after the last
         whole_s = window.duration_s
         ends_ns = np.array([window.start_ns, edges_ns[0], edges_ns[-1], window.end_ns])
-        named = {phase: _ends(each) for phase, each in _named(inside, ends_ns, None).items()}
+        named = {phase: _ends(each) for phase, each in _named(owners, ends_ns).items()}
         for phase, each in named.items():
             parts_s[phase] += float(each.sum())
             counts[phase] += int((each > 0).sum())
@@ -171,20 +172,17 @@ def _ends(each: FloatArray) -> FloatArray:
     return np.asarray(each[[0, 2]])
 
 
-def _named(
-    spans: dict[str, Spans], edges_ns: TimeArray, steps: Spans | None
-) -> dict[str, FloatArray]:
+def _named(owners: dict[str, Spans], edges_ns: TimeArray) -> dict[str, FloatArray]:
     """The seconds of each named phase in each period.
 
-    `steps`: spans in which a wait for data does not count, as the device was busy.
+    `owners`: spans by phase; an instant in several belongs to the first.
     """
     named_s = {}
     before: list[Spans] = []
-    for phase in NAMED:
-        if phase == "data" and steps is not None:
-            before = [*before, steps]
-        upto = [*before, spans[phase]]
-        named_s[phase] = covered_s(upto, edges_ns) - covered_s(before, edges_ns)
+    for phase, spans in owners.items():
+        upto = [*before, spans]
+        if phase != "train":
+            named_s[phase] = covered_s(upto, edges_ns) - covered_s(before, edges_ns)
         before = upto
     return named_s
 
@@ -199,6 +197,7 @@ TITLES = {
     "data": "waiting for data",
     "stalls": "stalls",
     "gaps": "between steps",
+    **{phase: PHASE_TITLES[phase] for phase in ("prefill", "decode", "idle")},
 }
 _HOW = {
     "checkpoint": "no training step runs meanwhile",
@@ -208,8 +207,11 @@ _HOW = {
     "data": "spans that somebody named as waiting for data",
     "stalls": "time beyond the median step, of steps of twice the median or more",
     "gaps": "no step was open, and nothing says what for",
+    "prefill": "no training step runs meanwhile",
+    "decode": "no training step runs meanwhile",
+    "idle": "spans that somebody named as idle",
 }
-_ASIDE = ("checkpoint", "eval", "around")
+_ASIDE = ("checkpoint", "eval", "prefill", "decode", "idle", "around")
 _LAUNCH_IDLE_FRAC = 0.2  # of the time in steps: more idle time than this is launch-bound
 _FEW_ACTIVE = 0.5  # of the SMs, while a kernel runs
 _SHORT_STEP_S = 0.1
@@ -269,9 +271,11 @@ def _fact(split: TimeSplit, name: str) -> Fact:
         each = duration(seconds / max(1, count))
         return Fact("time.outside_steps_frac", f"{took}, {each} a step")
     longest = f", up to {duration(split.longest_s[name])}" if count > 1 else ""
-    if name in ("checkpoint", "eval", "data"):
+    if name in NAMED:
         times = f"{count} time{'s' if count != 1 else ''}"
-        return Fact(f"time.{name}_s", f"{took}, {times}{longest}")
+        is_metric = name in ("checkpoint", "eval", "data")
+        key = f"time.{name}_s" if is_metric else f"{name} spans"
+        return Fact(key, f"{took}, {times}{longest}")
     usual = duration(float(np.median(split.left_s)))
     of = f"{count} of {len(split.left_s)} steps"
     return Fact("time.step_median_s", f"{took} beyond {usual} a step, {of}{longest}")
