@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ergmeter.integrations.torch.roots import BatchLayout, InnerShapes
     from ergmeter.integrations.unsettled_steps import TokenSums
     from ergmeter.meter import Meter
+    from ergmeter.meter.handover import HandOver
     from ergmeter.records import Flops
 
 # -- which training a process belongs to -----------------------------------------------------------
@@ -227,23 +228,32 @@ class Description:
         if handover is None:
             return
         with self._until_it_fails():
-            self._writer_id = handover.writer_id
-            identity = training_identity(self.model())
-            handover.describe(training=identity)
-            self._identified.set()
-            self._recorded.wait()
-            if self._recorder is None:
-                self._read_configuration(self._amounts[0])
-                return
-            if not self._recorder.steps:
-                return
-            self._read_step()
-            assert self._record is not None
-            if self._record.parameters:
-                handover.describe(training={**identity, "parameters": self._record.parameters})
-            if self._groups and not self._declared_flops:
-                self._ask_for_count()
-            self._groups, self._outer = [], {}  # which hold the program's modules
+            self._describe_to(handover)
+        self._let_modules_go()
+
+    def _describe_to(self, handover: HandOver) -> None:
+        self._writer_id = handover.writer_id
+        identity = training_identity(self.model())
+        handover.describe(training=identity)
+        self._identified.set()
+        self._recorded.wait()
+        if self._recorder is None:
+            self._read_configuration(self._amounts[0])
+            return
+        if not self._recorder.steps:
+            return
+        self._read_step()
+        assert self._record is not None
+        if self._record.parameters:
+            handover.describe(training={**identity, "parameters": self._record.parameters})
+        if self._groups and not self._declared_flops:
+            self._ask_for_count()
+
+    def _let_modules_go(self) -> None:
+        """Hold none of the program's modules, whatever failed."""
+        self._groups, self._outer = [], {}
+        if self._recorder is not None:
+            self._recorder.steps = []
 
     def _read_configuration(self, amounts: tuple[int | None, int | None, float]) -> None:
         """Count FLOPs of a model that is no torch module: a configuration, a tree of arrays."""
@@ -283,7 +293,7 @@ class Description:
 
         assert self._record is not None
         self._request = serialised(self._groups, self._outer, self._closing)
-        self._groups, self._outer = [], {}
+        self._let_modules_go()
         if self._closing.wait(_SHORT_S) and not self._is_left:
             return
         self._begin_elsewhere()

@@ -230,6 +230,30 @@ def test_a_loss_is_kept_with_its_step(watching: Callable[..., Watched]) -> None:
     assert steps(watched)["loss"].tolist() == [0.0, 1.0, 2.0]
 
 
+def test_a_count_that_fails_holds_on_to_no_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr("ergmeter.flops.counted.skeleton.serialised", refuse)
+    training = Training(out=tmp_path / "run", probes=[])
+    loop = Loop(lambda: training)
+    model = Small()
+    optimizer = sgd(model)
+    loop.optimizer_made(optimizer)
+    for _ in range(3):
+        model(ids()).sum().backward()
+        loop.stepped(optimizer)
+    trained = ref(model)
+    del optimizer, model
+    loop.stop()
+    gc.collect()
+    assert trained() is None
+    reason = Run.open(tmp_path / "run").writers[0].header["no_flops"]
+    assert reason == "ergmeter failed to count them (RuntimeError: no)"
+
+
 def test_an_optimizer_where_a_dead_one_was_begins_a_training_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
