@@ -151,8 +151,10 @@ class Terminal:
 class Lab:
     """A directory, and the processes that were started in it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, **variables: str) -> None:
+        """`variables`: what processes have in their environment beside ours, if nothing is said."""
         self.path = path
+        self.variables = variables
         self._processes: list[subprocess.Popen[bytes]] = []
         self._terminals: list[Terminal] = []
 
@@ -163,7 +165,7 @@ class Lab:
             cwd=self.path,
             start_new_session=True,
             preexec_fn=_default_signals,
-            **{"env": environment(), "stdin": subprocess.DEVNULL, **options},
+            **{"env": environment(**self.variables), "stdin": subprocess.DEVNULL, **options},
         )
         self._processes.append(process)
         return process

@@ -141,6 +141,13 @@ def worker_of(lab: Lab) -> dict[str, Any]:
 
 
 @pytest.fixture
+def lab(lab: Lab) -> Lab:
+    """Where pyarrow finds no pandas: it would load it in each driver."""
+    lab.variables = quick("pandas")
+    return lab
+
+
+@pytest.fixture
 def scripted(lab: Lab) -> dict[str, str]:
     """Variables of a machine with two devices and an `nvidia-smi` that reads them."""
     here, programs = lab.path / "scripted", lab.path / "bin"
@@ -152,7 +159,7 @@ def scripted(lab: Lab) -> dict[str, str]:
     path = f"{programs}:{os.environ['PATH']}"
     return environment(
         PATH=path, SCRIPTED_SMI=str(here), HF_HUB_OFFLINE="1",
-        **quick("datasets", "scipy", "sklearn"),
+        **quick("datasets", "pandas", "scipy", "sklearn"),
     )  # fmt: skip
 
 
@@ -305,7 +312,7 @@ def test_gpus_that_others_compute_on_are_refused(
     (lab.path / "go").touch()
     busy = [Gpu(), Gpu(processes=[(os.getpid(), 1 << 30)])]
     script = library.environment(Script(busy, epoch_ns=time.monotonic_ns()))
-    variables = {**environment(**script), "CUDA_VISIBLE_DEVICES": "0,1"}
+    variables = {**environment(**script, **lab.variables), "CUDA_VISIBLE_DEVICES": "0,1"}
     refused = lab.run(*run(lab), env=variables)
     assert refused.returncode == 2
     assert f"process {os.getpid()}".encode() in refused.stderr

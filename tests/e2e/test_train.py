@@ -34,8 +34,9 @@ from tests.nvml.library import Gpu, Library, Script, build
 pytestmark = pytest.mark.frameworks
 
 ROOT = Path(__file__).parents[2]
+# What transformers and pyarrow load where they find it, and a training does not use.
+LEFT_OUT = ("bitsandbytes", "datasets", "pandas", "scipy", "sklearn")
 # What a training loads, before its ranks are forked.
-LEFT_OUT = ("bitsandbytes", "datasets", "scipy", "sklearn")  # transformers loads them if it may
 LOADED = ("torch._dynamo", "peft", "transformers.trainer", "ergmeter.workloads.sft.training")
 
 
