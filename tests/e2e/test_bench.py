@@ -19,6 +19,7 @@ import yaml
 
 from ergmeter.bench.execute.outcome import ERG_TRAIN_FACTS
 from ergmeter.runlog.reader import Run
+from ergmeter.workloads.sft.tiny_model import saved_model
 from tests.e2e.conftest import PYTHON, SCRIPTS, TIMEOUT_S, Lab, environment, erg, eventually, quick
 from tests.models import models as kept_models
 from tests.nvml.library import Gpu, Script, build
@@ -43,8 +44,10 @@ print("loss=1.5")
 STAGES = (
     f"import sys; sys.path.insert(0, {str(SCRIPTS)!r})"
     + """
-import light, torch
+import gc, light, torch
 from transformers import Trainer, TrainingArguments
+
+gc.freeze()  # the memory tracker collects garbage at each stage
 
 class Line(torch.nn.Module):
     def __init__(self):
@@ -84,6 +87,7 @@ def trainings(lab: Lab, models: Path) -> str:
         "exclude": [{"framework_config": "none"}, {"num_gpus": 1}],
         "expects": [{"tuning": "qlora", "when": {"framework_config": "bnb"}}],
     }  # fmt: skip
+    saved_model("builtin:tiny", models)  # or both ranks make it
     (lab.path / "stages.py").write_text(STAGES)
     stages = {"name": "stages", "command": "{python} stages.py {hf}", "arguments": {}}
     (lab.path / "scenarios.yaml").write_text(yaml.safe_dump({"scenarios": [scenario, stages]}))
