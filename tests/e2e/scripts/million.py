@@ -29,7 +29,7 @@ def resident_kb() -> int:
 training = Training(out=sys.argv[1], probes=("process",), sinks=("jsonl",), sinks_every_s=1.0)
 training.begin()
 seen: list[int] = []
-batch = {"input_ids": np.zeros((2, 3), dtype=int)}
+batch = {"input_ids": np.zeros((2, 4), dtype=int), "attention_mask": np.array([[1, 1, 1, 0]] * 2)}
 for number in range(STEPS):
     training.step_begin()
     training.batch(batch)
