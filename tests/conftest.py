@@ -10,6 +10,7 @@ import hypothesis
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from pathlib import Path
 
     from _pytest.terminal import TerminalReporter
@@ -58,9 +59,24 @@ def _mixed(paths: list[Path]) -> dict[Path, float]:
     return {path: n / len(group) for group in groups.values() for n, path in enumerate(group)}
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the garbage collector from scanning the loaded modules while more are loaded."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
-    """Keep the garbage collector from scanning the loaded modules again and again."""
+    """Keep it from scanning them again and again."""
     gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Nor need it look for garbage when everything ends."""
     gc.freeze()
 
 

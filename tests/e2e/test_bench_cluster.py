@@ -25,7 +25,7 @@ import yaml
 
 from ergmeter.atomic_write import write_json
 from ergmeter.runlog.reader import Run
-from tests.e2e.conftest import PYTHON, TIMEOUT_S, Lab, environment, erg, eventually
+from tests.e2e.conftest import PYTHON, TIMEOUT_S, Lab, environment, erg, eventually, quick
 from tests.e2e.test_slurm import Cluster, cluster  # noqa: F401  a fixture
 from tests.models import models as kept_models
 
@@ -54,6 +54,8 @@ if os.environ["RANK"] == "1":
 time.sleep(600)
 """
 STEPS, BATCH = 3, 4
+# What transformers and pyarrow load where they find it, and nothing here uses.
+LEFT_OUT = ("bitsandbytes", "datasets", "pandas", "scipy", "sklearn")
 CELLS = (1, 2)  # by their `n`: one can run while one waits
 
 
@@ -148,7 +150,7 @@ def what_is_the_same(lab: Lab) -> tuple[Any, ...]:
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
     """What is the same of the `waiting` plan, by the launcher `local`."""
-    lab = Lab(tmp_path_factory.mktemp("here"))
+    lab = Lab(tmp_path_factory.mktemp("here"), **quick(*LEFT_OUT))
     (lab.path / "go").touch()
     done = lab.run(*run(lab))
     assert done.returncode == 0, done.stderr.decode()
@@ -171,7 +173,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, models: Path) -> list[int]:
     """The tokens of each step of the training on one node, by the launcher `local`."""
-    lab = Lab(tmp_path_factory.mktemp("alone"))
+    lab = Lab(tmp_path_factory.mktemp("alone"), **quick(*LEFT_OUT))
     plan = scenarios(lab, trains(1, models))
     done = lab.run(*run(lab, plan=plan), timeout_s=TRAININGS_S)
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
@@ -204,7 +206,7 @@ class Bench:
 
     def __init__(self, lab: Lab, cluster: Cluster) -> None:  # noqa: F811
         self.lab = lab
-        self.variables = environment(**cluster.environment)
+        self.variables = environment(**cluster.environment, **quick(*LEFT_OUT))
 
     def start(self, *options: object) -> subprocess.Popen[bytes]:
         command = run(self.lab, *SLURM, "--jobs", "1", *options)
@@ -406,8 +408,10 @@ class RayCluster:
         # Ray asks amdsmi for GPUs, which without AMD's library fails in a way it does not expect.
         (lab.path / "modules").mkdir()
         (lab.path / "modules" / "amdsmi.py").write_text("raise ImportError('left out')")
-        more = [str(lab.path / "modules"), str(RAY), os.environ.get("PYTHONPATH", "")]
-        self.variables = environment(PYTHONPATH=os.pathsep.join(more), RAY_USAGE_STATS_ENABLED="0")
+        known = quick("pandas")
+        more = [str(lab.path / "modules"), str(RAY), known["PYTHONPATH"]]
+        known["PYTHONPATH"] = os.pathsep.join(more)
+        self.variables = environment(**known, RAY_USAGE_STATS_ENABLED="0")
         with socket.socket() as one:
             one.bind(("127.0.0.1", 0))
             self.port = one.getsockname()[1]
@@ -430,7 +434,8 @@ class RayCluster:
             node.wait(TIMEOUT_S)
 
     def _begin(self, *options: str) -> None:
-        begin = (PYTHON, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1", *options)
+        begin = (PYTHON, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1",
+                 "--include-log-monitor=false", *options)  # fmt: skip
         with (self._lab.path / "ray.log").open("ab") as said:
             told = {"env": self.variables, "stdout": said, "stderr": said}
             self._nodes.append(self._lab.start(*begin, **told))

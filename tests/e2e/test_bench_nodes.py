@@ -29,6 +29,7 @@ from ergmeter.bench.execute.process import Cancelled
 from ergmeter.bench.launchers.local import LocalLauncher
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import UsageError
+from tests.e2e.conftest import environment, quick
 
 pytestmark = pytest.mark.cluster
 
@@ -79,7 +80,8 @@ class Launch:
         write_json(folder / state.CELL, one.to_json())
         self.processes = [
             subprocess.Popen(
-                launching.runner_words(str(folder), number=number, nodes=one.nodes, token=token)
+                launching.runner_words(str(folder), number=number, nodes=one.nodes, token=token),
+                env=environment(**quick()),
             )
             for number in reversed(range(one.nodes))
         ][::-1]
@@ -183,7 +185,8 @@ def test_ranks_of_two_nodes_are_one_training_numbered_by_node(ended: Launch) -> 
 def test_the_scripts_of_all_nodes_repeat_the_cell(ended: Launch) -> None:
     scripts = [ended.folder / f"command.node{node}.sh" for node in (0, 1)]
     assert "# node 1 of 2: " in scripts[1].read_text()
-    by_hand = [subprocess.Popen(["sh", one], stdout=subprocess.PIPE) for one in scripts]
+    by_hand = [subprocess.Popen(["sh", one], stdout=subprocess.PIPE, env=environment(**quick()))
+               for one in scripts]  # fmt: skip
     said = [one.communicate(timeout=WAIT_S)[0].decode() for one in by_hand]
     assert [who(text) for text in said] == NUMBERED
 
@@ -360,8 +363,8 @@ def test_accelerate_is_told_of_all_machines(tmp_path: Path) -> None:
     port = launching.free_port()
     nodes = [NodeOfCell(n, 2, "127.0.0.1", port, "t") for n in (0, 1)]
     words = [launching.start(one, tmp_path, has_gpus=True, node=node).words for node in nodes]
-    started = [subprocess.Popen(one, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-               for one in words]  # fmt: skip
+    started = [subprocess.Popen(one, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                env=environment(**quick())) for one in words]  # fmt: skip
     told = [process.communicate(timeout=WAIT_S) for process in started]
     for number, (out, err) in enumerate(told):
         assert f"rank {number} of 2 node {number}" in out.decode(), err.decode()

@@ -18,7 +18,7 @@ from ergmeter.runlog.reader import Run
 from ergmeter.units import NS_PER_S
 from ergmeter.views.run.card import loss_curve
 from tests.e2e.clocks import bounds_s
-from tests.e2e.conftest import PYTHON, QUICK, TIMEOUT_S, Program, needs, script, warmed
+from tests.e2e.conftest import PYTHON, QUICK, TIMEOUT_S, Program, needs, quick, script, warmed
 from tests.e2e.recorded_steps import steps
 from tests.ports import free_port
 from tests.runs import ALL_STEPS
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.frameworks
 
 WARM = (*QUICK, "--warmup-steps", "1")
+
+
+@pytest.fixture
+def lab(lab: Lab) -> Lab:
+    """Where programs begin and end sooner."""
+    lab.variables = quick()
+    return lab
 
 
 def truths(printed: bytes) -> list[dict[str, Any]]:
@@ -67,7 +74,7 @@ def one_after_the_other(tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     """Nine trainings in one process: each with its truth, and its share of the run."""
     from tests.e2e.conftest import Lab
 
-    lab = Lab(tmp_path_factory.mktemp("trainings"))
+    lab = Lab(tmp_path_factory.mktemp("trainings"), **quick())
     done = lab.record(*script("hook_trainings"))
     assert done.returncode == 0, done.stderr.decode()
     assert done.stderr == b""
@@ -385,6 +392,7 @@ def test_a_python_that_is_deaf_is_named_with_the_cure(lab: Lab) -> None:
 
 
 def test_a_python_without_ergmeter_is_told_how_to_get_it(lab: Lab) -> None:
+    lab.variables = {}  # nothing on its path
     lab.run(sys.executable, "-m", "venv", "--without-pip", "bare")
     python = lab.path / "bare" / "bin" / "python"
     done = lab.record(python, "-c", "print(1)")
@@ -400,6 +408,7 @@ def test_without_a_python_or_without_torch_that_is_what_is_said(lab: Lab) -> Non
 
 
 def test_the_hook_can_be_left_out(lab: Lab) -> None:
+    lab.variables = {}  # nothing on its path
     print_path = "import os; print(os.environ.get('PYTHONPATH'))"
     done = lab.record(PYTHON, "-c", print_path, options=(*QUICK, "--no-hook"))
     assert done.stdout.strip() == b"None"
@@ -407,6 +416,7 @@ def test_the_hook_can_be_left_out(lab: Lab) -> None:
 
 
 def test_the_program_sees_its_own_path_and_its_own_sitecustomize(lab: Lab) -> None:
+    lab.variables = {}  # nothing on its path
     (lab.path / "mine").mkdir()
     (lab.path / "mine" / "sitecustomize.py").write_text("print('mine')")
     code = "import sys, sitecustomize as s; print([p for p in sys.path if 'boot' in p], s.__file__)"

@@ -14,7 +14,7 @@ import pytest
 
 from ergmeter.records import PHASES
 from ergmeter.runlog.reader import Run
-from tests.e2e.conftest import Program, needs, reported, script, warmed
+from tests.e2e.conftest import Program, needs, quick, reported, script, warmed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,7 +108,8 @@ def measured(request: pytest.FixtureRequest) -> Trained:
 def trl_pair(tmp_path_factory: pytest.TempPathFactory) -> list[Trained]:
     needs("trl")
     loads = ("torch._dynamo", LLAMA, "peft", "trl.trainer.dpo_trainer", "trl.trainer.sft_trainer")
-    return trained([("hf_trl", "with", 0), ("hf_trl", "without", 0)], loads, tmp_path_factory)
+    programs = [("hf_trl", "with", 0), ("hf_trl", "without", 0)]
+    return trained(programs, loads, tmp_path_factory, **quick("bitsandbytes", "scipy", "sklearn"))
 
 
 _TIMES = re.compile(r"('\w+(?:_runtime|_per_second)': )'[^']*'")

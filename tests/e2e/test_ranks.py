@@ -10,7 +10,7 @@ import pytest
 
 from ergmeter.runlog.reader import Run
 from tests.e2e.clocks import bounds_s
-from tests.e2e.conftest import ERG, PYTHON, SCRIPTS, TIMEOUT_S, environment, reported
+from tests.e2e.conftest import ERG, PYTHON, SCRIPTS, TIMEOUT_S, environment, quick, reported
 from tests.ports import free_port
 
 pytestmark = pytest.mark.frameworks
@@ -25,7 +25,7 @@ def torchrun(port: int, *arguments: str) -> list[str]:
 
 def done(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=cwd, env=environment(), check=False, capture_output=True, text=True,
+        command, cwd=cwd, env=environment(**quick()), check=False, capture_output=True, text=True,
         timeout=TIMEOUT_S,
     )  # fmt: skip
 

@@ -17,6 +17,7 @@ from tests.runs import add_writer, even_steps, make_run
 Answer = tuple[int, str, str]
 Erg = Callable[..., Answer]
 MODEL = "hidden=2048,layers=22,ffn=5632,heads=32,kv_heads=4,vocab=32000"
+SMALL = MODEL.replace("layers=22", "layers=2")  # for what is not about its size
 BATCH = ("--seq-len", "2048", "--batch-size", "8")
 BERT = {
     "model_type": "bert",
@@ -51,8 +52,8 @@ def erg(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 RECORDED = ("--optimizer", "adamw", "--output", "until-step", "--kv-cache")
 
 
-def document(erg: Erg, *arguments: str) -> dict[str, Any]:
-    code, out, err = erg(MODEL, *BATCH, *arguments, "--json")
+def document(erg: Erg, *arguments: str, model: str = MODEL) -> dict[str, Any]:
+    code, out, err = erg(model, *BATCH, *arguments, "--json")
     assert (code, err) == (0, "")
     found: dict[str, Any] = json.loads(out)
     return found
@@ -107,6 +108,7 @@ def test_every_reading_is_labelled_as_assumed(erg: Erg) -> None:
         erg,
         *("--device", "h200-sxm5", "--tokens", "1e9", "--mfu", "0.45", "--power-frac", "0.9"),
         *("--grid-g-per-kwh", "300", "--pue", "1.2", "--price-per-hour", "3", "--currency", "USD"),
+        model=SMALL,
     )
     readings = found["readings"]
     assert {one["basis"] for one in readings.values()} == {"assumed"}
@@ -159,7 +161,7 @@ def test_the_table_shows_moments_verdict_and_what_to_change(erg: Erg) -> None:
 def test_the_room_is_what_the_driver_reports_where_that_is_known(
     erg: Erg, device: str, mib: int, said: str
 ) -> None:
-    readings = document(erg, "--device", device)["readings"]
+    readings = document(erg, "--device", device, model=SMALL)["readings"]
     spare, peak = (readings[f"estimate.memory_{name}_bytes"] for name in ("spare", "peak"))
     assert spare["value"] == pytest.approx(0.9 * mib * 2**20 - peak["value"])
     assert said in spare["note"]
@@ -175,17 +177,18 @@ def test_the_room_is_what_the_driver_reports_where_that_is_known(
 def test_a_device_without_a_memory_is_answered_with_the_option_for_it(
     erg: Erg, device: str, said: str
 ) -> None:
-    found = document(erg, "--device", device, "--mfu", "0.4")
+    found = document(erg, "--device", device, "--mfu", "0.4", model=SMALL)
     assert said in found["verdict"]
     assert "--peak" not in found["verdict"]
     assert "--memory-gib" in found["verdict"]
     assert "unknown peak: pass --peak (" in found["readings"]["estimate.step_s"]["missing"]
-    assert document(erg, "--device", device, "--memory-gib", "80")["fits"] is True
+    found = document(erg, "--device", device, "--memory-gib", "80", model=SMALL)
+    assert found["fits"] is True
 
 
 def test_a_source_is_named_without_its_address(erg: Erg) -> None:
     arguments = ("--device", "a100", "--memory-gib", "40", "--mfu", "0.4", "--tokens", "1e9")
-    code, out, _ = erg(MODEL, *BATCH, *arguments)
+    code, out, _ = erg(SMALL, *BATCH, *arguments)
     assert (code, "http" in out) == (0, False)
     rows = "a100-sxm-40gb, a100-sxm-80gb, a100-pcie-40gb, a100-pcie-80gb"
     said = f"(NVIDIA A100 datasheet, checked 2026-11-15; a100 is any of {rows}, which agree on it)"
@@ -203,7 +206,7 @@ def test_the_mask_of_a_window_is_spoken_of_where_there_is_one(
 
 
 def test_what_waits_for_one_option_is_one_line(erg: Erg) -> None:
-    _, out, _ = erg(MODEL, *BATCH, "--device", "h200-sxm5")
+    _, out, _ = erg(SMALL, *BATCH, "--device", "h200-sxm5")
     said = "step_s, tokens_per_s, duration_h, energy_kwh, co2e_g, cost: - (no utilisation was given"
     assert out.count("no utilisation was given") == 1
     assert said in " ".join(out.split())
@@ -479,8 +482,10 @@ def test_the_mfu_of_an_earlier_run_can_be_taken(erg: Erg, tmp_path: Path) -> Non
         header={"flops": [asdict(flops)]},
     )
     common = ("--device", "h200-sxm5", "--tokens", "1e9")
-    stated = document(erg, *common, "--mfu", "0.5")["readings"]["estimate.step_s"]
-    measured = document(erg, *common, "--mfu-from", str(run))["readings"]["estimate.step_s"]
+    stated, measured = (
+        document(erg, *common, *told, model=SMALL)["readings"]["estimate.step_s"]
+        for told in (("--mfu", "0.5"), ("--mfu-from", str(run)))
+    )
     assert measured["value"] == pytest.approx(stated["value"])
     assert "of the run before" in measured["note"]
     code, _, err = erg(MODEL, *BATCH, *common, "--mfu-from", str(run), "--mfu", "0.5")

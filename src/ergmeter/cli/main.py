@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import difflib
+import gc
 import importlib
 import keyword
 import os
@@ -131,6 +133,9 @@ def main(
 ) -> None:
     """Entry point of the `erg` command, or of one command that goes by a name of its own."""
     say = partial(_tell, program)
+    # What a command has loaded (with torch a million objects) is not searched for garbage when it
+    # ends: that takes a second.
+    atexit.register(gc.freeze)
     try:
         result: Any = command.main(args=arguments, prog_name=program, standalone_mode=False)
     except click.exceptions.Exit as done:

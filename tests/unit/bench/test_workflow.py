@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.e2e.conftest import quick
+
 pytestmark = pytest.mark.soak
 
 WORKFLOW = Path(__file__).parents[3] / "docs" / "gate-github-actions.yml"
@@ -91,7 +93,7 @@ def run(folder: Path, event: str, *, repeats: int = 3) -> tuple[list[str], int, 
         text = text.replace("--repeats 3 ", f"--repeats {repeats} ")
         done = subprocess.run(
             ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", text],
-            cwd=folder, env={**os.environ, "PATH": path, **around},
+            cwd=folder, env={**os.environ, "PATH": path, **around, **quick("pandas")},
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:

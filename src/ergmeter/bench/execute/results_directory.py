@@ -242,8 +242,9 @@ def _queued() -> str | None:
 
 def _installed() -> str:
     """Installed packages, much as `pip freeze` lists them."""
-    packages = {package.name.lower(): package for package in distributions() if package.name}
-    lines = sorted(f"{package.name}=={package.version}" for package in packages.values())
+    read = [package.metadata for package in distributions()]  # which reads it at each asking
+    packages = {about["Name"].lower(): about for about in read if about["Name"]}
+    lines = sorted(f"{about['Name']}=={about['Version']}" for about in packages.values())
     return "\n".join(lines) + "\n"
 
 
