@@ -352,7 +352,8 @@ def test_a_cell_that_is_shown_all_devices_waits_for_a_reading_of_each(
     around = {name: one for name, one in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     with nvidia_smi_logger.logged(directory, environment=around):
         said = (directory / nvidia_smi_logger.LOG).read_text()
-    assert said.count("MiB\n") == 2, said
+    # On a busy machine a second reading may be there already.
+    assert {line.split(", ")[2] for line in said.splitlines()[1:]} == {"0", "1"}, said
 
 
 @pytest.mark.parametrize(
