@@ -323,10 +323,10 @@ def test_a_job_that_was_cancelled_by_hand_and_requeued_is_taken_over(bench: Benc
     driver = bench.start()
     n = bench.first()
     before = bench.jobs()
+    driver.kill()  # which would have the cell run again once it sees the end of the job
+    driver.wait(TIMEOUT_S)
     bench.asked("scancel", before[n])
     eventually(lambda: status(bench.lab, n)["status"] == "cancelled", "the job is ended")
-    driver.kill()
-    driver.wait(TIMEOUT_S)
     eventually(lambda: before[n] not in bench.queue(), "it has left the queue")
     bench.asked("scontrol", "requeue", before[n])
     assert before[n] in bench.queue()
