@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ergmeter.bench.execute import state
 from ergmeter.bench.execute.launching import LaunchOptions
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import PluginError
@@ -121,6 +122,19 @@ def test_an_array_that_is_refused_leaves_word_of_those_that_were_taken(
         launcher.submit(cells)
     assert (cells[1][1] / slurm.JOB).read_text() == "12_1"
     assert "#SBATCH --requeue\n" in (commands.path / "script").read_text()
+
+
+def test_a_cell_that_ended_while_the_driver_started_is_not_submitted_again(
+    tmp_path: Path, commands: Commands
+) -> None:
+    commands.say("squeue", "")
+    commands.say("sbatch", 'echo "Submitted batch job 12"')
+    cells = placed(tmp_path, cell(0), cell(1))
+    state.write(cells[0][1], state.CellState(status="ok"))
+    state.write(cells[1][1], state.CellState(status="cancelled"))
+    (cells[0][1] / slurm.JOB).write_text("7_0")
+    slurm.SlurmLauncher(LaunchOptions()).submit(cells)
+    assert [(directory / slurm.JOB).read_text() for _, directory in cells] == ["7_0", "12"]
 
 
 def test_a_preemption_within_a_cells_time_is_not_taken_for_the_end_of_its_jobs() -> None:

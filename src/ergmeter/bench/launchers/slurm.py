@@ -106,11 +106,12 @@ class SlurmLauncher:
         self._jobs |= {index: job for index, job in jobs.items() if job}
 
     def submit(self, cells: Sequence[tuple[Cell, Path]]) -> None:
-        """Submit the cells that no job in the queue is for, an array for each size of job."""
+        """Submit the cells that have not ended and have no job, an array for each size of job."""
         self.take_over(cells)
         arrays: dict[tuple[int, int], list[tuple[Cell, Path]]] = {}
         for cell, directory in cells:
-            if cell.index not in self._jobs:
+            # The state is read after the queue: a job of an earlier driver may just have ended.
+            if cell.index not in self._jobs and not state.read(directory).is_final:
                 arrays.setdefault((cell.nodes, cell.num_gpus), []).append((cell, directory))
         for members in arrays.values():
             for start in range(0, len(members), _MOST_IN_ARRAY):
