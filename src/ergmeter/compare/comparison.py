@@ -7,7 +7,7 @@ unless the user asks for them anyway; the refusals are then shown beside them.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,8 @@ from ergmeter.compare.grouping import (
     group_entries,
     mixed_facts,
 )
+from ergmeter.compare.padding import padding_remark
+from ergmeter.compare.pairing import ConfigurationPair, Pairing, pair_entries
 from ergmeter.compare.time_to_loss import ENERGY, SMOOTHING, TIME, to_target
 from ergmeter.compare.verdicts import (
     DEVICE_MEMORY,
@@ -37,15 +39,25 @@ from ergmeter.compare.verdicts import (
     Verdict,
     absent_verdict,
     measure,
+    rule_measure,
     verdict,
 )
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.records import Reading
-from ergmeter.stats.ratio import UNBOUNDED, Contrast, Mean, contrast, mean
+from ergmeter.stats.ratio import (
+    UNBOUNDED,
+    Contrast,
+    Mean,
+    Scale,
+    SingleRuns,
+    contrast,
+    holm,
+    mean,
+)
 from ergmeter.units import grouped
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +104,40 @@ class CompareOptions:
     target_loss: float | None = None
     confidence: float = 0.95
     effect: float = 0.02
+    noise: Mapping[str, float] = field(default_factory=dict)  # of one run; "" for all metrics
+    by: tuple[str, ...] = ()  # the columns that configurations are matched by
+    new_where: Mapping[str, str] = field(default_factory=dict)
+    ref_where: Mapping[str, str] = field(default_factory=dict)
+
+    def noise_of(self, label: str) -> float | None:
+        """The stated noise of one run in a metric."""
+        return self.noise.get(label, self.noise.get(""))
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPair:
-    """One group compared with the baseline."""
+    """One group compared with the baseline, or one configuration of NEW with that of REF."""
 
-    baseline: str
-    other: str
+    groups: ConfigurationPair
     fairness: Fairness
     verdicts: tuple[Verdict, ...]
     is_comparable: bool
+    padding: str = ""  # why samples/s and tokens/s disagree
+
+    @property
+    def name(self) -> str:
+        """The name of the configuration."""
+        return self.groups.name
+
+    @property
+    def baseline(self) -> str:
+        """The name of the baseline."""
+        return self.groups.ref.name
+
+    @property
+    def other(self) -> str:
+        """The name of the group that is compared with it."""
+        return self.groups.new.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +152,8 @@ class Comparison:
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
     options: CompareOptions
+    pairing: Pairing | None = None  # if two sides were matched by configuration
+    pooled: tuple[Verdict, ...] = ()  # all configurations together
 
     @property
     def is_comparable(self) -> bool:
@@ -154,9 +191,14 @@ def figures_needed(options: CompareOptions) -> tuple[str, ...]:
 
 def compare(source: SourceEntries, options: CompareOptions) -> Comparison:
     """Compare the runs of a source. UsageError for unknown groups or metrics."""
-    entries = _with_target(source.entries, options.target_loss)
+    ended_well = [entry for entry in source.entries if entry.status == "ok"]
+    left_out = (
+        *source.left_out,
+        *(f"{e.source}: {e.reason or e.status}" for e in source.entries if e.status != "ok"),
+    )
+    entries = _with_target(ended_well, options.target_loss)
     if not entries:
-        why = f": {source.left_out[0]}" if source.left_out else ""
+        why = f": {left_out[0]}" if left_out else ""
         raise UsageError(f"nothing to compare{why}")
     by = options.group_by or default_group_by(entries)
     groups, silent = group_entries(entries, by)
@@ -168,12 +210,79 @@ def compare(source: SourceEntries, options: CompareOptions) -> Comparison:
     measures = tuple(
         candidate for candidate in wanted if candidate in named or _any_has(entries, candidate)
     )
-    pairs = tuple(_pair(groups[0], other, measures, by, options) for other in groups[1:])
-    comparison = Comparison(
-        by, groups, measures, pairs, None, (*source.left_out, *silent), (), options
-    )
+    pairs = _corrected([_pair(groups[0], g, measures, by, options) for g in groups[1:]], options)
+    comparison = Comparison(by, groups, measures, pairs, None, (*left_out, *silent), (), options)
     absent_ = _absent(entries, [candidate for candidate in wanted if candidate not in measures])
     return replace(comparison, front=_front(comparison), notes=(*absent_, *_notes(comparison)))
+
+
+_FEWEST_POOLED = 3
+
+
+def compare_sides(
+    new: Sequence[Entry], ref: Sequence[Entry], metrics: Sequence[str], options: CompareOptions
+) -> Comparison:
+    """Compare NEW with REF, configuration by configuration, and all of them together."""
+    measures = tuple(dict.fromkeys(rule_measure(name) for name in metrics))
+    pairing = pair_sides(new, ref, options)
+    pairs = []
+    by_measure: dict[Measure, list[Verdict]] = {measured: [] for measured in measures}
+    for groups in pairing.both:
+        verdicts = []
+        for measured in measures:
+            result = pair_contrast(groups, measured, "ratio", options)
+            if result is not None:
+                key, change = result
+                verdicts.append(Verdict(measured, "differs", "", change, key=key))
+                by_measure[measured].append(verdicts[-1])
+        remark = padding_remark(groups)
+        pairs.append(GroupPair(groups, Fairness(), tuple(verdicts), is_comparable=True, padding=remark))
+    pooled = [pooled_verdict(verdicts, options) for verdicts in by_measure.values()]
+    sides = tuple(group for pair in pairing.both for group in (pair.new, pair.ref))
+    return Comparison(
+        *(pairing.by, sides, measures, tuple(pairs), None, (), (), options, pairing),
+        pooled=tuple(each for each in pooled if each is not None),
+    )
+
+
+def pair_sides(new: Sequence[Entry], ref: Sequence[Entry], options: CompareOptions) -> Pairing:
+    """The configurations of both sides. NotComparable for windows of different kinds."""
+    return pair_entries(
+        new, ref, by=options.by, new_where=options.new_where, ref_where=options.ref_where
+    )
+
+
+def pair_contrast(
+    pair: ConfigurationPair, measured: Measure, scale: Scale, options: CompareOptions
+) -> tuple[str, Contrast] | None:
+    """NEW over REF in the first metric that both have; None if none, or without such a scale."""
+    key = pair.common_key(measured.keys)
+    if key is None:
+        return None
+    single = SingleRuns(options.noise_of(measured.label), ("NEW", "REF"))
+    try:
+        change = contrast(
+            pair.new.numbers(key),
+            pair.ref.numbers(key),
+            scale=scale,
+            confidence=options.confidence,
+            single=single,
+        )
+    except NotMeasurable:
+        return None
+    return key, change
+
+
+def pooled_verdict(verdicts: Sequence[Verdict], options: CompareOptions) -> Verdict | None:
+    """All configurations as one: the mean change, its interval from the scatter between them."""
+    changes = [each.contrast for each in verdicts if each.contrast is not None]
+    if len(changes) < _FEWEST_POOLED:
+        return None
+    news, refs = zip(*(change.means for change in changes), strict=True)
+    scale, confidence = changes[0].scale, options.confidence
+    change = contrast(news, refs, scale=scale, is_paired=True, confidence=confidence)
+    key = ", ".join(sorted({each.key for each in verdicts}))
+    return Verdict(verdicts[0].measure, "differs", "", change, key=key)
 
 
 def contrast_of(ours: Group, theirs: Group, measured: Measure, *, confidence: float) -> Contrast:
@@ -298,10 +407,40 @@ def _pair(
     options: CompareOptions,
 ) -> GroupPair:
     fair = fairness(baseline, other, by)
+    groups = ConfigurationPair(other.name, other, baseline)
     if fair.refusals and not options.anyway:
-        return GroupPair(baseline.name, other.name, fair, (), is_comparable=False)
+        return GroupPair(groups, fair, (), is_comparable=False)
     verdicts = tuple(_verdict(baseline, other, measured, fair, options) for measured in measures)
-    return GroupPair(baseline.name, other.name, fair, verdicts, is_comparable=True)
+    return GroupPair(groups, fair, verdicts, is_comparable=True)
+
+
+def _corrected(pairs: Sequence[GroupPair], options: CompareOptions) -> tuple[GroupPair, ...]:
+    """The pairs, differences taken back that Holm's method over the groups does not show."""
+    rejected: dict[int, dict[str, int]] = {number: {} for number in range(len(pairs))}
+    for measured in {v.measure for pair in pairs for v in pair.verdicts}:
+        tests = [
+            (number, p)
+            for number, pair in enumerate(pairs)
+            for v in pair.verdicts
+            if v.measure == measured and v.contrast and (p := v.contrast.p_value()) is not None
+        ]
+        shown = holm([p for _, p in tests], 1.0 - options.confidence)
+        for (number, _), is_shown in zip(tests, shown, strict=True):
+            if not is_shown:
+                rejected[number][measured.key] = len(tests)
+    return tuple(
+        replace(pair, verdicts=tuple(_taken_back(v, pair, rejected[n], options) for v in pair.verdicts))
+        for n, pair in enumerate(pairs)
+    )
+
+
+def _taken_back(
+    given: Verdict, pair: GroupPair, families: Mapping[str, int], options: CompareOptions
+) -> Verdict:
+    family = families.get(given.measure.key, 1)
+    if family == 1 or given.contrast is None or not given.contrast.is_shown:
+        return given
+    return verdict(pair.other, given.measure, given.contrast, effect=options.effect, family=family)
 
 
 def _verdict(

@@ -1,4 +1,5 @@
-"""Entries of a comparison: one measured run each, from a run directory or a ledger's row.
+"""Entries of a comparison: one measured run each, from a run, a ledger's row, a bench cell or an
+analysis. Each package declares its sources of entries under the entry point `ergmeter.entries`.
 
 Facts are normalised here: "1024", "1024.0" and 1024 are one sequence length, True and "true" one
 value, and an empty cell is None.
@@ -7,17 +8,20 @@ value, and an empty cell is None.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from ergmeter.metrics.catalog import refusal
 from ergmeter.records import Missing, Reading, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from ergmeter.runlog.settings import Settings
 
+EntryKind: TypeAlias = Literal["run", "ledger", "cell", "analysis"]
+FAILED = ("oom", "error", "timeout", "diverged", "cancelled")  # statuses of runs that failed
 EVAL_LOSS = "training.eval_loss"
 _ABSENT = ("", "none", "nan", "null", "-")
 _WORDS = {"true": "yes", "false": "no"}
@@ -36,6 +40,14 @@ class Entry:
     assumed: frozenset[str] = frozenset()  # keys whose low and high are bounds of an assumption
     training: int | None = None  # its number, if its directory has several trainings
     cautions: tuple[str, ...] = ()  # what disturbed the run, or is missing
+    kind: EntryKind = "run"
+    status: str = "ok"  # or one of FAILED, or "running", "pending"
+    reason: str = ""  # why it failed
+    broken: str = ""  # expectations of its scenario that it did not meet
+    settings: Mapping[str, Any] = field(default_factory=dict)  # its configuration, as spelled there
+    configuration_id: str = ""  # equal for repeats of one bench configuration
+    conditions: Mapping[str, str | None] = field(default_factory=dict)  # how it was measured
+    again: Callable[[], Entry | None] | None = None  # computes it again over the training window
 
     def value(self, key: str) -> float | None:
         """A metric's value; None if it is missing or impossible."""
@@ -63,6 +75,24 @@ class SourceEntries:
 
     entries: tuple[Entry, ...] = ()
     left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The settings and metrics that are read from each run."""
+
+    settings: Settings | None = None
+    keys: tuple[str, ...] = ()
+
+
+class EntrySource(Protocol):
+    """A kind of file or directory that entries are read from (entry point `ergmeter.entries`)."""
+
+    def recognises(self, path: Path) -> bool:
+        """True if the path is of this kind. Reads no more than its beginning."""
+
+    def read(self, path: Path, wanted: Wanted) -> SourceEntries:
+        """The entries there, failed ones included. FormatError if it is damaged."""
 
 
 def fact(value: object) -> str | None:

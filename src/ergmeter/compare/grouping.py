@@ -14,7 +14,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from ergmeter.errors import UsageError
+from ergmeter.compare.entry import FAILED
+from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.records import Reading
+from ergmeter.stats.ratio import mean
 from ergmeter.units import duration
 
 if TYPE_CHECKING:
@@ -98,6 +101,39 @@ class Group:
         """The distinct values of a column."""
         values = (_of(entry, column) for entry in self.entries)
         return {value for value in values if value is not None}
+
+    @property
+    def ok(self) -> tuple[Entry, ...]:
+        """The runs that ended well."""
+        return tuple(entry for entry in self.entries if entry.status == "ok")
+
+    @property
+    def failed(self) -> tuple[Entry, ...]:
+        """The runs that failed."""
+        return tuple(entry for entry in self.entries if entry.status in FAILED)
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """Expectations that runs which ended well did not meet.
+
+        A failed run may have ended before it could meet them.
+        """
+        return tuple(dict.fromkeys(entry.broken for entry in self.ok if entry.broken))
+
+    def numbers(self, key: str) -> list[float]:
+        """A metric of each run that ended well and has it; empty if one is impossible."""
+        readings = [entry.figures.get(key) for entry in self.ok]
+        present = [reading for reading in readings if isinstance(reading, Reading)]
+        if any(reading.impossible for reading in present):
+            return []
+        return [reading.value for reading in present]
+
+    def mean(self, key: str) -> float | None:
+        """The geometric mean of a metric; None if there is none."""
+        try:
+            return mean(self.numbers(key)).value
+        except NotMeasurable:
+            return None
 
 
 @dataclass(frozen=True, slots=True)

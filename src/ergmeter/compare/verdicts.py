@@ -20,9 +20,14 @@ from ergmeter.units import ratio_text, significant
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ergmeter.compare.rules import GateRule
     from ergmeter.records import Direction
 
-State: TypeAlias = Literal["better", "worse", "differs", "not shown", "no interval", "absent"]
+# Of a comparison; and of a gate, which has "worse" and "absent" too.
+State: TypeAlias = Literal[
+    *("better", "worse", "differs", "not shown", "no interval", "absent"),
+    *("inconclusive", "pass"),
+]
 
 RATE, JOULES, MFU = (
     "throughput.tokens_per_s",
@@ -67,11 +72,10 @@ class Measure:
     unit: str
     direction: Direction
     scale: Scale
-
-    @property
-    def noun(self) -> str:
-        """Its name in a sentence."""
-        return _NOUNS.get(self.key, self.title)
+    noun: str  # its name in a sentence
+    label: str  # its name in rules and tables of cells
+    keys: tuple[str, ...]  # the metrics to compare by, the best first
+    quantity: str  # equal for metrics that are transforms of one another
 
     @property
     def is_quality(self) -> bool:
@@ -81,13 +85,16 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The verdict on one metric of one group against the baseline."""
+    """The verdict on one metric of one group against the baseline, or by a gate's rule."""
 
     measure: Measure
     state: State
     words: str
     contrast: Contrast | None = None
     needed: Needed | None = None
+    key: str = ""  # the metric that both sides have, if the measure has alternatives
+    name: str = ""  # the configuration, in a gate
+    rule: GateRule | None = None
 
 
 def measure(name: str) -> Measure:
@@ -103,14 +110,19 @@ def measure(name: str) -> Measure:
     return Measure(metric.key, metric.title, metric.unit, metric.direction, scale)
 
 
-def verdict(name: str, measured: Measure, result: Contrast, *, effect: float) -> Verdict:
-    """The verdict of a contrast with the baseline. `effect`: the smallest one of interest."""
+def verdict(
+    name: str, measured: Measure, result: Contrast, *, effect: float, family: int = 1
+) -> Verdict:
+    """The verdict of a contrast with the baseline. `effect`: the smallest one of interest.
+
+    `family`: over 1, the number of comparisons among which Holm's method did not reject this one.
+    """
     if result.low is None or result.high is None:
         size = (
             _size(measured, result) if result.value != result.neutral else f"same {measured.noun}"
         )
         return Verdict(measured, "no interval", f"{name} {size}; {result.why}", result)
-    if result.is_shown:
+    if result.is_shown and family == 1:
         words = f"{name} {_size(measured, result)}"
         return Verdict(measured, _state(measured, result), words, result)
     if result.is_exact:
@@ -118,6 +130,9 @@ def verdict(name: str, measured: Measure, result: Contrast, *, effect: float) ->
     write = _plains if measured.is_quality else _span
     span = write(result.low, result.high)
     words = f"no difference in {measured.noun} shown ({span})"
+    if result.is_shown:
+        words += f"; the interval excludes none, but 1 of {family} groups may do so by chance"
+        return Verdict(measured, "not shown", words, result)
     further, wanted = _further(measured, result, effect)
     return Verdict(measured, "not shown", f"{words}; {further}", result, wanted)
 
@@ -206,7 +221,7 @@ def _plain(value: float) -> str:
 
 def _further(measured: Measure, result: Contrast, effect: float) -> tuple[str, Needed | None]:
     """What it takes to show a difference of the size of interest."""
-    if result.why or result.noise is None or result.freedom is None:
+    if result.why or result.noise is None or result.dof is None:
         return result.why, None
     size = effect if measured.is_quality else relative(effect)
     what = f"{effect:g}" if measured.is_quality else f"{effect * 100:g} %"
@@ -216,7 +231,7 @@ def _further(measured: Measure, result: Contrast, effect: float) -> tuple[str, N
     if shows(size, result.noise, repeats, is_paired=is_paired, confidence=confidence):
         return f"one of {what} would have shown", None
     wanted = needed(
-        size, result.noise, dof=result.freedom, is_paired=is_paired, confidence=confidence
+        size, result.noise, dof=result.dof, is_paired=is_paired, confidence=confidence
     )
     if wanted.repeats is None:
         return f"more than 1000 repeats would be needed to show {what}", wanted

@@ -6,7 +6,8 @@ then never reaches below 0, and A over B is the inverse of B over A.
 With three to five repeats a percentile bootstrap claims a difference in 13 to 19 % of cases where
 there is none, a normal quantile in 9 to 12 %. Student's t keeps its 5 %: the paired interval for
 runs with one seed (n - 1 degrees of freedom), or Welch's for groups of different scatter (Welch
-1947; degrees of freedom after Satterthwaite 1946). One run on each side has no interval.
+1947; degrees of freedom after Satterthwaite 1946). One run on each side has no interval, unless
+the scatter of a run is stated. One run against repeats may take the scatter of the repeats.
 
 A loss is compared by its difference: it is a logarithm already, and exp(difference) is the ratio of
 perplexities.
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.stats.intervals import factor
+from ergmeter.stats.intervals import cdf, factor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ergmeter.records import FloatArray
 
 Scale: TypeAlias = Literal["ratio", "difference"]
+Way: TypeAlias = Literal["fall", "rise", "change"]
 
 PAIRED = "paired t-interval"
 WELCH = "Welch's t-interval"
@@ -36,6 +38,7 @@ WELCH = "Welch's t-interval"
 _SAME = 1e-12
 # A ratio and its inverse must both be finite: e^700 is about 1e304.
 _MOST_LOG = 700.0
+_STATED_NOISE_DOF = 1e6  # degrees of freedom of a noise that is stated and not estimated
 UNBOUNDED = (
     "no interval: at this confidence and with so few repeats it reaches beyond a factor of 1e304"
 )
@@ -52,9 +55,11 @@ class Contrast:
     confidence: float
     method: str
     repeats: tuple[int, int]
+    means: tuple[float, float]  # of A and of B
     # Standard deviation of one repeat, or of a pair's difference, on the scale's axis.
     noise: float | None = None
-    freedom: float | None = None
+    dof: float | None = None
+    error: float | None = None  # standard error of the value, on the scale's axis
     why: str = ""
 
     @property
@@ -78,11 +83,42 @@ class Contrast:
     def inverse(self) -> Contrast:
         """B over A, or B minus A."""
         low, high = (None if end is None else self._turned(end) for end in (self.high, self.low))
-        repeats = (self.repeats[1], self.repeats[0])
-        return replace(self, value=self._turned(self.value), low=low, high=high, repeats=repeats)
+        repeats, means = self.repeats[::-1], self.means[::-1]
+        return replace(
+            self, value=self._turned(self.value), low=low, high=high, repeats=repeats, means=means
+        )
+
+    def p_value(self, way: Way = "change") -> float | None:
+        """The p-value of no difference against a fall, a rise or any change of A."""
+        if self.error is None or self.dof is None:
+            return None
+        shift = math.log(self.value) if self.scale == "ratio" else self.value
+        if self.error == 0.0:
+            t = math.copysign(math.inf, shift) if shift else 0.0
+        else:
+            t = shift / self.error
+        if way == "change":
+            return min(1.0, 2.0 * _below(-abs(t), self.dof))
+        return _below(t if way == "fall" else -t, self.dof)
 
     def _turned(self, value: float) -> float:
         return 1.0 / value if self.scale == "ratio" else -value
+
+
+def _below(t: float, dof: float) -> float:
+    return float(t > 0) if math.isinf(t) else cdf(t, dof)
+
+
+@dataclass(frozen=True, slots=True)
+class SingleRuns:
+    """Where the scatter of a single run comes from.
+
+    `noise`: the stated standard deviation of one run, as a share of its value. Without it, a side
+    with repeats lends its scatter to the other if `names` (of A and of B) are set.
+    """
+
+    noise: float | None = None
+    names: tuple[str, str] | None = None
 
 
 def contrast(
@@ -92,6 +128,7 @@ def contrast(
     scale: Scale = "ratio",
     is_paired: bool = False,
     confidence: float = 0.95,
+    single: SingleRuns = SingleRuns(),  # noqa: B008  immutable
 ) -> Contrast:
     """Ours over theirs. If paired, both are in the order of the pairs.
 
@@ -101,26 +138,66 @@ def contrast(
     middle = float(a.mean() - b.mean())
     if abs(middle) < _SAME * (1.0 + float(np.abs(a).max())):
         middle = 0.0
-    repeats = (len(a), len(b))
     back = math.exp if scale == "ratio" else float
     method = PAIRED if is_paired else WELCH
-    why = _why_no_interval(repeats)
-    if why:
-        return Contrast(back(middle), None, None, scale, confidence, method, repeats, why=why)
-    error, dof, noise = _paired(a - b) if is_paired else _welch(a, b)
-    margin = factor(confidence, dof) * error
-    low, high = _ends(middle, margin, scale)
-    return Contrast(
-        back(middle),
-        low,
-        high,
-        scale,
-        confidence,
-        method,
-        repeats,
-        noise,
-        dof,
+    plain = Contrast(
+        *(back(middle), None, None, scale, confidence, method, (len(a), len(b))),
+        means=(back(float(a.mean())), back(float(b.mean()))),
+        why=_why_no_interval((len(a), len(b))),
+    )
+    if plain.why:
+        scatter = _single(a, b, plain, single)
+        if scatter is None:
+            return plain
+        error, dof, noise, method = scatter
+    else:
+        error, dof, noise = _paired(a - b) if is_paired else _welch(a, b)
+    low, high = _ends(middle, factor(confidence, dof) * error, scale)
+    return replace(
+        plain,
+        low=low,
+        high=high,
+        method=method,
+        noise=noise,
+        dof=dof,
+        error=error,
         why=UNBOUNDED if low is None else "",
+    )
+
+
+def _single(
+    a: FloatArray, b: FloatArray, plain: Contrast, single: SingleRuns
+) -> tuple[float, float, float, str] | None:
+    """Error, degrees of freedom, noise and method if a side has one run; None if unknown."""
+    repeated = max((a, b), key=len)
+    if single.noise is not None:
+        share = single.noise
+        noise = math.log1p(share) if plain.scale == "ratio" else share * abs(plain.means[1])
+        dof, method = _STATED_NOISE_DOF, f"noise as given, {share * 100:g} % a run"
+    elif single.names is not None and len(repeated) > 1:
+        noise = _std(repeated)
+        side = single.names[0 if len(a) > 1 else 1]
+        dof, method = len(repeated) - 1.0, f"the noise of {side}'s repeats, for both sides"
+    else:
+        return None
+    return noise * math.sqrt(1.0 / len(a) + 1.0 / len(b)), dof, noise, method
+
+
+def holm(p_values: Sequence[float], alpha: float) -> list[bool]:
+    """Which hypotheses Holm's step-down method (1979) rejects at a family-wise level alpha."""
+    rejected = [False] * len(p_values)
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        if p_values[index] > alpha / (len(p_values) - rank):
+            break
+        rejected[index] = True
+    return rejected
+
+
+def benjamini_hochberg(p_values: Sequence[float], alpha: float) -> float:
+    """The largest p-value that the method of Benjamini and Hochberg (1995) rejects; -1 if none."""
+    ordered = sorted(p_values)
+    return max(
+        (p for rank, p in enumerate(ordered, 1) if p <= alpha * rank / len(ordered)), default=-1.0
     )
 
 

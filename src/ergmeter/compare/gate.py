@@ -1,0 +1,432 @@
+"""Judges whether NEW is worse than REF by more than a rule allows, or whether that is noise.
+
+A change is worse if it is beyond the rule's tolerance and chance does not explain it. Chance is
+counted over the whole gate, after Benjamini and Hochberg (1995): if nothing changed, the gate fails
+at most once in 20 (1 - confidence), however many configurations it has. Metrics that are transforms
+of one another count once. A change beyond the tolerance that may be chance, or within it that may
+be beyond, is inconclusive.
+
+The alternative fails only where the whole interval is beyond the tolerance. It misses a 5 %
+slowdown under a rule of 3 % in most cases with three repeats at 1 % noise. Here a change right at
+the tolerance fails every other time. A configuration's verdict is that of its worst metric.
+
+Bench cells of one configuration did the same work. Runs, ledger rows and analyses are judged only
+if their facts show that they did (`grouping.fairness`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from ergmeter.compare.comparison import (
+    CompareOptions,
+    pair_contrast,
+    pair_sides,
+    pooled_verdict,
+    why_incomparable,
+)
+from ergmeter.compare.grouping import fairness
+from ergmeter.compare.padding import COUNTED, counts_differ, padding_remark
+from ergmeter.compare.rules import DEFAULT_RULES, GateRule, parse_rule
+from ergmeter.compare.verdicts import State, Verdict, rule_measures
+from ergmeter.records import Missing, Reading
+from ergmeter.stats.ratio import PAIRED, Contrast, benjamini_hochberg
+from ergmeter.units import duration, scaled, significant
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ergmeter.compare.entry import Entry
+    from ergmeter.compare.grouping import Group
+    from ergmeter.compare.pairing import ConfigurationPair, Pairing
+
+POOLED = "all cells together"
+GATE_STATES: tuple[State, ...] = ("worse", "inconclusive", "pass", "absent")
+
+
+@dataclass(frozen=True, slots=True)
+class GateRemark:
+    """A remark on a configuration besides its metrics."""
+
+    name: str
+    state: State
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """All verdicts and remarks, and the state and exit code that follow."""
+
+    rules: tuple[GateRule, ...]
+    verdicts: tuple[Verdict, ...]
+    remarks: tuple[GateRemark, ...]
+    pairing: Pairing
+    options: CompareOptions
+    is_strict: bool = False
+    is_plain: bool = False
+    needed: tuple[GateRule, ...] = ()  # rules that must have something to judge
+    not_comparable: tuple[str, ...] = ()
+    family: int = 0  # the number of tests that chance is counted over
+
+    def count(self, state: State) -> int:
+        """The number of verdicts and remarks with this state."""
+        return [each.state for each in (*self.verdicts, *self.remarks)].count(state)
+
+    @property
+    def unknown(self) -> int:
+        """The number of verdicts that lack nothing but a noise."""
+        return sum(v.contrast is not None and v.contrast.low is None for v in self.verdicts)
+
+    @property
+    def state(self) -> State:
+        """worse, inconclusive, or pass."""
+        if self.count("worse"):
+            return "worse"
+        is_open = self.count("inconclusive") or self.not_comparable or not self.count("pass")
+        return "inconclusive" if is_open else "pass"
+
+    @property
+    def unjudged(self) -> tuple[GateRule, ...]:
+        """Rules whose metric no configuration has on both sides."""
+        judged = {verdict.rule for verdict in self.verdicts if verdict.contrast is not None}
+        asked = {verdict.rule for verdict in self.verdicts}
+        return tuple(rule for rule in self.rules if rule in asked - judged)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing was judged: no metric, and no run that failed or is missing."""
+        return not any(self.count(state) for state in GATE_STATES[:3])
+
+    @property
+    def why_useless(self) -> str:
+        """Why the gate can't be relied on, in one line; empty if it can.
+
+        A rule that judges nothing would pass for ever: a metric that was renamed, or that programs
+        no longer print.
+        """
+        lost = [rule for rule in self.unjudged if rule in self.needed]
+        if lost:
+            there = [
+                label for label, measured in rule_measures().items()
+                if any(pair.common_key(measured.keys) for pair in self.pairing.both)
+            ]  # fmt: skip
+            names = ", ".join(rule.metric for rule in lost)
+            near = difflib.get_close_matches(lost[0].metric, there, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}? " if near else ""
+            return (
+                f"nothing to judge by {names}: no cell has it on both sides; {hint}both sides have"
+                f" {', '.join(there) or 'no figure'} (--allow-missing: judge by the other rules)"
+            )
+        if self.needed and self.is_empty:
+            return "nothing to judge: no cell worked on both sides, or none has a figure on both"
+        return ""
+
+    def is_in_ref(self, rule: GateRule) -> bool:
+        """True if a run of REF has the rule's metric."""
+        return any(_has(pair.ref, rule) for pair in self.pairing.pairs)
+
+    @property
+    def exit_code(self) -> int:
+        """1 for worse, 3 for not comparable, 2 if a rule judged nothing, 1 if strict and open."""
+        if self.state == "worse":
+            return 1
+        if self.not_comparable:
+            return 3
+        if self.why_useless:
+            return 2
+        return int(self.is_strict and self.state == "inconclusive")
+
+
+def gate(
+    new: Sequence[Entry],
+    ref: Sequence[Entry],
+    rules: Sequence[str | GateRule] = (),
+    *,
+    options: CompareOptions | None = None,
+    is_strict: bool = False,
+    is_plain: bool = False,
+    allow_missing: bool = False,
+) -> Gate:
+    """Judge NEW by REF. `is_plain`: single runs are compared with the bare threshold.
+
+    Of the default rules, one may have nothing to judge where REF lacks the metric too: a training
+    that logs no loss has none.
+    """
+    asked = options or CompareOptions()
+    is_default = not rules
+    wanted = tuple(
+        parse_rule(rule) if isinstance(rule, str) else rule for rule in rules or DEFAULT_RULES
+    )
+    pairing = pair_sides(new, ref, asked)
+    refused = {pair.name: why for pair in pairing.both if (why := _refusals(pair, pairing.by))}
+    pairs = [pair for pair in pairing.both if pair.name not in refused and pair.new.ok and pair.ref.ok]
+    drafts = [draft for rule in wanted for draft in _drafts(pairs, rule, asked, is_plain=is_plain)]
+    remarks = [remark for pair in pairing.pairs for remark in _remarks(pair)]
+    remarks += [GateRemark(name, "absent", f"not comparable: {why}") for name, why in refused.items()]
+    judged, family = _against_chance(drafts, 1.0 - asked.confidence)
+    made = Gate(
+        *(wanted, tuple(judged), tuple(remarks), pairing, asked, is_strict, is_plain),
+        not_comparable=tuple(f"{name}: {why}" for name, why in refused.items()),
+        family=family,
+    )
+    if allow_missing:
+        return made
+    spared = [rule for rule in made.unjudged if is_default and not made.is_in_ref(rule)]
+    if len(spared) == len(wanted):
+        spared = []
+    return replace(made, needed=tuple(rule for rule in wanted if rule not in spared))
+
+
+def _refusals(pair: ConfigurationPair, by: Sequence[str]) -> str:
+    """Why the two sides did not do the same work; empty for bench cells, which are matched."""
+    entries = (*pair.new.entries, *pair.ref.entries)
+    if all(entry.kind == "cell" for entry in entries):
+        return ""
+    return "; ".join(fairness(pair.ref, pair.new, by).refusals)
+
+
+def _drafts(
+    pairs: Sequence[ConfigurationPair], rule: GateRule, options: CompareOptions, *, is_plain: bool
+) -> list[Verdict]:
+    """Each configuration under one rule, as if it were the only one."""
+    drafts: list[Verdict] = []
+    comparable: list[Verdict] = []
+    for pair in pairs:
+        result = pair_contrast(pair, rule.measure, rule.scale, options)
+        if result is None:
+            # What REF has and NEW has not is no pass: it may be the very thing that broke.
+            is_gone = _has(pair.ref, rule) and not _has(pair.new, rule)
+            state: State = "inconclusive" if is_gone else "absent"
+            words = _why_absent(pair, rule)
+            drafts.append(Verdict(rule.measure, state, words, name=pair.name, rule=rule))
+            continue
+        key, change = result
+        draft = Verdict(rule.measure, "absent", "", change, key=key, name=pair.name, rule=rule)
+        why = _not_alike(pair, draft) or why_incomparable(pair, rule.measure)
+        if why:
+            drafts.append(replace(draft, state="inconclusive", words=why))
+            continue
+        drafts.append(_judged(draft, is_plain=is_plain))
+        comparable.append(drafts[-1])
+    pooled = pooled_verdict(comparable, options)
+    if pooled is not None:
+        drafts.append(_judged(replace(pooled, name=POOLED, rule=rule), is_plain=False))
+    return drafts
+
+
+def _judged(draft: Verdict, *, is_plain: bool) -> Verdict:
+    """By the metric's own interval; whether chance over all tests explains it comes later."""
+    rule, change = draft.rule, draft.contrast
+    assert rule is not None
+    assert change is not None
+    is_beyond = rule.is_beyond(change.value)
+    words = change_text(draft)
+    if change.low is None or change.high is None:
+        if not is_plain:
+            words = f"{words}; of single runs, whose noise is not known"
+            return replace(draft, state="inconclusive", words=words)
+        words = f"{words}; by the plain threshold, as the noise is not known"
+        return replace(draft, state="worse" if is_beyond else "pass", words=words)
+    span = _span_text(change)
+    if is_beyond:
+        return replace(draft, state="worse", words=f"{words} ({span})")
+    if rule.is_beyond(change.low) or rule.is_beyond(change.high):
+        words = f"{words}, but as much as {span} is possible: {_noise_text(change)}"
+        return replace(draft, state="inconclusive", words=words)
+    return replace(draft, state="pass", words=f"{words} ({span})")
+
+
+def _against_chance(drafts: Sequence[Verdict], alpha: float) -> tuple[list[Verdict], int]:
+    """Take back what chance explains over all tests; the verdicts and the number of tests."""
+    p_values = {at: p for at, draft in enumerate(drafts) if (p := _p_value(draft)) is not None}
+    family: dict[tuple[str, str], float] = {}
+    for at, p in p_values.items():
+        test = drafts[at].name, drafts[at].measure.quantity
+        family[test] = min(p, family.get(test, 1.0))
+    limit = benjamini_hochberg(list(family.values()), alpha)
+    judged = [
+        _taken_back(draft, p_values[at], alpha, len(family))
+        if draft.state == "worse" and at in p_values and p_values[at] > limit
+        else draft
+        for at, draft in enumerate(drafts)
+    ]
+    return judged, len(family)
+
+
+def _p_value(verdict: Verdict) -> float | None:
+    if verdict.contrast is None or verdict.rule is None or verdict.state == "absent":
+        return None
+    return verdict.contrast.p_value(verdict.rule.way)
+
+
+def _taken_back(verdict: Verdict, p: float, alpha: float, tests: int) -> Verdict:
+    assert verdict.contrast is not None
+    why = (
+        f"chance brings so much in {significant(p * 100, 2)} % of cases"
+        if p > alpha
+        else f"1 of {tests} comparisons may well do so by chance (p = {significant(p, 2)})"
+    )
+    words = f"{verdict.words}, beyond the rule, but {why}: {_noise_text(verdict.contrast)}"
+    return replace(verdict, state="inconclusive", words=words)
+
+
+def _remarks(pair: ConfigurationPair) -> list[GateRemark]:
+    new, ref = pair.new, pair.ref
+    if not new.entries:
+        return [GateRemark(pair.name, "inconclusive", "missing in NEW")]
+    if not ref.entries:
+        return [GateRemark(pair.name, "absent", "not in REF: nothing to hold it against")]
+    remarks = [GateRemark(pair.name, "worse", f"not what it says: {line}") for line in new.broken]
+    if new.failed:
+        remarks.append(_failure(pair))
+    elif not new.ok:
+        words = f"not done in NEW ({new.entries[0].status})"
+        remarks.append(GateRemark(pair.name, "inconclusive", words))
+    elif not ref.ok:
+        remarks.append(GateRemark(pair.name, "pass", "failed in REF, works in NEW"))
+    strange = padding_remark(pair)
+    if strange:
+        remarks.append(GateRemark(pair.name, "absent", strange))
+    return remarks
+
+
+def _failure(pair: ConfigurationPair) -> GateRemark:
+    failed = pair.new.failed
+    by_itself = [entry for entry in failed if entry.status != "cancelled"]
+    last = (by_itself or failed)[-1]
+    words = f"{last.status}: {last.reason}" if last.reason else last.status
+    if pair.new.ok:
+        runs = f"{len(failed)} of {len(pair.new.entries)} runs failed"
+        return GateRemark(pair.name, "inconclusive", f"{runs}; {words}")
+    if not by_itself:
+        return GateRemark(pair.name, "inconclusive", f"not done in NEW; {words}")
+    if not pair.ref.ok:
+        return GateRemark(pair.name, "absent", f"failed on both sides; NEW {words}")
+    return GateRemark(pair.name, "worse", f"failed in NEW, worked in REF; {words}")
+
+
+def _not_alike(pair: ConfigurationPair, draft: Verdict) -> str:
+    """Why a rate of tokens can't be judged: the two sides did not count the same tokens."""
+    if not draft.key.startswith(COUNTED) or not counts_differ(pair):
+        return ""
+    return (
+        f"{change_text(draft)}, but not of the same tokens: padding is counted, and one side"
+        " has more of it in a sample; judge samples_per_s or runtime"
+    )
+
+
+def _has(group: Group, rule: GateRule) -> bool:
+    return any(group.numbers(key) for key in rule.measure.keys)
+
+
+def _why_absent(pair: ConfigurationPair, rule: GateRule) -> str:
+    for side, group in (("NEW", pair.new), ("REF", pair.ref)):
+        if not _has(group, rule):
+            return f"{side} does not have it{_reason(group, rule)}"
+    return "the two sides have no figure of the same kind, or none that is above 0"
+
+
+def _reason(group: Group, rule: GateRule) -> str:
+    """Why the first run lacks the metric, or a run has an impossible one."""
+    for key in rule.measure.keys:
+        for entry in group.ok:
+            result = entry.figures.get(key)
+            if isinstance(result, Reading) and result.impossible:
+                return f": impossible: {result.impossible}"
+        first = group.ok[0].figures.get(key)
+        if isinstance(first, Missing):
+            return f": {first.reason}"
+    return ""
+
+
+def amount_text(verdict: Verdict, value: float) -> str:
+    """A side's value in its unit."""
+    unit = verdict.measure.unit
+    if unit == "B":
+        return scaled(value, "B")
+    return duration(value) if unit == "s" else significant(value)
+
+
+def change_text(verdict: Verdict) -> str:
+    """By how much, and from which value to which."""
+    change = verdict.contrast
+    assert change is not None
+    now, before = (amount_text(verdict, value) for value in change.means)
+    return f"{_value_text(change.value, change)} ({before} to {now})"
+
+
+def _span_text(change: Contrast) -> str:
+    assert change.low is not None
+    assert change.high is not None
+    if change.is_exact:
+        return "the same in every repeat"
+    return f"{_value_text(change.low, change)} to {_value_text(change.high, change)}"
+
+
+def _value_text(value: float, change: Contrast) -> str:
+    if change.scale == "difference":
+        return f"{'+' if value >= 0 else '-'}{significant(abs(value), 3)}"
+    return f"{(value - 1.0) * 100:+.1f} %"
+
+
+def _noise_text(change: Contrast) -> str:
+    """How much runs scatter, and how many there are."""
+    if change.noise is None:
+        return change.why
+    size = (
+        f"{significant(change.noise * 100, 2)} %"
+        if change.scale == "ratio"
+        else significant(change.noise, 2)
+    )
+    if change.method == PAIRED:
+        return f"the change scatters by {size} over {change.repeats[0]} cells"
+    return f"runs scatter by {size} ({change.repeats[0]} of NEW, {change.repeats[1]} of REF)"
+
+
+ResultWord: TypeAlias = Literal["worse", "inconclusive", "missing", "new", "pass", "not judged"]
+RESULT_WORDS: tuple[ResultWord, ...] = (
+    *("worse", "missing", "inconclusive", "not judged", "new", "pass"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationResult:
+    """The result of one configuration in a word, and the reasons."""
+
+    name: str
+    word: ResultWord
+    reasons: tuple[str, ...]
+
+
+def configuration_results(judged: Gate) -> tuple[ConfigurationResult, ...]:
+    """Every configuration of both sides, the worst first, and all together if they were judged."""
+    states: dict[str, list[tuple[State, str]]] = {}
+    for verdict in judged.verdicts:
+        states.setdefault(verdict.name, []).append(
+            (verdict.state, f"{verdict.rule}: {verdict.words}")
+        )
+    for remark in judged.remarks:
+        states.setdefault(remark.name, []).append((remark.state, remark.words))
+    named = {pair.name: pair for pair in judged.pairing.pairs}
+    names = [*([POOLED] if POOLED in states else []), *named]
+    results = [_result(name, named.get(name), states.get(name, [])) for name in names]
+    return tuple(sorted(results, key=lambda result: RESULT_WORDS.index(result.word)))
+
+
+def _result(
+    name: str, pair: ConfigurationPair | None, states: list[tuple[State, str]]
+) -> ConfigurationResult:
+    ordered = sorted(states, key=lambda item: GATE_STATES.index(item[0]))
+    worst = tuple(words for state, words in ordered if state == ordered[0][0])
+    reasons = worst or ("no figure that both sides have",)
+    if pair is not None and not pair.new.entries:
+        return ConfigurationResult(name, "missing", reasons)
+    if pair is not None and not pair.ref.entries:
+        return ConfigurationResult(name, "new", reasons)
+    words: dict[State, ResultWord] = {
+        "worse": "worse", "inconclusive": "inconclusive", "pass": "pass",
+    }  # fmt: skip
+    word = words.get(ordered[0][0], "not judged") if ordered else "not judged"
+    return ConfigurationResult(name, word, reasons)

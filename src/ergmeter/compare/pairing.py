@@ -1,0 +1,333 @@
+"""Pairs the configurations of NEW with those of REF, and lists what was measured differently.
+
+Bench cells are paired by their settings and not by position. Differences in measuring (device,
+memory tracker, window of the rates) are reported, since a slowdown may be the meter's. Runs, ledger
+rows and analyses are paired by the columns of `--by`, by backend if there are several, else as one
+configuration; whether two of them are comparable is a question for `grouping.fairness`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from ergmeter.compare.configuration_names import configuration_name, naming_settings
+from ergmeter.compare.entry import Entry, fact
+from ergmeter.compare.grouping import Group
+from ergmeter.errors import UsageError
+from ergmeter.metrics.evidence.window import TRAINING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    _Key: TypeAlias = tuple[str, ...]
+    _Sides: TypeAlias = tuple[Sequence[Entry], Sequence[Entry]]
+
+_LAST = ("scenario", "framework_config")  # the name of a configuration that no setting names
+_NUMBER = re.compile(r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,2})?")
+_GROUP = "group"  # the column of a configuration's id
+_BACKEND = "backend"
+_SIDES = ("NEW", "REF")
+
+
+class NotComparable(UsageError):  # noqa: N818  an answer of `erg gate`, with its own exit code
+    """The two sides can't be compared; the text is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationPair:
+    """One configuration on both sides; one of them may be empty."""
+
+    name: str
+    new: Group
+    ref: Group
+
+    def common_key(self, keys: Sequence[str]) -> str | None:
+        """The first of these metrics that both sides have."""
+        common = (key for key in keys if self.new.numbers(key) and self.ref.numbers(key))
+        return next(common, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """All configurations of both sides, and the columns they were matched by."""
+
+    by: tuple[str, ...]
+    pairs: tuple[ConfigurationPair, ...]
+    chosen: str = ""  # the rows of each side that were asked for
+
+    @property
+    def both(self) -> tuple[ConfigurationPair, ...]:
+        """The configurations on both sides."""
+        return tuple(pair for pair in self.pairs if pair.new.entries and pair.ref.entries)
+
+    @property
+    def only_new(self) -> tuple[ConfigurationPair, ...]:
+        """The configurations in NEW alone."""
+        return tuple(pair for pair in self.pairs if not pair.ref.entries)
+
+    @property
+    def only_ref(self) -> tuple[ConfigurationPair, ...]:
+        """The configurations in REF alone: missing in NEW."""
+        return tuple(pair for pair in self.pairs if not pair.new.entries)
+
+
+def pair_entries(
+    new: Sequence[Entry],
+    ref: Sequence[Entry],
+    *,
+    by: Sequence[str] = (),
+    new_where: Mapping[str, str] | None = None,
+    ref_where: Mapping[str, str] | None = None,
+) -> Pairing:
+    """Match two sides. A column that is chosen with `where` on a side is not matched by."""
+    new_where, ref_where = new_where or {}, ref_where or {}
+    new, ref = _of_one_window(new, ref)
+    sides = _chosen(new, new_where, side="NEW"), _chosen(ref, ref_where, side="REF")
+    without = {**new_where, **ref_where}
+    for name in by:
+        _check_column(name, sides)
+    is_bench = all(entry.kind == "cell" for side in sides for entry in side)
+    columns = tuple(by) or (_columns(sides, without=without) if is_bench else _of_runs(sides))
+    split = _split(sides, columns) if is_bench and not by and "scenario" not in without else set()
+    entries_by_key: dict[_Key, tuple[list[Entry], list[Entry]]] = defaultdict(lambda: ([], []))
+    for number, entries in enumerate(sides):
+        for entry in entries:
+            key = _key(entry, columns)
+            full_key = (*key, _part(entry, "scenario")) if key in split else key
+            entries_by_key[full_key][number].append(entry)
+    if not any(a and b for a, b in entries_by_key.values()):
+        raise UsageError(_none_shared(sides, columns))
+    chosen = _choice(new_where, ref_where)
+    named_by = _naming(entries_by_key.values(), by=columns if not is_bench else by, without=without)
+    pairs = []
+    for a, b in entries_by_key.values():
+        name = _name((a or b)[0], named_by, chosen)
+        pairs.append(ConfigurationPair(name, Group(name, tuple(a)), Group(name, tuple(b))))
+    return Pairing((*columns, *(["scenario"] if split else [])), tuple(pairs), chosen)
+
+
+def _of_one_window(
+    new: Sequence[Entry], ref: Sequence[Entry]
+) -> tuple[Sequence[Entry], Sequence[Entry]]:
+    """Both sides, entries over another kind of window computed again over the training window."""
+    kinds = [{e.facts["window"] for e in side if "window" in e.facts} for side in (new, ref)]
+    if not all(kinds) or len(set.union(*kinds)) == 1:
+        return new, ref
+    sides = []
+    for name, side in zip(_SIDES, (new, ref), strict=True):
+        entries = []
+        for entry in side:
+            if entry.facts.get("window", TRAINING) != TRAINING:
+                computed = entry.again() if entry.again else None
+                if computed is None:
+                    new_kinds, ref_kinds = ("/".join(sorted(kind)) for kind in kinds)
+                    raise NotComparable(
+                        f"NEW's rates are over the window {new_kinds}, REF's over {ref_kinds}: not"
+                        f" comparable, and {name}'s {entry.facts.get('id') or 'row'} can't be"
+                        f" computed anew ({entry.source} is gone); measure it again"
+                    )
+                entries.append(computed)
+            else:
+                entries.append(entry)
+        sides.append(entries)
+    return sides[0], sides[1]
+
+
+def _key(entry: Entry, columns: Sequence[str]) -> _Key:
+    return tuple(_part(entry, name) for name in columns)
+
+
+def _part(entry: Entry, name: str) -> str:
+    # An id may look like a number: 4e5678901234 is no infinity.
+    return entry.configuration_id if name == _GROUP else spelled(_value(entry, name))
+
+
+def _value(entry: Entry, name: str) -> object:
+    value = entry.settings.get(name)
+    return entry.facts.get(name) if value is None else value
+
+
+def spelled(value: object) -> str:
+    """One spelling: 2.00E-05 and 2e-5 are one rate, 1 and 1.0 one number, True and true one."""
+    text = fact(value) or ("nan" if isinstance(value, str) and value.lower() == "nan" else "")
+    if not _NUMBER.fullmatch(text):
+        return text
+    return f"{float(text):.15g}"
+
+
+def _of_runs(sides: _Sides) -> tuple[str, ...]:
+    """The backend if both sides have it and one has several; else all are one configuration."""
+    backends = [{_part(entry, _BACKEND) for entry in side} for side in sides]
+    is_told = all("" not in names for names in backends)
+    return (_BACKEND,) if is_told and max(map(len, backends)) > 1 else ()
+
+
+def _split(sides: _Sides, columns: Sequence[str]) -> set[_Key]:
+    """The keys under which a side has several scenarios, where both sides name theirs."""
+    if not all(_tells(entries, "scenario") for entries in sides):
+        return set()
+    keys: set[_Key] = set()
+    for entries in sides:
+        names: dict[_Key, set[str]] = defaultdict(set)
+        for entry in entries:
+            names[_key(entry, columns)].add(_part(entry, "scenario"))
+        keys |= {key for key, several in names.items() if len(several) > 1}
+    return keys
+
+
+def _check_column(name: str, sides: _Sides) -> None:
+    for side, entries in zip(_SIDES, sides, strict=True):
+        if not _tells(entries, name):
+            columns = [setting for setting in _setting_names(entries) if _tells(entries, setting)]
+            near = difflib.get_close_matches(name, columns, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise UsageError(
+                f"no column {name!r} in {side} to match by; {hint}there are {', '.join(columns)}"
+            )
+
+
+def _none_shared(sides: _Sides, columns: Sequence[str]) -> str:
+    """The message if no configuration is on both sides: the columns that differ."""
+    apart = {}
+    for name in columns:
+        new, ref = ({_part(entry, name) for entry in entries} for entries in sides)
+        if not new & ref:
+            apart[name] = f"{name} is {_some(new)} in NEW and {_some(ref)} in REF"
+    left = [name for name in columns if name not in apart]
+    why = "; ".join(apart.values()) or f"by {', '.join(columns) or 'nothing that both tell'}"
+    way = f"--by {','.join(left)}" if apart and left else "--by COLUMNS"
+    return (
+        f"no cell of NEW ({len(sides[0])} rows) is in REF ({len(sides[1])} rows): {why};"
+        f" {way} matches by other columns"
+    )
+
+
+def _some(values: set[str]) -> str:
+    texts = sorted(value or "not told" for value in values)
+    return ", ".join(texts[:3]) + (", ..." if len(texts) > 3 else "")
+
+
+def where(texts: Sequence[str]) -> dict[str, str]:
+    """Conditions on a side's rows, as written: framework_config=none."""
+    conditions = {}
+    for text in texts:
+        name, is_told, value = text.partition("=")
+        if not is_told:
+            raise UsageError(f"no choice: {text!r}; write COLUMN=VALUE, as framework_config=none")
+        conditions[name.strip()] = value.strip()
+    return conditions
+
+
+def _chosen(entries: Sequence[Entry], chosen: Mapping[str, str], *, side: str) -> Sequence[Entry]:
+    """The entries that meet the conditions."""
+    names = {name for entry in entries for name in (*entry.settings, *entry.facts)}
+    unknown = [name for name in chosen if name not in names]
+    if unknown:
+        known = ", ".join(_setting_names(entries))
+        raise UsageError(f"no column {unknown[0]!r} to choose by; there are {known}")
+    for name, value in chosen.items():
+        matching = [entry for entry in entries if _part(entry, name) == spelled(value)]
+        if not matching:
+            raise UsageError(
+                f"no row of {side} has {name}={value}: {name} is"
+                f" {_some({_part(entry, name) for entry in entries})} there"
+            )
+        entries = matching
+    return entries
+
+
+def _columns(sides: _Sides, *, without: Mapping[str, str]) -> tuple[str, ...]:
+    """The configuration's id if both sides share one, else all settings that both tell."""
+    new, ref = sides
+    ids = [{e.configuration_id for e in side if e.configuration_id} for side in sides]
+    if not without and ids[0] & ids[1]:
+        return (_GROUP,)
+    return tuple(
+        name
+        for name in _setting_names([*new, *ref])
+        if name != "scenario" and name not in without and _tells(new, name) and _tells(ref, name)
+    )
+
+
+def _setting_names(entries: Sequence[Entry]) -> list[str]:
+    """The settings by which these entries may differ: the usual ones first, the others by name."""
+    counts = Counter(name for entry in entries for name in entry.settings)
+    usual = [name for name in (entries[0].settings if entries else ()) if counts[name] == len(entries)]
+    return [*usual, *sorted(set(counts) - set(usual))]
+
+
+def _tells(entries: Sequence[Entry], name: str) -> bool:
+    return any(_value(entry, name) not in (None, "") for entry in entries)
+
+
+def _naming(
+    groups: Iterable[tuple[Sequence[Entry], Sequence[Entry]]],
+    *,
+    by: Sequence[str],
+    without: Mapping[str, str],
+) -> list[str]:
+    """The settings that name a configuration: as in a report, or those of `--by`."""
+    firsts = [(a or b)[0] for a, b in groups]
+    if by:
+        return list(by)
+    differ = {
+        name
+        for name in _setting_names(firsts)
+        if name not in without and len({_part(entry, name) for entry in firsts}) > 1
+    }
+    return naming_settings(differ, [entry.settings for entry in firsts])
+
+
+def _name(entry: Entry, names: Sequence[str], chosen: str) -> str:
+    """Name by the settings that vary, else by what was chosen, else by its scenario."""
+    values = {**entry.facts, **{n: v for n, v in entry.settings.items() if v is not None}}
+    last = (configuration_name(values, [name]) for name in _LAST)
+    own = "(no settings)" if entry.kind == "cell" else entry.facts.get("name") or entry.argument
+    return configuration_name(values, names) or chosen or next(filter(None, last), own)
+
+
+def _choice(new: Mapping[str, str], ref: Mapping[str, str]) -> str:
+    """The chosen rows in words: "mode a against b"."""
+    parts = []
+    for name in dict.fromkeys((*new, *ref)):
+        if name in new and name in ref:
+            same = new[name] == ref[name]
+            parts.append(f"{name} {new[name]}" + ("" if same else f" against {ref[name]}"))
+        else:
+            side, value = ("NEW", new[name]) if name in new else ("REF", ref[name])
+            parts.append(f"{name} {value} of {side}")
+    return ", ".join(parts)
+
+
+def conditions(pairing: Pairing) -> list[str]:
+    """A line for each difference in measuring, with the number of configurations that have it."""
+    counts: Counter[str] = Counter()
+    for pair in pairing.both:
+        counts.update(_differences(pair))
+    cells = len(pairing.both)
+    return [
+        f"measured otherwise in {number} of {cells} cells: {line}"
+        for line, number in counts.most_common()
+    ]
+
+
+def _differences(pair: ConfigurationPair) -> list[str]:
+    """Differences in measuring between the runs of NEW and REF that ended well."""
+    new, ref = _conditions_of(pair.new), _conditions_of(pair.ref)
+    return [
+        f"{name} {' and '.join(sorted(new[name]))} in NEW, {' and '.join(sorted(ref[name]))} in REF"
+        for name in new
+        if new[name] and ref.get(name) and new[name] != ref[name]
+    ]
+
+
+def _conditions_of(group: Group) -> dict[str, set[str]]:
+    values_by_name: dict[str, set[str]] = {}
+    for entry in group.ok:
+        for name, value in entry.conditions.items():
+            values_by_name.setdefault(name, set()).update({value} if value else ())
+    return values_by_name
