@@ -10,7 +10,7 @@ import difflib
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ergmeter import registry
 from ergmeter.errors import NotMeasurable, UsageError
@@ -18,10 +18,11 @@ from ergmeter.records import Device, Direction, Reading, Result, is_above
 from ergmeter.units import significant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ergmeter.metrics.evidence.evidence import Evidence
 
+Scope: TypeAlias = Literal["run", "comparison", "cell", "analysis"]
 
 LEDGER_SYSTEM = "SFT-Play"  # whose names of metrics are the columns of an energy ledger
 IMPOSSIBLE = "is impossible"  # in the reason of what is not computed from such a reading
@@ -44,6 +45,12 @@ class Metric:
 
     A value above `upper_bound` is impossible; `above_bound` is what it means. Read a metric with
     `reading` and `device_reading`, which set the mark.
+
+    `scope`: what has it. A metric of scope "run" is computed from a run. The others are filled in
+    by a comparison, a bench cell or a Trainium analysis.
+    `quantity`: metrics that differ by a constant factor for equal work share it, so that a family
+    of tests counts them once. Empty: its own key.
+    `alternatives`: keys in order of preference; a comparison takes the first that both sides have.
     """
 
     key: str
@@ -58,6 +65,24 @@ class Metric:
     aliases: tuple[Alias, ...] = ()
     upper_bound: float | None = None
     above_bound: str = "an input is wrong"
+    noun: str = ""  # its name in a sentence of a comparison, where that is not the title
+    scale: Literal["ratio", "difference"] = "ratio"  # how two values are compared
+    quantity: str = ""
+    alternatives: tuple[str, ...] = ()
+    scope: Scope = "run"
+    column: str = ""  # in a bench's table of results
+    rule: str = ""  # its name in the rules of a gate
+    rule_aliases: tuple[str, ...] = ()  # other names there, of FMS and transformers
+
+    @property
+    def name_in_sentence(self) -> str:
+        """The noun, or the title where none is declared."""
+        return self.noun or self.title
+
+    @property
+    def tested_quantity(self) -> str:
+        """The quantity, or the key where none is declared."""
+        return self.quantity or self.key
 
     def reading(self, evidence: Evidence) -> Reading:
         """The metric of a run, marked if it is impossible."""
@@ -96,13 +121,18 @@ def checked(key: str, result: Result) -> Result:
     return catalogue()[key].checked(result) if isinstance(result, Reading) else result
 
 
-def over_whole_run(metrics: list[Metric], *keys: str, title: str = "") -> list[Metric]:
-    """The same metrics over the whole run, to stand beside those over the training window."""
+def over_whole_run(
+    metrics: list[Metric], *keys: str, title: str = "", is_in_bench: bool = False
+) -> list[Metric]:
+    """The same metrics over the whole run, to stand beside those over the training window.
+
+    `is_in_bench`: a bench's table and the rules of a gate have them too.
+    """
     by_key = {metric.key: metric for metric in metrics}
-    return [_over_whole_run(by_key[key], title) for key in keys]
+    return [_over_whole_run(by_key[key], title, is_in_bench=is_in_bench) for key in keys]
 
 
-def _over_whole_run(metric: Metric, title: str) -> Metric:
+def _over_whole_run(metric: Metric, title: str, *, is_in_bench: bool) -> Metric:
     family, _, name = metric.key.partition(".")
     return replace(
         metric,
@@ -114,16 +144,28 @@ def _over_whole_run(metric: Metric, title: str) -> Metric:
         per_device=None,
         kinds=(),
         aliases=(),
+        noun=metric.noun and f"{metric.noun} over the whole run",
+        quantity=metric.quantity and f"whole-run {metric.quantity}",
+        alternatives=(),
+        column=f"whole_run_{metric.column}" if is_in_bench else "",
+        rule=f"whole_run_{metric.rule}" if is_in_bench else "",
+        rule_aliases=(),
     )
 
 
 @cache
 def catalogue() -> dict[str, Metric]:
+    """The metrics of a run by key, in the order of `every_metric`."""
+    return {key: metric for key, metric in every_metric().items() if metric.scope == "run"}
+
+
+@cache
+def every_metric() -> dict[str, Metric]:
     """All metrics by key: ours first, in the order a reader wants them, then the plugins'."""
     first = (
         *("throughput", "tokens", "time", "energy", "step_energy", "idle", "memory", "allocator"),
         *("memory_phases", "utilization", "activity", "compute", "achievable", "carbon", "cost"),
-        *("inference", "training"),
+        *("inference", "training", "other_scopes"),
     )
     names = sorted(
         registry.names("metrics"),
@@ -133,14 +175,45 @@ def catalogue() -> dict[str, Metric]:
     return {metric.key: metric for metric in metrics}
 
 
-def find(name: str) -> tuple[Metric, Alias | None]:
+@cache
+def bench_columns() -> dict[str, Metric]:
+    """The metrics in a bench's table of results, by column."""
+    return {metric.column: metric for metric in every_metric().values() if metric.column}
+
+
+@cache
+def rule_names() -> dict[str, Metric]:
+    """The metrics that have a name of their own in the rules of a gate, by that name."""
+    return {metric.rule: metric for metric in every_metric().values() if metric.rule}
+
+
+def rule_metric(name: str) -> Metric:
+    """The metric that a rule of a gate names: by its name in rules, a column, or as `find` does.
+
+    Raises UsageError with the nearest name in rules.
+    """
+    others = {alias: metric for metric in every_metric().values() for alias in metric.rule_aliases}
+    by_name = {**bench_columns(), **others, **rule_names()}
+    if name in by_name:
+        return by_name[name]
+    try:
+        return find(name, every_metric())[0]
+    except UsageError:
+        near = difflib.get_close_matches(name, [*rule_names(), *others], n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(rule_names())}"
+        raise UsageError(f"no metric {name!r}; {hint}") from None
+
+
+def find(name: str, among: Mapping[str, Metric] | None = None) -> tuple[Metric, Alias | None]:
     """A metric by its key, an alias, or the last part of its key where that is no other's.
 
-    Raises UsageError with the nearest names.
+    `among`: the metrics of a run (`catalogue`) by default; `every_metric` has those of bench cells
+    and analyses too. Raises UsageError with the nearest names.
     """
+    metrics = catalogue() if among is None else among
     by_name: dict[str, tuple[Metric, Alias | None]] = {}
-    last_parts = Counter(key.rpartition(".")[2] for key in catalogue())
-    for metric in catalogue().values():
+    last_parts = Counter(key.rpartition(".")[2] for key in metrics)
+    for metric in metrics.values():
         by_name[metric.key.lower()] = (metric, None)
         last = metric.key.rpartition(".")[2]
         if last_parts[last] == 1:

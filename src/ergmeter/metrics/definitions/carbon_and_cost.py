@@ -134,7 +134,15 @@ def per_million_tokens(metric: Metric, key: str, title: str, *, of_energy: bool 
 
     formula = f"1e6 x {metric.key} / tokens.total"
     needs = (*metric.needs, "steps with tokens")
-    return replace(metric, key=key, title=title, formula=formula, needs=needs, compute=compute)
+    return replace(
+        metric,
+        key=key,
+        title=title,
+        formula=formula,
+        needs=needs,
+        compute=compute,
+        quantity="energy per token" if of_energy else "speed",
+    )
 
 
 def embodied_g(evidence: Evidence) -> Reading:
@@ -178,6 +186,7 @@ _CARBON = Metric(
     "energy.run_j / 3.6e6 x grid intensity (location-based) x PUE",
     _GRID,
     co2e_g,
+    quantity="energy",
 )
 _MARKET_CARBON = Metric(
     "carbon.market_co2e_g",
@@ -187,6 +196,7 @@ _MARKET_CARBON = Metric(
     "energy.run_j / 3.6e6 x intensity by contract (market-based) x PUE",
     ("energy", "an intensity by contract"),
     market_co2e_g,
+    quantity="energy",
 )
 _PER_MILLION = "carbon per million tokens"
 
@@ -285,6 +295,7 @@ _ENERGY = Metric(
     "energy.run_j / 3.6e6 x price per kWh x PUE",
     ("energy", "a price per kWh"),
     energy,
+    quantity="energy",
 )
 
 COST_METRICS = [
@@ -297,6 +308,7 @@ COST_METRICS = [
         "devices x time from the first hand-over to the last x price per GPU-hour",
         _RENT,
         gpu_whole_run,
+        quantity="whole-run speed",
     ),
     per_million_tokens(
         _GPU,

@@ -541,6 +541,10 @@ METRICS = [
             aliases=_ALIASES.get(key, ()),
             upper_bound=1.0,
             above_bound=_ABOVE_PEAK,
+            noun=title if key == MFU else "",
+            quantity="" if key == ALL_WORK else "speed",
+            column="mfu_frac" if key == MFU else "",
+            rule="mfu" if key == MFU else "",
         )
         for key, (title, formula) in _OF_PEAK.items()
     ),
@@ -552,6 +556,7 @@ METRICS = [
         "as MFU, of products in fp8, fp4 or int8 against the bf16 peak",
         (*_NEEDS, "a peak"),
         _of_run(MFU_BF16),
+        quantity="speed",
     ),
     Metric(
         BANDWIDTH,
@@ -573,6 +578,7 @@ METRICS = [
         "FLOPs of a token x tokens/s / devices",
         _NEEDS,
         _of_run(FLOPS_PER_S),
+        quantity="speed",
     ),
     Metric(
         FLOPS_PER_TOKEN,
@@ -594,5 +600,5 @@ METRICS = [
     ),
 ]
 
-METRICS += over_whole_run(METRICS, MFU)
+METRICS += over_whole_run(METRICS, MFU, is_in_bench=True)
 _BY_KEY = {metric.key: metric for metric in METRICS}

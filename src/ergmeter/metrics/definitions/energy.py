@@ -229,6 +229,9 @@ METRICS = [
         run_j,
         per_device=device_j,
         kinds=_DRAWS,
+        quantity="energy",
+        column="energy_j",
+        rule="energy",
         aliases=(Alias("energy_J", _SFT_PLAY, "energy after the warm-up", "J"),),
     ),
     Metric(
@@ -239,6 +242,10 @@ METRICS = [
         "energy.run_j / tokens.total",
         (*_SENSOR, "steps with tokens"),
         joules_per_token,
+        noun="energy per token",
+        quantity="energy per token",
+        column="joules_per_token",
+        rule="joules_per_token",
         aliases=(
             Alias(
                 "J_per_token",
@@ -257,6 +264,7 @@ METRICS = [
         "10 000 x energy.joules_per_token",
         (*_SENSOR, "steps with tokens"),
         joules_per_10k_tokens,
+        quantity="energy per token",
         aliases=(Alias("E10k_J", _SFT_PLAY, "energy of ten thousand tokens", "J"),),
     ),
     Metric(
@@ -267,6 +275,7 @@ METRICS = [
         "energy.run_j / steps.count",
         (*_SENSOR, "steps"),
         joules_per_step,
+        quantity="energy per token",
     ),
     Metric(
         "energy.mean_w",
@@ -278,6 +287,7 @@ METRICS = [
         mean_w,
         per_device=device_mean_w,
         kinds=_DRAWS,
+        column="mean_w",
         aliases=(
             Alias(
                 "AEC",
@@ -301,7 +311,16 @@ METRICS = [
         kinds=("gpu",),
         aliases=(Alias("peak_power_W", _SFT_PLAY, "highest power reading", "W"),),
     ),
-    Metric("energy.wh", "energy", "Wh", "lower", "energy.run_j / 3600", _SENSOR, wh),
+    Metric(
+        "energy.wh",
+        "energy",
+        "Wh",
+        "lower",
+        "energy.run_j / 3600",
+        _SENSOR,
+        wh,
+        quantity="energy",
+    ),
     *(
         Metric(
             f"energy.{name}_j",
@@ -332,4 +351,5 @@ METRICS = [
         )
     ),
 ]
-METRICS += over_whole_run(METRICS, "energy.run_j", "energy.mean_w", "energy.joules_per_token")
+METRICS += over_whole_run(METRICS, "energy.run_j", "energy.mean_w")
+METRICS += over_whole_run(METRICS, "energy.joules_per_token", is_in_bench=True)

@@ -215,6 +215,9 @@ METRICS = [
         device_peak_bytes,
         per_device=device_peak_bytes,
         kinds=("gpu",),
+        noun="peak memory",
+        quantity="device memory, peak",
+        column="memory_device_peak_bytes",
         aliases=(
             Alias(
                 "vram_peak_MB",
@@ -257,6 +260,7 @@ METRICS = [
         device_peak_frac,
         per_device=device_peak_frac,
         kinds=("gpu",),
+        quantity="device memory, peak",
         upper_bound=1.0,
         above_bound="a reading of the device or its total memory is wrong",
     ),
@@ -288,6 +292,8 @@ METRICS = [
         " highest high-water mark of one of its processes, life of the program",
         ("the process probe",),
         process_peak_bytes,
+        noun="host memory",
+        column="memory_process_peak_bytes",
     ),
     Metric(
         "memory.process_mean_bytes",
@@ -363,6 +369,7 @@ ALLOCATOR_METRICS = [
             column="allocated_peak_bytes",
             note="tensors of this program, the allocator's own peak",
         ),
+        column="memory_allocator_peak_bytes",
     ),
     Metric(
         "memory.allocator_mean_bytes",

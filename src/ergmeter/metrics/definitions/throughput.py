@@ -239,6 +239,11 @@ METRICS = [
         "sum of tokens of the counted steps, all ranks / window; real tokens where known",
         ("steps with tokens",),
         tokens_per_s,
+        noun="speed",
+        quantity="speed",
+        alternatives=("throughput.real_tokens_per_s", "throughput.computed_tokens_per_s"),
+        column="tokens_per_s",
+        rule="tokens_per_s",
         aliases=(
             Alias(
                 "tok_per_s",
@@ -258,11 +263,28 @@ METRICS = [
             f"sum of tokens_{name} / window",
             (needs,),
             partial(_of_column, column=f"tokens_{name}", label=label, argument=argument),
+            quantity="speed",
+            column=f"{name}_tokens_per_s" if is_in_bench else "",
+            rule=f"{name}_tokens_per_s" if is_in_bench else "",
         )
-        for name, title, needs, label, argument in (
-            ("computed", "tokens/s computed", "steps with tokens", "computed tokens", "tokens"),
-            ("real", "tokens/s real", "steps with tokens_real", "real tokens", ""),
-            ("loss", "tokens/s with loss", "steps with tokens_loss", "loss-bearing tokens", ""),
+        for name, title, needs, label, argument, is_in_bench in (
+            (
+                "computed",
+                "tokens/s computed",
+                "steps with tokens",
+                "computed tokens",
+                "tokens",
+                True,
+            ),
+            ("real", "tokens/s real", "steps with tokens_real", "real tokens", "", True),
+            (
+                "loss",
+                "tokens/s with loss",
+                "steps with tokens_loss",
+                "loss-bearing tokens",
+                "",
+                False,
+            ),
         )
     ),
     Metric(
@@ -273,6 +295,14 @@ METRICS = [
         "throughput.tokens_per_s / accelerators",
         ("steps with tokens", "an accelerator"),
         tokens_per_s_per_device,
+        quantity="speed",
+        alternatives=(
+            "throughput.real_tokens_per_s_per_device",
+            "throughput.computed_tokens_per_s_per_device",
+        ),
+        column="tokens_per_s_per_device",
+        rule="tokens_per_s_per_device",
+        rule_aliases=("train_tokens_per_second",),
     ),
     Metric(
         "throughput.samples_per_s",
@@ -282,6 +312,10 @@ METRICS = [
         "sum of samples of the counted steps, all ranks / window",
         ("steps with samples",),
         samples_per_s,
+        quantity="speed",
+        column="samples_per_s",
+        rule="samples_per_s",
+        rule_aliases=("train_samples_per_second",),
     ),
     Metric(
         "throughput.steps_per_s",
@@ -291,6 +325,9 @@ METRICS = [
         "optimizer steps of one rank / window",
         ("steps",),
         steps_per_s,
+        quantity="speed",
+        column="steps_per_s",
+        rule="steps_per_s",
     ),
     Metric(
         "throughput.tokens_per_parameter_per_s",
@@ -300,6 +337,7 @@ METRICS = [
         "throughput.tokens_per_s / parameters",
         ("steps with tokens", "parameters"),
         tokens_per_parameter_per_s,
+        quantity="speed",
         aliases=(
             Alias(
                 "TT",
@@ -318,6 +356,7 @@ METRICS = [
         "throughput.samples_per_s / parameters",
         ("steps with samples", "parameters"),
         samples_per_parameter_per_s,
+        quantity="speed",
         aliases=(
             Alias(
                 "ST",
@@ -341,4 +380,5 @@ METRICS = [
     ),
 ]
 
-METRICS += over_whole_run(METRICS, "throughput.tokens_per_s", "throughput.samples_per_s")
+METRICS += over_whole_run(METRICS, "throughput.tokens_per_s", is_in_bench=True)
+METRICS += over_whole_run(METRICS, "throughput.samples_per_s")

@@ -338,7 +338,16 @@ def _took_as_printed(evidence: Evidence, rows: Steps) -> bool:
 
 
 METRICS = [
-    Metric("time.step_s", "step time", "s", "lower", "window / steps", ("steps",), step_s),
+    Metric(
+        "time.step_s",
+        "step time",
+        "s",
+        "lower",
+        "window / steps",
+        ("steps",),
+        step_s,
+        quantity="speed",
+    ),
     *(
         Metric(
             f"time.step_{name}_s",
@@ -349,6 +358,8 @@ METRICS = [
             " out",
             ("steps",),
             partial(_step_percentile, q=q),
+            column="step_median_s" if name == "median" else "",
+            rule="step_time" if name == "median" else "",
         )
         for name, title, q in (("median", "median", 50), ("p95", "95th percentile", 95))
     ),
@@ -389,6 +400,7 @@ METRICS = [
         " step, without evaluation, checkpoints and named pauses",
         (),
         window_s,
+        column="timed_s",
     ),
     Metric(
         "time.run_s",
@@ -398,6 +410,10 @@ METRICS = [
         "start of the run to the last sign of it",
         (),
         run_s,
+        quantity="whole-run speed",
+        column="runtime_s",
+        rule="runtime",
+        rule_aliases=("train_runtime",),
         aliases=(Alias("wall_s", "SFT-Play", "wall clock time of the whole run", "s"),),
     ),
     Metric(

@@ -374,6 +374,7 @@ METRICS = [
         ("both token counts",),
         padding_frac,
         upper_bound=1.0,
+        column="padding_frac",
     ),
     Metric(
         "steps.count",
@@ -383,6 +384,7 @@ METRICS = [
         "optimizer steps counted, of one rank",
         ("steps",),
         steps,
+        column="timed_steps",
     ),
     Metric(
         "tokens.generated",

@@ -8,6 +8,7 @@ the last value is not a number, there is no reading.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -200,7 +201,14 @@ def _metric(column: str, title: str, direction: Direction) -> Metric:
 
 
 METRICS = [
-    _metric("loss", "loss", "lower"),
+    replace(
+        _metric("loss", "loss", "lower"),
+        noun="training loss",
+        scale="difference",
+        column="loss",
+        rule="loss",
+        rule_aliases=("train_loss",),
+    ),
     _metric("learning_rate", "learning rate", "neither"),
     _metric("grad_norm", "gradient norm", "neither"),
 ]

@@ -1,0 +1,152 @@
+"""The catalogue: scopes, names in benches and gates, and how metrics are compared."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.metrics.catalog import (
+    bench_columns,
+    catalogue,
+    every_metric,
+    find,
+    rule_metric,
+    rule_names,
+)
+from ergmeter.metrics.evidence.evidence import Evidence
+
+RULES = {
+    "tokens_per_s": ("real_tokens_per_s", "computed_tokens_per_s"),
+    "tokens_per_s_per_device": (
+        "real_tokens_per_s_per_device",
+        "computed_tokens_per_s_per_device",
+    ),
+    "real_tokens_per_s": ("real_tokens_per_s",),
+    "computed_tokens_per_s": ("computed_tokens_per_s",),
+    "samples_per_s": ("samples_per_s",),
+    "steps_per_s": ("steps_per_s",),
+    "step_time": ("step_median_s",),
+    "runtime": ("runtime_s",),
+    "loss": ("loss",),
+    "eval_loss": ("eval_loss",),
+    "peak_memory": (
+        *("memory_hf_peak_bytes", "memory_allocator_peak_bytes", "memory_nvidia_peak_bytes"),
+        *("memory_nvidia_mean_bytes", "memory_hf_seed_bytes", "memory_device_peak_bytes"),
+        "memory_process_peak_bytes",
+    ),
+    "nvidia_memory": ("memory_nvidia_mean_bytes",),
+    "hf_memory": ("memory_hf_peak_bytes",),
+    "mfu": ("mfu_frac",),
+    "whole_run_tokens_per_s": ("whole_run_tokens_per_s",),
+    "whole_run_mfu": ("whole_run_mfu_frac",),
+    "whole_run_joules_per_token": ("whole_run_joules_per_token",),
+    "joules_per_token": ("joules_per_token",),
+    "energy": ("energy_j",),
+}
+
+
+def test_the_catalogue_of_a_run_has_no_metric_of_another_scope() -> None:
+    others = set(every_metric()) - set(catalogue())
+    assert {"training.eval_loss", "target.time_s", "memory.peak_bytes", "analysis.score"} <= others
+    assert {every_metric()[key].scope for key in others} == {"comparison", "cell", "analysis"}
+    assert list(catalogue()) == [key for key in every_metric() if key in catalogue()]
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("training.eval_loss", "only a comparison has it: erg compare"),
+        ("memory.hf_peak_bytes", "only a cell of a bench has it: erg bench run"),
+        ("analysis.nki_frac", "only a Trainium analysis has it: erg analyze"),
+    ],
+)
+def test_a_metric_of_another_scope_is_absent_from_a_run_with_the_reason(key: str, why: str) -> None:
+    with pytest.raises(NotMeasurable, match=why):
+        every_metric()[key].reading(cast("Evidence", None))
+
+
+def test_find_knows_other_scopes_only_when_asked() -> None:
+    with pytest.raises(UsageError, match=r"no metric 'training\.eval_loss'"):
+        find("training.eval_loss")
+    assert find("training.eval_loss", every_metric())[0].scope == "comparison"
+    assert find("tok_per_s", every_metric())[1] is not None
+
+
+def test_every_rule_of_a_gate_names_a_metric_with_its_columns() -> None:
+    assert set(rule_names()) == set(RULES)
+    for name, columns in RULES.items():
+        metric = rule_metric(name)
+        keys = metric.alternatives or (metric.key,)
+        assert tuple(every_metric()[key].column for key in keys) == columns
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("train_tokens_per_second", "throughput.tokens_per_s_per_device"),
+        ("train_loss", "training.loss"),
+        ("train_runtime", "time.run_s"),
+        ("train_samples_per_second", "throughput.samples_per_s"),
+        ("tok_per_s", "throughput.tokens_per_s"),
+        ("mem_peak_torch_mem_alloc_in_bytes", "memory.hf_peak_bytes"),
+        ("mem_nvidia_mem_reserved", "memory.nvidia_mean_bytes"),
+        ("timed_s", "time.window_s"),
+        ("latency.ttft_p99_s", "latency.ttft_p99_s"),
+        ("J_per_token", "energy.joules_per_token"),
+    ],
+)
+def test_a_rule_may_use_an_alias_a_column_or_a_key(name: str, key: str) -> None:
+    assert rule_metric(name).key == key
+
+
+def test_an_unknown_rule_is_an_error_with_the_nearest_name() -> None:
+    with pytest.raises(UsageError, match=r"no metric 'tokens_pers'; did you mean tokens_per_s\?"):
+        rule_metric("tokens_pers")
+    with pytest.raises(UsageError, match=r"no metric '%%'; there are tokens_per_s, "):
+        rule_metric("%%")
+
+
+def test_the_columns_of_a_bench_and_the_names_of_rules_are_each_one_metric() -> None:
+    metrics = every_metric().values()
+    assert len(bench_columns()) == sum(bool(metric.column) for metric in metrics)
+    names = [name for metric in metrics for name in (metric.rule, *metric.rule_aliases) if name]
+    assert len(names) == len(set(names))
+    assert {"padding_frac", "timed_steps", "mean_w", "epoch"} <= set(bench_columns())
+
+
+def test_alternatives_are_metrics_of_the_same_unit_and_direction() -> None:
+    for metric in every_metric().values():
+        for key in metric.alternatives:
+            other = every_metric()[key]
+            assert (other.unit, other.direction) == (metric.unit, metric.direction)
+
+
+@pytest.mark.parametrize(
+    ("key", "noun", "quantity"),
+    [
+        ("throughput.tokens_per_s", "speed", "speed"),
+        ("time.step_s", "step time", "speed"),
+        ("time.step_p95_s", "step time, 95th percentile", "time.step_p95_s"),
+        ("throughput.whole_run_tokens_per_s", "speed over the whole run", "whole-run speed"),
+        ("throughput.whole_run_samples_per_s", "samples/s, whole run", "whole-run speed"),
+        ("time.run_s", "run", "whole-run speed"),
+        ("energy.joules_per_token", "energy per token", "energy per token"),
+        ("energy.whole_run_joules_per_token", "energy per token over the whole run",
+         "whole-run energy per token"),
+        ("carbon.co2e_per_million_tokens_g", "carbon per million tokens", "energy per token"),
+        ("utilization.whole_run_mfu_frac", "MFU over the whole run", "whole-run speed"),
+        ("memory.device_peak_bytes", "peak memory", "device memory, peak"),
+        ("memory.process_peak_bytes", "host memory", "memory.process_peak_bytes"),
+        ("training.loss", "training loss", "training.loss"),
+    ],
+)  # fmt: skip
+def test_name_in_a_sentence_and_tested_quantity(key: str, noun: str, quantity: str) -> None:
+    metric = catalogue()[key]
+    assert (metric.name_in_sentence, metric.tested_quantity) == (noun, quantity)
+
+
+def test_only_losses_are_compared_by_their_difference() -> None:
+    differences = {key for key, metric in every_metric().items() if metric.scale == "difference"}
+    assert differences == {"training.loss", "training.eval_loss"}
