@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ergmeter.errors import PluginError
 
-Kind = Literal["probes", "importers", "metrics", "flops", "sinks", "launchers"]
+Kind = Literal["probes", "importers", "metrics", "flops", "sinks", "launchers", "entries"]
 
 
 @cache

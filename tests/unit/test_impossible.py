@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.bench.gate import gate
 from ergmeter.bench.overview import configuration
-from ergmeter.bench.pairing import Side
 from ergmeter.bench.results import run_columns
 from ergmeter.bench.tables import as_table
 from ergmeter.compare.comparison import CompareOptions, compare
@@ -36,6 +34,7 @@ from ergmeter.views.run.report_page import report
 from ergmeter.views.serve import live
 from ergmeter.views.serve import responses as serve_work
 from tests.runs import add_writer, even_steps, make_run, reading, reason
+from tests.unit.bench.rows import gate
 from tests.unit.bench.rows import row as bench_row
 from tests.unit.metrics.test_achievable import RATE as CALIBRATED
 from tests.unit.sinks.readback import sink_of
@@ -298,10 +297,9 @@ def test_a_bench_marks_it_and_does_not_judge_it() -> None:
     rows = new.to_pylist()
     shown = configuration(rows, ["scenario"])
     assert figure_in_words(shown, "mfu_frac") == SHOWN
-    assert Side(tuple(rows)).values("mfu_frac") == []
     judged = gate(new, ref, ["mfu -3%"], allow_missing=True)
-    (one,) = judged.judgements
-    assert one.figure is None
+    (one,) = judged.verdicts
+    assert one.contrast is None
     assert one.words == f"NEW does not have it: impossible: {WHY}"
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.bench.execute.outcome import FINAL, Status
-from ergmeter.bench.pairing import impossible_in
-from ergmeter.bench.plan.cells import COMMON, UNNAMED, Cell, Value, naming_settings, repeats_of
+from ergmeter.bench.plan.cells import Cell, Value, repeats_of
+from ergmeter.compare.configuration_names import COMMON, UNNAMED, naming_settings
 from ergmeter.stats.ratio import mean
 
 if TYPE_CHECKING:
@@ -450,7 +450,9 @@ def configuration(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> Co
         runs={name: sum(row[name] is not None for row in ok) for name in CELL_METRICS},
         is_padded=any(row["tokens_counted"] == "computed" for row in ok),
         paths=tuple(str(row["path"]) for row in rows if row["path"]),
-        impossible=impossible_in(ok),
+        impossible={
+            n: why for row in ok for n, why in json.loads(row["impossible"] or "{}").items()
+        },
     )
 
 

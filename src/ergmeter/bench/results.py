@@ -15,6 +15,7 @@ import csv
 import io
 import json
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.atomic_write import json_number, read_json, write_json, write_text
@@ -33,8 +34,9 @@ from ergmeter.bench.plan.cells import Cell, broken_expectations
 from ergmeter.bench.tables import (
     ARGUMENTS,
     DONE,
-    FAILED,
     RATES,
+    READING_COLUMNS,
+    READING_PARTS,
     VERSION,
     as_table,
     batched,
@@ -45,13 +47,15 @@ from ergmeter.bench.tables import (
     one_table,
     write,
 )
+from ergmeter.compare.entry import FAILED
 from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable, UsageError
-from ergmeter.metrics.catalog import catalogue
+from ergmeter.metrics.catalog import Metric, bench_columns
 from ergmeter.metrics.evidence.gpu_use import gpu_use
 from ergmeter.metrics.evidence.ranks import need_all
 from ergmeter.metrics.evidence.samples import ACCELERATORS
 from ergmeter.metrics.evidence.window import UNBROKEN
 from ergmeter.metrics.summarize import evidence_of
+from ergmeter.records import Reading, mapped
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 
@@ -62,18 +66,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.records import Reading
 
 FROM_RUN, TRAINER = "run", "trainer"
-_RUN_RATES = {
-    "real_tokens_per_s": "throughput.real_tokens_per_s",
-    "computed_tokens_per_s": "throughput.computed_tokens_per_s",
-    "padding_frac": "tokens.padding_frac",
-    "samples_per_s": "throughput.samples_per_s",
-    "steps_per_s": "throughput.steps_per_s",
-    "step_median_s": "time.step_median_s",
-}
-_TIMED = {"timed_steps": "steps.count", "timed_s": "time.window_s"}
 # A row holds these of all ranks. A Meter on one of them tells that rank's.
 _OF_ALL = {
     "real_tokens_per_s": "tokens",
@@ -81,63 +75,59 @@ _OF_ALL = {
     "padding_frac": "tokens",
     "samples_per_s": "samples",
 }
-_RUN_METRICS = {
-    "loss": "training.loss",
-    "runtime_s": "time.run_s",
-    "mfu_frac": "utilization.mfu_frac",
-    "whole_run_tokens_per_s": "throughput.whole_run_tokens_per_s",
-    "whole_run_mfu_frac": "utilization.whole_run_mfu_frac",
-    "whole_run_joules_per_token": "energy.whole_run_joules_per_token",
-    "joules_per_token": "energy.joules_per_token",
-    "energy_j": "energy.run_j",
-    "mean_w": "energy.mean_w",
-    "memory_device_peak_bytes": "memory.device_peak_bytes",
-    "memory_allocator_peak_bytes": "memory.allocator_peak_bytes",
-    "memory_process_peak_bytes": "memory.process_peak_bytes",
-}
 _EACH = ("memory_allocator_devices_bytes", "memory_allocator_ids")
 
 
 def run_columns(path: Path, missing: dict[str, str], *, num_gpus: int | None) -> dict[str, Any]:
     """The columns that the run at this path fills; reasons for the others go into `missing`."""
-    columns = {**_RUN_RATES, **_TIMED, **_RUN_METRICS}
+    columns = _run_metrics()
     try:
         evidence = evidence_of(Run.open(path))
     except ErgmeterError as error:
         why = str(error) if path.exists() else "the cell left no run"
         missing |= dict.fromkeys((*columns, *_EACH), why)
         return {}
-    row = {name: _reading(evidence, key, name, missing) for name, key in columns.items()}
+    row = {name: _reading(evidence, metric, missing) for name, metric in columns.items()}
     read = {name: reading for name, reading in row.items() if reading is not None}
-    columns_read: dict[str, Any] = {name: reading.value for name, reading in read.items()}
-    impossible = {name: reading.impossible for name, reading in read.items() if reading.impossible}
-    if impossible:
-        columns_read["impossible"] = json.dumps(impossible, sort_keys=True)
-    if any(name in columns_read for name in _RUN_RATES):
-        columns_read["rates_from"] = FROM_RUN
-        columns_read["window"] = evidence.window_kind
     for kind in ("real", "computed"):
-        total = columns_read.get(f"{kind}_tokens_per_s")
+        total = read.get(f"{kind}_tokens_per_s")
         column = f"{kind}_tokens_per_s_per_device"
         if total is None:
             continue
         if not evidence.devices("gpu"):
             missing[column] = evidence.why_no_device("accelerator", *ACCELERATORS)
         elif num_gpus:
-            columns_read[column] = total / num_gpus
+            read[column] = mapped(total, lambda value: value / num_gpus, impossible="")
         else:
             missing[column] = "how many devices it ran on is not told"
+    columns_read: dict[str, Any] = {}
+    for name, reading in read.items():
+        columns_read[name] = reading.value
+        columns_read |= {f"{name}_{part}": getattr(reading, part) for part in READING_PARTS}
+    impossible = {name: reading.impossible for name, reading in read.items() if reading.impossible}
+    if impossible:
+        columns_read["impossible"] = json.dumps(impossible, sort_keys=True)
+    if any(name in RATES for name in read):
+        columns_read["rates_from"] = FROM_RUN
+        columns_read["window"] = evidence.window_kind
     run = evidence.run
     return columns_read | _run_facts(run) | _nvml(run) | _allocators(run, missing)
 
 
-def _reading(evidence: Evidence, key: str, name: str, missing: dict[str, str]) -> Reading | None:
+@cache
+def _run_metrics() -> dict[str, Metric]:
+    """The metrics of a run that a row has, by column; the headline rate is chosen from them."""
+    columns = bench_columns().items()
+    return {name: m for name, m in columns if m.scope == "run" and not m.alternatives}
+
+
+def _reading(evidence: Evidence, metric: Metric, missing: dict[str, str]) -> Reading | None:
     try:
-        if name in _OF_ALL:
-            need_all(evidence, _OF_ALL[name])
-        return catalogue()[key].reading(evidence)
+        if metric.column in _OF_ALL:
+            need_all(evidence, _OF_ALL[metric.column])
+        return metric.reading(evidence)
     except NotMeasurable as error:
-        missing[name] = str(error)
+        missing[metric.column] = str(error)
     return None
 
 
@@ -211,8 +201,12 @@ def fms_figures(results: Mapping[str, Any], num_gpus: int | None) -> dict[str, A
 def with_headline_rate(row: dict[str, Any], missing: Mapping[str, str]) -> dict[str, Any]:
     """The row with its headline rate: of real tokens where they were counted."""
     kind = "real" if row.get("real_tokens_per_s") is not None else "computed"
-    row["tokens_per_s"] = row.get(f"{kind}_tokens_per_s")
-    row["tokens_per_s_per_device"] = row.get(f"{kind}_tokens_per_s_per_device")
+    for name in ("tokens_per_s", "tokens_per_s_per_device"):
+        for part in ("", *(f"_{part}" for part in READING_PARTS)):
+            row[f"{name}{part}"] = row.get(f"{kind}_{name}{part}")
+    for name in READING_COLUMNS:
+        if row.get(name) is not None:
+            row[f"{name}_basis"] = row.get(f"{name}_basis") or "reported"
     row["tokens_counted"] = kind if row["tokens_per_s"] is not None else None
     missing = {**_of_tokens(missing), **missing}
     reasons = {name: why for name, why in missing.items() if row.get(name) is None}
@@ -242,7 +236,9 @@ _MEMORY: dict[str, tuple[str, float]] = {
     "reserved_gpu_mem": ("memory_nvidia_mean_bytes", BYTES_PER_MIB),
     "alloc_gpu_memory_in_bytes": ("memory_hf_seed_bytes", 1.0),
 }
-_METRICS = ("train_runtime", "train_samples_per_second", "train_tokens_per_second", "train_loss")
+TRAINER_METRICS = (
+    *("train_runtime", "train_samples_per_second", "train_tokens_per_second", "train_loss"),
+)
 _NEEDED = ("num_gpus", "per_device_train_batch_size")
 
 
@@ -254,9 +250,9 @@ def read_fms_file(path: Path) -> pa.Table:
         raise FormatError(f"{path} can't be read as a table: {error}") from error
     reader = csv.DictReader(io.StringIO(text, newline=""))
     header = reader.fieldnames or []
-    if not set(_METRICS) & set(header):
+    if not set(TRAINER_METRICS) & set(header):
         raise FormatError(
-            f"{path} is no table of results: it has none of {', '.join(_METRICS)}"
+            f"{path} is no table of results: it has none of {', '.join(TRAINER_METRICS)}"
             f" ({', '.join(header[:6]) or 'it is empty'}, ...)"
         )
     return as_table([_fms_row(row, line, path) for line, row in enumerate(reader)])
@@ -302,7 +298,7 @@ def _fms_outcome(cells: Mapping[str, str]) -> tuple[str, str]:
     status = cells.get("status")  # in files of ours, of cells that failed
     if status in FAILED:
         return status, "as the reference says; it does not say why"
-    if any(number(cells.get(name)) is not None for name in _METRICS):
+    if any(number(cells.get(name)) is not None for name in TRAINER_METRICS):
         return "ok", ""
     read_as = next((name for name in _MEMORY if name.endswith("reserved") and name in cells), None)
     reading = f"; nvidia-smi had read {cells[read_as]} MiB" if read_as else ""
@@ -310,11 +306,11 @@ def _fms_outcome(cells: Mapping[str, str]) -> tuple[str, str]:
 
 
 RUNTIME, LOSS = "train_runtime", "train_loss"
-# Theirs, ours, and whose counts must all be there for it.
+# By their names: our column, and whose counts must all be there for it.
 _TRAINER_RATES = {
-    "train_samples_per_second": ("throughput.samples_per_s", "samples"),
-    "train_steps_per_second": ("throughput.steps_per_s", ""),
-    "train_tokens_per_second": ("throughput.computed_tokens_per_s", "tokens"),
+    "train_samples_per_second": ("samples_per_s", "samples"),
+    "train_steps_per_second": ("steps_per_s", ""),
+    "train_tokens_per_second": ("computed_tokens_per_s", "tokens"),
 }
 TRAINER_NAMES = (RUNTIME, *_TRAINER_RATES, LOSS, "epoch", "eval_loss")
 
@@ -350,11 +346,11 @@ def _counted(path: Path) -> tuple[dict[str, float], float | None]:
     except ErgmeterError:
         return {}, None
     counts = {}
-    for name, (key, of_all) in _TRAINER_RATES.items():
+    for name, (column, of_all) in _TRAINER_RATES.items():
         try:
             if of_all:
                 need_all(evidence, of_all)
-            rate = catalogue()[key].reading(evidence)
+            rate = bench_columns()[column].reading(evidence)
         except NotMeasurable:
             continue
         if rate.basis != "reported":  # a rate that was printed is no count
@@ -395,7 +391,7 @@ def batches(path: Path) -> Iterator[pa.Table]:
 
 
 def _of_directory(directory: Path, *, keep: bool) -> Iterator[pa.Table]:
-    cells = _cells(directory)
+    cells = cell_directories(directory)
     if not cells:
         raise FormatError(
             f"{directory} holds no cells ({_PREFIX}0, ...): `erg bench run` makes them"
@@ -430,7 +426,8 @@ def complete(cell: Path) -> None:
         _keep(cell / ROW, {"stamp": _stamp(cell), "row": row})
 
 
-def _cells(directory: Path) -> list[Path]:
+def cell_directories(directory: Path) -> list[Path]:
+    """The directories of cells in a bench directory, by their numbers."""
     numbered = [
         (int(number), path)
         for path in (directory.iterdir() if directory.is_dir() else ())
@@ -440,7 +437,7 @@ def _cells(directory: Path) -> list[Path]:
 
 
 # Goes up when a row comes to be made otherwise of the same files: what is kept is then made anew.
-_MAKING = 6
+_MAKING = 7
 
 
 def _stamp(cell: Path) -> list[int]:
@@ -489,7 +486,8 @@ def _with_run(row: dict[str, Any], measured: Mapping[str, Any]) -> dict[str, Any
         row = {n: v for n, v in row.items() if n not in RATES or _rate_unit(n) not in of_run}
         if "token" not in of_run and "rates_from" in row:  # it says whose tokens these are
             measured = {name: value for name, value in measured.items() if name != "rates_from"}
-    return {**row, **measured, **printed}
+    stated = {f"{name}_{part}": None for name in printed for part in READING_PARTS}
+    return {**row, **measured, **printed, **stated}
 
 
 def _rate_unit(column: str) -> str:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ergmeter.atomic_write import replacing
+from ergmeter.compare.entry import FAILED
 from ergmeter.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
@@ -121,18 +122,36 @@ REST = {
     "path": pa.string(),
 }
 
-COLUMNS: dict[str, pa.DataType] = {
-    **IDENTITY,
-    **OUTCOME,
-    **ARGUMENTS,
-    **RATES,
-    **FIGURES,
-    **MEMORY,
-    **REST,
+# Beside the value of a metric: its interval, how it was obtained, and a note.
+READING_PARTS = {
+    "low": pa.float64(),
+    "high": pa.float64(),
+    "basis": pa.string(),
+    "note": pa.string(),
 }
+MEASURED_MEMORY = (
+    *("memory_device_peak_bytes", "memory_allocator_peak_bytes", "memory_process_peak_bytes"),
+)
+READING_COLUMNS = tuple(
+    name
+    for name, kind in {**RATES, **FIGURES, **MEMORY}.items()
+    if kind == pa.float64() and (name not in MEMORY or name in MEASURED_MEMORY)
+)
+
+
+def _with_parts(columns: dict[str, pa.DataType]) -> dict[str, pa.DataType]:
+    """Columns with those of a reading's parts behind each metric."""
+    result = {}
+    for name, kind in columns.items():
+        result[name] = kind
+        if name in READING_COLUMNS:
+            result |= {f"{name}_{part}": of_part for part, of_part in READING_PARTS.items()}
+    return result
+
+
+COLUMNS = _with_parts({**IDENTITY, **OUTCOME, **ARGUMENTS, **RATES, **FIGURES, **MEMORY, **REST})
 SCHEMA = pa.schema(list(COLUMNS.items()), metadata={"ergmeter.bench.version": str(VERSION)})
 
-FAILED = ("oom", "error", "timeout", "diverged", "cancelled")
 DONE = ("ok", *FAILED, "skipped")
 
 

@@ -236,7 +236,9 @@ def compare_sides(
                 verdicts.append(Verdict(measured, "differs", "", change, key=key))
                 by_measure[measured].append(verdicts[-1])
         remark = padding_remark(groups)
-        pairs.append(GroupPair(groups, Fairness(), tuple(verdicts), is_comparable=True, padding=remark))
+        pairs.append(
+            GroupPair(groups, Fairness(), tuple(verdicts), is_comparable=True, padding=remark)
+        )
     pooled = [pooled_verdict(verdicts, options) for verdicts in by_measure.values()]
     sides = tuple(group for pair in pairing.both for group in (pair.new, pair.ref))
     return Comparison(
@@ -256,7 +258,7 @@ def pair_contrast(
     pair: ConfigurationPair, measured: Measure, scale: Scale, options: CompareOptions
 ) -> tuple[str, Contrast] | None:
     """NEW over REF in the first metric that both have; None if none, or without such a scale."""
-    key = pair.common_key(measured.keys)
+    key = pair.common_key(measured)
     if key is None:
         return None
     single = SingleRuns(options.noise_of(measured.label), ("NEW", "REF"))
@@ -429,7 +431,9 @@ def _corrected(pairs: Sequence[GroupPair], options: CompareOptions) -> tuple[Gro
             if not is_shown:
                 rejected[number][measured.key] = len(tests)
     return tuple(
-        replace(pair, verdicts=tuple(_taken_back(v, pair, rejected[n], options) for v in pair.verdicts))
+        replace(
+            pair, verdicts=tuple(_taken_back(v, pair, rejected[n], options) for v in pair.verdicts)
+        )
         for n, pair in enumerate(pairs)
     )
 
@@ -448,11 +452,9 @@ def _verdict(
 ) -> Verdict:
     if measured.is_quality and fair.of_losses and not options.anyway:
         return absent_verdict(measured, f"not comparable: {'; '.join(fair.of_losses)}")
-    starts = [group.values(WHOLE_RUN_FROM) for group in (baseline, other)]
-    if OF_WHOLE_RUN in measured.key and len(set.union(*starts)) > 1 and not options.anyway:
-        return absent_verdict(
-            measured, "not comparable: one whole run is since the command, one the Meter"
-        )
+    why = _why_other_start(baseline, other, measured)
+    if why and not options.anyway:
+        return absent_verdict(measured, why)
     try:
         if measured.key in (TIME, ENERGY):
             _need_all(measured, baseline, other)
@@ -460,6 +462,27 @@ def _verdict(
     except NotMeasurable as error:
         return absent_verdict(measured, str(error))
     return verdict(other.name, measured, result, effect=options.effect)
+
+
+def why_incomparable(pair: ConfigurationPair, measured: Measure) -> str:
+    """Why one metric of a pair is not comparable; empty if it is, and for bench cells."""
+    if all(entry.kind == "cell" for entry in (*pair.new.entries, *pair.ref.entries)):
+        return ""
+    fair = fairness(pair.ref, pair.new, ())
+    if measured.is_quality and fair.of_losses:
+        return f"not comparable: {'; '.join(fair.of_losses)}"
+    assumed = [entry for entry in (*pair.new.ok, *pair.ref.ok) if measured.key in entry.assumed]
+    if assumed:
+        return f"{assumed[0].source}: {measured.noun} rests on an assumption"
+    return _why_other_start(pair.ref, pair.new, measured)
+
+
+def _why_other_start(baseline: Group, other: Group, measured: Measure) -> str:
+    """Why metrics over the whole run are not comparable; empty if they are."""
+    starts = [group.values(WHOLE_RUN_FROM) for group in (baseline, other)]
+    if OF_WHOLE_RUN in measured.key and len(set.union(*starts)) > 1:
+        return "not comparable: one whole run is since the command, one the Meter"
+    return ""
 
 
 def _need_all(measured: Measure, *groups: Group) -> None:

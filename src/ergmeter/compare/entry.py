@@ -16,7 +16,7 @@ from ergmeter.metrics.catalog import refusal
 from ergmeter.records import Missing, Reading, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from ergmeter.runlog.settings import Settings
 
@@ -75,6 +75,7 @@ class SourceEntries:
 
     entries: tuple[Entry, ...] = ()
     left_out: tuple[str, ...] = ()
+    failed: tuple[Entry, ...] = ()  # runs without metrics; each has a line in `left_out`
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,21 @@ class EntrySource(Protocol):
         """True if the path is of this kind. Reads no more than its beginning."""
 
     def read(self, path: Path, wanted: Wanted) -> SourceEntries:
-        """The entries there, failed ones included. FormatError if it is damaged."""
+        """The entries there; cells that failed are entries too. FormatError if it is damaged."""
+
+
+def over_one_window(entries: Sequence[Entry], window: str) -> tuple[list[Entry], Entry | None]:
+    """Entries over one kind of window, and the first that can't be computed again over it."""
+    result = []
+    for entry in entries:
+        if entry.kind == "run" or entry.facts.get("window", window) == window:
+            result.append(entry)
+            continue
+        computed = entry.again() if entry.again else None
+        if computed is None:
+            return list(entries), entry
+        result.append(computed)
+    return result, None
 
 
 def fact(value: object) -> str | None:

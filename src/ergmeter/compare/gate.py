@@ -27,7 +27,7 @@ from ergmeter.compare.comparison import (
     pooled_verdict,
     why_incomparable,
 )
-from ergmeter.compare.grouping import fairness
+from ergmeter.compare.grouping import Fairness, fairness
 from ergmeter.compare.padding import COUNTED, counts_differ, padding_remark
 from ergmeter.compare.rules import DEFAULT_RULES, GateRule, parse_rule
 from ergmeter.compare.verdicts import State, Verdict, rule_measures
@@ -68,11 +68,13 @@ class Gate:
     is_plain: bool = False
     needed: tuple[GateRule, ...] = ()  # rules that must have something to judge
     not_comparable: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what could explain a change, and what is not known of both sides
     family: int = 0  # the number of tests that chance is counted over
 
     def count(self, state: State) -> int:
         """The number of verdicts and remarks with this state."""
-        return [each.state for each in (*self.verdicts, *self.remarks)].count(state)
+        states = [verdict.state for verdict in self.verdicts]
+        return [*states, *(remark.state for remark in self.remarks)].count(state)
 
     @property
     def unknown(self) -> int:
@@ -110,7 +112,7 @@ class Gate:
         if lost:
             there = [
                 label for label, measured in rule_measures().items()
-                if any(pair.common_key(measured.keys) for pair in self.pairing.both)
+                if any(pair.common_key(measured) for pair in self.pairing.both)
             ]  # fmt: skip
             names = ", ".join(rule.metric for rule in lost)
             near = difflib.get_close_matches(lost[0].metric, there, n=1, cutoff=0.5)
@@ -125,7 +127,7 @@ class Gate:
 
     def is_in_ref(self, rule: GateRule) -> bool:
         """True if a run of REF has the rule's metric."""
-        return any(_has(pair.ref, rule) for pair in self.pairing.pairs)
+        return any(pair.ref.has(rule.measure) for pair in self.pairing.pairs)
 
     @property
     def exit_code(self) -> int:
@@ -160,15 +162,21 @@ def gate(
         parse_rule(rule) if isinstance(rule, str) else rule for rule in rules or DEFAULT_RULES
     )
     pairing = pair_sides(new, ref, asked)
-    refused = {pair.name: why for pair in pairing.both if (why := _refusals(pair, pairing.by))}
-    pairs = [pair for pair in pairing.both if pair.name not in refused and pair.new.ok and pair.ref.ok]
+    fair = {pair.name: _fairness(pair, pairing.by) for pair in pairing.both}
+    refused = {name: "; ".join(each.refusals) for name, each in fair.items() if each.refusals}
+    pairs = [
+        pair for pair in pairing.both if pair.name not in refused and pair.new.ok and pair.ref.ok
+    ]
     drafts = [draft for rule in wanted for draft in _drafts(pairs, rule, asked, is_plain=is_plain)]
     remarks = [remark for pair in pairing.pairs for remark in _remarks(pair)]
-    remarks += [GateRemark(name, "absent", f"not comparable: {why}") for name, why in refused.items()]
+    remarks += [
+        GateRemark(name, "absent", f"not comparable: {why}") for name, why in refused.items()
+    ]
     judged, family = _against_chance(drafts, 1.0 - asked.confidence)
     made = Gate(
         *(wanted, tuple(judged), tuple(remarks), pairing, asked, is_strict, is_plain),
         not_comparable=tuple(f"{name}: {why}" for name, why in refused.items()),
+        notes=tuple(line for name, each in fair.items() for line in _fairness_notes(name, each)),
         family=family,
     )
     if allow_missing:
@@ -179,12 +187,19 @@ def gate(
     return replace(made, needed=tuple(rule for rule in wanted if rule not in spared))
 
 
-def _refusals(pair: ConfigurationPair, by: Sequence[str]) -> str:
-    """Why the two sides did not do the same work; empty for bench cells, which are matched."""
-    entries = (*pair.new.entries, *pair.ref.entries)
-    if all(entry.kind == "cell" for entry in entries):
-        return ""
-    return "; ".join(fairness(pair.ref, pair.new, by).refusals)
+def _fairness(pair: ConfigurationPair, by: Sequence[str]) -> Fairness:
+    """Whether the two sides did the same work; bench cells are matched by their settings."""
+    is_bench = all(entry.kind == "cell" for entry in (*pair.new.entries, *pair.ref.entries))
+    return Fairness() if is_bench else fairness(pair.ref, pair.new, by)
+
+
+def _fairness_notes(name: str, fair: Fairness) -> list[str]:
+    notes = [f"{name}: {remark}" for remark in fair.remarks]
+    if fair.explanations:
+        notes.append(f"{name}: could explain a change: {', '.join(fair.explanations)}")
+    if fair.unknown:
+        notes.append(f"{name}: not checked, not told by both sides: {', '.join(fair.unknown)}")
+    return notes
 
 
 def _drafts(
@@ -197,7 +212,7 @@ def _drafts(
         result = pair_contrast(pair, rule.measure, rule.scale, options)
         if result is None:
             # What REF has and NEW has not is no pass: it may be the very thing that broke.
-            is_gone = _has(pair.ref, rule) and not _has(pair.new, rule)
+            is_gone = pair.ref.has(rule.measure) and not pair.new.has(rule.measure)
             state: State = "inconclusive" if is_gone else "absent"
             words = _why_absent(pair, rule)
             drafts.append(Verdict(rule.measure, state, words, name=pair.name, rule=rule))
@@ -240,18 +255,18 @@ def _judged(draft: Verdict, *, is_plain: bool) -> Verdict:
 
 def _against_chance(drafts: Sequence[Verdict], alpha: float) -> tuple[list[Verdict], int]:
     """Take back what chance explains over all tests; the verdicts and the number of tests."""
-    p_values = {at: p for at, draft in enumerate(drafts) if (p := _p_value(draft)) is not None}
     family: dict[tuple[str, str], float] = {}
-    for at, p in p_values.items():
-        test = drafts[at].name, drafts[at].measure.quantity
-        family[test] = min(p, family.get(test, 1.0))
+    for draft in drafts:
+        p = _p_value(draft)
+        if p is not None:
+            test = draft.name, draft.measure.quantity
+            family[test] = min(p, family.get(test, 1.0))
     limit = benjamini_hochberg(list(family.values()), alpha)
-    judged = [
-        _taken_back(draft, p_values[at], alpha, len(family))
-        if draft.state == "worse" and at in p_values and p_values[at] > limit
-        else draft
-        for at, draft in enumerate(drafts)
-    ]
+    judged = []
+    for draft in drafts:
+        p = family.get((draft.name, draft.measure.quantity))
+        is_chance = draft.state == "worse" and p is not None and p > limit
+        judged.append(_taken_back(draft, alpha, len(family)) if is_chance else draft)
     return judged, len(family)
 
 
@@ -261,7 +276,9 @@ def _p_value(verdict: Verdict) -> float | None:
     return verdict.contrast.p_value(verdict.rule.way)
 
 
-def _taken_back(verdict: Verdict, p: float, alpha: float, tests: int) -> Verdict:
+def _taken_back(verdict: Verdict, alpha: float, tests: int) -> Verdict:
+    p = _p_value(verdict)
+    assert p is not None
     assert verdict.contrast is not None
     why = (
         f"chance brings so much in {significant(p * 100, 2)} % of cases"
@@ -317,20 +334,16 @@ def _not_alike(pair: ConfigurationPair, draft: Verdict) -> str:
     )
 
 
-def _has(group: Group, rule: GateRule) -> bool:
-    return any(group.numbers(key) for key in rule.measure.keys)
-
-
 def _why_absent(pair: ConfigurationPair, rule: GateRule) -> str:
     for side, group in (("NEW", pair.new), ("REF", pair.ref)):
-        if not _has(group, rule):
+        if not group.has(rule.measure):
             return f"{side} does not have it{_reason(group, rule)}"
     return "the two sides have no figure of the same kind, or none that is above 0"
 
 
 def _reason(group: Group, rule: GateRule) -> str:
     """Why the first run lacks the metric, or a run has an impossible one."""
-    for key in rule.measure.keys:
+    for key in group.keys_of(rule.measure):
         for entry in group.ok:
             result = entry.figures.get(key)
             if isinstance(result, Reading) and result.impossible:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ergmeter.compare.entry import Entry
+    from ergmeter.compare.verdicts import Measure
 
 SOURCE = "source"  # the pseudo column of the path on the command line
 _WORK = {
@@ -127,6 +128,18 @@ class Group:
         if any(reading.impossible for reading in present):
             return []
         return [reading.value for reading in present]
+
+    def keys_of(self, measured: Measure) -> tuple[str, ...]:
+        """The metrics by which a measure is compared, the best first.
+
+        A cell's headline rate is not one of them: it may be of real or of computed tokens.
+        """
+        is_bench = all(entry.kind == "cell" for entry in self.entries)
+        return measured.keys if is_bench else tuple(dict.fromkeys((*measured.keys, measured.key)))
+
+    def has(self, measured: Measure) -> bool:
+        """True if a run that ended well has one of the measure's metrics."""
+        return any(self.numbers(key) for key in self.keys_of(measured))
 
     def mean(self, key: str) -> float | None:
         """The geometric mean of a metric; None if there is none."""

@@ -239,8 +239,9 @@ def _entry(cells: Mapping[str, str], *, source: str, argument: str, at: Path) ->
         raise FormatError(why)
     run = _run(facts.get("run"), at)
     if any(name in cells for name in _OURS) or not is_original(numbers):
-        return Entry(source, argument, facts, _figures(numbers, facts), run)
-    return Entry(source, argument, facts, original_readings(numbers), run, (REMARK,), ASSUMED)
+        return Entry(source, argument, facts, _figures(numbers, facts), run, kind="ledger")
+    readings = original_readings(numbers)
+    return Entry(source, argument, facts, readings, run, (REMARK,), ASSUMED, kind="ledger")
 
 
 def _run(name: str | None, ledger: Path) -> Path | None:

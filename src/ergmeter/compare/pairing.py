@@ -12,16 +12,19 @@ import difflib
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from ergmeter.compare.configuration_names import configuration_name, naming_settings
-from ergmeter.compare.entry import Entry, fact
+from ergmeter.compare.entry import Entry, fact, over_one_window
 from ergmeter.compare.grouping import Group
 from ergmeter.errors import UsageError
 from ergmeter.metrics.evidence.window import TRAINING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from ergmeter.compare.verdicts import Measure
 
     _Key: TypeAlias = tuple[str, ...]
     _Sides: TypeAlias = tuple[Sequence[Entry], Sequence[Entry]]
@@ -45,10 +48,10 @@ class ConfigurationPair:
     new: Group
     ref: Group
 
-    def common_key(self, keys: Sequence[str]) -> str | None:
-        """The first of these metrics that both sides have."""
-        common = (key for key in keys if self.new.numbers(key) and self.ref.numbers(key))
-        return next(common, None)
+    def common_key(self, measured: Measure) -> str | None:
+        """The first metric of a measure that both sides have; None if there is none."""
+        keys = self.new.keys_of(measured)
+        return next((k for k in keys if self.new.numbers(k) and self.ref.numbers(k)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,20 +122,14 @@ def _of_one_window(
         return new, ref
     sides = []
     for name, side in zip(_SIDES, (new, ref), strict=True):
-        entries = []
-        for entry in side:
-            if entry.facts.get("window", TRAINING) != TRAINING:
-                computed = entry.again() if entry.again else None
-                if computed is None:
-                    new_kinds, ref_kinds = ("/".join(sorted(kind)) for kind in kinds)
-                    raise NotComparable(
-                        f"NEW's rates are over the window {new_kinds}, REF's over {ref_kinds}: not"
-                        f" comparable, and {name}'s {entry.facts.get('id') or 'row'} can't be"
-                        f" computed anew ({entry.source} is gone); measure it again"
-                    )
-                entries.append(computed)
-            else:
-                entries.append(entry)
+        entries, lost = over_one_window(side, TRAINING)
+        if lost is not None:
+            new_kinds, ref_kinds = ("/".join(sorted(kind)) for kind in kinds)
+            raise NotComparable(
+                f"NEW's rates are over the window {new_kinds}, REF's over {ref_kinds}: not"
+                f" comparable, and {name}'s {lost.facts.get('id') or 'row'} can't be computed anew"
+                f" ({lost.facts.get('path') or 'its directory'} is gone); measure it again"
+            )
         sides.append(entries)
     return sides[0], sides[1]
 
@@ -256,7 +253,9 @@ def _columns(sides: _Sides, *, without: Mapping[str, str]) -> tuple[str, ...]:
 def _setting_names(entries: Sequence[Entry]) -> list[str]:
     """The settings by which these entries may differ: the usual ones first, the others by name."""
     counts = Counter(name for entry in entries for name in entry.settings)
-    usual = [name for name in (entries[0].settings if entries else ()) if counts[name] == len(entries)]
+    usual = [
+        name for name in (entries[0].settings if entries else ()) if counts[name] == len(entries)
+    ]
     return [*usual, *sorted(set(counts) - set(usual))]
 
 
@@ -286,7 +285,7 @@ def _name(entry: Entry, names: Sequence[str], chosen: str) -> str:
     """Name by the settings that vary, else by what was chosen, else by its scenario."""
     values = {**entry.facts, **{n: v for n, v in entry.settings.items() if v is not None}}
     last = (configuration_name(values, [name]) for name in _LAST)
-    own = "(no settings)" if entry.kind == "cell" else entry.facts.get("name") or entry.argument
+    own = "(no settings)" if entry.kind == "cell" else Path(entry.argument).name or entry.argument
     return configuration_name(values, names) or chosen or next(filter(None, last), own)
 
 

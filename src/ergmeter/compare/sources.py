@@ -8,12 +8,22 @@ own, RUN:1 and RUN:2.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ergmeter.compare.entry import EVAL_LOSS, Entry, SourceEntries, facts_of, why_left_out
+from ergmeter import registry
+from ergmeter.compare.entry import (
+    EVAL_LOSS,
+    Entry,
+    EntrySource,
+    SourceEntries,
+    Wanted,
+    facts_of,
+    over_one_window,
+    why_left_out,
+)
 from ergmeter.compare.ledgers import is_ledger, read_ledger
 from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable
 from ergmeter.metrics.catalog import catalogue
@@ -26,7 +36,7 @@ from ergmeter.metrics.evidence.window import TRAINING
 from ergmeter.metrics.summarize import ask_devices, evidence_of, readings_of
 from ergmeter.records import Missing, Reading, Result
 from ergmeter.runlog import format as fmt
-from ergmeter.runlog.reader import FINISHED, Run
+from ergmeter.runlog.reader import FINISHED, RUNNING, Run
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
@@ -38,14 +48,6 @@ if TYPE_CHECKING:
 _TRAINING = re.compile(r"(?P<run>.+):(?P<number>[1-9]\d*)")
 _FINISHED = (FINISHED, "exit code 0")
 _NEEDED = ("training.loss", "time.window_s", "steps.count")  # for divergence and fairness
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """The settings and metrics that are read from each run."""
-
-    settings: Settings | None
-    keys: tuple[str, ...]
 
 
 def read_entries(
@@ -60,7 +62,7 @@ def read_entries(
     `keys`: the metrics to compute; with hundreds of runs fewer metrics save most of the time.
     `on_progress`: called with the number of parts read and their total.
     """
-    wanted = _Wanted(settings, tuple(catalogue() if keys is None else {*keys, *_NEEDED}))
+    wanted = Wanted(settings, tuple(catalogue() if keys is None else {*keys, *_NEEDED}))
     readers = [reader for path in paths for reader in _parts(path, wanted)]
     parts = []
     for number, read in enumerate(readers):
@@ -79,31 +81,69 @@ def read_entries(
         unique[identity] = entry
     order = {id(entry): number for number, entry in enumerate(entries)}
     ordered = sorted(unique.values(), key=lambda e: order[id(e)])
-    return SourceEntries(tuple(_of_one_window(ordered, wanted)), tuple(left_out))
+    return SourceEntries(tuple(_of_one_window(ordered, wanted)), tuple(left_out), joined.failed)
 
 
-def _of_one_window(entries: list[Entry], wanted: _Wanted) -> list[Entry]:
+def plugin_source(path: Path) -> EntrySource | None:
+    """The source that another package declares for a path; None if no one does."""
+    for name in registry.names("entries"):
+        source: EntrySource = registry.load("entries", name)()
+        if source.recognises(path):
+            return source
+    return None
+
+
+def read_side(path: Path, keys: Iterable[str]) -> SourceEntries:
+    """The entries of one side of a gate: bench cells, an analysis, runs or a ledger.
+
+    Failed runs are entries too. FormatError if the path is missing or holds none of these.
+    """
+    if not path.exists() and _split(path)[1] is None:
+        raise FormatError(
+            f"{path} is not there: give a run, a ledger, a directory of results, a Parquet or CSV"
+            " file, or an analysis"
+        )
+    source = None if is_ledger(path) else plugin_source(path)
+    if source is not None:
+        return source.read(path, Wanted(keys=tuple(keys)))
+    return read_entries([path], keys=keys)
+
+
+def runs_of_cells(entries: Iterable[Entry], wanted: Wanted) -> list[Entry]:
+    """Entries with bench cells read from their runs, to be compared with other runs."""
+    result = []
+    for entry in entries:
+        if entry.kind != "cell" or entry.run is None or entry.status != "ok":
+            result.append(entry)
+        else:
+            result += _run(entry.run, argument=entry.argument, wanted=wanted).entries
+    return result
+
+
+def _of_one_window(entries: list[Entry], wanted: Wanted) -> list[Entry]:
     """Entries over one kind of window: rows of another kind are recomputed from their runs.
 
     If one can't be recomputed all stay unchanged, and the comparison is refused.
     """
     kinds = {entry.facts["window"] for entry in entries if "window" in entry.facts}
     asked = (wanted.settings.window if wanted.settings else None) or TRAINING
-    if len(kinds) < 2:
-        return entries
-    anew: list[Entry] = []
-    for entry in entries:
-        if _is_directory(entry) or entry.facts.get("window", asked) == asked:
-            anew.append(entry)
-            continue
-        if entry.run is None:
-            return entries
-        result = _run(entry.run, argument=entry.argument, wanted=wanted)
-        if len(result.entries) != 1:
-            return entries
-        recomputed = result.entries[0]
-        anew.append(replace(recomputed, facts={**entry.facts, **recomputed.facts}))
-    return anew
+    return entries if len(kinds) < 2 else over_one_window(entries, asked)[0]
+
+
+def _again(entry: Entry, wanted: Wanted) -> Entry | None:
+    """A ledger's row computed again from its run; None if it has none, or several trainings."""
+    result = _run(entry.run, argument=entry.argument, wanted=wanted) if entry.run else None
+    if result is None or len(result.entries) != 1 or result.entries[0].status != "ok":
+        return None
+    computed = result.entries[0]
+    return replace(computed, facts={**entry.facts, **computed.facts})
+
+
+def _ledger(path: Path, *, argument: str, wanted: Wanted) -> SourceEntries:
+    """The rows of a ledger, which can be computed again from their runs."""
+    source = read_ledger(path, argument=argument)
+    rows = tuple(replace(entry, again=partial(_again, entry, wanted)) for entry in source.entries)
+    return replace(source, entries=rows)
 
 
 def _is_directory(entry: Entry) -> bool:
@@ -117,10 +157,13 @@ def _identity(entry: Entry) -> object:
     return entry.run.resolve(), entry.training
 
 
-def _parts(path: Path, wanted: _Wanted) -> list[Callable[[], SourceEntries]]:
-    """Readers for all runs or ledgers under a path."""
+def _parts(path: Path, wanted: Wanted) -> list[Callable[[], SourceEntries]]:
+    """Readers for all runs, ledgers or other sources under a path."""
     if path.is_file():
-        return [partial(read_ledger, path, argument=str(path))]
+        source = None if is_ledger(path) else plugin_source(path)
+        if source is not None:
+            return [partial(source.read, path, wanted)]
+        return [partial(_ledger, path, argument=str(path), wanted=wanted)]
     path, training = _split(path)
     if not path.is_dir():
         raise FormatError(f"no run, folder or ledger at {path}")
@@ -136,7 +179,7 @@ def _parts(path: Path, wanted: _Wanted) -> list[Callable[[], SourceEntries]]:
     ledgers = [file for file in sorted(path.glob("*.csv")) if is_ledger(file)]
     if not ledgers:
         raise FormatError(f"no run and no energy ledger in {path}")
-    return [partial(read_ledger, ledger, argument=str(path)) for ledger in ledgers]
+    return [partial(_ledger, file, argument=str(path), wanted=wanted) for file in ledgers]
 
 
 def _split(path: Path) -> tuple[Path, int | None]:
@@ -151,11 +194,12 @@ def _joined(parts: list[SourceEntries]) -> SourceEntries:
     return SourceEntries(
         tuple(entry for part in parts for entry in part.entries),
         tuple(line for part in parts for line in part.left_out),
+        tuple(entry for part in parts for entry in part.failed),
     )
 
 
 def _run(
-    path: Path, *, argument: str | None, wanted: _Wanted, only: int | None = None
+    path: Path, *, argument: str | None, wanted: Wanted, only: int | None = None
 ) -> SourceEntries:
     """The entry of a run, or one for each of its trainings, or `only` that one.
 
@@ -194,7 +238,7 @@ def _entry(
     run: Run,
     source: str,
     argument: str,
-    wanted: _Wanted,
+    wanted: Wanted,
     *,
     remarks: Sequence[str] = (),
     training: int | None = None,
@@ -203,13 +247,14 @@ def _entry(
     status = str(stated) if stated and run.status in _FINISHED else run.status
     why = why_left_out(status)
     if why:
-        return SourceEntries(left_out=(f"{source}: {why}",))
+        ended = "running" if status == RUNNING else "error"
+        return _failed(run, source, argument, ended, why)
     evidence = evidence_of(run, wanted.settings)
     ask_devices(evidence)
     readings = readings_of(evidence, (key for key in wanted.keys if key in catalogue()))
     diverged = divergence(readings)
     if diverged:
-        return SourceEntries(left_out=(f"{source}: it {diverged}",))
+        return _failed(run, source, argument, "diverged", f"it {diverged}")
     figures = {**readings, EVAL_LOSS: _eval_loss(run, readings.get(EVAL_LOSS))}
     damage = (f"damaged, left out: {line}" for line in run.damage)
     entry = Entry(
@@ -223,6 +268,13 @@ def _entry(
         cautions=(*damage, *_unfit(evidence, source)),
     )
     return SourceEntries((entry,))
+
+
+def _failed(run: Run, source: str, argument: str, status: str, reason: str) -> SourceEntries:
+    """A run without metrics to compare."""
+    facts = {**facts_of(run.workload), "name": run.name, "run": str(run.path)}
+    entry = Entry(source, argument, facts, {}, run.path, status=status, reason=reason)
+    return SourceEntries(left_out=(f"{source}: {reason}",), failed=(entry,))
 
 
 def _facts(evidence: Evidence) -> dict[str, str]:

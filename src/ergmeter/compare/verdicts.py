@@ -7,12 +7,12 @@ difference that was not shown comes with the number of repeats that would show i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ergmeter.compare.entry import EVAL_LOSS
-from ergmeter.compare.time_to_loss import ENERGY, TIME
 from ergmeter.errors import UsageError
-from ergmeter.metrics.catalog import catalogue, find
+from ergmeter.metrics.catalog import Metric, every_metric, find, rule_metric, rule_names
 from ergmeter.stats.power_analysis import Needed, needed, relative, shows
 from ergmeter.stats.ratio import PAIRED, Contrast, Scale
 from ergmeter.units import ratio_text, significant
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 # Of a comparison; and of a gate, which has "worse" and "absent" too.
 State: TypeAlias = Literal[
-    *("better", "worse", "differs", "not shown", "no interval", "absent"),
-    *("inconclusive", "pass"),
+    "better", "worse", "differs", "not shown", "no interval", "absent", "inconclusive", "pass"
 ]
 
 RATE, JOULES, MFU = (
@@ -42,22 +41,7 @@ WHOLE_RATE, WHOLE_JOULES, WHOLE_MFU = (
 OF_WHOLE_RUN = ".whole_run_"  # in the keys of metrics over the whole run
 DEVICE_MEMORY, HOST_MEMORY = "memory.device_peak_bytes", "memory.process_peak_bytes"
 LOSS = "training.loss"
-_EXTRA: dict[str, tuple[str, str, Direction]] = {
-    EVAL_LOSS: ("evaluation loss", "1", "lower"),
-    TIME: ("time to the target loss", "s", "lower"),
-    ENERGY: ("energy to the target loss", "J", "lower"),
-}
 _NAMES = {"eval_loss": EVAL_LOSS, "train_loss": LOSS}
-_NOUNS = {
-    RATE: "speed",
-    WHOLE_RATE: "speed over the whole run",
-    JOULES: "energy per token",
-    WHOLE_JOULES: "energy per token over the whole run",
-    WHOLE_MFU: "MFU over the whole run",
-    DEVICE_MEMORY: "peak memory",
-    HOST_MEMORY: "host memory",
-    LOSS: "training loss",
-}
 
 _MUCH = 2.0  # larger ratios are printed as a factor instead of a percentage
 _LITTLE = 0.02
@@ -99,15 +83,31 @@ class Verdict:
 
 def measure(name: str) -> Measure:
     """A metric by its key or an alias. UsageError for an unknown one."""
-    key = _NAMES.get(name.lower(), name)
-    if key in _EXTRA and key not in catalogue():
-        title, unit, direction = _EXTRA[key]
-        return Measure(key, title, unit, direction, "difference" if key == EVAL_LOSS else "ratio")
-    metric, _ = find(key)
-    scale: Scale = "difference" if metric.key in (LOSS, EVAL_LOSS) else "ratio"
+    metric = every_metric().get(_NAMES.get(name.lower(), name)) or find(name)[0]
     if metric.unit == "C":
         raise UsageError(f"a ratio of temperatures ({metric.key}) means nothing")
-    return Measure(metric.key, metric.title, metric.unit, metric.direction, scale)
+    return _measure(metric)
+
+
+def rule_measure(name: str) -> Measure:
+    """A metric by its name in rules. UsageError with the nearest name for an unknown one."""
+    return _measure(rule_metric(name))
+
+
+def rule_measures() -> dict[str, Measure]:
+    """The metrics that have a name in rules, by that name."""
+    return {name: _measure(metric) for name, metric in rule_names().items()}
+
+
+@cache
+def _measure(metric: Metric) -> Measure:
+    return Measure(
+        *(metric.key, metric.title, metric.unit, metric.direction, metric.scale),
+        noun=metric.name_in_sentence,
+        label=metric.rule or metric.key,
+        keys=metric.alternatives or (metric.key,),
+        quantity=metric.tested_quantity,
+    )
 
 
 def verdict(
@@ -230,9 +230,7 @@ def _further(measured: Measure, result: Contrast, effect: float) -> tuple[str, N
     repeats = min(result.repeats)
     if shows(size, result.noise, repeats, is_paired=is_paired, confidence=confidence):
         return f"one of {what} would have shown", None
-    wanted = needed(
-        size, result.noise, dof=result.dof, is_paired=is_paired, confidence=confidence
-    )
+    wanted = needed(size, result.noise, dof=result.dof, is_paired=is_paired, confidence=confidence)
     if wanted.repeats is None:
         return f"more than 1000 repeats would be needed to show {what}", wanted
     most = wanted.most if wanted.most is not None else "over 1000"

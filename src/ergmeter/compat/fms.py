@@ -18,6 +18,7 @@ from ergmeter.atomic_write import replacing
 from ergmeter.bench import tables
 from ergmeter.bench.memory import BYTES_PER_MIB
 from ergmeter.bench.results import TRAINER_NAMES
+from ergmeter.compare.entry import FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,7 +34,7 @@ _ALWAYS_WRITTEN = (
 )
 _MEM = "mem_"
 _ERRORS = ("error_messages", "dry_run")
-_WRITTEN_STATUSES = ("ok", *(status for status in tables.FAILED if status != "cancelled"))
+_WRITTEN_STATUSES = ("ok", *(status for status in FAILED if status != "cancelled"))
 
 
 def collected(batches: Iterable[pa.Table], directory: Path) -> None:

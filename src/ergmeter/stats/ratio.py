@@ -128,7 +128,7 @@ def contrast(
     scale: Scale = "ratio",
     is_paired: bool = False,
     confidence: float = 0.95,
-    single: SingleRuns = SingleRuns(),  # noqa: B008  immutable
+    single: SingleRuns = SingleRuns(),
 ) -> Contrast:
     """Ours over theirs. If paired, both are in the order of the pairs.
 

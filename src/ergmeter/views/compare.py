@@ -113,7 +113,12 @@ def footnotes(comparison: Comparison) -> list[str]:
     sure = [
         v for p in comparison.pairs for v in p.verdicts if v.contrast and v.contrast.low is not None
     ]
-    if len(sure) >= _MANY:
+    if len(comparison.pairs) > 1:
+        notes.append(
+            f"a difference is shown only if Holm's method confirms it over the"
+            f" {len(comparison.pairs)} comparisons of each metric; intervals are not widened"
+        )
+    elif len(sure) >= _MANY:
         wrong = (1 - comparison.options.confidence) * 100
         notes.append(
             f"{len(sure)} intervals, each by itself: where nothing differs, {wrong:g} % of such"
@@ -287,6 +292,7 @@ def _pair(pair: GroupPair) -> list[RenderableType]:
 
 
 _OF_CONTRAST = ("scale", "value", "low", "high", "confidence", "method")
+_OF_MEASURE = ("key", "title", "unit", "direction", "scale")
 _CSV = (
     *("baseline", "group", "metric", "unit", "baseline_mean", "group_mean", *_OF_CONTRAST),
     *("baseline_runs", "group_runs", "state", "verdict"),
@@ -300,7 +306,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
         "baseline": comparison.groups[0].name,
         "confidence": comparison.options.confidence,
         "is_comparable": comparison.is_comparable,
-        "metrics": [asdict(measured) for measured in comparison.measures],
+        "metrics": [{name: getattr(m, name) for name in _OF_MEASURE} for m in comparison.measures],
         "groups": [_group_json(comparison, group) for group in comparison.groups],
         "pairs": [_pair_json(pair) for pair in comparison.pairs],
         "pareto": asdict(comparison.front) if comparison.front else None,
@@ -382,11 +388,21 @@ def _pair_json(pair: GroupPair) -> dict[str, Any]:
                 "metric": verdict.measure.key,
                 "state": verdict.state,
                 "words": verdict.words,
-                "contrast": asdict(verdict.contrast) if verdict.contrast else None,
+                "contrast": _contrast_json(verdict.contrast) if verdict.contrast else None,
                 "needed": asdict(verdict.needed) if verdict.needed else None,
             }
             for verdict in pair.verdicts
         ],
+    }
+
+
+def _contrast_json(contrast: Contrast) -> dict[str, Any]:
+    names = ("value", "low", "high", "scale", "confidence", "method", "repeats", "noise")
+    return {
+        **{name: getattr(contrast, name) for name in names},
+        "freedom": contrast.dof,
+        "error": contrast.error,
+        "why": contrast.why,
     }
 
 

@@ -8,7 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from ergmeter.bench.entries import entries
 from ergmeter.bench.tables import as_table
+from ergmeter.cli.compare.bench_output import COMPARED
+from ergmeter.compare import comparison
+from ergmeter.compare import gate as compare_gate
+from ergmeter.compare.comparison import CompareOptions, Comparison, GroupPair
+from ergmeter.compare.gate import Gate
+from ergmeter.stats.ratio import Contrast
 
 
 def row(**fields: Any) -> dict[str, Any]:
@@ -47,3 +54,23 @@ def noisy(
         values = [speed * (1.0 + chance.gauss(0.0, noise)) for _ in range(runs)]
         rows += repeats(f"g{group}", "real_tokens_per_s", values)
     return as_table(rows)
+
+
+def gate(new: pa.Table, ref: pa.Table, rules: Any = (), **asked: Any) -> Gate:
+    """The gate on two tables of results."""
+    return compare_gate.gate(list(entries([new])), list(entries([ref])), rules, **asked)
+
+
+def compare(
+    new: pa.Table, ref: pa.Table, *, metrics: Any = COMPARED, options: CompareOptions | None = None
+) -> Comparison:
+    """The comparison of two tables of results."""
+    sides = [list(entries([table])) for table in (new, ref)]
+    return comparison.compare_sides(sides[0], sides[1], metrics, options or CompareOptions())
+
+
+def change(pair: GroupPair, metric: str) -> Contrast:
+    """The change of one metric, by its name in rules."""
+    (found,) = (v.contrast for v in pair.verdicts if v.measure.label == metric)
+    assert found is not None
+    return found

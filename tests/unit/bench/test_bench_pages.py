@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from ergmeter.bench import comparing
-from ergmeter.bench.gate import gate
 from ergmeter.bench.overview import Overview
 from ergmeter.bench.tables import as_table
 from ergmeter.views.bench.page import bench_compare_page, bench_page
-from tests.unit.bench.rows import repeats, row
+from tests.unit.bench.rows import compare, gate, repeats, row
 
 pytest.importorskip("vl_convert")
 
@@ -27,8 +25,8 @@ def page(*rows: dict[str, Any], most: int | None = None) -> str:
 
 def compared(new: list[dict[str, Any]], ref: list[dict[str, Any]], *rules: str) -> str:
     sides = as_table(new), as_table(ref)
-    found = comparing.compare(*sides, options=comparing.BenchCompareOptions())
-    judged = gate(*sides, rules, options=comparing.BenchCompareOptions())
+    found = compare(*sides)
+    judged = gate(*sides, rules)
     return bench_compare_page(found, judged, new="new", ref="ref")
 
 

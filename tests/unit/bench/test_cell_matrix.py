@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ergmeter.bench.gate import cell_verdicts, gate
 from ergmeter.bench.overview import Matrix, matrix, overview, report_of
 from ergmeter.bench.tables import as_table
+from ergmeter.compare.gate import configuration_results
 from ergmeter.views.bench.page import matrix_chart
-from tests.unit.bench.rows import repeats, row
+from tests.unit.bench.rows import gate, repeats, row
 
 
 def of(*rows: dict[str, Any]) -> Matrix:
@@ -113,7 +113,9 @@ def test_the_word_of_a_cell_is_that_of_the_worst_of_it() -> None:
         *repeats("bare", "mean_w", [1.0]),
         *repeats("fresh", "real_tokens_per_s", steady),
     ]
-    found = cell_verdicts(gate(as_table(new), as_table(ref), ["tokens_per_s -3%", "loss +-1%"]))
+    found = configuration_results(
+        gate(as_table(new), as_table(ref), ["tokens_per_s -3%", "loss +-1%"])
+    )
     assert {one.name: one.word for one in found} == {
         "slower": "worse",
         "gone": "missing",

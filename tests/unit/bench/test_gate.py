@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from ergmeter.bench import results
-from ergmeter.bench.comparing import TOGETHER, BenchCompareOptions, compare, parse_noise, parse_rule
-from ergmeter.bench.gate import Gate, gate
 from ergmeter.bench.overview import overview
 from ergmeter.bench.tables import as_table
+from ergmeter.compare.comparison import CompareOptions
+from ergmeter.compare.gate import POOLED, Gate
+from ergmeter.compare.rules import parse_noise, parse_rule
 from ergmeter.errors import UsageError
 from ergmeter.views.bench import compare as bench_compare
 from ergmeter.views.bench import report
-from tests.unit.bench.rows import noisy, repeats, row
+from tests.unit.bench.rows import change, compare, gate, noisy, repeats, row
 
 SPEED = "tokens_per_s -3%"
 FAST = [1000.0, 1004.0, 996.0]
@@ -37,6 +38,9 @@ def judged(new: list[float], ref: list[float], text: str = SPEED, **asked: Any) 
         ("loss +-1%", 0.01, 0.01, "ratio"),
         ("loss +0.05", None, 0.05, "difference"),
         ("train_loss  ± 1 %", 0.01, 0.01, "ratio"),
+        # Without a sign, the catalogue says which way is worse.
+        ("mfu 3%", 0.03, None, "ratio"),
+        ("energy.joules_per_token 3%", None, 0.03, "ratio"),
     ],
 )
 def test_a_rule_is_read_as_it_is_written(
@@ -49,7 +53,7 @@ def test_a_rule_is_read_as_it_is_written(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("tokens_per_s 3%", "a metric, a sign and a size"),
+        ("tokens_per_s", "a metric, a sign and a size"),
         ("token_per_s -3%", "did you mean tokens_per_s"),
         ("tokens_per_s -100%", "less than 100 %"),
     ],
@@ -60,13 +64,13 @@ def test_what_is_no_rule_is_refused_with_what_was_meant(text: str, said: str) ->
 
 
 def test_a_slowdown_of_five_percent_is_red_and_a_speedup_is_not() -> None:
-    assert judged(SLOW, FAST).state == "red"
+    assert judged(SLOW, FAST).state == "worse"
     assert judged(SLOW, FAST).exit_code == 1
     assert judged(FAST, SLOW).state == "pass"
 
 
 def test_the_interval_is_welchs() -> None:
-    one = judged(SLOW, FAST).judgements[0].figure
+    one = judged(SLOW, FAST).verdicts[0].contrast
     assert one is not None
     # By hand: both sides scatter by s of 4/1000 and 4/950 in logarithms; 4 degrees of freedom but
     # for the slight difference of the two; t is 2.776.
@@ -80,7 +84,7 @@ def test_a_noisy_cell_is_inconclusive_and_not_red() -> None:
     found = judged([900.0, 1010.0, 940.0], [1000.0, 930.0, 1060.0])
     assert found.state == "inconclusive"
     assert found.exit_code == 0
-    assert "scatter" in found.judgements[0].words
+    assert "scatter" in found.verdicts[0].words
 
 
 def test_strict_takes_inconclusive_for_red() -> None:
@@ -95,40 +99,40 @@ def test_within_the_rule_but_too_noisy_to_tell_is_inconclusive() -> None:
 def test_single_runs_need_a_noise_or_a_word_that_it_is_a_plain_threshold() -> None:
     alone = judged([950.0], [1000.0])
     assert alone.state == "inconclusive"
-    assert "noise is not known" in alone.judgements[0].words
+    assert "noise is not known" in alone.verdicts[0].words
     assert "--noise" in bench_compare.gate_markdown(alone)
     assert (
-        judged([950.0], [1000.0], options=BenchCompareOptions(noise=parse_noise(["1%"]))).state
-        == "red"
+        judged([950.0], [1000.0], options=CompareOptions(noise=parse_noise(["1%"]))).state
+        == "worse"
     )
     assert (
-        judged([950.0], [1000.0], options=BenchCompareOptions(noise=parse_noise(["4%"]))).state
+        judged([950.0], [1000.0], options=CompareOptions(noise=parse_noise(["4%"]))).state
         == "inconclusive"
     )
     plain = judged([950.0], [1000.0], is_plain=True)
-    assert plain.state == "red"
-    assert "plain threshold" in plain.judgements[0].words
+    assert plain.state == "worse"
+    assert "plain threshold" in plain.verdicts[0].words
 
 
 def test_one_new_run_is_held_against_the_noise_of_the_references_repeats() -> None:
     found = judged([900.0], FAST)
-    assert found.state == "red"
-    assert found.judgements[0].figure is not None
-    assert "REF's repeats" in found.judgements[0].figure.basis
+    assert found.state == "worse"
+    assert found.verdicts[0].contrast is not None
+    assert "REF's repeats" in found.verdicts[0].contrast.method
 
 
 def test_a_figure_that_never_scatters_is_judged_exactly() -> None:
     def table(size: float) -> Any:
         return as_table(repeats("g", "memory_hf_peak_bytes", [size] * 2))
 
-    assert gate(table(1.03e9), table(1e9), ["peak_memory +2%"]).state == "red"
+    assert gate(table(1.03e9), table(1e9), ["peak_memory +2%"]).state == "worse"
     assert gate(table(1.01e9), table(1e9), ["peak_memory +2%"]).state == "pass"
 
 
 def test_peak_memory_is_of_one_kind_on_both_sides_or_absent() -> None:
     new = as_table(repeats("g", "memory_hf_peak_bytes", [1e9, 1e9]))
     ref = as_table(repeats("g", "memory_nvidia_mean_bytes", [1e9, 1e9]))
-    (found,) = gate(new, ref, ["peak_memory +2%"]).judgements
+    (found,) = gate(new, ref, ["peak_memory +2%"]).verdicts
     assert found.state == "absent"
 
 
@@ -146,9 +150,9 @@ def test_a_figure_that_only_the_reference_has_is_no_pass() -> None:
 
 
 def test_a_loss_may_be_held_in_its_own_unit() -> None:
-    assert judged([2.10, 2.101], [2.0, 2.001], "loss +0.05").state == "red"
+    assert judged([2.10, 2.101], [2.0, 2.001], "loss +0.05").state == "worse"
     assert judged([1.90, 1.901], [2.0, 2.001], "loss +0.05").state == "pass"
-    assert judged([1.90, 1.901], [2.0, 2.001], "loss +-1%").state == "red"
+    assert judged([1.90, 1.901], [2.0, 2.001], "loss +-1%").state == "worse"
 
 
 def test_what_failed_is_missing_or_is_not_what_it_says_is_told() -> None:
@@ -159,11 +163,11 @@ def test_what_failed_is_missing_or_is_not_what_it_says_is_told() -> None:
         *repeats("d", "loss", [1.0]),
     ]
     found = gate(
-        as_table(new), as_table(ref), ["loss +-1%"], options=BenchCompareOptions(noise={"": 0.001})
+        as_table(new), as_table(ref), ["loss +-1%"], options=CompareOptions(noise={"": 0.001})
     )
-    told = {(one.name, one.state): one.words for one in found.findings}
-    assert "failed in NEW, worked in REF; oom: CUDA out of memory" in told["a", "red"]
-    assert told["b", "red"] == "not what it says: attention: sdpa"
+    told = {(one.name, one.state): one.words for one in found.remarks}
+    assert "failed in NEW, worked in REF; oom: CUDA out of memory" in told["a", "worse"]
+    assert told["b", "worse"] == "not what it says: attention: sdpa"
     assert told["c", "inconclusive"] == "missing in NEW"
     assert ("d", "absent") in told
 
@@ -171,10 +175,10 @@ def test_what_failed_is_missing_or_is_not_what_it_says_is_told() -> None:
 def test_failing_on_both_sides_is_no_news_and_working_again_is_good() -> None:
     failed = as_table([row(group="a", status="error")])
     worked = as_table(repeats("a", "loss", [1.0]))
-    assert gate(failed, failed, ["loss +-1%"]).findings[0].state == "absent"
+    assert gate(failed, failed, ["loss +-1%"]).remarks[0].state == "absent"
     assert gate(failed, failed, ["loss +-1%"]).exit_code == 2  # nothing was judged at all
     assert gate(failed, failed, ["loss +-1%"], allow_missing=True).exit_code == 0
-    assert gate(worked, failed, ["loss +-1%"]).findings[0].state == "pass"
+    assert gate(worked, failed, ["loss +-1%"]).remarks[0].state == "pass"
 
 
 def test_cells_without_shared_ids_match_by_their_settings_in_any_spelling() -> None:
@@ -191,19 +195,19 @@ def test_cells_without_shared_ids_match_by_their_settings_in_any_spelling() -> N
         ]
     )
     found = compare(new, ref)
-    assert len(found.cells) == 2
-    assert "beta" in found.paired.by
+    assert len(found.pairs) == 2
+    assert "beta" in found.pairing.by
 
 
 def test_ids_that_look_like_large_numbers_are_told_apart() -> None:
     ids = ("4e5678901234", "7e9999999999", "123456789012", "123456789013")
     table = as_table([row(group=one, framework_config=one, loss=1.0) for one in ids])
-    assert len(compare(table, table).cells) == 4
+    assert len(compare(table, table).pairs) == 4
 
 
 def test_settings_that_differ_in_the_last_digit_are_told_apart() -> None:
     table = as_table([row(loss=1.0, settings={"limit": one}) for one in (1234567, 1234568)])
-    assert len(compare(table, table).cells) == 2
+    assert len(compare(table, table).pairs) == 2
 
 
 def test_no_shared_cell_is_an_error() -> None:
@@ -222,7 +226,7 @@ PADDED = row(
 FREE = row(
     framework_config="free", samples_per_s=7.0, computed_tokens_per_s=2030.0, runtime_s=1071.0
 )
-CHOSEN = BenchCompareOptions(
+CHOSEN = CompareOptions(
     new_where={"framework_config": "free"}, ref_where={"framework_config": "none"}
 )
 
@@ -230,7 +234,7 @@ CHOSEN = BenchCompareOptions(
 def test_the_padding_paradox_is_explained() -> None:
     both = as_table([PADDED, FREE])
     found = compare(both, both, options=CHOSEN)
-    said = found.cells[0].paradox
+    said = found.pairs[0].padding
     # 2400 / 5 = 480 tokens a sample, 2030 / 7 = 290: 40 % fewer.
     assert "+40 %" in said
     assert "-15 %" in said
@@ -243,14 +247,14 @@ def test_tokens_that_are_not_alike_are_never_red() -> None:
     both = as_table([PADDED, FREE])
     found = gate(both, both, [SPEED], options=CHOSEN, is_plain=True)
     assert found.state == "inconclusive"
-    assert "not of the same tokens" in found.judgements[0].words
+    assert "not of the same tokens" in found.verdicts[0].words
 
 
 def test_a_slowdown_of_all_cells_shows_over_them_though_none_was_repeated() -> None:
     new, ref = noisy(1, groups=12, runs=1, factor=0.95), noisy(2, groups=12, runs=1)
     found = gate(new, ref, [SPEED])
-    red = [one.name for one in found.judgements if one.state == "red"]
-    assert red == [TOGETHER]
+    red = [one.name for one in found.verdicts if one.state == "worse"]
+    assert red == [POOLED]
 
 
 def alarms(gates: int, *, factor: float = 1.0, **how: Any) -> float:
@@ -258,7 +262,7 @@ def alarms(gates: int, *, factor: float = 1.0, **how: Any) -> float:
     red = 0
     for seed in range(gates):
         new = noisy(2 * seed, factor=factor, **how)
-        red += gate(new, noisy(2 * seed + 1, **how), [SPEED]).state == "red"
+        red += gate(new, noisy(2 * seed + 1, **how), [SPEED]).state == "worse"
     return red / gates
 
 
@@ -290,7 +294,7 @@ def test_a_plain_threshold_would_cry_wolf() -> None:
             [SPEED],
             is_plain=True,
         ).state
-        == "red"
+        == "worse"
         for seed in range(200)
     )
     assert crying > 30
@@ -315,7 +319,7 @@ def test_what_is_stated_of_a_cell_that_failed_is_not_held_against_it() -> None:
     failed = row(group="a", status="oom", reason="CUDA out of memory", claims_broken="x: not told")
     table = as_table([failed, *repeats("b", "loss", [1.0])])
     found = gate(table, table, ["loss +-1%"], is_plain=True)
-    assert [one.state for one in found.findings] == ["absent"]
+    assert [one.state for one in found.remarks] == ["absent"]
     assert found.exit_code == 0
 
 
@@ -324,7 +328,7 @@ def test_what_is_stated_of_a_cell_that_failed_is_not_held_against_it() -> None:
     [
         (["cancelled"], "inconclusive"),
         (["cancelled", "cancelled"], "inconclusive"),
-        (["oom", "cancelled"], "red"),  # one of them failed by itself
+        (["oom", "cancelled"], "worse"),  # one of them failed by itself
     ],
 )
 def test_a_cell_that_somebody_ended_is_not_done_and_not_red(
@@ -332,7 +336,7 @@ def test_a_cell_that_somebody_ended_is_not_done_and_not_red(
 ) -> None:
     new = [row(group="a", status=one, repeat=n, reason=one) for n, one in enumerate(statuses)]
     found = gate(as_table(new), as_table(repeats("a", "loss", [1.0])), ["loss +-1%"])
-    assert [one.state for one in found.findings] == [state]
+    assert [one.state for one in found.remarks] == [state]
     assert found.state == state
 
 
@@ -348,42 +352,42 @@ def scenarios(*names: str, column: str = "loss", value: float = 1.0, group: str 
 
 def test_two_scenarios_with_one_command_are_two_cells() -> None:
     found = compare(scenarios("one", "two"), scenarios("one", "two"))
-    assert [cell.pair.name for cell in found.cells] == ["one", "two"]
-    assert [cell.figures["loss"].repeats for cell in found.cells] == [(2, 2), (2, 2)]
-    assert [cell.figures["loss"].new for cell in found.cells] == pytest.approx([1.0, 2.0])
-    assert found.paired.by == ("group", "scenario")
+    assert [cell.name for cell in found.pairs] == ["one", "two"]
+    assert [change(cell, "loss").repeats for cell in found.pairs] == [(2, 2), (2, 2)]
+    assert [change(cell, "loss").means[0] for cell in found.pairs] == pytest.approx([1.0, 2.0])
+    assert found.pairing.by == ("group", "scenario")
 
 
 @pytest.mark.parametrize("group", ["g", "another command"])
 def test_a_scenario_that_was_renamed_is_matched_and_that_is_told(group: str) -> None:
     found = compare(scenarios("new name"), scenarios("old name", group=group))
-    assert len(found.cells) == 1
+    assert len(found.pairs) == 1
     told = "measured otherwise in 1 of 1 cells: scenario new name in NEW, old name in REF"
     assert told in bench_compare.remarks(found)
     # Where REF has two that run the same, the name says which.
     both = compare(scenarios("one"), scenarios("two", "one", group=group))
-    assert [cell.figures["loss"].ref for cell in both.cells] == pytest.approx([2.0])
-    assert [pair.name for pair in both.paired.only_ref] == ["two"]
+    assert [change(cell, "loss").means[1] for cell in both.pairs] == pytest.approx([2.0])
+    assert [pair.name for pair in both.pairing.only_ref] == ["two"]
 
 
 def test_a_column_to_match_by_that_there_is_not_is_refused() -> None:
     table = as_table([row(group=f"g{n}", loss=1.0, settings={"depth": n}) for n in (1, 2)])
-    assert len(compare(table, table, options=BenchCompareOptions(by=("depth",))).cells) == 2
+    assert len(compare(table, table, options=CompareOptions(by=("depth",))).pairs) == 2
     with pytest.raises(UsageError, match=r"no column 'dept' in NEW .* did you mean depth"):
-        compare(table, table, options=BenchCompareOptions(by=("dept",)))
+        compare(table, table, options=CompareOptions(by=("dept",)))
     with pytest.raises(UsageError, match="no column 'peft_method' in NEW"):
-        compare(table, table, options=BenchCompareOptions(by=("peft_method",)))
+        compare(table, table, options=CompareOptions(by=("peft_method",)))
 
 
 def test_a_choice_that_no_row_meets_is_told_with_what_there_is() -> None:
     table = as_table([row(group=one, loss=1.0, settings={"mode": one}) for one in ("a", "b")])
     with pytest.raises(UsageError, match=r"no row of NEW has mode=zzz: mode is a, b there"):
-        compare(table, table, options=BenchCompareOptions(new_where={"mode": "zzz"}))
+        compare(table, table, options=CompareOptions(new_where={"mode": "zzz"}))
     found = compare(
-        table, table, options=BenchCompareOptions(new_where={"mode": "a"}, ref_where={"mode": "b"})
+        table, table, options=CompareOptions(new_where={"mode": "a"}, ref_where={"mode": "b"})
     )
     assert "mode a against b" in bench_compare.legend(found)[0]
-    assert [pair.name for pair in found.paired.pairs] == ["mode a against b"]
+    assert [pair.name for pair in found.pairing.pairs] == ["mode a against b"]
 
 
 def test_where_no_cell_is_shared_the_columns_that_keep_them_apart_are_named() -> None:
@@ -394,13 +398,13 @@ def test_where_no_cell_is_shared_the_columns_that_keep_them_apart_are_named() ->
 
 def test_a_setting_called_nan_has_its_name() -> None:
     table = as_table([row(group=one, loss=1.0, settings={"mode": one}) for one in ("nan", "b")])
-    assert [pair.name for pair in compare(table, table).paired.pairs] == ["mode nan", "mode b"]
+    assert [pair.name for pair in compare(table, table).pairing.pairs] == ["mode nan", "mode b"]
     # Nor is it what is not told, where cells are matched by their settings.
     sides = [
         as_table([row(group=f"{side}{m}", loss=1.0, settings={"mode": m}) for m in ("nan", None)])
         for side in "xy"
     ]
-    assert len(compare(sides[0], sides[1]).cells) == 2
+    assert len(compare(sides[0], sides[1]).pairs) == 2
 
 
 def test_a_cell_has_one_name_in_report_and_gate() -> None:
@@ -418,10 +422,10 @@ def test_a_cell_has_one_name_in_report_and_gate() -> None:
         ]
     )
     names = [line[0] for line in report.lines(overview(table))]
-    assert [pair.name for pair in compare(table, table).paired.pairs] == names
+    assert [pair.name for pair in compare(table, table).pairing.pairs] == names
     assert names == ["batch 2", "batch 4"]
-    by = compare(table, table, options=BenchCompareOptions(by=("scenario",)))
-    assert [pair.name for pair in by.paired.pairs] == ["s"]
+    by = compare(table, table, options=CompareOptions(by=("scenario",)))
+    assert [pair.name for pair in by.pairing.pairs] == ["s"]
 
 
 def test_a_rule_that_nothing_can_be_judged_by_is_an_error() -> None:

@@ -5,23 +5,22 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from ergmeter.bench.comparing import compare
-from ergmeter.bench.gate import gate
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.bench.tables import as_table
-from ergmeter.errors import UsageError
+from ergmeter.compare.pairing import NotComparable
 from ergmeter.records import Step
 from tests.runs import add_writer, make_run
-from tests.unit.bench.rows import repeats, row
+from tests.unit.bench.rows import change, compare, gate, repeats, row
 
 S = 10**9
 VALUES = [1000.0, 1004.0, 996.0]
 CELL = Cell(0, "abc", "s", {"framework_config": "g"}, num_gpus=1, repeat=1, command=("x",))
 
 
-def table(**fields: object) -> object:
+def table(**fields: object) -> pa.Table:
     return as_table(repeats("g", "real_tokens_per_s", VALUES, rates_from="run", **fields))
 
 
@@ -47,9 +46,11 @@ def test_the_same_kind_is_judged() -> None:
 
 
 def test_another_kind_is_refused_where_it_can_not_be_computed_anew() -> None:
-    with pytest.raises(UsageError, match="over the window training, REF's over unbroken: not comp"):
+    with pytest.raises(
+        NotComparable, match="over the window training, REF's over unbroken: not comp"
+    ):
         gate(table(window="training"), table(path="/gone"), ["tokens_per_s -3%"])
-    with pytest.raises(UsageError, match="not comparable"):
+    with pytest.raises(NotComparable, match="not comparable"):
         compare(table(), table(window="training"))
 
 
@@ -60,9 +61,9 @@ def test_rows_of_another_kind_are_computed_anew_from_their_cells(tmp_path: Path)
     stored = as_table([row(real_tokens_per_s=800.0, path=str(path), **fields)])
     new = as_table([row(real_tokens_per_s=1000.0, window="training", **fields)])
     found = compare(new, stored, metrics=["tokens_per_s"])
-    (compared,) = found.cells
-    assert compared.figures["tokens_per_s"].ref == pytest.approx(1000.0)
-    assert compared.figures["tokens_per_s"].value == pytest.approx(1.0)
+    (compared,) = found.pairs
+    assert change(compared, "tokens_per_s").means[1] == pytest.approx(1000.0)
+    assert change(compared, "tokens_per_s").value == pytest.approx(1.0)
 
 
 def test_rates_that_a_trainer_printed_have_no_window_of_ours() -> None:

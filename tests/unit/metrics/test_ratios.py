@@ -76,14 +76,14 @@ def test_pairs_by_hand() -> None:
     assert found.value == pytest.approx(math.exp(4 * unit / 3))
     assert found.low == pytest.approx(math.exp(4 * unit / 3 - margin), rel=1e-6)
     assert found.high == pytest.approx(math.exp(4 * unit / 3 + margin), rel=1e-6)
-    assert (found.method, found.freedom) == (PAIRED, 2)
+    assert (found.method, found.dof) == (PAIRED, 2)
     assert not found.is_shown
 
 
 def test_welch_by_hand() -> None:
     """Logs 0, 2 against 10, 11, 12: variances 2 and 1, so 1 + 1/3 and 16/9 / (1 + 1/18)."""
     found = contrast(np.exp([0.0, 2.0]), np.exp([10.0, 11.0, 12.0]))  # type: ignore[arg-type]
-    assert found.freedom == pytest.approx((16 / 9) / (1 + 1 / 18))
+    assert found.dof == pytest.approx((16 / 9) / (1 + 1 / 18))
     assert found.low is not None
     half = -10 - math.log(found.low)
     assert half == pytest.approx(quantile(0.975, 32 / 19) * math.sqrt(4 / 3))

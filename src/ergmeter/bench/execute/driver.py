@@ -23,7 +23,7 @@ from ergmeter.bench.execute import state
 from ergmeter.bench.execute.launching import Launcher, PendingCells
 from ergmeter.bench.execute.outcome import CellOutcome, Status
 from ergmeter.bench.plan.cells import BenchPlan, Cell
-from ergmeter.bench.tables import FAILED
+from ergmeter.compare.entry import FAILED
 from ergmeter.errors import ErgmeterError
 
 if TYPE_CHECKING:

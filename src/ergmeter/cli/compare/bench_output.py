@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130  # what a shell gives a program that Ctrl-C ended
 _REDRAW_S = 0.5  # drawing takes processor time from what is measured
 _MOST = 200  # rows on a terminal
+COMPARED = ("tokens_per_s", "samples_per_s", "runtime", "peak_memory", "loss")
 
 
 def show_starts(plan: BenchPlan, out: Path, *, seed: int, rerun: Collection[str]) -> None:
@@ -318,27 +319,26 @@ def compare(
     """
     from rich.console import Console
 
-    from ergmeter.bench import comparing
-    from ergmeter.bench.pairing import where
-    from ergmeter.bench.results import load
+    from ergmeter.bench.entries import entries
+    from ergmeter.bench.results import batches
+    from ergmeter.compare.comparison import CompareOptions, compare_sides
+    from ergmeter.compare.pairing import where
+    from ergmeter.compare.rules import parse_noise
     from ergmeter.views.bench import compare as view
 
-    options = comparing.BenchCompareOptions(
-        noise=comparing.parse_noise(noises),
-        by=by,
-        new_where=where(new_where),
-        ref_where=where(ref_where),
+    options = CompareOptions(
+        noise=parse_noise(noises), by=by, new_where=where(new_where), ref_where=where(ref_where)
     )
     if rules and page is None:
         raise click.UsageError("--rule is for the page of --html; `erg gate` judges without one")
     check_page(page)
-    sides = load(new), load(ref)
-    comparison = comparing.compare(*sides, options=options)
+    sides = [list(entries(batches(path), argument=str(path))) for path in (new, ref)]
+    comparison = compare_sides(sides[0], sides[1], COMPARED, options)
     if page is not None:
-        from ergmeter.bench.gate import gate
+        from ergmeter.compare.gate import gate
         from ergmeter.views.bench.page import bench_compare_page
 
-        judged = gate(*sides, rules, options=options)
+        judged = gate(sides[0], sides[1], rules, options=options)
         write_page(page, bench_compare_page(comparison, judged, new=str(new), ref=str(ref)))
     if form == "text":
         Console().print(view.page(comparison))

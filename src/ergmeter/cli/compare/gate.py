@@ -9,11 +9,16 @@ import click
 
 from ergmeter.cli.options import BY, NOISE, PATH, flag, path_option, repeated, with_default
 from ergmeter.cli.run_options import print_json
+from ergmeter.errors import FormatError
 
 if TYPE_CHECKING:
-    from ergmeter.bench.gate import Gate
+    from collections.abc import Sequence
 
-_FORMATS = ("text", "md", "json")
+    from ergmeter.compare.entry import Entry
+    from ergmeter.compare.gate import Gate
+
+_FORMATS = ("text", "md", "json", "junit", "sarif", "github")
+NOT_COMPARABLE, UNREADABLE = 3, 4
 
 
 @click.command()
@@ -24,7 +29,8 @@ _FORMATS = ("text", "md", "json")
     "rules",
     metavar="RULE",
     help="What may change, which way and by how much: 'tokens_per_s -3%' (may fall by 3 %),"
-    " 'peak_memory +2%', 'loss +-1%', 'loss +0.01'. May be repeated. Default: the first three.",
+    " 'peak_memory +2%', 'loss +-1%', 'loss +0.01'. Without a sign, the way that is worse is"
+    " limited: 'mfu 3%'. May be repeated. Default: the first three.",
 )
 @NOISE
 @flag("--plain", help="Hold single runs to the bare threshold; noise can then turn the gate red.")
@@ -39,7 +45,13 @@ _FORMATS = ("text", "md", "json")
 @flag(
     "--allow-missing", help="A rule whose figure no cell has on both sides is said, and no error."
 )
-@with_default("--format", "form", type=click.Choice(_FORMATS), default="text")
+@with_default(
+    "--format",
+    "form",
+    type=click.Choice(_FORMATS),
+    default="text",
+    help="junit, sarif and github are for CI systems: test results, code scanning, annotations.",
+)
 @path_option(
     "--markdown",
     metavar="FILE",
@@ -60,45 +72,90 @@ def command(
 ) -> int:
     """Judge the results in NEW by those in REF, rule by rule, with the noise that was measured.
 
-    NEW and REF are directories of `erg bench run`, tables that `erg bench report` wrote, or
-    published FMS files. A figure is red if its change is beyond the rule and more than chance;
-    a cell that is too noisy to tell is inconclusive. A cell that worked in REF and failed in NEW is
-    red; missing cells are named. Exits 1 for red; 2 where a rule that was asked for has nothing to
-    judge, unless --allow-missing; 0 otherwise, unless --strict.
-    """
-    from ergmeter.bench.comparing import BenchCompareOptions, parse_noise
-    from ergmeter.bench.gate import gate
-    from ergmeter.bench.results import load
+    NEW and REF are runs, folders of runs, a part of a run (RUN:2), energy ledgers, directories or
+    single cells of `erg bench run`, tables that `erg bench report` wrote, published FMS files, or
+    outputs of `erg analyze`. A figure is red if its change is beyond the rule and more than chance;
+    one that is too noisy to tell is inconclusive. So is one run against one run, unless --noise
+    says how much runs scatter. A cell that worked in REF and failed in NEW is red; missing cells
+    are named.
 
-    options = BenchCompareOptions(confidence=confidence, noise=parse_noise(noises), by=by)
-    judged_gate = gate(
-        load(new),
-        load(ref),
-        rules,
-        options=options,
-        is_strict=strict,
-        is_plain=plain,
-        allow_missing=allow_missing,
-    )
-    _show(judged_gate, form)
+    \b
+    Exit codes: 0 pass, or inconclusive without --strict
+                1 worse, or inconclusive with --strict
+                2 misuse, or a rule has nothing to judge (--allow-missing: no error)
+                3 not comparable: other work, or another kind of window
+                4 an input could not be read
+    """
+    from ergmeter.compare.comparison import CompareOptions
+    from ergmeter.compare.gate import gate
+    from ergmeter.compare.pairing import NotComparable
+    from ergmeter.compare.rules import DEFAULT_RULES, parse_noise, parse_rule
+
+    wanted = [parse_rule(rule) for rule in rules or DEFAULT_RULES]
+    options = CompareOptions(confidence=confidence, noise=parse_noise(noises), by=by)
+    try:
+        sides = _sides(
+            new, ref, [key for rule in wanted for key in (*rule.measure.keys, rule.measure.key)]
+        )
+        judged = gate(
+            sides[0],
+            sides[1],
+            wanted if rules else (),
+            options=options,
+            is_strict=strict,
+            is_plain=plain,
+            allow_missing=allow_missing,
+        )
+    except FormatError as error:
+        click.echo(f"erg gate: {error}", err=True)
+        return UNREADABLE
+    except NotComparable as error:
+        click.echo(f"erg gate: {error}", err=True)
+        return NOT_COMPARABLE
+    _show(judged, form)
     if markdown:
         from ergmeter.views.bench.compare import gate_markdown
 
         with markdown.open("a", encoding="utf-8") as file:
-            file.write(gate_markdown(judged_gate))
-    if judged_gate.exit_code == 2:
-        click.echo(f"erg gate: {judged_gate.why_useless}", err=True)
-    return judged_gate.exit_code
+            file.write(gate_markdown(judged))
+    if judged.exit_code == 2:
+        click.echo(f"erg gate: {judged.why_useless}", err=True)
+    return judged.exit_code
 
 
-def _show(judged_gate: Gate, form: str) -> None:
+def _sides(new: Path, ref: Path, keys: Sequence[str]) -> list[Sequence[Entry]]:
+    """The entries of both sides. Cells that are compared with runs are read from their runs."""
+    from ergmeter.compare.entry import Wanted
+    from ergmeter.compare.sources import read_side, runs_of_cells
+
+    sides: list[Sequence[Entry]] = []
+    for path in (new, ref):
+        source = read_side(path, keys)
+        entries = (*source.entries, *source.failed)
+        if not entries:
+            why = source.left_out[0] if source.left_out else f"{path} holds no run"
+            raise FormatError(why)
+        sides.append(entries)
+    kinds = [{entry.kind for entry in side} for side in sides]
+    if {"cell"} in kinds and kinds[0] != kinds[1]:
+        return [runs_of_cells(side, Wanted(keys=tuple(keys))) for side in sides]
+    return sides
+
+
+def _show(judged: Gate, form: str) -> None:
     from ergmeter.views.bench import compare as view
 
     if form == "json":
-        print_json(view.gate_document(judged_gate))
-    elif form == "md":
-        click.echo(view.gate_markdown(judged_gate), nl=False)
-    else:
+        print_json(view.gate_document(judged))
+    elif form == "text":
         from rich.console import Console
 
-        Console().print(view.gate_page(judged_gate))
+        Console().print(view.gate_page(judged))
+    else:
+        from ergmeter.views import ci_formats
+
+        renderers = {
+            "md": view.gate_markdown, "junit": ci_formats.junit, "sarif": ci_formats.sarif,
+            "github": ci_formats.github,
+        }  # fmt: skip
+        click.echo(renderers[form](judged), nl=False)

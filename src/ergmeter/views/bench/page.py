@@ -14,18 +14,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from ergmeter.bench.comparing import TOGETHER, BenchComparison, GateRule, tells_both
-from ergmeter.bench.gate import WORDS, CellVerdict, Gate, Judgement, State, Word, cell_verdicts
 from ergmeter.bench.overview import CELL_METRICS, LOWER, MEMORY, matrix, report_of
-from ergmeter.bench.plan.cells import setting_title
+from ergmeter.compare.configuration_names import setting_title
+from ergmeter.compare.gate import (
+    GATE_STATES,
+    POOLED,
+    RESULT_WORDS,
+    ConfigurationResult,
+    Gate,
+    ResultWord,
+    configuration_results,
+)
+from ergmeter.compare.padding import has_both_rates
 from ergmeter.version import __version__
 from ergmeter.views.bench.compare import (
+    axis_unit,
     change_in_words,
     change_rows,
     gate_method,
     gate_title,
+    metric_names,
     remarks,
-    unit_of,
 )
 from ergmeter.views.bench.report import HEADS, figure_in_words, lines, more_in_words, notes, totals
 from ergmeter.views.charts.chart import Chart, Scale, Table, scale_for
@@ -36,6 +45,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ergmeter.bench.overview import Configuration, Matrix, Overview
+    from ergmeter.compare.comparison import Comparison
+    from ergmeter.compare.rules import GateRule
+    from ergmeter.compare.verdicts import State, Verdict
 
 # The heat map of a bench.
 
@@ -154,20 +166,20 @@ def _runs(configuration: Configuration, links: Mapping[str, str]) -> str:
 
 
 _MOST = 60  # rows of a chart; the table below it has all
-_ORDER: tuple[State, ...] = ("red", "inconclusive", "pass", "absent")
 _KINDS: dict[State, Kind] = {
-    "red": "worse",
+    "worse": "worse",
     "inconclusive": "open",
     "pass": "pass",
     "absent": "absent",
 }
+_STATE_WORDS: dict[State, str] = {"worse": "red"}
 _WORDS: dict[Kind, str] = {
     "worse": "worse than is allowed",
     "open": "inconclusive",
     "pass": "within the rule",
     "bare": "single runs: no interval",
 }
-_VERDICT_SIGNS: dict[Word, str] = {
+_VERDICT_SIGNS: dict[ResultWord, str] = {
     "worse": "▼ worse",
     "missing": "- missing",
     "new": "+ new",
@@ -184,9 +196,9 @@ _COMPARE_LINKS = {
 }
 
 
-def bench_compare_page(comparison: BenchComparison, judged: Gate, *, new: str, ref: str) -> str:
+def bench_compare_page(comparison: Comparison, judged: Gate, *, new: str, ref: str) -> str:
     """Return the HTML page of a bench comparison with its verdicts."""
-    verdicts = cell_verdicts(judged)
+    verdicts = configuration_results(judged)
     charts = [_chart(number, rule, judged) for number, rule in enumerate(judged.rules)]
     sections = [
         section("verdicts", "Verdicts", _summary(judged, verdicts), _verdicts(verdicts)),
@@ -196,7 +208,7 @@ def bench_compare_page(comparison: BenchComparison, judged: Gate, *, new: str, r
         section("method", "How it was judged", bullet_list(gate_method(judged))),
     ]
     about = (
-        f"NEW {new} held against REF {ref}; cells matched by {', '.join(comparison.paired.by)};"
+        f"NEW {new} held against REF {ref}; cells matched by {', '.join(comparison.group_by)};"
         f" intervals of {comparison.options.confidence * 100:g} %; ergmeter {__version__}"
     )
     return page(
@@ -209,15 +221,15 @@ def bench_compare_page(comparison: BenchComparison, judged: Gate, *, new: str, r
     )
 
 
-def _summary(judged: Gate, verdicts: tuple[CellVerdict, ...]) -> str:
-    counts = Counter(verdict.word for verdict in verdicts if verdict.name != TOGETHER)
-    tally = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
+def _summary(judged: Gate, verdicts: tuple[ConfigurationResult, ...]) -> str:
+    counts = Counter(verdict.word for verdict in verdicts if verdict.name != POOLED)
+    tally = ", ".join(f"{counts[word]} {word}" for word in RESULT_WORDS if counts[word])
     title = gate_title(judged)
     title = text(title[:1].upper() + title[1:])
     return f"<p><strong>{title}.</strong></p><p>Cells: {text(tally)}.</p>"
 
 
-def _verdicts(verdicts: tuple[CellVerdict, ...]) -> str:
+def _verdicts(verdicts: tuple[ConfigurationResult, ...]) -> str:
     rows = tuple(
         (verdict.name, _VERDICT_SIGNS[verdict.word], "; ".join(verdict.reasons))
         for verdict in verdicts
@@ -227,13 +239,11 @@ def _verdicts(verdicts: tuple[CellVerdict, ...]) -> str:
 
 
 def _chart(number: int, rule: GateRule, judged: Gate) -> Chart:
-    own = sorted(
-        (judgement for judgement in judged.judgements if judgement.rule == rule), key=_badness
-    )
+    own = sorted((verdict for verdict in judged.verdicts if verdict.rule == rule), key=_badness)
     id_, title = f"rule-{number}", str(rule)
-    if not any(judgement.figure for judgement in own):
+    if not any(verdict.contrast for verdict in own):
         why = (
-            "; ".join(dict.fromkeys(judgement.words for judgement in own))
+            "; ".join(dict.fromkeys(verdict.words for verdict in own))
             or "no cell works on both sides"
         )
         return Chart(id_, title, "", None, reason=why)
@@ -249,14 +259,19 @@ def _chart(number: int, rule: GateRule, judged: Gate) -> Chart:
     if len(own) > _MOST:
         note += f"; the first {_MOST} of {len(own)}, the worst first: the table has all"
     rows = tuple(
-        (judgement.name, _judgement_text(judgement), judgement.state, judgement.words)
-        for judgement in own
+        (
+            verdict.name,
+            _verdict_text(verdict),
+            _STATE_WORDS.get(verdict.state, verdict.state),
+            verdict.words,
+        )
+        for verdict in own
     )
     return interval_chart(
         id_,
         title,
         "",
-        [_dot(judgement, scale) for judgement in own[:_MOST]],
+        [_dot(verdict, scale) for verdict in own[:_MOST]],
         axis,
         words=_WORDS,
         table=Table(("cell", "change", "verdict", "why"), rows),
@@ -264,35 +279,34 @@ def _chart(number: int, rule: GateRule, judged: Gate) -> Chart:
     )
 
 
-def _badness(judgement: Judgement) -> tuple[int, float]:
+def _badness(verdict: Verdict) -> tuple[int, float]:
     """Return the sort key: verdict first, then the change in the unwanted direction."""
-    rank = _ORDER.index(judgement.state)
-    if judgement.figure is None:
+    rank = GATE_STATES.index(verdict.state)
+    if verdict.contrast is None:
         return rank, 0.0
-    change = judgement.figure.value - judgement.figure.neutral
-    if judgement.rule.is_two_sided:
-        return rank, -abs(change)
-    return rank, change if judgement.rule.rise is None else -change
+    change = verdict.contrast.value - verdict.contrast.neutral
+    way = verdict.rule.way if verdict.rule else "change"
+    return rank, -abs(change) if way == "change" else change if way == "fall" else -change
 
 
-def _dot(judgement: Judgement, scale: Scale) -> Dot:
-    change = judgement.figure
+def _dot(verdict: Verdict, scale: Scale) -> Dot:
+    change = verdict.contrast
     if change is None:
-        return Dot(judgement.name, None, None, None, "absent", "absent")
-    kind: Kind = "bare" if change.low is None else _KINDS[judgement.state]
+        return Dot(verdict.name, None, None, None, "absent", "absent")
+    kind: Kind = "bare" if change.low is None else _KINDS[verdict.state]
     value, low, high = (
         None if end is None else end / scale.factor
         for end in (change.value, change.low, change.high)
     )
-    ends = (judgement.rule.low, judgement.rule.high)
+    ends = (verdict.rule.low, verdict.rule.high) if verdict.rule else ()
     limits = tuple(end / scale.factor for end in ends if end is not None)
-    return Dot(judgement.name, value, low, high, _judgement_text(judgement), kind, limits)
+    return Dot(verdict.name, value, low, high, _verdict_text(verdict), kind, limits)
 
 
-def _scale(own: list[Judgement]) -> Scale:
+def _scale(own: list[Verdict]) -> Scale:
     """Return the scale of differences: bytes and joules with an SI prefix."""
-    figures = [judgement.figure for judgement in own if judgement.figure is not None]
-    unit = unit_of(figures[0].column)
+    figures = [verdict.contrast for verdict in own if verdict.contrast is not None]
+    unit = axis_unit(own[0].measure.unit)
     ends = [
         end
         for figure in figures
@@ -302,13 +316,13 @@ def _scale(own: list[Judgement]) -> Scale:
     return scale_for(unit, max(map(abs, ends)))
 
 
-def _judgement_text(judgement: Judgement) -> str:
-    return "absent" if judgement.figure is None else change_in_words(judgement.figure)
+def _verdict_text(verdict: Verdict) -> str:
+    return "absent" if verdict.contrast is None else change_in_words(verdict)
 
 
-def _paradoxes(comparison: BenchComparison) -> str:
-    lines = [f"{cell.pair.name}: {cell.paradox}" for cell in comparison.cells if cell.paradox]
-    both = sum(tells_both(cell.pair) for cell in comparison.cells)
+def _paradoxes(comparison: Comparison) -> str:
+    lines = [f"{pair.name}: {pair.padding}" for pair in comparison.pairs if pair.padding]
+    both = sum(has_both_rates(pair.groups) for pair in comparison.pairs)
     none = (
         f"No cell: samples/s and tokens/s go the same way in all {both} that tell both."
         if both
@@ -317,9 +331,9 @@ def _paradoxes(comparison: BenchComparison) -> str:
     return bullet_list(lines) or f'<p class="dim">{none}</p>'
 
 
-def _changes(comparison: BenchComparison) -> str:
+def _changes(comparison: Comparison) -> str:
     rows = tuple(change_rows(comparison))
-    changes_table = table(Table(("cell", *comparison.metrics), rows), caption="all changes")
+    changes_table = table(Table(("cell", *metric_names(comparison)), rows), caption="all changes")
     return f'<div class="roomy">{changes_table}</div>'
 
 
