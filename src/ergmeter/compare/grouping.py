@@ -135,7 +135,7 @@ class Group:
         A cell's headline rate is not one of them: it may be of real or of computed tokens.
         """
         is_bench = all(entry.kind == "cell" for entry in self.entries)
-        return measured.keys if is_bench else tuple(dict.fromkeys((*measured.keys, measured.key)))
+        return measured.keys if is_bench else measured.every_key
 
     def has(self, measured: Measure) -> bool:
         """True if a run that ended well has one of the measure's metrics."""

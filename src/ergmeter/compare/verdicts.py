@@ -62,6 +62,11 @@ class Measure:
     quantity: str  # equal for metrics that are transforms of one another
 
     @property
+    def every_key(self) -> tuple[str, ...]:
+        """The metrics to compare by, then its own."""
+        return tuple(dict.fromkeys((*self.keys, self.key)))
+
+    @property
     def is_quality(self) -> bool:
         """True for a loss, which is compared by its difference."""
         return self.scale == "difference"
