@@ -15,6 +15,7 @@ from ergmeter.compare import comparison
 from ergmeter.compare import gate as compare_gate
 from ergmeter.compare.comparison import CompareOptions, Comparison, GroupPair
 from ergmeter.compare.gate import Gate
+from ergmeter.compare.pairing import Pairing
 from ergmeter.stats.ratio import Contrast
 
 
@@ -74,3 +75,9 @@ def change(pair: GroupPair, metric: str) -> Contrast:
     (found,) = (v.contrast for v in pair.verdicts if v.measure.label == metric)
     assert found is not None
     return found
+
+
+def matched(found: Comparison) -> Pairing:
+    """How the configurations of a comparison were matched."""
+    assert found.pairing is not None
+    return found.pairing

@@ -17,7 +17,7 @@ from ergmeter.compare.rules import parse_noise, parse_rule
 from ergmeter.errors import UsageError
 from ergmeter.views.bench import compare as bench_compare
 from ergmeter.views.bench import report
-from tests.unit.bench.rows import change, compare, gate, noisy, repeats, row
+from tests.unit.bench.rows import change, compare, gate, matched, noisy, repeats, row
 
 SPEED = "tokens_per_s -3%"
 FAST = [1000.0, 1004.0, 996.0]
@@ -196,7 +196,7 @@ def test_cells_without_shared_ids_match_by_their_settings_in_any_spelling() -> N
     )
     found = compare(new, ref)
     assert len(found.pairs) == 2
-    assert "beta" in found.pairing.by
+    assert "beta" in matched(found).by
 
 
 def test_ids_that_look_like_large_numbers_are_told_apart() -> None:
@@ -355,7 +355,7 @@ def test_two_scenarios_with_one_command_are_two_cells() -> None:
     assert [cell.name for cell in found.pairs] == ["one", "two"]
     assert [change(cell, "loss").repeats for cell in found.pairs] == [(2, 2), (2, 2)]
     assert [change(cell, "loss").means[0] for cell in found.pairs] == pytest.approx([1.0, 2.0])
-    assert found.pairing.by == ("group", "scenario")
+    assert matched(found).by == ("group", "scenario")
 
 
 @pytest.mark.parametrize("group", ["g", "another command"])
@@ -367,7 +367,7 @@ def test_a_scenario_that_was_renamed_is_matched_and_that_is_told(group: str) -> 
     # Where REF has two that run the same, the name says which.
     both = compare(scenarios("one"), scenarios("two", "one", group=group))
     assert [change(cell, "loss").means[1] for cell in both.pairs] == pytest.approx([2.0])
-    assert [pair.name for pair in both.pairing.only_ref] == ["two"]
+    assert [pair.name for pair in matched(both).only_ref] == ["two"]
 
 
 def test_a_column_to_match_by_that_there_is_not_is_refused() -> None:
@@ -387,7 +387,7 @@ def test_a_choice_that_no_row_meets_is_told_with_what_there_is() -> None:
         table, table, options=CompareOptions(new_where={"mode": "a"}, ref_where={"mode": "b"})
     )
     assert "mode a against b" in bench_compare.legend(found)[0]
-    assert [pair.name for pair in found.pairing.pairs] == ["mode a against b"]
+    assert [pair.name for pair in matched(found).pairs] == ["mode a against b"]
 
 
 def test_where_no_cell_is_shared_the_columns_that_keep_them_apart_are_named() -> None:
@@ -398,7 +398,7 @@ def test_where_no_cell_is_shared_the_columns_that_keep_them_apart_are_named() ->
 
 def test_a_setting_called_nan_has_its_name() -> None:
     table = as_table([row(group=one, loss=1.0, settings={"mode": one}) for one in ("nan", "b")])
-    assert [pair.name for pair in compare(table, table).pairing.pairs] == ["mode nan", "mode b"]
+    assert [pair.name for pair in matched(compare(table, table)).pairs] == ["mode nan", "mode b"]
     # Nor is it what is not told, where cells are matched by their settings.
     sides = [
         as_table([row(group=f"{side}{m}", loss=1.0, settings={"mode": m}) for m in ("nan", None)])
@@ -422,10 +422,10 @@ def test_a_cell_has_one_name_in_report_and_gate() -> None:
         ]
     )
     names = [line[0] for line in report.lines(overview(table))]
-    assert [pair.name for pair in compare(table, table).pairing.pairs] == names
+    assert [pair.name for pair in matched(compare(table, table)).pairs] == names
     assert names == ["batch 2", "batch 4"]
     by = compare(table, table, options=CompareOptions(by=("scenario",)))
-    assert [pair.name for pair in by.pairing.pairs] == ["s"]
+    assert [pair.name for pair in matched(by).pairs] == ["s"]
 
 
 def test_a_rule_that_nothing_can_be_judged_by_is_an_error() -> None:

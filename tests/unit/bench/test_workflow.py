@@ -121,4 +121,54 @@ def test_the_steps_are_what_they_say(clone: Path) -> None:
     checked_out(clone, 1000)
     ran, code, summary = run(clone, "pull_request")
     assert (ran, code) == (["run", "gate"], 0), summary
-    assert "tokens_per_s -3%" in summary.read_text()
+    assert "tokens_per_s" in summary
+    checked_out(clone, 900)  # slower by a tenth
+    ran, code, summary = run(clone, "pull_request")
+    assert (ran, code) == (["run", "gate"], 1), summary
+    assert "red" in summary
+    checked_out(clone, 0)  # fails: the run goes on to the gate, and that is red
+    ran, code, summary = run(clone, "pull_request", repeats=1)
+    assert (ran, code) == (["run", "gate"], 1), summary
+    assert "failed in NEW" in summary
+    before = (clone / "reference.parquet").read_bytes()
+    checked_out(clone, 0)  # nor does a main branch that fails become the reference
+    ran, code, summary = run(clone, "push", repeats=1)
+    assert (ran, code) == (["run", "keep the reference of before"], 1), summary
+    assert "the reference stays as it was" in summary
+    assert (clone / "reference.parquet").read_bytes() == before
+    (clone / "results").rename(clone / "gone")
+    (clone / "scenarios.yaml").write_text("scenarios: []")
+    assert run(clone, "pull_request")[:2] == (["run"], 1)
+
+
+TRAINING = """
+import time
+from ergmeter import Meter
+with Meter(probes=["process"]) as meter:
+    for _ in range(12):
+        with meter.step(tokens=1000):
+            time.sleep(SECONDS)
+"""
+
+
+def test_the_runs_of_two_branches_are_recorded_in_turns_and_judged(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init", "-q", "-b", "main")
+    for branch, seconds in (("main", "0.45"), ("slower", "0.65")):
+        (tmp_path / "train.py").write_text(TRAINING.replace("SECONDS", seconds))
+        git("add", "train.py")
+        git("commit", "-qm", branch)
+        if branch == "main":
+            git("update-ref", "refs/remotes/origin/main", "HEAD")
+    by_name = {step["name"]: step["run"] for step in steps("runs") if "run" in step}
+    record = by_name["record"].replace("for repeat in 1 2 3", "for repeat in 1 2")
+    done = shell(record, tmp_path, GITHUB_BASE_REF="main")
+    assert done.returncode == 0, done.stderr
+    report = tmp_path / "summary.md"
+    done = shell(by_name["gate"], tmp_path, GITHUB_STEP_SUMMARY=str(report))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.startswith("::error title=erg gate::worse than is allowed (1 red)")
+    assert "tokens_per_s -3%" in report.read_text()
