@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Metric
+from ergmeter.metrics.catalog import Metric, Position
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
@@ -36,6 +36,11 @@ COMPARISON_METRICS = [
         scope="comparison",
         column="eval_loss",
         rule="eval_loss",
+        views={
+            "serve ledger": Position(60, label="eval loss"),
+            "ledger": Position(40, "trainer", label="eval_loss"),
+            "compare": Position(100, label="eval loss"),
+        },
     ),
     Metric(
         "target.time_s",
@@ -46,6 +51,7 @@ COMPARISON_METRICS = [
         ("losses of steps", "a target loss"),
         _not_compared,
         scope="comparison",
+        views={"compare target": Position(10, label="to target")},
     ),
     Metric(
         "target.energy_j",
@@ -56,6 +62,7 @@ COMPARISON_METRICS = [
         ("losses of steps", "a target loss", "an energy counter or power readings"),
         _not_compared,
         scope="comparison",
+        views={"compare target": Position(20, label="energy")},
     ),
 ]
 
@@ -120,6 +127,7 @@ CELL_METRICS = [
         ),
         scope="cell",
         rule="peak_memory",
+        views={"bench compare": 40},
     ),
     Metric(
         "memory.nvidia_mean_bytes",
