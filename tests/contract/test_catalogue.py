@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -49,8 +50,8 @@ def texts(node: ast.expr | None, names: Mapping[str, str]) -> Iterator[str]:
             for item in items:
                 yield from texts(item, names)
         case ast.Dict(keys, values):
-            for item in (*keys, *values):
-                yield from texts(item, names)
+            for part in (*keys, *values):
+                yield from texts(part, names)
         case ast.BinOp(left, ast.Add() | ast.BitOr(), right):
             yield from texts(left, names)
             yield from texts(right, names)
@@ -80,6 +81,13 @@ def test_only_the_catalogue_lists_metrics() -> None:
     }
     assert {file: lines for file, lines in lists.items() if file not in LEFT} == {}
     assert lists.keys() >= LEFT, "take files without a list of metrics out of LEFT"
+
+
+def test_the_page_names_every_view() -> None:
+    page = (PACKAGE.parents[1] / "docs" / "architecture.md").read_text()
+    listed = page.partition("The names of views: ")[2].partition("A test fails")[0]
+    declared = {view for metric in every_metric().values() for view in metric.views}
+    assert set(re.findall(r"`([^`]+)`", listed)) == declared
 
 
 A, B, C = '"time.step_s"', '"time.run_s"', '"training.loss"'

@@ -277,6 +277,7 @@ METRICS = [
             "serve ledger": 20,
             "console": 60,
             "compare": Position(30, label="J/token"),
+            "pareto": 20,
         },
     ),
     Metric(

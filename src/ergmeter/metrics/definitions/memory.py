@@ -236,6 +236,7 @@ METRICS = [
             "console": 70,
             "ledger notes": Position(30, label="vram_peak_MB"),
             "compare": Position(50, label="memory"),
+            "pareto": Position(30, "memory"),
         },
     ),
     Metric(
@@ -312,6 +313,7 @@ METRICS = [
             "serve ledger": 40,
             "console": 80,
             "compare": Position(60, label="host mem."),
+            "pareto": Position(40, "memory"),
         },
     ),
     Metric(

@@ -268,6 +268,7 @@ METRICS = [
             "console": 20,
             "ledger notes": Position(10, label="tok_per_s"),
             "compare": Position(10, label="tokens/s"),
+            "pareto": 10,
             "bench compare": 10,
         },
     ),

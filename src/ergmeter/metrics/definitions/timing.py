@@ -418,7 +418,7 @@ METRICS = [
         (),
         window_s,
         column="timed_s",
-        views={"ledger": Position(10, label="window_s")},
+        views={"ledger": Position(10, label="window_s"), "fairness": 20},
     ),
     Metric(
         "time.run_s",

@@ -388,7 +388,7 @@ METRICS = [
         ("steps",),
         steps,
         column="timed_steps",
-        views={"ledger": Position(20, label="window_steps")},
+        views={"ledger": Position(20, label="window_steps"), "fairness": 30},
     ),
     Metric(
         "tokens.generated",

@@ -216,6 +216,7 @@ METRICS = [
             "ledger": Position(30, "trainer", label="train_loss"),
             "compare": Position(90, label="loss"),
             "bench compare": 50,
+            "fairness": 10,
         },
     ),
     _metric("learning_rate", "learning rate", "neither"),
