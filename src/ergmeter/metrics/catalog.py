@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from ergmeter import registry
 from ergmeter.errors import NotMeasurable, UsageError
@@ -39,6 +39,18 @@ class Alias:
     scale: float = 1.0
 
 
+class Position(NamedTuple):
+    """Where a metric stands in a view: by `order`, in a group, under a label.
+
+    A metric that `is_expected` is named with the reason where it is absent.
+    """
+
+    order: int
+    group: str = ""
+    label: str = ""  # where it is not the title
+    is_expected: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
     """One row of the catalogue. `compute` raises NotMeasurable with the reason.
@@ -51,6 +63,7 @@ class Metric:
     `quantity`: metrics that differ by a constant factor for equal work share it, so that a family
     of tests counts them once. Empty: its own key.
     `alternatives`: keys in order of preference; a comparison takes the first that both sides have.
+    `views`: where it appears, by the name of the view, and in which order (`in_view`).
     """
 
     key: str
@@ -73,6 +86,7 @@ class Metric:
     column: str = ""  # in a bench's table of results
     rule: str = ""  # its name in the rules of a gate
     rule_aliases: tuple[str, ...] = ()  # other names there, of FMS and transformers
+    views: Mapping[str, int | Position] = field(default_factory=dict, hash=False)
 
     @property
     def name_in_sentence(self) -> str:
@@ -122,14 +136,21 @@ def checked(key: str, result: Result) -> Result:
 
 
 def over_whole_run(
-    metrics: list[Metric], *keys: str, title: str = "", is_in_bench: bool = False
+    metrics: list[Metric],
+    *keys: str,
+    title: str = "",
+    is_in_bench: bool = False,
+    views: Mapping[str, int | Position] | None = None,
 ) -> list[Metric]:
     """The same metrics over the whole run, to stand beside those over the training window.
 
     `is_in_bench`: a bench's table and the rules of a gate have them too.
     """
     by_key = {metric.key: metric for metric in metrics}
-    return [_over_whole_run(by_key[key], title, is_in_bench=is_in_bench) for key in keys]
+    return [
+        replace(_over_whole_run(by_key[key], title, is_in_bench=is_in_bench), views=views or {})
+        for key in keys
+    ]
 
 
 def _over_whole_run(metric: Metric, title: str, *, is_in_bench: bool) -> Metric:
@@ -173,6 +194,22 @@ def every_metric() -> dict[str, Metric]:
     )
     metrics = [metric for name in names for metric in registry.load("metrics", name)]
     return {metric.key: metric for metric in metrics}
+
+
+@cache
+def in_view(view: str) -> dict[str, Position]:
+    """The metrics that declare a place in a view, by key in their order there."""
+    positions = {
+        metric.key: at if isinstance(at, Position) else Position(at)
+        for metric in every_metric().values()
+        if (at := metric.views.get(view)) is not None
+    }
+    return dict(sorted(positions.items(), key=lambda item: item[1].order))
+
+
+def expected_in(view: str) -> list[str]:
+    """The keys of a view's metrics that are named with the reason where they are absent."""
+    return [key for key, at in in_view(view).items() if at.is_expected]
 
 
 @cache

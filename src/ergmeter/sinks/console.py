@@ -16,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ergmeter.errors import UsageError
-from ergmeter.metrics.catalog import catalogue
+from ergmeter.metrics.catalog import catalogue, in_view
 from ergmeter.sinks.shared.options import choice
 from ergmeter.sinks.shared.updates import SelectingSink, SinkValue, readable
 from ergmeter.units import duration
@@ -24,12 +24,6 @@ from ergmeter.units import duration
 if TYPE_CHECKING:
     from ergmeter.ports import SinkRequest, Update
 
-HEADLINES = (
-    *("training.loss", "throughput.tokens_per_s", "time.step_s", "utilization.mfu_frac"),
-    *("energy.mean_w", "energy.joules_per_token", "memory.device_peak_bytes"),
-    *("memory.process_peak_bytes", "throughput.whole_run_tokens_per_s"),
-    *("utilization.whole_run_mfu_frac", "energy.whole_run_joules_per_token"),
-)
 _ERASE_TO_END = "\x1b[K"
 
 
@@ -37,10 +31,10 @@ class ConsoleSink(SelectingSink):
     """Prints a few metrics to standard error."""
 
     name = "console"
-    options: ClassVar = {"metrics": HEADLINES, "style": "line", "every_s": 60.0, "stream": "stderr"}
+    options: ClassVar = {"metrics": (), "style": "line", "every_s": 60.0, "stream": "stderr"}
 
     def __init__(self, request: SinkRequest) -> None:
-        super().__init__(request)
+        super().__init__(request, metrics=tuple(in_view("console")))
         self._style = choice(self._options["style"], ("line", "block"), option="style")
         self._every_s = self._options["every_s"]
         self._stream = _stream(self._options["stream"])

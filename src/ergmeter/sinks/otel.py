@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from ergmeter.errors import UsageError
-from ergmeter.metrics.catalog import catalogue
+from ergmeter.metrics.catalog import catalogue, in_view
 from ergmeter.sinks.shared.options import PREFIX, TRACKER
 from ergmeter.sinks.shared.updates import SelectingSink, explanation, ucum
 
@@ -31,11 +31,8 @@ _PATH = "/v1/metrics"
 
 # opentelemetry.io/docs/specs/semconv/hardware/gpu and .../common, 2026: of each GPU, by hw.id.
 # The mean over a window stands for the instant, as with any reader that polls.
-HARDWARE = {
-    "utilization.busy_frac": ("hw.gpu.utilization", "1", {"hw.gpu.task": "general"}),
-    "memory.device_mean_bytes": ("hw.gpu.memory.usage", "By", {}),
-    "energy.mean_w": ("hw.power", "W", {}),
-}
+# The catalogue has their names.
+_ATTRIBUTES = {"hw.gpu.utilization": {"hw.gpu.task": "general"}}
 _UP_DOWN = "hw.gpu.memory.usage"  # the conventions make it an UpDownCounter
 _OF_A_GPU = "utilization.busy_frac"  # is in a device's figures, or missing there, if it is a GPU
 
@@ -121,12 +118,14 @@ class OtelSink(SelectingSink):
     def _add_hardware(self, update: Update, points: dict[str, list[Observation]]) -> None:
         from opentelemetry.metrics import Observation
 
+        names = in_view("otel")
         gpus = {id_ for id_, results in update.summary.devices.items() if _OF_A_GPU in results}
         for figure in self._selection.figures(update):
-            if figure.device in gpus and figure.key in HARDWARE:
-                name, unit, more = HARDWARE[figure.key]
-                self._observe(name, unit, explanation(figure.key))
-                attributes = {"hw.id": str(figure.device), "hw.type": "gpu", **more}
+            if figure.device in gpus and figure.key in names:
+                name = names[figure.key].label
+                self._observe(name, ucum(catalogue()[figure.key].unit), explanation(figure.key))
+                attributes = {"hw.id": str(figure.device), "hw.type": "gpu"}
+                attributes |= _ATTRIBUTES.get(name, {})
                 attributes |= _mark(figure.reading)
                 points.setdefault(name, []).append(Observation(figure.value, attributes))
 

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import cast
 
 import pytest
+from rich.console import Console
 
+from ergmeter import registry
+from ergmeter.cli.main import main
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.metrics.catalog import (
+    Metric,
+    Position,
     bench_columns,
     catalogue,
     every_metric,
+    expected_in,
     find,
+    in_view,
     rule_metric,
     rule_names,
 )
 from ergmeter.metrics.evidence.evidence import Evidence
+from ergmeter.metrics.summarize import summarize
+from ergmeter.records import Reading
+from ergmeter.runlog.reader import Run
+from ergmeter.views.run.card import card
+from tests.runs import add_writer, even_steps, make_run
 
 RULES = {
     "tokens_per_s": ("real_tokens_per_s", "computed_tokens_per_s"),
@@ -150,3 +164,77 @@ def test_name_in_a_sentence_and_tested_quantity(key: str, noun: str, quantity: s
 def test_only_losses_are_compared_by_their_difference() -> None:
     differences = {key for key, metric in every_metric().items() if metric.scale == "difference"}
     assert differences == {"training.loss", "training.eval_loss"}
+
+
+def test_a_view_has_its_metrics_in_order_with_labels_and_groups() -> None:
+    assert list(in_view("list").items()) == [
+        ("throughput.tokens_per_s", Position(10, label="tokens/s")),
+        ("time.step_s", Position(20, label="step")),
+        ("energy.joules_per_token", Position(30, label="J/token")),
+        ("time.run_s", Position(40, label="lasted")),
+    ]
+    groups = list(dict.fromkeys(at.group for at in in_view("card").values()))
+    assert groups == [
+        *("throughput", "time", "latency", "activity", "compute", "energy", "memory", "load")
+    ]
+    assert expected_in("report") == [
+        *("throughput.tokens_per_s", "time.step_s", "utilization.mfu_frac", "energy.run_j")
+    ]
+    assert in_view("no such view") == {}
+
+
+def test_no_two_metrics_have_the_same_order_in_a_view() -> None:
+    for view in {view for metric in every_metric().values() for view in metric.views}:
+        orders = [at.order for at in in_view(view).values()]
+        assert len(orders) == len(set(orders)), view
+
+
+CACHES = (catalogue, every_metric, in_view, bench_columns, rule_names)
+
+
+@pytest.fixture
+def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    metric = Metric(
+        "plugin.answers_per_s",
+        "answers per second",
+        "answers/s",
+        "higher",
+        "always 42",
+        (),
+        lambda _: Reading(42.0, "answers/s", "measured"),
+        column="answers_per_s",
+        rule="answers",
+        views={"card": Position(105, "throughput"), "list": Position(15, label="answers")},
+    )
+    names, load = registry.names, registry.load
+    monkeypatch.setattr(registry, "names", lambda kind: [*names(kind), "plugin"])
+    monkeypatch.setattr(
+        registry, "load", lambda kind, name: [metric] if name == "plugin" else load(kind, name)
+    )
+    for cached in CACHES:
+        cached.cache_clear()
+    yield
+    for cached in CACHES:
+        cached.cache_clear()
+
+
+@pytest.mark.usefixtures("plugin")
+def test_the_metric_of_a_plugin_takes_its_place_on_card_and_list_and_in_rules(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "runs" / "run")
+    add_writer(run, steps=even_steps(20, tokens_computed=100))
+    console = Console(width=100)
+    with console.capture() as printed:
+        console.print(card(Run.open(run), summarize(Run.open(run))))
+    rows = [" ".join(line.split()) for line in printed.get().splitlines()]
+    first = next(at for at, row in enumerate(rows) if "throughput tokens/s" in row)
+    assert "answers per second 42 answers/s measured" in rows[first + 1]
+
+    monkeypatch.setenv("COLUMNS", "120")
+    with pytest.raises(SystemExit, match="0"):
+        main(["list", str(tmp_path / "runs")])
+    head, row = capsys.readouterr().out.splitlines()[:2]
+    assert head.split()[-5:] == ["tokens/s", "answers", "step", "J/token", "lasted"]
+    assert row.split()[4:6] == ["100", "42"]
+    assert rule_metric("answers").key == "plugin.answers_per_s"

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.metrics.live.frame import SO_FAR, RunWatcher
+from ergmeter.metrics.catalog import in_view
+from ergmeter.metrics.live.frame import RunWatcher
 from ergmeter.metrics.live.recent_window import remaining
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Mark, Missing, Reading, Sample, Step
@@ -62,7 +63,7 @@ def test_the_figures_so_far_are_those_of_the_report(tmp_path: Path) -> None:
     with watched(run) as watching:
         frame = watching.look(totals=True)
     report = summarize(Run.open(run)).readings
-    assert {key: frame.so_far[key] for key in SO_FAR} == {key: report[key] for key in SO_FAR}
+    assert dict(frame.so_far) == {key: report[key] for key in in_view("so far")}
     assert value(frame.so_far["energy.joules_per_token"]) == pytest.approx(2.5)
     assert frame.status == "finished"
     assert frame.step == 100

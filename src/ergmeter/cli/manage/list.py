@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
     from ergmeter.runlog.reader import Run
 
-_COLUMNS = ("throughput.tokens_per_s", "time.step_s", "energy.joules_per_token", "time.run_s")
 _STATUS = "failed (2)"  # which a status is not cut below
-_TITLES = ("tokens/s", "step", "J/token", "lasted")
 _FIGURES = 3  # the column that they begin at: after name, when it was made and status
-_GIVE_WAY = ("step", "lasted", "J/token")  # in this order, where there is no room
+_GIVE_WAY = ("step", "lasted", "J/token")  # last, in this order, where there is no room
+_STAYS = "tokens/s"
 _GAP = 2  # between columns
 
 
@@ -36,6 +35,7 @@ def command(directory: Path, as_json: bool) -> int:
     from rich.text import Text
 
     from ergmeter.errors import ErgmeterError
+    from ergmeter.metrics.catalog import catalogue, in_view
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.format import run_paths
     from ergmeter.runlog.manage.labels import labels_of
@@ -48,6 +48,7 @@ def command(directory: Path, as_json: bool) -> int:
     table.add_column(f"run in {directory.name or directory}/", overflow="fold")
     table.add_column("made", no_wrap=True)
     table.add_column("status", min_width=len(_STATUS))
+    columns = {key: at.label or catalogue()[key].title for key, at in in_view("list").items()}
     listed: list[dict[str, Any]] = []
     rows: list[tuple[str, ...]] = []
     damaged: list[str] = []
@@ -59,7 +60,7 @@ def command(directory: Path, as_json: bool) -> int:
         except (ErgmeterError, OSError) as error:
             damaged += _damage(path, str(error))
             continue
-        readings = {key: summary.readings[key] for key in _COLUMNS}
+        readings = {key: summary.readings[key] for key in columns}
         rows.append(
             (
                 printable(path.name),
@@ -81,8 +82,9 @@ def command(directory: Path, as_json: bool) -> int:
             }
         )
     console = Console()
-    titles: tuple[str, ...] = (str(table.columns[0].header), "made", _STATUS, *_TITLES)
+    titles: tuple[str, ...] = (str(table.columns[0].header), "made", _STATUS, *columns.values())
     unshown = _without_room(rows, titles, console.width)
+    hidden = ", ".join(titles[at] for at in unshown)
     titles, *rows = (_without(row, unshown) for row in (titles, *rows))
     for title in titles[_FIGURES:]:
         table.add_column(title, justify="right", no_wrap=True)
@@ -96,7 +98,7 @@ def command(directory: Path, as_json: bool) -> int:
         print_json(listed)
     elif listed:
         console.print(table)
-        console.print(_said_of(unshown), style="dim", end="")
+        console.print(_without_room_note(hidden), style="dim", end="")
         console.print(*_note_lines(listed), sep="", end="")
     else:
         click.echo(f"no run in {directory}; `erg record -- COMMAND` makes one")
@@ -125,9 +127,8 @@ def _without_room(
     places = range(_FIGURES, len(titles))
     nobody_has = [column for column in places if all(row[column] == "-" for row in rows)]
     left_out: tuple[int, ...] = ()
-    for index in dict.fromkeys(
-        (*nobody_has, *(_FIGURES + _TITLES.index(title) for title in _GIVE_WAY))
-    ):
+    others = sorted((at for at in places if titles[at] != _STAYS), key=lambda at: _turn(titles[at]))
+    for index in dict.fromkeys((*nobody_has, *others)):
         visible = [width for at, width in enumerate(widths) if at not in left_out]
         if sum(visible) + _GAP * (len(visible) - 1) <= columns:
             break
@@ -135,9 +136,13 @@ def _without_room(
     return left_out
 
 
-def _said_of(unshown: tuple[int, ...]) -> str:
-    names = ", ".join(_TITLES[column - _FIGURES] for column in unshown)
-    return f"no room for {names}: a wider terminal, or --json\n" if names else ""
+def _turn(title: str) -> int:
+    """When a column gives way: a plugin's first, ours in their order."""
+    return _GIVE_WAY.index(title) if title in _GIVE_WAY else -1
+
+
+def _without_room_note(hidden: str) -> str:
+    return f"no room for {hidden}: a wider terminal, or --json\n" if hidden else ""
 
 
 def _note_lines(listed: list[dict[str, Any]]) -> Iterator[Text]:

@@ -14,12 +14,6 @@ if TYPE_CHECKING:
     from ergmeter.records import Summary
     from ergmeter.workloads.demo_training import DemoOutcome, DemoProgress
 
-_THREE_COUNTS = {
-    "throughput.computed_tokens_per_s": "computed (padding included)",
-    "throughput.real_tokens_per_s": "real (text, the card's figure)",
-    "throughput.loss_tokens_per_s": "with loss (the tales, not the requests)",
-}
-
 # How to see every metric of the run stands below the card already.
 _WHERE_NEXT = (
     "",
@@ -88,14 +82,14 @@ def _show(outcome: DemoOutcome, *, as_json: bool, hints: bool) -> None:
 
 def _what_it_was(summary: Summary, outcome: DemoOutcome) -> list[str]:
     """Facts about the demo that the card does not show."""
+    from ergmeter.metrics.catalog import in_view
     from ergmeter.records import Reading
     from ergmeter.views.run.card import value
 
-    counts = {key: summary.readings[key] for key in _THREE_COUNTS}
     parts = [
-        f"{value(count)} {_THREE_COUNTS[key]}"
-        for key, count in counts.items()
-        if isinstance(count, Reading)
+        f"{value(count)} {at.label}"
+        for key, at in in_view("demo").items()
+        if isinstance(count := summary.readings[key], Reading)
     ]
     lines = ["Tokens are counted three ways:", *(f"  {line}" for line in parts)] if parts else []
     if outcome.held_out:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Metric
+from ergmeter.metrics.catalog import Metric, Position
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import label_of, tokens
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
@@ -120,8 +120,13 @@ def scaled_by(reading: Reading, factor: float, unit: str, note: str) -> Reading:
     return mapped(reading, lambda edge: edge * factor, unit=unit, basis="assumed", note=note)
 
 
-def per_million_tokens(metric: Metric, key: str, title: str, *, of_energy: bool = True) -> Metric:
-    """A metric of the window per million of its tokens. `of_energy`: of all ranks' devices."""
+def per_million_tokens(
+    metric: Metric, key: str, title: str, *, of_energy: bool = True, order: int | None = None
+) -> Metric:
+    """A metric of the window per million of its tokens. `of_energy`: of all ranks' devices.
+
+    `order`: on the card, where it is on it.
+    """
 
     def compute(evidence: Evidence) -> Reading:
         reading = metric.compute(evidence)
@@ -142,6 +147,7 @@ def per_million_tokens(metric: Metric, key: str, title: str, *, of_energy: bool 
         needs=needs,
         compute=compute,
         quantity="energy per token" if of_energy else "speed",
+        views={"card": Position(order, "energy")} if order else {},
     )
 
 
@@ -187,6 +193,11 @@ _CARBON = Metric(
     _GRID,
     co2e_g,
     quantity="energy",
+    views={
+        "card": Position(660, "energy"),
+        "report": 150,
+        "model card": Position(180, "all steps", is_expected=True),
+    },
 )
 _MARKET_CARBON = Metric(
     "carbon.market_co2e_g",
@@ -197,12 +208,13 @@ _MARKET_CARBON = Metric(
     ("energy", "an intensity by contract"),
     market_co2e_g,
     quantity="energy",
+    views={"card": Position(680, "energy")},
 )
 _PER_MILLION = "carbon per million tokens"
 
 METRICS = [
     _CARBON,
-    per_million_tokens(_CARBON, "carbon.co2e_per_million_tokens_g", _PER_MILLION),
+    per_million_tokens(_CARBON, "carbon.co2e_per_million_tokens_g", _PER_MILLION, order=670),
     _MARKET_CARBON,
     per_million_tokens(
         _MARKET_CARBON, "carbon.market_co2e_per_million_tokens_g", f"{_PER_MILLION}, market-based"
@@ -296,6 +308,7 @@ _ENERGY = Metric(
     ("energy", "a price per kWh"),
     energy,
     quantity="energy",
+    views={"card": Position(710, "energy")},
 )
 
 COST_METRICS = [
@@ -309,12 +322,14 @@ COST_METRICS = [
         _RENT,
         gpu_whole_run,
         quantity="whole-run speed",
+        views={"card": Position(690, "energy"), "report": 160},
     ),
     per_million_tokens(
         _GPU,
         "cost.gpu_per_million_tokens",
         "cost of the devices per million tokens",
         of_energy=False,
+        order=700,
     ),
     _ENERGY,
     per_million_tokens(

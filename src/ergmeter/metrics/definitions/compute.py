@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric, over_whole_run
+from ergmeter.metrics.catalog import Alias, Metric, Position, over_whole_run
 from ergmeter.metrics.definitions.peaks import (
     NARROW,
     NoPeak,
@@ -526,6 +526,24 @@ _OF_PEAK = {
         " counted",
     ),
 }
+_VIEWS: dict[str, dict[str, int | Position]] = {
+    MFU: {
+        "card": Position(500, "compute"),
+        "report": Position(70, is_expected=True),
+        "citation": 20,
+        "model card": Position(80, is_expected=True),
+        "ladder": 60,
+        "watch": Position(70, label="MFU"),
+        "so far": 30,
+        "serve list": 30,
+        "serve live": 60,
+        "console": 40,
+        "ledger": Position(50, label="mfu"),
+        "ledger notes": Position(40, label="mfu"),
+        "compare": 70,
+    },
+    HFU: {"card": Position(540, "compute"), "model card": 100, "ladder": 50},
+}
 _ALIASES = {MFU: (Alias("mfu", "profiler MFU monitors", "model FLOPs utilisation", "frac"),)}
 
 METRICS = [
@@ -545,6 +563,7 @@ METRICS = [
             quantity="" if key == ALL_WORK else "speed",
             column="mfu_frac" if key == MFU else "",
             rule="mfu" if key == MFU else "",
+            views=_VIEWS.get(key, {}),
         )
         for key, (title, formula) in _OF_PEAK.items()
     ),
@@ -557,6 +576,7 @@ METRICS = [
         (*_NEEDS, "a peak"),
         _of_run(MFU_BF16),
         quantity="speed",
+        views={"card": Position(530, "compute")},
     ),
     Metric(
         BANDWIDTH,
@@ -566,6 +586,7 @@ METRICS = [
         "bytes that a token has to move x tokens/s / (devices x memory bandwidth)",
         ("the bytes of a decoding step", "tokens", "a bandwidth"),
         _of_run(BANDWIDTH),
+        views={"card": Position(550, "compute")},
         aliases=(Alias("mbu", "inference benchmarks", "model bandwidth utilisation", "frac"),),
         upper_bound=1.0,
         above_bound=_ABOVE_BANDWIDTH,
@@ -579,6 +600,7 @@ METRICS = [
         _NEEDS,
         _of_run(FLOPS_PER_S),
         quantity="speed",
+        views={"card": Position(560, "compute")},
     ),
     Metric(
         FLOPS_PER_TOKEN,
@@ -600,5 +622,16 @@ METRICS = [
     ),
 ]
 
-METRICS += over_whole_run(METRICS, MFU, is_in_bench=True)
+METRICS += over_whole_run(
+    METRICS,
+    MFU,
+    is_in_bench=True,
+    views={
+        "card": Position(510, "compute"),
+        "report": 80,
+        "model card": Position(90, "the whole run"),
+        "console": 100,
+        "compare": 80,
+    },
+)
 _BY_KEY = {metric.key: metric for metric in METRICS}

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.catalog import Alias, Metric, Position
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import known_counts, need_rows, need_usage
 from ergmeter.metrics.evidence.requests import (
@@ -477,6 +477,15 @@ _KINDS = {
 _QUANTILES = {"median": 50.0, "p95": 95.0, "p99": 99.0}
 
 
+_LATENCY_VIEWS: dict[tuple[str, str], dict[str, int | Position]] = {
+    ("ttft", "median"): {"card": Position(300, "latency"), "report": 50, "model card": 50},
+    ("ttft", "p95"): {"card": Position(310, "latency")},
+    ("tpot", "median"): {"card": Position(320, "latency"), "report": 60},
+    ("tpot", "p95"): {"card": Position(330, "latency")},
+    ("e2e", "median"): {"card": Position(340, "latency")},
+}
+
+
 def _latencies() -> list[Metric]:
     made = []
     for kind, (compute, title, formula, needs) in _KINDS.items():
@@ -493,6 +502,7 @@ def _latencies() -> list[Metric]:
                     (needs,),
                     partial(compute, q=q),
                     aliases=(Alias(f"{name}_{theirs}_ms", _VLLM, f"{title}, {which}", "ms", 1e3),),
+                    views=_LATENCY_VIEWS.get((kind, name), {}),
                 )
             )
     return made
@@ -509,6 +519,7 @@ METRICS = [
         ("requests",),
         requests_per_s,
         aliases=(Alias("request_throughput", _VLLM, "completed requests / time", "requests/s"),),
+        views={"card": Position(150, "throughput")},
     ),
     Metric("throughput.failed_requests_per_s", "requests failed/s", "requests/s", "lower",
            "requests failed / window", ("a run of erg load",), failed_per_s),
@@ -524,6 +535,7 @@ METRICS = [
         ("requests with tokens",),
         output_tokens_per_s,
         aliases=(Alias("output_throughput", _VLLM, "output tokens / time", "tokens/s"),),
+        views={"card": Position(140, "throughput"), "report": 30, "model card": 40},
     ),
     Metric(
         "throughput.goodput_per_s",
@@ -548,7 +560,8 @@ METRICS = [
     Metric("requests.count", "requests", "requests", "neither", "requests answered whole",
            ("requests",), count),
     Metric("requests.failed", "requests failed", "requests", "lower",
-           "requests without a whole answer", ("a run of erg load",), failed),
+           "requests without a whole answer", ("a run of erg load",), failed,
+           views={"card": Position(160, "throughput")}),
     Metric("requests.failed_frac", "share of requests failed", "frac", "lower",
            "requests failed / requests answered or failed", ("a run of erg load",), failed_frac,
            upper_bound=1.0),
@@ -572,6 +585,7 @@ METRICS = [
         "energy.run_j / generated tokens of whole answers",
         ("an energy counter or power readings", "requests with tokens"),
         joules_per_generated_token,
+        views={"card": Position(630, "energy"), "model card": 140},
     ),
     Metric(
         "energy.joules_per_request",

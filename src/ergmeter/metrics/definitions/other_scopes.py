@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Metric
+from ergmeter.metrics.catalog import Metric, Position
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
@@ -19,172 +19,143 @@ def _raise(why: str, _: Evidence) -> NoReturn:
     raise NotMeasurable(why)
 
 
-_not_compared = partial(_raise, "only a comparison has it: erg compare")
-_not_a_cell = partial(_raise, "only a cell of a bench has it: erg bench run")
-_not_analysed = partial(_raise, "only a Trainium analysis has it: erg analyze")
-
-COMPARISON_METRICS = [
-    Metric(
-        "training.eval_loss",
-        "evaluation loss",
-        "1",
-        "lower",
-        "the last evaluation loss that the program printed or stored in the run's header",
-        ("an evaluation",),
-        _not_compared,
-        scale="difference",
-        scope="comparison",
-        column="eval_loss",
-        rule="eval_loss",
-    ),
-    Metric(
-        "target.time_s",
-        "time to the target loss",
-        "s",
-        "lower",
-        "first training step to the step whose smoothed loss is at or below the target",
-        ("losses of steps", "a target loss"),
-        _not_compared,
-        scope="comparison",
-    ),
-    Metric(
-        "target.energy_j",
-        "energy to the target loss",
-        "J",
-        "lower",
-        "as energy.run_j, over target.time_s",
-        ("losses of steps", "a target loss", "an energy counter or power readings"),
-        _not_compared,
-        scope="comparison",
-    ),
-]
-
-_TRAINER_STAGES = ("init", "train", "evaluate", "predict")
+_compared = partial(
+    Metric,
+    needs=("a comparison",),
+    compute=partial(_raise, "only a comparison has it: erg compare"),
+    scope="comparison",
+)
+_of_cell = partial(
+    Metric,
+    needs=("a cell of a bench",),
+    compute=partial(_raise, "only a cell of a bench has it: erg bench run"),
+    scope="cell",
+)
+_analysed = partial(
+    Metric,
+    needs=("compiled graphs (HLO)",),
+    compute=partial(_raise, "only a Trainium analysis has it: erg analyze"),
+    scope="analysis",
+)
+# Of rank 0, by transformers' Trainer with its memory metrics. FMS's program takes the most of init
+# and train, its guide adds all changes and peaks, its first file format has the seed's.
 _TRAINER_MEMORY = {
     "before": "allocated before the Trainer was made",
     **{
         f"{stage}_{name}": f"{title} of the Trainer's stage {stage}"
-        for stage in _TRAINER_STAGES
+        for stage in ("init", "train", "evaluate", "predict")
         for name, title in (("alloc", "allocated at the end"), ("peak", "highest allocation"))
     },
     "alloc": "the most allocated at the end of init or train",
     "peak": "the most allocated in init or train",
     "peak_prose": "all changes and all peaks of the stages, added",
     "discrepancy": "memory.hf_peak_prose_bytes - memory.hf_peak_bytes",
-    "seed": "allocated GPU memory, by FMS's first file format",
+    "seed": "allocated, by FMS's first file format",
 }
 
-CELL_METRICS = [
+METRICS = [
+    _compared(
+        "training.eval_loss",
+        "evaluation loss",
+        "1",
+        "lower",
+        "the last evaluation loss that the program printed or stored in the run's header",
+        scale="difference",
+        column="eval_loss",
+        rule="eval_loss",
+        views={
+            "serve ledger": Position(60, label="eval loss"),
+            "ledger": Position(40, "trainer", label="eval_loss"),
+            "compare": Position(100, label="eval loss"),
+        },
+    ),
+    _compared(
+        "target.time_s",
+        "time to the target loss",
+        "s",
+        "lower",
+        "first training step to the step whose smoothed loss is at or below the target",
+        views={"compare target": Position(10, label="to target")},
+    ),
+    _compared(
+        "target.energy_j",
+        "energy to the target loss",
+        "J",
+        "lower",
+        "as energy.run_j, over target.time_s",
+        views={"compare target": Position(20, label="energy")},
+    ),
     *(
-        Metric(
+        _of_cell(
             f"throughput.{kind}_tokens_per_s_per_device",
             f"tokens/s {kind} per device",
             "tokens/s",
             "higher",
             f"throughput.{kind}_tokens_per_s / devices of the cell",
-            ("steps with tokens", "the cell's devices"),
-            _not_a_cell,
             quantity="speed",
-            scope="cell",
             column=f"{kind}_tokens_per_s_per_device",
         )
         for kind in ("real", "computed")
     ),
-    Metric(
-        "training.epoch",
-        "epochs",
-        "1",
-        "neither",
-        "as transformers printed it at the end",
-        ("transformers' Trainer",),
-        _not_a_cell,
-        scope="cell",
-        column="epoch",
-    ),
-    Metric(
+    _of_cell("training.epoch", "epochs", "1", "neither", "as printed at the end", column="epoch"),
+    _of_cell(
         "memory.peak_bytes",
         "peak memory",
         "B",
         "lower",
         "the first of its alternatives that both sides of a comparison have",
-        (),
-        _not_a_cell,
         alternatives=(
-            "memory.hf_peak_bytes",
-            "memory.allocator_peak_bytes",
-            "memory.nvidia_peak_bytes",
-            "memory.nvidia_mean_bytes",
-            "memory.hf_seed_bytes",
-            "memory.device_peak_bytes",
+            *("memory.hf_peak_bytes", "memory.allocator_peak_bytes", "memory.nvidia_peak_bytes"),
+            *("memory.nvidia_mean_bytes", "memory.hf_seed_bytes", "memory.device_peak_bytes"),
             "memory.process_peak_bytes",
         ),
-        scope="cell",
         rule="peak_memory",
+        views={"bench compare": 40},
     ),
-    Metric(
+    _of_cell(
         "memory.nvidia_mean_bytes",
         "nvidia-smi memory, mean of devices",
         "B",
         "lower",
         "peak above the first reading, mean over devices",
-        ("nvidia-smi or NVML",),
-        _not_a_cell,
-        scope="cell",
         column="memory_nvidia_mean_bytes",
         rule="nvidia_memory",
         rule_aliases=("mem_nvidia_mem_reserved",),
     ),
-    Metric(
+    _of_cell(
         "memory.nvidia_peak_bytes",
         "nvidia-smi memory, peak",
         "B",
         "lower",
         "peak above the first reading, of the device with most",
-        ("nvidia-smi or NVML",),
-        _not_a_cell,
-        scope="cell",
         column="memory_nvidia_peak_bytes",
     ),
     *(
-        Metric(
+        _of_cell(
             f"memory.hf_{name}_bytes",
             f"transformers' memory, {name.replace('_', ' ')}",
             "B",
             "neither" if name == "discrepancy" else "lower",
             f"{formula}, rank 0",
-            ("transformers' Trainer with its memory metrics",),
-            _not_a_cell,
-            scope="cell",
             column=f"memory_hf_{name}_bytes",
             rule="hf_memory" if name == "peak" else "",
             rule_aliases=("mem_peak_torch_mem_alloc_in_bytes",) if name == "peak" else (),
         )
         for name, formula in _TRAINER_MEMORY.items()
     ),
-]
-
-ANALYSIS_METRICS = [
-    Metric(
+    _analysed(
         "analysis.nki_frac",
         "NKI ratio",
         "frac",
         "higher",
         "multiply-accumulates in NKI kernels / all, over the compiled graphs",
-        ("compiled graphs (HLO)",),
-        _not_analysed,
         upper_bound=1.0,
-        scope="analysis",
     ),
-    Metric(
+    _analysed(
         "analysis.score",
         "score",
         "1",
         "higher",
         "MFU / base x throughput / base x loss x convergence x (offset + NKI ratio)",
-        ("MFU", "throughput", "compiled graphs (HLO)"),
-        _not_analysed,
-        scope="analysis",
     ),
 ]
-
-METRICS = [*COMPARISON_METRICS, *CELL_METRICS, *ANALYSIS_METRICS]

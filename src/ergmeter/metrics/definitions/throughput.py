@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric, over_whole_run
+from ergmeter.metrics.catalog import Alias, Metric, Position, over_whole_run
 from ergmeter.metrics.definitions.tokens import (
     all_steps_in,
     counted_basis,
@@ -253,6 +253,24 @@ METRICS = [
                 "tokens/s",
             ),
         ),
+        views={
+            "card": Position(100, "throughput", is_expected=True),
+            "report": Position(10, is_expected=True),
+            "citation": 10,
+            "model card": Position(10, is_expected=True),
+            "list": Position(10, label="tokens/s"),
+            "watch": Position(10, label="tokens/s"),
+            "recent": 10,
+            "so far": 10,
+            "serve list": 10,
+            "serve live": 10,
+            "serve ledger": 10,
+            "console": 20,
+            "ledger notes": Position(10, label="tok_per_s"),
+            "compare": Position(10, label="tokens/s"),
+            "pareto": 10,
+            "bench compare": 10,
+        },
     ),
     *(
         Metric(
@@ -266,24 +284,20 @@ METRICS = [
             quantity="speed",
             column=f"{name}_tokens_per_s" if is_in_bench else "",
             rule=f"{name}_tokens_per_s" if is_in_bench else "",
+            views={"demo": Position(order, label=in_demo)},
         )
-        for name, title, needs, label, argument, is_in_bench in (
+        for name, title, needs, label, argument, is_in_bench, order, in_demo in (
             (
-                "computed",
-                "tokens/s computed",
-                "steps with tokens",
-                "computed tokens",
-                "tokens",
-                True,
+                *("computed", "tokens/s computed", "steps with tokens", "computed tokens"),
+                *("tokens", True, 10, "computed (padding included)"),
             ),
-            ("real", "tokens/s real", "steps with tokens_real", "real tokens", "", True),
             (
-                "loss",
-                "tokens/s with loss",
-                "steps with tokens_loss",
-                "loss-bearing tokens",
-                "",
-                False,
+                *("real", "tokens/s real", "steps with tokens_real", "real tokens"),
+                *("", True, 20, "real (text, the card's figure)"),
+            ),
+            (
+                *("loss", "tokens/s with loss", "steps with tokens_loss", "loss-bearing tokens"),
+                *("", False, 30, "with loss (the tales, not the requests)"),
             ),
         )
     ),
@@ -303,6 +317,7 @@ METRICS = [
         column="tokens_per_s_per_device",
         rule="tokens_per_s_per_device",
         rule_aliases=("train_tokens_per_second",),
+        views={"card": Position(120, "throughput"), "model card": 30},
     ),
     Metric(
         "throughput.samples_per_s",
@@ -316,6 +331,7 @@ METRICS = [
         column="samples_per_s",
         rule="samples_per_s",
         rule_aliases=("train_samples_per_second",),
+        views={"card": Position(130, "throughput"), "bench compare": 20},
     ),
     Metric(
         "throughput.steps_per_s",
@@ -328,6 +344,7 @@ METRICS = [
         quantity="speed",
         column="steps_per_s",
         rule="steps_per_s",
+        views={"card": Position(170, "throughput")},
     ),
     Metric(
         "throughput.tokens_per_parameter_per_s",
@@ -380,5 +397,18 @@ METRICS = [
     ),
 ]
 
-METRICS += over_whole_run(METRICS, "throughput.tokens_per_s", is_in_bench=True)
+METRICS += over_whole_run(
+    METRICS,
+    "throughput.tokens_per_s",
+    is_in_bench=True,
+    views={
+        "card": Position(110, "throughput"),
+        "report": 20,
+        "model card": Position(20, "the whole run"),
+        "watch": Position(80, label="whole run"),
+        "so far": 60,
+        "console": 90,
+        "compare": 20,
+    },
+)
 METRICS += over_whole_run(METRICS, "throughput.samples_per_s")

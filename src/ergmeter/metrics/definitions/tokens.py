@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.catalog import Alias, Metric, Position
 from ergmeter.metrics.evidence.ranks import (
     counting,
     is_declared,
@@ -355,6 +355,7 @@ METRICS = [
                 "tokens",
             ),
         ),
+        views={"model card": 60},
     ),
     Metric(
         "tokens.per_step",
@@ -364,6 +365,7 @@ METRICS = [
         "tokens.total / steps of one rank",
         ("steps with tokens",),
         tokens_per_step,
+        views={"card": Position(180, "throughput")},
     ),
     Metric(
         "tokens.padding_frac",
@@ -375,6 +377,7 @@ METRICS = [
         padding_frac,
         upper_bound=1.0,
         column="padding_frac",
+        views={"card": Position(190, "throughput")},
     ),
     Metric(
         "steps.count",
@@ -385,6 +388,7 @@ METRICS = [
         ("steps",),
         steps,
         column="timed_steps",
+        views={"ledger": Position(20, label="window_steps"), "fairness": 30},
     ),
     Metric(
         "tokens.generated",

@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.catalog import Alias, Metric, Position
 from ergmeter.metrics.evidence.samples import (
     cached_for_kinds,
     cached_result,
@@ -158,9 +158,16 @@ def _metric(column: str, title: str, direction: Direction, says: str) -> Metric:
         kinds=("gpu",),
         upper_bound=1.0 if unit == "frac" else None,
         above_bound="a reading of the hardware counters is wrong",
+        views=_VIEWS.get(column, {}),
     )
 
 
+_VIEWS: dict[str, dict[str, int | Position]] = {
+    "graphics_frac": {"ladder": 20},
+    "sm_frac": {"card": Position(410, "activity"), "ladder": 30},
+    "tensor_frac": {"card": Position(420, "activity"), "ladder": 40},
+    "dram_frac": {"card": Position(430, "activity")},
+}
 ACTIVITY_METRICS = [_metric(*row) for row in _ROWS]
 
 
@@ -356,6 +363,11 @@ METRICS = [
                 "frac",
             ),
         ),
+        views={
+            "card": Position(400, "activity"),
+            "ladder": 10,
+            "otel": Position(10, label="hw.gpu.utilization"),
+        },
     ),
     Metric(
         "utilization.clock_hz",
@@ -384,6 +396,7 @@ METRICS = [
         ("an accelerator",),
         throttled_frac,
         upper_bound=1.0,
+        views={"card": Position(900, "load")},
     ),
     Metric(
         "utilization.process_cores",
@@ -393,6 +406,7 @@ METRICS = [
         "CPU seconds of the process tree / window",
         ("the process probe",),
         process_cores,
+        views={"card": Position(910, "load")},
     ),
     Metric(
         "utilization.node_cpu_frac",
@@ -415,6 +429,7 @@ METRICS = [
         iowait_frac,
         upper_bound=1.0,
         above_bound=_ABOVE,
+        views={"card": Position(920, "load")},
     ),
     *(
         Metric(
@@ -444,5 +459,6 @@ METRICS = [
         own_cpu_frac,
         per_device=device_own_cpu_frac,
         kinds=("self",),
+        views={"card": Position(930, "load")},
     ),
 ]

@@ -272,10 +272,10 @@ def _counted(got: Achieved) -> tuple[Fact, ...]:
 
 
 _ENDS = {
-    TOP: ("time with a kernel", "utilization.busy_frac"),
-    CLOCK: ("time with a kernel, at its clock", "utilization.busy_frac"),
-    SM: ("multiprocessors at work", "activity.sm_frac"),
-    TENSOR: ("tensor pipes at work", "activity.tensor_frac"),
+    TOP: "time with a kernel",
+    CLOCK: "time with a kernel, at its clock",
+    SM: "multiprocessors at work",
+    TENSOR: "tensor pipes at work",
 }
 
 
@@ -284,7 +284,7 @@ def _beyond(
 ) -> tuple[tuple[LossBlock, ...], LossBlock]:
     """The blocks of recomputation and padding, and the block of MFU."""
     if got is None:
-        title, key = _ENDS[last.key]
+        title, key = _ENDS[last.key], "utilization.busy_frac"  # other rungs have facts
         if last.key in (TOP, CLOCK) and activity.busy_frac is None:
             title, key = "time inside ordinary steps", "time.in_step_s"
         facts = last.facts or (Fact(key, percent(last.share_frac)),)

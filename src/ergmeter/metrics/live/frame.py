@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ergmeter.metrics.catalog import in_view
 from ergmeter.metrics.live.alert_judge import Judge
 from ergmeter.metrics.live.alert_rules import (
     DEFAULT,
@@ -85,12 +86,6 @@ _QUIET_STEPS = 5  # without a step for so many median steps there is no current 
 _PACE_ROWS = 4096  # steps in memory for the current rate
 _ALERTS = 200  # alerts in memory
 _FLOPS = "FLOPs"
-
-NOW = ("throughput.tokens_per_s", "time.step_s", "energy.mean_w")
-SO_FAR = (
-    *("throughput.tokens_per_s", "time.step_s", "utilization.mfu_frac"),
-    *("energy.joules_per_token", "energy.run_j", "throughput.whole_run_tokens_per_s"),
-)
 
 
 @dataclass
@@ -167,7 +162,7 @@ class RunWatcher:
         """Reset all state for the run in the directory."""
         self._id = run.header.get("id")
         self._beside: frozenset[str] = frozenset()  # writers of other trainings in the same run
-        self._curves = {"power_w": Curve()}
+        self._curves = {"mean_w": Curve()}
         self._following = RunFollower(self._path)
         self._following.learn()
         self._totals = LiveTotals(self._following.devices)
@@ -209,7 +204,7 @@ class RunWatcher:
                     )
         if totals:
             evidence = evidence_of(run)
-            self._so_far = readings_of(evidence, SO_FAR)
+            self._so_far = readings_of(evidence, in_view("so far"))
             self._is_provisional = evidence.is_provisional
             self._so_far_ns = self._following.newest_ns
         return self._frame(run, status)
@@ -298,7 +293,7 @@ class RunWatcher:
         wanted = "gpu" if "gpu" in kinds.values() else "cpu"
         chosen = sorted(device for device in by_device if kinds.get(device) == wanted)
         if chosen:
-            self._curves["power_w"].add(by_device[chosen[0]][1])
+            self._curves["mean_w"].add(by_device[chosen[0]][1])
 
     def _frame(self, run: Run, status: str) -> LiveFrame:
         newest_ns = self._following.newest_ns
@@ -308,9 +303,10 @@ class RunWatcher:
         if since_ns is None:
             since_ns = max(0, newest_ns - RECENT_NS)
         if quiet_s is None:
-            recent = readings_of(evidence_since(run, since_ns), NOW)
+            recent = readings_of(evidence_since(run, since_ns), in_view("recent"))
         else:  # earlier metrics are not recent
-            recent = dict.fromkeys(NOW, Missing(f"the last step ended {duration(quiet_s)} ago"))
+            why = f"the last step ended {duration(quiet_s)} ago"
+            recent = dict.fromkeys(in_view("recent"), Missing(why))
         start_ns = self._following.start_ns or newest_ns
         step = max(self._totals.steps.values(), default=None)
         total, unit, done = self._goal(step)

@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import catalogue, refusal
+from ergmeter.metrics.catalog import catalogue, in_view, refusal
 from ergmeter.metrics.explain.waterfall import Explanation, WaterfallLevel, levels
 from ergmeter.metrics.roofline import Roofline, roofline
 from ergmeter.metrics.time_breakdown import step_time_distribution, time_breakdown
@@ -390,16 +390,12 @@ def _roofline_table(roofline: Roofline) -> Table:
 # Ladder.
 
 
-# From the most flattering metric to the most meaningful.
-_LADDER = (
-    *("utilization.busy_frac", "activity.graphics_frac", "activity.sm_frac"),
-    *("activity.tensor_frac", "utilization.hfu_frac", "utilization.mfu_frac"),
-)
 _LADDER_TITLE = "from GPU util to MFU"
 
 
 def _ladder(run: Run, summary: Summary) -> Chart:
-    results = {catalogue()[key].title: summary.readings[key] for key in _LADDER}
+    """From the most flattering metric to the most meaningful."""
+    results = {catalogue()[key].title: summary.readings[key] for key in in_view("ladder")}
     missing = grouped(
         (result.reason, title) for title, result in results.items() if isinstance(result, Missing)
     )

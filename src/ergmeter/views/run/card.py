@@ -20,7 +20,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ergmeter.metrics.catalog import catalogue
+from ergmeter.metrics.catalog import catalogue, expected_in, in_view
 from ergmeter.metrics.evidence.window import BY_NUMBER
 from ergmeter.records import Missing, Reading, Result, Summary
 from ergmeter.runlog.reader import FINISHED, IMPORTED, RUNNING, Run
@@ -31,53 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-# The card's metrics by group. An absent one is left out, and `erg report --all` has it.
-_GROUPS = {
-    "throughput": (
-        *("throughput.tokens_per_s", "throughput.whole_run_tokens_per_s"),
-        *("throughput.tokens_per_s_per_device", "throughput.samples_per_s"),
-        *("throughput.output_tokens_per_s", "throughput.requests_per_s", "requests.failed"),
-        *("throughput.steps_per_s", "tokens.per_step", "tokens.padding_frac"),
-    ),
-    "time": (
-        *("time.step_s", "time.step_median_s", "time.step_p95_s", "time.outside_steps_frac"),
-        *("time.eval_s", "time.checkpoint_s", "time.data_s", "time.before_first_step_s"),
-    ),
-    "latency": (
-        *("latency.ttft_median_s", "latency.ttft_p95_s", "latency.tpot_median_s"),
-        *("latency.tpot_p95_s", "latency.e2e_median_s"),
-    ),
-    # With MFU, which comes next, these form a ladder from busy time to useful FLOPs.
-    "activity": (
-        *("utilization.busy_frac", "activity.sm_frac", "activity.tensor_frac"),
-        "activity.dram_frac",
-    ),
-    "compute": (
-        *("utilization.mfu_frac", "utilization.whole_run_mfu_frac"),
-        *("utilization.mfu_of_achievable_frac", "utilization.mfu_bf16_peak_frac"),
-        *("utilization.hfu_frac", "utilization.bandwidth_frac"),
-        "compute.model_flops_per_s_per_device",
-    ),
-    "energy": (
-        *("energy.run_j", "energy.joules_per_token", "energy.whole_run_joules_per_token"),
-        *("energy.joules_per_generated_token", "energy.mean_w", "energy.peak_w"),
-        *("carbon.co2e_g", "carbon.co2e_per_million_tokens_g", "carbon.market_co2e_g"),
-        *("cost.gpu_whole_run", "cost.gpu_per_million_tokens", "cost.energy"),
-    ),
-    "memory": (
-        *("memory.device_peak_bytes", "memory.allocator_peak_bytes"),
-        *("memory.process_peak_bytes", "memory.process_growth_bytes_per_h"),
-    ),
-    "load": (
-        *("utilization.throttled_frac", "utilization.process_cores", "utilization.iowait_frac"),
-        "overhead.cpu_frac",
-    ),
-}
-# Absent ones keep their row, with the reason below.
-_FIXED = (
-    *("throughput.tokens_per_s", "time.step_s"),
-    *("energy.run_j", "memory.process_peak_bytes"),
-)
 BASIS_STYLES = {"measured": "green", "derived": "cyan", "reported": "yellow", "assumed": "magenta"}
 OF_A_LOG = "from a log, which holds no readings of energy, devices or host memory"
 BARS = "▁▂▃▄▅▆▇█"
@@ -276,7 +229,8 @@ def _figures(run: Run, summary: Summary) -> RenderableType:
     figures.add_column(justify="right", style="bold", no_wrap=True)
     figures.add_column(style="dim", no_wrap=True)
     figures.add_column(no_wrap=True)
-    for group, members in _GROUPS.items():
+    groups = grouped((at.group, key) for key, at in in_view("card").items())
+    for group, members in groups.items():
         label = group
         for key in [key for key in members if _has_place(run, summary, key)]:
             if label:
@@ -293,20 +247,23 @@ def _figures(run: Run, summary: Summary) -> RenderableType:
 
 
 def _has_place(run: Run, summary: Summary, key: str) -> bool:
-    """True if a metric is on the card; some stay there when absent."""
+    """True if a metric is on the card; expected ones stay there when absent."""
     reading = summary.readings.get(key)
     if not isinstance(reading, Reading):
-        return key in _FIXED and reading is not None and not _is_beside_the_point(run, summary, key)
+        return reading is not None and key in _expected(run, summary)
     if key == "overhead.cpu_frac":
         return _is_long(summary)
     return not _is_nothing(key, reading)
 
 
-def _is_beside_the_point(run: Run, summary: Summary, key: str) -> bool:
-    """True if a metric is not expected for this kind of run, such as steps for inference."""
-    if is_of_a_log(run, summary) and key.startswith(("energy.", "memory.")):
-        return True
-    return key == "time.step_s" and isinstance(summary.readings["latency.ttft_median_s"], Reading)
+def _expected(run: Run, summary: Summary) -> list[str]:
+    """Metrics that keep their row when absent, with the reason below: those of this kind of run."""
+    expected = expected_in("card")
+    if is_of_a_log(run, summary):
+        expected = [key for key in expected if not key.startswith(("energy.", "memory."))]
+    if isinstance(summary.readings["latency.ttft_median_s"], Reading):  # inference has no steps
+        expected = [key for key in expected if key != "time.step_s"]
+    return expected
 
 
 def _is_long(summary: Summary) -> bool:
@@ -317,8 +274,7 @@ def _is_long(summary: Summary) -> bool:
 def _absent(run: Run, summary: Summary) -> list[Text]:
     by_reason = grouped(
         (result.reason, catalogue()[key].title)
-        for key in _FIXED
-        if not _is_beside_the_point(run, summary, key)
+        for key in _expected(run, summary)
         if isinstance(result := summary.readings.get(key), Missing)
     )
     return [

@@ -18,7 +18,7 @@ from xml.sax.saxutils import escape, quoteattr
 import yaml
 
 from ergmeter.hardware.grid import grids
-from ergmeter.metrics.catalog import catalogue
+from ergmeter.metrics.catalog import catalogue, expected_in, in_view
 from ergmeter.metrics.explain.flops import peak_text
 from ergmeter.metrics.live.alert_rules import noted_alerts
 from ergmeter.records import Flops, Missing, Reading, Result, Summary
@@ -41,11 +41,7 @@ _LABEL_COLOUR = "#444"
 # Contrast with white of 4.5 and more; told apart by their words, not by colour alone.
 _COLOURS = {"measured": "#2a6f3c", "derived": "#1f6187", "reported": "#7a5a00"}
 _COLOURS |= {"assumed": "#7b3f8c", "impossible": "#b3261e", "": "#666"}
-_LABELS = {
-    "energy.joules_per_token": "energy per token",
-    "utilization.mfu_frac": "MFU",
-    "throughput.tokens_per_s": "throughput",
-}
+_LABELS = {"throughput.tokens_per_s": "throughput"}
 _NARROW, _WIDE = "ijl.,:;|!'()[] ftr/-", "mwMW%@"
 _MOST = 60  # characters of a text
 
@@ -95,22 +91,7 @@ def _short(text: str) -> str:
 
 
 CARBON = "carbon.co2e_g"
-_FIGURES = (
-    *("throughput.tokens_per_s", "throughput.whole_run_tokens_per_s"),
-    *("throughput.tokens_per_s_per_device", "throughput.output_tokens_per_s"),
-    *("latency.ttft_median_s", "tokens.total", "time.step_s", "utilization.mfu_frac"),
-    *("utilization.whole_run_mfu_frac", "utilization.hfu_frac"),
-    *("utilization.mfu_of_achievable_frac", "energy.joules_per_token"),
-    *("energy.whole_run_joules_per_token", "energy.joules_per_generated_token", "energy.mean_w"),
-    "memory.device_peak_bytes",
-)
-_OF_WHOLE_RUN = (
-    *("throughput.whole_run_tokens_per_s", "utilization.whole_run_mfu_frac"),
-    *("energy.whole_run_joules_per_token", "memory.device_peak_bytes"),
-)
-_OF_ALL = ("energy.run_j", CARBON)  # of all steps
-_EXPECTED = ("throughput.tokens_per_s", "utilization.mfu_frac", "energy.joules_per_token", CARBON)
-_CITED = ("throughput.tokens_per_s", "utilization.mfu_frac", "energy.joules_per_token")
+_ALL_STEPS = "all steps"  # the group of what is not over the window
 _ADAPTERS = ("bridge-lora", "automodel-lora")  # counts of FLOPs that are for runs with adapters
 _ALERTS = 5  # named; the others are counted
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~&$])")
@@ -138,7 +119,9 @@ class Sources:
 
 def figure(of: Sources, key: str) -> Result:
     """Return a metric; energy and carbon are over all steps."""
-    return (of.all_steps if key in _OF_ALL else of.summary).readings[key]
+    at = in_view("model card").get(key)
+    is_of_all_steps = at is not None and at.group == _ALL_STEPS
+    return (of.all_steps if is_of_all_steps else of.summary).readings[key]
 
 
 def page(of: Sources) -> str:
@@ -208,11 +191,8 @@ def _hardware(of: Sources) -> str:
 
 def _table(of: Sources) -> str:
     rows = ["| figure | value | from - to | basis | over |", "| --- | --- | --- | --- | --- |"]
-    for key in _FIGURES:
-        over = "the whole run" if key in _OF_WHOLE_RUN else "the window"
-        rows += _row(key, of.summary, over)
-    for key in _OF_ALL:
-        rows += _row(key, of.all_steps, "all steps")
+    for key, at in in_view("model card").items():
+        rows += _row(key, figure(of, key), at.group or "the window")
     hardware = _hardware(of)
     rows += [f"| hardware | {_safe(hardware)} | | as the system names it | |"] if hardware else []
     if len(rows) == 2:
@@ -223,8 +203,7 @@ def _table(of: Sources) -> str:
     return "\n".join([*rows, "", over, ""])
 
 
-def _row(key: str, summary: Summary, over: str) -> list[str]:
-    reading = summary.readings.get(key)
+def _row(key: str, reading: Result, over: str) -> list[str]:
     if not isinstance(reading, Reading):
         return []
     cells = (catalogue()[key].title, value(reading), interval(reading), reading.basis, over)
@@ -240,7 +219,7 @@ def _over(summary: Summary) -> str:
 def _absent(of: Sources) -> str:
     lines = [
         f"- {catalogue()[key].title}: {_safe(result.reason)}"
-        for key in _EXPECTED
+        for key in expected_in("model card")
         if isinstance(result := figure(of, key), Missing)
     ]
     return "\n".join(["Not measured:\n", *lines, ""]) if lines else ""
@@ -250,7 +229,7 @@ def _how(of: Sources) -> str:
     """Return the notes of the most important metrics."""
     lines = [
         f"- {catalogue()[key].title} ({reading.basis}): {_safe(reading.note)}"
-        for key in (*_CITED, CARBON)
+        for key in expected_in("model card")
         if isinstance(reading := figure(of, key), Reading) and reading.note
     ]
     basis = (
@@ -270,9 +249,9 @@ def _labels(of: Sources) -> str:
 def _paragraph(of: Sources) -> str:
     """Return citable sentences."""
     clauses = []
-    for key in _CITED:
+    for key in expected_in("model card"):
         reading = of.summary.readings[key]
-        if isinstance(reading, Reading):
+        if isinstance(reading, Reading) and key != CARBON:
             span = f" ({interval(reading)})" if interval(reading) else ""
             is_mfu = key == "utilization.mfu_frac"
             peak = peak_text(reading.note) if is_mfu else ""
@@ -283,7 +262,7 @@ def _paragraph(of: Sources) -> str:
     what = "training" if _trains(of) else "run"
     first = f"This {what} was {how} with ergmeter {__version__}{hardware}, {_over(of.summary)}"
     sentences = [f"{first}: {'; '.join(clauses)}." if clauses else f"{first}."]
-    energy, carbon = (of.all_steps.readings[key] for key in _OF_ALL)
+    energy, carbon = (of.all_steps.readings[key] for key in ("energy.run_j", CARBON))
     if isinstance(energy, Reading):
         parts = "steps" if _trains(of) else "requests"
         text = f"All of its {parts} drew {value(energy)} ({energy.basis})"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import timeline
-from ergmeter.metrics.catalog import catalogue
+from ergmeter.metrics.catalog import catalogue, expected_in, in_view
 from ergmeter.metrics.checks import fitness
 from ergmeter.metrics.explain.waterfall import Explanation, explain
 from ergmeter.metrics.live.recent_window import remaining
@@ -163,20 +163,6 @@ def _short(object: object) -> str:
     return words if len(words) <= _LONG else f"{words[:_LONG]}..."
 
 
-_HEADLINES = (
-    *("throughput.tokens_per_s", "throughput.whole_run_tokens_per_s"),
-    *("throughput.output_tokens_per_s", "time.step_s", "latency.ttft_median_s"),
-    *("latency.tpot_median_s", "utilization.mfu_frac", "utilization.whole_run_mfu_frac"),
-    *("energy.run_j", "energy.joules_per_token", "energy.whole_run_joules_per_token"),
-    *("energy.mean_w", "memory.device_peak_bytes", "memory.process_peak_bytes", "carbon.co2e_g"),
-    "cost.gpu_whole_run",
-)
-# Absent ones are named with their reason.
-_FIXED = (*("throughput.tokens_per_s", "time.step_s", "utilization.mfu_frac", "energy.run_j"),)
-_CITED = (
-    *("throughput.tokens_per_s", "utilization.mfu_frac"),
-    *("energy.run_j", "energy.joules_per_token"),
-)
 _ZOOMS = {
     "all": "whole run",
     "counted": "counted window",
@@ -278,12 +264,12 @@ def _window(summary: Summary) -> str:
 def _cards(run: Run, summary: Summary) -> str:
     cards = [
         _card(key, reading)
-        for key in _HEADLINES
+        for key in in_view("report")
         if isinstance(reading := summary.readings[key], Reading)
     ]
     missing = (
         (catalogue()[key].title, result.reason)
-        for key in _FIXED
+        for key in expected_in("report")
         if isinstance(result := summary.readings[key], Missing)
     )
     return f'<div class="cards">{"".join(cards)}</div>{reasons(missing, run)}'
@@ -403,7 +389,7 @@ def _citation(evidence: Evidence, summary: Summary) -> str:
     figures = [
         f"{catalogue()[key].title} {value(reading)}"
         f"{f' [{interval(reading)}]' if interval(reading) else ''} ({reading.basis})"
-        for key in _CITED
+        for key in in_view("citation")
         if isinstance(reading := summary.readings[key], Reading)
     ]
     window = summary.readings["time.window_s"]

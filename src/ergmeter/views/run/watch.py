@@ -15,6 +15,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ergmeter.metrics.catalog import in_view
 from ergmeter.records import Missing, Reading, Result
 from ergmeter.runlog.reader import CUT_OFF, FINISHED, RUNNING
 from ergmeter.units import NS_PER_S, duration, grouped, printable, scaled, significant
@@ -38,17 +39,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("temperature_c", "heat", lambda x: f"{x:.0f} °C"),
     ("busy_frac", "busy", lambda x: f"{x * 100:.0f} %"),
 )
-# Rows: title, recent metric, curve, total.
-_ROWS = (
-    ("tokens/s", "throughput.tokens_per_s", "tokens_per_s", "throughput.tokens_per_s"),
-    ("step time", "time.step_s", "step_s", "time.step_s"),
-    ("loss", "", "loss", ""),
-    ("power", "energy.mean_w", "power_w", ""),
-    ("energy", "", "", "energy.run_j"),
-    ("J/token", "", "", "energy.joules_per_token"),
-    ("MFU", "", "", "utilization.mfu_frac"),
-    ("whole run", "", "", "throughput.whole_run_tokens_per_s"),
-)
+_LOSS = "training.loss"  # the frame has it beside the metrics
 REPLACED = "replaced: another run was recorded here, and is shown"
 _CALLED = {RUNNING: "going", CUT_OFF: "cut off: nobody writes it any more"}
 
@@ -68,11 +59,12 @@ def page(frame: LiveFrame, *, columns: int, lines: int | None = None) -> Rendera
 def line(frame: LiveFrame) -> str:
     """Return the live view in one line, for a file or a pipe."""
     parts = [_progress(frame)]
-    for title, key, _, _ in _ROWS:
+    for key, at in in_view("watch").items():
         reading = frame.recent.get(key)
         if isinstance(reading, Reading):
-            parts.append(value(reading) if title == "tokens/s" else f"{title} {value(reading)}")
-        elif title == "loss" and frame.loss is not None:
+            is_rate = reading.unit == "tokens/s"
+            parts.append(value(reading) if is_rate else f"{at.label} {value(reading)}")
+        elif key == _LOSS and frame.loss is not None:
             parts.append(f"loss {significant(frame.loss)}")
     for column, title, format_value in _GAUGES[1:3]:
         most = [
@@ -138,12 +130,12 @@ def _eta(frame: LiveFrame) -> str:
 def _figures(frame: LiveFrame, columns: int) -> Table:
     with_bases = columns >= _FOR_BASES
     rows: list[list[str]] = []
-    for title, now, _, so_far in _ROWS:
-        total = frame.so_far.get(so_far)
-        printed = "as printed" if title == "loss" and frame.loss_is_printed else ""
+    for key, at in in_view("watch").items():
+        total = frame.so_far.get(key)
+        printed = "as printed" if key == _LOSS and frame.loss_is_printed else ""
         basis = total.basis if isinstance(total, Reading) else printed
-        figures = [_now(frame, title, now), _value(total) if so_far else ""]
-        rows.append([title, *figures, *([basis] if with_bases else [])])
+        figures = [_now(frame, key), _value(total) if key in in_view("so far") else ""]
+        rows.append([at.label, *figures, *([basis] if with_bases else [])])
     so_far_head = "so far (provisional)" if frame.is_provisional else "so far"
     heads = ["", "lately", so_far_head, ""][: len(rows[0])]
     # Curves get the remaining width.
@@ -158,9 +150,10 @@ def _figures(frame: LiveFrame, columns: int) -> Table:
         is_figure = number in (1, 2)
         style = "" if is_figure else "dim"
         table.add_column(head, style=style, justify="right" if is_figure else "left", no_wrap=True)
-    for (_, _, curve, _), row in zip(_ROWS, rows, strict=True):
+    for key, row in zip(in_view("watch"), rows, strict=True):
         if cells >= _CURVE[0]:
-            row.insert(2, sparkline(frame.curves.get(curve, ()), cells))
+            curve = frame.curves.get(key.rpartition(".")[2], ())
+            row.insert(2, sparkline(curve, cells))
         table.add_row(*row)
     return table
 
@@ -172,10 +165,10 @@ def _age(frame: LiveFrame) -> list[Text]:
     return [Text(f"so far: as of {duration(old_s)} ago", "dim")]
 
 
-def _now(frame: LiveFrame, title: str, key: str) -> str:
-    if title == "loss":
+def _now(frame: LiveFrame, key: str) -> str:
+    if key == _LOSS:
         return "-" if frame.loss is None else significant(frame.loss)
-    return _value(frame.recent.get(key)) if key else ""
+    return _value(frame.recent.get(key)) if key in in_view("recent") else ""
 
 
 def _value(result: Result | None) -> str:
@@ -191,9 +184,9 @@ def sparkline(points: tuple[float, ...], cells: int) -> str:
 def _missing(frame: LiveFrame, columns: int) -> list[Text]:
     """Return the reasons of absent metrics, each once."""
     by_reason = grouped(
-        (result.reason, title)
-        for title, now, _, so_far in _ROWS
-        for result in (frame.so_far.get(so_far), frame.recent.get(now))
+        (result.reason, at.label)
+        for key, at in in_view("watch").items()
+        for result in (frame.so_far.get(key), frame.recent.get(key))
         if isinstance(result, Missing)
     )
     return [

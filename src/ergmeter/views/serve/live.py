@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable
+from ergmeter.metrics.catalog import in_view
 from ergmeter.metrics.live.recent_window import evidence_since, recent
 from ergmeter.records import Reading, Result
 from ergmeter.runlog.reader import RUNNING, Run
@@ -21,16 +22,6 @@ from ergmeter.views.run import card
 _FIRST_S = 10.0  # how far back the first update reads
 _MARKS = 5
 _QUIET_S, _QUIET_STEPS = 30.0, 5  # after so long without a step, older metrics are hidden
-KEYS = (
-    "throughput.tokens_per_s",
-    "time.step_s",
-    "training.loss",
-    "energy.mean_w",
-    "energy.joules_per_token",
-    "utilization.mfu_frac",
-    "memory.device_peak_bytes",
-    "memory.process_peak_bytes",
-)
 # Marks of every run that are not shown.
 _PLAIN = (
     "opened",
@@ -107,13 +98,14 @@ class LiveLook:
                 lanes = evidence_since(run, self._since_ns).counted.lanes
                 starts_ns = [int(lane["start_ns"].min()) for lane in lanes if len(lane)]
                 self._since_ns = min(self._since_ns, max(starts_ns))
-            update = recent(run, since_ns=self._since_ns, keys=KEYS)
+            keys = tuple(in_view("serve live"))
+            update = recent(run, since_ns=self._since_ns, keys=keys)
         except NotMeasurable:
             return
         self._since_ns = update.window.end_ns
         step_s = update.summary.readings["time.step_s"]
         self._usual_s = step_s.value if isinstance(step_s, Reading) else 0.0
-        readings = {key: _result_json(update.summary.readings[key]) for key in KEYS}
+        readings = {key: _result_json(update.summary.readings[key]) for key in keys}
         self._last = {
             "step": update.step,
             "lasted_s": (update.window.end_ns - run.start_ns) / NS_PER_S,

@@ -18,14 +18,13 @@ from ergmeter.bench.overview import CELL_METRICS, LOWER, Configuration, configur
 from ergmeter.bench.plan.cells import repeats_of
 from ergmeter.bench.tables import ARGUMENTS
 from ergmeter.compare import comparison
-from ergmeter.compare.entry import EVAL_LOSS, Entry
+from ergmeter.compare.entry import Entry
 from ergmeter.compare.ledgers import read_ledger
 from ergmeter.compare.run_curves import compared_curves
 from ergmeter.compare.sources import read_entries
-from ergmeter.compare.verdicts import DEVICE_MEMORY, HOST_MEMORY, JOULES, LOSS, RATE
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
 from ergmeter.metrics import timeline
-from ergmeter.metrics.catalog import catalogue
+from ergmeter.metrics.catalog import catalogue, in_view
 from ergmeter.metrics.checks import fitness
 from ergmeter.metrics.evidence.gpu_use import gpu_use
 from ergmeter.metrics.live.recent_window import remaining
@@ -103,13 +102,8 @@ def _figure(configuration: Configuration, name: str) -> dict[str, Any] | None:
 # returned once. Values are rounded for display and kept in full beside it.
 
 
-# By catalogue key or ledger column. They stay in the table even if constant.
-_FIRST = (
-    *("backend", RATE, JOULES, DEVICE_MEMORY, HOST_MEMORY, LOSS, EVAL_LOSS),
-    *("steps", "started", "status"),
-)
 # Replaces catalogue titles that are ambiguous among ledger columns.
-_HEADS = {"steps.count": "steps in the window", "time.run_s": "duration", EVAL_LOSS: "eval loss"}
+_HEADS = {"steps.count": "steps in the window", "time.run_s": "duration"}
 _DIGITS = 5
 
 
@@ -118,7 +112,8 @@ def ledger_table(entries: Sequence[Entry]) -> dict[str, Any]:
     columns = _columns(entries)
     cells = {column: [_cell(entry, column) for entry in entries] for column in columns}
     titles = {column: {cell["title"] for cell in own} for column, own in cells.items()}
-    alike = [column for column in columns if column not in _FIRST and len(titles[column]) == 1]
+    first = _first()
+    alike = [column for column in columns if column not in first and len(titles[column]) == 1]
     differing = [column for column in columns if column not in alike]
     heads = _heads(columns)
     return {
@@ -128,22 +123,29 @@ def ledger_table(entries: Sequence[Entry]) -> dict[str, Any]:
     }
 
 
+def _first() -> tuple[str, ...]:
+    """Catalogue keys and ledger columns that come first, and stay even if constant."""
+    return ("backend", *in_view("serve ledger"), "steps", "started", "status")
+
+
 def _columns(entries: Sequence[Entry]) -> list[str]:
     """Return the non-empty columns: important first, then metrics, then facts."""
     figures = dict.fromkeys(
         key for entry in entries for key in entry.figures if entry.value(key) is not None
     )
     there = [*figures, *dict.fromkeys(name for entry in entries for name in entry.facts)]
+    first = _first()
     return [
-        *(column for column in _FIRST if column in there),
-        *(column for column in there if column not in _FIRST),
+        *(column for column in first if column in there),
+        *(column for column in there if column not in first),
     ]
 
 
 def _heads(columns: Sequence[str]) -> dict[str, str]:
     metrics = catalogue()
     titles = {column: metrics[column].title if column in metrics else column for column in columns}
-    titles |= {column: _HEADS[column] for column in columns if column in _HEADS}
+    labels = {key: at.label for key, at in in_view("serve ledger").items() if at.label} | _HEADS
+    titles |= {column: labels[column] for column in columns if column in labels}
     often = Counter(titles.values())
     return {
         column: f"{title} ({column})" if often[title] > 1 else title
@@ -172,14 +174,6 @@ def _rounded(text: str) -> str:
     return significant(float(text), _DIGITS) if "." in text else text
 
 
-# Metrics in the list of runs.
-LISTED = (
-    "throughput.tokens_per_s",
-    "time.step_s",
-    "utilization.mfu_frac",
-    "energy.joules_per_token",
-    "time.run_s",
-)
 _COUNTERS = (
     *("energy_j", "cpu_s", "disk_read_bytes", "disk_written_bytes"),
     *("net_received_bytes", "net_sent_bytes"),
@@ -199,7 +193,7 @@ def row(path: str, root: str) -> bytes:
     The page of a long run shows this first, so it must stay cheap.
     """
     run = Run.open(path)
-    results = readings_of(evidence_of(run), LISTED)
+    results = readings_of(evidence_of(run), in_view("serve list"))
     return _packed_json(
         {
             **about(run),

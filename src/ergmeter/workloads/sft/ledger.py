@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
+from ergmeter.metrics.catalog import in_view
 from ergmeter.metrics.evidence.gpu_use import board_facts
 from ergmeter.metrics.evidence.window import UNBROKEN
 from ergmeter.metrics.summarize import summarize
@@ -39,18 +40,6 @@ MORE = (
     *("git_commit", "data_sha256", "config", "status", "started", "run"),
 )
 COLUMNS = (*appended_file.LEDGER_COLUMNS, *MORE)
-_FIGURES = {
-    "window_s": "time.window_s",
-    "window_steps": "steps.count",
-    "mfu": "utilization.mfu_frac",
-}
-# Whose absence is told in the notes, by the metric whose reason stands for all of its kind.
-_REASONS = {
-    "tok_per_s": "throughput.tokens_per_s",
-    "energy_J": "energy.run_j",
-    "vram_peak_MB": "memory.device_peak_bytes",
-    "mfu": "utilization.mfu_frac",
-}
 
 
 @dataclass(frozen=True)
@@ -65,9 +54,9 @@ def row(run: Run, facts: Mapping[str, Any]) -> dict[str, object]:
     """The ledger row of a finished training, from its run and its facts."""
     summary = summarize(run, Settings(window=UNBROKEN))
     cells = appended_file.ledger_row(summary.readings, steps=0, described={})
-    for name, key in _FIGURES.items():
-        reading = summary.readings[key]
-        cells[name] = reading.value if isinstance(reading, Reading) else None
+    for key, at in in_view("ledger").items():
+        reading = None if at.group else summary.readings[key]  # a group: of the facts
+        cells[at.label] = reading.value if isinstance(reading, Reading) else None
     energy = summary.readings["energy.run_j"]
     if isinstance(energy, Reading):
         cells["energy_low_J"], cells["energy_high_J"] = energy.low, energy.high
@@ -132,7 +121,9 @@ def _notes(facts: Mapping[str, Any], summary: Summary) -> str:
     if facts.get("lora_r") is not None:
         notes.append(f"lora_r={facts['lora_r']}_alpha={facts['lora_alpha']}")
     notes += [str(facts["notes"])] if facts.get("notes") else []
-    for name, key in _REASONS.items():
+    # One metric's reason stands for all of its kind.
+    for key, at in in_view("ledger notes").items():
+        name = at.label
         reading = summary.readings[key]
         if isinstance(reading, Reading) and reading.impossible:
             notes.append(f"{name} is impossible: {reading.impossible.replace(';', ',')}")
