@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import TYPE_CHECKING
 
-from ergmeter.compare.entry import EVAL_LOSS, Entry, SourceEntries
+from ergmeter.compare.entry import Entry, SourceEntries
 from ergmeter.compare.grouping import (
     WHOLE_RUN_FROM,
     Fairness,
@@ -25,16 +25,7 @@ from ergmeter.compare.padding import padding_remark
 from ergmeter.compare.pairing import ConfigurationPair, Pairing, pair_entries
 from ergmeter.compare.time_to_loss import ENERGY, SMOOTHING, TIME, to_target
 from ergmeter.compare.verdicts import (
-    DEVICE_MEMORY,
-    HOST_MEMORY,
-    JOULES,
-    LOSS,
-    MFU,
     OF_WHOLE_RUN,
-    RATE,
-    WHOLE_JOULES,
-    WHOLE_MFU,
-    WHOLE_RATE,
     Measure,
     Verdict,
     absent_verdict,
@@ -43,6 +34,7 @@ from ergmeter.compare.verdicts import (
     verdict,
 )
 from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.metrics.catalog import in_view
 from ergmeter.records import Reading
 from ergmeter.stats.ratio import (
     UNBOUNDED,
@@ -84,12 +76,7 @@ def _sign(axis: Measure, contrast: Contrast) -> int:
     return 1 if is_more == (axis.direction == "higher") else -1
 
 
-DEFAULT = (
-    *(RATE, WHOLE_RATE, JOULES, WHOLE_JOULES, DEVICE_MEMORY, HOST_MEMORY, MFU, WHOLE_MFU),
-    *(LOSS, EVAL_LOSS),
-)
-# Metrics of the front; device memory if all groups have it, else host memory.
-_FRONT = ((RATE,), (JOULES,), (DEVICE_MEMORY, HOST_MEMORY))
+_JOULES = "energy.joules_per_token"
 _SENSOR = 0.01
 
 
@@ -184,9 +171,16 @@ class Comparison:
         return tuple(group for group in self.groups if group.name not in refused)
 
 
+def _front_keys() -> list[list[str]]:
+    """The metrics of the front; of a group, the first that all groups have counts."""
+    return list(grouped((at.group or key, key) for key, at in in_view("pareto").items()).values())
+
+
 def figures_needed(options: CompareOptions) -> tuple[str, ...]:
     """The keys of all metrics a comparison may show. UsageError for an unknown metric."""
-    return tuple(dict.fromkeys((*DEFAULT, *(measure(name).key for name in options.metrics))))
+    return tuple(
+        dict.fromkeys((*in_view("compare"), *(measure(name).key for name in options.metrics)))
+    )
 
 
 def compare(source: SourceEntries, options: CompareOptions) -> Comparison:
@@ -220,10 +214,11 @@ _FEWEST_POOLED = 3
 
 
 def compare_sides(
-    new: Sequence[Entry], ref: Sequence[Entry], metrics: Sequence[str], options: CompareOptions
+    new: Sequence[Entry], ref: Sequence[Entry], options: CompareOptions
 ) -> Comparison:
     """Compare NEW with REF, configuration by configuration, and all of them together."""
-    measures = tuple(dict.fromkeys(rule_measure(name) for name in metrics))
+    names = options.metrics or in_view("bench compare")
+    measures = tuple(dict.fromkeys(rule_measure(name) for name in names))
     pairing = pair_sides(new, ref, options)
     pairs = []
     by_measure: dict[Measure, list[Verdict]] = {measured: [] for measured in measures}
@@ -378,13 +373,21 @@ def _measures(entries: Sequence[Entry], options: CompareOptions) -> tuple[Measur
     if options.metrics:
         chosen = [measure(name) for name in options.metrics]
     else:
-        has_device = any(entry.value(DEVICE_MEMORY) is not None for entry in entries)
-        has_host = any(entry.value(HOST_MEMORY) is not None for entry in entries)
-        unwanted = HOST_MEMORY if has_device or not has_host else DEVICE_MEMORY
-        chosen = [measure(key) for key in DEFAULT if key != unwanted]
+        unwanted = {
+            key
+            for keys in _front_keys()
+            for key in keys
+            if key
+            != next((k for k in keys if any(e.value(k) is not None for e in entries)), keys[0])
+        }
+        chosen = [measure(key) for key in in_view("compare") if key not in unwanted]
     if options.target_loss is not None:
         chosen += [measure(TIME), measure(ENERGY)]
     return tuple(dict.fromkeys(chosen))
+
+
+def _any_value(entries: Sequence[Entry], key: str) -> bool:
+    return any(entry.value(key) is not None for entry in entries)
 
 
 def _any_has(entries: Sequence[Entry], measured: Measure) -> bool:
@@ -527,7 +530,7 @@ def front_axes(comparison: Comparison) -> tuple[list[Measure], dict[tuple[str, s
     """
     axes: list[Measure] = []
     lacking: dict[tuple[str, str], list[str]] = {}
-    for keys in _FRONT:
+    for keys in _front_keys():
         without = [_without(comparison, measure(key)) for key in keys]
         full = [key for key, lacks in zip(keys, without, strict=True) if not lacks]
         if full:
@@ -573,8 +576,8 @@ def _notes(comparison: Comparison) -> tuple[str, ...]:
 
 def _width(entry: Entry) -> float:
     """Half the interval of a measured energy, relative to its value."""
-    reading = entry.figures.get(JOULES)
-    if not isinstance(reading, Reading) or JOULES in entry.assumed or not reading.value:
+    reading = entry.figures.get(_JOULES)
+    if not isinstance(reading, Reading) or _JOULES in entry.assumed or not reading.value:
         return 0.0
     if reading.low is None or reading.high is None:
         return 0.0

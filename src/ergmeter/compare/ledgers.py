@@ -19,9 +19,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ergmeter.compare.entry import EVAL_LOSS, Entry, SourceEntries, fact, facts_of, why_left_out
+from ergmeter.compare.entry import Entry, SourceEntries, fact, facts_of, why_left_out
 from ergmeter.errors import FormatError
-from ergmeter.metrics.catalog import LEDGER_SYSTEM, catalogue, checked
+from ergmeter.metrics.catalog import LEDGER_SYSTEM, catalogue, checked, every_metric, in_view
 from ergmeter.metrics.evidence.window import UNBROKEN
 from ergmeter.records import Missing, Reading, Result
 
@@ -103,13 +103,6 @@ def _joules_per_token(row: Mapping[str, float]) -> Result:
 
 # Columns that only our ledgers have: with them, a row's metrics are all of one window.
 _OURS = ("window_s", "status")
-_FURTHER = {
-    "window_s": ("time.window_s", "s", 1.0),
-    "train_loss": ("training.loss", "1", 1.0),
-    "eval_loss": (EVAL_LOSS, "1", 1.0),
-    "mfu": ("utilization.mfu_frac", "frac", 1.0),
-    "window_steps": ("steps.count", "steps", 1.0),
-}
 _ADAPTER = re.compile(r"lora_r=(\d+)_alpha=(\d+)")
 _NEEDED = ("tok_per_s", "tokens_processed", "wall_s")
 _HEADER_BYTES = 2**16  # the longest first line of a ledger
@@ -131,7 +124,8 @@ def _columns() -> dict[str, tuple[str, str, float]]:
         for alias in metric.aliases
         if alias.system == LEDGER_SYSTEM
     }
-    return {**columns, **_FURTHER}
+    further = {at.label: every_metric()[key] for key, at in in_view("ledger").items()}
+    return {**columns, **{name: (m.key, m.unit, 1.0) for name, m in further.items()}}
 
 
 def is_ledger(path: Path) -> bool:

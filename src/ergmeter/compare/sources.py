@@ -26,7 +26,7 @@ from ergmeter.compare.entry import (
 )
 from ergmeter.compare.ledgers import is_ledger, read_ledger
 from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable
-from ergmeter.metrics.catalog import catalogue
+from ergmeter.metrics.catalog import catalogue, in_view
 from ergmeter.metrics.checks import fitness
 from ergmeter.metrics.definitions.compute import flops_per_token
 from ergmeter.metrics.definitions.tokens import steps_made
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 _TRAINING = re.compile(r"(?P<run>.+):(?P<number>[1-9]\d*)")
 _FINISHED = (FINISHED, "exit code 0")
-_NEEDED = ("training.loss", "time.window_s", "steps.count")  # for divergence and fairness
 
 
 def read_entries(
@@ -62,7 +61,7 @@ def read_entries(
     `keys`: the metrics to compute; with hundreds of runs fewer metrics save most of the time.
     `on_progress`: called with the number of parts read and their total.
     """
-    wanted = Wanted(settings, tuple(catalogue() if keys is None else {*keys, *_NEEDED}))
+    wanted = Wanted(settings, tuple(catalogue() if keys is None else {*keys, *in_view("fairness")}))
     readers = [reader for path in paths for reader in _parts(path, wanted)]
     parts = []
     for number, read in enumerate(readers):

@@ -28,20 +28,9 @@ State: TypeAlias = Literal[
     "better", "worse", "differs", "not shown", "no interval", "absent", "inconclusive", "pass"
 ]
 
-RATE, JOULES, MFU = (
-    "throughput.tokens_per_s",
-    "energy.joules_per_token",
-    "utilization.mfu_frac",
-)
-WHOLE_RATE, WHOLE_JOULES, WHOLE_MFU = (
-    "throughput.whole_run_tokens_per_s",
-    "energy.whole_run_joules_per_token",
-    "utilization.whole_run_mfu_frac",
-)
 OF_WHOLE_RUN = ".whole_run_"  # in the keys of metrics over the whole run
-DEVICE_MEMORY, HOST_MEMORY = "memory.device_peak_bytes", "memory.process_peak_bytes"
-LOSS = "training.loss"
-_NAMES = {"eval_loss": EVAL_LOSS, "train_loss": LOSS}
+_SPEED = "speed"  # in sentences: faster and slower
+_NAMES = {"eval_loss": EVAL_LOSS, "train_loss": "training.loss"}
 
 _MUCH = 2.0  # larger ratios are printed as a factor instead of a percentage
 _LITTLE = 0.02
@@ -180,7 +169,7 @@ def _share(ratio: float | None) -> float | None:
 
 
 def _factor(measured: Measure, *, is_more: bool, times: str) -> str:
-    if measured.key == RATE:
+    if measured.noun == _SPEED:
         return f"{times} {'faster' if is_more else 'slower'}"
     if measured.direction == "lower":
         return f"{times} the {measured.noun}"

@@ -18,8 +18,8 @@ from rich.text import Text
 
 from ergmeter.compare.comparison import Comparison, Front, GroupPair, impossible_entry
 from ergmeter.compare.grouping import Group, differing_facts
-from ergmeter.compare.verdicts import DEVICE_MEMORY, HOST_MEMORY, JOULES, LOSS, RATE
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.catalog import in_view
 from ergmeter.records import Missing, Reading
 from ergmeter.units import ratio_text, significant
 from ergmeter.views import documents
@@ -36,16 +36,6 @@ if TYPE_CHECKING:
     from ergmeter.compare.verdicts import Measure, Verdict
     from ergmeter.stats.ratio import Contrast, Mean
 
-_HEADS = {
-    RATE: "tokens/s",
-    JOULES: "J/token",
-    DEVICE_MEMORY: "memory",
-    HOST_MEMORY: "host mem.",
-    LOSS: "loss",
-    "training.eval_loss": "eval loss",
-    "target.time_s": "to target",
-    "target.energy_j": "energy",
-}
 # Sign, style on a terminal, and words of each state of a verdict.
 _STATES = {
     "better": ("+", "green", "better"),
@@ -78,7 +68,13 @@ def page(comparison: Comparison) -> RenderableType:
 
 def head(measured: Measure) -> str:
     """Return the short title of a column."""
-    return _HEADS.get(measured.key, measured.title)
+    return _label(measured.key) or measured.title
+
+
+def _label(key: str) -> str:
+    """The declared label of a metric in a comparison; empty if there is none."""
+    at = {**in_view("compare"), **in_view("compare target")}.get(key)
+    return at.label if at else ""
 
 
 def cell(comparison: Comparison, group: Group, measured: Measure) -> tuple[str, str]:
@@ -129,7 +125,7 @@ def footnotes(comparison: Comparison) -> list[str]:
 
 def front_in_words(front: Front) -> str:
     """Describe the Pareto front; long lists are cut with a count."""
-    axes = ", ".join(_HEADS.get(key, key) for key in front.axes)
+    axes = ", ".join(_label(key) or key for key in front.axes)
     text = f"Pareto front ({axes}): {first_names(front.on) or 'nobody'}"
     if front.beaten:
         who = first_names([f"{name} (by {beaters(by)})" for name, by in front.beaten.items()])

@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from ergmeter.bench.entries import entries
 from ergmeter.bench.tables import as_table
-from ergmeter.cli.compare.bench_output import COMPARED
 from ergmeter.compare import comparison
 from ergmeter.compare import gate as compare_gate
 from ergmeter.compare.comparison import CompareOptions, Comparison, GroupPair
@@ -62,12 +61,10 @@ def gate(new: pa.Table, ref: pa.Table, rules: Any = (), **asked: Any) -> Gate:
     return compare_gate.gate(list(entries([new])), list(entries([ref])), rules, **asked)
 
 
-def compare(
-    new: pa.Table, ref: pa.Table, *, metrics: Any = COMPARED, options: CompareOptions | None = None
-) -> Comparison:
+def compare(new: pa.Table, ref: pa.Table, *, options: CompareOptions | None = None) -> Comparison:
     """The comparison of two tables of results."""
     sides = [list(entries([table])) for table in (new, ref)]
-    return comparison.compare_sides(sides[0], sides[1], metrics, options or CompareOptions())
+    return comparison.compare_sides(sides[0], sides[1], options or CompareOptions())
 
 
 def change(pair: GroupPair, metric: str) -> Contrast:

@@ -10,6 +10,7 @@ import pytest
 
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.bench.tables import as_table
+from ergmeter.compare.comparison import CompareOptions
 from ergmeter.compare.pairing import NotComparable
 from ergmeter.records import Step
 from tests.runs import add_writer, make_run
@@ -60,7 +61,7 @@ def test_rows_of_another_kind_are_computed_anew_from_their_cells(tmp_path: Path)
     # By the old window 20 steps took 25 s.
     stored = as_table([row(real_tokens_per_s=800.0, path=str(path), **fields)])
     new = as_table([row(real_tokens_per_s=1000.0, window="training", **fields)])
-    found = compare(new, stored, metrics=["tokens_per_s"])
+    found = compare(new, stored, options=CompareOptions(metrics=("tokens_per_s",)))
     (compared,) = found.pairs
     assert change(compared, "tokens_per_s").means[1] == pytest.approx(1000.0)
     assert change(compared, "tokens_per_s").value == pytest.approx(1.0)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130  # what a shell gives a program that Ctrl-C ended
 _REDRAW_S = 0.5  # drawing takes processor time from what is measured
 _MOST = 200  # rows on a terminal
-COMPARED = ("tokens_per_s", "samples_per_s", "runtime", "peak_memory", "loss")
 
 
 def show_starts(plan: BenchPlan, out: Path, *, seed: int, rerun: Collection[str]) -> None:
@@ -333,7 +332,7 @@ def compare(
         raise click.UsageError("--rule is for the page of --html; `erg gate` judges without one")
     check_page(page)
     sides = [list(entries(batches(path), argument=str(path))) for path in (new, ref)]
-    comparison = compare_sides(sides[0], sides[1], COMPARED, options)
+    comparison = compare_sides(sides[0], sides[1], options)
     if page is not None:
         from ergmeter.compare.gate import gate
         from ergmeter.views.bench.page import bench_compare_page
