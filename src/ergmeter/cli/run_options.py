@@ -80,7 +80,7 @@ def with_forms(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(forms=Forms(form, page), **options)
 
     options = [
-        flag("--json", "as_json", help="As JSON."),
+        flag("--json", "as_json", help="As JSON, in base units (FLOPs, bytes, seconds, joules)."),
         flag("--md", "--markdown", "as_markdown", help="As Markdown, for an issue."),
         with_page,
     ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich import box
 from rich import table as rich_table
-from rich.padding import Padding
+from rich.cells import cell_len
 from rich.text import Text
 
 from ergmeter.views.document import (
@@ -49,21 +49,22 @@ _BELOW = 3
 
 def show(document: Document, console: Console) -> None:
     """Print a document's parts."""
-    for renderable, is_to_copy in _lines(document.parts, after=None):
-        console.print(renderable, soft_wrap=is_to_copy or None)
+    _show(document.parts, console, after=None)
 
 
-def _lines(parts: tuple[Part, ...], *, after: Part | None) -> Iterator[tuple[RenderableType, bool]]:
-    """Yield what to print, and whether it must not be wrapped; tables stand apart from text."""
+def _show(parts: tuple[Part, ...], console: Console, *, after: Part | None) -> None:
+    """Print parts; sections and tables stand apart from what is before them."""
     for part in without_charts(parts):
         if after is not None and _stands_apart(after, part):
-            yield Text(), False
+            console.print()
         if isinstance(part, Section):
-            yield Text(part.title, "bold"), False
-            yield from _lines(part.parts, after=HeadlinePart(part.title))
+            console.print(Text(part.title, "bold"))
+            _show(part.parts, console, after=HeadlinePart(part.title))
+        elif isinstance(part, Paragraph) and part.is_to_copy:
+            console.print(Text(part.text), soft_wrap=True)
         else:
-            is_to_copy = isinstance(part, Paragraph) and part.is_to_copy
-            yield from ((line, is_to_copy) for line in _part(part))
+            for line in _part(part, console):
+                console.print(line)
         after = part
 
 
@@ -78,15 +79,16 @@ def _is_grid(part: Part) -> bool:
     return isinstance(part, Table) and "below" not in {column.kind for column in part.layout}
 
 
-def _part(part: Part) -> Iterator[RenderableType]:
+def _part(part: Part, console: Console) -> Iterator[RenderableType]:
     if isinstance(part, HeadlinePart):
         yield _headline(part)
     elif isinstance(part, Table):
-        yield from _grid(part) if _is_grid(part) else _rows(part)
+        yield from _grid(part, console) if _is_grid(part) else _rows(part, console)
     elif isinstance(part, Note):
-        yield from _note(part)
+        yield from _note(part, console)
     elif isinstance(part, Items):
-        yield from (Text(f"- {text}") for text in part.texts)
+        for text in part.texts:
+            yield from _hanging(Text("- "), Text(text), console)
     elif isinstance(part, Paragraph):
         yield Text(part.text, _STYLES[part.style])
 
@@ -103,18 +105,22 @@ def _headline(headline: HeadlinePart) -> Text:
     return line
 
 
-def _note(note: Note) -> Iterator[RenderableType]:
-    sign = _SIGNS[note.weight]
-    yield _indented(Text.assemble(sign, note.text), _INDENT)
+def _note(note: Note, console: Console) -> Iterator[RenderableType]:
+    sign = Text.assemble(" " * _INDENT, _SIGNS[note.weight])
+    yield from _hanging(sign, Text(note.text), console)
     for line in note.effect.splitlines():
-        yield _indented(Text(line, "dim"), _INDENT + len(sign[0]))
+        yield from _hanging(Text(" " * len(sign)), Text(line, "dim"), console)
 
 
-def _indented(text: Text, columns: int) -> Padding:
-    return Padding(text, (0, 0, 0, columns), expand=False)
+def _hanging(start: Text, text: Text, console: Console) -> Iterator[Text]:
+    """Yield a text after its start; lines that follow are indented as far."""
+    width = console.width - len(start)
+    lines = [text] if console.soft_wrap else text.wrap(console, max(width, 1))
+    for number, line in enumerate(lines):
+        yield Text.assemble(" " * len(start) if number else start, line)
 
 
-def _grid(table: Table) -> Iterator[RenderableType]:
+def _grid(table: Table, console: Console) -> Iterator[RenderableType]:
     """Yield a table in columns, after its caption."""
     if table.caption:
         yield Text(table.caption, "dim")
@@ -124,7 +130,7 @@ def _grid(table: Table) -> Iterator[RenderableType]:
         show_header=has_head,
         show_edge=False,
         pad_edge=False,
-        collapse_padding=has_head,
+        padding=(0, _gap(table, console.width, has_head=has_head), 0, 0),
     )
     for column in table.layout:
         is_text = column.kind == "text"
@@ -141,7 +147,24 @@ def _grid(table: Table) -> Iterator[RenderableType]:
     yield grid
 
 
-def _rows(table: Table) -> Iterator[RenderableType]:
+def _gap(table: Table, width: int, *, has_head: bool) -> int:
+    """Return the padding of a cell: columns are two apart, or one if they fit only then."""
+    rows = (table.head if has_head else [""] * len(table.head), *table.rows)
+    columns = zip(table.layout, zip(*rows, strict=True), strict=True)
+    widths = [max(_width(column, cell) for cell in cells) for column, cells in columns]
+    gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= width else 1
+    return gap - has_head  # a box has a blank of its own between columns
+
+
+def _width(column: TableColumn, cell: str) -> int:
+    """Return the least width of a cell: its longest line, or its longest word if it may wrap."""
+    if isinstance(cell, BarCell):
+        return _BAR_CELLS
+    can_wrap = column.kind == "text" and not column.no_wrap
+    return max(map(cell_len, cell.split() if can_wrap else cell.splitlines()), default=0)
+
+
+def _rows(table: Table, console: Console) -> Iterator[RenderableType]:
     """Yield each row as a line, with its `below` cells under it."""
     if table.caption:
         yield Text(table.caption, "dim")
@@ -151,7 +174,7 @@ def _rows(table: Table) -> Iterator[RenderableType]:
         yield Text("  ").join(line)
         for column, cell in cells:
             if cell and column.kind == "below":
-                yield _indented(Text(cell, "dim"), _BELOW)
+                yield from _hanging(Text(" " * _BELOW), Text(cell, "dim"), console)
 
 
 def _cell(column: TableColumn, cell: str) -> Text:
