@@ -38,7 +38,7 @@ def doctor_document(findings: list[ProbeFinding]) -> Document:
     if not sources:
         energy = HeadlinePart("energy can't be measured here", _NO_ENERGY, state="unsure")
     return Document(
-        "what can be measured on this machine",
+        "What can be measured on this machine",
         (*map(_probe, findings), energy),
         doctor.document(findings),
     )
@@ -76,7 +76,7 @@ def calibration_document(
         for part in _calibration(calibration, text)
     )
     return Document(
-        f"what {', '.join(calibration.name for calibration in calibrations)} can reach",
+        f"What {', '.join(calibration.name for calibration in calibrations)} can reach",
         tuple(parts),
         [calibration.as_json() for calibration in calibrations],
     )
@@ -132,12 +132,8 @@ def _rates(rows: list[tuple[str, CalibratedRate, float | None]]) -> Table:
         TableColumn("rate", no_wrap=True),
         *(TableColumn(t, "text" if t in ("limited by", "with") else "number") for t in columns),
     )
-    return Table(
-        titles,
-        tuple(
-            (name, *(cell(rate, peak) for cell in columns.values())) for name, rate, peak in rows
-        ),
-    )
+    cells = ((name, *(cell(rate, peak) for cell in columns.values())) for name, rate, peak in rows)
+    return Table(titles, tuple(cells))
 
 
 def _beside(rate: CalibratedRate, value: float) -> str:

@@ -132,10 +132,12 @@ def _grid(table: Table, console: Console) -> Iterator[RenderableType]:
         pad_edge=False,
         padding=(0, _gap(table, console.width, has_head=has_head), 0, 0),
     )
+    head_lines = max((title.count("\n") for title in table.head), default=0)
     for column in table.layout:
         is_text = column.kind == "text"
+        above = "\n" * (head_lines - column.title.count("\n"))
         grid.add_column(
-            Text(column.title),
+            Text(f"{above}{column.title}"),
             justify="right" if column.kind == "number" else "left",
             no_wrap=column.no_wrap or not is_text,
             overflow="fold",
