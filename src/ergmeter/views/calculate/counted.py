@@ -14,7 +14,7 @@ from ergmeter.flops.counted.op_totals import CountedStep, agreement
 from ergmeter.flops.source import UnknownArchitectureError, model_graph
 from ergmeter.flops.work import TrainedParts, trained_graph, writes
 from ergmeter.units import scaled
-from ergmeter.views.document import Document, Paragraph, Table, TableColumn
+from ergmeter.views.document import Document, Paragraph, Part, Table, TableColumn
 
 if TYPE_CHECKING:
     from ergmeter.flops.config import ModelConfig
@@ -87,7 +87,7 @@ def _lengths(batch: Batch) -> list[int] | None:
 
 def counted_document(counted: CountedStep, agreed: AnalyticComparison) -> Document:
     """Return a counted step by module and by operator, and where the analytic count differs."""
-    parts = (
+    parts: tuple[Part, ...] = (
         _table("module", counted.modules(depth=_DEPTH)),
         _table("operator", counted.operators),
         *map(Paragraph, _lines(counted, agreed)),

@@ -372,7 +372,7 @@ def _numbers(flops: PartFlops) -> dict[str, float]:
 
 def readings_table(results: dict[str, Result], value: Callable[[Reading], str]) -> Table:
     """Return readings with their notes, then absent metrics; shared reasons are given once."""
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             key,
             f"{value(reading)}{reading.mark}",

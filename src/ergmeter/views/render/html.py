@@ -37,7 +37,7 @@ def html(document: Document) -> str:
 
 def _parts(parts: Sequence[Part]) -> str:
     """Return the HTML of parts; notes that follow one another are one list."""
-    lines = []
+    lines: list[str] = []
     for is_note, group in groupby(parts, lambda part: isinstance(part, Note)):
         members = list(group)
         lines += [rendered("notes", members)] if is_note else map(_part, members)
