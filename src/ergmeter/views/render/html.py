@@ -30,7 +30,7 @@ def html(document: Document) -> str:
     return page(
         title=document.title,
         header=header(document.title, about, links),
-        sections=[_parts(document.parts)],
+        sections=[_parts(document.body)],
         charts=document.charts,
     )
 
@@ -55,5 +55,5 @@ def _part(part: Part) -> str:
     if isinstance(part, Table):
         return rendered("table_part", part.without_bars())
     if isinstance(part, HeadlinePart):
-        return rendered("headline", part) if part.text else ""
+        return rendered("headline", part)
     return rendered("paragraph", part)
