@@ -12,11 +12,12 @@ on white.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.units import significant
+from ergmeter.views.document import Table as Table  # the data table of a chart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -91,14 +92,6 @@ _SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 @dataclass(frozen=True)
-class Table:
-    """The data table of a chart."""
-
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True)
 class Chart:
     """A chart, or the reason why it is not drawn. Charts with `on_time` share their time axis.
 
@@ -117,6 +110,11 @@ class Chart:
     legend: tuple[tuple[str, str], ...] = ()  # a label, and its look: c1 to c8, and dash1 to dash5
     axes: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     axis: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the chart as JSON, its data table as head and rows."""
+        table = self.table and {"head": self.table.head, "rows": self.table.rows}
+        return {**asdict(self), "table": table}
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +174,20 @@ def layer(
     """Return a layer with its data; with None, the data that an earlier layer has by this name."""
     data = {"name": name} if values is None else {"name": name, "values": values}
     return {"data": data, "mark": {**mark, "aria": False}, "encoding": encoding, **more}
+
+
+_BAR_TEXT = {"type": "text", "align": "left", "baseline": "bottom", "dx": 3, "dy": -3}
+
+
+def bar_texts(y: dict[str, Any], **mark: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return the layer of the texts `said` above the bars of the layer `points`."""
+    encoding = {
+        "x": {"value": 0},
+        "y": y,
+        "text": {"field": "said"},
+        "color": {"value": "var(--ink)"},
+    }
+    return layer("points", None, {**_BAR_TEXT, "fontSize": 11, **mark}, encoding)
 
 
 def quantity(field: str, title: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401
