@@ -49,6 +49,12 @@ class Forms:
     form: _Form
     page: Path | None = None
 
+    @classmethod
+    def of(cls, form: str, page: Path | None = None) -> Forms:
+        """The form by its name in `--format`."""
+        named: dict[str, _Form] = {"md": "markdown", "json": "json"}
+        return cls(named.get(form, "terminal"), page)
+
     def show(self, document: Document, *, console: Console | None = None) -> None:
         """Write the page, then print the document."""
         if self.page is not None:
@@ -394,16 +400,19 @@ def _budget_rule(budget: str) -> str:
     raise UsageError(f"--budget {budget!r}: no unit {unit_text!r}{hint} ('2 kWh', '8 h', '50 EUR')")
 
 
-def chosen_form(form: str, *, as_json: bool) -> str:
-    """What `--format` and `--json` come to. Raises UsageError where they want different things."""
+def chosen_form(form: str, *, as_json: bool, as_markdown: bool = False) -> str:
+    """What `--format`, `--json` and `--md` come to. UsageError if they name two forms."""
     from click.core import ParameterSource
 
     is_said = (
         click.get_current_context().get_parameter_source("form") is ParameterSource.COMMANDLINE
     )
-    if as_json and is_said and form != "json":
-        raise click.UsageError(f"--json and --format {form} are two forms; give one")
-    return "json" if as_json else form
+    asked = {"--json": "json"} if as_json else {}
+    asked |= {"--md": "md"} if as_markdown else {}
+    asked |= {f"--format {form}": form} if is_said else {}
+    if len(set(asked.values())) > 1:
+        raise click.UsageError(f"{' and '.join(asked)} are two forms; give one")
+    return next(iter(asked.values()), form)
 
 
 _NEXT = "see also: erg explain RUN, erg report RUN --html FILE, erg serve"

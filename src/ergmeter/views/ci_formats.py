@@ -11,20 +11,18 @@ from xml.etree import ElementTree
 
 from ergmeter.units import printable
 from ergmeter.version import __version__
-from ergmeter.views.bench.compare import gate_lines, gate_title
+from ergmeter.views.gate import gate_rows, gate_title
 
 if TYPE_CHECKING:
     from ergmeter.compare.gate import Gate
-    from ergmeter.compare.verdicts import State
 
-_SARIF_LEVELS: dict[State, str] = {"worse": "error", "inconclusive": "note", "absent": "none"}
-_GITHUB_LEVELS: dict[State, str] = {"worse": "error", "inconclusive": "warning", "absent": "notice"}
+_SARIF_LEVELS: dict[str, str] = {"worse": "error", "inconclusive": "note", "absent": "none"}
+_GITHUB_LEVELS: dict[str, str] = {"worse": "error", "inconclusive": "warning", "absent": "notice"}
 
 
 def junit(gate: Gate) -> str:
     """Return JUnit XML: a test case for each verdict and remark."""
-    cases = [(v.state, v.name, str(v.rule), v.words) for v in gate.verdicts]
-    cases += [(remark.state, remark.name, "remark", remark.words) for remark in gate.remarks]
+    cases = gate_rows(gate)
     failures, skipped = (
         sum(case[0] in states for case in cases)
         for states in (("worse",), ("inconclusive", "absent"))
@@ -35,7 +33,7 @@ def junit(gate: Gate) -> str:
     )  # fmt: skip
     for state, name, rule, words in cases:
         case = ElementTree.SubElement(
-            suite, "testcase", classname=printable(name), name=printable(rule)
+            suite, "testcase", classname=printable(name), name=printable(rule or "remark")
         )
         if state == "worse":
             ElementTree.SubElement(case, "failure", message=printable(words))
@@ -50,11 +48,11 @@ def sarif(gate: Gate) -> str:
     rules = [{"id": str(rule), "shortDescription": {"text": str(rule)}} for rule in gate.rules]
     results: list[dict[str, Any]] = [
         {
-            "ruleId": text.partition(": ")[0] if state != "absent" else "remark",
+            "ruleId": rule or "remark",
             "level": _SARIF_LEVELS[state],
-            "message": {"text": f"{name}: {text}"},
+            "message": {"text": f"{name}: {words}"},
         }
-        for state, name, text in gate_lines(gate)
+        for state, name, rule, words in gate_rows(gate)
         if state in _SARIF_LEVELS
     ]
     driver = {"name": "erg gate", "version": __version__, "rules": rules}
@@ -72,8 +70,8 @@ def github(gate: Gate) -> str:
     level = _GITHUB_LEVELS.get(gate.state, "notice")
     lines = [f"::{level} title=erg gate::{title}"]
     lines += [
-        f"::{_GITHUB_LEVELS[state]} title=erg gate::{_escaped(f'{name}: {text}')}"
-        for state, name, text in gate_lines(gate)
+        f"::{_GITHUB_LEVELS[state]} title=erg gate::{_escaped(': '.join(filter(None, rest)))}"
+        for state, *rest in gate_rows(gate)
         if state in _GITHUB_LEVELS
     ]
     return "\n".join(lines) + "\n"

@@ -11,7 +11,9 @@ import pytest
 
 from ergmeter.bench.overview import Overview
 from ergmeter.bench.tables import as_table
-from ergmeter.views.bench.page import bench_compare_page, bench_page
+from ergmeter.views.bench.page import bench_page
+from ergmeter.views.gate import cells_page
+from ergmeter.views.render.html import html as html_page
 from tests.unit.bench.rows import compare, gate, repeats, row
 
 pytest.importorskip("vl_convert")
@@ -27,7 +29,7 @@ def compared(new: list[dict[str, Any]], ref: list[dict[str, Any]], *rules: str) 
     sides = as_table(new), as_table(ref)
     found = compare(*sides)
     judged = gate(*sides, rules)
-    return bench_compare_page(found, judged, new="new", ref="ref")
+    return html_page(cells_page(found, judged, new="new", ref="ref"))
 
 
 def words(whole: str, part: str) -> str:
@@ -59,10 +61,10 @@ def test_memory_is_that_of_the_table() -> None:
 def test_that_both_rates_go_the_same_way_is_said_of_cells_that_tell_both() -> None:
     bare = repeats("a", "computed_tokens_per_s", [100.0])
     said = words(compared(bare, bare, "tokens_per_s -3%"), "paradox")
-    assert "Not known: no cell tells both samples/s and tokens/s" in said
+    assert "Not known: no cell has both samples/s and tokens/s" in said
     both = repeats("b", "computed_tokens_per_s", [100.0], samples_per_s=10.0)
     said = words(compared([*bare, *both], [*bare, *both], "tokens_per_s -3%"), "paradox")
-    assert "go the same way in all 1 that tell both" in said
+    assert "go the same way in all 1 that have both" in said
 
 
 def test_a_difference_of_bytes_has_its_unit_and_the_worst_is_first() -> None:

@@ -11,17 +11,26 @@ import pytest
 from ergmeter.bench import results
 from ergmeter.bench.overview import overview
 from ergmeter.bench.tables import as_table
-from ergmeter.compare.comparison import CompareOptions
+from ergmeter.compare.comparison import CompareOptions, Comparison
 from ergmeter.compare.gate import POOLED, Gate
 from ergmeter.compare.rules import parse_noise, parse_rule
 from ergmeter.errors import UsageError
-from ergmeter.views.bench import compare as bench_compare
+from ergmeter.views import gate as gate_view
 from ergmeter.views.bench import report
+from ergmeter.views.render.markdown import markdown
 from tests.unit.bench.rows import change, compare, gate, matched, noisy, repeats, row
 
 SPEED = "tokens_per_s -3%"
 FAST = [1000.0, 1004.0, 996.0]
 SLOW = [950.0, 954.0, 946.0]
+
+
+def gate_text(found: Gate) -> str:
+    return markdown(gate_view.gate_document(found))
+
+
+def cells_text(found: Comparison) -> str:
+    return markdown(gate_view.cells_document(found))
 
 
 def judged(new: list[float], ref: list[float], text: str = SPEED, **asked: Any) -> Gate:
@@ -100,7 +109,7 @@ def test_single_runs_need_a_noise_or_a_word_that_it_is_a_plain_threshold() -> No
     alone = judged([950.0], [1000.0])
     assert alone.state == "inconclusive"
     assert "noise is not known" in alone.verdicts[0].words
-    assert "--noise" in bench_compare.gate_markdown(alone)
+    assert "--noise" in gate_text(alone)
     assert (
         judged([950.0], [1000.0], options=CompareOptions(noise=parse_noise(["1%"]))).state
         == "worse"
@@ -240,7 +249,7 @@ def test_the_padding_paradox_is_explained() -> None:
     assert "-15 %" in said
     assert "480 tokens in REF and is 290 in NEW" in said
     assert "at least 40 % of what REF counted was padding" in said
-    assert said in bench_compare.markdown(found)
+    assert said in cells_text(found)
 
 
 def test_tokens_that_are_not_alike_are_never_red() -> None:
@@ -363,7 +372,7 @@ def test_a_scenario_that_was_renamed_is_matched_and_that_is_told(group: str) -> 
     found = compare(scenarios("new name"), scenarios("old name", group=group))
     assert len(found.pairs) == 1
     told = "measured otherwise in 1 of 1 cells: scenario new name in NEW, old name in REF"
-    assert told in bench_compare.remarks(found)
+    assert told in gate_view.remarks(found)
     # Where REF has two that run the same, the name says which.
     both = compare(scenarios("one"), scenarios("two", "one", group=group))
     assert [change(cell, "loss").means[1] for cell in both.pairs] == pytest.approx([2.0])
@@ -386,7 +395,7 @@ def test_a_choice_that_no_row_meets_is_told_with_what_there_is() -> None:
     found = compare(
         table, table, options=CompareOptions(new_where={"mode": "a"}, ref_where={"mode": "b"})
     )
-    assert "mode a against b" in bench_compare.legend(found)[0]
+    assert "mode a against b" in gate_view.legend(found)[0]
     assert [pair.name for pair in matched(found).pairs] == ["mode a against b"]
 
 
@@ -437,7 +446,7 @@ def test_a_rule_that_nothing_can_be_judged_by_is_an_error() -> None:
     allowed = gate(table, table, ["samples_per_s -3%", "loss +-1%"], allow_missing=True)
     assert (allowed.exit_code, allowed.why_useless) == (0, "")
     assert "not judged, since no cell has it on both sides: samples_per_s -3%" in (
-        bench_compare.gate_method(allowed)
+        gate_view.gate_method(allowed)
     )
     # A regression is red all the same.
     worse = as_table(repeats("g", "loss", [2.0, 2.0]))
@@ -473,30 +482,30 @@ def test_runs_that_were_measured_otherwise_are_told() -> None:
     ref = as_table(repeats("g", "loss", [1.0, 1.0], device="A", **plain))
     new = as_table(repeats("g", "loss", [1.0, 1.0], device="B", **{**plain, "raw": tracked}))
     found = gate(new, ref, ["loss +-1%"])
-    said = bench_compare.gate_method(found)
+    said = gate_view.gate_method(found)
     begun = "measured otherwise in 1 of 1 cells: "
     assert f"{begun}device B in NEW, A in REF" in said
     assert f"{begun}the Trainer's memory tracker was on in NEW, off in REF" in said
-    assert not [line for line in bench_compare.gate_method(gate(ref, ref)) if "otherwise" in line]
+    assert not [line for line in gate_view.gate_method(gate(ref, ref)) if "otherwise" in line]
 
 
 def test_a_comparison_says_how_it_is_to_be_read() -> None:
     table = as_table(repeats("g", "real_tokens_per_s", FAST))
     slow = as_table(repeats("g", "real_tokens_per_s", SLOW))
-    text = bench_compare.markdown(compare(slow, table))
+    text = cells_text(compare(slow, table))
     assert "- g, REF to NEW: tokens_per_s 1000 to 950 (3 and 3 runs)" in text
     assert "above (+) or below (-) REF" in text
     assert "the interval of 95 %" in text
     assert "--plain changed nothing" in " ".join(
-        bench_compare.gate_method(gate(slow, table, [SPEED], is_plain=True))
+        gate_view.gate_method(gate(slow, table, [SPEED], is_plain=True))
     )
 
 
 def test_names_are_no_markup_in_markdown() -> None:
     table = as_table([row(index=i, group=str(i), loss=1.0, scenario=f"<b>|{i}") for i in range(2)])
     for text in (
-        bench_compare.markdown(compare(table, table)),
-        bench_compare.gate_markdown(gate(table, table, ["loss +-1%"])),
+        cells_text(compare(table, table)),
+        gate_text(gate(table, table, ["loss +-1%"])),
     ):
         assert "<b>" not in text
         assert "&lt;b&gt;\\|0" in text

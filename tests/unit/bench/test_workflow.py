@@ -125,7 +125,7 @@ def test_the_steps_are_what_they_say(clone: Path) -> None:
     checked_out(clone, 900)  # slower by a tenth
     ran, code, summary = run(clone, "pull_request")
     assert (ran, code) == (["run", "gate"], 1), summary
-    assert "red" in summary
+    assert "worse than is allowed" in summary
     checked_out(clone, 0)  # fails: the run goes on to the gate, and that is red
     ran, code, summary = run(clone, "pull_request", repeats=1)
     assert (ran, code) == (["run", "gate"], 1), summary
@@ -170,5 +170,5 @@ def test_the_runs_of_two_branches_are_recorded_in_turns_and_judged(tmp_path: Pat
     report = tmp_path / "summary.md"
     done = shell(by_name["gate"], tmp_path, GITHUB_STEP_SUMMARY=str(report))
     assert done.returncode == 1, done.stdout + done.stderr
-    assert done.stdout.startswith("::error title=erg gate::worse than is allowed (1 red)")
+    assert done.stdout.startswith("::error title=erg gate::worse than is allowed (1 worse)")
     assert "tokens_per_s -3%" in report.read_text()

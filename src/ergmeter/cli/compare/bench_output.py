@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from ergmeter.cli.options import BY, NOISE, PATH, flag, path_option, repeated, with_default
-from ergmeter.cli.run_options import check_page, print_json, with_page, write_page
+from ergmeter.cli.run_options import Forms, check_page, chosen_form, with_page, write_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -293,6 +293,8 @@ def listed(directory: Path, every: bool, chosen: str | None, as_json: bool) -> N
 )
 @repeated("--ref-where", metavar="COLUMN=VALUE", help="The same of REF.")
 @with_default("--format", "form", type=click.Choice(["text", "md", "csv", "json"]), default="text")
+@flag("--json", "as_json", help="The same as --format json.")
+@flag("--md", "as_markdown", help="The same as --format md.")
 @repeated(
     "--rule",
     "rules",
@@ -309,6 +311,8 @@ def compare(
     new_where: tuple[str, ...],
     ref_where: tuple[str, ...],
     form: str,
+    as_json: bool,
+    as_markdown: bool,
     rules: tuple[str, ...],
     page: Path | None,
 ) -> None:
@@ -316,15 +320,15 @@ def compare(
 
     Both are directories of `erg bench run`, tables that `erg bench report` wrote, or FMS's files.
     """
-    from rich.console import Console
 
     from ergmeter.bench.entries import entries
     from ergmeter.bench.results import batches
     from ergmeter.compare.comparison import CompareOptions, compare_sides
     from ergmeter.compare.pairing import where
     from ergmeter.compare.rules import parse_noise
-    from ergmeter.views.bench import compare as view
+    from ergmeter.views import gate as view
 
+    form = chosen_form(form, as_json=as_json, as_markdown=as_markdown)
     options = CompareOptions(
         noise=parse_noise(noises), by=by, new_where=where(new_where), ref_where=where(ref_where)
     )
@@ -335,16 +339,14 @@ def compare(
     comparison = compare_sides(sides[0], sides[1], options)
     if page is not None:
         from ergmeter.compare.gate import gate
-        from ergmeter.views.bench.page import bench_compare_page
+        from ergmeter.views.render.html import html
 
         judged = gate(sides[0], sides[1], rules, options=options)
-        write_page(page, bench_compare_page(comparison, judged, new=str(new), ref=str(ref)))
-    if form == "text":
-        Console().print(view.page(comparison))
-    elif form == "json":
-        print_json(view.document(comparison))
+        write_page(page, html(view.cells_page(comparison, judged, new=str(new), ref=str(ref))))
+    if form == "csv":
+        click.echo(view.cells_csv(comparison), nl=False)
     else:
-        click.echo({"md": view.markdown, "csv": view.csv_text}[form](comparison), nl=False)
+        Forms.of(form).show(view.cells_document(comparison))
 
 
 def _statuses(text: str | None) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import BY, NOISE, PATH, flag, path_option, repeated, with_default
-from ergmeter.cli.run_options import print_json
+from ergmeter.cli.run_options import Forms, check_page, chosen_form, with_page, write_page
 from ergmeter.errors import FormatError
 
 if TYPE_CHECKING:
@@ -52,6 +52,9 @@ NOT_COMPARABLE, UNREADABLE = 3, 4
     default="text",
     help="junit, sarif and github are for CI systems: test results, code scanning, annotations.",
 )
+@flag("--json", "as_json", help="The same as --format json.")
+@flag("--md", "as_markdown", help="The same as --format md.")
+@with_page
 @path_option(
     "--markdown",
     metavar="FILE",
@@ -68,6 +71,9 @@ def command(
     strict: bool,
     allow_missing: bool,
     form: str,
+    as_json: bool,
+    as_markdown: bool,
+    page: Path | None,
     markdown: Path | None,
 ) -> int:
     """Judge the results in NEW by those in REF, rule by rule, with the noise that was measured.
@@ -91,6 +97,8 @@ def command(
     from ergmeter.compare.pairing import NotComparable
     from ergmeter.compare.rules import DEFAULT_RULES, parse_noise, parse_rule
 
+    form = chosen_form(form, as_json=as_json, as_markdown=as_markdown)
+    check_page(page)
     wanted = [parse_rule(rule) for rule in rules or DEFAULT_RULES]
     options = CompareOptions(confidence=confidence, noise=parse_noise(noises), by=by)
     try:
@@ -112,12 +120,13 @@ def command(
     except NotComparable as error:
         click.echo(f"erg gate: {error}", err=True)
         return NOT_COMPARABLE
-    _show(judged, form)
+    _show(judged, form, page)
     if markdown:
-        from ergmeter.views.bench.compare import gate_markdown
+        from ergmeter.views.gate import gate_document
+        from ergmeter.views.render.markdown import markdown as markdown_text
 
         with markdown.open("a", encoding="utf-8") as file:
-            file.write(gate_markdown(judged))
+            file.write(markdown_text(gate_document(judged)))
     if judged.exit_code == 2:
         click.echo(f"erg gate: {judged.why_useless}", err=True)
     return judged.exit_code
@@ -142,20 +151,19 @@ def _sides(new: Path, ref: Path, keys: Sequence[str]) -> list[Sequence[Entry]]:
     return sides
 
 
-def _show(judged: Gate, form: str) -> None:
-    from ergmeter.views.bench import compare as view
+def _show(judged: Gate, form: str, page: Path | None) -> None:
+    from ergmeter.views.gate import gate_document
 
-    if form == "json":
-        print_json(view.gate_document(judged))
-    elif form == "text":
-        from rich.console import Console
+    if page is not None:
+        from ergmeter.views.render.html import html
 
-        Console().print(view.gate_page(judged))
+        write_page(page, html(gate_document(judged, with_charts=True)))
+    if form in ("text", "md", "json"):
+        Forms.of(form).show(gate_document(judged))
     else:
         from ergmeter.views import ci_formats
 
         renderers = {
-            "md": view.gate_markdown, "junit": ci_formats.junit, "sarif": ci_formats.sarif,
-            "github": ci_formats.github,
+            "junit": ci_formats.junit, "sarif": ci_formats.sarif, "github": ci_formats.github,
         }  # fmt: skip
         click.echo(renderers[form](judged), nl=False)

@@ -1,0 +1,451 @@
+"""The gate's verdict (`erg gate`) and the comparison of two benches (`erg bench compare`).
+
+Each is one document. JSON and CSV name metrics, columns and states as earlier versions did.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.compare.gate import (
+    GATE_STATES,
+    POOLED,
+    RESULT_WORDS,
+    amount_text,
+    configuration_results,
+)
+from ergmeter.compare.padding import has_both_rates
+from ergmeter.compare.pairing import conditions
+from ergmeter.metrics.catalog import every_metric
+from ergmeter.units import number_of, scaled, significant
+from ergmeter.views import documents
+from ergmeter.views.charts.chart import Chart, Scale, scale_for
+from ergmeter.views.charts.chart import Table as ChartTable
+from ergmeter.views.charts.interval_chart import Axis, Dot, Kind, interval_chart
+from ergmeter.views.document import (
+    ChartPart,
+    Document,
+    HeadlinePart,
+    Items,
+    Paragraph,
+    Section,
+    Table,
+    TableColumn,
+)
+
+if TYPE_CHECKING:
+    from ergmeter.compare.comparison import Comparison, GroupPair
+    from ergmeter.compare.gate import Gate
+    from ergmeter.compare.rules import GateRule
+    from ergmeter.compare.verdicts import State, Verdict
+    from ergmeter.stats.ratio import Contrast
+    from ergmeter.views.document import Part
+    from ergmeter.views.document import State as Colour
+
+METHOD = "Benjamini-Hochberg"
+_MOST = 200  # rows of a table
+_MOST_DOTS = 60  # rows of a chart; its table has all
+_COLOURS: dict[State, Colour] = {"worse": "bad", "inconclusive": "unsure", "pass": "good"}
+_TITLES: dict[State, str] = {
+    "worse": "worse than is allowed",
+    "inconclusive": "inconclusive: nothing worse was shown, not everything could be judged",
+    "pass": "within what is allowed",
+}
+_JSON_STATES: dict[State, str] = {"worse": "red"}
+_KINDS: dict[State, Kind] = {
+    "worse": "worse", "inconclusive": "open", "pass": "pass", "absent": "absent",
+}  # fmt: skip
+_LEGEND: dict[Kind, str] = {
+    "worse": "worse than is allowed",
+    "open": "inconclusive",
+    "pass": "within the rule",
+    "bare": "single runs: no interval",
+}
+_CSV = (
+    *("cell", "metric", "column", "ref", "new", "value", "low", "high", "ref_runs", "new_runs"),
+    *("noise", "basis"),
+)
+
+
+# The gate.
+
+
+def gate_document(gate: Gate, *, with_charts: bool = False) -> Document:
+    """The verdict, every rule on every configuration with the worst first, and the method."""
+    rows = gate_rows(gate)
+    table = Table(("verdict", "cell", "rule", TableColumn("change", "below")), tuple(rows[:_MOST]))
+    parts: list[Part] = [HeadlinePart(text=gate_title(gate), state=_COLOURS[gate.state]), table]
+    if len(rows) > _MOST:
+        parts.append(Paragraph(f"and {len(rows) - _MOST} more: --json has them", style="dim"))
+    if with_charts:
+        parts.append(Section("ratios", "NEW over REF", tuple(map(ChartPart, rule_charts(gate)))))
+    parts.append(Section("method", "how it was judged", (Items(tuple(gate_method(gate))),)))
+    return Document("erg gate", tuple(parts), gate_data(gate))
+
+
+def gate_title(gate: Gate) -> str:
+    """The gate's verdict in one line."""
+    counts = ", ".join(f"{n} {state}" for state in GATE_STATES[:3] if (n := gate.count(state)))
+    title = "not comparable" if gate.exit_code == 3 else _TITLES[gate.state]
+    return f"{title} ({counts or 'nothing to judge'})"
+
+
+def gate_rows(gate: Gate) -> list[tuple[str, str, str, str]]:
+    """State, configuration, rule and words of everything that was judged, the worst first."""
+    rows = [(v.state, v.name, str(v.rule), v.words) for v in gate.verdicts]
+    rows += [(remark.state, remark.name, "", remark.words) for remark in gate.remarks]
+    return sorted(rows, key=lambda row: GATE_STATES.index(row[0]))
+
+
+def gate_method(gate: Gate) -> list[str]:
+    """The rules, how they were applied, and what was measured differently."""
+    lines = [gate.why_useless] if gate.why_useless else []
+    if gate.unjudged and not gate.why_useless:
+        rules = "; ".join(str(rule) for rule in gate.unjudged)
+        lines.append(f"not judged, since no cell has it on both sides: {rules}")
+    lines += [*conditions(gate.pairing), *gate.notes]
+    lines.append(f"rules: {'; '.join(str(rule) for rule in gate.rules)}")
+    alpha = significant((1.0 - gate.options.confidence) * 100, 2)
+    tests = f" ({METHOD}, {number_of(gate.family, 'test')})" if gate.family else ""
+    lines.append(
+        "worse is beyond the rule and more than chance; if nothing changed, the whole gate fails"
+        f" in at most {alpha} % of cases{tests}"
+    )
+    if gate.unknown:
+        lines.append(
+            f"{number_of(gate.unknown, 'figure')} of single runs: "
+            + (
+                "judged by the plain threshold, as their noise is not known"
+                if gate.is_plain
+                else "repeat the runs (three or more), give their --noise, or judge --plain"
+            )
+        )
+    elif gate.is_plain:
+        lines.append("--plain changed nothing: no figure is of single runs without a known noise")
+    return lines
+
+
+def gate_data(gate: Gate) -> dict[str, Any]:
+    """The gate as JSON."""
+    body = {
+        "state": _JSON_STATES.get(gate.state, gate.state),
+        "exit_code": gate.exit_code,
+        "rules": [str(rule) for rule in gate.rules],
+        "confidence": gate.options.confidence,
+        "matched_by": list(gate.pairing.by),
+        "judgements": [
+            {
+                "cell": verdict.name,
+                "rule": str(verdict.rule),
+                "state": _JSON_STATES.get(verdict.state, verdict.state),
+                "words": verdict.words,
+                "figure": _change_data(verdict) if verdict.contrast else None,
+            }
+            for verdict in gate.verdicts
+        ],
+        "findings": [
+            {**asdict(remark), "state": _JSON_STATES.get(remark.state, remark.state)}
+            for remark in gate.remarks
+        ],
+        "missing": [pair.name for pair in gate.pairing.only_ref],
+        "unjudged": [str(rule) for rule in gate.unjudged],
+        "problem": gate.why_useless or None,
+        "conditions": conditions(gate.pairing),
+        "not_comparable": list(gate.not_comparable),
+        "notes": list(gate.notes),
+        "correction": {"method": METHOD, "tests": gate.family},
+    }
+    return dict(documents.finite(body))
+
+
+# The comparison of two benches.
+
+
+def cells_document(comparison: Comparison) -> Document:
+    """The change of each metric of each cell, then amounts, remarks and how to read them."""
+    rows = change_rows(comparison)
+    cells, pooled = rows[: len(comparison.pairs)], rows[len(comparison.pairs) :]
+    shown = (*cells[:_MOST], *pooled)
+    parts: list[Part] = [
+        Table(
+            ("cell", *metric_names(comparison)),
+            shown,
+            strong_rows=frozenset(range(len(shown) - len(pooled), len(shown))),
+        )
+    ]
+    if len(cells) > _MOST:
+        more = f"and {len(cells) - _MOST} more: --format csv has them"
+        parts.append(Paragraph(more, style="dim"))
+    notes = (*amounts(comparison)[:_MOST], *remarks(comparison)[:_MOST], *legend(comparison))
+    parts.append(Items(notes))
+    return Document("erg bench compare", tuple(parts), cells_data(comparison))
+
+
+def cells_page(comparison: Comparison, gate: Gate, *, new: str, ref: str) -> Document:
+    """The page of a bench comparison: the gate's verdicts, ratios, and all changes."""
+    results = configuration_results(gate)
+    counts = Counter(result.word for result in results if result.name != POOLED)
+    tally = ", ".join(f"{counts[word]} {word}" for word in RESULT_WORDS if counts[word])
+    verdicts = tuple((r.name, r.word, "; ".join(r.reasons)) for r in results)
+    padding = tuple(f"{pair.name}: {pair.padding}" for pair in comparison.pairs if pair.padding)
+    changes = Table(("cell", *metric_names(comparison)), tuple(change_rows(comparison)))
+    parts = (
+        HeadlinePart(text=gate_title(gate), state=_COLOURS[gate.state]),
+        Section(
+            "verdicts",
+            "verdicts",
+            (Paragraph(f"Cells: {tally}."), Table(("cell", "verdict", "why"), verdicts)),
+        ),
+        Section("ratios", "NEW over REF", tuple(map(ChartPart, rule_charts(gate)))),
+        Section(
+            "paradox",
+            "faster and slower at once",
+            (Items(padding) if padding else Paragraph(_no_padding(comparison), style="dim"),),
+        ),
+        Section("changes", "all changes", (changes, Items(tuple(remarks(comparison))))),
+        Section("method", "how it was judged", (Items(tuple(gate_method(gate))),)),
+    )
+    about = (
+        f"NEW {new} compared with REF {ref}; cells matched by {', '.join(comparison.group_by)};"
+        f" intervals of {comparison.options.confidence * 100:g} %"
+    )
+    return Document(f"{new} against {ref}", parts, cells_data(comparison), about)
+
+
+def _no_padding(comparison: Comparison) -> str:
+    both = sum(has_both_rates(pair.groups) for pair in comparison.pairs)
+    if both:
+        return f"No cell: samples/s and tokens/s go the same way in all {both} that have both."
+    return "Not known: no cell has both samples/s and tokens/s with padding on both sides."
+
+
+def cells_data(comparison: Comparison) -> dict[str, Any]:
+    """The comparison as JSON."""
+    pairing = comparison.pairing
+    assert pairing is not None
+    body = {
+        "matched_by": list(pairing.by),
+        "confidence": comparison.options.confidence,
+        "cells": [
+            {
+                "name": pair.name,
+                "figures": {v.measure.label: _change_data(v) for v in pair.verdicts},
+                "paradox": pair.padding or None,
+            }
+            for pair in comparison.pairs
+        ],
+        "together": {v.measure.label: _change_data(v) for v in comparison.pooled},
+        "chosen": pairing.chosen or None,
+        "remarks": remarks(comparison),
+    }
+    return dict(documents.finite(body))
+
+
+def cells_csv(comparison: Comparison) -> str:
+    """A CSV row for each metric of each cell."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _CSV, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    for pair in comparison.pairs:
+        for verdict in pair.verdicts:
+            row = {"cell": pair.name, "metric": verdict.measure.label, **_change_data(verdict)}
+            row["new_runs"], row["ref_runs"] = row["repeats"]
+            writer.writerow(row)
+    return text.getvalue()
+
+
+def metric_names(comparison: Comparison) -> tuple[str, ...]:
+    """The names of the compared metrics, as in rules."""
+    return tuple(measured.label for measured in comparison.measures)
+
+
+def change_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """A row for each cell: the change of each metric; last the row of all cells."""
+    cells = [(pair.name, pair.verdicts) for pair in comparison.pairs]
+    cells += [(POOLED, comparison.pooled)] if comparison.pooled else []
+    rows = []
+    for name, verdicts in cells:
+        texts = {v.measure.label: change_in_words(v) for v in verdicts}
+        rows.append((name, *(texts.get(label, "-") for label in metric_names(comparison))))
+    return rows
+
+
+def amounts(comparison: Comparison) -> list[str]:
+    """Each side's values with the number of its runs."""
+    lines = []
+    for pair in comparison.pairs:
+        changes = [(v, v.contrast.means) for v in pair.verdicts if v.contrast]
+        values = ", ".join(
+            f"{v.measure.label} {amount_text(v, ref)} to {amount_text(v, new)}"
+            for v, (new, ref) in changes
+        )
+        runs = f"{len(pair.groups.ref.ok)} and {len(pair.groups.new.ok)} runs"
+        lines += [f"{pair.name}, REF to NEW: {values} ({runs})"] if changes else []
+    return lines
+
+
+def legend(comparison: Comparison) -> list[str]:
+    """How to read the table."""
+    pairing = comparison.pairing
+    assert pairing is not None
+    chosen = f"; {pairing.chosen}" if pairing.chosen else ""
+    return [
+        f"by how much NEW is above (+) or below (-) REF{chosen}; cells are matched by"
+        f" {', '.join(pairing.by)}",
+        "figures are geometric means of the runs that are ok, in brackets is the interval of"
+        f" {comparison.options.confidence * 100:g} % of their ratio",
+    ]
+
+
+def remarks(comparison: Comparison) -> list[str]:
+    """The effect of padding, failures, cells on one side only and single runs."""
+    pairing = comparison.pairing
+    assert pairing is not None
+    lines = conditions(pairing)
+    lines += [f"{pair.name}: {pair.padding}" for pair in comparison.pairs if pair.padding]
+    lines += [line for pair in comparison.pairs for line in _failures(pair)]
+    lines += [f"missing in NEW: {pair.name}" for pair in pairing.only_ref]
+    lines += [f"not in REF: {pair.name}" for pair in pairing.only_new]
+    changes = [v.contrast for pair in comparison.pairs for v in pair.verdicts if v.contrast]
+    single = sum(change.low is None for change in changes)
+    if single:
+        lines.append(
+            f"{single} of {len(changes)} figures are of single runs: they have no interval, and a"
+            " change in them may be noise (--noise says how much of it there is)"
+        )
+    return lines
+
+
+def _failures(pair: GroupPair) -> list[str]:
+    sides = (("NEW", pair.groups.new), ("REF", pair.groups.ref))
+    return [
+        f"{pair.name}: {len(side.failed)} of {len(side.entries)} failed in {name}:"
+        f" {side.failed[-1].status}: {side.failed[-1].reason or None}"
+        for name, side in sides
+        if side.failed
+    ]
+
+
+# One change.
+
+
+def change_in_words(verdict: Verdict) -> str:
+    """The difference of NEW from REF, with its interval if there is one."""
+    change = verdict.contrast
+    if change is None:
+        return "absent"
+    unit = verdict.measure.unit
+    value = _share(change.value, change, unit)
+    if change.low is None or change.high is None:
+        return value
+    if change.is_exact:
+        return f"{value} (exact)"
+    low, high = (_share(end, change, unit, "") for end in (change.low, change.high))
+    return f"{value} ({low} to {high})"
+
+
+def _share(value: float, change: Contrast, unit: str, percent: str = " %") -> str:
+    if change.scale == "difference":
+        size = scaled(abs(value), "B") if unit == "B" else significant(abs(value), 3)
+        return f"{'+' if value >= 0 else '-'}{size}"
+    return f"{(value - 1.0) * 100:+.1f}{percent}"
+
+
+def _change_data(verdict: Verdict) -> dict[str, Any]:
+    """The change of one metric with its interval, noise and method, as JSON."""
+    change = verdict.contrast
+    assert change is not None
+    new, ref = change.means
+    metrics = every_metric()
+    columns = (metrics[key].column or key for key in verdict.key.split(", "))
+    return {
+        "column": ", ".join(sorted(columns)),
+        "new": new,
+        "ref": ref,
+        "value": change.value,
+        "scale": change.scale,
+        "repeats": change.repeats,
+        "low": change.low,
+        "high": change.high,
+        "error": change.error,
+        "freedom": change.dof,
+        "noise": change.noise,
+        "basis": change.why if change.low is None else change.method,
+    }
+
+
+# Charts.
+
+
+def rule_charts(gate: Gate) -> list[Chart]:
+    """A chart for each rule: every configuration's change with its interval."""
+    return [_chart(number, rule, gate) for number, rule in enumerate(gate.rules)]
+
+
+def _chart(number: int, rule: GateRule, gate: Gate) -> Chart:
+    own = sorted((verdict for verdict in gate.verdicts if verdict.rule == rule), key=_badness)
+    id_, title = f"rule-{number}", str(rule)
+    if not any(verdict.contrast for verdict in own):
+        words = "; ".join(dict.fromkeys(verdict.words for verdict in own))
+        return Chart(id_, title, "", None, reason=words or "no cell works on both sides")
+    is_ratio = rule.scale == "ratio"
+    scale = Scale(1.0, "") if is_ratio else _scale(own)
+    less = f"NEW less REF, {scale.unit}" if scale.unit else "NEW less REF"
+    axis = Axis(
+        "NEW over REF (logarithmic)" if is_ratio else less,
+        is_log=is_ratio,
+        neutral=1.0 if is_ratio else 0.0,
+    )
+    note = "thick upright lines are what the rule allows, on the thin one nothing changed"
+    if len(own) > _MOST_DOTS:
+        note += f"; the first {_MOST_DOTS} of {len(own)}, the worst first: the table has all"
+    return interval_chart(
+        id_,
+        title,
+        "",
+        [_dot(verdict, scale) for verdict in own[:_MOST_DOTS]],
+        axis,
+        words=_LEGEND,
+        table=ChartTable(
+            ("cell", "change", "verdict", "why"),
+            tuple((v.name, change_in_words(v), v.state, v.words) for v in own),
+        ),
+        note=note,
+    )
+
+
+def _badness(verdict: Verdict) -> tuple[int, float]:
+    """The sort key: verdict first, then the change in the unwanted direction."""
+    rank = GATE_STATES.index(verdict.state)
+    if verdict.contrast is None:
+        return rank, 0.0
+    change = verdict.contrast.value - verdict.contrast.neutral
+    way = verdict.rule.way if verdict.rule else "change"
+    return rank, -abs(change) if way == "change" else change if way == "fall" else -change
+
+
+def _dot(verdict: Verdict, scale: Scale) -> Dot:
+    change = verdict.contrast
+    if change is None:
+        return Dot(verdict.name, None, None, None, "absent", "absent")
+    kind: Kind = "bare" if change.low is None else _KINDS[verdict.state]
+    value, low, high = (
+        None if end is None else end / scale.factor
+        for end in (change.value, change.low, change.high)
+    )
+    ends = (verdict.rule.low, verdict.rule.high) if verdict.rule else ()
+    limits = tuple(end / scale.factor for end in ends if end is not None)
+    return Dot(verdict.name, value, low, high, change_in_words(verdict), kind, limits)
+
+
+def _scale(own: list[Verdict]) -> Scale:
+    """The scale of differences: bytes, joules and seconds with an SI prefix."""
+    unit = own[0].measure.unit
+    changes = [verdict.contrast for verdict in own if verdict.contrast is not None]
+    ends = (end for each in changes for end in (each.value, each.low, each.high))
+    most = max(abs(end) for end in ends if end is not None)
+    return scale_for(unit if unit in ("B", "J", "s") else "", most)
