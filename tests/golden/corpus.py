@@ -503,6 +503,25 @@ def _benches() -> Iterator[Case]:
             shows=("summary.md",),
         )
     yield from erg("gate-same", f"gate {ref} {ref}", needs=(ref,))
+    runs = {
+        "runs": "repeats/fast-1 repeats/base-1",
+        "noise-runs": "repeats/base-1 repeats/fast-1 --noise 1%",
+        "ledgers": "ledgers/again.csv ledgers/first.csv",
+        "other-work": "plain train-1b",
+        "run-cell": "bench-new/exp_0/run bench-ref/exp_0 --noise 1%",
+        "failed": "cutoff plain",
+        "training": "trainings:1 trainings:2",
+    }
+    kinds = ("repeats", "ledgers", "plain", "train-1b", new, ref, "cutoff", "trainings")
+    for label, words in runs.items():
+        named = {word.partition("/")[0].partition(":")[0] for word in words.split()}
+        needs = tuple(kind for kind in kinds if kind in named)
+        yield from erg(f"gate-of-{label}", f"gate {words}", needs=needs)
+    for form in ("junit", "sarif", "github"):
+        yield from erg(f"gate-{form}", f"gate {new} {ref} --format {form}", needs=(new, ref))
+    yield from erg(
+        "gate-html", f"gate {new} {ref} --html p.html", needs=(new, ref), shows=("p.html",)
+    )
     yield from erg(
         "gate-errors",
         (f"gate {ref}; gate {ref} nowhere; gate tables/damaged.parquet {ref}; gate empty {ref}"),
