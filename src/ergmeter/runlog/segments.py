@@ -1,4 +1,4 @@
-"""Reads the files of a table as numpy columns, from Arrow streams or Parquet, and merges them.
+"""Reads the files of a table as numpy columns, also those that were cut off, and merges them.
 
 pyarrow raises both for a file cut off by a kill and for a file that was never ours. A stream that
 began as ours and ends half way was cut off, and every complete batch in it counts.

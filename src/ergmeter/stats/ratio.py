@@ -1,4 +1,4 @@
-"""The ratio of two groups of repeated runs, with its confidence interval.
+"""Intervals between repeated runs: means, ratios and differences of groups, and their p-values.
 
 Repeats scatter by factors, so means, intervals and ratios are computed on logarithms. An interval
 then never reaches below 0, and A over B is the inverse of B over A.

@@ -1,4 +1,6 @@
-"""Wraps torch's optimizers, evaluation mode, data loaders and checkpoint writers to time them.
+"""Wraps the making of optimizers, evaluation mode, data loaders and checkpoint writers of torch.
+
+The optimizer's step itself has a hook of torch's own: see `steps`.
 
 `torch.save` alone is not enough: most checkpoints are safetensors, and the small torch.save of the
 arguments beside them would report "0.0 s, measured" for a minute. Each wrapper is installed once
