@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter.hlo.files import SHOWN_NAMES, WRAPPED
 from ergmeter.neuron.compile_cache import CachedGraphs, abbreviated_list, name_in
-from ergmeter.neuron.kernels import GraphResult, NkiSummary, percent
+from ergmeter.neuron.kernels import LOWER_BOUND, GraphResult, NkiSummary, percent
 from ergmeter.neuron.mfu import ORIGINAL, Figures, Machine
 from ergmeter.records import Reading
 from ergmeter.units import number_of, significant
@@ -72,7 +72,7 @@ def about_kernels(summary: NkiSummary) -> Iterator[str]:
             f"NKI ratio 0: {number_of(stated, 'kernel call')} with 0 multiply-adds stated, as norms"
             " and other kernels without matrix products have"
         )
-    bound = f"the NKI ratio is {'a lower bound' if summary.is_lower_bound else 'incomplete'}"
+    bound = f"the NKI ratio is {'a lower bound' if summary.mark == LOWER_BOUND else 'incomplete'}"
     bound = bound if summary.nki_macs else "NKI ratio 0"
     if absent:
         stating = "with no multiply-adds stated (no mac_count)"

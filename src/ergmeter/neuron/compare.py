@@ -12,11 +12,17 @@ import json
 import math
 import statistics
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ergmeter.compare.entry import Entry, facts_of
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.neuron.mfu import PEAK_TFLOP_PER_S_PER_NODE, impossible_mfu
+from ergmeter.metrics.definitions.compute import MFU
+from ergmeter.neuron.metrics import JSON_NAMES, NKI, SCORE, THROUGHPUT
+from ergmeter.neuron.mfu import PEAK_TFLOP_PER_S_PER_NODE, impossible_mfu, impossible_score
+from ergmeter.records import Missing, Reading, Result
+from ergmeter.units import NO_UNIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,6 +32,9 @@ if TYPE_CHECKING:
 
 
 THEIRS = "the original's"  # its count, in place of a convention
+_KEYS = {JSON_NAMES[key].name: key for key in (MFU, THROUGHPUT, NKI, SCORE)}
+METRICS = tuple(_KEYS)
+_UNITS = {MFU: "frac", THROUGHPUT: "samples/s", NKI: "frac", SCORE: NO_UNIT}
 _INPUTS = ("batch_size", "sequence_length", "num_nodes", "hardware_backend")
 _FACTORS = ("mfu_improvement", "throughput_improvement", "loss_improvement", "convergence_rate")
 
@@ -91,7 +100,7 @@ class EarlierOutput:
     @property
     def has_score(self) -> bool:
         """True if it has a score."""
-        return _number(self.document, "training_score") is not None
+        return isinstance(self.entry.figures[SCORE], Reading)
 
     @property
     def score_base(self) -> tuple[float | None, float | None]:
@@ -112,11 +121,42 @@ class EarlierOutput:
             return None
         return round(score / math.prod(numbers) - ratio, 6)
 
-    def impossible(self, metric: str) -> str:
-        """Why a metric cannot be right; "" where it can. Older outputs do not record it."""
+    @cached_property
+    def entry(self) -> Entry:
+        """Its inputs as facts, and its metrics as readings by key."""
+        facts = {**self.inputs, "convention": self.convention, "score_offset": self.score_offset}
+        facts["base_mfu"], facts["base_throughput"] = self.score_base
+        figures = {key: self._figure(name, key) for name, key in _KEYS.items()}
+        return Entry(self.path, self.path, facts_of(facts), figures)
+
+    def _figure(self, name: str, key: str) -> Result:
+        at = ("nki_analysis", "summary", name) if key == NKI else (name,)
+        value, scale = _number(self.document, *at), JSON_NAMES[key].scale
+        if value is None:
+            reason = _part(self.document, "missing").get(name)
+            return Missing(str(reason or "the output does not hold it"))
+        origin = _part(_part(self.document, "obtained"), name)
+        low, high = (_number(origin, end) for end in ("low", "high"))
+        return Reading(
+            value / scale, _UNITS[key], "reported",
+            None if low is None else low / scale, None if high is None else high / scale,
+            note=self.convention if key == MFU else str(origin.get("note") or ""),
+            impossible=self._wrong.get(key, ""),
+        )  # fmt: skip
+
+    @property
+    def _wrong(self) -> dict[str, str]:
+        """Why MFU and score are impossible. Older outputs do not record it."""
         mfu = _number(self.document, "mfu_percent")
+        if mfu is None:
+            return {}
         own = str(_part(self.document, "impossible").get("mfu_percent") or "")
-        return "" if mfu is None else impossible_mfu(mfu, why=own).get(metric, "")
+        why = own or impossible_mfu(mfu)
+        return {MFU: why, SCORE: impossible_score(why)}
+
+    def impossible(self, metric: str) -> str:
+        """Why a metric cannot be right; "" where it can."""
+        return self._wrong.get(_KEYS[metric], "")
 
     def value(self, metric: str, *, convention: str | None) -> float | None:
         """One of the metrics, to compute with; MFU under a convention. None if it is impossible."""
@@ -124,9 +164,7 @@ class EarlierOutput:
             return None
         if metric == "mfu_percent":
             return self.mfu_by_convention.get(convention) if convention else None
-        if metric == "overall_nki_ratio":
-            return _number(self.document, "nki_analysis", "summary", metric)
-        return _number(self.document, metric)
+        return self.entry.value(_KEYS[metric])
 
     def summary(self, convention: str | None) -> dict[str, Any]:
         """Its metrics as JSON, and why one is impossible."""
@@ -148,6 +186,11 @@ def read_outputs(paths: Sequence[str]) -> list[EarlierOutput]:
             raise UsageError(f"--compare: {path} is given twice; a repeat is another run's output")
         resolved.add(Path(path).resolve())
     return [EarlierOutput(path, _read(path)) for path in paths]
+
+
+def entry_of(path: str) -> Entry:
+    """Reads a document of `erg analyze` or of the original as an entry of a comparison."""
+    return EarlierOutput(path, _read(path)).entry
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -188,9 +231,6 @@ def _number(document: dict[str, Any], *keys: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
-
-
-METRICS = ("mfu_percent", "throughput_seq_per_sec", "overall_nki_ratio", "training_score")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ trn2.48xlarge.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
@@ -25,12 +25,15 @@ from ergmeter.flops.source import model_graph, read_model
 from ergmeter.flops.work import TrainedParts, Work, step_work, trained_graph
 from ergmeter.hardware.table import lookup
 from ergmeter.metrics.definitions.compute import HFU, MFU, Peak, TokenRate, compute_results
-from ergmeter.records import BOUND_TOLERANCE, Missing, Reading
+from ergmeter.neuron.metrics import TFLOP, TFLOP_PER_S, THROUGHPUT
+from ergmeter.records import BOUND_TOLERANCE, Flops, Missing, Reading, Result, mapped, weakest
 
 if TYPE_CHECKING:
     from ergmeter.flops.graph.graph import Graph
     from ergmeter.neuron.throughput import Throughput
     from ergmeter.neuron.training_job import NeuronJob
+
+TERA = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +156,14 @@ _LLAMA = {
 }
 
 
-def impossible_mfu(mfu_percent: float, *, why: str = "") -> dict[str, str]:
-    """Reasons, by key, why MFU and score are impossible; empty if they are possible."""
-    if not why and mfu_percent <= 100 * BOUND_TOLERANCE:
-        return {}
-    why = why or "above 100 %: an input is wrong"
-    return {"mfu_percent": why, "training_score": f"computed from an MFU {why}"}
+def impossible_mfu(mfu_percent: float) -> str:
+    """Why an MFU of the original is impossible; "" if it is possible."""
+    return "above 100 %: an input is wrong" if mfu_percent > 100 * BOUND_TOLERANCE else ""
+
+
+def impossible_score(why: str) -> str:
+    """Why a score is impossible whose MFU is; "" if that is possible."""
+    return f"computed from an MFU {why}" if why else ""
 
 
 def sequence_flops(model: str, seq_len: int) -> int:
@@ -185,20 +190,77 @@ ORIGINAL = "neuron"  # the convention of the original's estimator, for every fam
 
 
 @dataclass(frozen=True)
+class OriginalEstimate:
+    """The original's count at the same throughput, and how its FLOPs differ. JSON has its names."""
+
+    tflop_per_sequence: float
+    tflops_per_second: float | None
+    mfu_percent: float | None
+    num_nodes: int
+    peak_tflops_per_second: float | None
+    over_exact_tflop_per_sequence: dict[str, float]  # by reason
+
+
+@dataclass(frozen=True)
 class Figures:
-    """FLOPs, FLOP/s, MFU and HFU of a job. FLOPs are of one sequence."""
+    """FLOPs, MFU and HFU of a job. FLOPs are of one sequence."""
 
     work: Work  # of one sequence, by every convention
-    model_flops: float  # by the chosen one
     by_convention: dict[str, float]
-    mfu: Reading | Missing
-    hfu: Reading | Missing
-    mfu_by_convention: dict[str, float]
-    flops_per_s: float | None
-    flops_per_s_per_node: float | None
+    mfu: Result
+    hfu: Result
     original_flops: float | None  # what the original itself counts, whatever the model is
     differences: tuple[tuple[str, float], ...]  # why that is another number of FLOPs
     notes: tuple[str, ...]
+
+    @property
+    def flops(self) -> Flops:
+        """The FLOPs of a sequence under the chosen convention."""
+        return self.work.chosen
+
+    @property
+    def mfu_by_convention(self) -> dict[str, float]:
+        """MFU under each convention; empty where it is missing or impossible."""
+        mfu = self.mfu
+        if not isinstance(mfu, Reading) or mfu.impossible:
+            return {}
+        each = self.flops.model_per_step
+        return {name: mfu.value * flops / each for name, flops in self.by_convention.items()}
+
+    def readings(self, pace: Throughput) -> dict[str, Result]:
+        """Throughput, work, MFU and HFU by key of the metric."""
+        convention, flops, rate = self.flops.convention, self.flops.model_per_step, pace.result
+        tflop, note = flops / TERA, f"{convention}, from config.json"
+        if isinstance(rate, Reading):
+            per_s = mapped(rate, lambda seq_per_s: seq_per_s * tflop, unit="TFLOP/s")
+            basis = weakest("derived", rate.basis)
+            work: Result = replace(
+                per_s, value=flops * rate.value / TERA, basis=basis, note=convention
+            )
+        else:
+            work = rate
+        return {
+            TFLOP: Reading(tflop, "TFLOP", "derived", note=note),
+            THROUGHPUT: rate,
+            TFLOP_PER_S: work,
+            MFU: self.mfu,
+            HFU: self.hfu,
+        }
+
+    def original(self, rate: float | None, *, nodes: int, backend: str) -> OriginalEstimate | None:
+        """What the original makes of that throughput; None if it can't count the model."""
+        if self.original_flops is None:
+            return None
+        tflop, peak = self.original_flops / TERA, PEAK_TFLOP_PER_S_PER_NODE.get(backend)
+        mfu = None if peak is None or rate is None else rate * tflop / nodes * 100 / peak
+        return OriginalEstimate(
+            tflop,
+            None if rate is None else self.original_flops * rate / TERA,
+            mfu,
+            nodes,
+            None if peak is None else nodes * peak,
+            {reason: extra / TERA for reason, extra in self.differences},
+        )
 
 
 def figures(
@@ -220,22 +282,12 @@ def figures(
     if full is not None:  # whatever is trained: the original knows of no adapters
         by_convention[ORIGINAL] = full
     theirs = _original(model, job)
-    mfu, hfu = _utilization(work, job, machine, throughput)
-    rate = throughput.seq_per_s
-    each = work.chosen.model_per_step
+    mfu, hfu = _utilization(work, job, machine, throughput.result)
     return Figures(
         work=work,
-        model_flops=each,
         by_convention=by_convention,
         mfu=mfu,
         hfu=hfu,
-        mfu_by_convention={
-            name: mfu.value * flops / each
-            for name, flops in by_convention.items()
-            if isinstance(mfu, Reading) and not mfu.impossible
-        },
-        flops_per_s=None if rate is None else each * rate,
-        flops_per_s_per_node=None if rate is None else each * rate / machine.nodes,
         original_flops=theirs,
         differences=_differences(graph, batch, training, total(work.parts).model, full, theirs),
         notes=(*notes, *work.assumptions),
@@ -259,20 +311,17 @@ def _graph(model: str, job: NeuronJob) -> tuple[Graph, list[str]]:
 
 
 def _utilization(
-    work: Work, job: NeuronJob, machine: Machine, throughput: Throughput
-) -> tuple[Reading | Missing, Reading | Missing]:
-    if throughput.seq_per_s is None:
-        return (Missing(throughput.source),) * 2
+    work: Work, job: NeuronJob, machine: Machine, pace: Result
+) -> tuple[Result, Result]:
+    if isinstance(pace, Missing):
+        return pace, pace
     if machine.cores is None:
         cores = f"how many cores a node of {machine.backend} has"
         return (Missing(f"{cores} is not known: pass --devices"),) * 2
-    low, high = (
-        None if end is None else end * job.seq_len for end in (throughput.low, throughput.high)
-    )
+    tokens = mapped(pace, lambda seq_per_s: seq_per_s * job.seq_len)
     rate = TokenRate(
-        throughput.seq_per_s * job.seq_len, machine.cores, throughput.basis, throughput.source,
-        low, high,
-    )  # fmt: skip
+        tokens.value, machine.cores, tokens.basis, tokens.note, tokens.low, tokens.high
+    )
     peak = Peak(
         f"{machine.backend}-core", machine.dtype, machine.core_flops_per_s, machine.source,
         "reported",

@@ -11,7 +11,10 @@ import pytest
 from rich.console import Console
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.neuron.compare import OutputComparison, compare, read_outputs
+from ergmeter.metrics.definitions.compute import MFU
+from ergmeter.neuron.compare import OutputComparison, compare, entry_of, read_outputs
+from ergmeter.neuron.metrics import NKI, SCORE, THROUGHPUT
+from ergmeter.records import Missing, Reading
 from ergmeter.views.analyze.compare import parts
 
 
@@ -208,3 +211,31 @@ def test_a_percentage_stays_on_its_line(tmp_path: Path) -> None:
     for batch in (8, 16, 128, 1024, 65536, 1048576, 16777216):
         shown = text_of(compared(tmp_path, ours(13.0, "1"), ours(13.0, "1", batch_size=batch)))
         assert not any(line.startswith("%") for line in map(str.strip, shown.splitlines()))
+
+
+def test_an_output_is_an_entry_with_facts_and_readings(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    obtained = {"mfu_percent": {"low": 12.0, "high": 14.0}}
+    document = ours(13.0, "2.18", obtained=obtained, training_score=None)
+    path.write_text(json.dumps(document | {"missing": {"training_score": "no graphs"}}))
+    entry = entry_of(str(path))
+    mfu = Reading(0.13, "frac", "reported", 0.12, 0.14, note="exact")
+    assert entry.figures[MFU] == mfu
+    assert entry.value(THROUGHPUT) == 13.0 / 7.37
+    assert entry.value(NKI) == 0.2
+    assert entry.figures[SCORE] == Missing("no graphs")
+    facts = {"batch_size": "64", "sequence_length": "4096", "neuronxcc": "2.18"}
+    assert facts.items() <= entry.facts.items()
+    assert entry.facts["convention"] == "exact"
+
+
+def test_an_entry_of_an_impossible_mfu_has_the_mark(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(original(737.0)))
+    entry = entry_of(str(path))
+    for key, value in ((MFU, 7.37), (SCORE, 1.2)):
+        reading = entry.figures[key]
+        assert isinstance(reading, Reading)
+        assert reading.value == pytest.approx(value)
+        assert "above 100 %: an input is wrong" in reading.impossible
+    assert entry.value(MFU) is None

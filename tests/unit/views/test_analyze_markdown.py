@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.neuron.document import rank_graphs
-from ergmeter.neuron.score import factors
 from ergmeter.views.blocks import escaped
 from tests.unit.neuron.graphs import config, one_dot, write
 
@@ -150,30 +148,3 @@ def test_a_page_leaves_a_document_on_stdout_alone(erg: Erg, job: Path) -> None:
     code, out, err = erg(*JOB, *options, "--html", "a.html")
     assert (code, out) == (0, alone)
     assert err.startswith("a.html (")
-
-
-def test_factors_multiply_in_the_order_of_the_score() -> None:
-    # The guide's example: 1.2 x 1.5 x 1.2 x 1.1 x 1.15 = 2.7324.
-    found = factors(
-        {
-            "base_mfu": 50.0, "base_throughput": 100.0, "achieved_mfu": 60.0,
-            "achieved_throughput": 150.0, "mfu_improvement": 1.2, "throughput_improvement": 1.5,
-            "nki_flop_ratio": 0.15, "loss_improvement": 1.2, "convergence_rate": 1.1,
-            "score_offset": 1.0,
-        }
-    )  # fmt: skip
-    assert [one.product for one in found] == pytest.approx([1.2, 1.8, 2.16, 2.376, 2.7324])
-    assert found[0].doublings == pytest.approx(
-        2.5849625 - 2.3219281, abs=1e-6
-    )  # log2 of 6 and of 5
-
-
-def test_a_graph_that_ran_often_comes_before_a_larger_one() -> None:
-    def file(name: str, macs: int, runs: int | None, status: str = "success") -> dict[str, object]:
-        return {"file_path": name, "hlo_macs": macs, "runs": runs, "status": status}
-
-    files = [file("a", 100, 1), file("b", 10, 30), file("c", 100, 0), file("d", 0, 1, "error")]
-    found = rank_graphs(files, most=2)
-    assert [one.file["file_path"] for one in found.graphs] == ["b", "a"]
-    assert [one.macs_frac for one in found.graphs] == [0.75, 0.25]
-    assert (found.rest, found.rest_macs_frac, len(found.failed)) == (1, 0.0, 1)

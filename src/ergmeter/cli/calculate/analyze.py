@@ -158,9 +158,9 @@ def command(
     check_page(page, [Path(path)] if path is not None else ())
     analysis = _analyze(request, compat=compat, is_quiet=form != "text", per_file=print_per_file)
     if path is not None:
-        Path(path).write_text(_text(analysis.document) + "\n", encoding="utf-8")
+        Path(path).write_text(_text(analysis) + "\n", encoding="utf-8")
     if form == "json":
-        click.echo(_text(analysis.document))
+        click.echo(_text(analysis))
     elif form == "md":
         click.echo(_markdown(analysis), nl=False)
     else:
@@ -197,14 +197,7 @@ def _analyze(request: AnalysisRequest, *, compat: bool, is_quiet: bool, per_file
                 say(line)
 
         analysis = analyze(request, watch)
-    document = analysis.document
-    if per_file:
-        for line in view.files_section(analysis.files, document):
-            say(line)
-    if request.calculate_score:
-        for line in view.score_section(document):
-            say(line)
-    for line in view.summary_section(document):
+    for line in view.result_lines(analysis, per_file=per_file):
         say(line)
     return analysis
 
@@ -258,14 +251,17 @@ def _markdown(analysis: Analysis) -> str:
     from ergmeter.views.analyze.parts import analysis_parts, title
     from ergmeter.views.blocks import markdown
 
-    parts = analysis_parts(analysis.document, analysis.files, most_graphs=_GRAPHS_IN_MARKDOWN)
-    return markdown(title(analysis.document), parts)
+    parts = analysis_parts(analysis, most_graphs=_GRAPHS_IN_MARKDOWN)
+    return markdown(title(analysis), parts)
 
 
-def _text(document: dict[str, Any]) -> str:
+def _text(analysis: Analysis) -> str:
+    from ergmeter.compat.nki_llama.document import compat_document
+    from ergmeter.neuron.document import document
     from ergmeter.views.documents import finite
 
-    return json.dumps(finite(document), indent=4, allow_nan=False)
+    content = document(analysis) if analysis.original is None else compat_document(analysis)
+    return json.dumps(finite(content), indent=4, allow_nan=False)
 
 
 @contextmanager

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.neuron.compare import METRICS, OutputComparison
-from ergmeter.neuron.score import Factor, factors
+from ergmeter.neuron.kernels import LOWER_BOUND, UNCERTAIN
+from ergmeter.neuron.metrics import SCORE
 from ergmeter.neuron.throughput import PaceLine, pace_line
 from ergmeter.units import significant
 from ergmeter.version import __version__
@@ -22,9 +23,10 @@ from ergmeter.views.charts.chart import Chart, Table, chart_of, framed
 from ergmeter.views.html.page import bullet_list, figure, header, page, section, table, td, text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from ergmeter.neuron.analysis import Analysis, Parts
+    from ergmeter.neuron.analysis import Analysis, JobDetails
+    from ergmeter.neuron.score import Factor, Score
 
 
 def _layer(
@@ -132,22 +134,21 @@ _TICKS, _FEW_TICKS = 7, 3
 _SCORE_CHART_ROW_PIXELS = 34
 _SCORE_CHART_LEGEND = (("raises the score", "c1"), ("lowers it", "c2"))
 _ROOM = 1.15  # beyond the longest bar
+_MARKS = {"": "", LOWER_BOUND: "at least ", UNCERTAIN: "about "}
 
 
-def score_chart(document: Mapping[str, Any]) -> Chart:
-    """Return the chart of the score's factors, or its reason if there is no score."""
-    ratios = factors(document["training_score_breakdown"])
-    score = document["training_score"]
+def score_chart(score: Score) -> Chart:
+    """Return the chart of the score's factors."""
+    ratios, value = score.factors(), score.value
     rows = [_row(factor.name, factor.ratio, _factor_text(factor)) for factor in ratios]
-    mark = next((sign for sign in map(_mark, ratios) if sign), "")
-    score_text = "not known" if score is None else f"{mark}{significant(score, 5)}"
-    rows.append(_row("score", score, score_text))
+    score_text = "not known" if value is None else f"{_MARKS[score.mark]}{significant(value, 5)}"
+    rows.append(_row("score", value, score_text))
     described = ", ".join(f"{row['name']} {row['said']}" for row in rows)
     table = Table(
         ("factor", "ratio", "log2 of the ratio"),
         (
             *((factor.name, _factor_text(factor), _added(factor.doublings)) for factor in ratios),
-            ("score", score_text, _added(None if not score else math.log2(score))),
+            ("score", score_text, _added(None if not value else math.log2(value))),
         ),
     )
     return Chart(
@@ -175,11 +176,7 @@ def _row(name: str, ratio: float | None, text: str) -> dict[str, Any]:
 def _factor_text(factor: Factor) -> str:
     if factor.ratio is None:
         return "not known"
-    return f"{_mark(factor)}x {significant(factor.ratio, 5)}"
-
-
-def _mark(factor: Factor) -> str:
-    return "at least " if factor.is_bound else "about " if factor.is_uncertain else ""
+    return f"{_MARKS[factor.mark]}x {significant(factor.ratio, 5)}"
 
 
 def _added(doublings: float | None) -> str:
@@ -229,11 +226,11 @@ _LINE = "a line of the log"
 _PACE_CHART_LEGEND = ((_LINE, "c1"), ("what is taken", "c2"))
 
 
-def pace_chart(parts: Parts | None) -> Chart:
+def pace_chart(details: JobDetails | None) -> Chart:
     """Return the throughput over the log's steps. Raises NotMeasurable without a pace."""
-    if parts is None or parts.log is None:
+    if details is None or details.log is None:
         raise NotMeasurable("the original keeps no steps: leave out --compat")
-    pace, taken = pace_line(parts.log, parts.job, points=_POINTS), parts.pace.seq_per_s
+    pace, taken = pace_line(details.log, details.job, points=_POINTS), details.pace.seq_per_s
     line = pace.line
     (low, low_at), (high, high_at) = line.lowest, line.highest
     ends = f"from {significant(low)} to {significant(high)} {_UNIT}"
@@ -241,7 +238,7 @@ def pace_chart(parts: Parts | None) -> Chart:
     before = f"before {pace.over} {pace.counted_from:,.0f}"
     grey = f"; grey is not counted, it is {before}" if pace.counted_from > line.t_s[0] else ""
     note = f"{pace.how}{grey}"
-    taken_of = "of the counted ones" if parts.pace.is_from_log else "as given"
+    taken_of = "of the counted ones" if details.pace.is_from_log else "as given"
     table = Table(
         ("of the log's last run", _UNIT, f"at {pace.over}"),
         (
@@ -371,31 +368,29 @@ _NO_TIME_S = (0.0, 1.0)  # no chart of these pages is over time
 
 def analysis_page(analysis: Analysis) -> str:
     """Return the HTML page of one analysis."""
-    document = analysis.document
-    parts = {
-        part.id: part for part in analysis_parts(document, analysis.files, most_graphs=_MOST_GRAPHS)
-    }
+    parts = {part.id: part for part in analysis_parts(analysis, most_graphs=_MOST_GRAPHS)}
     charts = _charts(analysis)
     figures = parts.pop("figures")
     without_table = PagePart(
         figures.id, figures.title, figures.blocks[1:]
     )  # the cards replace the table
-    sections = [part_section(without_table, cards(headlines(document)))]
+    sections = [part_section(without_table, cards(headlines(analysis)))]
     for part in parts.values():
         chart = charts.get(part.id)
         sections.append(part_section(part, *([figure(chart)] if chart is not None else ())))
     links = {figures.id: figures.title, **{part.id: part.title for part in parts.values()}}
-    return _page(title(document), _of(document), links, sections, list(charts.values()))
+    below = f"{analysis.batch_size} sequences of {analysis.seq_len} tokens a step"
+    return _page(title(analysis), below, links, sections, list(charts.values()))
 
 
 def _charts(analysis: Analysis) -> dict[str, Chart]:
     """Return charts by the part they belong to, with a reason if not drawn."""
     charts = {}
-    if "training_score_breakdown" in analysis.document:
-        charts["score"] = score_chart(analysis.document)
-    if "log_metrics" in analysis.document:
+    if analysis.score is not None and SCORE in analysis.readings:
+        charts["score"] = score_chart(analysis.score)
+    if analysis.log is not None:
         id_, name = "pace", "throughput by step"
-        charts["log"] = chart_of(id_, name, "", lambda: pace_chart(analysis.parts))
+        charts["log"] = chart_of(id_, name, "", lambda: pace_chart(analysis.details))
     return charts
 
 
@@ -415,11 +410,6 @@ def _pair(pictures: str) -> str:
     if not pictures:
         return '<p class="absent">- no metric is in any of the outputs</p>'
     return f'<div class="pair">{pictures}</div>'
-
-
-def _of(document: dict[str, object]) -> str:
-    batch, length = document["batch_size"], document["sequence_length"]
-    return f"{batch} sequences of {length} tokens a step"
 
 
 def _page(
