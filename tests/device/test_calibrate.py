@@ -30,11 +30,12 @@ def torch() -> Any:  # the module, which has no type
 def found(torch: Any) -> Any:  # a Calibration
     from rich.console import Console
 
-    from ergmeter.views.calculate.machine import calibration_page
+    from ergmeter.views.calculate.machine import calibration_document
+    from ergmeter.views.render import terminal
     from ergmeter.workloads import calibration
 
     result = calibration.run(calibration.targets("cuda")[0], tell=lambda *tick: print(tick[2]))
-    Console(width=140).print(calibration_page(result))
+    terminal.show(calibration_document([result]), Console(width=140))
     print(json.dumps(result.as_json(), indent=1))
     print(f"took {result.took_s:.1f} s")
     return result

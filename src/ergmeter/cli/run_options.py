@@ -12,12 +12,13 @@ import json
 import os
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from ergmeter.cli.options import COUNT, PATH, path_option, repeated, with_default, with_each
+from ergmeter.cli.options import COUNT, PATH, flag, path_option, repeated, with_default, with_each
 from ergmeter.records import Flops, dtype_named
 from ergmeter.runlog.settings import Settings
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ergmeter.runlog.reader import Run
+    from ergmeter.views.document import Document
 
 _BEGINS = b"<!doctype html"
 _AS_WE_RUN = os.access in os.supports_effective_ids
@@ -35,6 +37,54 @@ _AS_WE_RUN = os.access in os.supports_effective_ids
 def print_json(document: object) -> None:
     """Print a document as JSON, which has no NaN."""
     click.echo(json.dumps(document, indent=1, allow_nan=False))
+
+
+@dataclass(frozen=True)
+class Forms:
+    """The form in which a command was asked to show its document, and a page to write."""
+
+    form: Literal["terminal", "json", "markdown"]
+    page: Path | None = None
+
+    def show(self, document: Document, *, console: Console | None = None) -> None:
+        """Write the page, then print the document."""
+        if self.page is not None:
+            from ergmeter.views.render.html import html
+
+            write_page(self.page, html(document))
+        if self.form == "json":
+            from ergmeter.views.render.json import json_text
+
+            click.echo(json_text(document))
+        elif self.form == "markdown":
+            from ergmeter.views.render.markdown import markdown
+
+            click.echo(markdown(document), nl=False)
+        else:
+            from rich import console as rich_console
+
+            from ergmeter.views.render.terminal import show
+
+            show(document, console or rich_console.Console())
+
+
+def with_forms(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--json`, `--md` and `--html` to a command, which gets them as `forms`."""
+
+    @functools.wraps(function)
+    def wrapped(as_json: bool, as_markdown: bool, page: Path | None, **options: Any) -> Any:  # noqa: ANN401  click passes what it parsed
+        if as_json and as_markdown:
+            raise click.UsageError("--json and --md are two forms; give one")
+        check_page(page)
+        form = "json" if as_json else "markdown" if as_markdown else "terminal"
+        return function(forms=Forms(form, page), **options)
+
+    options = [
+        flag("--json", "as_json", help="As JSON, in base units (FLOPs, bytes, seconds, joules)."),
+        flag("--md", "--markdown", "as_markdown", help="As Markdown, for an issue."),
+        with_page,
+    ]
+    return with_each(wrapped, options)
 
 
 def with_page(function: Callable[..., Any]) -> Callable[..., Any]:

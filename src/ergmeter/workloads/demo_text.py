@@ -64,7 +64,7 @@ _MOST_MIDDLES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class DemoText:
     """A request and the tale that answers it, both in bytes and both with their END."""
 
     prompt: bytes
@@ -89,10 +89,10 @@ class _Dice:
         return of[self.below(len(of))]
 
 
-def documents(size_bytes: int = SIZE_BYTES, *, seed: int = SEED) -> list[Document]:
+def documents(size_bytes: int = SIZE_BYTES, *, seed: int = SEED) -> list[DemoText]:
     """Different documents, the fewest that hold `size_bytes` together; the same at every call."""
     dice = _Dice(seed)
-    made: dict[bytes, Document] = {}
+    made: dict[bytes, DemoText] = {}
     size = 0
     while size < size_bytes:
         document = _document(dice)
@@ -102,7 +102,7 @@ def documents(size_bytes: int = SIZE_BYTES, *, seed: int = SEED) -> list[Documen
     return list(made.values())
 
 
-def _document(dice: _Dice) -> Document:
+def _document(dice: _Dice) -> DemoText:
     name, pronoun = dice.pick(_PEOPLE)
     words = {
         "name": name,
@@ -115,7 +115,7 @@ def _document(dice: _Dice) -> Document:
     sentences = [dice.pick(_FIRSTS), *middles, dice.pick(_LASTS)]
     tale = " ".join(sentence.format(**words, **_passing(dice)) for sentence in sentences)
     prompt = "Tell of {name}, the {thing} and the {place}.".format(**words)
-    return Document(prompt.encode() + END, tale.encode() + END)
+    return DemoText(prompt.encode() + END, tale.encode() + END)
 
 
 def _passing(dice: _Dice) -> dict[str, str]:

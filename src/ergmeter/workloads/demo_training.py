@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from ergmeter.workloads.demo_text import Document
+    from ergmeter.workloads.demo_text import DemoText
 
 # A small Llama in plain torch, with the parts whose cost matters: pre-norm with RMSNorm, rotary
 # positions, grouped-query attention through the fused kernel, a SwiGLU, and an output head tied to
@@ -236,7 +236,7 @@ class DemoBatch:
         return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
 
 
-def batch_of(documents: Sequence[Document], *, multiple: int = WIDTH_MULTIPLE) -> DemoBatch:
+def batch_of(documents: Sequence[DemoText], *, multiple: int = WIDTH_MULTIPLE) -> DemoBatch:
     """Documents side by side, padded on the right to the longest, rounded up to a multiple.
 
     A document of n bytes has n - 1 positions: its last byte is predicted and never read. With the
@@ -258,7 +258,7 @@ def batch_of(documents: Sequence[Document], *, multiple: int = WIDTH_MULTIPLE) -
     return DemoBatch(inputs, targets, inputs.numel(), real, bearing)
 
 
-def endless_batches(documents: Sequence[Document], size: int, *, seed: int) -> Iterator[DemoBatch]:
+def endless_batches(documents: Sequence[DemoText], size: int, *, seed: int) -> Iterator[DemoBatch]:
     """Batches of `size` documents for ever, in a new order each time round; the rest is dropped."""
     order, dice = list(documents), random.Random(seed)
     while True:
@@ -378,7 +378,7 @@ class DemoTraining:
         self,
         size: Size,
         device: torch.device,
-        documents: Sequence[demo_text.Document] | None = None,
+        documents: Sequence[demo_text.DemoText] | None = None,
     ) -> None:
         torch.manual_seed(SEED)
         documents = documents or demo_text.documents(size.text_bytes)

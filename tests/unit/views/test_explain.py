@@ -13,8 +13,8 @@ from ergmeter.metrics.explain.time import LossBlock
 from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.runlog.reader import Run
-from ergmeter.views.charts.run_charts import GAINED, LEFT, LOST, ONE_BLOCK, waterfall_chart
-from ergmeter.views.run.explain import _bar, share
+from ergmeter.views.render.terminal import bar as terminal_bar
+from ergmeter.views.run.explain import GAINED, LEFT, LOST, ONE_BLOCK, share, waterfall_chart
 from tests.runs import even_steps, run_of
 from tests.unit.metrics.test_explain_made import FAST, made, waiting
 from tests.unit.metrics.test_h200 import replayed
@@ -44,7 +44,8 @@ def test_the_waterfall_goes_from_the_peak_down_to_what_was_achieved(
     erg: Erg, tmp_path: Path
 ) -> None:
     _, out, _ = erg("explain", made(tmp_path / "run").path)
-    table = out.partition("\n\n")[2].partition("\n\n")[0].splitlines()
+    title, *table = out.partition("\n\n")[2].partition("\n\n")[0].splitlines()
+    assert title == "the waterfall"
     assert table[0].startswith("peak")
     assert table[-1].startswith("the model's FLOPs (MFU)")
     shown = [float(line.partition(" %")[0].split()[-1].lstrip("+")) for line in table]
@@ -117,12 +118,12 @@ def test_a_run_that_is_not_there_is_one_line(erg: Erg, tmp_path: Path) -> None:
         (0.5, 1.0, " " * 10 + "#" * 10),
         (0.5, 0.501, " " * 10 + "|"),
         (1.0, 1.0, " " * 19 + "|"),
-        (1.07, 1.0, " " * 19 + "|"),
+        (1.0, 1.07, " " * 19 + "|"),
         (-0.1, 0.2, "####"),
     ],
 )
 def test_a_bar_stays_in_its_cells(low: float, high: float, bar: str) -> None:
-    assert _bar(low, high) == bar
+    assert terminal_bar(low, high) == bar
 
 
 @pytest.mark.parametrize(
@@ -198,7 +199,7 @@ def test_markdown_has_the_figures_of_the_json_and_no_markup_of_the_runs(
 def test_two_forms_at_once_are_misuse(erg: Erg, tmp_path: Path) -> None:
     run = made(tmp_path / "run")
     code, out, err = erg("explain", run.path, "--markdown", "--json")
-    assert (code, out, err) == (2, "", "erg: --json and --markdown are two forms; give one\n")
+    assert (code, out, err) == (2, "", "erg: --json and --md are two forms; give one\n")
 
 
 def test_the_page_comes_beside_what_is_printed(erg: Erg, tmp_path: Path) -> None:
@@ -208,5 +209,5 @@ def test_the_page_comes_beside_what_is_printed(erg: Erg, tmp_path: Path) -> None
     assert (code, json.loads(out)["achieved"]["key"]) == (0, "achieved")
     assert err.startswith(f"{tmp_path}/page.html (")
     page = (tmp_path / "page.html").read_text()
-    cells = ("the model&#x27;s FLOPs (MFU)", "40.0 %", "2 kJ")
+    cells = ("the model&#39;s FLOPs (MFU)", "40.0 %", "2 kJ")
     assert "".join(f'<td class="short">{one}</td>' for one in cells) in page

@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import PATH, flag
-from ergmeter.cli.run_options import print_json, with_settings, with_training
+from ergmeter.cli.options import PATH
+from ergmeter.cli.run_options import with_forms, with_settings, with_training
 
 if TYPE_CHECKING:
+    from ergmeter.cli.run_options import Forms
     from ergmeter.runlog.settings import Settings
 
 
 @click.command()
 @click.argument("runs", type=PATH, nargs=-1)
 @with_training
-@flag("--json", "as_json", help="As JSON, a list with one entry for each run.")
+@with_forms
 @with_settings
-def command(settings: Settings, runs: tuple[Path, ...], training: int | None, as_json: bool) -> int:
+def command(settings: Settings, runs: tuple[Path, ...], training: int | None, forms: Forms) -> int:
     """Say whether measurements are fit to be compared. Without RUNS: the newest under runs/.
 
     Looks for throttling, clocks that move, warming, stalls, a beginning that is too slow, a window
@@ -28,21 +29,14 @@ def command(settings: Settings, runs: tuple[Path, ...], training: int | None, as
     serious was found: another run of the same would give other figures. Where a decisive check
     (window, noise, throttling) could not be made the verdict is "not known", and it exits 0.
     """
-    from rich.console import Console
-
     from ergmeter.metrics.checks import fitness
     from ergmeter.metrics.summarize import evidence_of
     from ergmeter.runlog.format import newest_run
     from ergmeter.runlog.reader import Run
-    from ergmeter.views.run import check as view
+    from ergmeter.views.run.check import check_document
 
     opened = [Run.open(run) for run in runs or (newest_run(Path("runs")),)]
     opened = [run.training(training) for run in opened] if training else opened
     checks = [(run, fitness(evidence_of(run, settings))) for run in opened]
-    if as_json:
-        print_json([view.check_document(*check) for check in checks])
-    else:
-        console = Console()
-        for run, result in checks:
-            console.print(view.check_page(run, result, is_alone=len(checks) == 1))
+    forms.show(check_document(checks))
     return 1 if any(result.verdict == "not fit" for _, result in checks) else 0

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import PATH, flag, with_default
-from ergmeter.cli.run_options import print_json
+from ergmeter.cli.options import PATH, with_default
+from ergmeter.cli.run_options import with_forms
+
+if TYPE_CHECKING:
+    from ergmeter.cli.run_options import Forms
 
 
 @click.command()
 @click.argument("job", required=False)
 @with_default("--runs", "directory", type=PATH, default=Path("runs"), help="Where its runs are.")
-@flag("--json", "as_json", help="As JSON.")
-def command(job: str | None, directory: Path, as_json: bool) -> int:
+@with_forms
+def command(job: str | None, directory: Path, forms: Forms) -> int:
     """Show what a job came to over all its runs: goodput, lost steps, energy and time.
 
     A job is what `--job` or Meter(job=...) calls it; else a scheduler's job (SLURM, PBS, LSF),
@@ -24,13 +28,11 @@ def command(job: str | None, directory: Path, as_json: bool) -> int:
     erg job                        the job of the newest run
     erg job pretrain-7b --json     by its name
     """
-    from rich.console import Console
-
     from ergmeter.compare.jobs import JobRun, job_results, jobs
     from ergmeter.errors import FormatError, UsageError
     from ergmeter.runlog.format import run_paths
     from ergmeter.runlog.reader import Run
-    from ergmeter.views.run import check as view
+    from ergmeter.views.run.check import job_document
 
     opened, damaged = [], []
     for path in run_paths(directory):
@@ -45,11 +47,7 @@ def command(job: str | None, directory: Path, as_json: bool) -> int:
         which = f"job {name}" if name else "job"
         raise UsageError(f"no {which} in {directory} (there are: {there})")
     parts = [JobRun.of(run) for run in all_jobs[name]]
-    results = job_results(parts)
-    if as_json:
-        print_json(view.job_document(name, parts, results))
-    else:
-        Console().print(view.job_page(name, parts, results))
+    forms.show(job_document(name, parts, job_results(parts)))
     for line in damaged:
         click.echo(f"erg: {line}", err=True)
     return 1 if damaged else 0

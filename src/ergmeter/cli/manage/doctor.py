@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from ergmeter.cli.options import flag
-from ergmeter.cli.run_options import print_json
+from ergmeter.cli.run_options import with_forms
+
+if TYPE_CHECKING:
+    from ergmeter.cli.run_options import Forms
 
 
 @click.command()
-@flag("--json", "as_json", help="As JSON.")
-def command(as_json: bool) -> int:
+@with_forms
+def command(forms: Forms) -> int:
     """Say what can be measured on this machine, by which probe, and what to do about the rest.
 
     Takes two readings of everything, half a second apart, so that a counter that exists but never
     moves is found out. Exits 0 also if little can be measured: that is an answer, not a failure.
     """
-    from rich.console import Console
-
     from ergmeter import doctor
-    from ergmeter.views.calculate import machine as view
+    from ergmeter.views.calculate.machine import doctor_document
 
-    findings = doctor.examine()
-    if as_json:
-        print_json(doctor.document(findings))
-    else:
-        Console().print(view.doctor_page(findings))
+    forms.show(doctor_document(doctor.examine()))
     return 0

@@ -9,9 +9,10 @@ import click
 
 from ergmeter.cli.measure.torch_workload import INTERRUPTED, progress_bar, workload
 from ergmeter.cli.options import flag
-from ergmeter.cli.run_options import print_json
+from ergmeter.cli.run_options import with_forms
 
 if TYPE_CHECKING:
+    from ergmeter.cli.run_options import Forms
     from ergmeter.hardware.calibration import Calibration
 
 
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     help="The folder to keep it in. [default: ERGMETER_CALIBRATION, or ergmeter/calibration in the"
     " user's data folder]",
 )
-@flag("--json", "as_json", help="As JSON, a list with one entry a device.")
+@with_forms
 @flag("--quiet", help="Just the result: no progress.")
-def command(device: str, quick: bool, out: Path | None, as_json: bool, quiet: bool) -> int:
+def command(device: str, quick: bool, out: Path | None, forms: Forms, quiet: bool) -> int:
     """Measure what this machine can reach, in under a minute, and keep it for later runs.
 
     Products of matrices in each type and memory bandwidth, each held for a window after a warm-up;
@@ -43,22 +44,25 @@ def command(device: str, quick: bool, out: Path | None, as_json: bool, quiet: bo
     erg calibrate
     erg calibrate --device all --json
     """
+    from ergmeter.units import duration
+    from ergmeter.views.calculate.machine import calibration_document
+
     calibrate = workload("calibration", what="erg calibrate")
     pace = calibrate.QUICK if quick else calibrate.FULL
     results: list[Calibration] = []
+    ends: list[str] = []
     for target in calibrate.targets(device):
         with progress_bar(f"measuring {target.device.name}", quiet=quiet) as show:
             calibration = calibrate.run(target, pace=pace, tell=show)
         results.append(calibration)
         where = stored_line(calibration, out)
-        if not as_json:
-            _show(calibration, where)
-        elif not quiet:
+        how = "interrupted after" if calibration.interrupted else "measured in"
+        ends.append(f"{how} {duration(calibration.took_s)}; {where}")
+        if forms.form == "json" and not quiet:
             click.echo(where, err=True)
         if calibration.interrupted:
             break
-    if as_json:
-        print_json([result.as_json() for result in results])
+    forms.show(calibration_document(results, ends))
     return INTERRUPTED if results[-1].interrupted else 0
 
 
@@ -78,14 +82,3 @@ def stored_line(calibration: Calibration, out: Path | None) -> str:
     if not calibration.matmul and not calibration.bandwidth:
         return "not kept: it was interrupted before there was a rate"
     return f"kept in {save_calibration(calibration, folder=out)}"
-
-
-def _show(calibration: Calibration, where: str) -> None:
-    from rich.console import Console
-
-    from ergmeter.units import duration
-    from ergmeter.views.calculate.machine import calibration_page
-
-    Console().print(calibration_page(calibration))
-    how = "interrupted after" if calibration.interrupted else "measured in"
-    click.echo(f"{how} {duration(calibration.took_s)}; {where}")

@@ -13,11 +13,12 @@ import click
 
 from ergmeter.cli.measure.torch_workload import progress_bar
 from ergmeter.cli.options import COUNT, flag, path_option, repeated, with_default
-from ergmeter.cli.run_options import print_json
+from ergmeter.cli.run_options import with_forms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ergmeter.cli.run_options import Forms
     from ergmeter.load.client import Endpoint
     from ergmeter.load.level import LevelOutcome, LevelPlan
     from ergmeter.load.pacing import Closed, LevelLength, Open
@@ -191,8 +192,8 @@ def _hide_headers() -> None:
     help="The run directory to make; of several, the directory they go in."
     " [default: runs/DATE-load-...]",
 )
-@flag("--json", "as_json", help="What came of it, as JSON.")
-def command(**options: Any) -> int:  # noqa: ANN401  click passes what it parsed
+@with_forms
+def command(forms: Forms, **options: Any) -> int:  # noqa: ANN401  click passes what it parsed
     """Send requests to an inference server and say how it served them.
 
     URL is the base of any server that speaks OpenAI's protocol: vLLM, SGLang, transformers serve.
@@ -232,12 +233,12 @@ def command(**options: Any) -> int:  # noqa: ANN401  click passes what it parsed
             )
             name = f"load-{pace.short}"
             out = _out(options["out"], pace, is_only=len(paces) == 1)
-            with _progress(plan, quiet=options["as_json"]) as tell:
+            with _progress(plan, quiet=forms.form == "json") as tell:
                 outcome = level.run(plan, out=out, name=name, tell=tell, interruption=interruption)
             done.append((plan, outcome))
             if outcome.is_interrupted:
                 break
-        code = _show(done, max_error_frac=max_error_frac, as_json=options["as_json"])
+        code = _show(done, forms, max_error_frac=max_error_frac)
     return 128 + interruption.signal if interruption.signal else code  # as a shell gives it
 
 
@@ -306,10 +307,9 @@ def _progress(plan: LevelPlan, *, quiet: bool) -> Iterator[Callable[[LevelOutcom
 
 
 def _show(
-    done: list[tuple[LevelPlan, LevelOutcome]], *, max_error_frac: float, as_json: bool
+    done: list[tuple[LevelPlan, LevelOutcome]], forms: Forms, *, max_error_frac: float
 ) -> int:
     """Print what was measured. The exit code: 1 if too many requests of a level failed."""
-
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.reader import Run
     from ergmeter.views.run import load as view
@@ -317,12 +317,7 @@ def _show(
     levels = [
         view.LevelRow(plan, outcome, summarize(Run.open(outcome.run))) for plan, outcome in done
     ]
-    if as_json:
-        print_json(view.document(levels))
-    else:
-        from rich.console import Console
-
-        view.show(Console(), levels)
+    forms.show(view.document(levels))
     complaints = [_complaint(plan, outcome, max_error_frac) for plan, outcome in done]
     for complaint in filter(None, complaints):
         click.echo(f"erg: {complaint}", err=True)

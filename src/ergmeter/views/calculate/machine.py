@@ -1,71 +1,90 @@
-"""Output of `erg calibrate` and `erg doctor` on the terminal."""
+"""The documents of `erg doctor` and `erg calibrate`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
+from ergmeter import doctor
 from ergmeter.errors import NotMeasurable
 from ergmeter.hardware.table import candidates
 from ergmeter.metrics.definitions.peaks import agreed
-from ergmeter.units import duration, scaled, significant
+from ergmeter.units import duration, grouped, scaled, significant
+from ergmeter.views.document import (
+    Document,
+    HeadlinePart,
+    Note,
+    Paragraph,
+    Part,
+    Table,
+    TableColumn,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from ergmeter.doctor import ProbeFinding
     from ergmeter.hardware.calibration import CalibratedRate, Calibration
 
 
-def doctor_page(findings: list[ProbeFinding]) -> RenderableType:
-    """Render working probes first, then the others with their reason."""
-    parts: list[RenderableType] = []
-    for finding in findings:
-        sign = ("yes ", "green") if finding.works else ("no  ", "yellow")
-        parts.append(Text.assemble(sign, (finding.probe, "bold")))
-        if finding.reason:
-            parts.append(_indented(6, finding.reason))
-        for device in finding.devices:
-            reads = ", ".join(finding.reads.get(device.id, [])) or "nothing"
-            parts.append(_indented(6, device.name, (f"  [{device.id}]  ", "dim"), f"reads {reads}"))
-        parts += [_indented(6, ("! ", "yellow"), warning) for warning in finding.warnings]
-    parts.append(_energy(findings))
-    return Group(*parts)
-
-
-def _indented(columns: int, *texts: str | tuple[str, str]) -> Padding:
-    return Padding(Text.assemble(*texts), (0, 0, 0, columns))
-
-
-def _energy(findings: list[ProbeFinding]) -> Text:
+def doctor_document(findings: list[ProbeFinding]) -> Document:
+    """Return working probes first, then the others with their reason."""
     sources = [
         f"{device.name} ({finding.probe})"
         for finding in findings
         for device in finding.devices
         if {"energy", "power"} & set(finding.reads.get(device.id, []))
     ]
-    if sources:
-        return Text.assemble("\nenergy can be measured: ", ", ".join(sources))
-    return Text(
-        "\nenergy can't be measured here: no GPU or CPU sensor answers. Figures that need it are"
-        " absent, with this reason; ergmeter does not estimate them."
+    energy = HeadlinePart("energy can be measured", ", ".join(sources), state="good")
+    if not sources:
+        energy = HeadlinePart("energy can't be measured here", _NO_ENERGY, state="unsure")
+    return Document(
+        "What can be measured on this machine",
+        (*map(_probe, findings), energy),
+        doctor.document(findings),
     )
+
+
+_NO_ENERGY = (
+    "no GPU or CPU sensor answers. Figures that need it are absent, with this reason; ergmeter"
+    " does not estimate them."
+)
+
+
+def _probe(finding: ProbeFinding) -> Note:
+    lines = [finding.reason] if finding.reason else []
+    for device in finding.devices:
+        reads = ", ".join(finding.reads.get(device.id, [])) or "nothing"
+        lines.append(f"{device.name}  [{device.id}]  reads {reads}")
+    lines += [f"! {warning}" for warning in finding.warnings]
+    return Note("ok" if finding.works else "absent", finding.probe, "\n".join(lines))
 
 
 _NONE = "-"
 
 
-def calibration_page(calibration: Calibration) -> RenderableType:
-    """Render rates with spread and share of peak, then sensors, then the rest."""
-    parts: list[RenderableType] = [
-        Text.assemble(
-            (calibration.name, "bold"), (f"  [{calibration.device}]  {calibration.text}", "dim")
-        )
-    ]
+def calibration_document(
+    calibrations: Sequence[Calibration], ends: Sequence[str] | None = None
+) -> Document:
+    """Return each device's rates with spread and share of peak, its sensors, and what is absent.
+
+    `ends` are the sentences about how each calibration ended.
+    """
+    texts = ends or [""] * len(calibrations)
+    parts = (
+        part
+        for calibration, text in zip(calibrations, texts, strict=True)
+        for part in _calibration(calibration, text)
+    )
+    return Document(
+        f"What {', '.join(calibration.name for calibration in calibrations)} can reach",
+        tuple(parts),
+        [calibration.as_json() for calibration in calibrations],
+    )
+
+
+def _calibration(calibration: Calibration, end: str) -> Iterator[Part]:
+    about = f"[{calibration.device}]  {calibration.text}"
+    yield HeadlinePart(calibration.name, about=about)
     rows = [
         (f"matmul {dtype}", rate, _peak(calibration, dtype))
         for dtype, rate in calibration.matmul.items()
@@ -75,18 +94,15 @@ def calibration_page(calibration: Calibration) -> RenderableType:
         for name, rate in calibration.bandwidth.items()
     ]
     if rows:
-        parts.append(Padding(_rates(rows), (0, 0, 0, 2)))
-    parts += [_indented(2, line) for line in (*_idle(calibration), *_refresh(calibration))]
-    parts += [_indented(2, (line, "dim")) for line in _peak_source(calibration)]
+        yield _rates(rows)
+    yield from map(Paragraph, (*_idle(calibration), *_refresh(calibration)))
+    yield from (Paragraph(line, style="dim") for line in _peak_source(calibration))
     remarks = [*calibration.remarks, *(_drift(name, rate) for name, rate, _ in rows)]
-    parts += [_indented(2, ("! ", "yellow"), remark) for remark in remarks if remark]
-    absent: dict[str, list[str]] = {}
-    for what, why in calibration.absent.items():
-        absent.setdefault(why, []).append(what)
-    parts += [
-        _indented(2, (f"no {', '.join(names)}: ", "yellow"), why) for why, names in absent.items()
-    ]
-    return Group(*parts)
+    yield from (Note("minor", remark) for remark in remarks if remark)
+    absent = grouped((why, what) for what, why in calibration.absent.items())
+    yield from (Note("absent", f"no {', '.join(names)}: {why}") for why, names in absent.items())
+    if end:
+        yield Paragraph(end)
 
 
 def _of_peak(rate: CalibratedRate, peak: float | None) -> str:
@@ -112,14 +128,12 @@ def _rates(rows: list[tuple[str, CalibratedRate, float | None]]) -> Table:
     # CPUs have no sensor columns. For GPUs the sizes would not fit; the JSON has them.
     left_out = ("with",) if has_gauges else ("MHz", "W", "limited by")
     columns = {title: cell for title, cell in columns.items() if title not in left_out}
-    table = Table(box=None, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for title in columns:
-        is_text = title in ("limited by", "with")
-        table.add_column(title, justify="left" if is_text else "right", no_wrap=not is_text)
-    for name, rate, peak in rows:
-        table.add_row(name, *(cell(rate, peak) for cell in columns.values()))
-    return table
+    titles = (
+        TableColumn("rate", no_wrap=True),
+        *(TableColumn(t, "text" if t in ("limited by", "with") else "number") for t in columns),
+    )
+    cells = ((name, *(cell(rate, peak) for cell in columns.values())) for name, rate, peak in rows)
+    return Table(titles, tuple(cells))
 
 
 def _beside(rate: CalibratedRate, value: float) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.units import significant
+from ergmeter.views.document import Table as Table  # the data table of a chart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -88,14 +89,6 @@ def style_variables(theme: str) -> str:
 
 
 _SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
-
-
-@dataclass(frozen=True)
-class Table:
-    """The data table of a chart."""
-
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -176,6 +169,20 @@ def layer(
     """Return a layer with its data; with None, the data that an earlier layer has by this name."""
     data = {"name": name} if values is None else {"name": name, "values": values}
     return {"data": data, "mark": {**mark, "aria": False}, "encoding": encoding, **more}
+
+
+_BAR_TEXT = {"type": "text", "align": "left", "baseline": "bottom", "dx": 3, "dy": -3}
+
+
+def bar_texts(y: dict[str, Any], **mark: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return the layer of the texts `said` above the bars of the layer `points`."""
+    encoding = {
+        "x": {"value": 0},
+        "y": y,
+        "text": {"field": "said"},
+        "color": {"value": "var(--ink)"},
+    }
+    return layer("points", None, {**_BAR_TEXT, "fontSize": 11, **mark}, encoding)
 
 
 def quantity(field: str, title: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import catalogue, refusal
-from ergmeter.metrics.explain.waterfall import Explanation, WaterfallLevel, levels
 from ergmeter.metrics.roofline import Roofline, roofline
 from ergmeter.metrics.time_breakdown import step_time_distribution, time_breakdown
 from ergmeter.records import Missing, Reading, Summary
@@ -22,6 +21,7 @@ from ergmeter.views.charts.chart import (
     Chart,
     Scale,
     Table,
+    bar_texts,
     chart_of,
     framed,
     layer,
@@ -32,20 +32,13 @@ from ergmeter.views.charts.chart import (
     tooltip,
 )
 from ergmeter.views.run.card import interval, short_reason, value
-from ergmeter.views.run.explain import (
-    NOTHING,
-    WATERFALL,
-    energy_note,
-    facts,
-    joules,
-    share,
-    total_joules,
-)
+from ergmeter.views.run.explain import WATERFALL, waterfall_chart
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.metrics.explain.waterfall import Explanation
     from ergmeter.metrics.time_breakdown import StepTimeDistribution
     from ergmeter.runlog.reader import Run
 
@@ -65,20 +58,6 @@ def figure_charts(evidence: Evidence, summary: Summary, explained: Explanation) 
 
 
 # Bars with a line of text above each.
-
-
-_BAR_TEXT = {"type": "text", "align": "left", "baseline": "bottom", "dx": 3, "dy": -3}
-
-
-def _bar_texts(y: dict[str, Any], **mark: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Return the layer of the texts `said` above the bars of the layer `points`."""
-    encoding = {
-        "x": {"value": 0},
-        "y": y,
-        "text": {"field": "said"},
-        "color": {"value": "var(--ink)"},
-    }
-    return layer("points", None, {**_BAR_TEXT, "fontSize": 11, **mark}, encoding)
 
 
 def _bars(
@@ -102,125 +81,8 @@ def _bars(
         "tooltip": tooltip({"name": "part", "said": "figure"}),
     }
     bar = {"type": "bar", "height": {"band": 0.45}, "yOffset": 6}
-    layers = [layer("points", rows, bar, encoding), _bar_texts(y)]
+    layers = [layer("points", rows, bar, encoding), bar_texts(y)]
     return framed(description, 30 * len(rows), layers)
-
-
-# Waterfall.
-
-
-PEAK, LOST, GAINED, LEFT = "peak", "lost", "gained", "what is left"
-ONE_BLOCK = "lost, and not told apart"
-_COLOURS = {PEAK: "c8", LOST: "c2", ONE_BLOCK: "c4", GAINED: "c3", LEFT: "c1"}
-_STRIPED = "striped"  # its CSS class on the page
-_ROW = 36  # pixels: a line of text and a bar below it
-_STRIPE_FRAC = 0.01  # from one stripe to the next
-# Of a row: the fields that the tooltip and the table show.
-_WATERFALL_HEADS = {
-    "name": "block",
-    "share": "of the peak",
-    "joules": "joules",
-    "how": "how",
-    "why": "is",
-}
-
-
-def waterfall_chart(explanation: Explanation) -> Chart:
-    """Return the waterfall. Raises NotMeasurable if nothing is known."""
-    if explanation.achieved is None:
-        reasons = "; ".join(dict.fromkeys(explanation.missing.values()))
-        raise NotMeasurable(f"{NOTHING}{f' ({reasons})' if reasons else ''}")
-    rows = _waterfall_rows(explanation)
-    kinds = [kind for kind in _COLOURS if any(row["kind"] == kind for row in rows)]
-    described = ", ".join(row["said"] for row in rows)
-    evidence_texts = ("", *(facts(level.block) for level in levels(explanation)))
-    table_rows = (
-        (*(row[field] for field in _WATERFALL_HEADS), text)
-        for row, text in zip(rows, evidence_texts, strict=True)
-    )
-    return Chart(
-        "waterfall",
-        WATERFALL,
-        "%",
-        framed(f"waterfall: {described}", _ROW * len(rows), _waterfall_layers(rows, kinds)),
-        Table((*_WATERFALL_HEADS.values(), "seen"), tuple(table_rows)),
-        "; ".join(filter(None, (f"100 % is {explanation.of}", energy_note(explanation)))),
-        legend=tuple((kind, _legend_class(kind)) for kind in kinds if kind != PEAK),
-    )
-
-
-def _legend_class(kind: str) -> str:
-    return f"{_COLOURS[kind]} {_STRIPED}" if kind == ONE_BLOCK else _COLOURS[kind]
-
-
-def _waterfall_rows(explanation: Explanation) -> list[dict[str, Any]]:
-    peak = {"name": "peak", "v": 1.0, "low": 0.0, "high": 1.0, "kind": PEAK, "share": "100 %"}
-    peak |= {"joules": total_joules(explanation) or "-", "how": "", "why": explanation.of}
-    rows = [peak, *(_waterfall_row(level, explanation) for level in levels(explanation))]
-    for at, row in enumerate(rows):
-        drew = f" · {row['joules']}" if row["joules"] != "-" else ""
-        row |= {"at": at, "said": f"{row['name']} · {row['share']}{drew}"}
-    return rows
-
-
-def _waterfall_row(level: WaterfallLevel, explanation: Explanation) -> dict[str, Any]:
-    block = level.block
-    return {
-        "name": block.title,
-        "v": block.share_frac,
-        "low": min(level.from_frac, level.to_frac),
-        "high": max(level.from_frac, level.to_frac),
-        "kind": _bar_kind(level, explanation),
-        "share": share(block),
-        "joules": joules(block) or "-",
-        "how": block.basis,
-        "why": block.why,
-    }
-
-
-def _bar_kind(level: WaterfallLevel, explanation: Explanation) -> str:
-    if level.block is explanation.achieved:
-        return LEFT
-    if level.block.share_frac < 0:
-        return GAINED
-    return ONE_BLOCK if level.block.is_merged else LOST
-
-
-def _waterfall_layers(rows: list[dict[str, Any]], kinds: list[str]) -> list[dict[str, Any]]:
-    y = {"field": "at", "type": "ordinal", "axis": None}
-    x = quantity(
-        "low",
-        "% of the peak",
-        scale={"domain": [0, max(row["high"] for row in rows)], "nice": False},
-        axis={"format": ".0%", "tickCount": 4, "grid": False},
-    )
-    edge = {
-        **nominal_colours("kind", {kind: f"var(--{_COLOURS[kind]})" for kind in kinds}),
-        "legend": None,
-    }
-    colour = {**edge, "legend": {"values": [kind for kind in kinds if kind != PEAK]}}
-    position = {"x": x, "x2": {"field": "high"}, "y": y}
-    encoding = {**position, "color": colour, "stroke": edge, "tooltip": tooltip(_WATERFALL_HEADS)}
-    bar = {"type": "bar", "height": {"band": 0.4}, "yOffset": 7}
-    return [
-        layer("points", rows, {**bar, "strokeWidth": 1}, encoding),  # the smallest is still a line
-        layer("stripes", _stripes(rows), {**bar, "color": "var(--bg)", "tooltip": None}, position),
-        _bar_texts(y, limit={"expr": "width"}),
-    ]
-
-
-def _stripes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the gaps that stripe a bar of several causes."""
-    stripes = []
-    for row in rows:
-        if row["kind"] == ONE_BLOCK:
-            first, last = (math.ceil(row[edge] / _STRIPE_FRAC) for edge in ("low", "high"))
-            lows = (max(row["low"], number * _STRIPE_FRAC) for number in range(first, last))
-            stripes += [
-                {"at": row["at"], "low": low, "high": min(low + _STRIPE_FRAC / 3, row["high"])}
-                for low in lows
-            ]
-    return stripes
 
 
 # Step times.

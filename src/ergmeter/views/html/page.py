@@ -1,7 +1,8 @@
 """A self-contained HTML page: style, scripts, charts and text in one file, nothing loaded.
 
-Names come from runs and may contain markup. All text from a run goes through `text`, the JSON
-of the charts contains no `<`, and the content security policy allows only the style and the two
+Names come from runs and may contain markup. Templates escape all text (the functions here that
+take HTML say so), as `text` does for pages that are put together in Python. The JSON of the charts
+contains no `<`, and the content security policy allows only the style and the two
 scripts whose hashes it lists.
 """
 
@@ -18,13 +19,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.atomic_write import cached_text
+from ergmeter.errors import PluginError
 from ergmeter.units import grouped
-from ergmeter.views.charts.chart import Chart, Table, config, style_variables
+from ergmeter.views.charts.chart import Chart, config, style_variables
 from ergmeter.views.charts.plots import converter, vega_lite_version
+from ergmeter.views.document import SortableCell, Table
 from ergmeter.views.run.card import short_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from jinja2 import Environment
 
     from ergmeter.runlog.reader import Run
 
@@ -36,77 +41,88 @@ _JOINT = re.compile(r"(?<=\w[./])(?=[A-Za-z]\w{4})")
 
 def text(value: object) -> str:
     """Escape anything as HTML text or attribute; unprintable characters are dropped."""
-    cleaned = "".join(c for c in str(value) if c in "\n\t" or c.isprintable())
-    return html.escape(cleaned, quote=True)
+    return html.escape(str(_printable(str(value))), quote=True)
 
 
 def header(name: str, about: str, links: dict[str, str], *, more: str = "") -> str:
     """Return the page header: title, `more` HTML, and navigation."""
-    items = "".join(f'<li><a href="#{id_}">{text(word)}</a></li>' for id_, word in links.items())
-    return (
-        f'<header><div class="bar"><h1>{text(name)}</h1>'
-        f'<button type="button" id="theme">dark colours</button></div>'
-        f'<p class="dim">{text(about)}</p>{more}'
-        f'<nav aria-label="parts of the page"><ul>{items}</ul></nav></header>'
-    )
+    return rendered("header", name, about, links, more)
 
 
-def section(id_: str, title: str, *parts: str) -> str:
-    """Return a section with a linkable heading."""
-    inner = "\n".join(part for part in parts if part)
-    return (
-        f'<section id="{text(id_)}" aria-labelledby="{text(id_)}-title">'
-        f'<h2 id="{text(id_)}-title">{text(title)}</h2>\n{inner}\n</section>'
-    )
+def section(id_: str, title: str, *parts: str, is_folded: bool = False) -> str:
+    """Return a section of HTML with a linkable heading; a folded one starts closed."""
+    return rendered("section", id_, title, "\n".join(filter(None, parts)), is_folded)
 
 
 def table(table: Table, *, caption: str) -> str:
     """Return a table that scrolls within a narrow page."""
-    head = "".join(f'<th scope="col">{text(title)}</th>' for title in table.head)
-    rows = "".join(f"<tr>{''.join(map(td, row))}</tr>" for row in table.rows)
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{text(caption)}"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-    )
+    return rendered("table", table, caption)
 
 
 def td(words: str) -> str:
-    """Return a table cell with a class for its width.
+    """Return a table cell with a class for its width."""
+    return rendered("td", words)
 
-    Short texts stay on one line and sentences wrap. Paths and keys may break after a separator;
-    only words too long for any column break elsewhere.
+
+def _td_class(words: str, kind: str) -> str:
+    """Return the class of a cell: numbers align, short texts stay on one line, sentences wrap.
+
+    Paths and keys may break after a separator; only words too long for any column break elsewhere.
     """
-    kind = "short" if len(words) <= _SHORT else "prose" if len(words) > _PHRASE else "phrase"
+    if kind == "number" or isinstance(words, SortableCell):
+        return "number"
     if max(map(len, words.split()), default=0) > _WORD:
-        kind = "unbroken"
-    return f'<td class="{kind}">{_JOINT.sub("<wbr>", text(words))}</td>'
+        return "unbroken"
+    return "short" if len(words) <= _SHORT else "prose" if len(words) > _PHRASE else "phrase"
 
 
 def bullet_list(sentences: Iterable[str]) -> str:
     """Return sentences as a list, or nothing if there are none."""
-    items = "".join(f"<li>{text(line)}</li>" for line in sentences)
-    return f"<ul>{items}</ul>" if items else ""
+    return rendered("bullet_list", list(sentences))
 
 
 def figure(chart: Chart) -> str:
     """Return a chart with title, note and data table."""
-    unit = f" ({text('%' if chart.unit == 'frac' else chart.unit)})" if chart.unit else ""
-    title = f"<h3>{text(chart.title)}{unit}</h3>"
-    if chart.spec is None:
-        why = f'<p class="absent">- {text(chart.reason)}</p>'
-        return f'<figure id="{text(chart.id)}">{title}{why}</figure>'
-    note = f"<figcaption>{text(chart.note)}</figcaption>" if chart.note else ""
-    words = ""
-    if chart.table is not None:
-        inner = table(chart.table, caption=f"{chart.title}, in words")
-        words = f"<details><summary>in words</summary>{inner}</details>"
-    holder = f'<div class="chart" id="chart-{text(chart.id)}"></div>'
-    if len(chart.legend) > 1 or chart.axes:  # the title already names a single line
-        labels = "".join(
-            f'<li class="{colour}">{text(label)}</li>' for label, colour in chart.legend
-        )
-        holder = f'<ul class="legend">{labels}</ul>{holder}'
-    return f'<figure id="{text(chart.id)}">{title}{holder}{note}{words}</figure>'
+    return rendered("figure", chart)
+
+
+def rendered(macro: str, *arguments: object) -> str:
+    """Return what a macro of parts.html makes of its arguments, as HTML without outer blanks."""
+    return str(getattr(_templates().get_template("parts.html").module, macro)(*arguments)).strip()
+
+
+@cache
+def _templates() -> Environment:
+    """Return the templates of this folder, which escape every text. Raises PluginError."""
+    try:
+        import jinja2  # noqa: PLC0415  only pages need it
+    except ImportError as error:
+        raise PluginError(
+            "pages need Jinja2, which is not installed: pip install 'ergmeter[html]'"
+        ) from error
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_printable,
+    )
+    templates.globals.update(
+        td_class=_td_class, pieces=_JOINT.split, is_sortable_cell=_is_sortable_cell
+    )
+    return templates
+
+
+def _is_sortable_cell(cell: str) -> bool:
+    return isinstance(cell, SortableCell)
+
+
+def _printable(value: object) -> object:
+    """Drop unprintable characters of a text that a template is about to escape."""
+    if type(value) is str or isinstance(value, SortableCell):
+        return "".join(c for c in value if c in "\n\t" or c.isprintable())
+    return value
 
 
 def absent(charts: Iterable[Chart], run: Run) -> str:
@@ -146,15 +162,17 @@ def page(
             if chart.spec is not None
         ],
     }
-    library, script, style = vega(), _own("drawing.js") + _own("page.js"), _style()
+    library = vega() if data_json["charts"] else ""
+    script, style = _own("drawing.js") + _own("page.js"), _style()
     policy = (
         f"default-src 'none'; script-src {_hash(library)} {_hash(script)};"
         f" style-src {_hash(style)}; img-src data:;"
         " base-uri 'none'; form-action 'none'"
     )
-    return _own("page.html").format(
+    frame = _templates().get_template("page.html")
+    return frame.render(
         policy=policy,
-        title=text(title),
+        title=title,
         style=style,
         header=header,
         parts="\n".join(sections),

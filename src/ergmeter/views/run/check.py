@@ -1,4 +1,4 @@
-"""Output of `erg check` and `erg job`, on the terminal and as JSON."""
+"""The documents of `erg check` and `erg job`."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.checks import CHECKS, DECISIVE, Fitness
 from ergmeter.records import Missing, Result
-from ergmeter.units import duration, grouped
+from ergmeter.units import duration, grouped, number_of
 from ergmeter.views import documents
+from ergmeter.views.document import Document, HeadlinePart, Note, Part, State, Table, TableColumn
 from ergmeter.views.run import card
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ergmeter.compare.jobs import JobRun
     from ergmeter.runlog.reader import Run
@@ -38,33 +34,43 @@ _TITLES = {
 }
 
 
-def job_page(name: str, parts: Sequence[JobRun], results: dict[str, Result]) -> RenderableType:
-    """Render the runs in order, then their totals."""
-    runs = Table(box=None, pad_edge=False)
-    for title in ("run", "began", "lasted", "steps", "status"):
-        runs.add_column(title, justify="left" if title in ("run", "status") else "right")
-    for part in parts:
-        began = datetime.fromtimestamp(part.start_s, timezone.utc).astimezone()
-        runs.add_row(
-            part.run.path.name,
-            began.strftime("%m-%d %H:%M"),
-            duration(part.end_s - part.start_s),
-            _numbers(part),
-            card.short_status(part.run.status),
-        )
-    figures = Table(box=None, show_header=False, pad_edge=False)
-    figures.add_column()
-    figures.add_column(justify="right")
-    figures.add_column(style="dim")
-    for key, result in results.items():
-        if isinstance(result, Missing):
-            figures.add_row(_TITLES[key], "-", result.reason)
-        else:
-            figures.add_row(_TITLES[key], card.value(result), result.note)
-    return Group(Text.assemble((f"job {name}", "bold")), runs, Text(), figures)
+def job_document(name: str, parts: Sequence[JobRun], results: dict[str, Result]) -> Document:
+    """Return the runs in order, then their totals."""
+    columns = (
+        "run",
+        *(TableColumn(title, "number") for title in ("began", "lasted", "steps")),
+        "status",
+    )
+    titles = ("metric", TableColumn("value", "number"), TableColumn("over", style="dim"))
+    return Document(
+        f"job {name}",
+        (
+            HeadlinePart(f"job {name}"),
+            Table(columns, tuple(map(_job_row, parts))),
+            Table(titles, tuple(_total(*item) for item in results.items()), has_head=False),
+        ),
+        _job_data(name, parts, results),
+    )
 
 
-def job_document(name: str, parts: Sequence[JobRun], results: dict[str, Result]) -> dict[str, Any]:
+def _job_row(part: JobRun) -> tuple[str, ...]:
+    began = datetime.fromtimestamp(part.start_s, timezone.utc).astimezone()
+    return (
+        part.run.path.name,
+        began.strftime("%m-%d %H:%M"),
+        duration(part.end_s - part.start_s),
+        _numbers(part),
+        card.short_status(part.run.status),
+    )
+
+
+def _total(key: str, result: Result) -> tuple[str, str, str]:
+    if isinstance(result, Missing):
+        return _TITLES[key], "-", result.reason
+    return _TITLES[key], card.value(result), result.note
+
+
+def _job_data(name: str, parts: Sequence[JobRun], results: dict[str, Result]) -> dict[str, Any]:
     """Return the job as JSON."""
     return {
         "job": name,
@@ -90,36 +96,39 @@ def _numbers(part: JobRun) -> str:
         return "-"
 
 
-_SIGNS = {"serious": ("!!", "red"), "minor": ("! ", "yellow")}
-_COLOURS = {"fit": "green", "not fit": "red", "not known": "yellow"}
+# `erg check`.
 
 
-def check_page(run: Run, fitness: Fitness, *, is_alone: bool = True) -> RenderableType:
-    """Render the verdict, the findings against it, and the checks not made.
+_STATES: dict[str, State] = {"fit": "good", "not fit": "bad", "not known": "unsure"}
+
+
+def check_document(checks: Sequence[tuple[Run, Fitness]]) -> Document:
+    """Return each run's verdict, the findings against it, and the checks not made.
 
     Several runs are named by directory: runs of one script share a name.
     """
-    name = run.name if is_alone else run.path.resolve().name
-    verdict = (fitness.text, _COLOURS[fitness.verdict])
-    parts: list[RenderableType] = [
-        Text.assemble((name, "bold"), ": ", verdict, (f"  {fitness.window}", "dim"))
-    ]
+    is_alone = len(checks) == 1
+    parts: list[Part] = []
+    for run, fitness in checks:
+        name = run.name if is_alone else run.path.resolve().name
+        state = _STATES[fitness.verdict]
+        parts += [HeadlinePart(name, fitness.text, fitness.window, state), *_notes(fitness)]
+    subject = checks[0][0].name if is_alone else number_of(len(checks), "run")
+    title = f"{subject}: fit to be compared?"
+    return Document(title, tuple(parts), [check_data(*check) for check in checks])
+
+
+def _notes(fitness: Fitness) -> Iterator[Note]:
     for finding in fitness.findings:
-        parts.append(
-            Padding(Text.assemble(_SIGNS[finding.weight], " ", finding.seen), (0, 0, 0, 2))
-        )
-        parts.append(Padding(Text(finding.effect, "dim"), (0, 0, 0, 5)))
+        yield Note(finding.weight, finding.seen, finding.effect)
     if fitness.passed:
-        words = ", ".join(name.replace("_", " ") for name in fitness.passed)
-        parts.append(Padding(Text.assemble(("ok ", "green"), words), (0, 0, 0, 2)))
+        yield Note("ok", ", ".join(name.replace("_", " ") for name in fitness.passed))
     unchecked = ((why, name.replace("_", " ")) for name, why in fitness.unchecked.items())
     for reason, names in grouped(unchecked).items():
-        line = Text.assemble((f"-  {', '.join(names)} not checked: ", "dim"), reason)
-        parts.append(Padding(line, (0, 0, 0, 2)))
-    return Group(*parts)
+        yield Note("absent", f"{', '.join(names)} not checked: {reason}")
 
 
-def check_document(run: Run, fitness: Fitness) -> dict[str, Any]:
+def check_data(run: Run, fitness: Fitness) -> dict[str, Any]:
     """Return the check as JSON."""
     return {
         "run": str(run.path),

@@ -1,7 +1,4 @@
-"""The waterfall of `erg explain`, on the terminal and as JSON. Fits 80 columns, ASCII bars.
-
-`explain_parts` makes the same content for the HTML page and for Markdown.
-"""
+"""`erg explain`: its chart and its document."""
 
 from __future__ import annotations
 
@@ -9,20 +6,36 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
-from ergmeter.metrics.explain.waterfall import Change, Explanation, levels
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.explain.waterfall import Change, Explanation, WaterfallLevel, levels
 from ergmeter.records import Missing
 from ergmeter.units import grouped, scaled, significant
-from ergmeter.views.blocks import Items, PagePart, Paragraph, TableBlock
+from ergmeter.views.charts.chart import (
+    Chart,
+    bar_texts,
+    framed,
+    layer,
+    nominal_colours,
+    quantity,
+    tooltip,
+)
+from ergmeter.views.document import (
+    BarCell,
+    ChartPart,
+    Document,
+    HeadlinePart,
+    Items,
+    Note,
+    Paragraph,
+    Part,
+    Section,
+    Table,
+    TableColumn,
+)
 from ergmeter.views.documents import finite, result
-from ergmeter.views.run.card import BASIS_STYLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
 
     from ergmeter.metrics.explain.time import LossBlock
     from ergmeter.runlog.reader import Run
@@ -35,7 +48,6 @@ _OF_JOULES = (
     " more are as drawn, the others are divided by share"
 )
 WATERFALL = "from the peak to what was achieved"
-_TITLE = WATERFALL.capitalize()
 CHANGES = "most worth trying"
 NOT_TOLD = "not told apart"
 RECORD_NEXT = "to record next time"
@@ -98,129 +110,202 @@ def change_lines(explanation: Explanation) -> tuple[str, ...]:
     )
 
 
-def explain_parts(explanation: Explanation) -> Iterator[PagePart]:
-    """Yield all document parts, the waterfall table first."""
+# The chart.
+
+
+PEAK, LOST, GAINED, LEFT = "peak", "lost", "gained", "what is left"
+ONE_BLOCK = "lost, and not told apart"
+_COLOURS = {PEAK: "c8", LOST: "c2", ONE_BLOCK: "c4", GAINED: "c3", LEFT: "c1"}
+_STRIPED = "striped"  # its CSS class on the page
+_ROW = 36  # pixels: a line of text and a bar below it
+_STRIPE_FRAC = 0.01  # from one stripe to the next
+# Of a row: the fields that the tooltip and the table show.
+_WATERFALL_HEADS = {
+    "name": "block",
+    "share": "of the peak",
+    "joules": "joules",
+    "how": "how",
+    "why": "is",
+}
+
+
+def waterfall_chart(explanation: Explanation) -> Chart:
+    """Return the waterfall. Raises NotMeasurable if nothing is known."""
     if explanation.achieved is None:
-        yield PagePart("waterfall-part", _TITLE, (Paragraph(f"{NOTHING}."),))
-    else:
-        rows = tuple(
-            (level.block.title, share(level.block), joules(level.block), level.block.basis)
-            for level in levels(explanation)
-        )
-        peak = ("peak", "100.0 %", total_joules(explanation), "")
-        head = ("block", "of the peak", "joules", "how")
-        table = TableBlock(WATERFALL, head, (peak, *rows))
-        paragraphs = (Paragraph(text) for text in (energy_note(explanation),) if text)
-        yield PagePart(
-            "waterfall-part", _TITLE, (Paragraph(f"100 % is {explanation.of}."), table, *paragraphs)
-        )
-    lists = {
-        ("remarks", "what to know"): explanation.remarks,
-        ("changes", CHANGES): change_lines(explanation),
-        ("not-told", NOT_TOLD): tuple(
-            f"{names}: {why}" for why, names in unattributed(explanation).items()
-        ),
-        ("record-next", RECORD_NEXT): explanation.record_next,
-    }
-    for (id_, title), texts in lists.items():
-        if texts:
-            yield PagePart(id_, title.capitalize(), (Items(texts),))
-    if explanation.achieved is not None:
-        blocks = (*explanation.blocks, explanation.achieved)
-        evidence_rows = tuple((block.title, block.why, facts(block)) for block in blocks)
-        yield PagePart(
-            "evidence",
-            "Evidence",
-            (TableBlock("evidence", ("block", "is", "seen"), evidence_rows),),
-        )
-
-
-_CELLS = 20  # width of a bar at 100 % of the peak
-_EXPLAIN_TITLE = 29
-
-
-def page(run: Run, explanation: Explanation) -> RenderableType:
-    """Render the waterfall, notes, advice, and unattributed losses."""
-    parts: list[RenderableType] = [
-        Text.assemble((run.name, "bold"), (f"  {explanation.window}", "dim")),
-    ]
-    if explanation.achieved:
-        parts += [Text(f"100 % is {explanation.of}\n", "dim"), _waterfall(explanation)]
-    else:
-        parts.append(Text(NOTHING, "yellow"))
-    if energy_note(explanation):
-        parts.append(Text(f"\n{energy_note(explanation)}", "dim"))
-    parts += [Padding(Text(f"* {remark}"), (1, 0, 0, 0)) for remark in explanation.remarks]
-    parts += _changes(explanation)
-    parts += _missing(explanation)
-    return Group(*parts)
-
-
-def _waterfall(explanation: Explanation) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 1, 0, 0))
-    table.add_column(width=_EXPLAIN_TITLE)
-    table.add_column(width=_CELLS, no_wrap=True)
-    table.add_column(justify="right", no_wrap=True, width=8)
-    table.add_column(justify="right", no_wrap=True, width=9)
-    table.add_column(no_wrap=True, width=8)
-    table.add_row(Text("peak", "bold"), "#" * _CELLS, "100.0 %", total_joules(explanation), "")
-    for level in levels(explanation):
-        block = level.block
-        title = Text(block.title, "bold" if block is explanation.achieved else "")
-        bar = _bar(level.to_frac, level.from_frac)
-        table.add_row(
-            title, bar, share(block), joules(block), Text(block.basis, BASIS_STYLES[block.basis])
-        )
-    return table
-
-
-def _bar(low: float, high: float) -> str:
-    """Return the segment of a bar at its position; at least one mark."""
-    low, high = min(low, high), max(low, high)
-    first, last = (
-        math.floor(max(0.0, low) * _CELLS + 0.5),
-        math.floor(min(1.0, high) * _CELLS + 0.5),
+        reasons = "; ".join(dict.fromkeys(explanation.missing.values()))
+        raise NotMeasurable(f"{NOTHING}{f' ({reasons})' if reasons else ''}")
+    rows = _waterfall_rows(explanation)
+    kinds = [kind for kind in _COLOURS if any(row["kind"] == kind for row in rows)]
+    described = ", ".join(row["said"] for row in rows)
+    evidence_texts = ("", *(facts(level.block) for level in levels(explanation)))
+    table_rows = (
+        (*(row[field] for field in _WATERFALL_HEADS), text)
+        for row, text in zip(rows, evidence_texts, strict=True)
     )
-    if last > first:
-        return " " * first + "#" * (last - first)
-    return " " * min(first, _CELLS - 1) + "|"
+    return Chart(
+        "waterfall",
+        WATERFALL,
+        "%",
+        framed(f"waterfall: {described}", _ROW * len(rows), _waterfall_layers(rows, kinds)),
+        Table((*_WATERFALL_HEADS.values(), "seen"), tuple(table_rows)),
+        "; ".join(filter(None, (f"100 % is {explanation.of}", energy_note(explanation)))),
+        legend=tuple((kind, _legend_class(kind)) for kind in kinds if kind != PEAK),
+    )
 
 
-def _changes(explanation: Explanation) -> list[RenderableType]:
-    if not explanation.changes:
-        return []
-    lines: list[RenderableType] = [Text(f"\n{CHANGES}", "bold")]
-    for number, change in enumerate(explanation.changes, 1):
-        lines.append(Text(f"{number}. {change.advice}"))
-        lines.append(Padding(Text(f"{gain(change)}: {change.why}", "dim"), (0, 0, 0, 3)))
-    return lines
+def _legend_class(kind: str) -> str:
+    return f"{_COLOURS[kind]} {_STRIPED}" if kind == ONE_BLOCK else _COLOURS[kind]
 
 
-def _missing(explanation: Explanation) -> list[RenderableType]:
-    lines: list[RenderableType] = []
-    if explanation.missing:
-        lines.append(Text(f"\n{NOT_TOLD}", "bold"))
-    for why, names in unattributed(explanation).items():
-        lines.append(Text.assemble((f"- {names}: ", "dim"), why))
-    if explanation.record_next:
-        lines.append(Text(f"\n{RECORD_NEXT}", "bold"))
-        lines += [Text(f"- {advice}") for advice in explanation.record_next]
-    return lines
+def _waterfall_rows(explanation: Explanation) -> list[dict[str, Any]]:
+    peak = {"name": "peak", "v": 1.0, "low": 0.0, "high": 1.0, "kind": PEAK, "share": "100 %"}
+    peak |= {"joules": total_joules(explanation) or "-", "how": "", "why": explanation.of}
+    rows = [peak, *(_waterfall_row(level, explanation) for level in levels(explanation))]
+    for at, row in enumerate(rows):
+        drew = f" · {row['joules']}" if row["joules"] != "-" else ""
+        row |= {"at": at, "said": f"{row['name']} · {row['share']}{drew}"}
+    return rows
 
 
-def evidence(explanation: Explanation) -> RenderableType:
-    """Render the evidence block by block."""
-    if not explanation.achieved:
-        return Group()
-    lines: list[RenderableType] = [Text("\nevidence", "bold")]
-    for block in (*explanation.blocks, explanation.achieved):
-        lines.append(Text.assemble(f"{block.title}: ", (block.why, "dim")))
-        if block.facts:
-            lines.append(Padding(Text(facts(block), "dim"), (0, 0, 0, 3)))
-    return Group(*lines)
+def _waterfall_row(level: WaterfallLevel, explanation: Explanation) -> dict[str, Any]:
+    block = level.block
+    return {
+        "name": block.title,
+        "v": block.share_frac,
+        "low": min(level.from_frac, level.to_frac),
+        "high": max(level.from_frac, level.to_frac),
+        "kind": _bar_kind(level, explanation),
+        "share": share(block),
+        "joules": joules(block) or "-",
+        "how": block.basis,
+        "why": block.why,
+    }
 
 
-def document(run: Run, explanation: Explanation) -> dict[str, Any]:
+def _bar_kind(level: WaterfallLevel, explanation: Explanation) -> str:
+    if level.block is explanation.achieved:
+        return LEFT
+    if level.block.share_frac < 0:
+        return GAINED
+    return ONE_BLOCK if level.block.is_merged else LOST
+
+
+def _waterfall_layers(rows: list[dict[str, Any]], kinds: list[str]) -> list[dict[str, Any]]:
+    y = {"field": "at", "type": "ordinal", "axis": None}
+    x = quantity(
+        "low",
+        "% of the peak",
+        scale={"domain": [0, max(row["high"] for row in rows)], "nice": False},
+        axis={"format": ".0%", "tickCount": 4, "grid": False},
+    )
+    edge = {
+        **nominal_colours("kind", {kind: f"var(--{_COLOURS[kind]})" for kind in kinds}),
+        "legend": None,
+    }
+    colour = {**edge, "legend": {"values": [kind for kind in kinds if kind != PEAK]}}
+    position = {"x": x, "x2": {"field": "high"}, "y": y}
+    encoding = {**position, "color": colour, "stroke": edge, "tooltip": tooltip(_WATERFALL_HEADS)}
+    bar = {"type": "bar", "height": {"band": 0.4}, "yOffset": 7}
+    return [
+        layer("points", rows, {**bar, "strokeWidth": 1}, encoding),  # the smallest is still a line
+        layer("stripes", _stripes(rows), {**bar, "color": "var(--bg)", "tooltip": None}, position),
+        bar_texts(y, limit={"expr": "width"}),
+    ]
+
+
+def _stripes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the gaps that stripe a bar of several causes."""
+    stripes = []
+    for row in rows:
+        if row["kind"] == ONE_BLOCK:
+            first, last = (math.ceil(row[edge] / _STRIPE_FRAC) for edge in ("low", "high"))
+            lows = (max(row["low"], number * _STRIPE_FRAC) for number in range(first, last))
+            stripes += [
+                {"at": row["at"], "low": low, "high": min(low + _STRIPE_FRAC / 3, row["high"])}
+                for low in lows
+            ]
+    return stripes
+
+
+# The document.
+
+
+def document(run: Run, explanation: Explanation) -> Document:
+    """Return the waterfall with its evidence, advice, and losses that were not attributed."""
+    parts: list[Part] = [HeadlinePart(run.name, about=explanation.window)]
+    if explanation.achieved is None:
+        parts.append(HeadlinePart(text=NOTHING, state="unsure"))
+        parts += [Paragraph(text, style="dim") for text in (energy_note(explanation),) if text]
+    waterfall = [] if explanation.achieved is None else [_waterfall(explanation)]
+    causes = (f"{names}: {why}" for why, names in unattributed(explanation).items())
+    sections = [
+        Section("waterfall-section", "the waterfall", (*waterfall, *_remarks(explanation))),
+        Section("changes", CHANGES, _changes(explanation)),
+        Section("not-told", NOT_TOLD, _items(causes)),
+        Section("record-next", RECORD_NEXT, _items(explanation.record_next)),
+        Section("evidence", "evidence", _evidence(explanation)),
+    ]
+    return Document(
+        f"{run.name}: where the rest of the peak went",
+        (*parts, *(section for section in sections if section.parts)),
+        _data(run, explanation),
+        explanation.window,
+    )
+
+
+def _waterfall(explanation: Explanation) -> ChartPart:
+    rows = (
+        (
+            level.block.title,
+            BarCell(level.to_frac, level.from_frac),
+            share(level.block),
+            joules(level.block),
+            level.block.basis,
+        )
+        for level in levels(explanation)
+    )
+    peak = ("peak", BarCell(0.0, 1.0), "100.0 %", total_joules(explanation), "")
+    columns = (
+        "block",
+        TableColumn("", "bar"),
+        TableColumn("of the peak", "number"),
+        TableColumn("joules", "number"),
+        TableColumn("how", "basis"),
+    )
+    table_rows = (peak, *rows)
+    ends = frozenset({0, len(table_rows) - 1})
+    return ChartPart(
+        waterfall_chart(explanation), Table(columns, table_rows, has_head=False, strong_rows=ends)
+    )
+
+
+def _remarks(explanation: Explanation) -> tuple[Note, ...]:
+    return tuple(Note("remark", remark) for remark in explanation.remarks)
+
+
+def _items(texts: Iterable[str]) -> tuple[Items, ...]:
+    lines = tuple(texts)
+    return (Items(lines),) if lines else ()
+
+
+def _changes(explanation: Explanation) -> tuple[Table, ...]:
+    """Return advice with the upper bound of its gain and the evidence."""
+    rows = tuple(
+        (f"{number}. {change.advice}", f"{gain(change)}: {change.why}")
+        for number, change in enumerate(explanation.changes, 1)
+    )
+    return (Table(("change", TableColumn("gain", "below")), rows),) if rows else ()
+
+
+def _evidence(explanation: Explanation) -> tuple[Table, ...]:
+    if explanation.achieved is None:
+        return ()
+    blocks = (*explanation.blocks, explanation.achieved)
+    rows = tuple((block.title, block.why, facts(block)) for block in blocks)
+    return (Table(("block", TableColumn("is", style="dim"), TableColumn("seen", "below")), rows),)
+
+
+def _data(run: Run, explanation: Explanation) -> dict[str, Any]:
     """Return JSON. Shares add up to 1, joules to the energy of the window."""
     return {
         "run": str(run.path),

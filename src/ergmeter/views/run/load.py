@@ -1,4 +1,4 @@
-"""The result of `erg load`: one row for each load level, and notes below.
+"""The document of `erg load`: one row for each load level, and notes below.
 
 Failed requests stand in the row, with their reasons below. So does the client's CPU: at a full core
 the client was the bottleneck, not the server.
@@ -10,30 +10,26 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-from rich.text import Text
-
 from ergmeter.load.pacing import AFTER_FAILURE_S, Closed, Open
 from ergmeter.records import Missing, Reading, Result, Summary
 from ergmeter.units import duration, number_of, significant
 from ergmeter.views import documents
+from ergmeter.views.document import Document, Note, Paragraph, Table, TableColumn
 from ergmeter.views.run.card import value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.console import Console
-
     from ergmeter.load.level import LevelOutcome, LevelPlan
 
 _COLUMNS = {
-    "\nok/s": "throughput.requests_per_s",
+    "ok/s": "throughput.requests_per_s",
     "tokens/s\nout": "throughput.output_tokens_per_s",
-    "TTFT ms\nmedian": "latency.ttft_median_s",
-    "\np95": "latency.ttft_p95_s",
-    "TPOT ms\nmedian": "latency.tpot_median_s",
-    " \np95": "latency.tpot_p95_s",
-    "whole ms\nmedian": "latency.e2e_median_s",
+    "TTFT\nmedian": "latency.ttft_median_s",
+    "TTFT\np95": "latency.ttft_p95_s",
+    "TPOT\nmedian": "latency.tpot_median_s",
+    "TPOT\np95": "latency.tpot_p95_s",
+    "whole\nmedian": "latency.e2e_median_s",
 }
 # On their own lines: most runs have none, and the table must fit 80 columns.
 _BELOW = {
@@ -58,33 +54,41 @@ class LevelRow:
     summary: Summary
 
 
-def show(console: Console, levels: list[LevelRow]) -> None:
-    """Print the table, the remarks, and how to see more of each run."""
+def document(levels: list[LevelRow]) -> Document:
+    """Return the table, the remarks, and how to see more of each run."""
     first = levels[0].plan.asking
-    console.print(Text(f"{first.model} at {first.target.address.url}", "dim"))
-    console.print(_table(levels))
-    for line in _below(levels):
-        console.print(Text(line))
-    for line in remarks(levels):
-        console.print(Text.assemble(("! ", "yellow"), line))
-    for level in levels:
-        console.print(Text(f"erg report {shlex.quote(str(level.outcome.run))}"), soft_wrap=True)
+    title = f"{first.model} at {first.target.address.url}"
+    reports = (f"erg report {shlex.quote(str(level.outcome.run))}" for level in levels)
+    return Document(
+        title,
+        (
+            Paragraph(title, style="dim"),
+            _table(levels),
+            *map(Paragraph, _below(levels)),
+            *(Note("minor", line) for line in remarks(levels)),
+            *(Paragraph(line, is_to_copy=True) for line in reports),
+        ),
+        _data(levels),
+    )
 
 
 def _table(levels: list[LevelRow]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    table.add_column("\nrequests", no_wrap=True)
-    for title in ("\nok", "\nfailed", *_COLUMNS, "client\nCPU"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for level in levels:
-        table.add_row(
+    numbers = ("ok", "failed", *_COLUMNS, "client\nCPU")
+    rows = (
+        (
             level.plan.pace.label,
             str(level.outcome.answered),
             str(level.outcome.failed),
             *(_cell(level.summary.readings[key]) for key in _COLUMNS.values()),
             f"{100 * level.outcome.cpu_frac:.0f} %",
         )
-    return table
+        for level in levels
+    )
+    return Table(
+        (TableColumn("requests", no_wrap=True), *(TableColumn(t, "number") for t in numbers)),
+        tuple(rows),
+        "latencies in ms",
+    )
 
 
 def _cell(result: Result) -> str:
@@ -156,7 +160,7 @@ def _missing(readings: dict[str, Result]) -> list[str]:
     return list(dict.fromkeys(reasons))
 
 
-def document(levels: list[LevelRow]) -> dict[str, Any]:
+def _data(levels: list[LevelRow]) -> dict[str, Any]:
     """Return the levels as JSON."""
     first = levels[0].plan.asking
     return {

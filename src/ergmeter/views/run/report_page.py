@@ -1,4 +1,4 @@
-"""The HTML report of a run (`erg report --html`) and of `erg explain --html`.
+"""The HTML report of a run (`erg report --html`).
 
 Each value has its interval, basis and window, and opens to its formula and inputs. Absent values
 keep their row with the reason. The environment is read from the headers of the run: the machine
@@ -21,9 +21,8 @@ from ergmeter.records import Device, Missing, Reading, Summary
 from ergmeter.runlog.reader import RUNNING, Run
 from ergmeter.units import duration, grouped, number_of, tallied
 from ergmeter.version import __version__
-from ergmeter.views.analyze.page import part_section
-from ergmeter.views.charts.chart import Chart, Table, chart_of
-from ergmeter.views.charts.run_charts import figure_charts, waterfall_chart
+from ergmeter.views.charts.chart import Chart, Table
+from ergmeter.views.charts.run_charts import figure_charts
 from ergmeter.views.charts.time_charts import time_charts
 from ergmeter.views.documents import label_lines
 from ergmeter.views.html.page import (
@@ -38,7 +37,7 @@ from ergmeter.views.html.page import (
     text,
 )
 from ergmeter.views.run.card import OF_A_LOG, interval, is_of_a_log, reader_notes, value
-from ergmeter.views.run.explain import CHANGES, WATERFALL, change_lines, explain_parts
+from ergmeter.views.run.explain import CHANGES, change_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,21 +58,6 @@ def waterfall_section(run: Run, explanation: Explanation, chart: Chart) -> str:
         tries = f"<h3>{text(CHANGES.capitalize())}</h3>{tries}"
     drawing = _charts_html(run, [chart])
     return section(SECTION, _TITLE, drawing, bullet_list(explanation.remarks), tries)
-
-
-def explain_page(run: Run, explanation: Explanation) -> str:
-    """Return the HTML page of `erg explain`."""
-    chart = chart_of("waterfall", WATERFALL, "%", lambda: waterfall_chart(explanation))
-    rest = list(explain_parts(explanation))[1:]  # the first is the waterfall as a table
-    links = {SECTION: "the waterfall", **{part.id: part.title.lower() for part in rest}}
-    return page(
-        title=f"{run.name}: where the rest of the peak went",
-        header=header(
-            run.name, f"{explanation.window} · erg explain of ergmeter {__version__}", links
-        ),
-        sections=[section(SECTION, _TITLE, figure(chart)), *map(part_section, rest)],
-        charts=[chart],
-    )
 
 
 # Environment.

@@ -240,7 +240,7 @@ def document(path: str, root: str) -> bytes:
         **about(run),
         "titles": _titles(summary.readings),
         "shown": {key: _brief(reading) for key, reading in summary.readings.items()},
-        "check": check.check_document(run, verdict),
+        "check": check.check_data(run, verdict),
         "ahead": _remaining_json(evidence),
     }
     return _packed_json(body, root)

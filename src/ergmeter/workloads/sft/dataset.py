@@ -95,7 +95,7 @@ def builtin(*, longest: int) -> tuple[list[Example], list[Example]]:
     return made[HELD_OUT:], made[:HELD_OUT]
 
 
-def _taken(documents: list[tales.Document], size_bytes: int) -> list[tales.Document]:
+def _taken(documents: list[tales.DemoText], size_bytes: int) -> list[tales.DemoText]:
     """The next examples up to a size in bytes; at least one."""
     taken = [documents.pop()]
     left = size_bytes - len(taken[0].text)
@@ -105,7 +105,7 @@ def _taken(documents: list[tales.Document], size_bytes: int) -> list[tales.Docum
     return taken
 
 
-def _builtin(documents: list[tales.Document], where: str) -> Example:
+def _builtin(documents: list[tales.DemoText], where: str) -> Example:
     asked = "\n".join(document.prompt.decode().strip() for document in documents)
     answer = "\n".join(document.tale.decode().strip() for document in documents)
     return _asked(where, asked, answer)

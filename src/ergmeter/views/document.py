@@ -1,0 +1,229 @@
+"""A document: what a command has to show, as typed parts that four renderers turn into text.
+
+A subject is one function that returns a `Document`; it computes nothing and prints nothing. Every
+text in a part is plain: renderers escape it, wrap it and give it colours.
+
+    Document(
+        title="llama: where the peak went",
+        parts=(
+            HeadlinePart("llama", about="over 40 steps"),
+            Table(("block", TableColumn("share", "number")), (("idle", "10 %"),)),
+            Section("advice", "most worth trying", (Items(("a larger batch",)),)),
+        ),
+        data={"blocks": [{"idle": 0.1}]},
+        about="over 40 steps",
+    )
+
+`ergmeter.views.render` has the renderers: `terminal.show(document, console)`,
+`markdown.markdown(document)`, `html.html(document)` and `json.json_text(document)`. JSON prints
+`data`; the three others print the parts. Commands take `cli.run_options.with_forms`, which adds
+`--json`, `--md` and `--html FILE`, and call `forms.show(document)`.
+
+- `HeadlinePart` is the answer. A terminal prints every one. Markdown and HTML leave out one
+  without a text, because the title of the document and `about` are above it.
+- `Table`: the kind of a column decides its layout. `number` is right-aligned and not wrapped,
+  `basis` is coloured by basis, `below` is printed under its row on a terminal (a column elsewhere),
+  and `bar` is drawn on a terminal and left out elsewhere.
+- `ChartPart`: the chart on a page; its table (or the chart's own data table) and the chart's note
+  elsewhere.
+- `Note`: a finding with its weight, and its effect, which may have several lines.
+- `Section`: parts under a title. Pages link to its id; a folded one starts closed there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ergmeter.views.charts.chart import Chart
+
+State: TypeAlias = Literal["", "good", "bad", "unsure"]
+Weight: TypeAlias = Literal["serious", "minor", "remark", "ok", "absent"]
+ColumnKind: TypeAlias = Literal["text", "number", "basis", "below", "bar"]
+Style: TypeAlias = Literal["", "dim", "strong"]
+
+
+class SortableCell(str):
+    """The text of a table cell that sorts by a value; None sorts last."""
+
+    value: float | None
+
+    def __new__(cls, text: str, value: float | None) -> SortableCell:
+        """Return the text with its value."""
+        cell = super().__new__(cls, text)
+        cell.value = value
+        return cell
+
+    @property
+    def text(self) -> str:
+        """The text alone."""
+        return str(self)
+
+
+class BarCell(str):
+    """A cell of a `bar` column: a bar from `low` to `high`, as shares of the column's width."""
+
+    low: float
+    high: float
+
+    def __new__(cls, low: float, high: float) -> BarCell:
+        """Return a cell without a text: other columns have the numbers."""
+        cell = super().__new__(cls)
+        cell.low, cell.high = min(low, high), max(low, high)
+        return cell
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column: its title, how it is laid out and emphasised, and whether its text may wrap."""
+
+    title: str = ""
+    kind: ColumnKind = "text"
+    style: Style = ""
+    no_wrap: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table. A column that is just a title is one of text.
+
+    `strong_rows` are emphasised. Pages can be sorted by a column if `is_sortable`. A terminal
+    leaves out the titles unless `has_head`.
+    """
+
+    columns: tuple[str | TableColumn, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str = ""
+    is_sortable: bool = False
+    has_head: bool = True
+    strong_rows: frozenset[int] = frozenset()
+
+    @property
+    def layout(self) -> tuple[TableColumn, ...]:
+        """The columns as columns."""
+        return tuple(
+            TableColumn(column) if isinstance(column, str) else column for column in self.columns
+        )
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        """The titles of the columns."""
+        return tuple(column.title for column in self.layout)
+
+    def without_bars(self) -> Table:
+        """Return the table for media that draw charts: without its bar columns."""
+        stays = [number for number, column in enumerate(self.layout) if column.kind != "bar"]
+        return Table(
+            tuple(self.columns[number] for number in stays),
+            tuple(tuple(row[number] for number in stays) for row in self.rows),
+            self.caption,
+            self.is_sortable,
+            self.has_head,
+            self.strong_rows,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HeadlinePart:
+    """The answer: what it is about, the answer itself, and what it is over.
+
+    The state decides the colour of the text.
+    """
+
+    name: str = ""
+    text: str = ""
+    about: str = ""
+    state: State = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChartPart:
+    """A chart; `table` replaces its data table where charts are not drawn."""
+
+    chart: Chart
+    table: Table | None = None
+
+    def as_text(self) -> tuple[Part, ...]:
+        """Return the parts that stand for the chart where charts are not drawn."""
+        table = self.table or self.chart.table
+        if table is None:
+            return (Note("absent", f"{self.chart.title}: {self.chart.reason}"),)
+        return (table, *([Paragraph(self.chart.note, style="dim")] if self.chart.note else []))
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A finding, by its weight, and its effect in one or more lines."""
+
+    weight: Weight
+    text: str
+    effect: str = ""
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list of sentences."""
+
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A paragraph, or a text to be copied verbatim, which is never wrapped."""
+
+    text: str
+    is_to_copy: bool = False
+    style: Style = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Parts under a title. The id is what a page links to."""
+
+    id: str
+    title: str
+    parts: tuple[Part, ...]
+    is_folded: bool = False
+
+
+Part: TypeAlias = HeadlinePart | Table | ChartPart | Note | Items | Paragraph | Section
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a command has to show. `data` is its JSON form."""
+
+    title: str
+    parts: tuple[Part, ...]
+    data: Any = field(default_factory=dict)
+    about: str = ""
+
+    @property
+    def charts(self) -> list[Chart]:
+        """All charts, in order."""
+        return list(_charts(self.parts))
+
+
+def _charts(parts: tuple[Part, ...]) -> Iterator[Chart]:
+    for part in parts:
+        if isinstance(part, ChartPart):
+            yield part.chart
+        elif isinstance(part, Section):
+            yield from _charts(part.parts)
+
+
+def without_charts(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Return the parts with tables and notes for charts; those inside sections stay."""
+    return tuple(
+        text
+        for part in parts
+        for text in (part.as_text() if isinstance(part, ChartPart) else (part,))
+    )
+
+
+def title_case(title: str) -> str:
+    """Return a title with a capital at its start."""
+    return title[:1].upper() + title[1:]

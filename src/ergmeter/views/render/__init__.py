@@ -1,0 +1,1 @@
+"""Renders a document: one module for each medium."""

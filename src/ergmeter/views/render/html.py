@@ -1,0 +1,59 @@
+"""Renders a document as a self-contained HTML page."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from ergmeter.version import __version__
+from ergmeter.views.document import (
+    ChartPart,
+    HeadlinePart,
+    Items,
+    Note,
+    Section,
+    Table,
+    title_case,
+)
+from ergmeter.views.html.page import bullet_list, figure, header, page, rendered, section
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ergmeter.views.document import Document, Part
+
+
+def html(document: Document) -> str:
+    """Return the page. One without charts holds no chart library."""
+    links = {part.id: part.title for part in document.parts if isinstance(part, Section)}
+    about = " · ".join(filter(None, (document.about, f"ergmeter {__version__}")))
+    return page(
+        title=document.title,
+        header=header(document.title, about, links),
+        sections=[_parts(document.parts)],
+        charts=document.charts,
+    )
+
+
+def _parts(parts: Sequence[Part]) -> str:
+    """Return the HTML of parts; notes that follow one another are one list."""
+    lines = []
+    for is_note, group in groupby(parts, lambda part: isinstance(part, Note)):
+        members = list(group)
+        lines += [rendered("notes", members)] if is_note else map(_part, members)
+    return "\n".join(filter(None, lines))
+
+
+def _part(part: Part) -> str:
+    if isinstance(part, Section):
+        inner = _parts(part.parts)
+        return section(part.id, title_case(part.title), inner, is_folded=part.is_folded)
+    if isinstance(part, ChartPart):
+        return figure(part.chart)
+    if isinstance(part, Items):
+        return bullet_list(part.texts)
+    if isinstance(part, Table):
+        return rendered("table_part", part.without_bars())
+    if isinstance(part, HeadlinePart):
+        return rendered("headline", part) if part.text else ""
+    return rendered("paragraph", part)

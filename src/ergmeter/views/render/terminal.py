@@ -1,0 +1,198 @@
+"""Renders a document on a terminal with rich. Fits 80 columns; bars are ASCII.
+
+Texts from runs and files are printed as they are: none of them is read as markup of rich.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich import table as rich_table
+from rich.cells import cell_len
+from rich.text import Text
+
+from ergmeter.views.document import (
+    BarCell,
+    HeadlinePart,
+    Items,
+    Note,
+    Paragraph,
+    Section,
+    Table,
+    TableColumn,
+    without_charts,
+)
+from ergmeter.views.run.card import BASIS_STYLES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console, RenderableType
+
+    from ergmeter.views.document import Document, Part
+
+_STATES = {"good": "green", "bad": "red", "unsure": "yellow", "": ""}
+_STYLES = {"dim": "dim", "strong": "bold", "": ""}
+_SIGNS = {
+    "serious": ("!! ", "red"),
+    "minor": ("!  ", "yellow"),
+    "remark": ("*  ", ""),
+    "ok": ("ok ", "green"),
+    "absent": ("-  ", "dim"),
+}
+_BAR_CELLS = 20
+_INDENT = 2
+_BELOW = 3
+
+
+def show(document: Document, console: Console) -> None:
+    """Print a document's parts."""
+    _show(document.parts, console, after=None)
+
+
+def _show(parts: tuple[Part, ...], console: Console, *, after: Part | None) -> None:
+    """Print parts; sections and tables stand apart from what is before them."""
+    for part in without_charts(parts):
+        if after is not None and _stands_apart(after, part):
+            console.print()
+        if isinstance(part, Section):
+            console.print(Text(part.title, "bold"))
+            _show(part.parts, console, after=HeadlinePart(part.title))
+        elif isinstance(part, Paragraph) and part.is_to_copy:
+            console.print(Text(part.text), soft_wrap=True)
+        else:
+            for line in _part(part, console):
+                console.print(line)
+        after = part
+
+
+def _stands_apart(before: Part, part: Part) -> bool:
+    if isinstance(before, Section) or isinstance(part, Section) or _is_grid(before):
+        return True
+    return _is_grid(part) and not isinstance(before, HeadlinePart)
+
+
+def _is_grid(part: Part) -> bool:
+    """Whether a part is a table in columns."""
+    return isinstance(part, Table) and "below" not in {column.kind for column in part.layout}
+
+
+def _part(part: Part, console: Console) -> Iterator[RenderableType]:
+    if isinstance(part, HeadlinePart):
+        yield _headline(part)
+    elif isinstance(part, Table):
+        yield from _grid(part, console) if _is_grid(part) else _rows(part, console)
+    elif isinstance(part, Note):
+        yield from _note(part, console)
+    elif isinstance(part, Items):
+        for text in part.texts:
+            yield from _hanging(Text("- "), Text(text), console)
+    elif isinstance(part, Paragraph):
+        yield Text(part.text, _STYLES[part.style])
+
+
+def _headline(headline: HeadlinePart) -> Text:
+    colour = _STATES[headline.state]
+    line = Text(headline.name, "bold")
+    if headline.text:
+        line.append(": " if headline.name else "")
+        line.append(headline.text, colour or ("" if headline.name else "bold"))
+    if headline.about:
+        line.append("  ")
+        line.append(headline.about, "dim")
+    return line
+
+
+def _note(note: Note, console: Console) -> Iterator[RenderableType]:
+    sign = Text.assemble(" " * _INDENT, _SIGNS[note.weight])
+    yield from _hanging(sign, Text(note.text), console)
+    for line in note.effect.splitlines():
+        yield from _hanging(Text(" " * len(sign)), Text(line, "dim"), console)
+
+
+def _hanging(start: Text, text: Text, console: Console) -> Iterator[Text]:
+    """Yield a text after its start; lines that follow are indented as far."""
+    width = console.width - len(start)
+    lines = [text] if console.soft_wrap else text.wrap(console, max(width, 1))
+    for number, line in enumerate(lines):
+        yield Text.assemble(" " * len(start) if number else start, line)
+
+
+def _grid(table: Table, console: Console) -> Iterator[RenderableType]:
+    """Yield a table in columns, after its caption."""
+    if table.caption:
+        yield Text(table.caption, "dim")
+    has_head = table.has_head and any(table.head)
+    grid = rich_table.Table(
+        box=box.SIMPLE_HEAD if has_head else None,
+        show_header=has_head,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, _gap(table, console.width, has_head=has_head), 0, 0),
+    )
+    head_lines = max((title.count("\n") for title in table.head), default=0)
+    for column in table.layout:
+        is_text = column.kind == "text"
+        above = "\n" * (head_lines - column.title.count("\n"))
+        grid.add_column(
+            Text(f"{above}{column.title}"),
+            justify="right" if column.kind == "number" else "left",
+            no_wrap=column.no_wrap or not is_text,
+            overflow="fold",
+            style=_STYLES[column.style],
+        )
+    for number, row in enumerate(table.rows):
+        cells = [_cell(column, cell) for column, cell in zip(table.layout, row, strict=True)]
+        grid.add_row(*cells, style="bold" if number in table.strong_rows else "")
+    yield grid
+
+
+def _gap(table: Table, width: int, *, has_head: bool) -> int:
+    """Return the padding of a cell: columns are two apart, or one if they fit only then."""
+    rows = (table.head if has_head else [""] * len(table.head), *table.rows)
+    columns = zip(table.layout, zip(*rows, strict=True), strict=True)
+    widths = [max(_width(column, cell) for cell in cells) for column, cells in columns]
+    gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= width else 1
+    return gap - has_head  # a box has a blank of its own between columns
+
+
+def _width(column: TableColumn, cell: str) -> int:
+    """Return the least width of a cell: its longest line, or its longest word if it may wrap."""
+    if isinstance(cell, BarCell):
+        return _BAR_CELLS
+    can_wrap = column.kind == "text" and not column.no_wrap
+    return max(map(cell_len, cell.split() if can_wrap else cell.splitlines()), default=0)
+
+
+def _rows(table: Table, console: Console) -> Iterator[RenderableType]:
+    """Yield each row as a line, with its `below` cells under it."""
+    if table.caption:
+        yield Text(table.caption, "dim")
+    for row in table.rows:
+        cells = list(zip(table.layout, row, strict=True))
+        line = [_cell(column, cell) for column, cell in cells if cell and column.kind != "below"]
+        yield Text("  ").join(line)
+        for column, cell in cells:
+            if cell and column.kind == "below":
+                yield from _hanging(Text(" " * _BELOW), Text(cell, "dim"), console)
+
+
+def _cell(column: TableColumn, cell: str) -> Text:
+    if isinstance(cell, BarCell):
+        return Text(bar(cell.low, cell.high))
+    if column.kind == "basis":
+        return Text(cell, BASIS_STYLES.get(cell, ""))
+    return Text(cell, _STYLES[column.style])
+
+
+def bar(low: float, high: float) -> str:
+    """Return the segment of a bar at its position; at least one mark."""
+    first, last = (
+        math.floor(max(0.0, low) * _BAR_CELLS + 0.5),
+        math.floor(min(1.0, high) * _BAR_CELLS + 0.5),
+    )
+    if last > first:
+        return " " * first + "#" * (last - first)
+    return " " * min(first, _BAR_CELLS - 1) + "|"
