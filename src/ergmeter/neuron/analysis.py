@@ -26,7 +26,15 @@ from ergmeter.neuron.compile_cache import (
 from ergmeter.neuron.kernels import GraphResult, NkiSummary, graph_result, summarize
 from ergmeter.neuron.log_agreement import about_log, is_printed, reconcile
 from ergmeter.neuron.metrics import NKI, SCORE, THROUGHPUT
-from ergmeter.neuron.mfu import TERA, Figures, Machine, OriginalEstimate, figures, machine
+from ergmeter.neuron.mfu import (
+    TERA,
+    Figures,
+    Machine,
+    OriginalEstimate,
+    figures,
+    machine,
+    original_estimate,
+)
 from ergmeter.neuron.score import Baseline, Score
 from ergmeter.neuron.throughput import LogSummary, Throughput, summarize_log, throughput
 from ergmeter.neuron.training_job import NeuronJob, read_job, read_training_file
@@ -202,10 +210,8 @@ class JobDetails:
 
     job: NeuronJob
     machine: Machine
-    pace: Throughput
     figures: Figures
     log: ParsedLog | None
-    original: OriginalEstimate | None  # None: it can't count the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +235,8 @@ class Analysis:
     seq_len: int
     nodes: int
     readings: dict[str, Result]
-    throughput_from: str  # "option", "log", "assumed", or "" where there is none
-    throughput_formula: str
+    pace: Throughput
+    estimate: OriginalEstimate | None  # None: the original can't count the model
     tflop_per_s_per_node: float | None
     inputs: tuple[JobInput, ...]
     model: ModelVersion
@@ -279,14 +285,14 @@ class Analysis:
 
 
 def input_rows(
-    request: AnalysisRequest, sizes: Sequence[JobInput], *, log_from: str = "--log-file"
+    request: AnalysisRequest, sizes: Sequence[JobInput], *, log_format: str = ""
 ) -> tuple[JobInput, ...]:
     """The files that were given or searched for, then sizes, in the order they are read."""
     cache_from = "--compile-dir" if request.compile_dir else "the default of --compile-dir"
     files = [
         JobInput("training's YAML", request.config, "--config"),
         JobInput("model", request.model_config, "--model-config"),
-        JobInput("log", request.log_file, log_from),
+        JobInput("log", request.log_file, f"--log-file{log_format and f', read as {log_format}'}"),
         JobInput("compile cache", request.directory, cache_from),
     ]
     if request.graph_runs is not None:
@@ -339,10 +345,7 @@ def analyze(request: AnalysisRequest, watch: Watch) -> Analysis:
     pace = throughput(request.throughput, log, job)
     convention = request.convention or DEFAULT_CONVENTION
     job_figures = figures(request.model_config, job, hardware, pace, convention=convention)
-    nodes, backend = request.num_nodes or 1, request.hw_backend
-    original = job_figures.original(pace.seq_per_s, nodes=nodes, backend=backend)
-    details = JobDetails(job, hardware, pace, job_figures, log, original)
-    started = _started(request, details)
+    started = _started(request, JobDetails(job, hardware, job_figures, log), pace)
     graphs = _graphs_found(request)
     watch(Started(started, 0 if graphs is None else len(graphs.chosen)))
     results = _count(request, graphs, runs, watch)
@@ -377,26 +380,35 @@ def analyze(request: AnalysisRequest, watch: Watch) -> Analysis:
     return _with_score(counted, summary) if is_scored else counted
 
 
-def _started(request: AnalysisRequest, details: JobDetails) -> Analysis:
+def _started(request: AnalysisRequest, details: JobDetails, pace: Throughput) -> Analysis:
     """The analysis before its graphs are counted."""
-    job, hardware, pace, log = details.job, details.machine, details.pace, details.log
-    rate, flops = pace.seq_per_s, details.figures.flops.model_per_step
-    log_from = "" if log is None else f"--log-file, read as {log.format}"
+    job, hardware, job_figures, log = (
+        details.job, details.machine, details.figures, details.log
+    )  # fmt: skip
+    rate, flops = pace.seq_per_s, job_figures.flops.model_per_step
+    theirs = job_figures.original_flops
     return Analysis(
         request=request,
         batch_size=job.batch_size,
         seq_len=job.seq_len,
         nodes=job.nodes,
-        readings=details.figures.readings(pace),
-        throughput_from="" if rate is None else "log" if pace.is_from_log else "option",
-        throughput_formula=pace.formula,
+        readings=job_figures.readings(pace),
+        pace=pace,
+        estimate=None
+        if theirs is None
+        else original_estimate(
+            theirs, rate, nodes=request.num_nodes or 1, backend=request.hw_backend,
+            over_exact=job_figures.differences,
+        ),
         tflop_per_s_per_node=None if rate is None else flops * rate / hardware.nodes / TERA,
-        inputs=input_rows(request, _sizes(job, hardware, pace), log_from=log_from),
+        inputs=input_rows(
+            request, _sizes(job, hardware, pace), log_format=log.format if log else ""
+        ),
         model=model_version(request.model_config),
         log=None if log is None else summarize_log(log),
-        notes=(*job.notes, *hardware.notes, *details.figures.notes),
+        notes=(*job.notes, *hardware.notes, *job_figures.notes),
         details=details,
-    )
+    )  # fmt: skip
 
 
 def _sizes(job: NeuronJob, hardware: Machine, pace: Throughput) -> list[JobInput]:

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.compare.entry import Entry, facts_of
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.definitions.compute import MFU
-from ergmeter.neuron.metrics import JSON_NAMES, NKI, SCORE, THROUGHPUT
+from ergmeter.neuron.metrics import JSON_NAMES, NKI, SCORE, THROUGHPUT, UNITS
 from ergmeter.neuron.mfu import PEAK_TFLOP_PER_S_PER_NODE, impossible_mfu, impossible_score
 from ergmeter.records import Missing, Reading, Result
-from ergmeter.units import NO_UNIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 THEIRS = "the original's"  # its count, in place of a convention
 _KEYS = {JSON_NAMES[key].name: key for key in (MFU, THROUGHPUT, NKI, SCORE)}
 METRICS = tuple(_KEYS)
-_UNITS = {MFU: "frac", THROUGHPUT: "samples/s", NKI: "frac", SCORE: NO_UNIT}
 _INPUTS = ("batch_size", "sequence_length", "num_nodes", "hardware_backend")
 _FACTORS = ("mfu_improvement", "throughput_improvement", "loss_improvement", "convergence_rate")
 
@@ -138,7 +136,7 @@ class EarlierOutput:
         origin = _part(_part(self.document, "obtained"), name)
         low, high = (_number(origin, end) for end in ("low", "high"))
         return Reading(
-            value / scale, _UNITS[key], "reported",
+            value / scale, UNITS[key], "reported",
             None if low is None else low / scale, None if high is None else high / scale,
             note=self.convention if key == MFU else str(origin.get("note") or ""),
             impossible=self._wrong.get(key, ""),

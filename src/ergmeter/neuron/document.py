@@ -28,25 +28,42 @@ if TYPE_CHECKING:
 
 FORMAT = "ergmeter analyze 1"
 _ORIGINAL_MFU = "original_count.mfu_percent"
+# What the original's log has, and our keys of a score that its own does not have.
+_ORIGINAL_LOG = ("log_file", "timestamps", "steps", "step_times", "throughput", "losses")
+_ORIGINAL_LOSSES = ("average", "min", "max", "first", "last", "count")
+_NOT_IN_BREAKDOWN = ("is_mfu_impossible", "nki_factor", "score_without_nki")
+_GRAPH_FACTORS = (
+    *("mfu_improvement", "throughput_improvement", "loss_improvement", "convergence_rate"),
+    "nki_flop_ratio",
+)
 
 
 def document(analysis: Analysis) -> Json:
     """The document of our own numbers."""
-    details, nki = analysis.details, analysis.nki
-    assert details is not None
-    assert nki is not None
-    content = original_keys(analysis) | {"nki_analysis": _nki(analysis, nki)}
+    assert analysis.details is not None
+    content = original_document(analysis) | _beyond(analysis, analysis.details)
+    return content | {"missing": missing(analysis)}
+
+
+def original_document(analysis: Analysis) -> Json:
+    """The original's keys in its order. Those inside that it does not have are for our numbers."""
+    details, score = analysis.details, analysis.score
+    content = original_keys(analysis) | {"nki_analysis": _nki(analysis)}
     if analysis.log is not None:
-        content["log_metrics"] = asdict(analysis.log)
-        if details.pace.is_from_log:
-            used = {"used": details.pace.seq_per_s, "used_is": details.pace.source}
-            content["log_metrics"]["throughput"] |= used
-    if analysis.request.calculate_score and analysis.score is not None:
-        content["training_score"] = analysis.value(SCORE)
-        content["training_score_breakdown"] = {
-            **breakdown(analysis.score), **_doubt(nki.mark), "remark": REMARK
-        }  # fmt: skip
-    return content | _beyond(analysis, details) | {"missing": missing(analysis)}
+        log = content["log_metrics"] = asdict(analysis.log)
+        if details is None:
+            log["losses"] = {name: log["losses"][name] for name in _ORIGINAL_LOSSES}
+            content["log_metrics"] = {name: log[name] for name in _ORIGINAL_LOG}
+        elif analysis.pace.is_from_log:
+            log["throughput"] |= {"used": analysis.pace.seq_per_s, "used_is": analysis.pace.source}
+    if analysis.request.calculate_score and score is not None:
+        factors = breakdown(score)
+        if details is None:
+            factors = {key: factors[key] for key in factors if key not in _NOT_IN_BREAKDOWN}
+        else:
+            factors |= {**_doubt(score.mark), "remark": REMARK}
+        content |= {"training_score": analysis.value(SCORE), "training_score_breakdown": factors}
+    return content
 
 
 def missing(analysis: Analysis) -> dict[str, str]:
@@ -62,8 +79,7 @@ def missing(analysis: Analysis) -> dict[str, str]:
         reasons |= dict.fromkeys(names, analysis.reason(THROUGHPUT))
     for key in (SCORE, HFU):
         reasons[JSON_NAMES[key].name] = analysis.reason(key)
-    if analysis.details is not None:
-        reasons[_ORIGINAL_MFU] = _no_original_mfu(analysis, analysis.details)
+    reasons[_ORIGINAL_MFU] = _no_original_mfu(analysis)
     return {key: why for key, why in reasons.items() if why}
 
 
@@ -125,16 +141,6 @@ def breakdown(score: Score) -> Json:
     }
 
 
-def graph_score(score: Score | None) -> Json:
-    """A graph's own score under the original's names; nothing where there is none."""
-    if score is None:
-        return {}
-    factors = breakdown(score)
-    names = ("mfu_improvement", "throughput_improvement", "loss_improvement", "convergence_rate")
-    named = {name: factors[name] for name in (*names, "nki_flop_ratio")}
-    return {"training_score": {"score": score.value, **named}}
-
-
 def input_documents(analysis: Analysis) -> list[Json]:
     """The inputs with their sources."""
     return [{"what": what, "value": value, "from": of} for what, value, of in analysis.inputs]
@@ -157,8 +163,15 @@ def impossible(analysis: Analysis) -> dict[str, str]:
     }
 
 
-def _nki(analysis: Analysis, nki: NkiSummary) -> Json:
-    summary = summary_keys(analysis, nki) | {
+def _nki(analysis: Analysis) -> Json:
+    nki = analysis.nki
+    assert nki is not None
+    files = [_graph(graph, analysis) for graph in analysis.graphs]
+    listed = {"per_file_metrics": files} if analysis.request.detailed else {}
+    content: Json = {"summary": summary_keys(analysis, nki), **listed}
+    if analysis.original is not None:
+        return content
+    content["summary"] |= {
         "ratios_are_over": nki.ratios_are_over,
         "files_with_nki_macs": nki.graphs_with_nki,
         "files_without_nki_macs": nki.graphs_without_nki,
@@ -167,50 +180,48 @@ def _nki(analysis: Analysis, nki: NkiSummary) -> Json:
         "weighting": nki.weighting,
         "kernel_calls": nki.calls,
     }
-    files = [_graph(graph, analysis) for graph in analysis.graphs]
-    return {
-        "summary": summary,
-        **({"per_file_metrics": files} if analysis.request.detailed else {}),
+    failed = ("module_name", "file_path", "error")
+    return content | {
         "kernels": [asdict(kernel) for kernel in nki.kernels],
         "unreadable_kernel_configs": [asdict(config) for config in nki.unreadable],
         "not_known": nki.doubts,
         "left_out": analysis.left_out,
-        "failed": [
-            {key: file[key] for key in ("module_name", "file_path", "error")}
-            for file in files
-            if "error" in file
-        ],
+        "failed": [{key: file[key] for key in failed} for file in files if "error" in file],
     }
 
 
 def _graph(graph: GraphResult, analysis: Analysis) -> Json:
-    """One graph, under the original's names."""
-    names = {
+    """One graph, under the original's names; of its own numbers, with no other keys."""
+    is_own = analysis.original is None
+    content: Json = {
         "status": "success" if graph.error is None else "error",
         "file_path": graph.path,
         "file_name": graph.name,
-        "module_name": graph.module,
-        "neuronxcc_version": graph.compiler,
     }
+    if is_own or graph.error is None:
+        content |= {"module_name": graph.module, "neuronxcc_version": graph.compiler}
     if graph.error is not None:
         # The zeros are the original's, for its readers; they are in no sum here.
-        return names | {"error": graph.error, "hlo_macs": 0, "nki_macs": 0, "nki_ratio": 0.0}
-    score = graph_score(analysis.graph_score(graph))
-    if score:
-        score["training_score"] |= _doubt(graph.mark)
-    return names | {
-        "hlo_macs": graph.macs,
-        "nki_macs": graph.nki_macs,
-        "nki_ratio": graph.nki_ratio,
-        **_doubt(graph.mark),
-        "runs": None if analysis.request.graph_runs is None else graph.runs,
-        "kernels": [
-            {"macs_state" if name == "state" else name: value for name, value in kernel.items()}
-            for kernel in map(asdict, graph.kernels)
-        ],
-        "not_known": graph.doubts,
-        **score,
-    }
+        return content | {"error": graph.error, "hlo_macs": 0, "nki_macs": 0, "nki_ratio": 0.0}
+    ratio = analysis.nki_ratio(graph)
+    content |= {"hlo_macs": graph.macs, "nki_macs": graph.nki_macs, "nki_ratio": ratio}
+    doubt = _doubt(graph.mark) if is_own else {}
+    if is_own:
+        content |= doubt | {
+            "runs": None if analysis.request.graph_runs is None else graph.runs,
+            "kernels": [
+                {"macs_state" if name == "state" else name: value for name, value in kernel.items()}
+                for kernel in map(asdict, graph.kernels)
+            ],
+            "not_known": graph.doubts,
+        }
+    score = analysis.graph_score(graph)
+    if score is not None:
+        factors = breakdown(score)
+        content["training_score"] = {
+            "score": score.value, **{name: factors[name] for name in _GRAPH_FACTORS}, **doubt
+        }  # fmt: skip
+    return content
 
 
 def _doubt(mark: str) -> dict[str, bool]:
@@ -229,14 +240,14 @@ def _obtained(analysis: Analysis) -> Json:
         origins[name.name] = {
             "basis": reading.basis, "low": low, "high": high, "note": reading.note
         }  # fmt: skip
-    if THROUGHPUT in analysis.readings and analysis.throughput_from:
-        origins["throughput_seq_per_sec"]["formula"] = analysis.throughput_formula
+        if key == THROUGHPUT:
+            origins[name.name]["formula"] = analysis.pace.formula
     return origins
 
 
-def _no_original_mfu(analysis: Analysis, details: JobDetails) -> str:
+def _no_original_mfu(analysis: Analysis) -> str:
     """Why the original's MFU is missing; "" if it is not."""
-    theirs = details.original
+    theirs = analysis.estimate
     if theirs is None or theirs.mfu_percent is not None:
         return ""
     if theirs.peak_tflops_per_second is None:
@@ -247,7 +258,7 @@ def _no_original_mfu(analysis: Analysis, details: JobDetails) -> str:
 
 def _beyond(analysis: Analysis, details: JobDetails) -> Json:
     """The keys that the original's document does not have."""
-    figures, job, machine, theirs = details.figures, details.job, details.machine, details.original
+    figures, job, machine, theirs = details.figures, details.job, details.machine, analysis.estimate
     flops, mfu, by_name = figures.flops, analysis.readings[MFU], figures.mfu_by_convention
     hardware = flops.hardware_per_step
     marked = impossible(analysis)
@@ -265,7 +276,7 @@ def _beyond(analysis: Analysis, details: JobDetails) -> Json:
         "hfu_percent": _percent(analysis.value(HFU)),
         "mfu_basis": mfu.basis if isinstance(mfu, Reading) else None,
         "mfu_note": mfu.note if isinstance(mfu, Reading) else None,
-        "throughput_basis": details.pace.source,
+        "throughput_basis": analysis.pace.source,
         "obtained": _obtained(analysis),
         "inputs": input_documents(analysis),
         "conventions": {

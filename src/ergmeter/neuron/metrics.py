@@ -27,57 +27,40 @@ def _not_of_a_run(_: Evidence) -> NoReturn:
     raise NotMeasurable("`erg analyze` computes it from the files of a Trainium job")
 
 
+_MODEL, _GRAPHS, _PACE = "a model's configuration", "compiled graphs", "a throughput"
 METRICS = (
     Metric(
-        TFLOP,
-        "work of a sequence",
-        "TFLOP",
-        "neither",
+        TFLOP, "work of a sequence", "TFLOP", "neither",
         "forward and backward FLOPs of one sequence, under the convention of the note",
-        ("a model's configuration",),
-        _not_of_a_run,
+        (_MODEL,), _not_of_a_run,
     ),
     Metric(
-        TFLOP_PER_S,
-        "work",
-        "TFLOP/s",
-        "higher",
-        "TFLOP of a sequence x sequences/s",
-        ("a model's configuration", "a throughput"),
-        _not_of_a_run,
+        TFLOP_PER_S, "work", "TFLOP/s", "higher", "TFLOP of a sequence x sequences/s",
+        (_MODEL, _PACE), _not_of_a_run,
     ),
     Metric(
-        NKI,
-        "NKI share",
-        "frac",
-        "higher",
+        NKI, "NKI share", "frac", "higher",
         "multiply-adds that NKI kernels state / all multiply-adds of the graphs",
-        ("compiled graphs",),
-        _not_of_a_run,
-        upper_bound=1.0,
+        (_GRAPHS,), _not_of_a_run, upper_bound=1.0,
     ),
     Metric(
-        SCORE,
-        "score",
-        NO_UNIT,
-        "higher",
+        SCORE, "score", NO_UNIT, "higher",
         "MFU / base x throughput / base x loss x convergence x (offset + NKI share)",
-        ("a throughput", "compiled graphs", "a baseline"),
-        _not_of_a_run,
+        (_MODEL, _PACE, _GRAPHS, "a baseline"), _not_of_a_run,
     ),
-)
+)  # fmt: skip
+UNITS = {MFU: "frac", HFU: "frac", THROUGHPUT: "samples/s"} | {row.key: row.unit for row in METRICS}
 
 # The keys of nki-llama's JSON, and ours beside them, in the order of `obtained`.
-_NAMES = {
-    TFLOP: ("tflop_per_sequence", "TFLOP", 1.0),
-    THROUGHPUT: ("throughput_seq_per_sec", "sequences/s", 1.0),
-    TFLOP_PER_S: ("tflops_per_second", "TFLOP/s", 1.0),
-    MFU: ("mfu_percent", "%", 100.0),
-    HFU: ("hfu_percent", "%", 100.0),
-    NKI: ("overall_nki_ratio", "", 1.0),
-    SCORE: ("training_score", "", 1.0),
-}
 JSON_NAMES = {
     key: Alias(name, "nki-llama", "as in the JSON of calculate_training_metrics.py", unit, scale)
-    for key, (name, unit, scale) in _NAMES.items()
+    for key, name, unit, scale in (
+        (TFLOP, "tflop_per_sequence", "TFLOP", 1.0),
+        (THROUGHPUT, "throughput_seq_per_sec", "sequences/s", 1.0),
+        (TFLOP_PER_S, "tflops_per_second", "TFLOP/s", 1.0),
+        (MFU, "mfu_percent", "%", 100.0),
+        (HFU, "hfu_percent", "%", 100.0),
+        (NKI, "overall_nki_ratio", "", 1.0),
+        (SCORE, "training_score", "", 1.0),
+    )
 }

@@ -210,7 +210,7 @@ class Figures:
     mfu: Result
     hfu: Result
     original_flops: float | None  # what the original itself counts, whatever the model is
-    differences: tuple[tuple[str, float], ...]  # why that is another number of FLOPs
+    differences: dict[str, float]  # why that is another number of FLOPs
     notes: tuple[str, ...]
 
     @property
@@ -247,20 +247,21 @@ class Figures:
             HFU: self.hfu,
         }
 
-    def original(self, rate: float | None, *, nodes: int, backend: str) -> OriginalEstimate | None:
-        """What the original makes of that throughput; None if it can't count the model."""
-        if self.original_flops is None:
-            return None
-        tflop, peak = self.original_flops / TERA, PEAK_TFLOP_PER_S_PER_NODE.get(backend)
-        mfu = None if peak is None or rate is None else rate * tflop / nodes * 100 / peak
-        return OriginalEstimate(
-            tflop,
-            None if rate is None else self.original_flops * rate / TERA,
-            mfu,
-            nodes,
-            None if peak is None else nodes * peak,
-            {reason: extra / TERA for reason, extra in self.differences},
-        )
+
+def original_estimate(
+    flops: float, rate: float | None, *, nodes: int, backend: str, over_exact: dict[str, float]
+) -> OriginalEstimate:
+    """What the original makes of the FLOPs of a sequence, by its own count, at a throughput."""
+    tflop, peak = flops / TERA, PEAK_TFLOP_PER_S_PER_NODE.get(backend)
+    per_node = None if rate is None else rate * tflop / nodes
+    return OriginalEstimate(
+        tflop_per_sequence=tflop,
+        tflops_per_second=None if rate is None else flops * rate / TERA,
+        mfu_percent=None if peak is None or per_node is None else per_node * 100 / peak,
+        num_nodes=nodes,
+        peak_tflops_per_second=None if peak is None else nodes * peak,
+        over_exact_tflop_per_sequence={why: more / TERA for why, more in over_exact.items()},
+    )
 
 
 def figures(
@@ -345,15 +346,15 @@ def _differences(
     ours: float,
     full: float | None,
     theirs: float | None,
-) -> tuple[tuple[str, float], ...]:
+) -> dict[str, float]:
     """The original's FLOPs of a sequence minus `exact`, split by reason."""
     if theirs is None:
-        return ()
+        return {}
     pieces = {} if full is None else _pieces(graph, batch, training, ours, full)
     rest = theirs - ours - sum(pieces.values())
     if abs(rest) > 1e-9 * theirs:
         pieces["a dense Llama of config.json's sizes counted instead of this model"] = rest
-    return tuple(pieces.items())
+    return pieces
 
 
 def _pieces(

@@ -102,12 +102,8 @@ class Throughput:
     """Sequences per second of the job, the catalogue's `throughput.samples_per_s`."""
 
     result: Result
-    how: str | None = None  # how it was obtained from the log, in a few words; None: it was not
-
-    @property
-    def is_from_log(self) -> bool:
-        """True if it is the log's."""
-        return self.how is not None
+    formula: str = "as given by --throughput"
+    is_from_log: bool = False
 
     @property
     def seq_per_s(self) -> float | None:
@@ -118,11 +114,6 @@ class Throughput:
     def source(self) -> str:
         """Where it is from, or why there is none."""
         return self.result.note if isinstance(self.result, Reading) else self.result.reason
-
-    @property
-    def formula(self) -> str:
-        """How it was obtained, for a reader who asks for a formula."""
-        return self.how or "as given by --throughput"
 
 
 def throughput(declared: float | None, log: ParsedLog | None, job: NeuronJob) -> Throughput:
@@ -160,7 +151,8 @@ def _logged(log: ParsedLog, rate: Reading, detail: str = "") -> Throughput:
     """A log's throughput, with its source."""
     how = rate.note.partition(";")[0]  # without the warm-up rule
     note = f"{log.path}{detail}: {rate.note}"
-    return Throughput(replace(rate, unit=_UNIT, note=note), f"{how}{detail}")
+    result = replace(rate, unit=_UNIT, note=note)
+    return Throughput(result, f"{how}{detail}", is_from_log=True)
 
 
 # A log's statistics: of its last run, rates and times after the warm-up. Fields have the original's

@@ -37,7 +37,7 @@ def test_tokens_given_as_sequences_are_recognised() -> None:
 
 def test_a_throughput_that_was_not_printed_is_not_taken_for_tokens() -> None:
     where = machine("trn1", nodes=1, devices=32, lnc=None, dtype="bf16", devices_from="")
-    logged = pace(8601.6, "sequences over the log's clock")
+    logged = pace(8601.6)
     found = figures(str(LLAMA_8B), job(4096), where, logged, convention="exact")
     texts = [one.text for one in about_mfu(found, job(4096), where, logged, is_printed=False)]
     assert len(texts) == 2

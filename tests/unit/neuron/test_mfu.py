@@ -49,10 +49,10 @@ def figures_of(
     return figures(str(model), what, where, pace(seq_per_s), convention=convention)
 
 
-def pace(seq_per_s: float | None, how: str | None = None) -> Throughput:
+def pace(seq_per_s: float | None) -> Throughput:
     if seq_per_s is None:
         return Throughput(Missing("nobody said"))
-    return Throughput(Reading(seq_per_s, "samples/s", "reported", note="as given"), how)
+    return Throughput(Reading(seq_per_s, "samples/s", "reported", note="as given"))
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_sequence_is_counted_as_by_hand(small: Path) -> None:
 
 def test_the_difference_to_the_original_is_the_sum_of_its_reasons(small: Path) -> None:
     found = figures_of(small, job(4))
-    reasons = dict(found.differences)
+    reasons = found.differences
     assert sorted(reasons.values()) == [18 * 2 * 16, (16 - 10) * 16 * 6, 6 * 80 * 4]
     assert sum(reasons.values()) == found.by_convention["neuron"] - found.flops.model_per_step
 
@@ -105,7 +105,7 @@ def test_lora_leaves_out_the_gradients_of_frozen_weights(small: Path) -> None:
     adapters = 2 * (3 * 16) * 4 * 2 + 2 * (16 + 8 + 8) * 4 * 3
     assert found.flops.model_per_step == frozen + adapters + CORE
     assert found.work.params_trained == 3 * 16 + 32
-    reasons = dict(found.differences)
+    reasons = found.differences
     assert sum(reasons.values()) == pytest.approx(
         found.by_convention["neuron"] - found.flops.model_per_step
     )

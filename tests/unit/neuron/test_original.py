@@ -7,45 +7,38 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.compat.nki_llama.document import (
-    original_figures,
-    original_files,
-    original_summary,
-)
+from ergmeter.compat.nki_llama.document import analyze_compat, original_files, original_summary
 from ergmeter.compat.nki_llama.original_inputs import (
     OriginalCount,
     original_count,
     read_original_log,
 )
 from ergmeter.errors import FormatError, UsageError
+from ergmeter.neuron.analysis import AnalysisRequest
 from ergmeter.neuron.kernels import GraphResult
-from ergmeter.neuron.mfu import sequence_flops
+from ergmeter.neuron.mfu import OriginalEstimate, original_estimate, sequence_flops
 from ergmeter.neuron.throughput import LogTimes, LossStatistics, Statistics, StepNumbers
 from tests.unit.neuron.graphs import Computation, config, module, one_dot, packed, piece, write
 
 LLAMA_8B = str(Path(__file__).parents[2] / "data" / "configs" / "llama-3.1-8b.json")
 
 
+def estimate(seq_per_s: float, *, nodes: int = 1, backend: str = "trn1") -> OriginalEstimate:
+    flops = sequence_flops(LLAMA_8B, 4096)
+    return original_estimate(flops, seq_per_s, nodes=nodes, backend=backend, over_exact={})
+
+
 def test_the_known_answer_is_met() -> None:
-    found = original_figures(
-        LLAMA_8B, batch_size=64, seq_len=4096, seq_per_s=2.1, nodes=1, backend="trn1"
-    )
-    assert found["mfu_percent"] == pytest.approx(15.477, abs=5e-4)
-    assert found["tflops_per_second"] == pytest.approx(224.04, abs=5e-3)
-    assert found["throughput_tflops_per_node"] == pytest.approx(470.5, abs=5e-2)
-    assert found["time_per_batch_seconds"] == 64 / 2.1
-    half = original_figures(
-        LLAMA_8B, batch_size=1, seq_len=4096, seq_per_s=2.1, nodes=2, backend="trn2"
-    )
-    assert half["mfu_percent"] == pytest.approx(found["mfu_percent"] / 2 * 3040 / 10672)
-    assert half["seq_per_second_per_node"] == 1.05
+    found = estimate(2.1)
+    assert found.mfu_percent == pytest.approx(15.477, abs=5e-4)
+    assert found.tflop_per_sequence == pytest.approx(224.04, abs=5e-3)
+    assert found.tflops_per_second == pytest.approx(470.5, abs=5e-2)
+    half = estimate(2.1, nodes=2, backend="trn2")
+    assert half.mfu_percent == pytest.approx((found.mfu_percent or 0) / 2 * 3040 / 10672)
 
 
 def test_its_default_throughput_reads_737_percent() -> None:
-    found = original_figures(
-        LLAMA_8B, batch_size=64, seq_len=4096, seq_per_s=100.0, nodes=1, backend="trn1"
-    )
-    assert found["mfu_percent"] == pytest.approx(737, abs=0.5)
+    assert estimate(100.0).mfu_percent == pytest.approx(737, abs=0.5)
 
 
 def test_its_flops_are_those_of_a_hand_calculation(tmp_path: Path) -> None:
@@ -60,8 +53,10 @@ def test_its_flops_are_those_of_a_hand_calculation(tmp_path: Path) -> None:
 
 
 def test_what_it_can_t_do_is_refused(tmp_path: Path) -> None:
+    yaml = Path(__file__).parents[2] / "data" / "neuron" / "llama3_8b_sft.yaml"
+    request = AnalysisRequest(str(yaml), LLAMA_8B, throughput=1.0, hw_backend="inf2")
     with pytest.raises(UsageError, match="--compat knows --hw-backend trn1 and trn2"):
-        original_figures(LLAMA_8B, batch_size=1, seq_len=1, seq_per_s=1, nodes=1, backend="inf2")
+        analyze_compat(request, lambda _: None)
     path = tmp_path / "config.json"
     path.write_text('{"hidden_size": "wide"}')
     with pytest.raises(FormatError, match="hidden_size must be a whole number"):

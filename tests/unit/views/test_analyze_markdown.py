@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.views.blocks import escaped
+from ergmeter.views.render.markdown import escaped
 from tests.unit.neuron.graphs import config, one_dot, write
 
 Erg = Callable[..., tuple[int, str, str]]
@@ -148,3 +148,11 @@ def test_a_page_leaves_a_document_on_stdout_alone(erg: Erg, job: Path) -> None:
     code, out, err = erg(*JOB, *options, "--html", "a.html")
     assert (code, out) == (0, alone)
     assert err.startswith("a.html (")
+
+
+def test_md_is_the_same_as_its_format(erg: Erg, job: Path) -> None:
+    options = ("--throughput", "2", "--compile-dir", "cache")
+    assert erg(*JOB, *options, "--md") == erg(*JOB, *options, "--format", "md")
+    code, out, err = erg(*JOB, *options, "--md", "--json")
+    assert (code, out) == (2, "")
+    assert "--md and json are two forms; give one" in err

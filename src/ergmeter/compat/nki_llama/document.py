@@ -22,15 +22,7 @@ from ergmeter.neuron.analysis import (
     model_version,
 )
 from ergmeter.neuron.compile_cache import Choice, graph_file
-from ergmeter.neuron.document import (
-    FORMAT,
-    breakdown,
-    graph_score,
-    input_documents,
-    original_keys,
-    summary_keys,
-    versions,
-)
+from ergmeter.neuron.document import FORMAT, input_documents, original_document, versions
 from ergmeter.neuron.kernels import GraphResult, NkiSummary
 from ergmeter.neuron.metrics import NKI, SCORE, TFLOP, THROUGHPUT
 from ergmeter.neuron.mfu import (
@@ -38,9 +30,11 @@ from ergmeter.neuron.mfu import (
     VERSION,
     impossible_mfu,
     impossible_score,
+    original_estimate,
     sequence_flops,
 )
 from ergmeter.neuron.score import Score
+from ergmeter.neuron.throughput import Throughput
 from ergmeter.neuron.training_job import read_training_file
 from ergmeter.records import Reading
 from ergmeter.units import NO_UNIT
@@ -49,7 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ergmeter.neuron.analysis import AnalysisRequest, Watch
-    from ergmeter.neuron.throughput import LogSummary
     from ergmeter.records import Basis
 
 QUIRKS = (
@@ -80,8 +73,6 @@ ORIGINAL = OriginalVersion(VERSION, QUIRKS, NOT_KEPT)
 DEFAULT_SEQ_PER_S = 100.0
 # Its own also name model.hlo_module.pb and graph.hlo, which these match first.
 PATTERNS = ("*.hlo_module.pb", "*.hlo")
-# Our keys of a score's breakdown that its own does not have.
-_NOT_IN_BREAKDOWN = ("is_mfu_impossible", "nki_factor", "score_without_nki")
 _DECLARED, _MEAN = "--throughput", "--log-file, the mean of its values"
 _ASSUMED = "assumed, as the original does"
 _FORMULAS = {
@@ -103,13 +94,19 @@ def analyze_compat(request: AnalysisRequest, watch: Watch) -> Analysis:
     log = None if request.log_file is None else read_original_log(request.log_file)
     rate, rate_from = _throughput(request, log)
     nodes, directory = request.num_nodes or 1, request.directory
-    numbers = original_figures(
-        request.model_config, batch_size=batch, seq_len=length, seq_per_s=rate, nodes=nodes,
-        backend=request.hw_backend,
-    )  # fmt: skip
-    mfu_percent, tflop = numbers["mfu_percent"], numbers["tflops_per_second"]
+    if request.hw_backend not in PEAK_TFLOP_PER_S_PER_NODE:
+        knows = "--compat knows --hw-backend trn1 and trn2, as the original does"
+        raise UsageError(f"{knows}; got {request.hw_backend}")
+    flops = float(sequence_flops(request.model_config, length))
+    estimate = original_estimate(
+        flops, rate, nodes=nodes, backend=request.hw_backend, over_exact={}
+    )
+    mfu_percent, tflop = estimate.mfu_percent or 0.0, estimate.tflop_per_sequence
     basis: Basis = "assumed" if rate_from == _ASSUMED else "reported"
     note, wrong = f"{_AS_IT_HAS_IT}; throughput: {rate_from}", impossible_mfu(mfu_percent)
+    pace = Throughput(
+        Reading(rate, "samples/s", basis, note=note), _FORMULAS[rate_from], rate_from == _MEAN
+    )
     sizes = [
         JobInput("sequences a step", batch, "--batch-size" if request.batch_size else "the YAML"),
         JobInput("tokens a sequence", length, "--seq-len" if request.seq_len else "the YAML"),
@@ -123,12 +120,12 @@ def analyze_compat(request: AnalysisRequest, watch: Watch) -> Analysis:
         nodes=nodes,
         readings={
             MFU: Reading(mfu_percent / 100, "frac", basis, note=note, impossible=wrong),
-            THROUGHPUT: Reading(rate, "samples/s", basis, note=note),
+            THROUGHPUT: pace.result,
             TFLOP: Reading(tflop, "TFLOP", "derived", note=_AS_IT_HAS_IT),
         },
-        throughput_from={_DECLARED: "option", _MEAN: "log", _ASSUMED: "assumed"}[rate_from],
-        throughput_formula=_FORMULAS[rate_from],
-        tflop_per_s_per_node=numbers["throughput_tflops_per_node"],
+        pace=pace,
+        estimate=estimate,
+        tflop_per_s_per_node=rate * tflop / nodes,
         inputs=input_rows(request, sizes),
         model=model_version(request.model_config),
         log=None if log is None else log.summary(),
@@ -160,34 +157,17 @@ def analyze_compat(request: AnalysisRequest, watch: Watch) -> Analysis:
 
 def compat_document(analysis: Analysis) -> dict[str, Any]:
     """The document of the original's numbers, with its keys first."""
-    request, nki = analysis.request, analysis.nki
-    assert nki is not None
-    assert analysis.tflop_per_s_per_node is not None
-    peak = PEAK_TFLOP_PER_S_PER_NODE[request.hw_backend]
-    content = original_keys(analysis) | {
-        "mfu_percent": analysis.tflop_per_s_per_node * 100 / peak,  # to its last digit
-        "tflops_per_second": analysis.value(TFLOP),
-    }
-    summary = summary_keys(analysis, nki)
-    files = [_graph_document(graph, analysis) for graph in analysis.graphs]
-    content["nki_analysis"] = {"summary": summary}
-    if request.detailed:
-        content["nki_analysis"]["per_file_metrics"] = files
-    if analysis.log is not None:
-        content["log_metrics"] = _log_document(analysis.log)
-    if request.calculate_score and analysis.score is not None:
-        content["training_score"] = analysis.score.value
-        content["training_score_breakdown"] = {
-            key: value
-            for key, value in breakdown(analysis.score).items()
-            if key not in _NOT_IN_BREAKDOWN
-        }
-    wrong = impossible_mfu(content["mfu_percent"])
+    assert analysis.nki is not None
+    assert analysis.estimate is not None
+    mfu_percent = analysis.estimate.mfu_percent or 0.0  # to its last digit
+    wrong = impossible_mfu(mfu_percent)
     reasons = {"mfu_percent": wrong, "training_score": impossible_score(wrong)}  # score or not
-    return content | {
+    return original_document(analysis) | {
+        "mfu_percent": mfu_percent,
+        "tflops_per_second": analysis.value(TFLOP),
         "format": FORMAT,
         "compat": asdict(ORIGINAL),
-        "unreadable_kernel_configs": nki.calls["unreadable"],
+        "unreadable_kernel_configs": analysis.nki.calls["unreadable"],
         "findings": [asdict(each) for each in analysis.findings],
         "versions": versions(analysis),
         "impossible": {key: why for key, why in reasons.items() if why},
@@ -227,26 +207,6 @@ def _throughput(request: AnalysisRequest, log: OriginalLog | None) -> tuple[floa
     return (mean, _MEAN) if mean else (DEFAULT_SEQ_PER_S, _ASSUMED)
 
 
-def original_figures(
-    model: str, *, batch_size: int, seq_len: int, seq_per_s: float, nodes: int, backend: str
-) -> dict[str, float]:
-    """MFU and throughput by the original's formulas, under its own names."""
-    peak = PEAK_TFLOP_PER_S_PER_NODE.get(backend)
-    if peak is None:
-        raise UsageError(
-            f"--compat knows --hw-backend trn1 and trn2, as the original does; got {backend}"
-        )
-    tflop = sequence_flops(model, seq_len) / 1e12
-    per_node = seq_per_s * tflop / nodes
-    return {
-        "mfu_percent": per_node * 100 / peak,
-        "tflops_per_second": tflop,
-        "throughput_tflops_per_node": per_node,
-        "seq_per_second_per_node": seq_per_s / nodes,
-        "time_per_batch_seconds": batch_size / seq_per_s,
-    }
-
-
 def _obtained(analysis: Analysis) -> dict[str, dict[str, Any]]:
     """How its metrics were obtained: without intervals, by the formulas listed as quirks."""
 
@@ -256,7 +216,7 @@ def _obtained(analysis: Analysis) -> dict[str, dict[str, Any]]:
         return {"basis": reading.basis, "low": None, "high": None, "note": reading.note, **more}
 
     return {
-        "throughput_seq_per_sec": origin(THROUGHPUT, formula=analysis.throughput_formula),
+        "throughput_seq_per_sec": origin(THROUGHPUT, formula=analysis.pace.formula),
         "mfu_percent": origin(MFU),
         "training_score": origin(MFU),  # also where no score was asked for
         "tflops_per_second": origin(TFLOP),
@@ -322,31 +282,3 @@ def _graph(path: str) -> tuple[GraphResult, int]:
     return GraphResult(
         path, name, file.module, file.compiler, count.macs, count.nki_macs
     ), count.unreadable
-
-
-def _graph_document(graph: GraphResult, analysis: Analysis) -> dict[str, Any]:
-    names = {"file_path": graph.path, "file_name": graph.name}
-    if graph.error is not None:
-        zeros = {"hlo_macs": 0, "nki_macs": 0, "nki_ratio": 0.0}
-        return {"status": "error", **names, "error": graph.error, **zeros}
-    return {
-        "status": "success",
-        **names,
-        "module_name": graph.module,
-        "neuronxcc_version": graph.compiler,
-        "hlo_macs": graph.macs,
-        "nki_macs": graph.nki_macs,
-        "nki_ratio": analysis.nki_ratio(graph),
-        **graph_score(analysis.graph_score(graph)),
-    }
-
-
-def _log_document(log: LogSummary) -> dict[str, Any]:
-    """`log_metrics` with the original's keys alone."""
-    names = ("log_file", "timestamps", "steps", "step_times", "throughput")
-    content = asdict(log)
-    losses = ("average", "min", "max", "first", "last", "count")
-    return {
-        **{name: content[name] for name in names},
-        "losses": {name: content["losses"][name] for name in losses},
-    }

@@ -16,7 +16,7 @@ from ergmeter.neuron.analysis import Event, GraphCounted, Started
 from ergmeter.neuron.compile_cache import abbreviated_list
 from ergmeter.neuron.kernels import LEGEND, LOWER_BOUND, UNCERTAIN, decimals
 from ergmeter.neuron.metrics import SCORE, TFLOP, TFLOP_PER_S, THROUGHPUT
-from ergmeter.neuron.mfu import BACKENDS, TERA, impossible_mfu
+from ergmeter.neuron.mfu import BACKENDS, TERA, OriginalEstimate, impossible_mfu
 from ergmeter.neuron.score import REMARK
 from ergmeter.records import Reading, Result
 from ergmeter.units import number_of, significant
@@ -96,12 +96,6 @@ def is_more(value: float | None, other: float | None) -> bool:
     return value is not None and other is not None and value > other * (1 + 1e-9)
 
 
-def doubts(analysis: Analysis) -> list[str]:
-    """Return what the counts of the graphs leave unknown, one sentence a kind."""
-    known = {} if analysis.nki is None else analysis.nki.doubts
-    return [counted(count, what) for what, count in known.items()]
-
-
 # The training log, under the original's labels.
 
 
@@ -126,7 +120,9 @@ def log_section(log: LogSummary) -> Iterator[str]:
     yield from _statistics("Throughput Statistics", log.throughput, "seq/s", 3)
     losses = {"First loss": log.losses.first, "Last loss": log.losses.last}
     yield from _statistics("Loss Statistics", log.losses, "", 4, losses)
-    yield from _without_a_loss(log.losses)
+    if log.losses.not_finite and not log.losses.count:
+        yield "\nLoss Statistics:"
+    yield from (f"  {line}" for line in without_a_loss(log.losses))
     if log.steady_state is not None:
         if log.runs_in_log > 1:
             yield f"\n{log.runs_in_log} runs in this log: the last one is shown"
@@ -136,17 +132,15 @@ def log_section(log: LogSummary) -> Iterator[str]:
             yield from wrapped(note, "  - ")
 
 
-def _without_a_loss(losses: LossStatistics) -> Iterator[str]:
+def without_a_loss(losses: LossStatistics) -> Iterator[str]:
     """Yield counts of NaN losses and of missing losses, which the original counts as one."""
     printed = losses.not_finite + losses.count
-    if losses.not_finite and not losses.count:
-        yield "\nLoss Statistics:"
     if losses.not_finite:
         step = losses.first_not_finite_step
         first = "" if step is None else f", first at step {step}"
-        yield f"  Not a number (nan or inf): {losses.not_finite} of {printed} printed{first}"
+        yield f"Not a number (nan or inf): {losses.not_finite} of {printed} printed{first}"
     if losses.not_printed and printed:
-        yield f"  Not printed: {losses.not_printed} of {printed + losses.not_printed} lines"
+        yield f"Not printed: {losses.not_printed} of {printed + losses.not_printed} lines"
 
 
 def _statistics(
@@ -171,12 +165,12 @@ def event_lines(event: Event) -> Iterator[str]:
     analysis = event.analysis
     if analysis.log is not None:
         yield from log_section(analysis.log)
-    if analysis.throughput_from == "log":
+    if analysis.pace.is_from_log:
         rate = analysis.value(THROUGHPUT)
         yield f"\nUsing average throughput from log file: {rate:.2f} seq/s"
         if analysis.details is not None:
-            yield from wrapped(analysis.throughput_formula, "  ")
-    elif analysis.throughput_from == "assumed":
+            yield from wrapped(analysis.pace.formula, "  ")
+    elif isinstance(analysis.pace.result, Reading) and analysis.pace.result.basis == "assumed":
         yield "Warning: No throughput information provided, using default"
     yield from inputs_section(analysis)
     yield f"\nSearching for HLO files in {analysis.request.directory}..."
@@ -332,7 +326,10 @@ def summary_section(analysis: Analysis) -> Iterator[str]:
     # The reason why one is missing is in the line of MFU.
     yield f"Throughput: {fixed(analysis.value(THROUGHPUT), 2, 'seq/s')}"
     yield f"Throughput per node: {fixed(analysis.tflop_per_s_per_node, 2, 'TFLOP/s')}"
-    yield from _reasons(analysis)
+    for title, texts in remarks(analysis).items():
+        yield f"\n{title}:"
+        for text in texts:
+            yield from wrapped(text, "  - ")
 
 
 def _by_convention(analysis: Analysis, details: JobDetails) -> Iterator[str]:
@@ -341,13 +338,22 @@ def _by_convention(analysis: Analysis, details: JobDetails) -> Iterator[str]:
     if is_more(hfu, mfu):
         wrong = mark_of(analysis.readings[HFU])
         yield f"HFU: {frac_percentage(hfu, '')}{wrong} (with what is computed twice)"
-    theirs = details.original
+    theirs = analysis.estimate
     if theirs is None:
         return
     percent = None if mfu is None else 100 * mfu
     pairs = ((theirs.tflop_per_sequence, tflop), (theirs.mfu_percent, percent))
     if all(a is not None and b is not None and math.isclose(a, b) for a, b in pairs):
         return
+    yield ""
+    yield from wrapped(original_text(theirs))
+    yield "  it differs from exact, in TFLOP per sequence, by"
+    for reason, extra in theirs.over_exact_tflop_per_sequence.items():
+        yield f"  {extra:+10.3f}  {reason}"
+
+
+def original_text(theirs: OriginalEstimate) -> str:
+    """Return the original's numbers in a sentence."""
     figures = f"{theirs.tflop_per_sequence:.2f} TFLOP per sequence"
     if theirs.tflops_per_second is not None:
         figures = f"{theirs.tflops_per_second:.1f} TFLOP/s, {figures}"
@@ -356,20 +362,13 @@ def _by_convention(analysis: Analysis, details: JobDetails) -> Iterator[str]:
         figures = f"MFU {theirs.mfu_percent:.3f}%{wrong}, {figures}; its peak is"
         nodes = number_of(theirs.num_nodes, "node")
         figures += f" {theirs.peak_tflops_per_second:g} TFLOP/s ({nodes})"
-    yield ""
-    yield from wrapped(f"By the original's count: {figures}")
-    yield "  it differs from exact, in TFLOP per sequence, by"
-    for reason, extra in theirs.over_exact_tflop_per_sequence.items():
-        yield f"  {extra:+10.3f}  {reason}"
+    return f"By the original's count: {figures}"
 
 
 def _nki_summary(nki: NkiSummary) -> Iterator[str]:
     yield "\nNKI Analysis Summary:"
-    yield f"  Files analyzed: {nki.successful}/{nki.total}"
-    for name, value in ratios_of(nki).items():
-        yield f"  {name.title()} NKI Ratio: {ratio(value)}{bound(nki.mark)}"
-    yield f"  Total HLO MACs: {fixed(nki.macs, 0)}"
-    yield f"  Total NKI MACs: {fixed(nki.nki_macs, 0)}"
+    for name, text in nki_rows(nki).items():
+        yield f"  {name}: {text}"
     if nki.weighting and nki.successful:
         yield from wrapped(f"Ratios are over {nki.ratios_are_over}; {nki.weighting}", "  ")
         if any(nki.calls.values()):
@@ -379,32 +378,39 @@ def _nki_summary(nki: NkiSummary) -> Iterator[str]:
             )
 
 
-def ratios_of(nki: NkiSummary) -> dict[str, float | None]:
-    """Return the NKI ratios over all graphs, by the original's names."""
+def nki_rows(nki: NkiSummary) -> dict[str, str]:
+    """Return the totals over all graphs, by the original's labels."""
+    ratios = {
+        "Overall": nki.overall_ratio,
+        "Average": nki.average_ratio,
+        "Min": nki.least_ratio,
+        "Max": nki.most_ratio,
+    }
+    marked = {f"{name} NKI Ratio": ratio(r) + bound(nki.mark) for name, r in ratios.items()}
     return {
-        "overall": nki.overall_ratio,
-        "average": nki.average_ratio,
-        "min": nki.least_ratio,
-        "max": nki.most_ratio,
+        "Files analyzed": f"{nki.successful}/{nki.total}",
+        **marked,
+        "Total HLO MACs": fixed(nki.macs, 0),
+        "Total NKI MACs": fixed(nki.nki_macs, 0),
     }
 
 
-def _reasons(analysis: Analysis) -> Iterator[str]:
-    """Yield explanations, assumptions and the quirks kept from the original."""
-    groups: dict[str, Iterable[str]] = {
+def remarks(analysis: Analysis) -> dict[str, tuple[str, ...]]:
+    """Return explanations, assumptions and the quirks kept from the original, by title."""
+    nki, original = analysis.nki, analysis.original
+    groups = {
         "Worth knowing": [finding.text for finding in analysis.findings],
         "Assumed and noted": analysis.notes,
-        "Not known in the graphs": doubts(analysis),
+        "Not known in the graphs": [
+            counted(n, what) for what, n in (nki.doubts if nki else {}).items()
+        ],
         "Not counted": [*_failed(analysis), *_left_out(analysis)],
+        f"Kept as in {original.version}" if original else "": original.quirks_kept
+        if original
+        else (),
+        "Not kept": original.not_kept if original else (),
     }
-    if analysis.original is not None:
-        groups[f"Kept as in {analysis.original.version}"] = analysis.original.quirks_kept
-        groups["Not kept"] = analysis.original.not_kept
-    for title, texts in groups.items():
-        if texts:
-            yield f"\n{title}:"
-            for text in texts:
-                yield from wrapped(text, "  - ")
+    return {title: tuple(texts) for title, texts in groups.items() if texts}
 
 
 def _failed(analysis: Analysis) -> Iterator[str]:
