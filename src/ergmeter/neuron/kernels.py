@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ergmeter.units import number_of, significant
 
@@ -231,34 +231,12 @@ def _unreadable(results: Sequence[GraphResult]) -> Iterator[UnreadableConfig]:
             yield UnreadableConfig(result.path, result.module, calls)
 
 
-# Graphs are ranked by their multiply-adds, times their runs where these are known. Rows below the
-# cut are counted and summed, so that the shares add up. Unreadable graphs are listed apart.
+def by_work(results: Sequence[GraphResult]) -> list[tuple[GraphResult, float | None]]:
+    """Readable graphs, those with the most work first, with their shares of all work.
 
-
-class RankedGraph(NamedTuple):
-    """One graph, and its share of all multiply-adds; None where there are none."""
-
-    graph: GraphResult
-    macs_frac: float | None
-
-
-class Ranked(NamedTuple):
-    """The graphs with the most work, the sum of the others, and the unreadable ones."""
-
-    graphs: list[RankedGraph]
-    rest: int
-    rest_macs_frac: float | None
-    failed: list[GraphResult]
-
-
-def rank_graphs(results: Sequence[GraphResult], *, most: int) -> Ranked:
-    """Ranks up to `most` graphs, those with the most work first."""
+    A share is None where no graph multiplies.
+    """
     good = [result for result in results if result.error is None]
     good.sort(key=lambda result: (-result.work, result.path))
-    total, rest = sum(result.work for result in good), good[most:]
-    return Ranked(
-        [RankedGraph(result, result.work / total if total else None) for result in good[:most]],
-        len(rest),
-        sum(result.work for result in rest) / total if total else None,
-        [result for result in results if result.error is not None],
-    )
+    total = sum(result.work for result in good)
+    return [(result, result.work / total if total else None) for result in good]

@@ -48,9 +48,9 @@ def ours(exact: float, compiler: str, **more: Any) -> dict[str, Any]:
 
 def compared(tmp_path: Path, *documents: dict[str, Any]) -> OutputComparison:
     paths = []
-    for number, document in enumerate(documents):
+    for number, output in enumerate(documents):
         path = tmp_path / f"{number}.json"
-        path.write_text(json.dumps(document))
+        path.write_text(json.dumps(output))
         paths.append(str(path))
     return compare(read_outputs(paths))
 

@@ -12,8 +12,8 @@ from ergmeter.neuron.kernels import (
     LOWER_BOUND,
     UNCERTAIN,
     GraphResult,
+    by_work,
     graph_result,
-    rank_graphs,
     summarize,
 )
 from tests.unit.neuron.graphs import Computation, config, module, one_dot, write
@@ -122,7 +122,6 @@ def test_a_graph_that_ran_often_comes_before_a_larger_one() -> None:
         return GraphResult(name, name, None, None, macs, 0, error, runs)
 
     graphs = [graph("a", 100, 1), graph("b", 10, 30), graph("c", 100, 0), graph("d", 0, 1, "cut")]
-    found = rank_graphs(graphs, most=2)
-    assert [row.graph.path for row in found.graphs] == ["b", "a"]
-    assert [row.macs_frac for row in found.graphs] == [0.75, 0.25]
-    assert (found.rest, found.rest_macs_frac, len(found.failed)) == (1, 0.0, 1)
+    found = [(graph.path, frac) for graph, frac in by_work(graphs)]
+    assert found == [("b", 0.75), ("a", 0.25), ("c", 0.0)]
+    assert by_work(graphs[2:3]) == [(graphs[2], None)]

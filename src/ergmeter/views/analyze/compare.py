@@ -183,7 +183,7 @@ def _inputs(comparison: OutputComparison) -> Table:
         (name.replace("_", " "), *(input_text(group.inputs[name]) for group in comparison.groups))
         for name in names
     )
-    return Table(("input", *groups), lines, "inputs of each group")
+    return Table(("input", *groups), lines)
 
 
 def _citation(comparison: OutputComparison) -> str:

@@ -13,7 +13,7 @@ from ergmeter.flops.conventions import CONVENTIONS
 from ergmeter.metrics.definitions.compute import HFU, MFU
 from ergmeter.metrics.definitions.compute import METRICS as COMPUTE
 from ergmeter.neuron.document import missing
-from ergmeter.neuron.kernels import Ranked, RankedGraph, decimals, percent, rank_graphs
+from ergmeter.neuron.kernels import by_work, decimals, percent
 from ergmeter.neuron.metrics import JSON_NAMES, METRICS, NKI, SCORE, TFLOP, TFLOP_PER_S, THROUGHPUT
 from ergmeter.neuron.mfu import TERA
 from ergmeter.neuron.score import REMARK, Factor
@@ -46,7 +46,7 @@ from ergmeter.views.document import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from ergmeter.neuron.analysis import Analysis
     from ergmeter.neuron.kernels import GraphResult, KernelTotal
@@ -280,47 +280,49 @@ def _statistic(value: float | None, unit: str) -> str:
 
 def _graphs(analysis: Analysis, most: int) -> Iterator[Part]:
     """Yield the tables about graphs, at most `most` rows each."""
-    nki, ranked = analysis.nki, rank_graphs(analysis.graphs, most=most)
+    nki = analysis.nki
     assert nki is not None
     yield Table(("of all graphs", "figure"), tuple(nki_rows(nki).items()))
     if nki.weighting:
         yield Paragraph(f"Ratios are over {nki.ratios_are_over}; {nki.weighting}.")
-    if ranked.graphs:
-        yield _ranking(analysis, ranked)
-        yield from _about_graphs(analysis, ranked)
-    if ranked.failed:
-        failed = tuple(
-            (graph.module or "-", graph.path, graph.error or "") for graph in ranked.failed
+    if ranked := by_work(analysis.graphs):
+        yield _ranking(analysis, ranked[:most])
+        if meanings := legend(graph.mark for graph, _ in ranked[:most]):
+            yield Items(tuple(meanings))
+        yield Paragraph(_about_graphs(analysis, ranked, most))
+    failed = [graph for graph in analysis.graphs if graph.error is not None]
+    if failed:
+        rows = tuple(
+            (graph.module or "-", graph.path, graph.error or "") for graph in failed[:most]
         )
         head = ("module", "file that can't be read", "why")
-        yield Table(head, failed[:most], "graphs that can't be read")
-        if (more := len(failed) - most) > 0:
-            yield Paragraph(
-                f"{more:,} more can't be read: the JSON has them as nki_analysis.failed."
-            )
+        yield Table(head, rows, "graphs that can't be read")
+    if (more := len(failed) - most) > 0:
+        yield Paragraph(f"{more:,} more can't be read: the JSON has them as nki_analysis.failed.")
     yield from _kernels(nki.kernels, most)
 
 
-def _ranking(analysis: Analysis, ranked: Ranked) -> Table:
+def _ranking(analysis: Analysis, ranked: Sequence[tuple[GraphResult, float | None]]) -> Table:
     """Tabulate the graphs, without columns that no graph has."""
-    graphs = [row.graph for row in ranked.graphs]
+    graphs = [graph for graph, _ in ranked]
     has_runs, is_original = analysis.request.graph_runs is not None, analysis.original is not None
-    columns: dict[str, Callable[[RankedGraph], str]] = {
-        "module": lambda row: row.graph.module or "-",
-        "file": lambda row: row.graph.name,
-        "MACs": lambda row: _count(row.graph.macs),
-        "of all MACs x runs" if has_runs else "of all": lambda row: _share(row.macs_frac),
-        "NKI MACs": lambda row: _count(row.graph.nki_macs),
-        "NKI share": lambda row: _share(analysis.nki_ratio(row.graph), row.graph.mark),
-        "kernels (calls)": lambda row: "not known" if is_original else _kernels_of(row.graph),
+    shares = "of all MACs x runs" if has_runs else "of all"
+    columns = {
+        "module": [graph.module or "-" for graph in graphs],
+        "file": [graph.name for graph in graphs],
+        "MACs": [_count(graph.macs) for graph in graphs],
+        shares: [_share(frac) for _, frac in ranked],
+        "NKI MACs": [_count(graph.nki_macs) for graph in graphs],
+        "NKI share": [_share(analysis.nki_ratio(graph), graph.mark) for graph in graphs],
+        "kernels (calls)": ["not known" if is_original else _kernels_of(g) for g in graphs],
     }
     if has_runs:
-        columns["runs"] = lambda row: _count(row.graph.runs)
+        columns["runs"] = [_count(graph.runs) for graph in graphs]
     if any(analysis.graph_score(graph) for graph in graphs):
-        columns["score"] = lambda row: _score_of(analysis, row.graph)
+        columns["score"] = [_score_of(analysis, graph) for graph in graphs]
     if len({graph.compiler for graph in graphs}) > 1:
-        columns["compiler"] = lambda row: row.graph.compiler or "-"
-    rows = tuple(tuple(cell(row) for cell in columns.values()) for row in ranked.graphs)
+        columns["compiler"] = [graph.compiler or "-" for graph in graphs]
+    rows = tuple(zip(*columns.values(), strict=True))
     return Table(tuple(columns), rows, "compiled graphs, by work", is_sortable=True)
 
 
@@ -346,20 +348,22 @@ def _kernels_of(graph: GraphResult) -> str:
     return ", ".join([*names[:_KERNELS_OF_A_GRAPH], *others]) or "none"
 
 
-def _about_graphs(analysis: Analysis, ranked: Ranked) -> Iterator[Part]:
-    meanings = legend(row.graph.mark for row in ranked.graphs)
-    if meanings:
-        yield Items(tuple(meanings))
+def _about_graphs(
+    analysis: Analysis, ranked: Sequence[tuple[GraphResult, float | None]], most: int
+) -> str:
     text = "A MAC is a multiply-add: 2 FLOP."
+    rest = ranked[most:]
+    if not rest:
+        return text
     macs = "MACs" if analysis.request.graph_runs is None else "MACs x runs"
-    if ranked.rest:
-        frac = ranked.rest_macs_frac
-        share = "" if frac is None else f" with {percent(frac)} of the {macs}"
-        text += (
-            f" The {len(ranked.graphs)} graphs with the most {macs} are shown; the other"
-            f" {ranked.rest:,}{share} are in the JSON of --detailed."
-        )
-    yield Paragraph(text)
+    has_work = rest[0][1] is not None
+    share = (
+        f" with {percent(sum(frac or 0.0 for _, frac in rest))} of the {macs}" if has_work else ""
+    )
+    return (
+        f"{text} The {most} graphs with the most {macs} are shown; the other"
+        f" {len(rest):,}{share} are in the JSON of --detailed."
+    )
 
 
 def _kernels(kernels: Sequence[KernelTotal], most: int) -> Iterator[Part]:
