@@ -61,6 +61,22 @@ def _helps() -> Iterator[Case]:
         yield from erg(f"help-{group}-{name}", f"{group} {name} --help", widths=WIDTHS)
 
 
+def _forms() -> Iterator[Case]:
+    """Each command that shows a document, as Markdown and as a page."""
+    model = "configs/llama-3.1-8b.json --seq-len 4096"
+    for label, command, needs in (
+        ("check", "check plain ranks", ("plain", "ranks")),
+        ("job", "job pretrain --runs jobs", ("jobs",)),
+        ("flops", f"flops {model}", ("configs",)),
+        ("mfu", f"mfu {model} --tokens-per-s 12000 --device h100-sxm", ("configs",)),
+        ("estimate", f"estimate {model} --batch-size 8 --device h200", ("configs",)),
+        ("hlo", "hlo hlo --by op", ("hlo",)),
+    ):
+        yield from erg(
+            f"{label}-md", f"{command} --md --html p.html", needs=needs, shows=("p.html",)
+        )
+
+
 def _reports() -> Iterator[Case]:
     for run in ALL_RUNS:
         needs = (run,)
@@ -1017,6 +1033,7 @@ def cases() -> list[Case]:
         case
         for several in (
             _helps(),
+            _forms(),
             _reports(),
             _errors_of_runs(),
             _exports(),

@@ -207,7 +207,8 @@ def test_the_mask_of_a_window_is_spoken_of_where_there_is_one(
 
 def test_what_waits_for_one_option_is_one_line(erg: Erg) -> None:
     _, out, _ = erg(SMALL, *BATCH, "--device", "h200-sxm5")
-    said = "step_s, tokens_per_s, duration_h, energy_kwh, co2e_g, cost: - (no utilisation was given"
+    names = ("step_s", "tokens_per_s", "duration_h", "energy_kwh", "co2e_g", "cost")
+    said = ", ".join(f"estimate.{name}" for name in names) + " - no utilisation was given"
     assert out.count("no utilisation was given") == 1
     assert said in " ".join(out.split())
 
@@ -232,7 +233,7 @@ def test_a_terminal_of_80_columns_is_wide_enough(
     assert max(map(len, out.splitlines())) <= 80
     assert "…" not in out
     assert "that fits" in out  # the last column, whole
-    assert " GB   fits " in out
+    assert " GB  fits " in out
 
 
 def test_the_changes_are_in_the_document(erg: Erg) -> None:

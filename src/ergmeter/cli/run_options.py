@@ -14,7 +14,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import click
 
@@ -39,11 +39,14 @@ def print_json(document: object) -> None:
     click.echo(json.dumps(document, indent=1, allow_nan=False))
 
 
+_Form: TypeAlias = Literal["terminal", "json", "markdown"]
+
+
 @dataclass(frozen=True)
 class Forms:
     """The form in which a command was asked to show its document, and a page to write."""
 
-    form: Literal["terminal", "json", "markdown"]
+    form: _Form
     page: Path | None = None
 
     def show(self, document: Document, *, console: Console | None = None) -> None:
@@ -76,7 +79,7 @@ def with_forms(function: Callable[..., Any]) -> Callable[..., Any]:
         if as_json and as_markdown:
             raise click.UsageError("--json and --md are two forms; give one")
         check_page(page)
-        form = "json" if as_json else "markdown" if as_markdown else "terminal"
+        form: _Form = "json" if as_json else "markdown" if as_markdown else "terminal"
         return function(forms=Forms(form, page), **options)
 
     options = [

@@ -19,8 +19,8 @@ text in a part is plain: renderers escape it, wrap it and give it colours.
 `data`; the three others print the parts. Commands take `cli.run_options.with_forms`, which adds
 `--json`, `--md` and `--html FILE`, and call `forms.show(document)`.
 
-- `HeadlinePart` is the answer. A terminal prints every one. Markdown and HTML leave out one
-  without a text, because the title of the document and `about` are above it.
+- `HeadlinePart` is the answer. A terminal prints every one. Markdown and HTML leave out a first one
+  that only repeats the title and `about`, which a terminal does not print.
 - `Table`: the kind of a column decides its layout. `number` is right-aligned and not wrapped,
   `basis` is coloured by basis, `below` is printed under its row on a terminal (a column elsewhere),
   and `bar` is drawn on a terminal and left out elsewhere.
@@ -200,6 +200,19 @@ class Document:
     parts: tuple[Part, ...]
     data: Any = field(default_factory=dict)
     about: str = ""
+
+    @property
+    def body(self) -> tuple[Part, ...]:
+        """The parts without a first headline that only repeats the title."""
+        first = self.parts[0] if self.parts else None
+        if (
+            isinstance(first, HeadlinePart)
+            and not first.text
+            and first.about == self.about
+            and self.title.lower().startswith(first.name.lower())
+        ):
+            return self.parts[1:]
+        return self.parts
 
     @property
     def charts(self) -> list[Chart]:

@@ -39,7 +39,7 @@ def test_a_file_that_fails_is_named_as_the_table_names_the_others(
     write(cache / "neuronxcc-2.2" / "MODULE_3+0", b"no module at all")
     lines = shown(capsys, str(cache))
     assert lines[0].strip() == f"{cache}, each model.hlo_module.pb"
-    assert any(line.startswith("neuronxcc-2.2/MODULE_3+0: ") for line in lines)
+    assert any(line.startswith("  !! neuronxcc-2.2/MODULE_3+0: ") for line in lines)
     assert not any(line.startswith(str(cache)) for line in lines[1:])
 
 

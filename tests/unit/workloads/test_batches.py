@@ -6,11 +6,11 @@ from itertools import islice
 
 import torch
 
-from ergmeter.workloads.demo_text import Document
+from ergmeter.workloads.demo_text import DemoText
 from ergmeter.workloads.demo_training import NO_LOSS, PADDING, batch_of, endless_batches
 
-LONG = Document(b"ab\n", b"cde\n")  # 7 bytes: 6 positions, 4 of which predict the tale
-SHORT = Document(b"x\n", b"y\n")  # 4 bytes: 3 positions, 2 of which predict the tale
+LONG = DemoText(b"ab\n", b"cde\n")  # 7 bytes: 6 positions, 4 of which predict the tale
+SHORT = DemoText(b"x\n", b"y\n")  # 4 bytes: 3 positions, 2 of which predict the tale
 
 
 def test_the_three_counts_by_hand() -> None:
@@ -59,7 +59,7 @@ def test_moving_a_batch_keeps_its_counts() -> None:
 
 
 def test_one_time_round_gives_each_document_once_and_the_next_in_another_order() -> None:
-    documents = [Document(b"%c\n" % letter, b".\n") for letter in b"abcdefgh"]
+    documents = [DemoText(b"%c\n" % letter, b".\n") for letter in b"abcdefgh"]
     batches = list(islice(endless_batches(documents, 2, seed=3), 8))
     letters = [
         [int(row[0]) for batch in part for row in batch.inputs]
@@ -70,7 +70,7 @@ def test_one_time_round_gives_each_document_once_and_the_next_in_another_order()
 
 
 def test_the_order_is_the_same_for_the_same_seed() -> None:
-    documents = [Document(b"%c\n" % letter, b".\n") for letter in b"abcdefgh"]
+    documents = [DemoText(b"%c\n" % letter, b".\n") for letter in b"abcdefgh"]
     one, same, other = (next(endless_batches(documents, 8, seed=s)).inputs for s in (3, 3, 4))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)

@@ -9,13 +9,14 @@ import click
 from click.core import ParameterSource
 
 from ergmeter.cli.options import flag, with_default, with_each
-from ergmeter.cli.run_options import print_json
+from ergmeter.cli.run_options import with_forms
 from ergmeter.cli.work_options import CACHE_DTYPE, WEIGHTS_DTYPE, batch_of, graph_of, with_batch
 from ergmeter.errors import NotMeasurable, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ergmeter.cli.run_options import Forms
     from ergmeter.flops.batch import Batch
     from ergmeter.flops.estimate.arrangement import Parallel, Setup
     from ergmeter.flops.estimate.estimate import Room, Serving
@@ -126,7 +127,8 @@ _SERVING = [
 _TAKEN_BY_SERVING = {
     *("model", "seq_len", "batch_size", "source_len", "images", "image_size", "mtp"),
     *("device", "num_devices", "data_parallel", "tensor_parallel", "pipeline_parallel"),
-    *("memory_gib", "usable", "inference", "weights_dtype", "cache_dtype", "as_json"),
+    *("memory_gib", "usable", "inference", "weights_dtype", "cache_dtype"),
+    *("as_json", "as_markdown", "page"),
 }
 
 
@@ -163,12 +165,12 @@ _COMPUTED_IN = {"mixed": "bf16", "bf16-master": "bf16"}
 @click.argument("model", metavar="MODEL_CONFIG")
 @with_batch
 @with_options
-@flag("--json", "as_json", help="Everything, as JSON, in base units.")
+@with_forms
 def command(
     model: str,
     shape: dict[str, Any],
     training: Callable[[], TrainedParts],
-    as_json: bool,
+    forms: Forms,
     **options: Any,  # noqa: ANN401  click passes what it parsed
 ) -> None:
     """Estimate, before anything runs, whether a training fits and what it takes.
@@ -180,8 +182,6 @@ def command(
     erg estimate config.json --seq-len 4096 --batch-size 64 --device h100-sxm --num-devices 8
     --zero 3 --checkpointing full --tokens 1e9 --mfu 0.4
     """
-    from rich.console import Console
-
     from ergmeter.views.calculate import estimate as view
 
     if options["inference"]:
@@ -193,12 +193,7 @@ def command(
         table = view.serving_estimate(_served(model, shape, options, parallel), room)
     else:
         table = _trained(model, shape, training(), options, parallel, specs, room)
-    if as_json:
-        print_json(view.document(table))
-        return
-    console = Console(highlight=False)
-    for part in view.parts(table):
-        console.print(part)
+    forms.show(view.document(table))
 
 
 def _served(

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.options import flag, with_default
-from ergmeter.cli.run_options import print_json
+from ergmeter.cli.options import with_default
+from ergmeter.cli.run_options import with_forms
 from ergmeter.cli.work_options import (
     CACHE_DTYPE,
     CONTEXT,
@@ -24,6 +24,7 @@ from ergmeter.errors import FormatError, PluginError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ergmeter.cli.run_options import Forms
     from ergmeter.flops.work import TrainedParts
 
 
@@ -42,14 +43,14 @@ if TYPE_CHECKING:
     help="counted: build the model without its weights and run it; needs torch and transformers.",
 )
 @click.option("--params", type=float, callback=positive, help="Take this as N in formulas of N.")
-@flag("--json", "as_json", help="Everything, as JSON, in FLOPs and bytes.")
+@with_forms
 def command(
     model: str,
     shape: dict[str, Any],
     training: Callable[[], TrainedParts],
     engine: str,
     params: float | None,
-    as_json: bool,
+    forms: Forms,
     **rest: Any,  # noqa: ANN401  phase, context, convention, types
 ) -> None:
     """Count the FLOPs of one step of a model.
@@ -61,30 +62,17 @@ def command(
     gated=false, tied=true, window=4096, or experts=8,top_k=2; or type=gpt2, type=qwen3, ... for
     another family, with the fields of its config.json.
     """
-    from rich.console import Console
-
     from ergmeter.flops.source import UnknownArchitectureError
-    from ergmeter.views.calculate import flops as view
+    from ergmeter.views.calculate.flops import flops_document
 
     if engine == "counted":
-        _count(model, shape, training(), {**rest, "params": params}, as_json=as_json)
+        _count(model, shape, training(), {**rest, "params": params}, forms)
         return
     try:
         work = work_of(model, shape, training(), rest, params=params)
     except UnknownArchitectureError as error:
         raise FormatError(f"{error}{_or_counted(model)}") from error
-    if as_json:
-        print_json(view.document(work))
-        return
-    console = Console()
-    for line in view.lines(work):
-        console.print(line)
-    console.print(view.parts_table(work))
-    table = view.conventions_table(work)
-    if table is not None:
-        console.print(table)
-    for line in view.convention_lines(work):
-        console.print(line)
+    forms.show(flops_document(work))
 
 
 def _or_counted(model: str) -> str:
@@ -104,12 +92,9 @@ def _count(
     shape: dict[str, Any],
     training: TrainedParts,
     rest: dict[str, Any],
-    *,
-    as_json: bool,
+    forms: Forms,
 ) -> None:
     """Count by running the model, and say where the analytic engine differs."""
-    from rich.console import Console
-
     from ergmeter.flops.batch import Batch
     from ergmeter.flops.source import read_model
     from ergmeter.views.calculate import counted as view
@@ -140,14 +125,7 @@ def _count(
         config, batch, training, train=train, source_len=source_len, adapted=adapted
     )
     agreed = view.cross_check(config, counted, batch, training, train=train, source_len=source_len)
-    if as_json:
-        print_json(view.document(counted, agreed))
-        return
-    console = Console()
-    for table in view.tables(counted):
-        console.print(table)
-    for line in view.lines(counted, agreed):
-        console.print(line)
+    forms.show(view.counted_document(counted, agreed))
 
 
 # What the counted engine can't be told, and why.

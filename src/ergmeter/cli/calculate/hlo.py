@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import COUNT, flag
-from ergmeter.cli.run_options import print_json
+from ergmeter.cli.run_options import with_forms
 from ergmeter.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ergmeter.cli.run_options import Forms
     from ergmeter.hlo import FileCount
 
 
@@ -34,14 +35,14 @@ if TYPE_CHECKING:
 )
 @click.option("--processes", type=COUNT, help="Processes to read with. Default: by the work.")
 @flag("--no-memo", help="Count again what was counted before.")
-@flag("--json", "as_json", help="Everything, as JSON.")
+@with_forms
 @flag("-v", "--verbose", help="Say which reader was used.")
 def command(
     paths: tuple[Path, ...],
     by: str | None,
     processes: int | None,
     no_memo: bool,
-    as_json: bool,
+    forms: Forms,
     verbose: bool,
 ) -> None:
     """Count the multiply-accumulates of HLO modules: files, or directories with all below them.
@@ -59,15 +60,11 @@ def command(
     files, left_out = _files(paths)
     with _progress(files) as progress:
         counted = list(count_files(files, processes=processes, memo=not no_memo, progress=progress))
-    if not as_json and not any(module.count for module in counted):
+    if forms.form != "json" and not any(module.count for module in counted):
         raise FormatError("; ".join(hlo.failures(counted, in_table=False)))
-    if as_json:
-        print_json(hlo.document(counted, left_out=left_out))
-    else:
-        by = by or ("op" if len(files) == 1 else "module")
-        console = Console(soft_wrap=not Console().is_terminal)
-        for part in hlo.modules_view(counted, by=by, left_out=left_out, verbose=verbose):
-            console.print(part)
+    by = by or ("op" if len(files) == 1 else "module")
+    console = Console(soft_wrap=not Console().is_terminal)
+    forms.show(hlo.document(counted, by=by, left_out=left_out, verbose=verbose), console=console)
     if any(module.error for module in counted):
         raise click.exceptions.Exit(1)
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.options import COUNT, flag, with_default
-from ergmeter.cli.run_options import print_json
+from ergmeter.cli.options import COUNT, with_default
+from ergmeter.cli.run_options import with_forms
 from ergmeter.cli.work_options import (
     CACHE_DTYPE,
     CONTEXT,
@@ -23,6 +23,7 @@ from ergmeter.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ergmeter.cli.run_options import Forms
     from ergmeter.flops.work import TrainedParts
     from ergmeter.metrics.definitions.peaks import Peak
     from ergmeter.records import Missing
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 @CONTEXT
 @WEIGHTS_DTYPE
 @CACHE_DTYPE
-@flag("--json", "as_json", help="The readings, as JSON.")
+@with_forms
 def command(
     model: str,
     shape: dict[str, Any],
@@ -66,18 +67,16 @@ def command(
     peak: str | None,
     peak_source: str | None,
     params: float | None,
-    as_json: bool,
+    forms: Forms,
     **rest: Any,  # noqa: ANN401  phase, context, convention, types
 ) -> None:
     """Say what share of the hardware's peak a job got, from figures somebody printed.
 
     MODEL_CONFIG as for `erg flops`. A device whose peak is not known gives no MFU, and says so.
     """
-    from rich.console import Console
-
     from ergmeter.metrics.definitions.compute import TokenRate, compute_results
     from ergmeter.records import dtype_named
-    from ergmeter.views.calculate import flops as view
+    from ergmeter.views.calculate.flops import mfu_document
 
     dtype = dtype_named(dtype)
     work = work_of(model, shape, training(), rest, params=params)
@@ -89,13 +88,7 @@ def command(
         TokenRate(speed, num_devices, "reported", source),
         _peak(device, peak, peak_source, dtype),
     )
-    if as_json:
-        document = {**view.readings(results), **view.document(work)}
-        print_json(document)
-        return
-    console = Console()
-    for line in [*view.lines(work), *view.reading_lines(results)]:
-        console.print(line)
+    forms.show(mfu_document(work, results))
 
 
 def _speed(

@@ -1,4 +1,4 @@
-"""A counted step: tables by module and operator, and differences from the analytic count."""
+"""A counted step: its document, and differences from the analytic count."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
 from ergmeter.errors import FormatError
 from ergmeter.flops.analytic import PartFlops, Parts, step_flops, total
 from ergmeter.flops.batch import Batch, Pairs
@@ -18,6 +14,7 @@ from ergmeter.flops.counted.op_totals import CountedStep, agreement
 from ergmeter.flops.source import UnknownArchitectureError, model_graph
 from ergmeter.flops.work import TrainedParts, trained_graph, writes
 from ergmeter.units import scaled
+from ergmeter.views.document import Document, Paragraph, Part, Table, TableColumn
 
 if TYPE_CHECKING:
     from ergmeter.flops.config import ModelConfig
@@ -88,23 +85,23 @@ def _lengths(batch: Batch) -> list[int] | None:
     return [document.new for document in batch.documents for _ in range(document.count)]
 
 
-def tables(counted: CountedStep) -> list[Table]:
-    """Return the tables by module and by operator."""
-    return [
+def counted_document(counted: CountedStep, agreed: AnalyticComparison) -> Document:
+    """Return a counted step by module and by operator, and where the analytic count differs."""
+    parts: tuple[Part, ...] = (
         _table("module", counted.modules(depth=_DEPTH)),
         _table("operator", counted.operators),
-    ]
+        *map(Paragraph, _lines(counted, agreed)),
+    )
+    return Document("A step, counted by running the model", parts, _data(counted, agreed))
 
 
 def _table(title: str, rows: dict[str, PartFlops]) -> Table:
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column(title, overflow="fold")
-    for name in ("forward", "backward", "again"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, flops in _alike(rows):
-        values = (flops.forward, flops.backward, flops.recomputed)
-        table.add_row(name or "all", *(scaled(v, "FLOP") if v else "-" for v in values))
-    return table
+    passes = ("forward", "backward", "again")
+    cells = (
+        (name or "all", *(scaled(v, "FLOP") if v else "-" for v in _numbers(flops).values()))
+        for name, flops in _alike(rows)
+    )
+    return Table((title, *(TableColumn(name, "number") for name in passes)), tuple(cells))
 
 
 def _alike(rows: dict[str, PartFlops]) -> list[tuple[str, PartFlops]]:
@@ -122,10 +119,10 @@ def _form(name: str) -> str:
     return re.sub(r"\d+", "*", name)
 
 
-def lines(counted: CountedStep, agreed: AnalyticComparison) -> list[Text]:
+def _lines(counted: CountedStep, agreed: AnalyticComparison) -> list[str]:
     """Return the lines below the tables."""
     sums = counted.total
-    text_lines = [
+    return [
         f"{scaled(sums.model, 'FLOP')} as run: attention over the whole rectangle, masks not"
         f" seen, the head at every position; {scaled(sums.hardware, 'FLOP')} with what is computed"
         f" again, in fused attention too; {counted.params} parameters",
@@ -133,10 +130,9 @@ def lines(counted: CountedStep, agreed: AnalyticComparison) -> list[Text]:
         *counted.not_counted,
         *(f"assumed: {assumption}" for assumption in counted.assumptions),
     ]
-    return [Text(line) for line in text_lines]
 
 
-def document(counted: CountedStep, agreed: AnalyticComparison) -> dict[str, Any]:
+def _data(counted: CountedStep, agreed: AnalyticComparison) -> dict[str, Any]:
     """Return the count as JSON, in FLOPs."""
     return {
         "engine": "counted",

@@ -1,27 +1,29 @@
-"""An estimate on the terminal and as JSON: memory, verdict, time and cost.
-
-The layout fits 80 columns. Metrics absent for one reason share one line; assumptions have their
-own block.
-"""
+"""The document of `erg estimate`: memory, verdict, time and cost, assumptions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
 from ergmeter.flops.estimate.estimate import AS_ASKED, Room, Serving, Way, serving_results, verdict
 from ergmeter.flops.estimate.memory import KINDS, Memory
-from ergmeter.records import Missing, Result
+from ergmeter.records import Missing, Reading, Result
 from ergmeter.units import duration, scaled, significant
+from ergmeter.views.calculate.flops import readings_table
+from ergmeter.views.document import (
+    Document,
+    HeadlinePart,
+    Items,
+    Paragraph,
+    Part,
+    Section,
+    State,
+    Table,
+    TableColumn,
+)
 from ergmeter.views.documents import result
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from ergmeter.flops.work import Work
 
 # Shown in the tables, the verdict or the heading.
@@ -85,46 +87,65 @@ def serving_estimate(servings: dict[str, Serving], room: Room | Missing) -> Esti
     )
 
 
-def parts(estimate_view: EstimateView) -> list[RenderableType]:
-    """Return all blocks from top to bottom."""
-    blocks: list[RenderableType] = []
+def document(estimate_view: EstimateView) -> Document:
+    """Return memory, verdict, changes that help, time and cost, and the assumptions."""
+    parts: list[Part] = []
     if estimate_view.memory is not None:
-        blocks.append(moments_table(estimate_view.memory))
+        parts.append(_moments_table(estimate_view.memory))
     elif estimate_view.serving is not None:
-        blocks.append(_serving_table(estimate_view.serving))
-    blocks.append(Text(estimate_view.verdict, style="bold"))
+        parts.append(_serving_table(estimate_view.serving))
+    state = _STATES[estimate_view.fits]
+    parts.append(HeadlinePart(text=estimate_view.verdict, state=state))
     if estimate_view.ways:
-        blocks.append(ways_table(estimate_view))
-    blocks.extend(lines(estimate_view))
-    blocks.append(_assumed(estimate_view.assumptions))
-    return blocks
+        parts.append(_ways_table(estimate_view))
+    results = {
+        key: reading
+        for key, reading in estimate_view.results.items()
+        if not key.startswith(_MAIN_KEYS)
+    }
+    if results:
+        parts.append(readings_table(results, _figure))
+    if estimate_view.memory is not None and estimate_view.memory.host_bytes:
+        on_host = scaled(estimate_view.memory.host_bytes, "B")
+        parts.append(Paragraph(f"and {on_host} of optimizer in memory that is paged to the host"))
+    parts.append(Section("assumptions", "assumed", (Items(estimate_view.assumptions),)))
+    what = "Serving" if estimate_view.memory is None else "Training"
+    return Document(f"{what}: an estimate", tuple(parts), _data(estimate_view))
 
 
-def moments_table(memory: Memory) -> Table:
-    """Tabulate memory at each moment of a step; the largest is the peak."""
-    table = _memory_table()
-    for moment in memory.moments:
-        name = moment.name.replace(" through ", "\nthrough ").replace("through model.", "through ")
-        table.add_column(name, justify="right", style="bold" if moment is memory.peak else "")
-    for kind in KINDS:
-        if any(moment.bytes[kind] for moment in memory.moments):
-            table.add_row(kind, *(_gb(moment.bytes[kind]) for moment in memory.moments))
-    table.add_row("all", *(_gb(moment.total_bytes) for moment in memory.moments))
-    return table
+_STATES: dict[bool | None, State] = {True: "good", False: "bad", None: "unsure"}
 
 
-def _memory_table() -> Table:
-    return Table("GB on a device", box=box.SIMPLE, pad_edge=False)
+def _moments_table(memory: Memory) -> Table:
+    """Return memory at each moment of a step; the largest is the peak."""
+    columns = (
+        TableColumn(
+            moment.name.replace(" through ", "\nthrough ").replace("through model.", "through "),
+            "number",
+            "strong" if moment is memory.peak else "",
+        )
+        for moment in memory.moments
+    )
+    rows = [
+        (kind, *(_gb(moment.bytes[kind]) for moment in memory.moments))
+        for kind in KINDS
+        if any(moment.bytes[kind] for moment in memory.moments)
+    ]
+    rows.append(("all", *(_gb(moment.total_bytes) for moment in memory.moments)))
+    return Table((_MEMORY, *columns), tuple(rows))
+
+
+_MEMORY = "GB on a device"
 
 
 def _serving_table(serving: Serving) -> Table:
-    table = _memory_table()
-    table.add_column("to serve", justify="right")
     cached = f"cache of {serving.sequences} x {serving.context} tokens"
-    table.add_row("weights", _gb(serving.weights_bytes))
-    table.add_row(cached, _gb(serving.sequences * serving.cache_bytes))
-    table.add_row("all", _gb(serving.total_bytes))
-    return table
+    rows = (
+        ("weights", _gb(serving.weights_bytes)),
+        (cached, _gb(serving.sequences * serving.cache_bytes)),
+        ("all", _gb(serving.total_bytes)),
+    )
+    return Table((_MEMORY, TableColumn("to serve", "number")), rows)
 
 
 def _gb(value: float) -> str:
@@ -133,22 +154,24 @@ def _gb(value: float) -> str:
     return f"{value / 1e9:.2f}" if value >= 5e6 else "<0.01"
 
 
-def ways_table(estimate_view: EstimateView) -> Table:
-    """Tabulate the peak as asked and with each change, and what fits."""
+def _ways_table(estimate_view: EstimateView) -> Table:
+    """Return the peak as asked and with each change, and what fits."""
     has_room = estimate_view.fits is not None
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column("with", overflow="fold")
-    table.add_column("peak", justify="right", no_wrap=True)
-    if has_room:
-        table.add_column("", no_wrap=True)
-        counted = "micro-batch" if estimate_view.serving is None else "sequences"
-        table.add_column(f"{counted}\nthat fits", justify="right")
-    for way in estimate_view.ways:
-        cells = [way.name, scaled(way.peak_bytes, "B")]
-        if has_room:
-            cells += ["fits" if way.fits else "too much", _most(way)]
-        table.add_row(*cells, style="bold" if way.name == AS_ASKED else "")
-    return table
+    counted = "micro-batch" if estimate_view.serving is None else "sequences"
+    columns = ("with", TableColumn("peak", "number"))
+    room_columns = ("fit", TableColumn(f"{counted}\nthat fits", "number"))
+    rows = (
+        (
+            way.name,
+            scaled(way.peak_bytes, "B"),
+            *(("fits" if way.fits else "too much", _most(way)) if has_room else ()),
+        )
+        for way in estimate_view.ways
+    )
+    asked = (number for number, way in enumerate(estimate_view.ways) if way.name == AS_ASKED)
+    return Table(
+        (*columns, *(room_columns if has_room else ())), tuple(rows), strong_rows=frozenset(asked)
+    )
 
 
 def _most(way: Way) -> str:
@@ -158,39 +181,8 @@ def _most(way: Way) -> str:
     return f"{way.most}"
 
 
-def lines(estimate_view: EstimateView) -> list[Text]:
-    """Return time, energy, carbon and cost; absent metrics grouped by reason."""
-    texts, absent = [], dict[str, list[str]]()
-    for key, reading in estimate_view.results.items():
-        if key.startswith(_MAIN_KEYS):
-            continue
-        if isinstance(reading, Missing):
-            absent.setdefault(reading.reason, []).append(key.removeprefix("estimate."))
-            continue
-        line = Text(f"{key}  ")
-        line.append(_figure(reading.value, reading.unit), style="bold")
-        line.append(f"  (estimate; {reading.note})", style="dim")
-        texts.append(line)
-    texts += [
-        Text(f"{', '.join(names)}: - ({reason})", style="dim") for reason, names in absent.items()
-    ]
-    if estimate_view.memory is not None and estimate_view.memory.host_bytes:
-        on_host = scaled(estimate_view.memory.host_bytes, "B")
-        texts.append(Text(f"and {on_host} of optimizer in memory that is paged to the host"))
-    return texts
-
-
-def _assumed(assumptions: tuple[str, ...]) -> Table:
-    """Return the block of assumptions, one a line, continued with an indent."""
-    table = Table.grid(padding=(0, 1))
-    table.add_column(no_wrap=True, style="dim")
-    table.add_column(style="dim", overflow="fold")
-    for number, line in enumerate(assumptions):
-        table.add_row("" if number else "assumed:", Text(line))
-    return table
-
-
-def _figure(value: float, unit: str) -> str:
+def _figure(reading: Reading) -> str:
+    value, unit = reading.value, reading.unit
     if unit == "s":
         return duration(value)
     if unit in ("B", "g"):
@@ -198,7 +190,7 @@ def _figure(value: float, unit: str) -> str:
     return f"{significant(value)} {unit}"
 
 
-def document(estimate_view: EstimateView) -> dict[str, Any]:
+def _data(estimate_view: EstimateView) -> dict[str, Any]:
     """Return the estimate as JSON, in base units."""
     counted = "micro_batch_max" if estimate_view.serving is None else "sequences_max"
     body: dict[str, Any] = {

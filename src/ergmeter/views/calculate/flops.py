@@ -1,14 +1,9 @@
-"""FLOPs of a step and the conventions they are counted under: tables and JSON."""
+"""FLOPs of a step, its MFU, and the conventions they are counted under: the documents."""
 
 from __future__ import annotations
 
 from textwrap import TextWrapper
-from typing import Any
-
-from rich import box
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from ergmeter.flops.analytic import PartFlops, total
 from ergmeter.flops.batch import Batch
@@ -17,9 +12,21 @@ from ergmeter.flops.conventions import CONVENTIONS, LETTERS, Convention
 from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import Work, step_work
 from ergmeter.metrics.definitions.compute import NotApplicable, percent
-from ergmeter.records import Missing, Result
-from ergmeter.units import number_of, scaled, significant
+from ergmeter.records import Missing, Reading, Result
+from ergmeter.units import grouped, number_of, scaled, significant
+from ergmeter.views.document import (
+    Document,
+    HeadlinePart,
+    Paragraph,
+    Part,
+    Table,
+    TableColumn,
+    title_case,
+)
 from ergmeter.views.documents import result
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Conventions.
 
@@ -123,41 +130,51 @@ def conventions_page() -> str:
     return "\n".join(text_lines) + "\n"
 
 
-def parts_table(work: Work) -> Table:
-    """Tabulate the cost of each part of the model in a step."""
+# `erg flops` and `erg mfu`.
+
+
+def flops_document(work: Work) -> Document:
+    """Return the cost of each part of the model in a step, and the step under each convention."""
+    tables = (_parts_table(work), *_conventions_table(work))
+    return Document(
+        title_case(_step(work)), (*_about(work), *tables, *_convention_lines(work)), _data(work)
+    )
+
+
+def mfu_document(work: Work, results: dict[str, Result]) -> Document:
+    """Return the metrics of a step at a reported rate."""
+    data = {"readings": {key: result(reading) for key, reading in results.items()}, **_data(work)}
+    applicable = {
+        key: reading for key, reading in results.items() if not isinstance(reading, NotApplicable)
+    }
+    table = readings_table(applicable, _value)
+    return Document(title_case(_step(work)), (*_about(work), table), data)
+
+
+def _parts_table(work: Work) -> Table:
     sums, tokens = total(work.parts), work.batch.tokens_real
     step, token = _scale(sums.model), _scale(sums.model / tokens)
     extra = "; extra: computed again, or on padding" if sums.recomputed else ""
     unit = _token(work)
     each = f", {token[1]}FLOP {unit}" if tokens > 1 else ""
-    table = _table(f"exact, by part: {step[1]}FLOP a step{each}{extra}")
-    table.add_column("part", no_wrap=True)
     columns = ["forward", *(["backward"] if sums.backward else [])]
     columns += ["extra"] if sums.recomputed else []
-    for name in (*columns, "share", *([unit] if tokens > 1 else [])):
-        table.add_column(name, justify="right", no_wrap=True)
+    rows = []
     for part, flops in [*work.parts.items(), ("all", sums)]:
-        if not flops.hardware:
-            continue
         values = {"forward": flops.forward, "backward": flops.backward, "extra": flops.recomputed}
-        table.add_row(
+        row = (
             part,
             *(_number(values[name], step) for name in columns),
             percent(flops.model / sums.model),
             *([_number(flops.model / tokens, token)] if tokens > 1 else []),
-            style="bold" if part == "all" else "",
         )
-    return table
-
-
-def _table(title: str) -> Table:
+        rows += [row] if flops.hardware else []
+    titles = (*columns, "share", *([unit] if tokens > 1 else []))
     return Table(
-        title=title,
-        title_justify="left",
-        title_style="dim",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1),
+        (TableColumn("part", no_wrap=True), *(TableColumn(title, "number") for title in titles)),
+        tuple(rows),
+        f"exact, by part: {step[1]}FLOP a step{each}{extra}",
+        strong_rows=frozenset({len(rows) - 1}),
     )
 
 
@@ -186,36 +203,41 @@ def _token(work: Work) -> str:
     return "a token" if work.batch.tokens == work.batch.tokens_real else "a real token"
 
 
-def conventions_table(work: Work) -> Table | None:
-    """Tabulate the step under each convention, with the difference from the chosen one."""
+def _conventions_table(work: Work) -> list[Table]:
+    """Return the step under each convention, with the difference from the chosen one."""
     if len(work.flops) == 1:
-        return None
+        return []
     chosen = work.chosen
     tokens = chosen.tokens_per_step or 1
     step, token = _scale(chosen.model_per_step), _scale(chosen.model_per_step / tokens)
     unit = _token(work)
-    table = _table(f"as others count it: {step[1]}FLOP a step, {token[1]}FLOP {unit}")
-    table.add_column("convention", no_wrap=True)
-    for name in ("a step", unit, f"vs {chosen.convention}"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column(_PER[work.phase], style="dim")
+    titles = ("a step", unit, f"vs {chosen.convention}")
+    rows = []
     for name, flops in work.flops.items():
         off = round(100 * (flops.model_per_step / chosen.model_per_step - 1), 1)
-        table.add_row(
-            name,
-            _number(flops.model_per_step, step),
-            _number(flops.model_per_step / tokens, token),
-            "" if flops is chosen else f"{off or 0.0:+.1f} %",
-            CONVENTIONS[name].formula,
+        rows.append(
+            (
+                name,
+                _number(flops.model_per_step, step),
+                _number(flops.model_per_step / tokens, token),
+                "" if flops is chosen else f"{off or 0.0:+.1f} %",
+                CONVENTIONS[name].formula,
+            )
         )
-    return table
+    columns = (
+        TableColumn("convention", no_wrap=True),
+        *(TableColumn(title, "number") for title in titles),
+        TableColumn(_PER[work.phase], style="dim"),
+    )
+    caption = f"as others count it: {step[1]}FLOP a step, {token[1]}FLOP {unit}"
+    return [Table(columns, tuple(rows), caption)]
 
 
 # The formulas are for training; prefill is a third of it.
 _PER = {"train": "formula, a token", "prefill": "a third of this, a token", "decode": ""}
 
 
-def convention_lines(work: Work) -> list[Text]:
+def _convention_lines(work: Work) -> list[Paragraph]:
     """Return the legend of the conventions, and those that do not cover this step."""
     used = {letter for name in work.flops for letter in CONVENTIONS[name].letters}
     text_lines = []
@@ -227,32 +249,24 @@ def convention_lines(work: Work) -> list[Text]:
     elsewhere = work.not_defined
     if work.training.lora is None:  # LoRA conventions are not mentioned without adapters
         elsewhere = {n: why for n, why in elsewhere.items() if not CONVENTIONS[n].is_for_lora}
-    for reason, names in _by_reason(elsewhere).items():
+    for reason, names in grouped((why, name) for name, why in elsewhere.items()).items():
         which = ", ".join(names) if len(work.flops) > 1 else "every other convention"
         text_lines.append(f"not defined here: {which}: {reason}")
-    return [Text(line, style="dim") for line in text_lines]
+    return [Paragraph(line, style="dim") for line in text_lines]
 
 
-def _by_reason(reasons: dict[str, str]) -> dict[str, list[str]]:
-    """Group names by their reason."""
-    names_by_reason: dict[str, list[str]] = {}
-    for name, reason in reasons.items():
-        names_by_reason.setdefault(reason, []).append(name)
-    return names_by_reason
-
-
-def lines(work: Work) -> list[Text]:
-    """Return the lines above the tables: step, model, bytes, assumptions."""
+def _about(work: Work) -> list[Part]:
+    """Return what stands above the tables: step, model, bytes, assumptions."""
     facts = [f"{_count(work.params)} parameters"]
     if work.params_active != work.params:
         facts.append(f"{_count(work.params_active)} active per token")
     if work.params_trained != work.params and work.phase == "train":
         share = 100 * work.params_trained / work.params
         facts.append(f"{_count(work.params_trained)} trained ({significant(share, 3)} %)")
-    text_lines = [Text(_step(work), style="bold"), Text(", ".join(facts))]
+    parts: list[Part] = [HeadlinePart(_step(work)), Paragraph(", ".join(facts))]
     if work.params_given is not None:
         used = ", ".join(work.of_params_given)
-        text_lines.append(Text(f"given: N = {_count(work.params_given)} parameters, in {used}"))
+        parts.append(Paragraph(f"given: N = {_count(work.params_given)} parameters, in {used}"))
     traffic = work.traffic
     if traffic is not None:
         moved = (
@@ -261,11 +275,11 @@ def lines(work: Work) -> list[Text]:
             f" cache read {scaled(traffic.cache_read_bytes, 'B')}, written"
             f" {scaled(traffic.cache_written_bytes, 'B')}"
         )
-        text_lines.append(Text(moved))
+        parts.append(Paragraph(moved))
     if work.kept:
-        text_lines.append(Text(f"kept: {'; '.join(work.kept)}", style="dim"))
-    text_lines += [Text(f"assumed: {line}", style="dim") for line in work.assumptions]
-    return text_lines
+        parts.append(Paragraph(f"kept: {'; '.join(work.kept)}", style="dim"))
+    parts += [Paragraph(f"assumed: {line}", style="dim") for line in work.assumptions]
+    return parts
 
 
 def _step(work: Work) -> str:
@@ -301,7 +315,7 @@ def _count(number: int) -> str:
     return str(number)
 
 
-def document(work: Work) -> dict[str, Any]:
+def _data(work: Work) -> dict[str, Any]:
     """Return the work of a step as JSON, in FLOPs and bytes."""
     sums = total(work.parts)
     chosen, n_given = work.chosen, {}
@@ -356,39 +370,30 @@ def _numbers(flops: PartFlops) -> dict[str, float]:
     }
 
 
-def readings(results: dict[str, Result]) -> dict[str, Any]:
-    """Return readings by key, in the form of `erg report --json`."""
-    return {"readings": {key: result(reading) for key, reading in results.items()}}
-
-
-def reading_lines(results: dict[str, Result]) -> list[Text | Padding]:
-    """Return readings as lines: value, basis and note, then absent metrics.
-
-    Metrics that do not apply to the job have no line; shared reasons are given once.
-    """
-    text_lines: list[Text | Padding] = []
-    absent: dict[str, str] = {}
-    for key, reading in results.items():
-        if isinstance(reading, Missing):
-            if not isinstance(reading, NotApplicable):
-                absent[key] = reading.reason
-            continue
-        is_share = reading.unit == "frac"
-        value = (
-            percent(reading.value, decimals=2) if is_share else scaled(reading.value, reading.unit)
+def readings_table(results: dict[str, Result], value: Callable[[Reading], str]) -> Table:
+    """Return readings with their notes, then absent metrics; shared reasons are given once."""
+    rows: list[tuple[str, ...]] = [
+        (
+            key,
+            f"{value(reading)}{reading.mark}",
+            reading.basis,
+            "; ".join(part for part in (reading.impossible, reading.note) if part),
         )
-        line = Text(f"{key}  ")
-        line.append(value, style="bold")
-        line.append(reading.mark, style="bold red")
-        line.append(f"  {reading.basis}", style="dim")
-        text_lines += [
-            line,
-            _below("; ".join(part for part in (reading.impossible, reading.note) if part)),
-        ]
-    for reason, keys in _by_reason(absent).items():
-        text_lines += [Text(f"{', '.join(keys)}  -"), _below(reason)]
-    return text_lines
+        for key, reading in results.items()
+        if isinstance(reading, Reading)
+    ]
+    absent = grouped((r.reason, key) for key, r in results.items() if isinstance(r, Missing))
+    rows += [(", ".join(keys), "-", "", reason) for reason, keys in absent.items()]
+    columns = (
+        "metric",
+        TableColumn("value", style="strong"),
+        TableColumn("how", "basis"),
+        TableColumn("of", "below"),
+    )
+    return Table(columns, tuple(rows))
 
 
-def _below(note: str) -> Padding:
-    return Padding(Text(note, style="dim"), (0, 0, 0, 2), expand=False)
+def _value(reading: Reading) -> str:
+    if reading.unit == "frac":
+        return percent(reading.value, decimals=2)
+    return scaled(reading.value, reading.unit)

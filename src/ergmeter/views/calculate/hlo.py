@@ -1,4 +1,4 @@
-"""FLOPs counted from HLO modules, on the terminal and as JSON.
+"""The document of `erg hlo`: FLOPs counted from HLO modules.
 
 A total is followed by what the count leaves open: loops whose length depends on data, kernels that
 do not state their MACs, and custom calls.
@@ -13,18 +13,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
 from ergmeter.hlo.reading import reader_name
 from ergmeter.neuron.kernels import LEGEND, mark, percent
-from ergmeter.units import scaled
+from ergmeter.units import number_of, scaled
+from ergmeter.views.document import (
+    Document,
+    HeadlinePart,
+    Note,
+    Paragraph,
+    Part,
+    Table,
+    TableColumn,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from rich.console import RenderableType
 
     from ergmeter.hlo import FileCount, ModuleCount
 
@@ -32,38 +35,44 @@ _MOST_NAMES = 5
 _INDENT = "  "
 
 
-def modules_view(
+def document(
     counted: Sequence[FileCount], *, by: str, left_out: Mapping[str, int], verbose: bool
-) -> Iterator[RenderableType]:
-    """Yield the requested table, the total, what it leaves open, and failures."""
+) -> Document:
+    """Return the requested table, the total, what it leaves open, and failures."""
     counts = [file.count for file in counted if file.count]
-    if counts:
-        yield _table(counted, by)
-        if by == "module":
-            bounds = {count.bound for count in counts}
-            yield from (
-                Text(f"{_SIGNS[b]} {meaning}", "dim") for b, meaning in _BOUNDS if b in bounds
-            )
-            marks = {mark(count) for count in counts if count.macs}
-            yield from (
-                Text(f"{m} {meaning}", "dim") for m, meaning in LEGEND.items() if m in marks
-            )
-        if by == "computation" and len(counts) > 1:
-            merged = len(counts)
-            yield Text(f"computations of the same name in {merged} modules are added up", "dim")
-        yield from _total(counts)
-        yield from (Text(line) for line in _scopes(counts))
-        yield from (Text(line, "yellow") for line in _open(counts))
-    for why, number in left_out.items():
-        yield Text(f"left out: {number} {'file' if number == 1 else 'files'}, {why}", "dim")
+    parts: list[Part] = [*_counted(counted, by)] if counts else []
+    parts += [
+        _dim(f"left out: {number_of(number, 'file')}, {why}") for why, number in left_out.items()
+    ]
     in_table = bool(counts) and by == "module"
-    yield from (Text(line, "red") for line in failures(counted, in_table=in_table))
+    parts += [Note("serious", line) for line in failures(counted, in_table=in_table)]
     if verbose:
         remembered = sum(file.from_memo for file in counted)
-        yield Text(f"reader: {reader_name()}; {remembered} of {len(counted)} from memory", "dim")
+        parts.append(_dim(f"reader: {reader_name()}; {remembered} of {len(counted)} from memory"))
+    title = f"Multiply-accumulates of {number_of(len(counted), 'HLO module')}"
+    return Document(title, tuple(parts), _data(counted, left_out=left_out))
 
 
-def document(counted: Sequence[FileCount], *, left_out: Mapping[str, int]) -> dict[str, Any]:
+def _counted(counted: Sequence[FileCount], by: str) -> Iterator[Part]:
+    counts = [file.count for file in counted if file.count]
+    yield _table(counted, by)
+    if by == "module":
+        bounds = {count.bound for count in counts}
+        yield from (_dim(f"{_SIGNS[b]} {meaning}") for b, meaning in _BOUNDS if b in bounds)
+        marks = {mark(count) for count in counts if count.macs}
+        yield from (_dim(f"{m} {meaning}") for m, meaning in LEGEND.items() if m in marks)
+    if by == "computation" and len(counts) > 1:
+        yield _dim(f"computations of the same name in {len(counts)} modules are added up")
+    yield from _total(counts)
+    yield from map(Paragraph, _scopes(counts))
+    yield from (Note("minor", line) for line in _open(counts))
+
+
+def _dim(text: str) -> Paragraph:
+    return Paragraph(text, style="dim")
+
+
+def _data(counted: Sequence[FileCount], *, left_out: Mapping[str, int]) -> dict[str, Any]:
     """Return all counts as JSON."""
     counts = [file.count for file in counted if file.count]
     return {
@@ -102,11 +111,16 @@ def _table(counted: Sequence[FileCount], by: str) -> Table:
     if by == "kernel":
         return _kernels(counts)
     sums = _sum(count.by_op if by == "op" else count.by_computation for count in counts)
-    table = _grid(by, "MACs", "share")
     total = sum(sums.values())
-    for name, macs in sums.most_common():
-        table.add_row(name, f"{macs:,}", percent(macs / total) if total else "-")
-    return table
+    rows = (
+        (name, f"{macs:,}", percent(macs / total) if total else "-")
+        for name, macs in sums.most_common()
+    )
+    return Table(_columns(by, "MACs", "share"), tuple(rows))
+
+
+def _columns(first: str, *numbers: str) -> tuple[str | TableColumn, ...]:
+    return (first, *(TableColumn(title, "number") for title in numbers))
 
 
 def _sum(tallies: Iterable[Mapping[str, int]]) -> Counter[str]:
@@ -118,24 +132,23 @@ def _sum(tallies: Iterable[Mapping[str, int]]) -> Counter[str]:
 
 
 def _modules(counted: Sequence[FileCount]) -> Table:
-    """Fill a row for each module under its directory; a common file name is in the title."""
-    table = _grid("module", "MACs", "NKI", "instr.")
+    """Fill a row for each module under its directory; a common file name is in the caption."""
     shared, same, places = _places(counted)
-    title = f"{shared}, each {same}" if same else str(shared)
-    table.title, table.title_justify, table.title_style = title, "left", "dim"
+    rows: list[tuple[str, ...]] = []
     above = shared
     for file, path in zip(counted, places, strict=True):
         if file.count:
             depth = len(path.parent.relative_to(shared).parts)
-            for heading in _headings(above.relative_to(shared), path.parent.relative_to(shared)):
-                table.add_row(Text(heading, "dim"))
+            headings = _headings(above.relative_to(shared), path.parent.relative_to(shared))
+            rows += [(heading, "", "", "") for heading in headings]
             above = path.parent
             count = file.count
             nki = f"{percent(count.nki_macs / count.macs)}{mark(count)}" if count.macs else "-"
             sign = f"{_SIGNS[count.bound]} " if count.bound else ""
             name = _INDENT * (depth - 1) + path.name
-            table.add_row(name, f"{sign}{count.macs:,}", nki, f"{count.instructions:,}")
-    return table
+            rows.append((name, f"{sign}{count.macs:,}", nki, f"{count.instructions:,}"))
+    title = f"{shared}, each {same}" if same else str(shared)
+    return Table(_columns("module", "MACs", "NKI", "instr."), tuple(rows), title)
 
 
 def _headings(above: Path, here: Path) -> Iterator[str]:
@@ -154,41 +167,33 @@ def _places(counted: Sequence[FileCount]) -> tuple[Path, str | None, list[Path]]
 
 
 def _kernels(counts: Sequence[ModuleCount]) -> Table:
-    table = _grid("kernel", "calls", "MACs a call", "MACs")
     calls: Counter[tuple[str, str, int | None]] = Counter()
     for count in counts:
         for kernel in count.kernels:
             name = kernel.function or kernel.target
             calls[name, kernel.state, kernel.macs_per_call] += kernel.calls
+    rows = []
     for (name, state, macs), times in calls.most_common():
         each = f"{macs:,}" if macs is not None else f"- ({state})"
-        table.add_row(name, f"{times:,}", each, f"{macs * times:,}" if macs is not None else "-")
-    return table
+        rows.append((name, f"{times:,}", each, f"{macs * times:,}" if macs is not None else "-"))
+    return Table(_columns("kernel", "calls", "MACs a call", "MACs"), tuple(rows))
 
 
-def _grid(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
-    table.add_column(columns[0], overflow="fold")
-    for name in columns[1:]:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
-def _total(counts: Sequence[ModuleCount]) -> Iterator[Text]:
+def _total(counts: Sequence[ModuleCount]) -> Iterator[Part]:
     macs = sum(count.macs for count in counts)
     once = sum(count.macs_loop_once for count in counts)
     of = "" if len(counts) == 1 else f" in {len(counts)} modules, each executed once"
     bound = bound_of(counts)
     words = f"{bound} " if bound else ""
-    yield Text(f"{words}{macs:,} MACs ({scaled(2 * macs, 'FLOP')}){of}", "bold")
+    yield HeadlinePart(text=f"{words}{macs:,} MACs ({scaled(2 * macs, 'FLOP')}){of}")
     if once != macs:
-        yield Text(f"{once:,} if every loop is counted once, as XLA's cost analysis does", "dim")
+        yield _dim(f"{once:,} if every loop is counted once, as XLA's cost analysis does")
     stated = sum(count.nki_calls_known for count in counts)
     calls = sum(count.nki_calls for count in counts)
     if calls:
         nki = sum(count.nki_macs for count in counts)
         state = "call states its" if calls == 1 else "calls state their"
-        yield Text(f"{nki:,} of them in NKI kernels ({stated} of {calls} {state} MACs)")
+        yield Paragraph(f"{nki:,} of them in NKI kernels ({stated} of {calls} {state} MACs)")
 
 
 def bound_of(counts: Sequence[ModuleCount]) -> str:

@@ -30,14 +30,14 @@ def html(document: Document) -> str:
     return page(
         title=document.title,
         header=header(document.title, about, links),
-        sections=[_parts(document.parts)],
+        sections=[_parts(document.body)],
         charts=document.charts,
     )
 
 
 def _parts(parts: Sequence[Part]) -> str:
     """Return the HTML of parts; notes that follow one another are one list."""
-    lines = []
+    lines: list[str] = []
     for is_note, group in groupby(parts, lambda part: isinstance(part, Note)):
         members = list(group)
         lines += [rendered("notes", members)] if is_note else map(_part, members)
@@ -55,5 +55,5 @@ def _part(part: Part) -> str:
     if isinstance(part, Table):
         return rendered("table_part", part.without_bars())
     if isinstance(part, HeadlinePart):
-        return rendered("headline", part) if part.text else ""
+        return rendered("headline", part)
     return rendered("paragraph", part)

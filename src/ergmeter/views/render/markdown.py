@@ -46,7 +46,7 @@ _SIGNS = {
 def markdown(document: Document) -> str:
     """Return a document as one Markdown text."""
     title = ", ".join(filter(None, (document.title, document.about)))
-    return "\n".join([f"## {escaped(title)}", *_parts(document.parts)]) + "\n"
+    return "\n".join([f"## {escaped(title)}", *_parts(document.body)]) + "\n"
 
 
 def _parts(parts: Sequence[Part]) -> Iterator[str]:
@@ -64,9 +64,8 @@ def _part(part: Part) -> Iterator[str]:
         yield f"### {escaped(title_case(part.title))}"
         yield from _parts(part.parts)
     elif isinstance(part, HeadlinePart):
-        if part.text:
-            answer = escaped(": ".join(filter(None, (part.name, part.text))))
-            yield f"**{answer}**" + (f" {escaped(part.about)}" if part.about else "")
+        answer = escaped(": ".join(filter(None, (part.name, part.text))))
+        yield f"**{answer}**" + (f" {escaped(part.about)}" if part.about else "")
     elif isinstance(part, Table):
         yield from _table(part)
     elif isinstance(part, Note):

@@ -58,10 +58,10 @@ def _show(parts: tuple[Part, ...], console: Console, *, after: Part | None) -> N
         if after is not None and _stands_apart(after, part):
             console.print()
         if isinstance(part, Section):
-            console.print(Text(part.title, "bold"))
+            console.print(_text(part.title, "bold"))
             _show(part.parts, console, after=HeadlinePart(part.title))
         elif isinstance(part, Paragraph) and part.is_to_copy:
-            console.print(Text(part.text), soft_wrap=True)
+            console.print(_text(part.text), soft_wrap=True)
         else:
             for line in _part(part, console):
                 console.print(line)
@@ -88,28 +88,32 @@ def _part(part: Part, console: Console) -> Iterator[RenderableType]:
         yield from _note(part, console)
     elif isinstance(part, Items):
         for text in part.texts:
-            yield from _hanging(Text("- "), Text(text), console)
+            yield from _hanging(Text("- "), _text(text), console)
     elif isinstance(part, Paragraph):
-        yield Text(part.text, _STYLES[part.style])
+        yield _text(part.text, _STYLES[part.style])
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Return a text without control characters, which a terminal would act on."""
+    return Text("".join(c if c.isprintable() or c == "\n" else " " for c in text), style)
 
 
 def _headline(headline: HeadlinePart) -> Text:
     colour = _STATES[headline.state]
-    line = Text(headline.name, "bold")
+    line = _text(headline.name, "bold")
     if headline.text:
-        line.append(": " if headline.name else "")
-        line.append(headline.text, colour or ("" if headline.name else "bold"))
+        style = colour or ("" if headline.name else "bold")
+        line = Text.assemble(line, ": " if headline.name else "", _text(headline.text, style))
     if headline.about:
-        line.append("  ")
-        line.append(headline.about, "dim")
+        line = Text.assemble(line, "  ", _text(headline.about, "dim"))
     return line
 
 
 def _note(note: Note, console: Console) -> Iterator[RenderableType]:
     sign = Text.assemble(" " * _INDENT, _SIGNS[note.weight])
-    yield from _hanging(sign, Text(note.text), console)
+    yield from _hanging(sign, _text(note.text), console)
     for line in note.effect.splitlines():
-        yield from _hanging(Text(" " * len(sign)), Text(line, "dim"), console)
+        yield from _hanging(Text(" " * len(sign)), _text(line, "dim"), console)
 
 
 def _hanging(start: Text, text: Text, console: Console) -> Iterator[Text]:
@@ -123,7 +127,7 @@ def _hanging(start: Text, text: Text, console: Console) -> Iterator[Text]:
 def _grid(table: Table, console: Console) -> Iterator[RenderableType]:
     """Yield a table in columns, after its caption."""
     if table.caption:
-        yield Text(table.caption, "dim")
+        yield _text(table.caption, "dim")
     has_head = table.has_head and any(table.head)
     grid = rich_table.Table(
         box=box.SIMPLE_HEAD if has_head else None,
@@ -137,7 +141,7 @@ def _grid(table: Table, console: Console) -> Iterator[RenderableType]:
         is_text = column.kind == "text"
         above = "\n" * (head_lines - column.title.count("\n"))
         grid.add_column(
-            Text(f"{above}{column.title}"),
+            _text(f"{above}{column.title}"),
             justify="right" if column.kind == "number" else "left",
             no_wrap=column.no_wrap or not is_text,
             overflow="fold",
@@ -169,22 +173,22 @@ def _width(column: TableColumn, cell: str) -> int:
 def _rows(table: Table, console: Console) -> Iterator[RenderableType]:
     """Yield each row as a line, with its `below` cells under it."""
     if table.caption:
-        yield Text(table.caption, "dim")
+        yield _text(table.caption, "dim")
     for row in table.rows:
         cells = list(zip(table.layout, row, strict=True))
         line = [_cell(column, cell) for column, cell in cells if cell and column.kind != "below"]
         yield Text("  ").join(line)
         for column, cell in cells:
             if cell and column.kind == "below":
-                yield from _hanging(Text(" " * _BELOW), Text(cell, "dim"), console)
+                yield from _hanging(Text(" " * _BELOW), _text(cell, "dim"), console)
 
 
 def _cell(column: TableColumn, cell: str) -> Text:
     if isinstance(cell, BarCell):
         return Text(bar(cell.low, cell.high))
     if column.kind == "basis":
-        return Text(cell, BASIS_STYLES.get(cell, ""))
-    return Text(cell, _STYLES[column.style])
+        return _text(cell, BASIS_STYLES.get(cell, ""))
+    return _text(cell, _STYLES[column.style])
 
 
 def bar(low: float, high: float) -> str:

@@ -36,7 +36,7 @@ _TITLES = {
 
 def job_document(name: str, parts: Sequence[JobRun], results: dict[str, Result]) -> Document:
     """Return the runs in order, then their totals."""
-    columns = (
+    columns: tuple[str | TableColumn, ...] = (
         "run",
         *(TableColumn(title, "number") for title in ("began", "lasted", "steps")),
         "status",

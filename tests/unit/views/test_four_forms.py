@@ -1,0 +1,194 @@
+"""The numbers of a command's tables and headlines are the same on a terminal, in Markdown, in HTML
+and in JSON."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from rich.console import Console
+
+from ergmeter import doctor
+from ergmeter.cli.main import main
+from ergmeter.cli.run_options import Forms
+from ergmeter.doctor import ProbeFinding
+from ergmeter.records import Device
+from ergmeter.views.calculate.machine import calibration_document, doctor_document
+from ergmeter.views.document import ChartPart, Document, HeadlinePart, Part, Section, Table
+from ergmeter.views.render.html import html
+from ergmeter.views.render.markdown import markdown
+from ergmeter.views.render.terminal import show
+from tests.golden.running import Case, Runner
+from tests.golden.text import html_text
+from tests.scripted_server import Script, serving
+from tests.unit.hardware.test_calibration import calibration
+
+LLAMA = "configs/llama-3.1-8b.json --seq-len 4096"
+COMMANDS = {
+    "explain": ("explain calibrated", "calibrated"),
+    "explain without MFU": ("explain stalls", "stalls"),
+    "explain nothing": ("explain empty", "empty"),
+    "check": ("check plain ranks empty", "plain", "ranks", "empty"),
+    "job": ("job pretrain --runs jobs", "jobs"),
+    "flops": (f"flops {LLAMA} --batch-size 4 --checkpointing full", "configs"),
+    "mfu": (f"mfu {LLAMA} --tokens-per-s 12000 --device h100-sxm", "configs"),
+    "mfu decoding": (
+        f"mfu {LLAMA} --tokens-per-s 2000 --phase decode --batch-size 16 --device h100-sxm",
+        "configs",
+    ),
+    "estimate": (
+        f"estimate {LLAMA} --batch-size 64 --device h100-sxm --num-devices 8 --zero 3"
+        " --checkpointing full --tokens 1e9 --mfu 0.4 --price-per-hour 3",
+        "configs",
+    ),
+    "estimate of serving": (f"estimate {LLAMA} --inference --device a100-pcie-40gb", "configs"),
+    "hlo": ("hlo hlo", "hlo"),
+    "hlo by op": ("hlo hlo --by op", "hlo"),
+}
+# Columns whose numbers the JSON does not have as numbers: shares and differences of those that it
+# has, numbers in names and sentences.
+LEFT_OUT = frozenset(
+    {
+        *("share", "of peak", "vs exact", "a token", "lasted"),
+        *("metric", "module", "operator", "block", "is", "seen", "change", "gain", "of", "over"),
+        *("with", "limited by", "formula, a token", "began", "steps", "run", "GB on a device"),
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    return Runner(tmp_path_factory.mktemp("forms") / "work")
+
+
+def document_of(runner: Runner, command: str, needs: tuple[str, ...]) -> Document:
+    """The document that a command shows."""
+    shown: list[Document] = []
+
+    def catch(_: Forms, document: Document, **__: object) -> None:
+        shown.append(document)
+
+    with mock.patch.object(Forms, "show", catch):
+        runner.run(Case("forms", (("erg", *command.split()),), needs))
+    (document,) = shown
+    return document
+
+
+def forms_of(document: Document) -> dict[str, str]:
+    """Everything that each form says, on one line."""
+    out = io.StringIO()
+    show(document, Console(file=out, width=400))
+    plain = re.sub(r"\\(.)", r"\1", markdown(document).replace("<!-- -->", ""))
+    page = html_text(html(document))
+    return {"terminal": out.getvalue(), "Markdown": plain, "HTML": page}
+
+
+def words(text: str) -> list[str]:
+    """The numbers in a text; a time in two units is one number of seconds."""
+    text = re.sub(r"(\d+) h (\d\d) min", lambda m: f"{int(m[1]) * 3600 + int(m[2]) * 60} s", text)
+    text = re.sub(r"(\d+) min (\d\d) s", lambda m: f"{int(m[1]) * 60 + int(m[2])} s", text)
+    found = re.findall(r"(?<![\w.-])[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w-])", text)
+    return [word.replace(",", "") for word in found]
+
+
+def numbers(text: str) -> set[float]:
+    return set(map(float, words(text)))
+
+
+def tables(parts: tuple[Part, ...]) -> Iterator[Table]:
+    for part in parts:
+        if isinstance(part, Section):
+            yield from tables(part.parts)
+        elif isinstance(part, ChartPart):
+            yield part.table or part.chart.table or Table((), ())
+        elif isinstance(part, Table):
+            yield part
+
+
+def cells(document: Document, *, left_out: frozenset[str] = frozenset()) -> Iterator[str]:
+    for table in tables(document.parts):
+        for row in table.without_bars().rows:
+            heads = table.without_bars().head
+            yield from (cell for head, cell in zip(heads, row, strict=True) if head not in left_out)
+
+
+def headlines(document: Document) -> Iterator[str]:
+    for part in document.parts:
+        if isinstance(part, HeadlinePart):
+            yield f"{part.name} {part.text} {part.about}"
+
+
+def leaves(value: Any) -> Iterator[float]:
+    if isinstance(value, dict):
+        yield from (leaf for inner in value.values() for leaf in leaves(inner))
+    elif isinstance(value, list):
+        yield from (leaf for inner in value for leaf in leaves(inner))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield float(value)
+
+
+def is_in(word: str, values: set[float]) -> bool:
+    """Whether a printed number is one of these, rounded, in percent or with an SI prefix."""
+    number, decimals = abs(float(word)), len(word.partition(".")[2])
+    most_off = 0.51 * 10.0**-decimals + 1e-9 * number
+    scales = (1.0, 100.0, *(10.0**power for power in (-15, -12, -9, -6, -3, 3, 6)))
+    return any(abs(abs(v) * scale - number) <= most_off for v in values for scale in scales)
+
+
+def check(document: Document, *, in_json: bool = True) -> None:
+    found = {name: numbers(text) for name, text in forms_of(document).items()}
+    texts = [*cells(document), *headlines(document)]
+    printed = set(map(float, words(" | ".join(texts))))
+    assert printed
+    for name, values in found.items():
+        assert printed <= values, (name, sorted(printed - values))
+    data = {1.0, *leaves(document.data)}  # 100 % is 1 of itself
+    for cell in cells(document, left_out=LEFT_OUT) if in_json else ():
+        for word in words(cell):
+            assert is_in(word, data), (word, cell)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_forms_of_a_command_have_the_same_numbers(name: str, runner: Runner) -> None:
+    command, *needs = COMMANDS[name]
+    # By op, the JSON has the counts of each file.
+    check(document_of(runner, command, tuple(needs)), in_json=name != "hlo by op")
+
+
+def test_the_forms_of_a_calibration_have_the_same_numbers() -> None:
+    steady = calibration()
+    drifting = replace(steady, matmul={"fp8": replace(steady.matmul["bf16"], drift_frac=-0.07)})
+    check(calibration_document([steady, drifting], ["measured in 40 s", "interrupted after 7 s"]))
+
+
+def test_the_forms_of_a_load_have_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown: list[Document] = []
+    monkeypatch.setattr(Forms, "show", lambda _, document: shown.append(document))
+    with serving(Script(tokens=6)) as server, pytest.raises(SystemExit):
+        main(["load", server.url, "--model", "m", "--concurrency", "1,2", "--requests", "4"])
+    (document,) = shown
+    assert len(next(tables(document.parts)).rows) == 2
+    check(document)
+
+
+def test_the_forms_of_the_doctor_have_the_same_devices() -> None:
+    gpu = Device("GPU-0", "gpu", "NVIDIA H200", "nvml")
+    findings = [
+        ProbeFinding("nvml", True, devices=[gpu], reads={"GPU-0": ["power", "energy"]}),
+        ProbeFinding("rapl", False, "no counter in 2 of 3 packages"),
+    ]
+    document = doctor_document(findings)
+    for text in forms_of(document).values():
+        for said in ("NVIDIA H200", "GPU-0", "reads power, energy", "in 2 of 3 packages"):
+            assert said in " ".join(text.split())
+        assert "energy can be measured: NVIDIA H200 (nvml)" in text
+    assert document.data == doctor.document(findings)
