@@ -163,19 +163,21 @@ def command(
         _check_output(Path(path), request)
     check_page(page, [Path(path)] if path is not None else ())
     analysis = _analyze(request, compat=compat, is_quiet=form != "text", per_file=print_per_file)
+    from ergmeter.views.analyze.document import document
+
+    shown = document(analysis, most_graphs=_GRAPHS_IN_MARKDOWN)
+    text = json.dumps(shown.data, indent=4, allow_nan=False)
     if path is not None:
-        Path(path).write_text(_text(analysis) + "\n", encoding="utf-8")
+        Path(path).write_text(text + "\n", encoding="utf-8")
     if form == "json":
-        click.echo(_text(analysis))
+        click.echo(text)
     elif form == "md":
-        from ergmeter.views.analyze.document import document
         from ergmeter.views.render.markdown import markdown
 
-        click.echo(markdown(document(analysis, most_graphs=_GRAPHS_IN_MARKDOWN)), nl=False)
+        click.echo(markdown(shown), nl=False)
     else:
         click.echo(f"\nMetrics saved to: {path}")
     if page is not None:
-        from ergmeter.views.analyze.document import document
         from ergmeter.views.render.html import html
 
         written = html(document(analysis, most_graphs=_GRAPHS_ON_A_PAGE))
@@ -256,15 +258,6 @@ def _check_shown(request: AnalysisRequest, *, form: str, per_file: bool, is_writ
         raise UsageError(f"--print-per-file is for the console, and --format {form} is alone there")
     if request.detailed and form == "md" and not is_written:
         raise UsageError("--detailed is of the JSON: give its --output, or leave out --format md")
-
-
-def _text(analysis: Analysis) -> str:
-    from ergmeter.compat.nki_llama.document import compat_document
-    from ergmeter.neuron.document import document
-    from ergmeter.views.documents import finite
-
-    content = document(analysis) if analysis.original is None else compat_document(analysis)
-    return json.dumps(finite(content), indent=4, allow_nan=False)
 
 
 @contextmanager

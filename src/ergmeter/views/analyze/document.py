@@ -9,9 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ergmeter.compat.nki_llama.document import compat_document
 from ergmeter.flops.conventions import CONVENTIONS
 from ergmeter.metrics.definitions.compute import HFU, MFU
 from ergmeter.metrics.definitions.compute import METRICS as COMPUTE
+from ergmeter.neuron.document import document as json_document
 from ergmeter.neuron.document import missing
 from ergmeter.neuron.kernels import by_work, decimals, percent
 from ergmeter.neuron.metrics import JSON_NAMES, METRICS, NKI, SCORE, TFLOP, TFLOP_PER_S, THROUGHPUT
@@ -44,6 +46,7 @@ from ergmeter.views.document import (
     Table,
     TableColumn,
 )
+from ergmeter.views.documents import finite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -77,7 +80,8 @@ def document(analysis: Analysis, *, most_graphs: int) -> Document:
             Section(name, _SECTIONS.get(name, name), tuple(parts))
             for name, parts in sections.items()
         ),
-        about=f"{analysis.batch_size} sequences of {analysis.seq_len} tokens a step",
+        finite(json_document(analysis) if analysis.original is None else compat_document(analysis)),
+        f"{analysis.batch_size} sequences of {analysis.seq_len} tokens a step",
     )
 
 
