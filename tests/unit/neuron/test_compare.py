@@ -12,7 +12,8 @@ from rich.console import Console
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.definitions.compute import MFU
-from ergmeter.neuron.compare import OutputComparison, compare, entry_of, read_outputs
+from ergmeter.neuron.compare import OutputComparison, compare
+from ergmeter.neuron.earlier_output import entry_of, read_outputs
 from ergmeter.neuron.metrics import NKI, SCORE, THROUGHPUT
 from ergmeter.records import Missing, Reading
 from ergmeter.views.analyze.compare import document

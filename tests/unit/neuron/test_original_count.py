@@ -10,8 +10,9 @@ import pytest
 
 from ergmeter.compat.nki_llama.document import analyze_compat, compat_document
 from ergmeter.neuron.analysis import AnalysisRequest, analyze
-from ergmeter.neuron.compare import compare, read_outputs
+from ergmeter.neuron.compare import compare
 from ergmeter.neuron.document import document
+from ergmeter.neuron.earlier_output import read_outputs
 from ergmeter.views.analyze.console import summary_section
 
 DATA = Path(__file__).parents[2] / "data"

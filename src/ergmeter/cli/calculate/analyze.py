@@ -305,7 +305,8 @@ def _check_alone() -> None:
 
 
 def _compare(paths: tuple[str, ...], *, form: str, page: Path | None) -> None:
-    from ergmeter.neuron.compare import compare, read_outputs
+    from ergmeter.neuron.compare import compare
+    from ergmeter.neuron.earlier_output import read_outputs
     from ergmeter.views.analyze.compare import document
 
     comparison = compare(read_outputs(paths))

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.neuron.compare import METRICS, OutputComparison
+from ergmeter.neuron.compare import OutputComparison
+from ergmeter.neuron.earlier_output import METRICS
 from ergmeter.neuron.kernels import LOWER_BOUND, UNCERTAIN
 from ergmeter.neuron.throughput import PaceLine, pace_line
 from ergmeter.units import significant

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.neuron.compare import METRICS
+from ergmeter.neuron.earlier_output import METRICS
 from ergmeter.units import significant
 from ergmeter.version import __version__
 from ergmeter.views.analyze.charts import spread_charts
@@ -23,7 +23,8 @@ from ergmeter.views.document import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ergmeter.neuron.compare import EarlierOutput, OutputComparison, OutputGroup, RepeatSpread
+    from ergmeter.neuron.compare import OutputComparison, OutputGroup, RepeatSpread
+    from ergmeter.neuron.earlier_output import EarlierOutput
 
 _MEAN = "mean of"
 TITLES = {
