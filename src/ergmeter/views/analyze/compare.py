@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.neuron.earlier_output import METRICS
 from ergmeter.units import significant
 from ergmeter.version import __version__
-from ergmeter.views.analyze.charts import spread_charts
+from ergmeter.views.charts.chart import Chart
+from ergmeter.views.charts.interval_chart import Axis, Dot, interval_chart
 from ergmeter.views.document import (
     ChartPart,
     Document,
@@ -59,6 +60,37 @@ def document(comparison: OutputComparison, *, has_charts: bool = False) -> Docum
         Section("cite", "how to cite", (Paragraph(_citation(comparison), is_to_copy=True),)),
     )
     return Document(_title(comparison), sections, comparison.document())
+
+
+def spread_charts(
+    comparison: OutputComparison, names: dict[str, str], heads: tuple[str, ...]
+) -> Iterator[Chart]:
+    """Yield a chart for each metric that can be compared between outputs."""
+    for metric, title in zip(METRICS, heads, strict=True):
+        points: list[Dot] = []
+        apart = []
+        for number, group in enumerate(comparison.groups, start=1):
+            for output in group.outputs:
+                value, name = output.value(metric, convention=comparison.convention), output.path
+                if value is not None:
+                    text, label = significant(value, 5), f"{number}: {names[name]}"
+                    points.append(Dot(label, value, None, None, text, "bare"))
+            spread = group.spreads.get(metric)
+            if spread is not None and (deviation := spread.standard_deviation) is not None:
+                mean, text = spread.mean, significant(spread.mean, 5)
+                ends, label = (mean - deviation, mean + deviation), f"{number}: mean"
+                points.append(Dot(label, mean, *ends, text, "plain"))
+            if metric in group.not_comparable:
+                apart.append(str(number))
+        if points:
+            yield interval_chart(
+                f"spread-{metric}", title, "", points, Axis(title, format=".5~g"),
+                words={"bare": "an output", "plain": "mean ± standard deviation"},
+                table=Table(("output", title), tuple((d.name, d.value_text) for d in points)),
+                note=f"group {', '.join(apart)} is not comparable to the one before it"
+                if apart
+                else "",
+            )  # fmt: skip
 
 
 def heads(comparison: OutputComparison) -> tuple[str, ...]:
