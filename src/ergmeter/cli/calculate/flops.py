@@ -97,7 +97,7 @@ def _count(
     """Count by running the model, and say where the analytic engine differs."""
     from ergmeter.flops.batch import Batch
     from ergmeter.flops.source import read_model
-    from ergmeter.views.calculate import counted as view
+    from ergmeter.views.calculate.flops import counted_document
 
     _check_counted(shape, training, rest)
     if shape["seq_len"] is None:
@@ -106,7 +106,7 @@ def _count(
     config, train, source_len = read_model(model), rest["phase"] == "train", shape["source_len"]
     adapted = None
     try:
-        from ergmeter.flops.counted.built_model import adapted_model, count_step
+        from ergmeter.flops.counted.built_model import adapted_model, count_step, cross_check
 
         if training.lora:
             full = training.checkpointing == "full"
@@ -124,8 +124,8 @@ def _count(
     counted = count_step(
         config, batch, training, train=train, source_len=source_len, adapted=adapted
     )
-    agreed = view.cross_check(config, counted, batch, training, train=train, source_len=source_len)
-    forms.show(view.counted_document(counted, agreed))
+    agreed = cross_check(config, counted, batch, training, train=train, source_len=source_len)
+    forms.show(counted_document(counted, agreed))
 
 
 # What the counted engine can't be told, and why.

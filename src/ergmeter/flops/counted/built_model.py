@@ -20,16 +20,18 @@ from torch import nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ergmeter.errors import FormatError, UsageError
+from ergmeter.flops.analytic import Parts, step_flops, total
+from ergmeter.flops.batch import Batch, Pairs
 from ergmeter.flops.counted.count import count, count_built
-from ergmeter.flops.counted.op_totals import CountedStep, summed
+from ergmeter.flops.counted.op_totals import AnalyticComparison, CountedStep, agreement, summed
 from ergmeter.flops.graph.adapters import ALL_LINEAR, EXPERTS, Lora
-from ergmeter.flops.source import model_graph
-from ergmeter.flops.work import TrainedParts, trained_graph
+from ergmeter.flops.source import UnknownArchitectureError, model_graph
+from ergmeter.flops.work import TrainedParts, trained_graph, writes
+from ergmeter.units import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from ergmeter.flops.batch import Batch
     from ergmeter.flops.config import ModelConfig
 
 # A model with PEFT's own adapters, without memory.
@@ -229,3 +231,58 @@ def _by_name(config: ModelConfig, how: TrainedParts) -> Callable[[str], bool]:
         return not any(f".{frozen}." in f".{name}." for frozen in how.frozen)
 
     return trains
+
+
+def cross_check(
+    config: ModelConfig,
+    counted: CountedStep,
+    batch: Batch,
+    training: TrainedParts,
+    *,
+    train: bool,
+    source_len: int | None,
+) -> AnalyticComparison:
+    """Compare the count with the analytic count of the same step.
+
+    The run computes all pairs of the attention rectangle, and the head at every prompt position.
+    """
+    try:
+        plain = model_graph(config)
+    except UnknownArchitectureError as error:
+        return AnalyticComparison(f"{config.where}: {error.said}")
+    except FormatError as error:
+        return AnalyticComparison(str(error))
+    graph, trained = trained_graph(plain, training)
+    is_prompt = not train and writes(graph)
+
+    def analytic(pairs: Pairs, *, last_logits: bool = False) -> Parts:
+        return step_flops(
+            graph,
+            Batch.of(
+                batch.sequences,
+                batch.seq_len,
+                lengths=_lengths(batch),
+                source_len=source_len,
+                last_logits=last_logits,
+                facts=graph.facts,
+            ),
+            trainable=trained if train else None,
+            checkpointing=training.checkpointing,
+            pairs=pairs,
+        )
+
+    needed = total(analytic("needed", last_logits=is_prompt)).model
+    head = " and the head on the last token alone" if is_prompt else ""
+    return AnalyticComparison(
+        f"of what was run, {agreement(analytic('computed'), counted).sentence}; exact, with just"
+        f" the pairs that the mask and windows let meet{head}, is {scaled(needed, 'FLOP')}"
+        f" ({100 * (needed / counted.model - 1):+.1f} %)",
+        needed,
+    )
+
+
+def _lengths(batch: Batch) -> list[int] | None:
+    """Return document lengths if a batch does not consist of full sequences."""
+    if batch.is_grid:
+        return None
+    return [document.new for document in batch.documents for _ in range(document.count)]

@@ -194,6 +194,14 @@ class Agreement:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class AnalyticComparison:
+    """The analytic count of the same step, or the reason why there is none."""
+
+    sentence: str
+    exact_flops: float | None = None  # the model FLOPs that `--engine analytic` leads with
+
+
 def agreement(parts: Parts, counted: CountedStep) -> Agreement:
     """Put an analytic count and a counted one side by side.
 

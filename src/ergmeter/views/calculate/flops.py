@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from itertools import groupby
 from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,8 @@ from ergmeter.views.documents import result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ergmeter.flops.counted.op_totals import AnalyticComparison, CountedStep
 
 # Conventions.
 
@@ -361,13 +365,7 @@ def _data(work: Work) -> dict[str, Any]:
 
 
 def _numbers(flops: PartFlops) -> dict[str, float]:
-    return {
-        "forward": flops.forward,
-        "backward": flops.backward,
-        "again": flops.recomputed,
-        "model": flops.model,
-        "hardware": flops.hardware,
-    }
+    return {**_passes(flops), "model": flops.model, "hardware": flops.hardware}
 
 
 def readings_table(results: dict[str, Result], value: Callable[[Reading], str]) -> Table:
@@ -397,3 +395,83 @@ def _value(reading: Reading) -> str:
     if reading.unit == "frac":
         return percent(reading.value, decimals=2)
     return scaled(reading.value, reading.unit)
+
+
+# `erg flops --engine counted`.
+
+
+_DEPTH = 3  # of a module's dotted name: model.layers.0 and the like
+
+
+def counted_document(counted: CountedStep, agreed: AnalyticComparison) -> Document:
+    """Return a counted step by module and by operator, and where the analytic count differs."""
+    parts: tuple[Part, ...] = (
+        _counted_table("module", counted.modules(depth=_DEPTH)),
+        _counted_table("operator", counted.operators),
+        *map(Paragraph, _counted_lines(counted, agreed)),
+    )
+    return Document("A step, counted by running the model", parts, _counted_data(counted, agreed))
+
+
+def _counted_table(title: str, rows: dict[str, PartFlops]) -> Table:
+    passes = ("forward", "backward", "again")
+    cells = (
+        (name or "all", *(scaled(v, "FLOP") if v else "-" for v in _passes(flops).values()))
+        for name, flops in _alike(rows)
+    )
+    return Table((title, *(TableColumn(name, "number") for name in passes)), tuple(cells))
+
+
+def _alike(rows: dict[str, PartFlops]) -> list[tuple[str, PartFlops]]:
+    """Merge consecutive layers of equal cost into one row."""
+    merged: list[tuple[str, PartFlops]] = []
+    for (form, flops), group in groupby(rows.items(), lambda row: (_form(row[0]), row[1])):
+        names = [name for name, _ in group]
+        last = re.findall(r"\d+", names[-1])
+        many = f"{names[0]} to {last[-1]}, each" if len(names) > 1 and form and last else names[0]
+        merged.append((many, flops))
+    return merged
+
+
+def _form(name: str) -> str:
+    return re.sub(r"\d+", "*", name)
+
+
+def _counted_lines(counted: CountedStep, agreed: AnalyticComparison) -> list[str]:
+    """Return the lines below the tables."""
+    sums = counted.total
+    return [
+        f"{scaled(sums.model, 'FLOP')} as run: attention over the whole rectangle, masks not"
+        f" seen, the head at every position; {scaled(sums.hardware, 'FLOP')} with what is computed"
+        f" again, in fused attention too; {counted.params} parameters",
+        agreed.sentence,
+        *counted.not_counted,
+        *(f"assumed: {assumption}" for assumption in counted.assumptions),
+    ]
+
+
+def _counted_data(counted: CountedStep, agreed: AnalyticComparison) -> dict[str, Any]:
+    """Return the count as JSON, in FLOPs."""
+    return {
+        "engine": "counted",
+        "attention": "the whole rectangle, as computed; masks and windows are not seen",
+        "head": "at every position",
+        "model_flops": counted.total.model,
+        "hardware_flops": counted.total.hardware,
+        "forward_flops": counted.total.forward,
+        "parameters": counted.params,
+        "modules": {name: _passes(flops) for name, flops in counted.modules().items()},
+        "operators": {name: _passes(flops) for name, flops in counted.operators.items()},
+        "not_counted": counted.calls_not_counted,
+        "analytic": agreed.sentence,
+        "exact_model_flops": agreed.exact_flops,
+        "assumptions": list(counted.assumptions),
+    }
+
+
+def _passes(flops: PartFlops) -> dict[str, float]:
+    return {
+        "forward": flops.forward,
+        "backward": flops.backward,
+        "again": flops.recomputed,
+    }

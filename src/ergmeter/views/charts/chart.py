@@ -12,7 +12,7 @@ on white.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
@@ -110,6 +110,11 @@ class Chart:
     legend: tuple[tuple[str, str], ...] = ()  # a label, and its look: c1 to c8, and dash1 to dash5
     axes: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     axis: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the chart as JSON, its data table as head and rows."""
+        table = self.table and {"head": self.table.head, "rows": self.table.rows}
+        return {**asdict(self), "table": table}
 
 
 @dataclass(frozen=True, slots=True)

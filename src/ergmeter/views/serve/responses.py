@@ -252,7 +252,7 @@ def charts(path: str, root: str, only: Sequence[str]) -> bytes:
     if unknown:
         raise UsageError(f"no chart {unknown[0]!r}; there are {', '.join(IDS)}")
     run_charts = time_charts(evidence_of(Run.open(path)), only or IDS)
-    charts_ = [{**asdict(chart), "spec": without_legends(chart.spec)} for chart in run_charts]
+    charts_ = [{**chart.as_json(), "spec": without_legends(chart.spec)} for chart in run_charts]
     return _packed_json({"config": chart.config(), "charts": charts_}, root)
 
 
@@ -320,9 +320,9 @@ def compared(paths: Sequence[str], root: str, group_by: Sequence[str], anyway: b
     over = course_charts(compared_curves(outcome.groups), outcome.groups)
     drawings = {
         "config": chart.config(),
-        "charts": [asdict(chart) for chart in compare_charts(outcome)],
+        "charts": [chart.as_json() for chart in compare_charts(outcome)],
         "courses": {
-            "charts": [asdict(chart) for chart in over.charts],
+            "charts": [chart.as_json() for chart in over.charts],
             "axes": over.axes,
             "first": over.first,
             "said": over.notes,
