@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ergmeter.hlo.files import SHOWN_NAMES, WRAPPED
+from ergmeter.metrics.definitions.compute import HFU
 from ergmeter.neuron.compile_cache import CachedGraphs, abbreviated_list, name_in
 from ergmeter.neuron.kernels import LOWER_BOUND, GraphResult, NkiSummary, percent
 from ergmeter.neuron.mfu import ORIGINAL, Figures, Machine
@@ -157,10 +158,11 @@ def _low(mfu: float, figures: Figures, job: NeuronJob, machine: Machine) -> list
             "LoRA: gradients of frozen weights are not computed and not counted; counted as full"
             f" training it reads {percent(figures.mfu_by_convention[ORIGINAL])} ({ORIGINAL})"
         )
-    if isinstance(figures.hfu, Reading) and figures.hfu.value > mfu:
+    hfu = figures.utilization[HFU]
+    if isinstance(hfu, Reading) and hfu.value > mfu:
         texts.append(
             f"recomputation ({job.checkpointing}): the hardware computed"
-            f" {percent(figures.hfu.value)} of its peak (HFU)"
+            f" {percent(hfu.value)} of its peak (HFU)"
         )
     if job.replicas is not None and 1 < job.replicas <= 1 / mfu:
         texts.append(

@@ -13,10 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.compare.entry import Entry, facts_of
+from ergmeter.compare.entry import Entry, SourceEntries, facts_of
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.definitions.compute import MFU
-from ergmeter.neuron.metrics import JSON_NAMES, NKI, SCORE, THROUGHPUT, UNITS
+from ergmeter.neuron.metrics import COMPARED, JSON_NAMES, NKI, SCORE, UNITS
 from ergmeter.neuron.mfu import PEAK_TFLOP_PER_S_PER_NODE, impossible_mfu, impossible_score
 from ergmeter.records import Missing, Reading, Result
 
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 THEIRS = "the original's"  # its count, in place of a convention
-_KEYS = {JSON_NAMES[key].name: key for key in (MFU, THROUGHPUT, NKI, SCORE)}
+_KEYS = {JSON_NAMES[key].name: key for key in COMPARED}
 METRICS = tuple(_KEYS)
+_BEGINNING_BYTES = 1 << 14
 _INPUTS = ("batch_size", "sequence_length", "num_nodes", "hardware_backend")
 _FACTORS = ("mfu_improvement", "throughput_improvement", "loss_improvement", "convergence_rate")
 
@@ -182,6 +183,21 @@ def read_outputs(paths: Sequence[str]) -> list[EarlierOutput]:
 def entry_of(path: str) -> Entry:
     """Reads a document of `erg analyze` or of the original as an entry of a comparison."""
     return EarlierOutput(path, _read(path)).entry
+
+
+class AnalysisSource:
+    """Outputs of `erg analyze` or of the original, as a source of entries."""
+
+    def recognises(self, path: Path) -> bool:
+        """True if the file is such an output, by its first keys."""
+        if not path.is_file() or path.suffix != ".json":
+            return False
+        with path.open("rb") as file:
+            return b'"mfu_percent"' in file.read(_BEGINNING_BYTES)
+
+    def read(self, path: Path, _wanted: object = None) -> SourceEntries:
+        """The entry of the output. FormatError if it is damaged."""
+        return SourceEntries((entry_of(str(path)),))
 
 
 def _read(path: str) -> dict[str, Any]:

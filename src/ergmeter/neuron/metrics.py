@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, NoReturn
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.definitions.compute import HFU, MFU
+from ergmeter.metrics.definitions.compute import METRICS as COMPUTE
 from ergmeter.units import NO_UNIT
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
 
 THROUGHPUT = "throughput.samples_per_s"
-TFLOP = "trainium.tflop_per_sequence"
-TFLOP_PER_S = "trainium.tflop_per_s"
-NKI = "trainium.nki_frac"
-SCORE = "trainium.score"
+TFLOP = "analysis.tflop_per_sequence"
+TFLOP_PER_S = "analysis.tflop_per_s"
+NKI = "analysis.nki_frac"
+SCORE = "analysis.score"
 
 
 def _not_of_a_run(_: Evidence) -> NoReturn:
@@ -49,7 +50,15 @@ METRICS = (
         (_MODEL, _PACE, _GRAPHS, "a baseline"), _not_of_a_run,
     ),
 )  # fmt: skip
-UNITS = {MFU: "frac", HFU: "frac", THROUGHPUT: "samples/s"} | {row.key: row.unit for row in METRICS}
+_ROWS = {row.key: row for row in (*COMPUTE, *METRICS)}
+UNITS = {THROUGHPUT: "samples/s"} | {key: row.unit for key, row in _ROWS.items()}
+FORMULAS = {key: row.formula for key, row in _ROWS.items()}
+# In the order of the document, with their titles; and those that outputs are compared by.
+TITLES = {
+    key: "throughput" if key == THROUGHPUT else _ROWS[key].title
+    for key in (MFU, HFU, THROUGHPUT, TFLOP_PER_S, TFLOP, NKI, SCORE)
+}
+COMPARED = (MFU, THROUGHPUT, NKI, SCORE)
 
 # The keys of nki-llama's JSON, and ours beside them, in the order of `obtained`.
 JSON_NAMES = {

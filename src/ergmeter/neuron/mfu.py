@@ -207,11 +207,15 @@ class Figures:
 
     work: Work  # of one sequence, by every convention
     by_convention: dict[str, float]
-    mfu: Result
-    hfu: Result
+    utilization: dict[str, Result]  # MFU and HFU, by key
     original_flops: float | None  # what the original itself counts, whatever the model is
     differences: dict[str, float]  # why that is another number of FLOPs
     notes: tuple[str, ...]
+
+    @property
+    def mfu(self) -> Result:
+        """MFU under the chosen convention."""
+        return self.utilization[MFU]
 
     @property
     def flops(self) -> Flops:
@@ -239,13 +243,10 @@ class Figures:
             )
         else:
             work = rate
-        return {
-            TFLOP: Reading(tflop, "TFLOP", "derived", note=note),
-            THROUGHPUT: rate,
-            TFLOP_PER_S: work,
-            MFU: self.mfu,
-            HFU: self.hfu,
-        }
+        readings: dict[str, Result] = {TFLOP: Reading(tflop, "TFLOP", "derived", note=note)}
+        readings[THROUGHPUT] = rate
+        readings[TFLOP_PER_S] = work
+        return readings | self.utilization
 
 
 def original_estimate(
@@ -283,12 +284,10 @@ def figures(
     if full is not None:  # whatever is trained: the original knows of no adapters
         by_convention[ORIGINAL] = full
     theirs = _original(model, job)
-    mfu, hfu = _utilization(work, job, machine, throughput.result)
     return Figures(
         work=work,
         by_convention=by_convention,
-        mfu=mfu,
-        hfu=hfu,
+        utilization=_utilization(work, job, machine, throughput.result),
         original_flops=theirs,
         differences=_differences(graph, batch, training, total(work.parts).model, full, theirs),
         notes=(*notes, *work.assumptions),
@@ -311,14 +310,12 @@ def _graph(model: str, job: NeuronJob) -> tuple[Graph, list[str]]:
     return model_graph(ModelConfig(fields, where=config.where)), notes
 
 
-def _utilization(
-    work: Work, job: NeuronJob, machine: Machine, pace: Result
-) -> tuple[Result, Result]:
+def _utilization(work: Work, job: NeuronJob, machine: Machine, pace: Result) -> dict[str, Result]:
     if isinstance(pace, Missing):
-        return pace, pace
+        return dict.fromkeys((MFU, HFU), pace)
     if machine.cores is None:
         cores = f"how many cores a node of {machine.backend} has"
-        return (Missing(f"{cores} is not known: pass --devices"),) * 2
+        return dict.fromkeys((MFU, HFU), Missing(f"{cores} is not known: pass --devices"))
     tokens = mapped(pace, lambda seq_per_s: seq_per_s * job.seq_len)
     rate = TokenRate(
         tokens.value, machine.cores, tokens.basis, tokens.note, tokens.low, tokens.high
@@ -328,7 +325,7 @@ def _utilization(
         "reported",
     )  # fmt: skip
     results = compute_results(list(work.flops.values()), rate, peak)
-    return results[MFU], results[HFU]
+    return {key: results[key] for key in (MFU, HFU)}
 
 
 def _original(model: str, job: NeuronJob) -> float | None:

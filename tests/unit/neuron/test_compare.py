@@ -13,7 +13,7 @@ from rich.console import Console
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.definitions.compute import MFU
 from ergmeter.neuron.compare import OutputComparison, compare
-from ergmeter.neuron.earlier_output import entry_of, read_outputs
+from ergmeter.neuron.earlier_output import AnalysisSource, entry_of, read_outputs
 from ergmeter.neuron.metrics import NKI, SCORE, THROUGHPUT
 from ergmeter.records import Missing, Reading
 from ergmeter.views.analyze.compare import document
@@ -228,3 +228,14 @@ def test_an_entry_of_an_impossible_mfu_has_the_mark(tmp_path: Path) -> None:
         assert reading.value == pytest.approx(value)
         assert "above 100 %: an input is wrong" in reading.impossible
     assert entry.value(MFU) is None
+
+
+def test_an_output_is_recognised_by_its_first_keys(tmp_path: Path) -> None:
+    path, other = tmp_path / "a.json", tmp_path / "b.json"
+    path.write_text(json.dumps(original(15.0)))
+    other.write_text('{"hidden_size": 8}')
+    source = AnalysisSource()
+    assert [source.recognises(file) for file in (path, other, tmp_path)] == [True, False, False]
+    (entry,) = source.read(path).entries
+    assert entry.value(MFU) == 0.15
+    assert entry.source == str(path)

@@ -13,11 +13,10 @@ from ergmeter.compat.nki_llama.document import compat_document
 from ergmeter.errors import NotMeasurable
 from ergmeter.flops.conventions import CONVENTIONS
 from ergmeter.metrics.definitions.compute import HFU, MFU
-from ergmeter.metrics.definitions.compute import METRICS as COMPUTE
 from ergmeter.neuron.document import document as json_document
 from ergmeter.neuron.document import missing
 from ergmeter.neuron.kernels import LOWER_BOUND, UNCERTAIN, by_work, decimals, percent
-from ergmeter.neuron.metrics import JSON_NAMES, METRICS, NKI, SCORE, TFLOP, TFLOP_PER_S, THROUGHPUT
+from ergmeter.neuron.metrics import FORMULAS, JSON_NAMES, NKI, SCORE, TFLOP, THROUGHPUT, TITLES
 from ergmeter.neuron.mfu import TERA
 from ergmeter.neuron.score import REMARK, Factor, Score
 from ergmeter.neuron.throughput import PaceLine, pace_line
@@ -66,9 +65,6 @@ if TYPE_CHECKING:
     from ergmeter.neuron.analysis import Analysis
     from ergmeter.neuron.kernels import GraphResult, KernelTotal
 
-_ROWS = {row.key: row for row in (*COMPUTE, *METRICS)}
-_TITLES = {key: _ROWS[key].title for key in (MFU, HFU)} | {THROUGHPUT: "throughput"}
-_TITLES |= {key: _ROWS[key].title for key in (TFLOP_PER_S, TFLOP, NKI, SCORE)}
 _KERNELS_OF_A_GRAPH = 3
 _STATES = {"known": "stated", "absent": "not stated", "unreadable": "can't be read"}
 
@@ -89,8 +85,9 @@ def document(analysis: Analysis, *, most_graphs: int) -> Document:
     return Document(
         _title(analysis),
         tuple(
-            Section(name, _SECTIONS.get(name, name), tuple(parts))
-            for name, parts in sections.items()
+            Section(name, _SECTIONS.get(name, name), parts)
+            for name, made in sections.items()
+            if (parts := tuple(made))
         ),
         finite(json_document(analysis) if analysis.original is None else compat_document(analysis)),
         f"{analysis.batch_size} sequences of {analysis.seq_len} tokens a step",
@@ -137,7 +134,7 @@ def _formula(analysis: Analysis, key: str) -> str:
     if key == TFLOP and analysis.details is not None:
         return CONVENTIONS[analysis.details.figures.flops.convention].formula
     offset = f"{analysis.request.baseline.offset:g}"
-    return _ROWS[key].formula.replace("offset", offset)
+    return FORMULAS[key].replace("offset", offset)
 
 
 def _texts(analysis: Analysis, key: str, reading: Reading) -> tuple[str, str]:
@@ -160,7 +157,7 @@ def _texts(analysis: Analysis, key: str, reading: Reading) -> tuple[str, str]:
 
 def _rows(analysis: Analysis) -> Iterator[tuple[str, ...]]:
     """Yield each metric: title, value, interval, basis, note and formula."""
-    for key, title in _TITLES.items():
+    for key, title in TITLES.items():
         result = analysis.readings.get(key)
         if key == HFU and not is_more(analysis.value(HFU), analysis.value(MFU)):
             continue
@@ -235,7 +232,6 @@ def _conventions(analysis: Analysis) -> Iterator[Part]:
     """Yield MFU under the other conventions, and differences from the original's count."""
     details, theirs = analysis.details, analysis.estimate
     if details is None:
-        yield Paragraph("The original has one.")
         return
     figures, mfus = details.figures, details.figures.mfu_by_convention
     rows = tuple(
