@@ -115,8 +115,20 @@ class EarlierOutput:
 
     @cached_property
     def entry(self) -> Entry:
-        """Its inputs as facts, and its metrics as readings by key."""
-        facts = {**self.inputs, "convention": self.convention, "score_offset": self.score_offset}
+        """Its inputs as facts, also by a ledger's names, and its metrics as readings by key."""
+        facts, lora = self.inputs, _part(self.document, "lora")
+        facts |= {
+            "model": facts["config_sha256"] or facts["model_config"],
+            "device": facts["hardware_backend"],
+            "seq_len": facts["sequence_length"],
+            "steps": _number(_part(self.document, "log_metrics"), "steps", "count"),
+            "precision": _part(self.document, "peak").get("dtype"),
+            "convention": self.convention,
+            "score_offset": self.score_offset,
+        }
+        if facts.pop("lora") is not None:
+            facts["tuning"] = "lora" if lora else "full"
+            facts |= {"lora_r": lora.get("r"), "lora_targets": lora.get("targets")} if lora else {}
         facts["base_mfu"], facts["base_throughput"] = self.score_base
         figures = {key: self._figure(name, key) for name, key in _KEYS.items()}
         return Entry(self.path, self.path, facts_of(facts), figures)

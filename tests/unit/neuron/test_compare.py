@@ -216,6 +216,14 @@ def test_an_output_is_an_entry_with_facts_and_readings(tmp_path: Path) -> None:
     facts = {"batch_size": "64", "sequence_length": "4096", "neuronxcc": "2.18"}
     assert facts.items() <= entry.facts.items()
     assert entry.facts["convention"] == "exact"
+    assert (entry.facts["model"], entry.facts["seq_len"], entry.facts["device"]) == (
+        *("abc", "4096", "trn1"),
+    )
+    assert "tuning" not in entry.facts  # an output that does not record adapters
+    adapters = {"r": 16, "targets": ["v_proj", "q_proj"]}
+    path.write_text(json.dumps(ours(13.0, "2.18", lora=adapters)))
+    facts = {"tuning": "lora", "lora_r": "16", "lora_targets": "q_proj v_proj"}
+    assert facts.items() <= entry_of(str(path)).facts.items()
 
 
 def test_an_entry_of_an_impossible_mfu_has_the_mark(tmp_path: Path) -> None:
