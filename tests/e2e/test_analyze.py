@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from ergmeter.neuron.score import Baseline, Score
+from ergmeter.records import Reading
 from ergmeter.views.analyze.console import score_section
 from tests.e2e.conftest import ERG, PYTHON, Lab
 from tests.unit.neuron.graphs import Computation, config, module, one_dot, write
@@ -471,13 +473,11 @@ def test_compat_prints_the_original_s_sections_and_labels_in_their_order(example
 
 def test_the_guide_s_score_is_printed_as_the_guide_has_it() -> None:
     # MFU 60 % against 50, 150 sequences/s against 100: the guide's example.
-    parts = {
-        "base_mfu": 50.0, "base_throughput": 100.0, "achieved_mfu": 60.0,
-        "achieved_throughput": 150.0, "mfu_improvement": 1.2, "throughput_improvement": 1.5,
-        "nki_flop_ratio": 0.15, "loss_improvement": 1.2, "convergence_rate": 1.1,
-    }  # fmt: skip
-    document = {"training_score_breakdown": parts, "training_score": 1.2 * 1.5 * 1.2 * 1.1 * 1.15}
-    assert "\n".join(score_section(document)).strip() == BREAKDOWN
+    base = Baseline(50.0, 100.0, loss_improvement=1.2, convergence_rate=1.1)
+    score = Score(base, mfu_percent=60.0, seq_per_s=150.0, nki_ratio=0.15)
+    result = Reading(score.value or 0.0, "1", "reported")
+    lines = score_section(score, result, is_original=True)
+    assert "\n".join(lines).strip() == BREAKDOWN
 
 
 def test_the_example_of_the_docs_prints_what_they_say(

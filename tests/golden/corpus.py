@@ -913,6 +913,10 @@ def _graphs() -> Iterator[Case]:
         "compat": f"{full} --compat --output out.json",
         "json": f"{full} --json",
         "md": f"{full} --format md",
+        "markdown": (
+            "--compile-dir neuron/cache --log-file neuron/train.log --calculate-score "
+            "--per-file-scores --base-mfu 10 --base-throughput 1 --md"
+        ),
         "throughput": "--throughput 2.1 --compile-dir neuron/cache --output out.json",
         "given": (
             "--throughput 2.1 --compile-dir neuron/cache --batch-size 32 --seq-len "

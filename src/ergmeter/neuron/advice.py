@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ergmeter.hlo.files import SHOWN_NAMES, WRAPPED
+from ergmeter.metrics.definitions.compute import HFU
 from ergmeter.neuron.compile_cache import CachedGraphs, abbreviated_list, name_in
-from ergmeter.neuron.kernels import GraphResult, NkiSummary, percent
+from ergmeter.neuron.kernels import LOWER_BOUND, GraphResult, NkiSummary, percent
 from ergmeter.neuron.mfu import ORIGINAL, Figures, Machine
 from ergmeter.records import Reading
 from ergmeter.units import number_of, significant
@@ -72,7 +73,7 @@ def about_kernels(summary: NkiSummary) -> Iterator[str]:
             f"NKI ratio 0: {number_of(stated, 'kernel call')} with 0 multiply-adds stated, as norms"
             " and other kernels without matrix products have"
         )
-    bound = f"the NKI ratio is {'a lower bound' if summary.is_lower_bound else 'incomplete'}"
+    bound = f"the NKI ratio is {'a lower bound' if summary.mark == LOWER_BOUND else 'incomplete'}"
     bound = bound if summary.nki_macs else "NKI ratio 0"
     if absent:
         stating = "with no multiply-adds stated (no mac_count)"
@@ -157,10 +158,11 @@ def _low(mfu: float, figures: Figures, job: NeuronJob, machine: Machine) -> list
             "LoRA: gradients of frozen weights are not computed and not counted; counted as full"
             f" training it reads {percent(figures.mfu_by_convention[ORIGINAL])} ({ORIGINAL})"
         )
-    if isinstance(figures.hfu, Reading) and figures.hfu.value > mfu:
+    hfu = figures.utilization[HFU]
+    if isinstance(hfu, Reading) and hfu.value > mfu:
         texts.append(
             f"recomputation ({job.checkpointing}): the hardware computed"
-            f" {percent(figures.hfu.value)} of its peak (HFU)"
+            f" {percent(hfu.value)} of its peak (HFU)"
         )
     if job.replicas is not None and 1 < job.replicas <= 1 / mfu:
         texts.append(

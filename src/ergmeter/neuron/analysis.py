@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.flops.conventions import EXACT
 from ergmeter.metrics.catalog import refusal
+from ergmeter.metrics.definitions.compute import MFU
 from ergmeter.neuron.advice import AdviceFinding, about_graphs, about_kernels, about_mfu, about_runs
 from ergmeter.neuron.compile_cache import (
     CachedGraphs,
@@ -20,16 +23,27 @@ from ergmeter.neuron.compile_cache import (
     read_graph_runs,
     runs_of,
 )
-from ergmeter.neuron.document import document, graph_documents
 from ergmeter.neuron.kernels import GraphResult, NkiSummary, graph_result, summarize
 from ergmeter.neuron.log_agreement import about_log, is_printed, reconcile
-from ergmeter.neuron.mfu import Figures, Machine, figures, machine
+from ergmeter.neuron.metrics import NKI, SCORE, THROUGHPUT
+from ergmeter.neuron.mfu import (
+    TERA,
+    Figures,
+    Machine,
+    OriginalEstimate,
+    figures,
+    machine,
+    original_estimate,
+)
 from ergmeter.neuron.score import Baseline, Score
-from ergmeter.neuron.throughput import Throughput, throughput
+from ergmeter.neuron.throughput import LogSummary, Throughput, summarize_log, throughput
 from ergmeter.neuron.training_job import NeuronJob, read_job, read_training_file
-from ergmeter.records import Reading
+from ergmeter.records import Missing, Reading, Result, weakest
+from ergmeter.units import NO_UNIT
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ergmeter.hlo import FileCount
     from ergmeter.importers.log import ParsedLog
 
@@ -50,12 +64,8 @@ class AnalysisProgress:
 class Started:
     """All inputs are read, and what can be refused has been; the graphs are still to be counted."""
 
-    document: Mapping[str, Any]  # inputs, the log, and metrics that need no graphs
-    directory: str  # that was searched for graphs
+    analysis: Analysis  # inputs, the log, and metrics that need no graphs
     graphs: int
-    rate_from: str  # "option", "log", "default", or "" where there is no throughput
-    rate_note: str | None = None  # how the log's throughput was obtained
-    is_original: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,30 +186,135 @@ def _check_config(path: str) -> None:
         raise FormatError(f"--model-config {error}") from error
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The inputs and results that a document is made from; graph fields are filled last."""
+class JobInput(NamedTuple):
+    """An input with its source: a batch may be the YAML's, the log's, an option's or assumed."""
 
-    request: AnalysisRequest
+    what: str
+    value: str | float | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVersion:
+    """Identifies a model's configuration: its name, type, version and a checksum."""
+
+    name: str | None = None
+    model_type: str | None = None
+    transformers_version: str | None = None
+    config_sha256: str | None = None  # None: no file, but dimensions on the command line
+
+
+@dataclass(frozen=True, slots=True)
+class JobDetails:
+    """What our own numbers are made from; the original's have none of it."""
+
     job: NeuronJob
     machine: Machine
-    pace: Throughput
     figures: Figures
     log: ParsedLog | None
-    graphs: CachedGraphs | None = None
-    results: tuple[GraphResult, ...] = ()
-    summary: NkiSummary | None = None
-    findings: tuple[AdviceFinding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OriginalVersion:
+    """The version whose numbers these are, and what was kept of its quirks."""
+
+    version: str
+    quirks_kept: tuple[str, ...]
+    not_kept: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The metrics of a job as readings by key, and what they are made from.
+
+    Exactly one of `details` (our own numbers) and `original` (the original's) is set.
+    """
+
+    request: AnalysisRequest
+    batch_size: int
+    seq_len: int
+    nodes: int
+    readings: dict[str, Result]
+    pace: Throughput
+    estimate: OriginalEstimate | None  # None: the original can't count the model
+    tflop_per_s_per_node: float | None
+    inputs: tuple[JobInput, ...]
+    model: ModelVersion
+    log: LogSummary | None = None
+    nki: NkiSummary | None = None  # None: the graphs are not counted yet
+    graphs: tuple[GraphResult, ...] = ()
+    compilers: tuple[str, ...] = ()
+    left_out: dict[str, int] = field(default_factory=dict)  # files of the cache, by reason
     score: Score | None = None
     score_missing: str | None = None  # why no score is known, of the job or of any graph
+    findings: tuple[AdviceFinding, ...] = ()
+    notes: tuple[str, ...] = ()
+    details: JobDetails | None = None
+    original: OriginalVersion | None = None
+
+    def value(self, key: str) -> float | None:
+        """A metric's value, even if it is impossible; None if it is missing."""
+        result = self.readings.get(key)
+        return result.value if isinstance(result, Reading) else None
+
+    def reason(self, key: str) -> str:
+        """Why a metric is missing, or "" if it is not."""
+        result = self.readings.get(key)
+        return result.reason if isinstance(result, Missing) else ""
+
+    def nki_ratio(self, graph: GraphResult) -> float | None:
+        """A graph's NKI ratio. One that multiplies nothing has none; the original takes 0."""
+        return graph.nki_ratio or (0.0 if self.original is not None else graph.nki_ratio)
+
+    def graph_score(self, graph: GraphResult) -> Score | None:
+        """A graph's own score: the job's factors with the graph's NKI ratio."""
+        if not self.request.per_file_scores or self.score is None or graph.error is not None:
+            return None
+        if self.score.without_nki is None:
+            return None
+        return replace(self.score, nki_ratio=self.nki_ratio(graph), mark=graph.mark)
+
+    @property
+    def score_statistics(self) -> dict[str, float]:
+        """Average, least and most of the graphs' own scores, if they have any."""
+        scores = filter(None, map(self.graph_score, self.graphs))
+        values = [score.value for score in scores if score.value is not None]
+        if not values:
+            return {}
+        return {"average": sum(values) / len(values), "min": min(values), "max": max(values)}
 
 
-class Analysis(NamedTuple):
-    """The document of a job, its graphs, and the parts they were made from."""
+def input_rows(
+    request: AnalysisRequest, sizes: Sequence[JobInput], *, log_format: str = ""
+) -> tuple[JobInput, ...]:
+    """The files that were given or searched for, then sizes, in the order they are read."""
+    cache_from = "--compile-dir" if request.compile_dir else "the default of --compile-dir"
+    files = [
+        JobInput("training's YAML", request.config, "--config"),
+        JobInput("model", request.model_config, "--model-config"),
+        JobInput("log", request.log_file, f"--log-file{log_format and f', read as {log_format}'}"),
+        JobInput("compile cache", request.directory, cache_from),
+    ]
+    if request.graph_runs is not None:
+        files.append(JobInput("runs of each graph", request.graph_runs, "--graph-runs"))
+    return tuple(
+        row if row.value is not None else row._replace(source="not given")
+        for row in (*files, *sizes)
+    )
 
-    document: dict[str, Any]
-    files: list[dict[str, Any]]
-    parts: Parts | None = None  # None: the original's numbers, which keep no steps
+
+def model_version(path: str) -> ModelVersion:
+    """Reads the version of a model's configuration; of dimensions there is none."""
+    file = Path(path)
+    file = file / "config.json" if file.is_dir() else file
+    if not file.is_file():
+        return ModelVersion()
+    content = file.read_bytes()
+    fields = json.loads(content)
+    return ModelVersion(
+        fields.get("_name_or_path"), fields.get("model_type"), fields.get("transformers_version"),
+        hashlib.sha256(content).hexdigest(),
+    )  # fmt: skip
 
 
 # The analysis.
@@ -230,15 +345,14 @@ def analyze(request: AnalysisRequest, watch: Watch) -> Analysis:
     pace = throughput(request.throughput, log, job)
     convention = request.convention or DEFAULT_CONVENTION
     job_figures = figures(request.model_config, job, hardware, pace, convention=convention)
-    parts = Parts(request, job, hardware, pace, job_figures, log)
+    started = _started(request, JobDetails(job, hardware, job_figures, log), pace)
     graphs = _graphs_found(request)
-    count = 0 if graphs is None else len(graphs.chosen)
-    rate_from = "" if pace.seq_per_s is None else "log" if pace.is_from_log else "option"
-    watch(Started(document(parts), request.directory, count, rate_from, pace.how))
+    watch(Started(started, 0 if graphs is None else len(graphs.chosen)))
     results = _count(request, graphs, runs, watch)
     summary = summarize(results, weighted=runs is not None)
+    no_graphs = list(about_graphs(graphs, request.directory, named_in_yaml=job.cache))
     texts = {
-        "no_hlo": about_graphs(graphs, request.directory, named_in_yaml=job.cache),
+        "no_hlo": no_graphs,
         "nki_ratio": about_kernels(summary),
         "graph_runs": () if runs is None else about_runs(results, runs, request.graph_runs or ""),
         "log_disagrees": [*differences, *(() if log is None else about_log(log, job, pace))],
@@ -248,17 +362,68 @@ def analyze(request: AnalysisRequest, watch: Watch) -> Analysis:
         *(AdviceFinding(about, text) for about in texts for text in texts[about]),
         *about_mfu(job_figures, job, hardware, pace, is_printed=has_rate),
     ]
-    factors, why = _score(request, job_figures, pace, summary)
-    complete = replace(
-        parts,
-        graphs=graphs,
-        results=tuple(results),
-        summary=summary,
+    why = "no graph that could be read has a matrix product"
+    if runs is not None and not any(result.runs for result in results):
+        why = f"none of the graphs ran, by {request.graph_runs}"
+    elif no_graphs:
+        why = no_graphs[0]
+    counted = replace(
+        started,
+        readings=started.readings | {NKI: _nki_reading(summary, why)},
+        nki=summary,
+        graphs=tuple(results),
+        compilers=graphs.compilers if graphs else (),
+        left_out=graphs.left_out if graphs else {},
         findings=tuple(findings),
-        score=factors,
-        score_missing=why,
     )
-    return Analysis(document(complete), graph_documents(complete), complete)
+    is_scored = request.calculate_score or request.per_file_scores
+    return _with_score(counted, summary) if is_scored else counted
+
+
+def _started(request: AnalysisRequest, details: JobDetails, pace: Throughput) -> Analysis:
+    """The analysis before its graphs are counted."""
+    job, hardware, job_figures, log = (
+        details.job, details.machine, details.figures, details.log
+    )  # fmt: skip
+    rate, flops = pace.seq_per_s, job_figures.flops.model_per_step
+    theirs = job_figures.original_flops
+    return Analysis(
+        request=request,
+        batch_size=job.batch_size,
+        seq_len=job.seq_len,
+        nodes=job.nodes,
+        readings=job_figures.readings(pace),
+        pace=pace,
+        estimate=None
+        if theirs is None
+        else original_estimate(
+            theirs, rate, nodes=request.num_nodes or 1, backend=request.hw_backend,
+            over_exact=job_figures.differences,
+        ),
+        tflop_per_s_per_node=None if rate is None else flops * rate / hardware.nodes / TERA,
+        inputs=input_rows(
+            request, _sizes(job, hardware, pace), log_format=log.format if log else ""
+        ),
+        model=model_version(request.model_config),
+        log=None if log is None else summarize_log(log),
+        notes=(*job.notes, *hardware.notes, *job_figures.notes),
+        details=details,
+    )  # fmt: skip
+
+
+def _sizes(job: NeuronJob, hardware: Machine, pace: Throughput) -> list[JobInput]:
+    devices_from = job.devices_from if job.devices is not None else "assumed, see the notes"
+    return [
+        JobInput("sequences a step", job.batch_size, job.batch_from),
+        JobInput("tokens a sequence", job.seq_len, job.seq_len_from),
+        JobInput("sequences per second", pace.seq_per_s, pace.source),
+        JobInput("nodes", job.nodes, job.nodes_from),
+        JobInput("devices of a node", hardware.devices_per_node, devices_from),
+        JobInput("cores in all", hardware.cores, "devices, and what a device is"),
+        JobInput("type of products", job.dtype, job.dtype_from),
+        JobInput("TFLOP/s of a core", hardware.core_flops_per_s / TERA, hardware.source),
+        JobInput("recomputation", job.checkpointing, "the YAML"),
+    ]
 
 
 def _check(request: AnalysisRequest) -> None:
@@ -323,14 +488,37 @@ def _count(
     return results
 
 
-def _score(
-    request: AnalysisRequest, job_figures: Figures, pace: Throughput, summary: NkiSummary
-) -> tuple[Score | None, str | None]:
-    """The score's factors if requested, and why MFU or throughput is unknown."""
-    if not (request.calculate_score or request.per_file_scores):
-        return None, None
-    mfu, ratio = job_figures.mfu, summary.overall_ratio
-    if not isinstance(mfu, Reading):
-        return Score(request.baseline, None, pace.seq_per_s, ratio), mfu.reason
-    why = f"MFU {refusal(mfu)}" if mfu.impossible else None
-    return Score(request.baseline, 100 * mfu.value, pace.seq_per_s, ratio, bool(why)), why
+def _nki_reading(summary: NkiSummary, why: str) -> Result:
+    if summary.overall_ratio is None:
+        return Missing(why)
+    note = f"counted in {summary.counted} compiled graphs, {summary.weighting}"
+    return Reading(summary.overall_ratio, "frac", "derived", note=note)
+
+
+def _with_score(analysis: Analysis, summary: NkiSummary) -> Analysis:
+    """The analysis with the score's factors, and the score if it was asked for.
+
+    The interval is that of the throughput. Its edges are squared, since the product contains the
+    throughput twice, in MFU and directly.
+    """
+    mfu, rate = analysis.readings[MFU], analysis.readings[THROUGHPUT]
+    is_known, why = isinstance(mfu, Reading), analysis.reason(MFU) or None
+    if isinstance(mfu, Reading) and mfu.impossible:
+        why = f"MFU {refusal(mfu)}"
+    percent = 100 * mfu.value if isinstance(mfu, Reading) else None
+    score = Score(
+        analysis.request.baseline, percent, analysis.value(THROUGHPUT), summary.overall_ratio,
+        is_mfu_impossible=is_known and why is not None, mark=summary.mark,
+    )  # fmt: skip
+    analysis = replace(analysis, score=score, score_missing=why)
+    if not analysis.request.calculate_score:
+        return analysis
+    result: Result = Missing(why or f"the NKI ratio is not known: {analysis.reason(NKI)}")
+    if score.value is not None and isinstance(mfu, Reading) and isinstance(rate, Reading):
+        note = "a product of five factors, given or found"
+        result = Reading(score.value, NO_UNIT, weakest(mfu.basis, rate.basis), note=note)
+        if not summary.mark and rate.low is not None and rate.high is not None:
+            low, high = (score.value * (end / rate.value) ** 2 for end in (rate.low, rate.high))
+            note = f"{note}; its interval is that of the pace, squared"
+            result = replace(result, low=low, high=high, note=note)
+    return replace(analysis, readings=analysis.readings | {SCORE: result})

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ergmeter.units import significant
+from ergmeter.units import number_of, significant
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ergmeter.hlo import FileCount, Kernel, ModuleCount
     from ergmeter.neuron.compile_cache import GraphFile
@@ -81,22 +81,17 @@ class GraphResult:
     runs: int = 1
     kernels: tuple[Kernel, ...] = ()
     doubts: dict[str, int] = field(default_factory=dict)  # what the count could not know
-    mark: str = ""  # behind its NKI ratio, where that is not known whole
-
-    @property
-    def is_lower_bound(self) -> bool:
-        """Whether its ratio may be larger, for kernels whose work is not known, but not smaller."""
-        return self.mark == LOWER_BOUND
-
-    @property
-    def is_uncertain(self) -> bool:
-        """Whether other work is not known, so that its ratio may be larger or smaller."""
-        return self.mark == UNCERTAIN
+    mark: str = ""  # behind its NKI ratio, where that is not exact
 
     @property
     def nki_ratio(self) -> float | None:
         """NKI multiply-adds over all; None for a graph that multiplies nothing."""
         return self.nki_macs / self.macs if self.macs else None
+
+    @property
+    def work(self) -> int:
+        """Multiply-adds times runs."""
+        return self.macs * self.runs
 
 
 def graph_result(counted: FileCount, file: GraphFile, *, runs: int = 1) -> GraphResult:
@@ -122,41 +117,64 @@ def _doubts(count: ModuleCount) -> dict[str, int]:
     return {text: number for text, number in doubts.items() if number}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class KernelTotal:
+    """All calls of one kernel in all graphs."""
+
+    function: str | None
+    target: str
+    macs_state: str
+    calls: int
+    macs: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableConfig:
+    """A graph with kernel calls whose configuration can't be read."""
+
+    file_path: str
+    module_name: str | None
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
 class NkiSummary:
     """Totals over all graphs."""
 
     total: int
     successful: int
-    counted: int  # of those: all, or those that ran
     macs: int | None
     nki_macs: int | None
     overall_ratio: float | None
     average_ratio: float | None
     least_ratio: float | None
     most_ratio: float | None
-    graphs_with_nki: int
-    graphs_without_nki: int
-    graphs_without_macs: int
-    calls: dict[str, int]  # kernel calls by state: known, absent, unreadable
-    kernels: list[dict[str, Any]]
-    unreadable: list[dict[str, Any]]
-    doubts: dict[str, int]
-    weighting: str
-    is_uncertain: bool  # as one of its graphs is
+    counted: int = 0  # of the successful: all, or those that ran
+    graphs_with_nki: int = 0
+    graphs_without_nki: int = 0
+    graphs_without_macs: int = 0
+    calls: dict[str, int] = field(default_factory=dict)  # by state: known, absent, unreadable
+    kernels: tuple[KernelTotal, ...] = ()
+    unreadable: tuple[UnreadableConfig, ...] = ()
+    doubts: dict[str, int] = field(default_factory=dict)
+    weighting: str = ""
+    mark: str = ""  # behind the ratios, where they are not exact
 
     @property
-    def is_lower_bound(self) -> bool:
-        """Whether there are kernels whose work is not known, and nothing else is unknown."""
-        has_unknown = bool(self.calls.get("absent") or self.calls.get("unreadable"))
-        return has_unknown and not self.is_uncertain
+    def ratios_are_over(self) -> str:
+        """Over which graphs average, least and most are taken."""
+        without = self.graphs_without_nki
+        graphs = number_of(self.graphs_with_nki + without, "graph")
+        multiply = "multiplies" if graphs.startswith("1 ") else "multiply"
+        has = "has" if without == 1 else "have"
+        return f"{graphs} that {multiply}, of which {without} {has} no NKI MACs"
 
 
 def summarize(results: Sequence[GraphResult], *, weighted: bool) -> NkiSummary:
     """The graphs of a cache together; `weighted`: each as often as it ran, and those alone."""
     readable = [result for result in results if result.error is None]
     good = [result for result in readable if result.runs]
-    macs = sum(result.macs * result.runs for result in good)
+    macs = sum(result.work for result in good)
     nki = sum(result.nki_macs * result.runs for result in good)
     weights = [(r, result.runs) for result in good if (r := result.nki_ratio) is not None]
     ratios, runs = [ratio for ratio, _ in weights], sum(times for _, times in weights)
@@ -167,6 +185,8 @@ def summarize(results: Sequence[GraphResult], *, weighted: bool) -> NkiSummary:
         doubts.update(result.doubts)
         for kernel in result.kernels:
             calls[kernel.state] += kernel.calls
+    is_bound = bool(calls["absent"] or calls["unreadable"])
+    is_uncertain = any(result.mark == UNCERTAIN for result in good)
     return NkiSummary(
         total=len(results),
         successful=len(readable),
@@ -182,32 +202,41 @@ def summarize(results: Sequence[GraphResult], *, weighted: bool) -> NkiSummary:
         graphs_without_macs=len(good) - len(ratios),
         calls={state: calls[state] for state in ("known", "absent", "unreadable")},
         kernels=_kernels(good),
-        unreadable=_unreadable(good),
+        unreadable=tuple(_unreadable(good)),
         doubts=dict(doubts),
         weighting="each graph as often as it ran" if weighted else "each graph once",
-        is_uncertain=any(result.is_uncertain for result in good),
+        mark=UNCERTAIN if is_uncertain else LOWER_BOUND if is_bound else "",
     )
 
 
-def _kernels(results: Sequence[GraphResult]) -> list[dict[str, Any]]:
+def _kernels(results: Sequence[GraphResult]) -> tuple[KernelTotal, ...]:
     """Kernels by name and state, those with the most work first."""
-    rows: dict[tuple[str | None, str, str], dict[str, Any]] = {}
+    calls: Counter[tuple[str | None, str, str]] = Counter()
+    macs: dict[tuple[str | None, str, str], int] = {}
     for result in results:
         for kernel in result.kernels:
             key = (kernel.function, kernel.target, kernel.state)
-            names = {"function": key[0], "target": key[1], "macs_state": key[2]}
-            row = rows.setdefault(key, {**names, "calls": 0, "macs": None})
-            row["calls"] += kernel.calls
+            calls[key] += kernel.calls
             if kernel.macs_per_call is not None:
-                row["macs"] = (row["macs"] or 0) + kernel.calls * kernel.macs_per_call
-    return sorted(rows.values(), key=lambda row: (-(row["macs"] or 0), -row["calls"]))
+                macs[key] = macs.get(key, 0) + kernel.calls * kernel.macs_per_call
+    totals = (KernelTotal(*key, count, macs.get(key)) for key, count in calls.items())
+    return tuple(sorted(totals, key=lambda total: (-(total.macs or 0), -total.calls)))
 
 
-def _unreadable(results: Sequence[GraphResult]) -> list[dict[str, Any]]:
+def _unreadable(results: Sequence[GraphResult]) -> Iterator[UnreadableConfig]:
     """Where a kernel's configuration can't be read, once for each file."""
-    rows = []
     for result in results:
         calls = sum(kernel.calls for kernel in result.kernels if kernel.state == "unreadable")
         if calls:
-            rows.append({"file_path": result.path, "module_name": result.module, "calls": calls})
-    return rows
+            yield UnreadableConfig(result.path, result.module, calls)
+
+
+def by_work(results: Sequence[GraphResult]) -> list[tuple[GraphResult, float | None]]:
+    """Readable graphs, those with the most work first, with their shares of all work.
+
+    A share is None where no graph multiplies.
+    """
+    good = [result for result in results if result.error is None]
+    good.sort(key=lambda result: (-result.work, result.path))
+    total = sum(result.work for result in good)
+    return [(result, result.work / total if total else None) for result in good]

@@ -13,7 +13,7 @@ trn2.48xlarge.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
@@ -25,12 +25,15 @@ from ergmeter.flops.source import model_graph, read_model
 from ergmeter.flops.work import TrainedParts, Work, step_work, trained_graph
 from ergmeter.hardware.table import lookup
 from ergmeter.metrics.definitions.compute import HFU, MFU, Peak, TokenRate, compute_results
-from ergmeter.records import BOUND_TOLERANCE, Missing, Reading
+from ergmeter.neuron.metrics import TFLOP, TFLOP_PER_S, THROUGHPUT
+from ergmeter.records import BOUND_TOLERANCE, Flops, Missing, Reading, Result, mapped, weakest
 
 if TYPE_CHECKING:
     from ergmeter.flops.graph.graph import Graph
     from ergmeter.neuron.throughput import Throughput
     from ergmeter.neuron.training_job import NeuronJob
+
+TERA = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +156,14 @@ _LLAMA = {
 }
 
 
-def impossible_mfu(mfu_percent: float, *, why: str = "") -> dict[str, str]:
-    """Reasons, by key, why MFU and score are impossible; empty if they are possible."""
-    if not why and mfu_percent <= 100 * BOUND_TOLERANCE:
-        return {}
-    why = why or "above 100 %: an input is wrong"
-    return {"mfu_percent": why, "training_score": f"computed from an MFU {why}"}
+def impossible_mfu(mfu_percent: float) -> str:
+    """Why an MFU of the original is impossible; "" if it is possible."""
+    return "above 100 %: an input is wrong" if mfu_percent > 100 * BOUND_TOLERANCE else ""
+
+
+def impossible_score(why: str) -> str:
+    """Why a score is impossible whose MFU is; "" if that is possible."""
+    return f"computed from an MFU {why}" if why else ""
 
 
 def sequence_flops(model: str, seq_len: int) -> int:
@@ -185,20 +190,79 @@ ORIGINAL = "neuron"  # the convention of the original's estimator, for every fam
 
 
 @dataclass(frozen=True)
+class OriginalEstimate:
+    """The original's count at the same throughput, and how its FLOPs differ. JSON has its names."""
+
+    tflop_per_sequence: float
+    tflops_per_second: float | None
+    mfu_percent: float | None
+    num_nodes: int
+    peak_tflops_per_second: float | None
+    over_exact_tflop_per_sequence: dict[str, float]  # by reason
+
+
+@dataclass(frozen=True)
 class Figures:
-    """FLOPs, FLOP/s, MFU and HFU of a job. FLOPs are of one sequence."""
+    """FLOPs, MFU and HFU of a job. FLOPs are of one sequence."""
 
     work: Work  # of one sequence, by every convention
-    model_flops: float  # by the chosen one
     by_convention: dict[str, float]
-    mfu: Reading | Missing
-    hfu: Reading | Missing
-    mfu_by_convention: dict[str, float]
-    flops_per_s: float | None
-    flops_per_s_per_node: float | None
+    utilization: dict[str, Result]  # MFU and HFU, by key
     original_flops: float | None  # what the original itself counts, whatever the model is
-    differences: tuple[tuple[str, float], ...]  # why that is another number of FLOPs
+    differences: dict[str, float]  # why that is another number of FLOPs
     notes: tuple[str, ...]
+
+    @property
+    def mfu(self) -> Result:
+        """MFU under the chosen convention."""
+        return self.utilization[MFU]
+
+    @property
+    def flops(self) -> Flops:
+        """The FLOPs of a sequence under the chosen convention."""
+        return self.work.chosen
+
+    @property
+    def mfu_by_convention(self) -> dict[str, float]:
+        """MFU under each convention; empty where it is missing or impossible."""
+        mfu = self.mfu
+        if not isinstance(mfu, Reading) or mfu.impossible:
+            return {}
+        each = self.flops.model_per_step
+        return {name: mfu.value * flops / each for name, flops in self.by_convention.items()}
+
+    def readings(self, pace: Throughput) -> dict[str, Result]:
+        """Throughput, work, MFU and HFU by key of the metric."""
+        convention, flops, rate = self.flops.convention, self.flops.model_per_step, pace.result
+        tflop, note = flops / TERA, f"{convention}, from config.json"
+        if isinstance(rate, Reading):
+            per_s = mapped(rate, lambda seq_per_s: seq_per_s * tflop, unit="TFLOP/s")
+            basis = weakest("derived", rate.basis)
+            work: Result = replace(
+                per_s, value=flops * rate.value / TERA, basis=basis, note=convention
+            )
+        else:
+            work = rate
+        readings: dict[str, Result] = {TFLOP: Reading(tflop, "TFLOP", "derived", note=note)}
+        readings[THROUGHPUT] = rate
+        readings[TFLOP_PER_S] = work
+        return readings | self.utilization
+
+
+def original_estimate(
+    flops: float, rate: float | None, *, nodes: int, backend: str, over_exact: dict[str, float]
+) -> OriginalEstimate:
+    """What the original makes of the FLOPs of a sequence, by its own count, at a throughput."""
+    tflop, peak = flops / TERA, PEAK_TFLOP_PER_S_PER_NODE.get(backend)
+    per_node = None if rate is None else rate * tflop / nodes
+    return OriginalEstimate(
+        tflop_per_sequence=tflop,
+        tflops_per_second=None if rate is None else flops * rate / TERA,
+        mfu_percent=None if peak is None or per_node is None else per_node * 100 / peak,
+        num_nodes=nodes,
+        peak_tflops_per_second=None if peak is None else nodes * peak,
+        over_exact_tflop_per_sequence={why: more / TERA for why, more in over_exact.items()},
+    )
 
 
 def figures(
@@ -220,22 +284,10 @@ def figures(
     if full is not None:  # whatever is trained: the original knows of no adapters
         by_convention[ORIGINAL] = full
     theirs = _original(model, job)
-    mfu, hfu = _utilization(work, job, machine, throughput)
-    rate = throughput.seq_per_s
-    each = work.chosen.model_per_step
     return Figures(
         work=work,
-        model_flops=each,
         by_convention=by_convention,
-        mfu=mfu,
-        hfu=hfu,
-        mfu_by_convention={
-            name: mfu.value * flops / each
-            for name, flops in by_convention.items()
-            if isinstance(mfu, Reading) and not mfu.impossible
-        },
-        flops_per_s=None if rate is None else each * rate,
-        flops_per_s_per_node=None if rate is None else each * rate / machine.nodes,
+        utilization=_utilization(work, job, machine, throughput.result),
         original_flops=theirs,
         differences=_differences(graph, batch, training, total(work.parts).model, full, theirs),
         notes=(*notes, *work.assumptions),
@@ -258,27 +310,22 @@ def _graph(model: str, job: NeuronJob) -> tuple[Graph, list[str]]:
     return model_graph(ModelConfig(fields, where=config.where)), notes
 
 
-def _utilization(
-    work: Work, job: NeuronJob, machine: Machine, throughput: Throughput
-) -> tuple[Reading | Missing, Reading | Missing]:
-    if throughput.seq_per_s is None:
-        return (Missing(throughput.source),) * 2
+def _utilization(work: Work, job: NeuronJob, machine: Machine, pace: Result) -> dict[str, Result]:
+    if isinstance(pace, Missing):
+        return dict.fromkeys((MFU, HFU), pace)
     if machine.cores is None:
         cores = f"how many cores a node of {machine.backend} has"
-        return (Missing(f"{cores} is not known: pass --devices"),) * 2
-    low, high = (
-        None if end is None else end * job.seq_len for end in (throughput.low, throughput.high)
-    )
+        return dict.fromkeys((MFU, HFU), Missing(f"{cores} is not known: pass --devices"))
+    tokens = mapped(pace, lambda seq_per_s: seq_per_s * job.seq_len)
     rate = TokenRate(
-        throughput.seq_per_s * job.seq_len, machine.cores, throughput.basis, throughput.source,
-        low, high,
-    )  # fmt: skip
+        tokens.value, machine.cores, tokens.basis, tokens.note, tokens.low, tokens.high
+    )
     peak = Peak(
         f"{machine.backend}-core", machine.dtype, machine.core_flops_per_s, machine.source,
         "reported",
     )  # fmt: skip
     results = compute_results(list(work.flops.values()), rate, peak)
-    return results[MFU], results[HFU]
+    return {key: results[key] for key in (MFU, HFU)}
 
 
 def _original(model: str, job: NeuronJob) -> float | None:
@@ -296,15 +343,15 @@ def _differences(
     ours: float,
     full: float | None,
     theirs: float | None,
-) -> tuple[tuple[str, float], ...]:
+) -> dict[str, float]:
     """The original's FLOPs of a sequence minus `exact`, split by reason."""
     if theirs is None:
-        return ()
+        return {}
     pieces = {} if full is None else _pieces(graph, batch, training, ours, full)
     rest = theirs - ours - sum(pieces.values())
     if abs(rest) > 1e-9 * theirs:
         pieces["a dense Llama of config.json's sizes counted instead of this model"] = rest
-    return tuple(pieces.items())
+    return pieces
 
 
 def _pieces(

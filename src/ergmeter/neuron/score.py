@@ -11,11 +11,7 @@ comparable, and a remark says so.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 REMARK = (
     "at a fixed model, sequence length and hardware, MFU and throughput are the same gain: it is"
@@ -43,6 +39,7 @@ class Score:
     seq_per_s: float | None
     nki_ratio: float | None
     is_mfu_impossible: bool = False
+    mark: str = ""  # of an NKI ratio that is not exact, as in `kernels.LEGEND`
 
     @property
     def mfu_improvement(self) -> float | None:
@@ -74,35 +71,28 @@ class Score:
         factor, others = self.nki_factor, self.without_nki
         return None if factor is None or others is None else others * factor
 
-    def breakdown(self) -> dict[str, Any]:
-        """`training_score_breakdown`, with the original's names in its order."""
+    def factors(self) -> list[Factor]:
+        """The five factors in the order of the product."""
         base = self.baseline
-        return {
-            "base_mfu": base.mfu_percent,
-            "base_throughput": base.throughput_seq_per_s,
-            "achieved_mfu": self.mfu_percent,
-            "is_mfu_impossible": self.is_mfu_impossible,
-            "achieved_throughput": self.seq_per_s,
-            "mfu_improvement": self.mfu_improvement,
-            "throughput_improvement": self.throughput_improvement,
-            "nki_flop_ratio": self.nki_ratio,
-            "loss_improvement": base.loss_improvement,
-            "convergence_rate": base.convergence_rate,
-            "nki_factor": self.nki_factor,
-            "score_offset": base.offset,
-            "score_without_nki": self.without_nki,
-        }
-
-    def graph_document(self) -> dict[str, Any]:
-        """A graph's own score: the job's factors with the graph's NKI ratio."""
-        return {
-            "score": self.value,
-            "mfu_improvement": self.mfu_improvement,
-            "throughput_improvement": self.throughput_improvement,
-            "loss_improvement": self.baseline.loss_improvement,
-            "convergence_rate": self.baseline.convergence_rate,
-            "nki_flop_ratio": self.nki_ratio,
-        }
+        rows = (
+            Factor(
+                "MFU", self.mfu_percent, base.mfu_percent, "%", self.mfu_improvement,
+                is_impossible=self.is_mfu_impossible,
+            ),
+            Factor(
+                "throughput", self.seq_per_s, base.throughput_seq_per_s, "sequences/s",
+                self.throughput_improvement,
+            ),
+            Factor("loss", ratio=base.loss_improvement, is_given=True),
+            Factor("convergence", ratio=base.convergence_rate, is_given=True),
+            Factor("NKI share", self.nki_ratio, base.offset, "", self.nki_factor, mark=self.mark),
+        )  # fmt: skip
+        product: float | None = 1.0
+        factors = []
+        for factor in rows:
+            product = None if product is None or factor.ratio is None else product * factor.ratio
+            factors.append(replace(factor, product=product))
+        return factors
 
 
 def _over(value: float | None, base: float) -> float | None:
@@ -110,18 +100,6 @@ def _over(value: float | None, base: float) -> float | None:
     if value is None:
         return None
     return value / base if base > 0 else 1.0
-
-
-def score_statistics(scores: Iterable[Mapping[str, Any] | None]) -> dict[str, float]:
-    """Average, least and most of the files' own scores, if they have any."""
-    values = [entry["score"] for entry in scores if entry and entry["score"] is not None]
-    if not values:
-        return {}
-    return {
-        "average_score": sum(values) / len(values),
-        "min_score": min(values),
-        "max_score": max(values),
-    }
 
 
 # Charts show a factor by its logarithm to base 2, since logarithms add up to that of the score.
@@ -132,46 +110,16 @@ class Factor:
     """One factor of the score, with the product up to it. None: unknown."""
 
     name: str
-    reached: float | None  # None also where just the ratio was given
-    base: float | None
-    unit: str
-    ratio: float | None
-    product: float | None  # of this factor and those before it
+    reached: float | None = None  # None also where just the ratio was given
+    base: float | None = None
+    unit: str = ""
+    ratio: float | None = None
+    product: float | None = None  # of this factor and those before it
     is_given: bool = False  # on the command line
-    is_bound: bool = False  # at least that: it is made of a lower bound
-    is_uncertain: bool = False
+    mark: str = ""  # of a ratio that is not exact, as in `kernels.LEGEND`
     is_impossible: bool = False  # what was reached cannot be right
 
     @property
     def doublings(self) -> float | None:
         """The logarithm to base 2: 1 for a factor of 2, -1 for one of 1/2."""
         return None if self.ratio is None or self.ratio <= 0 else math.log2(self.ratio)
-
-
-def factors(parts: Mapping[str, Any]) -> list[Factor]:
-    """The five factors of `training_score_breakdown`, ours or the original's, in its order."""
-    share, offset = parts["nki_flop_ratio"], parts["score_offset"]
-    rate, base_rate = parts["achieved_throughput"], parts["base_throughput"]
-    nki = None if share is None else offset + share
-    rows: list[tuple[str, float | None, float | None, str, float | None]] = [
-        ("MFU", parts["achieved_mfu"], parts["base_mfu"], "%", parts["mfu_improvement"]),
-        ("throughput", rate, base_rate, "sequences/s", parts["throughput_improvement"]),
-        ("loss", None, None, "", parts["loss_improvement"]),
-        ("convergence", None, None, "", parts["convergence_rate"]),
-        ("NKI share", share, offset, "", nki),
-    ]
-    listed: list[Factor] = []
-    product: float | None = 1.0
-    for name, reached, base, unit, ratio in rows:
-        product = None if product is None or ratio is None else product * ratio
-        is_nki = name == "NKI share"
-        listed.append(
-            Factor(
-                name, reached, base, unit, ratio, product,
-                is_given=name in ("loss", "convergence"),
-                is_bound=is_nki and bool(parts.get("is_lower_bound")),
-                is_uncertain=is_nki and bool(parts.get("is_uncertain")),
-                is_impossible=name == "MFU" and bool(parts.get("is_mfu_impossible")),
-            )
-        )  # fmt: skip
-    return listed

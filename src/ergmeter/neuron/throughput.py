@@ -8,25 +8,27 @@ steady state: the first lines hold compilation and warm-up.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.timeline import BoundedSeries, bounded_series
-from ergmeter.records import Basis, FloatArray, Reading
+from ergmeter.records import FloatArray, Missing, Reading, Result, mapped
 from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S, number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from ergmeter.importers.log import LogRun, ParsedLog
     from ergmeter.neuron.training_job import NeuronJob
 
+
+_UNIT = "samples/s"  # a sample of these jobs is a sequence
 
 # The throughput row by row, for a chart. Rows are computed as the mean is: samples over time if the
 # log has both, else as printed, else the batch over the step time. Rows before the steady state are
@@ -97,106 +99,163 @@ def _over(amounts: FloatArray, seconds: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Sequences per second of the job, or None with the reason in `source`."""
+    """Sequences per second of the job, the catalogue's `throughput.samples_per_s`."""
 
-    seq_per_s: float | None
-    source: str
-    basis: Basis = "reported"
+    result: Result
+    formula: str = "as given by --throughput"
     is_from_log: bool = False
-    how: str | None = None  # how it was obtained from the log, in a few words
-    low: float | None = None  # the edges of its 95 % interval, where the log has enough rows
-    high: float | None = None
+
+    @property
+    def seq_per_s(self) -> float | None:
+        """Its value; None where there is none."""
+        return self.result.value if isinstance(self.result, Reading) else None
+
+    @property
+    def source(self) -> str:
+        """Where it is from, or why there is none."""
+        return self.result.note if isinstance(self.result, Reading) else self.result.reason
 
 
 def throughput(declared: float | None, log: ParsedLog | None, job: NeuronJob) -> Throughput:
     """The throughput given on the command line, else that of the log's last run."""
     if declared is not None:
-        return Throughput(declared, f"{declared:g} sequences/s, as given")
+        note = f"{declared:g} sequences/s, as given"
+        return Throughput(Reading(declared, _UNIT, "reported", note=note))
     if log is None:
-        return Throughput(None, "no throughput: pass --throughput, or --log-file")
+        return Throughput(Missing("no throughput: pass --throughput, or --log-file"))
     steady = log.last.steady()
     sequences, tokens, step = steady.sequences_per_s, steady.tokens_per_s, steady.step_s
     if isinstance(step, Reading) and job.batch_overrules:
         return _pace_by_batch(log, step, job)
     if isinstance(sequences, Reading):
-        return _logged(log, sequences, (sequences.value, sequences.low, sequences.high))
+        return _logged(log, sequences)
     if isinstance(tokens, Reading):
-        values = (tokens.value, tokens.low, tokens.high)
-        rates = [None if tokens_s is None else tokens_s / job.seq_len for tokens_s in values]
-        return _logged(log, tokens, rates, f", in sequences of {job.seq_len}")
+        rate = mapped(tokens, lambda tokens_per_s: tokens_per_s / job.seq_len)
+        return _logged(log, rate, f", in sequences of {job.seq_len}")
     if isinstance(step, Reading):
         return _pace_by_batch(log, step, job)
-    return Throughput(
-        None, f"{log.path} shows no throughput ({sequences.reason}): pass --throughput"
-    )
+    why = f"{log.path} shows no throughput ({sequences.reason}): pass --throughput"
+    return Throughput(Missing(why))
 
 
 def _pace_by_batch(log: ParsedLog, step: Reading, job: NeuronJob) -> Throughput:
     """Throughput as the batch over the log's step time."""
     batch = f"{number_of(job.batch_size, 'sequence')} a step"
     # The shortest step makes the most sequences a second; one that may take no time, any number.
-    seconds = (step.value, step.high, step.low)
-    rates = [job.batch_size / step_s if step_s else None for step_s in seconds]
-    return _logged(log, step, rates, f", with {batch} ({job.batch_from})")
+    low, high = (job.batch_size / step_s if step_s else None for step_s in (step.high, step.low))
+    rate = replace(step, value=job.batch_size / step.value, low=low, high=high)
+    return _logged(log, rate, f", with {batch} ({job.batch_from})")
 
 
-def _logged(
-    log: ParsedLog, reading: Reading, rates: Sequence[float | None], detail: str = ""
-) -> Throughput:
-    """A log's throughput from one of its readings: the rate, and the ends of its interval."""
-    rate, low, high = rates
-    how = reading.note.partition(";")[0]  # without the warm-up rule
-    return Throughput(
-        rate, f"{log.path}{detail}: {reading.note}", reading.basis,
-        is_from_log=True, how=f"{how}{detail}", low=low, high=high,
-    )  # fmt: skip
+def _logged(log: ParsedLog, rate: Reading, detail: str = "") -> Throughput:
+    """A log's throughput, with its source."""
+    how = rate.note.partition(";")[0]  # without the warm-up rule
+    note = f"{log.path}{detail}: {rate.note}"
+    result = replace(rate, unit=_UNIT, note=note)
+    return Throughput(result, f"{how}{detail}", is_from_log=True)
 
 
-# A log's statistics under the original's names: of its last run, rates and times after the warm-up.
+# A log's statistics: of its last run, rates and times after the warm-up. Fields have the original's
+# names, in its order.
 
 
-def log_document(log: ParsedLog, pace: Throughput) -> dict[str, Any]:
-    """`log_metrics`: the last run of the log; rates and times after its warm-up."""
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Statistics of the finite values that a log printed."""
+
+    average: float | None = None
+    min: float | None = None
+    max: float | None = None
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LossStatistics(Statistics):
+    """Statistics of losses. One that is `nan` or `inf` is counted apart from an absent one."""
+
+    first: float | None = None
+    last: float | None = None
+    not_finite: int = 0
+    first_not_finite_step: int | None = None
+    not_printed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogTimes:
+    """When a log was written."""
+
+    first: str | None
+    last: str | None
+    file_modification: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepNumbers:
+    """The steps of a log."""
+
+    count: int
+    first: int | None
+    last: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyRows:
+    """The rows that are counted, and by which rule."""
+
+    first_row: int
+    last_row: int
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogSummary:
+    """What a log says of its last run."""
+
+    log_file: str
+    timestamps: LogTimes
+    steps: StepNumbers
+    step_times: Statistics
+    throughput: Statistics
+    losses: LossStatistics
+    format: str = ""
+    runs_in_log: int = 1
+    steady_state: SteadyRows | None = None  # None: as the original reads it, warm-up included
+    notes: tuple[str, ...] = ()
+
+
+def summarize_log(log: ParsedLog) -> LogSummary:
+    """Summarizes the last run of a log."""
     run = log.last
     steady = run.steady()
     unit = rate_unit(run)
-    rates = _statistics(run.rates[unit][steady.first :] if unit else np.empty(0))
-    if pace.is_from_log:
-        rates |= {"used": pace.seq_per_s, "used_is": pace.source}
-    return {
-        "log_file": log.path,
-        "timestamps": {
-            "first": _stamp(run.first_stamp),
-            "last": _stamp(run.last_stamp),
-            "file_modification": _modified(log.path),
-        },
-        "steps": _steps(run),
-        "step_times": _statistics(run.step_time_s[steady.first :]),
-        "throughput": rates,
-        "losses": _losses(run),
-        "format": log.format,
-        "runs_in_log": len(log.runs),
-        "steady_state": {
-            "first_row": steady.first,
-            "last_row": steady.last,
-            "rule": steady.rule,
-        },
-        "notes": list(log.notes),
-    }
+    rates = run.rates[unit][steady.first :] if unit else np.empty(0)
+    stamps = (_stamp(run.first_stamp), _stamp(run.last_stamp), _modified(log.path))
+    return LogSummary(
+        log_file=log.path,
+        timestamps=LogTimes(*stamps),
+        steps=_steps(run),
+        step_times=Statistics(*_statistics(run.step_time_s[steady.first :])),
+        throughput=Statistics(*_statistics(rates)),
+        losses=_losses(run),
+        format=log.format,
+        runs_in_log=len(log.runs),
+        steady_state=SteadyRows(steady.first, steady.last, steady.rule),
+        notes=log.notes,
+    )
 
 
-def _losses(run: LogRun) -> dict[str, Any]:
-    """Printed losses. One that is `nan` or `inf` is counted; a line without one is another case."""
+def _losses(run: LogRun) -> LossStatistics:
     losses = run.loss[np.isfinite(run.loss)].tolist()
     not_finite_steps = run.step[run.has_loss & ~np.isfinite(run.loss)].tolist()
     first_step = not_finite_steps[0] if not_finite_steps else math.nan
-    return _statistics(run.loss) | {
-        "first": losses[0] if losses else None,
-        "last": losses[-1] if losses else None,
-        "not_finite": len(not_finite_steps),
-        "first_not_finite_step": None if math.isnan(first_step) else int(first_step),
-        "not_printed": int((~run.has_loss).sum()),
-    }
+    return LossStatistics(
+        *_statistics(run.loss),
+        first=losses[0] if losses else None,
+        last=losses[-1] if losses else None,
+        not_finite=len(not_finite_steps),
+        first_not_finite_step=None if math.isnan(first_step) else int(first_step),
+        not_printed=int((~run.has_loss).sum()),
+    )
 
 
 def rate_unit(run: LogRun) -> str | None:
@@ -210,22 +269,18 @@ def _modified(path: str) -> str | None:
     return _stamp(datetime.fromtimestamp(file.stat().st_mtime)) if file.is_file() else None
 
 
-def _steps(run: LogRun) -> dict[str, Any]:
+def _steps(run: LogRun) -> StepNumbers:
     numbers = np.unique(run.step[~np.isnan(run.step)]).astype(int).tolist()
     first, last = (numbers[0], numbers[-1]) if numbers else (None, None)
-    return {"count": len(numbers), "first": first, "last": last}
+    return StepNumbers(len(numbers), first, last)
 
 
-def _statistics(printed: FloatArray) -> dict[str, Any]:
-    printed = printed[np.isfinite(printed)]
-    if not len(printed):
-        return {"average": None, "min": None, "max": None, "count": 0}
-    return {
-        "average": float(printed.sum() / len(printed)),
-        "min": float(printed.min()),
-        "max": float(printed.max()),
-        "count": len(printed),
-    }
+def _statistics(printed: FloatArray) -> tuple[float | None, float | None, float | None, int]:
+    """Average, least, most and count of the finite values."""
+    values = printed[np.isfinite(printed)]
+    if not len(values):
+        return None, None, None, 0
+    return float(values.sum() / len(values)), float(values.min()), float(values.max()), len(values)
 
 
 def _stamp(moment: datetime | None) -> str | None:

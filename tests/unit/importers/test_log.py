@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ergmeter.importers.log import ParsedLog, read_log
-from ergmeter.neuron.throughput import Throughput, log_document
+from ergmeter.neuron.throughput import LossStatistics, summarize_log
 from ergmeter.records import Missing, Reading
 from tests.unit.importers.captured import capture
 from tests.unit.importers.programs import TITAN_STARTS, megatron, nxdt, titan
@@ -125,8 +125,8 @@ def test_each_run_of_a_log_has_its_own_columns(tmp_path: Path) -> None:
         (day + timedelta(seconds=first_s), day + timedelta(seconds=last_s))
         for first_s, last_s in times_s
     ]
-    stamps = log_document(parsed, Throughput(None, ""))["timestamps"]
-    assert (stamps["first"], stamps["last"]) == ("2025-06-16 00:17:10", "2025-06-16 00:17:30")
+    stamps = summarize_log(parsed).timestamps
+    assert (stamps.first, stamps.last) == ("2025-06-16 00:17:10", "2025-06-16 00:17:30")
 
 
 @pytest.mark.parametrize(
@@ -197,10 +197,10 @@ def test_a_loss_that_is_nan_is_told_from_one_that_was_not_printed(tmp_path: Path
     assert run.loss[0] == 2.5
     assert np.isnan(run.loss[[1, 2, 4]]).all()
     assert np.isinf(run.loss[3])
-    assert log_document(read(tmp_path, *lines), Throughput(None, ""))["losses"] == {
-        "average": 2.5, "min": 2.5, "max": 2.5, "count": 1, "first": 2.5, "last": 2.5,
-        "not_finite": 2, "first_not_finite_step": 2, "not_printed": 2,
-    }  # fmt: skip
+    assert summarize_log(read(tmp_path, *lines)).losses == LossStatistics(
+        2.5, 2.5, 2.5, 1, first=2.5, last=2.5,
+        not_finite=2, first_not_finite_step=2, not_printed=2,
+    )  # fmt: skip
 
 
 def test_a_nan_that_was_printed_stands_though_the_step_is_told_of_again(tmp_path: Path) -> None:

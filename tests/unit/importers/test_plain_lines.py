@@ -8,7 +8,7 @@ import pytest
 
 from ergmeter.importers.log import ParsedLog, read_log
 from ergmeter.importers.nxdt import NxdtImporter
-from ergmeter.neuron.throughput import Throughput, log_document
+from ergmeter.neuron.throughput import summarize_log
 from ergmeter.ports import Line
 from ergmeter.records import Reading
 from tests.unit.importers.captured import marks, steps
@@ -182,8 +182,8 @@ def test_a_step_time_or_a_rate_of_0_is_refused_and_that_is_said(tmp_path: Path) 
     lines = [x for s, r in figures for x in (f"step_time: {s}", f"throughput: {r}")]
     parsed = read(tmp_path, *lines)
     assert [x for x in parsed.last.step_time_s.tolist() if x == x] == [30] * 3
-    found = log_document(parsed, Throughput(None, ""))["throughput"]
-    assert (found["min"], found["max"], found["count"]) == (4, 4, 1)
+    found = summarize_log(parsed).throughput
+    assert (found.min, found.max, found.count) == (4, 4, 1)
     notes = [note for note in parsed.notes if "left out" in note]
     assert notes == [
         "step_time=0 of step 2 can't be how long a step took: it is left out, and so are others "

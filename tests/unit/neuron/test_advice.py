@@ -9,19 +9,24 @@ import pytest
 
 from ergmeter.neuron.advice import about_graphs, about_kernels, about_mfu, about_runs
 from ergmeter.neuron.compile_cache import Choice, find_graphs
-from ergmeter.neuron.kernels import GraphResult, NkiSummary, summarize
+from ergmeter.neuron.kernels import (
+    LOWER_BOUND,
+    GraphResult,
+    NkiSummary,
+    UnreadableConfig,
+    summarize,
+)
 from ergmeter.neuron.mfu import figures, machine
-from ergmeter.neuron.throughput import Throughput
 from ergmeter.neuron.training_job import NeuronJob
 from tests.unit.neuron.graphs import write
-from tests.unit.neuron.test_mfu import LLAMA_8B, job
+from tests.unit.neuron.test_mfu import LLAMA_8B, job, pace
 
 
 def mfu_texts(seq_per_s: float, what: NeuronJob) -> list[str]:
     where = machine("trn1", nodes=1, devices=32, lnc=None, dtype="bf16", devices_from="")
-    pace = Throughput(seq_per_s, "as given")
-    found = figures(str(LLAMA_8B), what, where, pace, convention="exact")
-    return [finding.text for finding in about_mfu(found, what, where, pace)]
+    given = pace(seq_per_s)
+    found = figures(str(LLAMA_8B), what, where, given, convention="exact")
+    return [finding.text for finding in about_mfu(found, what, where, given)]
 
 
 def test_tokens_given_as_sequences_are_recognised() -> None:
@@ -32,9 +37,9 @@ def test_tokens_given_as_sequences_are_recognised() -> None:
 
 def test_a_throughput_that_was_not_printed_is_not_taken_for_tokens() -> None:
     where = machine("trn1", nodes=1, devices=32, lnc=None, dtype="bf16", devices_from="")
-    pace = Throughput(8601.6, "sequences over the log's clock", is_from_log=True)
-    found = figures(str(LLAMA_8B), job(4096), where, pace, convention="exact")
-    texts = [one.text for one in about_mfu(found, job(4096), where, pace, is_printed=False)]
+    logged = pace(8601.6)
+    found = figures(str(LLAMA_8B), job(4096), where, logged, convention="exact")
+    texts = [one.text for one in about_mfu(found, job(4096), where, logged, is_printed=False)]
     assert len(texts) == 2
     assert not any("tokens/s" in text for text in texts)
 
@@ -61,7 +66,8 @@ def summary(known: int, absent: int, unreadable: int, nki_macs: int) -> NkiSumma
     calls = {"known": known, "absent": absent, "unreadable": unreadable}
     return replace(
         summarize([], weighted=False), total=3, counted=3, macs=100, nki_macs=nki_macs,
-        calls=calls, unreadable=[{"file_path": "x"}] if unreadable else [],
+        calls=calls, mark=LOWER_BOUND if absent or unreadable else "",
+        unreadable=(UnreadableConfig("x", None, unreadable),) if unreadable else (),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from ergmeter.importers.log import ParsedLog, read_log
 from ergmeter.neuron.log_agreement import about_log, is_printed, reconcile
 from ergmeter.neuron.throughput import Throughput, throughput
 from ergmeter.neuron.training_job import NeuronJob
+from ergmeter.records import Reading
 from tests.unit.neuron.test_mfu import job
 
 BARS = Path(__file__).parents[2] / "data" / "logs" / "nxdt_bars.log"
@@ -173,7 +174,7 @@ def test_whether_a_throughput_was_printed_is_known(tmp_path: Path, of_2048: Pars
     for log, is_read in ((of_lines, True), (of_2048, False)):
         taken, pace, _ = come_to(log, job(4096))
         assert is_printed(log, taken, pace) is is_read
-        assert is_printed(log, taken, Throughput(2.1, "as given")) is True
+        assert is_printed(log, taken, Throughput(Reading(2.1, "samples/s", "reported"))) is True
 
 
 def test_tokens_of_a_rank_that_names_itself_are_no_batch(tmp_path: Path) -> None:

@@ -11,8 +11,13 @@ import pytest
 from rich.console import Console
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.neuron.compare import OutputComparison, compare, read_outputs
-from ergmeter.views.analyze.compare import parts
+from ergmeter.metrics.definitions.compute import MFU
+from ergmeter.neuron.compare import OutputComparison, compare
+from ergmeter.neuron.earlier_output import AnalysisSource, entry_of, read_outputs
+from ergmeter.neuron.metrics import NKI, SCORE, THROUGHPUT
+from ergmeter.records import Missing, Reading
+from ergmeter.views.analyze.compare import document
+from ergmeter.views.render.terminal import show
 
 
 def original(mfu: float, *, offset: float = 1.0, ratio: float = 0.2, **more: Any) -> dict[str, Any]:
@@ -44,9 +49,9 @@ def ours(exact: float, compiler: str, **more: Any) -> dict[str, Any]:
 
 def compared(tmp_path: Path, *documents: dict[str, Any]) -> OutputComparison:
     paths = []
-    for number, document in enumerate(documents):
+    for number, output in enumerate(documents):
         path = tmp_path / f"{number}.json"
-        path.write_text(json.dumps(document))
+        path.write_text(json.dumps(output))
         paths.append(str(path))
     return compare(read_outputs(paths))
 
@@ -131,10 +136,7 @@ def test_files_that_are_no_outputs_are_refused(tmp_path: Path) -> None:
 def test_on_a_terminal_of_80_columns_every_value_is_whole(tmp_path: Path) -> None:
     mfus = (13.123, 13.456, 13.789)
     found = compared(tmp_path, *(ours(mfu, "2.16") for mfu in mfus), ours(13.4559, "2.18"))
-    console = Console(width=80, file=StringIO())
-    for part in parts(found):
-        console.print(part)
-    shown = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
+    shown = text_of(found)
     lines = [line.split() for line in shown.splitlines()]
     assert ["mean", "of", "3", "13.456", "1.8258", "0.2", "1.2"] in lines
     assert ["±", "standard", "deviation", "0.33", "0.045", "0", "0"] in lines
@@ -157,18 +159,14 @@ def test_an_mfu_that_is_no_number_is_refused(tmp_path: Path, mfu: str) -> None:
 def test_a_mean_over_some_of_the_repeats_says_over_how_many(tmp_path: Path) -> None:
     known = ours(13.0, "2.16")
     absent = ours(13.0, "2.16") | {"training_score": None}
-    console = Console(width=100, file=StringIO())
-    for part in parts(compared(tmp_path, known, absent)):
-        console.print(part)
-    shown = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
-    (mean,) = (line for line in shown.splitlines() if line.startswith(" mean of 2"))
+    shown = text_of(compared(tmp_path, known, absent))
+    (mean,) = (line for line in shown.splitlines() if line.startswith("mean of 2"))
     assert mean.split()[-3:] == ["1.2", "(of", "1)"]
 
 
 def text_of(found: OutputComparison) -> str:
     console = Console(width=80, file=StringIO())
-    for part in parts(found):
-        console.print(part)
+    show(document(found), console)
     shown: str = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
     return shown
 
@@ -204,7 +202,48 @@ def test_lora_is_an_object_for_programs_and_a_phrase_for_people(tmp_path: Path) 
     assert "lora none → r=16 on q_proj, v_proj: " in " ".join(text_of(found).split())
 
 
-def test_a_percentage_stays_on_its_line(tmp_path: Path) -> None:
-    for batch in (8, 16, 128, 1024, 65536, 1048576, 16777216):
-        shown = text_of(compared(tmp_path, ours(13.0, "1"), ours(13.0, "1", batch_size=batch)))
-        assert not any(line.startswith("%") for line in map(str.strip, shown.splitlines()))
+def test_an_output_is_an_entry_with_facts_and_readings(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    obtained = {"mfu_percent": {"low": 12.0, "high": 14.0}}
+    output = ours(13.0, "2.18", obtained=obtained, training_score=None)
+    path.write_text(json.dumps(output | {"missing": {"training_score": "no graphs"}}))
+    entry = entry_of(str(path))
+    mfu = Reading(0.13, "frac", "reported", 0.12, 0.14, note="exact")
+    assert entry.figures[MFU] == mfu
+    assert entry.value(THROUGHPUT) == 13.0 / 7.37
+    assert entry.value(NKI) == 0.2
+    assert entry.figures[SCORE] == Missing("no graphs")
+    facts = {"batch_size": "64", "sequence_length": "4096", "neuronxcc": "2.18"}
+    assert facts.items() <= entry.facts.items()
+    assert entry.facts["convention"] == "exact"
+    assert (entry.facts["model"], entry.facts["seq_len"], entry.facts["device"]) == (
+        *("abc", "4096", "trn1"),
+    )
+    assert "tuning" not in entry.facts  # an output that does not record adapters
+    adapters = {"r": 16, "targets": ["v_proj", "q_proj"]}
+    path.write_text(json.dumps(ours(13.0, "2.18", lora=adapters)))
+    facts = {"tuning": "lora", "lora_r": "16", "lora_targets": "q_proj v_proj"}
+    assert facts.items() <= entry_of(str(path)).facts.items()
+
+
+def test_an_entry_of_an_impossible_mfu_has_the_mark(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(original(737.0)))
+    entry = entry_of(str(path))
+    for key, value in ((MFU, 7.37), (SCORE, 1.2)):
+        reading = entry.figures[key]
+        assert isinstance(reading, Reading)
+        assert reading.value == pytest.approx(value)
+        assert "above 100 %: an input is wrong" in reading.impossible
+    assert entry.value(MFU) is None
+
+
+def test_an_output_is_recognised_by_its_first_keys(tmp_path: Path) -> None:
+    path, other = tmp_path / "a.json", tmp_path / "b.json"
+    path.write_text(json.dumps(original(15.0)))
+    other.write_text('{"hidden_size": 8}')
+    source = AnalysisSource()
+    assert [source.recognises(file) for file in (path, other, tmp_path)] == [True, False, False]
+    (entry,) = source.read(path).entries
+    assert entry.value(MFU) == 0.15
+    assert entry.source == str(path)

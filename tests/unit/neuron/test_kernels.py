@@ -8,7 +8,14 @@ import pytest
 
 from ergmeter.hlo import count_files
 from ergmeter.neuron.compile_cache import graph_file
-from ergmeter.neuron.kernels import GraphResult, graph_result, summarize
+from ergmeter.neuron.kernels import (
+    LOWER_BOUND,
+    UNCERTAIN,
+    GraphResult,
+    by_work,
+    graph_result,
+    summarize,
+)
 from tests.unit.neuron.graphs import Computation, config, module, one_dot, write
 
 
@@ -56,8 +63,8 @@ def test_graphs_weigh_as_often_as_they_ran(tmp_path: Path) -> None:
 
 def test_kernels_of_a_graph_that_did_not_run_leave_a_weighted_ratio_alone(tmp_path: Path) -> None:
     graphs = results(tmp_path, one_dot(3, 5, 7, config(None)), one_dot(3, 5, 7), runs=(0, 1))
-    assert [one.is_lower_bound for one in graphs] == [True, False]
-    assert not summarize(graphs, weighted=True).is_lower_bound
+    assert [one.mark for one in graphs] == [LOWER_BOUND, ""]
+    assert summarize(graphs, weighted=True).mark == ""
 
 
 def test_kernels_are_told_apart_by_what_they_state(tmp_path: Path) -> None:
@@ -65,9 +72,9 @@ def test_kernels_are_told_apart_by_what_they_state(tmp_path: Path) -> None:
     (one,) = results(tmp_path, one_dot(3, 5, 7, *kernels))
     found = summarize([one], weighted=False)
     assert found.calls == {"known": 2, "absent": 1, "unreadable": 2}
-    assert found.is_lower_bound
-    assert [(row["calls"], row["file_path"]) for row in found.unreadable] == [(2, one.path)]
-    rows = {(row["function"], row["macs_state"]): row["macs"] for row in found.kernels}
+    assert found.mark == LOWER_BOUND
+    assert [(row.calls, row.file_path) for row in found.unreadable] == [(2, one.path)]
+    rows = {(row.function, row.macs_state): row.macs for row in found.kernels}
     assert rows == {
         ("flash_fwd", "known"): 1000, ("flash_fwd", "absent"): None,
         (None, "unreadable"): None, ("rms_norm", "known"): 0,
@@ -95,12 +102,9 @@ def test_what_the_count_can_t_know_is_carried_along(tmp_path: Path) -> None:
 def test_a_ratio_beside_loops_of_unknown_length_is_no_lower_bound(tmp_path: Path) -> None:
     data = Path(__file__).parents[2] / "data" / "hlo" / "while_dynamic.opt.hlo_module.pb"
     graphs = results(tmp_path, one_dot(3, 5, 7, config(None)), data.read_bytes())
-    assert [(one.is_lower_bound, one.is_uncertain) for one in graphs] == [
-        (True, False), (False, True)
-    ]  # fmt: skip
-    assert summarize(graphs[:1], weighted=False).is_lower_bound
-    both = summarize(graphs, weighted=False)
-    assert (both.is_lower_bound, both.is_uncertain) == (False, True)
+    assert [one.mark for one in graphs] == [LOWER_BOUND, UNCERTAIN]
+    assert summarize(graphs[:1], weighted=False).mark == LOWER_BOUND
+    assert summarize(graphs, weighted=False).mark == UNCERTAIN
 
 
 def test_operations_that_are_no_products_are_listed_with_their_calls(tmp_path: Path) -> None:
@@ -111,3 +115,13 @@ def test_operations_that_are_no_products_are_listed_with_their_calls(tmp_path: P
         "calls of cholesky, which is no matrix product and not counted": 1,
         "calls of triangular-solve, which is no matrix product and not counted": 1,
     }
+
+
+def test_a_graph_that_ran_often_comes_before_a_larger_one() -> None:
+    def graph(name: str, macs: int, runs: int, error: str | None = None) -> GraphResult:
+        return GraphResult(name, name, None, None, macs, 0, error, runs)
+
+    graphs = [graph("a", 100, 1), graph("b", 10, 30), graph("c", 100, 0), graph("d", 0, 1, "cut")]
+    found = [(graph.path, frac) for graph, frac in by_work(graphs)]
+    assert found == [("b", 0.75), ("a", 0.25), ("c", 0.0)]
+    assert by_work(graphs[2:3]) == [(graphs[2], None)]

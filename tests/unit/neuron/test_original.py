@@ -7,43 +7,38 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.compat.nki_llama.document import (
-    original_figures,
-    original_files,
-    original_summary,
-)
+from ergmeter.compat.nki_llama.document import analyze_compat, original_files, original_summary
 from ergmeter.compat.nki_llama.original_inputs import (
     OriginalCount,
     original_count,
     read_original_log,
 )
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.neuron.mfu import sequence_flops
+from ergmeter.neuron.analysis import AnalysisRequest
+from ergmeter.neuron.kernels import GraphResult
+from ergmeter.neuron.mfu import OriginalEstimate, original_estimate, sequence_flops
+from ergmeter.neuron.throughput import LogTimes, LossStatistics, Statistics, StepNumbers
 from tests.unit.neuron.graphs import Computation, config, module, one_dot, packed, piece, write
 
 LLAMA_8B = str(Path(__file__).parents[2] / "data" / "configs" / "llama-3.1-8b.json")
 
 
+def estimate(seq_per_s: float, *, nodes: int = 1, backend: str = "trn1") -> OriginalEstimate:
+    flops = sequence_flops(LLAMA_8B, 4096)
+    return original_estimate(flops, seq_per_s, nodes=nodes, backend=backend, over_exact={})
+
+
 def test_the_known_answer_is_met() -> None:
-    found = original_figures(
-        LLAMA_8B, batch_size=64, seq_len=4096, seq_per_s=2.1, nodes=1, backend="trn1"
-    )
-    assert found["mfu_percent"] == pytest.approx(15.477, abs=5e-4)
-    assert found["tflops_per_second"] == pytest.approx(224.04, abs=5e-3)
-    assert found["throughput_tflops_per_node"] == pytest.approx(470.5, abs=5e-2)
-    assert found["time_per_batch_seconds"] == 64 / 2.1
-    half = original_figures(
-        LLAMA_8B, batch_size=1, seq_len=4096, seq_per_s=2.1, nodes=2, backend="trn2"
-    )
-    assert half["mfu_percent"] == pytest.approx(found["mfu_percent"] / 2 * 3040 / 10672)
-    assert half["seq_per_second_per_node"] == 1.05
+    found = estimate(2.1)
+    assert found.mfu_percent == pytest.approx(15.477, abs=5e-4)
+    assert found.tflop_per_sequence == pytest.approx(224.04, abs=5e-3)
+    assert found.tflops_per_second == pytest.approx(470.5, abs=5e-2)
+    half = estimate(2.1, nodes=2, backend="trn2")
+    assert half.mfu_percent == pytest.approx((found.mfu_percent or 0) / 2 * 3040 / 10672)
 
 
 def test_its_default_throughput_reads_737_percent() -> None:
-    found = original_figures(
-        LLAMA_8B, batch_size=64, seq_len=4096, seq_per_s=100.0, nodes=1, backend="trn1"
-    )
-    assert found["mfu_percent"] == pytest.approx(737, abs=0.5)
+    assert estimate(100.0).mfu_percent == pytest.approx(737, abs=0.5)
 
 
 def test_its_flops_are_those_of_a_hand_calculation(tmp_path: Path) -> None:
@@ -58,8 +53,10 @@ def test_its_flops_are_those_of_a_hand_calculation(tmp_path: Path) -> None:
 
 
 def test_what_it_can_t_do_is_refused(tmp_path: Path) -> None:
+    yaml = Path(__file__).parents[2] / "data" / "neuron" / "llama3_8b_sft.yaml"
+    request = AnalysisRequest(str(yaml), LLAMA_8B, throughput=1.0, hw_backend="inf2")
     with pytest.raises(UsageError, match="--compat knows --hw-backend trn1 and trn2"):
-        original_figures(LLAMA_8B, batch_size=1, seq_len=1, seq_per_s=1, nodes=1, backend="inf2")
+        analyze_compat(request, lambda _: None)
     path = tmp_path / "config.json"
     path.write_text('{"hidden_size": "wide"}')
     with pytest.raises(FormatError, match="hidden_size must be a whole number"):
@@ -77,22 +74,14 @@ def test_it_opens_files_pattern_by_pattern_stubs_included(tmp_path: Path) -> Non
 
 
 def test_ratios_at_0_are_in_no_average_and_errors_in_no_sum() -> None:
-    files = [
-        {"status": "success", "hlo_macs": 100, "nki_macs": 50, "nki_ratio": 0.5},
-        {"status": "success", "hlo_macs": 300, "nki_macs": 30, "nki_ratio": 0.1},
-        {"status": "success", "hlo_macs": 400, "nki_macs": 0, "nki_ratio": 0.0},
-        {"status": "error", "hlo_macs": 0, "nki_macs": 0, "nki_ratio": 0.0},
-    ]
-    found = original_summary(files)
-    assert (found["total_files"], found["successful_analyses"], found["failed_analyses"]) == (
-        4,
-        3,
-        1,
-    )
-    assert found["overall_nki_ratio"] == 0.1  # 80 / 800
-    assert found["average_nki_ratio"] == pytest.approx(0.3)
-    assert (found["min_nki_ratio"], found["max_nki_ratio"]) == (0.1, 0.5)
-    assert original_summary([])["overall_nki_ratio"] == 0.0
+    sizes = ((100, 50, None), (300, 30, None), (400, 0, None), (0, 0, "cut"))
+    graphs = [GraphResult("", "", None, None, *size) for size in sizes]
+    found = original_summary(graphs, 0)
+    assert (found.total, found.successful) == (4, 3)
+    assert found.overall_ratio == 0.1  # 80 / 800
+    assert found.average_ratio == pytest.approx(0.3)
+    assert (found.least_ratio, found.most_ratio) == (0.1, 0.5)
+    assert original_summary([], 0).overall_ratio == 0.0
 
 
 def test_dots_of_every_computation_count_once_whoever_calls_them(tmp_path: Path) -> None:
@@ -147,9 +136,9 @@ def test_equal_neighbours_count_once_in_its_mean(tmp_path: Path) -> None:
     log = read_original_log(log_of(tmp_path, *lines))
     assert log.throughput.count == 3
     assert log.throughput.average == pytest.approx(4 / 3)
-    assert log.document()["steps"] == {"count": 5, "first": 0, "last": 4}
-    losses = {"average": 6.9, "min": 6.9, "max": 6.9, "first": 6.9, "last": 6.9, "count": 1}
-    assert log.document()["losses"] == losses  # the exponent is lost
+    assert log.summary().steps == StepNumbers(5, 0, 4)
+    losses = LossStatistics(6.9, 6.9, 6.9, 1, first=6.9, last=6.9)
+    assert log.summary().losses == losses  # the exponent is lost
 
 
 def test_a_bar_it_does_not_know_is_read_name_by_name(tmp_path: Path) -> None:
@@ -164,10 +153,10 @@ def test_a_bar_it_does_not_know_is_read_name_by_name(tmp_path: Path) -> None:
 
 def test_what_the_guide_documents_it_does_not_read_but_for_step_times(tmp_path: Path) -> None:
     lines = ("step_time: 1.5", "throughput: 150.5", "seq/s: 150.5", "loss: 2.345", "step_time: 1.5")
-    found = read_original_log(log_of(tmp_path, *lines)).document()
-    assert found["throughput"]["average"] is None
-    assert found["losses"]["count"] == 0
-    assert found["step_times"] == {"average": 1.5, "min": 1.5, "max": 1.5, "count": 2}
+    found = read_original_log(log_of(tmp_path, *lines)).summary()
+    assert found.throughput.average is None
+    assert found.losses.count == 0
+    assert found.step_times == Statistics(1.5, 1.5, 1.5, 2)
 
 
 def test_the_last_time_is_the_last_new_one_and_without_any_it_is_the_file_s(tmp_path: Path) -> None:
@@ -176,8 +165,7 @@ def test_the_last_time_is_the_last_new_one_and_without_any_it_is_the_file_s(tmp_
         "[2025-06-10 09:37:40,288] y",
         "[2025-06-10 09:37:36.2: z",
     )
-    stamps = read_original_log(log_of(tmp_path, *lines)).document()["timestamps"]
-    assert (stamps["first"], stamps["last"]) == ("2025-06-10 09:37:36", "2025-06-10 09:37:40")
-    assert stamps["file_modification"] is None
-    stamps = read_original_log(log_of(tmp_path, "no time")).document()["timestamps"]
-    assert stamps["file_modification"] is not None
+    stamps = read_original_log(log_of(tmp_path, *lines)).summary().timestamps
+    assert stamps == LogTimes("2025-06-10 09:37:36", "2025-06-10 09:37:40", None)
+    stamps = read_original_log(log_of(tmp_path, "no time")).summary().timestamps
+    assert stamps.file_modification is not None

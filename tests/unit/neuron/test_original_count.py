@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from ergmeter.compat.nki_llama.document import analyze_compat
+from ergmeter.compat.nki_llama.document import analyze_compat, compat_document
 from ergmeter.neuron.analysis import AnalysisRequest, analyze
-from ergmeter.neuron.compare import compare, read_outputs
+from ergmeter.neuron.compare import compare
+from ergmeter.neuron.document import document
+from ergmeter.neuron.earlier_output import read_outputs
 from ergmeter.views.analyze.console import summary_section
 
 DATA = Path(__file__).parents[2] / "data"
@@ -18,12 +20,17 @@ YAML = DATA / "neuron" / "llama3_8b_sft.yaml"
 LORA = DATA / "neuron" / "llama3_8b_lora.yaml"
 
 
-def both(model: str, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Our document, and the original's, of the same job."""
+def asked(model: str, **more: Any) -> AnalysisRequest:
     options: dict[str, Any] = {"config": str(YAML), "throughput": 2.1} | more
     options["compile_dir"] = str(DATA / "neuron")  # no graphs
-    request = AnalysisRequest(model_config=str(DATA / "configs" / model), **options)
-    return analyze(request, lambda _: None)[0], analyze_compat(request, lambda _: None)[0]
+    return AnalysisRequest(model_config=str(DATA / "configs" / model), **options)
+
+
+def both(model: str, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Our document, and the original's, of the same job."""
+    request = asked(model, **more)
+    theirs = compat_document(analyze_compat(request, lambda _: None))
+    return document(analyze(request, lambda _: None)), theirs
 
 
 @pytest.fixture
@@ -68,7 +75,7 @@ def test_a_mixture_of_experts_is_a_dense_llama_to_it() -> None:
     ours, _ = both("mixtral-8x7b.json")
     assert ours["original_count"]["tflop_per_sequence"] == pytest.approx(204.66, abs=5e-3)
     assert ours["original_count"]["mfu_percent"] == pytest.approx(14.14, abs=5e-3)
-    shown = "\n".join(summary_section(ours))
+    shown = "\n".join(summary_section(analyze(asked("mixtral-8x7b.json"), lambda _: None)))
     assert "By the original's count: MFU 14.138%, 429.8 TFLOP/s, 204.66 TFLOP per" in shown
     assert "a dense Llama of config.json's sizes counted instead of this model" in shown
 
@@ -78,7 +85,7 @@ def test_hardware_that_it_does_not_know_has_no_mfu_of_its(tmp_path: Path) -> Non
         config=str(YAML), model_config=str(DATA / "configs" / "llama-3.1-8b.json"),
         compile_dir=str(tmp_path), throughput=2.1, hw_backend="inf2", devices=24,
     )  # fmt: skip
-    found = analyze(request, lambda _: None)[0]
+    found = document(analyze(request, lambda _: None))
     assert found["original_count"]["mfu_percent"] is None
     assert found["original_count"]["tflop_per_sequence"] == pytest.approx(224.04, abs=5e-3)
     assert "of trn1 and trn2 alone" in found["missing"]["original_count.mfu_percent"]
@@ -96,8 +103,8 @@ def test_compared_with_compat_the_same_job_has_the_same_mfu_and_the_counts_diffe
     tmp_path: Path, model: str, more: dict[str, Any]
 ) -> None:
     paths = []
-    for name, document in zip(("a.json", "b.json"), both(model, **more), strict=True):
-        (tmp_path / name).write_text(json.dumps(document))
+    for name, content in zip(("a.json", "b.json"), both(model, **more), strict=True):
+        (tmp_path / name).write_text(json.dumps(content))
         paths.append(str(tmp_path / name))
     found = compare(read_outputs(paths))
     first, second = (group.spreads["mfu_percent"].mean for group in found.groups)

@@ -9,6 +9,7 @@ import pytest
 from ergmeter.errors import NotMeasurable
 from ergmeter.importers.log import ParsedLog, read_log
 from ergmeter.neuron.throughput import pace_line, throughput
+from ergmeter.records import Reading
 from tests.unit.neuron.test_agreement import megatron
 from tests.unit.neuron.test_mfu import job
 
@@ -64,12 +65,14 @@ def test_a_pace_by_the_batch_has_the_interval_of_the_step_time_turned_round(
     log = log_of(tmp_path, *(f"step_time: {time_s}" for time_s in (600, *[32] * 20)))
     found = throughput(None, log, job(4096))
     assert found.seq_per_s == pytest.approx(2.0)
-    assert found.low == pytest.approx(2 * (1 - 1 / 640))
-    assert found.high == pytest.approx(2 / (1 - 1 / 640))
+    assert isinstance(found.result, Reading)
+    assert found.result.low == pytest.approx(2 * (1 - 1 / 640))
+    assert found.result.high == pytest.approx(2 / (1 - 1 / 640))
 
 
 def test_a_pace_that_was_given_or_printed_has_no_interval(tmp_path: Path) -> None:
     log = log_of(tmp_path, *(f"loss: 2.3 throughput: {rate}" for rate in (0.1, 1.0, 4.0)))
     for given in (2.1, None):
-        found = throughput(given, log, job(4096))
+        found = throughput(given, log, job(4096)).result
+        assert isinstance(found, Reading)
         assert (found.low, found.high) == (None, None)

@@ -38,3 +38,12 @@ def test_what_is_not_known_leaves_the_other_factors() -> None:
 def test_a_baseline_of_0_leaves_its_factor_at_1() -> None:
     found = Score(Baseline(0.0, -1.0), mfu_percent=60.0, seq_per_s=150.0, nki_ratio=0.5)
     assert found.value == 1.5
+
+
+def test_factors_multiply_in_the_order_of_the_score() -> None:
+    base = Baseline(50.0, 100.0, loss_improvement=1.2, convergence_rate=1.1)
+    found = Score(base, mfu_percent=60.0, seq_per_s=150.0, nki_ratio=0.15).factors()
+    assert [one.product for one in found] == pytest.approx([1.2, 1.8, 2.16, 2.376, 2.7324])
+    assert found[0].doublings == pytest.approx(
+        2.5849625 - 2.3219281, abs=1e-6
+    )  # log2 of 6 and of 5

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.neuron.document import rank_graphs
-from ergmeter.neuron.score import factors
-from ergmeter.views.blocks import escaped
+from ergmeter.views.render.markdown import escaped
 from tests.unit.neuron.graphs import config, one_dot, write
 
 Erg = Callable[..., tuple[int, str, str]]
@@ -152,28 +150,9 @@ def test_a_page_leaves_a_document_on_stdout_alone(erg: Erg, job: Path) -> None:
     assert err.startswith("a.html (")
 
 
-def test_factors_multiply_in_the_order_of_the_score() -> None:
-    # The guide's example: 1.2 x 1.5 x 1.2 x 1.1 x 1.15 = 2.7324.
-    found = factors(
-        {
-            "base_mfu": 50.0, "base_throughput": 100.0, "achieved_mfu": 60.0,
-            "achieved_throughput": 150.0, "mfu_improvement": 1.2, "throughput_improvement": 1.5,
-            "nki_flop_ratio": 0.15, "loss_improvement": 1.2, "convergence_rate": 1.1,
-            "score_offset": 1.0,
-        }
-    )  # fmt: skip
-    assert [one.product for one in found] == pytest.approx([1.2, 1.8, 2.16, 2.376, 2.7324])
-    assert found[0].doublings == pytest.approx(
-        2.5849625 - 2.3219281, abs=1e-6
-    )  # log2 of 6 and of 5
-
-
-def test_a_graph_that_ran_often_comes_before_a_larger_one() -> None:
-    def file(name: str, macs: int, runs: int | None, status: str = "success") -> dict[str, object]:
-        return {"file_path": name, "hlo_macs": macs, "runs": runs, "status": status}
-
-    files = [file("a", 100, 1), file("b", 10, 30), file("c", 100, 0), file("d", 0, 1, "error")]
-    found = rank_graphs(files, most=2)
-    assert [one.file["file_path"] for one in found.graphs] == ["b", "a"]
-    assert [one.macs_frac for one in found.graphs] == [0.75, 0.25]
-    assert (found.rest, found.rest_macs_frac, len(found.failed)) == (1, 0.0, 1)
+def test_md_is_the_same_as_its_format(erg: Erg, job: Path) -> None:
+    options = ("--throughput", "2", "--compile-dir", "cache")
+    assert erg(*JOB, *options, "--md") == erg(*JOB, *options, "--format", "md")
+    code, out, err = erg(*JOB, *options, "--md", "--json")
+    assert (code, out) == (2, "")
+    assert "--md and json are two forms; give one" in err

@@ -12,10 +12,10 @@ import click
 
 from ergmeter.cli.options import COUNT, flag, repeated, with_default
 from ergmeter.cli.run_options import (
+    Forms,
     check_page,
     check_writable,
     chosen_form,
-    print_json,
     with_page,
     write_page,
 )
@@ -107,6 +107,7 @@ _OUTPUT: list[Any] = [
         help="What stdout gets; json and md: that and nothing else.",
     ),
     flag("--json", "as_json", help="The same as --format json."),
+    flag("--md", "as_markdown", help="The same as --format md."),
     flag("--compat", help="The original's numbers of 2025-06-12, faults included."),
     flag("--compare", help="Compare earlier outputs: --compare A.json B.json"),
 ]
@@ -120,7 +121,7 @@ def with_options(function: Any) -> Any:  # noqa: ANN401  click's decorators are 
 
 
 _SCRIPT = "calculate_training_metrics.py"
-_GRAPHS_IN_MARKDOWN = 20
+_GRAPHS_IN_MARKDOWN, _GRAPHS_ON_A_PAGE = 20, 200
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -131,6 +132,7 @@ def command(
     compare: bool,
     form: str,
     as_json: bool,
+    as_markdown: bool,
     page: Path | None,
     compat: bool,
     output: str | None,
@@ -143,6 +145,10 @@ def command(
     is needed. Takes the flags of nki-llama's calculate_training_metrics.py and writes its keys.
     """
     form = chosen_form(form, as_json=as_json)
+    if as_markdown:
+        if form == "json":
+            raise UsageError("--md and json are two forms; give one")
+        form = "md"
     if compare:
         _check_alone()
         check_page(page)
@@ -157,18 +163,25 @@ def command(
         _check_output(Path(path), request)
     check_page(page, [Path(path)] if path is not None else ())
     analysis = _analyze(request, compat=compat, is_quiet=form != "text", per_file=print_per_file)
+    from ergmeter.views.analyze.document import document
+
+    shown = document(analysis, most_graphs=_GRAPHS_IN_MARKDOWN)
+    text = json.dumps(shown.data, indent=4, allow_nan=False)
     if path is not None:
-        Path(path).write_text(_text(analysis.document) + "\n", encoding="utf-8")
+        Path(path).write_text(text + "\n", encoding="utf-8")
     if form == "json":
-        click.echo(_text(analysis.document))
+        click.echo(text)
     elif form == "md":
-        click.echo(_markdown(analysis), nl=False)
+        from ergmeter.views.render.markdown import markdown
+
+        click.echo(markdown(shown), nl=False)
     else:
         click.echo(f"\nMetrics saved to: {path}")
     if page is not None:
-        from ergmeter.views.analyze.page import analysis_page
+        from ergmeter.views.render.html import html
 
-        write_page(page, analysis_page(analysis), is_told_apart=form != "text")
+        written = html(document(analysis, most_graphs=_GRAPHS_ON_A_PAGE))
+        write_page(page, written, is_told_apart=form != "text")
 
 
 def main() -> None:
@@ -197,14 +210,7 @@ def _analyze(request: AnalysisRequest, *, compat: bool, is_quiet: bool, per_file
                 say(line)
 
         analysis = analyze(request, watch)
-    document = analysis.document
-    if per_file:
-        for line in view.files_section(analysis.files, document):
-            say(line)
-    if request.calculate_score:
-        for line in view.score_section(document):
-            say(line)
-    for line in view.summary_section(document):
+    for line in view.result_lines(analysis, per_file=per_file):
         say(line)
     return analysis
 
@@ -254,20 +260,6 @@ def _check_shown(request: AnalysisRequest, *, form: str, per_file: bool, is_writ
         raise UsageError("--detailed is of the JSON: give its --output, or leave out --format md")
 
 
-def _markdown(analysis: Analysis) -> str:
-    from ergmeter.views.analyze.parts import analysis_parts, title
-    from ergmeter.views.blocks import markdown
-
-    parts = analysis_parts(analysis.document, analysis.files, most_graphs=_GRAPHS_IN_MARKDOWN)
-    return markdown(title(analysis.document), parts)
-
-
-def _text(document: dict[str, Any]) -> str:
-    from ergmeter.views.documents import finite
-
-    return json.dumps(finite(document), indent=4, allow_nan=False)
-
-
 @contextmanager
 def _progress() -> Iterator[Callable[[AnalysisProgress], None]]:
     """A bar on the terminal's error stream, where there is one."""
@@ -300,31 +292,27 @@ def _check_alone() -> None:
     for option in context.command.params:
         name = option.name or ""
         is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if is_given and name not in ("earlier", "compare", "as_json", "form", "page"):
-            message = "--compare goes with files, --json, --format and --html"
+        if is_given and name not in (
+            "earlier",
+            "compare",
+            "as_json",
+            "as_markdown",
+            "form",
+            "page",
+        ):
+            message = "--compare goes with files, --json, --md, --format and --html"
             raise UsageError(f"{message}; leave out {option.opts[0]}")
 
 
 def _compare(paths: tuple[str, ...], *, form: str, page: Path | None) -> None:
-    from ergmeter.neuron.compare import compare, read_outputs
+    from ergmeter.neuron.compare import compare
+    from ergmeter.neuron.earlier_output import read_outputs
+    from ergmeter.views.analyze.compare import document
 
     comparison = compare(read_outputs(paths))
-    if form == "json":
-        print_json(comparison.document())
-    elif form == "md":
-        from ergmeter.views.analyze.compare import comparison_parts, title
-        from ergmeter.views.blocks import markdown
-
-        click.echo(markdown(title(comparison), comparison_parts(comparison)), nl=False)
-    else:
-        from rich.console import Console
-
-        from ergmeter.views.analyze import compare as analyze_compare
-
-        console = Console()
-        for part in analyze_compare.parts(comparison):
-            console.print(part)
+    forms: dict[str, Any] = {"text": "terminal", "json": "json", "md": "markdown"}
+    Forms(forms[form]).show(document(comparison))
     if page is not None:
-        from ergmeter.views.analyze.page import comparison_page
+        from ergmeter.views.render.html import html
 
-        write_page(page, comparison_page(comparison), is_told_apart=form != "text")
+        write_page(page, html(document(comparison, has_charts=True)), is_told_apart=form != "text")

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.compat.nki_llama.original_inputs import OriginalLog, original_count, read_original_log
 from ergmeter.errors import UsageError
+from ergmeter.metrics.definitions.compute import MFU
 from ergmeter.neuron.advice import AdviceFinding
-from ergmeter.neuron.analysis import Analysis, AnalysisProgress, GraphCounted, Started, check_inputs
+from ergmeter.neuron.analysis import (
+    Analysis,
+    AnalysisProgress,
+    GraphCounted,
+    JobInput,
+    OriginalVersion,
+    Started,
+    check_inputs,
+    input_rows,
+    model_version,
+)
 from ergmeter.neuron.compile_cache import Choice, graph_file
-from ergmeter.neuron.document import FORMAT, as_origin, input_documents, versions
-from ergmeter.neuron.mfu import PEAK_TFLOP_PER_S_PER_NODE, VERSION, impossible_mfu, sequence_flops
-from ergmeter.neuron.score import Score, score_statistics
+from ergmeter.neuron.document import FORMAT, input_documents, original_document, versions
+from ergmeter.neuron.kernels import GraphResult, NkiSummary
+from ergmeter.neuron.metrics import NKI, SCORE, TFLOP, THROUGHPUT
+from ergmeter.neuron.mfu import (
+    PEAK_TFLOP_PER_S_PER_NODE,
+    VERSION,
+    impossible_mfu,
+    impossible_score,
+    original_estimate,
+    sequence_flops,
+)
+from ergmeter.neuron.score import Score
+from ergmeter.neuron.throughput import Throughput
 from ergmeter.neuron.training_job import read_training_file
+from ergmeter.records import Reading
+from ergmeter.units import NO_UNIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,11 +69,10 @@ NOT_KEPT = (
     "unreadable kernel configurations are counted instead of announced one by one",
 )
 
+ORIGINAL = OriginalVersion(VERSION, QUIRKS, NOT_KEPT)
 DEFAULT_SEQ_PER_S = 100.0
 # Its own also name model.hlo_module.pb and graph.hlo, which these match first.
 PATTERNS = ("*.hlo_module.pb", "*.hlo")
-# Our keys of a score's breakdown that its own does not have.
-_NOT_IN_BREAKDOWN = ("is_mfu_impossible", "nki_factor", "score_without_nki")
 _DECLARED, _MEAN = "--throughput", "--log-file, the mean of its values"
 _ASSUMED = "assumed, as the original does"
 _FORMULAS = {
@@ -58,6 +80,7 @@ _FORMULAS = {
     _MEAN: "mean of the values that the log prints, all of them",
     _ASSUMED: _ASSUMED,
 }
+_AS_IT_HAS_IT = "as the original has it"
 
 
 def analyze_compat(request: AnalysisRequest, watch: Watch) -> Analysis:
@@ -71,54 +94,86 @@ def analyze_compat(request: AnalysisRequest, watch: Watch) -> Analysis:
     log = None if request.log_file is None else read_original_log(request.log_file)
     rate, rate_from = _throughput(request, log)
     nodes, directory = request.num_nodes or 1, request.directory
-    content: dict[str, Any] = {
-        "model_config": request.model_config,
-        "batch_size": batch,
-        "sequence_length": length,
-        "num_nodes": nodes,
-        "hardware_backend": request.hw_backend,
-        "throughput_seq_per_sec": rate,
-    }
-    content |= original_figures(
-        request.model_config, batch_size=batch, seq_len=length, seq_per_s=rate, nodes=nodes,
-        backend=request.hw_backend,
-    )  # fmt: skip
-    logged = {} if log is None else {"log_metrics": log.document()}
-    paths = original_files(directory)
-    source = {_DECLARED: "option", _MEAN: "log", _ASSUMED: "default"}[rate_from]
-    watch(Started(content | logged, directory, len(paths), source, is_original=True))
-    files, unreadable = _files(request, watch, paths, content)
-    summary = original_summary(files)
-    content["nki_analysis"] = {"summary": summary} | (
-        {"per_file_metrics": files} if request.detailed else {}
+    if request.hw_backend not in PEAK_TFLOP_PER_S_PER_NODE:
+        knows = "--compat knows --hw-backend trn1 and trn2, as the original does"
+        raise UsageError(f"{knows}; got {request.hw_backend}")
+    flops = float(sequence_flops(request.model_config, length))
+    estimate = original_estimate(
+        flops, rate, nodes=nodes, backend=request.hw_backend, over_exact={}
     )
-    content |= logged
-    if request.calculate_score:
-        score = _score(request, content, summary["overall_nki_ratio"])
-        content["training_score"] = score.value
-        content["training_score_breakdown"] = {
-            key: value for key, value in score.breakdown().items() if key not in _NOT_IN_BREAKDOWN
-        }
+    mfu_percent, tflop = estimate.mfu_percent or 0.0, estimate.tflop_per_sequence
+    basis: Basis = "assumed" if rate_from == _ASSUMED else "reported"
+    note, wrong = f"{_AS_IT_HAS_IT}; throughput: {rate_from}", impossible_mfu(mfu_percent)
+    pace = Throughput(
+        Reading(rate, "samples/s", basis, note=note), _FORMULAS[rate_from], rate_from == _MEAN
+    )
+    sizes = [
+        JobInput("sequences a step", batch, "--batch-size" if request.batch_size else "the YAML"),
+        JobInput("tokens a sequence", length, "--seq-len" if request.seq_len else "the YAML"),
+        JobInput("sequences per second", rate, rate_from),
+        JobInput("nodes", nodes, "--num-nodes" if request.num_nodes else "assumed"),
+    ]
+    started = Analysis(
+        request=request,
+        batch_size=batch,
+        seq_len=length,
+        nodes=nodes,
+        readings={
+            MFU: Reading(mfu_percent / 100, "frac", basis, note=note, impossible=wrong),
+            THROUGHPUT: pace.result,
+            TFLOP: Reading(tflop, "TFLOP", "derived", note=_AS_IT_HAS_IT),
+        },
+        pace=pace,
+        estimate=estimate,
+        tflop_per_s_per_node=rate * tflop / nodes,
+        inputs=input_rows(request, sizes),
+        model=model_version(request.model_config),
+        log=None if log is None else log.summary(),
+        original=ORIGINAL,
+    )
+    paths = original_files(directory)
+    watch(Started(started, len(paths)))
+    graphs, unreadable = _graphs(paths, watch)
+    nki = original_summary(graphs, unreadable)
     compilers = {compiler for path in paths if (compiler := graph_file(path).compiler)}
-    beyond = {
-        "format": FORMAT,
-        "compat": {"version": VERSION, "quirks_kept": list(QUIRKS), "not_kept": list(NOT_KEPT)},
-        "unreadable_kernel_configs": unreadable,
-        "findings": [asdict(each) for each in _findings(directory, len(files), unreadable)],
-        "versions": versions(request, sorted(compilers)),
-        "impossible": impossible_mfu(content["mfu_percent"]),
-        "obtained": _obtained(rate_from),
-        "inputs": input_documents(
-            request,
-            [
-                ("sequences a step", batch, "--batch-size" if request.batch_size else "the YAML"),
-                ("tokens a sequence", length, "--seq-len" if request.seq_len else "the YAML"),
-                ("sequences per second", rate, rate_from),
-                ("nodes", nodes, "--num-nodes" if request.num_nodes else "assumed"),
-            ],
-        ),
+    ratio, is_scored = nki.overall_ratio, request.calculate_score or request.per_file_scores
+    score = Score(request.baseline, mfu_percent, rate, ratio) if is_scored else None
+    readings = started.readings | {
+        NKI: Reading(ratio or 0.0, "frac", "derived", note=_AS_IT_HAS_IT)
     }
-    return Analysis(content | beyond, files)
+    if score is not None and score.value is not None and request.calculate_score:
+        why = impossible_score(wrong)
+        readings[SCORE] = Reading(score.value, NO_UNIT, basis, note=note, impossible=why)
+    return replace(
+        started,
+        readings=readings,
+        nki=nki,
+        graphs=graphs,
+        compilers=tuple(sorted(compilers)),
+        score=score,
+        findings=tuple(_findings(directory, len(graphs), unreadable)),
+    )
+
+
+def compat_document(analysis: Analysis) -> dict[str, Any]:
+    """The document of the original's numbers, with its keys first."""
+    assert analysis.nki is not None
+    assert analysis.estimate is not None
+    mfu_percent = analysis.estimate.mfu_percent or 0.0  # to its last digit
+    wrong = impossible_mfu(mfu_percent)
+    reasons = {"mfu_percent": wrong, "training_score": impossible_score(wrong)}  # score or not
+    return original_document(analysis) | {
+        "mfu_percent": mfu_percent,
+        "tflops_per_second": analysis.value(TFLOP),
+        "format": FORMAT,
+        "compat": asdict(ORIGINAL),
+        "unreadable_kernel_configs": analysis.nki.calls["unreadable"],
+        "findings": [asdict(each) for each in analysis.findings],
+        "versions": versions(analysis),
+        "impossible": {key: why for key, why in reasons.items() if why},
+        "obtained": _obtained(analysis),
+        "inputs": input_documents(analysis),
+    }
 
 
 def _check(request: AnalysisRequest) -> None:
@@ -152,38 +207,20 @@ def _throughput(request: AnalysisRequest, log: OriginalLog | None) -> tuple[floa
     return (mean, _MEAN) if mean else (DEFAULT_SEQ_PER_S, _ASSUMED)
 
 
-def original_figures(
-    model: str, *, batch_size: int, seq_len: int, seq_per_s: float, nodes: int, backend: str
-) -> dict[str, float]:
-    """MFU and throughput by the original's formulas, under its own names."""
-    peak = PEAK_TFLOP_PER_S_PER_NODE.get(backend)
-    if peak is None:
-        raise UsageError(
-            f"--compat knows --hw-backend trn1 and trn2, as the original does; got {backend}"
-        )
-    tflop = sequence_flops(model, seq_len) / 1e12
-    per_node = seq_per_s * tflop / nodes
-    return {
-        "mfu_percent": per_node * 100 / peak,
-        "tflops_per_second": tflop,
-        "throughput_tflops_per_node": per_node,
-        "seq_per_second_per_node": seq_per_s / nodes,
-        "time_per_batch_seconds": batch_size / seq_per_s,
-    }
-
-
-def _obtained(rate_from: str) -> dict[str, dict[str, Any]]:
+def _obtained(analysis: Analysis) -> dict[str, dict[str, Any]]:
     """How its metrics were obtained: without intervals, by the formulas listed as quirks."""
-    note = "as the original has it"
-    basis: Basis = "assumed" if rate_from == _ASSUMED else "reported"
-    rated = as_origin(basis, f"{note}; throughput: {rate_from}")
-    counted = as_origin("derived", note)
+
+    def origin(key: str, **more: str) -> dict[str, Any]:
+        reading = analysis.readings[key]
+        assert isinstance(reading, Reading)
+        return {"basis": reading.basis, "low": None, "high": None, "note": reading.note, **more}
+
     return {
-        "throughput_seq_per_sec": rated | {"formula": _FORMULAS[rate_from]},
-        "mfu_percent": rated,
-        "training_score": rated,
-        "tflops_per_second": counted,
-        "overall_nki_ratio": counted,
+        "throughput_seq_per_sec": origin(THROUGHPUT, formula=analysis.pace.formula),
+        "mfu_percent": origin(MFU),
+        "training_score": origin(MFU),  # also where no score was asked for
+        "tflops_per_second": origin(TFLOP),
+        "overall_nki_ratio": origin(NKI),
     }
 
 
@@ -205,59 +242,43 @@ def original_files(directory: str) -> list[str]:
     return list(dict.fromkeys(paths))
 
 
-def original_summary(files: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def original_summary(graphs: Sequence[GraphResult], unreadable: int) -> NkiSummary:
     """The original's summary: ratios only over files above 0, else 0."""
-    good = [file for file in files if file["status"] == "success"]
-    macs, nki = (sum(file[name] for file in good) for name in ("hlo_macs", "nki_macs"))
-    ratios = [file["nki_ratio"] for file in good if file["nki_ratio"] > 0]
-    summary: dict[str, Any] = {
-        "total_files": len(files),
-        "successful_analyses": len(good),
-        "failed_analyses": len(files) - len(good),
-        "total_hlo_macs": macs,
-        "total_nki_macs": nki,
-        "overall_nki_ratio": nki / macs if macs > 0 else 0.0,
-        "average_nki_ratio": sum(ratios) / len(ratios) if ratios else 0.0,
-        "min_nki_ratio": min(ratios, default=0.0),
-        "max_nki_ratio": max(ratios, default=0.0),
-    }
-    return summary | score_statistics(file.get("training_score") for file in good)
+    good = [graph for graph in graphs if graph.error is None]
+    macs, nki = sum(graph.macs for graph in good), sum(graph.nki_macs for graph in good)
+    ratios = [ratio for graph in good if (ratio := graph.nki_ratio)]
+    return NkiSummary(
+        total=len(graphs),
+        successful=len(good),
+        macs=macs,
+        nki_macs=nki,
+        overall_ratio=nki / macs if macs > 0 else 0.0,
+        average_ratio=sum(ratios) / len(ratios) if ratios else 0.0,
+        least_ratio=min(ratios, default=0.0),
+        most_ratio=max(ratios, default=0.0),
+        calls={"unreadable": unreadable},
+    )
 
 
-def _files(
-    request: AnalysisRequest, watch: Watch, paths: Sequence[str], content: dict[str, Any]
-) -> tuple[list[dict[str, Any]], int]:
+def _graphs(paths: Sequence[str], watch: Watch) -> tuple[tuple[GraphResult, ...], int]:
     """Every graph as the original counts it, and the number of configurations taken as 0."""
-    files = []
+    graphs = []
     unreadable = 0
     for done, path in enumerate(paths, start=1):
-        graph, not_read = _file(path)
+        graph, not_read = _graph(path)
         unreadable += not_read
-        if request.per_file_scores and graph["status"] == "success":
-            graph["training_score"] = _score(request, content, graph["nki_ratio"]).graph_document()
-        files.append(graph)
+        graphs.append(graph)
         watch(AnalysisProgress("counting graphs", done, len(paths)))
         watch(GraphCounted(path))
-    return files, unreadable
+    return tuple(graphs), unreadable
 
 
-def _file(path: str) -> tuple[dict[str, Any], int]:
-    graph = {"status": "success", "file_path": path, "file_name": Path(path).name}
+def _graph(path: str) -> tuple[GraphResult, int]:
+    name, file = Path(path).name, graph_file(path)
     try:
         count = original_count(path)
     except (ValueError, OSError) as error:
-        zeros = {"hlo_macs": 0, "nki_macs": 0, "nki_ratio": 0.0}
-        return graph | {"status": "error", "error": str(error)} | zeros, 0
-    file = graph_file(path)
-    return graph | {
-        "module_name": file.module,
-        "neuronxcc_version": file.compiler,
-        "hlo_macs": count.macs,
-        "nki_macs": count.nki_macs,
-        "nki_ratio": count.nki_macs / count.macs if count.macs > 0 else 0.0,
-    }, count.unreadable
-
-
-def _score(request: AnalysisRequest, content: dict[str, Any], ratio: float) -> Score:
-    mfu, rate = content["mfu_percent"], content["throughput_seq_per_sec"]
-    return Score(request.baseline, mfu, rate, ratio)
+        return GraphResult(path, name, None, None, 0, 0, str(error)), 0
+    return GraphResult(
+        path, name, file.module, file.compiler, count.macs, count.nki_macs
+    ), count.unreadable

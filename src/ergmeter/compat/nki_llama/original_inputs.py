@@ -13,11 +13,18 @@ import re
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ergmeter.hlo import proto
 from ergmeter.hlo.module import Instruction
 from ergmeter.hlo.wire import Buffer, Malformed, Span, integers, message, span, spans
+from ergmeter.neuron.throughput import (
+    LogSummary,
+    LogTimes,
+    LossStatistics,
+    Statistics,
+    StepNumbers,
+)
 
 # A log as the original's second version reads it: progress-bar lines of one trainer. Its faults are
 # kept: numbers end at an `e`, the documented form `throughput: 150.5` is not recognised,
@@ -68,13 +75,10 @@ class Values:
         """The plain mean."""
         return self.total / self.count if self.count else None
 
-    def document(self, *names: str) -> dict[str, Any]:
-        """These of its figures, and how many values there were."""
-        every = {
-            "average": self.average, "min": self.least, "max": self.most,
-            "first": self.first, "last": self.last, "count": self.count,
-        }  # fmt: skip
-        return {name: every[name] for name in (*names, "count")}
+    @property
+    def statistics(self) -> tuple[float | None, float | None, float | None, int]:
+        """Average, least, most and count."""
+        return self.average, self.least, self.most, self.count
 
 
 @dataclass
@@ -115,24 +119,18 @@ class OriginalLog:
         step = _number(values.get(_STEP, ""))
         self.steps |= set() if step is None else {int(step)}
 
-    def document(self) -> dict[str, Any]:
-        """Its `log_metrics`."""
-        return {
-            "log_file": self.path,
-            "timestamps": {
-                "first": self.first_stamp,
-                "last": self.last_stamp,
-                "file_modification": self.modified,
-            },
-            "steps": {
-                "count": len(self.steps),
-                "first": min(self.steps, default=None),
-                "last": max(self.steps, default=None),
-            },
-            "step_times": self.step_times.document("average", "min", "max"),
-            "throughput": self.throughput.document("average", "min", "max"),
-            "losses": self.losses.document("average", "min", "max", "first", "last"),
-        }
+    def summary(self) -> LogSummary:
+        """Its statistics, warm-up included."""
+        first, last = min(self.steps, default=None), max(self.steps, default=None)
+        losses = self.losses
+        return LogSummary(
+            self.path,
+            LogTimes(self.first_stamp, self.last_stamp, self.modified),
+            StepNumbers(len(self.steps), first, last),
+            Statistics(*self.step_times.statistics),
+            Statistics(*self.throughput.statistics),
+            LossStatistics(*losses.statistics, first=losses.first, last=losses.last),
+        )
 
 
 def _number(text: str) -> float | None:

@@ -1,4 +1,4 @@
-"""Comparison of earlier `erg analyze` outputs: table rows, sentences, document parts."""
+"""Comparison of earlier `erg analyze` outputs as a document."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
-from ergmeter.neuron.compare import METRICS
+from ergmeter.neuron.earlier_output import METRICS
 from ergmeter.units import significant
 from ergmeter.version import __version__
-from ergmeter.views.analyze.console import wrapped
-from ergmeter.views.blocks import Items, PagePart, Paragraph, TableBlock
+from ergmeter.views.charts.chart import Chart
+from ergmeter.views.charts.interval_chart import Axis, Dot, interval_chart
+from ergmeter.views.document import (
+    ChartPart,
+    Document,
+    Items,
+    Paragraph,
+    Section,
+    Table,
+    TableColumn,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.console import RenderableType
+    from ergmeter.neuron.compare import OutputComparison, OutputGroup, RepeatSpread
+    from ergmeter.neuron.earlier_output import EarlierOutput
 
-    from ergmeter.neuron.compare import EarlierOutput, OutputComparison, OutputGroup, RepeatSpread
-
-_HARD_SPACE = "\u00a0"
 _MEAN = "mean of"
 TITLES = {
     "mfu_percent": "MFU %",
@@ -33,20 +36,61 @@ TITLES = {
 }
 
 
-def parts(comparison: OutputComparison) -> Iterator[RenderableType]:
-    """Yield the table of outputs, then means for each group of repeats."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    first, *others = heads(comparison)
-    table.add_column(first, overflow="fold")
-    for title in others:
-        table.add_column(title, justify="right", no_wrap=True)
-    for cells in rows(comparison):
-        table.add_row(*cells, style="bold" if cells[0].startswith(_MEAN) else None)
-    yield table
-    for text in changes(comparison):
-        yield Text("\n".join(_whole_words(text)))
-    for note in comparison.notes:
-        yield Text("\n".join(wrapped(note)), style="dim")
+def document(comparison: OutputComparison, *, has_charts: bool = False) -> Document:
+    """Return the outputs and their groups, what changed, and the inputs of each group.
+
+    Charts show the numbers of the first table again: they are for pages alone.
+    """
+    first, *metrics = heads(comparison)
+    output_rows = tuple(rows(comparison))
+    means = frozenset(n for n, cells in enumerate(output_rows) if cells[0].startswith(_MEAN))
+    columns: tuple[str | TableColumn, ...] = (
+        first, *(TableColumn(metric, "number") for metric in metrics)
+    )  # fmt: skip
+    sentences = tuple(changes(comparison))
+    repeats = Paragraph("All outputs have the same inputs: they are repeats of one run.")
+    charts = map(ChartPart, spread_charts(comparison, names_of(comparison), tuple(metrics)))
+    notes = Items(comparison.notes) if comparison.notes else Paragraph("Nothing to note.")
+    sections = (
+        Section("outputs", "outputs", (Table(columns, output_rows, strong_rows=means),)),
+        *([Section("spreads", "side by side", tuple(charts))] if has_charts else []),
+        Section("changes", "what changed", (Items(sentences) if sentences else repeats,)),
+        Section("notes", "notes", (notes,)),
+        Section("inputs", "inputs", (_inputs(comparison),)),
+        Section("cite", "how to cite", (Paragraph(_citation(comparison), is_to_copy=True),)),
+    )
+    return Document(_title(comparison), sections, comparison.document())
+
+
+def spread_charts(
+    comparison: OutputComparison, names: dict[str, str], heads: tuple[str, ...]
+) -> Iterator[Chart]:
+    """Yield a chart for each metric that can be compared between outputs."""
+    for metric, title in zip(METRICS, heads, strict=True):
+        points: list[Dot] = []
+        apart = []
+        for number, group in enumerate(comparison.groups, start=1):
+            for output in group.outputs:
+                value, name = output.value(metric, convention=comparison.convention), output.path
+                if value is not None:
+                    text, label = significant(value, 5), f"{number}: {names[name]}"
+                    points.append(Dot(label, value, None, None, text, "bare"))
+            spread = group.spreads.get(metric)
+            if spread is not None and (deviation := spread.standard_deviation) is not None:
+                mean, text = spread.mean, significant(spread.mean, 5)
+                ends, label = (mean - deviation, mean + deviation), f"{number}: mean"
+                points.append(Dot(label, mean, *ends, text, "plain"))
+            if metric in group.not_comparable:
+                apart.append(str(number))
+        if points:
+            yield interval_chart(
+                f"spread-{metric}", title, "", points, Axis(title, format=".5~g"),
+                words={"bare": "an output", "plain": "mean ± standard deviation"},
+                table=Table(("output", title), tuple((d.name, d.value_text) for d in points)),
+                note=f"group {', '.join(apart)} is not comparable to the one before it"
+                if apart
+                else "",
+            )  # fmt: skip
 
 
 def heads(comparison: OutputComparison) -> tuple[str, ...]:
@@ -103,12 +147,6 @@ def _names(paths: list[str]) -> str:
     return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
 
 
-def _whole_words(text: str) -> Iterator[str]:
-    """Yield lines wrapped so that a number and its unit stay together."""
-    for line in wrapped(text.replace(" %", f"{_HARD_SPACE}%")):
-        yield line.replace(_HARD_SPACE, " ")
-
-
 def _mean(spread: RepeatSpread | None, *, of: int) -> str:
     if spread is None:
         return "-"
@@ -159,25 +197,7 @@ def _effect(name: str, old: RepeatSpread, new: RepeatSpread) -> str:
     return f"{change} ({'within' if is_within else 'beyond'} the spread of the repeats)"
 
 
-# The same comparison as document parts.
-
-
-def comparison_parts(comparison: OutputComparison) -> list[PagePart]:
-    """Return all document parts in reading order."""
-    sentences = tuple(changes(comparison))
-    repeats = Paragraph("All outputs have the same inputs: they are repeats of one run.")
-    notes = Items(comparison.notes) if comparison.notes else Paragraph("Nothing to note.")
-    outputs = TableBlock("outputs", heads(comparison), tuple(rows(comparison)))
-    return [
-        PagePart("outputs", "Outputs", (outputs,)),
-        PagePart("changes", "What changed", (Items(sentences) if sentences else repeats,)),
-        PagePart("notes", "To be noted", (notes,)),
-        PagePart("inputs", "Inputs", (_inputs(comparison),)),
-        PagePart("cite", "How to cite", (Paragraph(_citation(comparison), is_to_copy=True),)),
-    ]
-
-
-def title(comparison: OutputComparison) -> str:
+def _title(comparison: OutputComparison) -> str:
     """Return the number of outputs and of groups."""
     outputs = sum(len(group.outputs) for group in comparison.groups)
     kinds = len(comparison.groups)
@@ -185,7 +205,7 @@ def title(comparison: OutputComparison) -> str:
     return f"{outputs} outputs of erg analyze, {same}"
 
 
-def _inputs(comparison: OutputComparison) -> TableBlock:
+def _inputs(comparison: OutputComparison) -> Table:
     """Tabulate the inputs that define a group, one column for each group."""
     called = names_of(comparison)
     groups = [
@@ -196,10 +216,10 @@ def _inputs(comparison: OutputComparison) -> TableBlock:
         (name.replace("_", " "), *(input_text(group.inputs[name]) for group in comparison.groups))
         for name in names
     )
-    return TableBlock("inputs of each group", ("input", *groups), lines)
+    return Table(("input", *groups), lines)
 
 
 def _citation(comparison: OutputComparison) -> str:
     under = f", MFU under {comparison.convention}" if comparison.convention else ""
     sentence = "; ".join(changes(comparison)) or "repeats of one run"
-    return f"ergmeter {__version__}: {title(comparison)}{under}: {sentence}."
+    return f"ergmeter {__version__}: {_title(comparison)}{under}: {sentence}."

@@ -1,0 +1,515 @@
+"""The result of `erg analyze` as a document, for the HTML page and for Markdown.
+
+A metric keeps its basis and interval, or its reason where it is absent. Compiled graphs are sorted
+by their work and cut to the largest. Files that could not be read are listed apart.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.compat.nki_llama.document import compat_document
+from ergmeter.errors import NotMeasurable
+from ergmeter.flops.conventions import CONVENTIONS
+from ergmeter.metrics.definitions.compute import HFU, MFU
+from ergmeter.neuron.document import document as json_document
+from ergmeter.neuron.document import missing
+from ergmeter.neuron.kernels import LOWER_BOUND, UNCERTAIN, by_work, decimals, percent
+from ergmeter.neuron.metrics import FORMULAS, JSON_NAMES, NKI, SCORE, TFLOP, THROUGHPUT, TITLES
+from ergmeter.neuron.mfu import TERA
+from ergmeter.neuron.score import REMARK, Factor, Score
+from ergmeter.neuron.throughput import PaceLine, pace_line
+from ergmeter.records import Missing, Reading
+from ergmeter.units import grouped, number_of, significant
+from ergmeter.version import __version__
+from ergmeter.views.analyze.console import (
+    IMPOSSIBLE,
+    bound,
+    frac_percentage,
+    is_more,
+    legend,
+    nki_rows,
+    original_text,
+    remarks,
+    without_a_loss,
+)
+from ergmeter.views.charts.chart import (
+    Chart,
+    Scale,
+    chart_of,
+    filled,
+    framed,
+    layer,
+    quantity,
+    rounded,
+)
+from ergmeter.views.charts.interval_chart import Axis, Dot, interval_chart
+from ergmeter.views.charts.time_axis import dots, value_axis, value_words
+from ergmeter.views.document import (
+    ChartPart,
+    Document,
+    Items,
+    Paragraph,
+    Part,
+    Section,
+    SortableCell,
+    Table,
+    TableColumn,
+)
+from ergmeter.views.documents import finite
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ergmeter.neuron.analysis import Analysis
+    from ergmeter.neuron.kernels import GraphResult, KernelTotal
+
+_KERNELS_OF_A_GRAPH = 3
+_STATES = {"known": "stated", "absent": "not stated", "unreadable": "can't be read"}
+
+
+def document(analysis: Analysis, *, most_graphs: int) -> Document:
+    """Return the document of an analysis, with at most so many graphs in a table."""
+    sections = {
+        "figures": _figures(analysis),
+        "score": _score(analysis),
+        "conventions": _conventions(analysis),
+        "log": _log(analysis),
+        "graphs": _graphs(analysis, most_graphs),
+        "notes": _notes(analysis),
+        "absent": _absent(analysis),
+        "inputs": _inputs(analysis),
+        "cite": [Paragraph(_citation(analysis), is_to_copy=True)],
+    }
+    return Document(
+        _title(analysis),
+        tuple(
+            Section(name, _SECTIONS.get(name, name), parts)
+            for name, made in sections.items()
+            if (parts := tuple(made))
+        ),
+        finite(json_document(analysis) if analysis.original is None else compat_document(analysis)),
+        f"{analysis.batch_size} sequences of {analysis.seq_len} tokens a step",
+    )
+
+
+_SECTIONS = {
+    "conventions": "under other conventions",
+    "graphs": "compiled graphs",
+    "cite": "how to cite",
+}
+
+
+def _notes(analysis: Analysis) -> Iterator[Part]:
+    for title, texts in remarks(analysis).items():
+        yield Paragraph(f"{title}:")
+        yield Items(texts)
+
+
+def _absent(analysis: Analysis) -> Iterator[Part]:
+    by_reason = grouped((why, key) for key, why in missing(analysis).items())
+    rows = tuple((why, ", ".join(keys)) for why, keys in by_reason.items())
+    none = Paragraph("Nothing that was asked for is absent.")
+    yield Table(("why", "what"), rows) if rows else none
+
+
+def _title(analysis: Analysis) -> str:
+    """Return what was analyzed: the model, and the nodes it was trained on."""
+    request, name = analysis.request, analysis.model.name
+    path = Path(request.model_config)
+    if not name and path.suffix == ".json":
+        name = path.parent.name if path.stem == "config" and path.parent.name else path.stem
+    nodes = number_of(analysis.nodes, "node")
+    return f"{name or request.model_config} on {nodes} of {request.hw_backend}"
+
+
+# Metrics.
+
+
+def _formula(analysis: Analysis, key: str) -> str:
+    """Return how a metric is computed."""
+    if key == THROUGHPUT:
+        return analysis.pace.formula
+    if key == TFLOP and analysis.details is not None:
+        return CONVENTIONS[analysis.details.figures.flops.convention].formula
+    offset = f"{analysis.request.baseline.offset:g}"
+    return FORMULAS[key].replace("offset", offset)
+
+
+def _texts(analysis: Analysis, key: str, reading: Reading) -> tuple[str, str]:
+    """Return a value with its marks, and its interval."""
+    unit, scale = JSON_NAMES[key].unit, JSON_NAMES[key].scale
+    mark = analysis.nki.mark if analysis.nki is not None and key in (NKI, SCORE) else ""
+
+    def text_of(value: float) -> str:
+        if unit == "%":
+            return decimals(value * scale, 2, full=100.0)
+        return percent(value) if key == NKI else significant(value * scale, 5)
+
+    value = f"{text_of(reading.value)} {unit}".rstrip()
+    if reading.low is None or reading.high is None:
+        interval = ""
+    else:
+        interval = f"{text_of(reading.low)} to {text_of(reading.high)} {unit}".rstrip()
+    return value + bound(mark) + reading.mark, interval
+
+
+def _rows(analysis: Analysis) -> Iterator[tuple[str, ...]]:
+    """Yield each metric: title, value, interval, basis, note and formula."""
+    for key, title in TITLES.items():
+        result = analysis.readings.get(key)
+        if key == HFU and not is_more(analysis.value(HFU), analysis.value(MFU)):
+            continue
+        if isinstance(result, Reading):
+            value, interval = _texts(analysis, key, result)
+            note = "; ".join(filter(None, (result.impossible, result.note)))
+            yield title, value, interval or "-", result.basis, note, _formula(analysis, key)
+        elif result is not None:
+            yield title, "-", "-", "absent", result.reason, _formula(analysis, key)
+
+
+def _figures(analysis: Analysis) -> Iterator[Part]:
+    how = TableColumn("how", "basis")
+    head = ("figure", "value", "95 % interval", how, "of this job", "formula")
+    yield Table(head, tuple(_rows(analysis)))
+    if analysis.original is not None:
+        yield Paragraph(f"The numbers are those of {analysis.original.version}, faults included.")
+
+
+def _citation(analysis: Analysis) -> str:
+    """Return a citable sentence: values and their basis."""
+    clauses = (
+        f"{title} {value}{'' if interval == '-' else f' [{interval}]'} ({basis})"
+        for title, value, interval, basis, *_ in _rows(analysis)
+        if basis != "absent"
+    )
+    details = analysis.details
+    under = "" if details is None else f", convention {details.figures.flops.convention}"
+    batch = f"{analysis.batch_size} sequences of {analysis.seq_len} a step"
+    figures = "; ".join(clauses) or "no figures"
+    return f"ergmeter {__version__}: {_title(analysis)}, {batch}{under}: {figures}."
+
+
+def _score(analysis: Analysis) -> Iterator[Part]:
+    """Yield the score, one factor a row."""
+    result, score = analysis.readings.get(SCORE), analysis.score
+    if result is None or score is None:
+        yield Paragraph("No score was asked for: --calculate-score gives one, with its factors.")
+        return
+    score_text = "-"
+    if isinstance(result, Reading):
+        score_text = f"{significant(result.value, 5)}{bound(score.mark)}{result.mark}"
+    table = Table(
+        ("factor", "reached", "base", "ratio", "product so far", "log2 of the ratio"),
+        (*map(_factor, score.factors()), ("score", "", "", score_text, score_text, "")),
+        "factors of the score",
+    )
+    yield ChartPart(score_chart(score, table))
+    if isinstance(result, Missing):
+        yield Paragraph(f"No score: {result.reason}.")
+    if analysis.original is None:
+        yield Paragraph(f"Mind that {REMARK}.")
+
+
+def _factor(factor: Factor) -> tuple[str, ...]:
+    ratio, product = (
+        "-" if value is None else significant(value, 5) + bound(factor.mark)
+        for value in (factor.ratio, factor.product)
+    )
+    added = "-" if factor.doublings is None else f"{factor.doublings:+.3f}"
+    if factor.is_given:
+        return factor.name, "as given", "", ratio, product, added
+    reached = "-"
+    if factor.reached is not None:
+        reached = f"{significant(factor.reached, 4)} {factor.unit}".rstrip()
+    reached += IMPOSSIBLE if factor.is_impossible else ""
+    base = f"{factor.base:g} {factor.unit or '+ share'}"  # the share is added to the offset
+    return factor.name, reached, base, ratio, product, added
+
+
+def _conventions(analysis: Analysis) -> Iterator[Part]:
+    """Yield MFU under the other conventions, and differences from the original's count."""
+    details, theirs = analysis.details, analysis.estimate
+    if details is None:
+        return
+    figures, mfus = details.figures, details.figures.mfu_by_convention
+    rows = tuple(
+        (name, significant(flops / TERA, 5), frac_percentage(mfus.get(name)))
+        for name, flops in figures.by_convention.items()
+    )
+    chosen = f"The figures above are under {figures.flops.convention}"
+    yield Paragraph(f"{chosen}: erg conventions explains all.")
+    yield Table(("convention", "TFLOP a sequence", "MFU"), rows)
+    if theirs is not None:
+        yield Paragraph(f"{original_text(theirs)}.")
+        extra = theirs.over_exact_tflop_per_sequence
+        pieces = tuple((why, f"{tflop:+.3f}") for why, tflop in extra.items())
+        if pieces:
+            yield Table(("what it counts that exact does not", "TFLOP a sequence"), pieces)
+
+
+def _log(analysis: Analysis) -> Iterator[Part]:
+    log = analysis.log
+    if log is None:
+        yield Paragraph("No log was given: --log-file.")
+        return
+    draw = lambda: pace_chart(analysis)  # noqa: E731  drawn, or the reason why not
+    yield ChartPart(chart_of("pace", "throughput by step", "", draw))
+    steps, steady = log.steps, log.steady_state
+    yield Paragraph(f"{log.log_file}: {steps.count:,} steps, {steps.first} to {steps.last}.")
+    statistics = {
+        ("step time", "s"): log.step_times,
+        ("printed throughput", "sequences/s"): log.throughput,
+        ("loss", ""): log.losses,
+    }
+    rows = tuple(
+        (
+            name,
+            *(_statistic(value, unit) for value in (of.average, of.min, of.max)),
+            f"{of.count:,}",
+        )
+        for (name, unit), of in statistics.items()
+        if of.count
+    )
+    if rows:
+        yield Table(("of the log", "mean", "least", "most", "lines"), rows)
+    texts = [*without_a_loss(log.losses), *log.notes]
+    if steady is not None:
+        texts.insert(0, f"Steady state: {steady.rule}")
+    if log.runs_in_log > 1:
+        texts.insert(0, f"{log.runs_in_log} runs in this log: the last one is shown")
+    if texts:
+        yield Items(tuple(texts))
+
+
+def _statistic(value: float | None, unit: str) -> str:
+    return "-" if value is None else f"{significant(value, 5)} {unit}".rstrip()
+
+
+# Compiled graphs and their kernels.
+
+
+def _graphs(analysis: Analysis, most: int) -> Iterator[Part]:
+    """Yield the tables about graphs, at most `most` rows each."""
+    nki = analysis.nki
+    assert nki is not None
+    yield Table(("of all graphs", "figure"), tuple(nki_rows(nki).items()))
+    if nki.weighting:
+        yield Paragraph(f"Ratios are over {nki.ratios_are_over}; {nki.weighting}.")
+    if ranked := by_work(analysis.graphs):
+        yield _ranking(analysis, ranked[:most])
+        if meanings := legend(graph.mark for graph, _ in ranked[:most]):
+            yield Items(tuple(meanings))
+        yield Paragraph(_about_graphs(analysis, ranked, most))
+    failed = [graph for graph in analysis.graphs if graph.error is not None]
+    if failed:
+        rows = tuple(
+            (graph.module or "-", graph.path, graph.error or "") for graph in failed[:most]
+        )
+        head = ("module", "file that can't be read", "why")
+        yield Table(head, rows, "graphs that can't be read")
+    if (more := len(failed) - most) > 0:
+        yield Paragraph(f"{more:,} more can't be read: the JSON has them as nki_analysis.failed.")
+    yield from _kernels(nki.kernels, most)
+
+
+def _ranking(analysis: Analysis, ranked: Sequence[tuple[GraphResult, float | None]]) -> Table:
+    """Tabulate the graphs, without columns that no graph has."""
+    graphs = [graph for graph, _ in ranked]
+    has_runs, is_original = analysis.request.graph_runs is not None, analysis.original is not None
+    shares = "of all MACs x runs" if has_runs else "of all"
+    columns = {
+        "module": [graph.module or "-" for graph in graphs],
+        "file": [graph.name for graph in graphs],
+        "MACs": [_count(graph.macs) for graph in graphs],
+        shares: [_share(frac) for _, frac in ranked],
+        "NKI MACs": [_count(graph.nki_macs) for graph in graphs],
+        "NKI share": [_share(analysis.nki_ratio(graph), graph.mark) for graph in graphs],
+        "kernels (calls)": ["not known" if is_original else _kernels_of(g) for g in graphs],
+    }
+    if has_runs:
+        columns["runs"] = [_count(graph.runs) for graph in graphs]
+    if any(analysis.graph_score(graph) for graph in graphs):
+        columns["score"] = [_score_of(analysis, graph) for graph in graphs]
+    if len({graph.compiler for graph in graphs}) > 1:
+        columns["compiler"] = [graph.compiler or "-" for graph in graphs]
+    rows = tuple(zip(*columns.values(), strict=True))
+    return Table(tuple(columns), rows, "compiled graphs, by work", is_sortable=True)
+
+
+def _count(value: int | None) -> SortableCell:
+    return SortableCell("-", None) if value is None else SortableCell(f"{value:,}", float(value))
+
+
+def _share(frac: float | None, sign: str = "") -> SortableCell:
+    return SortableCell("-" if frac is None else percent(frac) + sign, frac)
+
+
+def _score_of(analysis: Analysis, graph: GraphResult) -> SortableCell:
+    score = analysis.graph_score(graph)
+    value = None if score is None else score.value
+    return SortableCell("-" if value is None else significant(value, 5) + graph.mark, value)
+
+
+def _kernels_of(graph: GraphResult) -> str:
+    """Return the first kernels of a graph by name and calls, and the number of others."""
+    names = [f"{kernel.function or kernel.target} ({kernel.calls})" for kernel in graph.kernels]
+    more = len(names) - _KERNELS_OF_A_GRAPH
+    others = [f"and {more} more"] if more > 0 else []
+    return ", ".join([*names[:_KERNELS_OF_A_GRAPH], *others]) or "none"
+
+
+def _about_graphs(
+    analysis: Analysis, ranked: Sequence[tuple[GraphResult, float | None]], most: int
+) -> str:
+    text = "A MAC is a multiply-add: 2 FLOP."
+    rest = ranked[most:]
+    if not rest:
+        return text
+    macs = "MACs" if analysis.request.graph_runs is None else "MACs x runs"
+    has_work = rest[0][1] is not None
+    share = (
+        f" with {percent(sum(frac or 0.0 for _, frac in rest))} of the {macs}" if has_work else ""
+    )
+    return (
+        f"{text} The {most} graphs with the most {macs} are shown; the other"
+        f" {len(rest):,}{share} are in the JSON of --detailed."
+    )
+
+
+def _kernels(kernels: Sequence[KernelTotal], most: int) -> Iterator[Part]:
+    """Yield the table of kernels with their work."""
+    if not kernels:
+        return
+    rows = tuple(
+        (
+            kernel.function or "-",
+            kernel.target,
+            _STATES.get(kernel.macs_state, kernel.macs_state),
+            _count(kernel.calls),
+            _count(kernel.macs),
+        )
+        for kernel in kernels[:most]
+    )
+    head = ("kernel", "called as", "its MACs are", "calls", "MACs of all calls")
+    yield Table(head, rows, "NKI kernels", is_sortable=True)
+    if (more := len(kernels) - most) > 0:
+        yield Paragraph(f"{more:,} more kernels are in the JSON: nki_analysis.kernels.")
+
+
+def _inputs(analysis: Analysis) -> Iterator[Part]:
+    """Yield files and sizes with their source."""
+    rows = [(what, _input(value), source) for what, value, source in analysis.inputs]
+    lora = None if analysis.details is None else analysis.details.job.lora
+    if lora is not None:
+        rows.append(("LoRA", f"r={lora.r} on {', '.join(lora.targets)}", "the YAML"))
+    rows.append(("ergmeter", __version__, "this program"))
+    if analysis.model.config_sha256:
+        rows.append(("SHA-256 of config.json", analysis.model.config_sha256, "its content"))
+    rows.append(("neuronxcc", ", ".join(analysis.compilers) or "-", "the paths of the graphs"))
+    yield Table(("input", "value", "from"), tuple(rows))
+
+
+def _input(value: str | float | None) -> str:
+    if value is None:
+        return "-"
+    return significant(value, 6) if isinstance(value, float) else str(value)
+
+
+# Charts. The score's factors are drawn from 1 on a logarithmic axis: 2 is as long as 1/2, and the
+# lengths of all factors add up to the score. Steps outside the throughput mean are grey.
+
+
+_MARKS = {"": "", LOWER_BOUND: "at least ", UNCERTAIN: "about "}
+
+
+def score_chart(score: Score, table: Table) -> Chart:
+    """Return the chart of the score's factors; `table` has their numbers."""
+    points = [
+        _dot(factor.name, factor.ratio, f"{_MARKS[factor.mark]}x") for factor in score.factors()
+    ]
+    points.append(_dot("score", score.value, _MARKS[score.mark].strip()))
+    return interval_chart(
+        "score_factors", "factors of the score", "ratio, log scale", points,
+        Axis("ratio, log scale (1 changes nothing)", is_log=True, neutral=1.0, format=".4~g"),
+        words={"better": "raises the score", "worse": "lowers it"}, table=table,
+    )  # fmt: skip
+
+
+def _dot(name: str, ratio: float | None, sign: str) -> Dot:
+    if ratio is None or ratio <= 0:
+        return Dot(name, None, None, None, "not known" if ratio is None else f"{sign} 0", "absent")
+    text = f"{sign} {significant(ratio, 5)}".strip()
+    return Dot(
+        name, ratio, min(1.0, ratio), max(1.0, ratio), text, "better" if ratio >= 1 else "worse"
+    )
+
+
+_POINTS = 1600
+_UNIT = "sequences/s"
+_LINE = "a line of the log"
+_PACE_CHART_LEGEND = ((_LINE, "c1"), ("what is taken", "c2"))
+
+
+def pace_chart(analysis: Analysis) -> Chart:
+    """Return the throughput over the log's steps. Raises NotMeasurable without a pace."""
+    details, taken = analysis.details, analysis.pace.seq_per_s
+    if details is None or details.log is None:
+        raise NotMeasurable("the original keeps no steps: leave out --compat")
+    pace = pace_line(details.log, details.job, points=_POINTS)
+    line = pace.line
+    (low, low_at), (high, high_at) = line.lowest, line.highest
+    ends = f"from {significant(low)} to {significant(high)} {_UNIT}"
+    bounds = "; lowest and highest of each stretch are drawn" if line.is_bounded else ""
+    before = f"before {pace.over} {pace.counted_from:,.0f}"
+    grey = f"; grey is not counted, it is {before}" if pace.counted_from > line.t_s[0] else ""
+    note = f"{pace.how}{grey}"
+    taken_of = "of the counted ones" if analysis.pace.is_from_log else "as given"
+    table = Table(
+        ("of the log's last run", _UNIT, f"at {pace.over}"),
+        (
+            ("lowest", significant(low), f"{low_at:,.0f}"),
+            ("highest", significant(high), f"{high_at:,.0f}"),
+            ("taken", *(("-", "-") if taken is None else (significant(taken), taken_of))),
+        ),
+    )
+    return Chart(
+        "pace",
+        f"throughput by {pace.over}",
+        _UNIT,
+        framed(f"throughput by {pace.over}: {ends}", 190, _pace_chart_layers(pace, taken)),
+        table,
+        note + bounds,
+        legend=_PACE_CHART_LEGEND if taken is not None else _PACE_CHART_LEGEND[:1],
+    )
+
+
+def _pace_chart_layers(pace_line: PaceLine, taken: float | None) -> list[dict[str, Any]]:
+    line, scale = pace_line.line, Scale(1.0, _UNIT)
+    rows = [
+        {"t": t, "v": rounded(value, scale)}
+        for t, value in zip(line.t_s.tolist(), line.values.tolist(), strict=True)
+    ]
+    first, counted_from = rows[0]["t"], pace_line.counted_from
+    domain = [first, max(rows[-1]["t"], first + 1)]
+    ticks = {"expr": "max(3, floor(width / 70))"}
+    x = quantity(
+        "t", pace_line.over, scale={"domain": domain, "nice": False, "zero": False},
+        axis={"grid": False, "format": ",d", "tickMinStep": 1, "tickCount": ticks},
+    )  # fmt: skip
+    y, words = value_axis(rows, scale, has_zero=True), value_words(scale)
+    drawn = {"type": "line", "clip": True, "strokeWidth": 1.5, "color": "var(--c1)"}
+    drawn |= {"point": dots(line.readings, 14)}
+    encoding = {"x": x, "y": y, "tooltip": [quantity("t", pace_line.over, format=",d"), words]}
+    grey = [{"t": first, "e": counted_from}] if counted_from > first else []
+    shade = {"type": "rect", "clip": True, "color": "var(--shade)"}
+    level = [] if taken is None else [{"v": rounded(taken, scale)}]
+    ruled = {"type": "rule", "color": "var(--c2)", "strokeWidth": 1.5}
+    return filled(
+        [
+            layer("uncounted", grey, shade, {"x": x, "x2": {"field": "e"}}),
+            layer("points", rows, drawn, encoding),
+            layer("taken", level, ruled, {"y": {"field": "v", "type": "quantitative"}}),
+        ]
+    )
