@@ -515,8 +515,8 @@ def _benches() -> Iterator[Case]:
     kinds = ("repeats", "ledgers", "plain", "train-1b", new, ref, "cutoff", "trainings")
     for label, words in runs.items():
         named = {word.partition("/")[0].partition(":")[0] for word in words.split()}
-        needs = tuple(kind for kind in kinds if kind in named)
-        yield from erg(f"gate-of-{label}", f"gate {words}", needs=needs)
+        inputs = tuple(kind for kind in kinds if kind in named)
+        yield from erg(f"gate-of-{label}", f"gate {words}", needs=inputs)
     for form in ("junit", "sarif", "github"):
         yield from erg(f"gate-{form}", f"gate {new} {ref} --format {form}", needs=(new, ref))
     yield from erg(

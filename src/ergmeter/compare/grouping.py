@@ -40,6 +40,7 @@ _WORK = {
     "device": "device",
     "packing": "packing",
     "window": "kind of window",
+    "convention": "convention of FLOPs",
 }
 _WAYS = {
     "precision": "precision",
@@ -68,6 +69,9 @@ _AROUND = {
     "power_limit_W": "power limit",
     **{n: n for n in ("driver", "torch", "transformers", "peft", "trl", "bitsandbytes", "unsloth")},
     "git_commit": "commit",
+    "score_offset": "offset of the score",
+    "base_mfu": "baseline MFU of the score",
+    "base_throughput": "baseline throughput of the score",
 }
 WHOLE_RUN_FROM = "whole_run_from"  # where a whole run begins: at the command, or at the Meter
 # Facts that every training has: listed as unknown if neither side has them. Others may be absent

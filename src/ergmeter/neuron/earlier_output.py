@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.compare.entry import Entry, SourceEntries, facts_of
+from ergmeter.compare.entry import Entry, SourceEntries, Wanted, facts_of
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.definitions.compute import MFU
 from ergmeter.neuron.metrics import COMPARED, JSON_NAMES, NKI, SCORE, UNITS
@@ -131,7 +131,7 @@ class EarlierOutput:
             facts |= {"lora_r": lora.get("r"), "lora_targets": lora.get("targets")} if lora else {}
         facts["base_mfu"], facts["base_throughput"] = self.score_base
         figures = {key: self._figure(name, key) for name, key in _KEYS.items()}
-        return Entry(self.path, self.path, facts_of(facts), figures)
+        return Entry(self.path, self.path, facts_of(facts), figures, kind="analysis")
 
     def _figure(self, name: str, key: str) -> Result:
         at = ("nki_analysis", "summary", name) if key == NKI else (name,)
@@ -207,7 +207,7 @@ class AnalysisSource:
         with path.open("rb") as file:
             return b'"mfu_percent"' in file.read(_BEGINNING_BYTES)
 
-    def read(self, path: Path, _wanted: object = None) -> SourceEntries:
+    def read(self, path: Path, wanted: Wanted) -> SourceEntries:  # noqa: ARG002  it has all
         """The entry of the output. FormatError if it is damaged."""
         return SourceEntries((entry_of(str(path)),))
 

@@ -297,3 +297,33 @@ def test_holm_and_benjamini_hochberg_by_hand() -> None:
     )
     assert benjamini_hochberg(example, 0.05) == 0.0095
     assert benjamini_hochberg([0.5], 0.05) == -1.0
+
+
+def test_two_analyses_are_judged_under_one_convention(tmp_path: Path, erg: Erg) -> None:
+    def output(name: str, mfu: float, **more: Any) -> Path:
+        path = tmp_path / name
+        body = {
+            "format": 1,
+            "convention": "exact",
+            "mfu_percent": mfu,
+            "batch_size": 8,
+            "sequence_length": 2048,
+            "num_nodes": 1,
+            "hardware_backend": "trn1",
+            "throughput_seq_per_sec": mfu / 4,
+            "training_score": mfu / 10,
+        }
+        path.write_text(json.dumps({**body, **more}))
+        return path
+
+    ref, new = output("ref.json", 40.0), output("new.json", 36.0)
+    code, out, _ = erg("gate", new, ref, "--rule", "mfu -3%", "--noise", "1%", "--json")
+    assert code == 1
+    (one,) = json.loads(out)["judgements"]
+    assert (one["state"], one["figure"]["new"]) == ("red", pytest.approx(0.36))
+    assert erg("gate", ref, new, "--rule", "mfu -3%", "--noise", "1%")[0] == 0
+    assert erg("gate", new, ref, "--rule", "analysis.score -3%", "--noise", "1%")[0] == 1
+    other = output("other.json", 40.0, convention="palm")
+    code, out, _ = erg("gate", other, ref, "--rule", "mfu -3%", "--noise", "1%")
+    assert code == 3
+    assert "not comparable: convention of FLOPs differs (exact / palm)" in out

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ergmeter.compare.entry import Wanted
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.definitions.compute import MFU
 from ergmeter.neuron.compare import OutputComparison, compare
@@ -244,6 +245,6 @@ def test_an_output_is_recognised_by_its_first_keys(tmp_path: Path) -> None:
     other.write_text('{"hidden_size": 8}')
     source = AnalysisSource()
     assert [source.recognises(file) for file in (path, other, tmp_path)] == [True, False, False]
-    (entry,) = source.read(path).entries
+    (entry,) = source.read(path, Wanted()).entries
     assert entry.value(MFU) == 0.15
     assert entry.source == str(path)
