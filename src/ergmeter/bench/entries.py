@@ -65,7 +65,8 @@ def entries(batches: Iterable[pa.Table], *, argument: str = "") -> Iterator[Entr
     for batch in batches:
         for row in batch.to_pylist():
             if row["status"] != "skipped":
-                yield entry_of(row, argument=argument)
+                filled = {name: value for name, value in row.items() if value is not None}
+                yield entry_of(filled, argument=argument)
 
 
 def entry_of(row: dict[str, Any], *, argument: str = "") -> Entry:

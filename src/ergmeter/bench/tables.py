@@ -257,9 +257,19 @@ def from_parquet(path: Path) -> Iterator[pa.Table]:
         if _NEEDED - {*file.schema_arrow.names}:
             raise FormatError(f"{path} is no table of results: it has no columns id and status")
         for batch in file.iter_batches(batch_size=ROWS):
-            yield as_table(batch.to_pylist())
+            yield _aligned(batch)
     except (pa.ArrowException, OSError) as error:
         raise FormatError(f"{path} is no Parquet file of results: {error}") from error
+
+
+def _aligned(batch: pa.RecordBatch) -> pa.Table:
+    """A batch in the one schema: columns it lacks are null, unknown ones are left out."""
+    names = set(batch.schema.names)
+    columns = [
+        batch[name].cast(kind) if name in names else pa.nulls(batch.num_rows, kind)
+        for name, kind in COLUMNS.items()
+    ]
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
 
 
 def from_csv(path: Path) -> Iterator[pa.Table]:
