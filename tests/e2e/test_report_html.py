@@ -63,11 +63,19 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     runs["bare"] = make_run(folder / "bare", name="bare")
     add_writer(runs["bare"], header=clock, steps=steps, unavailable={"nvml": "no NVML library"})
     made = {name: page_of(run, folder / f"{name}.html") for name, run in runs.items()}
-    run = folder / "mfu_full" / "full"
-    return {**made, "explained": page_of(run, folder / "explained.html", command="explain")}
+    made["explained"] = folder / "explained.html"
+    page_of(folder / "mfu_full" / "full", made["explained"], command="explain")
+    made["checked"] = page_of(runs["demo"], folder / "checked.html", command="check")
+    made["estimated"] = folder / "estimated.html"
+    model = "hidden=4096,layers=32,heads=32,kv_heads=8,ffn=14336,vocab=128256"
+    options = ("--seq-len", 4096, "--device", "h100-sxm", "--mfu", 0.4)
+    assert erg("estimate", model, *options, "--html", made["estimated"])[0] == 0
+    return made
 
 
-@pytest.mark.parametrize("name", ["demo", "ladder", "evil", "bare", "explained"])
+@pytest.mark.parametrize(
+    "name", ["demo", "ladder", "evil", "bare", "explained", "checked", "estimated"]
+)
 @each_way
 def test_a_page_is_sound(shown: Any, name: str, width: int, scheme: str) -> None:
     check_it_is_sound(shown(name, width=width, scheme=scheme))
