@@ -140,7 +140,7 @@ def test_a_convention_is_explained_by_name(erg: Erg) -> None:
     assert code == 0
     assert "6 N + 12 LHQT" in out
     assert "2204.02311" in out
-    assert erg("conventions")[1].count("source:") >= 15
+    assert erg("conventions")[1].count("\n  source ") >= 15
 
 
 def test_conventions_fit_the_terminal(erg: Erg, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,8 @@ text in a part is plain: renderers escape it, wrap it and give it colours.
   that only repeats the title and `about`, which a terminal does not print.
 - `Table`: the kind of a column decides its layout. `number` is right-aligned and not wrapped,
   `basis` is coloured by basis, `below` is printed under its row on a terminal (a column elsewhere),
-  and `bar` is drawn on a terminal and left out elsewhere.
+  and `bar` is drawn on a terminal and left out elsewhere. Two columns of text without a head are a
+  list of fields.
 - `ChartPart`: the chart on a page; its table (or the chart's own data table) and the chart's note
   elsewhere.
 - `Note`: a finding with its weight, and its effect, which may have several lines.
@@ -84,6 +85,14 @@ class TableColumn:
     kind: ColumnKind = "text"
     style: Style = ""
     no_wrap: bool = False
+
+
+def columns_of(first: str, *numbers: str, no_wrap: bool = False) -> tuple[TableColumn, ...]:
+    """Return a column of text and columns of numbers."""
+    return (
+        TableColumn(first, no_wrap=no_wrap),
+        *(TableColumn(title, "number") for title in numbers),
+    )
 
 
 @dataclass(frozen=True)

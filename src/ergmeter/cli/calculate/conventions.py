@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-
 import click
 
 from ergmeter.cli.options import flag
-from ergmeter.cli.run_options import print_json
+from ergmeter.cli.run_options import Forms
 
 
 @click.command()
@@ -23,9 +21,4 @@ def command(name: str | None, markdown: bool, as_json: bool) -> None:
         click.echo(view.conventions_page(), nl=False)
         return
     conventions = [convention(name)] if name else list(CONVENTIONS.values())
-    if as_json:
-        print_json([view.conventions_document(each) for each in conventions])
-        return
-    # 80 where there is no terminal.
-    width = shutil.get_terminal_size().columns
-    click.echo("\n\n".join(view.convention_entry(each, width=width) for each in conventions))
+    Forms("json" if as_json else "terminal").show(view.conventions_document(conventions))

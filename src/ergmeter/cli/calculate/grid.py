@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from ergmeter.cli.options import flag
-from ergmeter.cli.run_options import print_json
+from ergmeter.cli.run_options import with_forms
+
+if TYPE_CHECKING:
+    from ergmeter.cli.run_options import Forms
 
 
 @click.command()
 @click.argument("name", required=False)
-@flag("--json", "as_json", help="As JSON.")
-def command(name: str | None, as_json: bool) -> None:
+@with_forms
+def command(name: str | None, forms: Forms) -> None:
     """Show the carbon intensity of a grid by code or name; without NAME, list all.
 
     Countries by ISO code (FR, FRA) or name, regions of the United States by their eGRID code
@@ -22,16 +26,8 @@ def command(name: str | None, as_json: bool) -> None:
     erg grid france
     erg report --grid FR --pue 1.2
     """
-    from rich.console import Console
-
     from ergmeter.hardware.grid import grid_named, grids
-    from ergmeter.views.calculate import reference as view
+    from ergmeter.views.calculate.reference import grid_document
 
     rows = [grid_named(name)] if name else list(grids())
-    if as_json:
-        documents = [view.grid_document(row) for row in rows]
-        print_json(documents[0] if name else documents)
-    elif name:
-        click.echo("\n".join(view.grid_entry(rows[0])))
-    else:
-        Console().print(view.grid_listing(rows))
+    forms.show(grid_document(rows, is_one=name is not None))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ergmeter.cli.options import flag
-from ergmeter.cli.run_options import print_json
+from ergmeter.cli.run_options import Forms
 from ergmeter.errors import UsageError
 
 
@@ -23,8 +23,6 @@ def command(
     Peaks are dense, with FP32 accumulate. Rows of ~/.config/ergmeter/hardware.toml, or of the file
     that ERGMETER_HARDWARE names, come before the built-in ones.
     """
-    from rich.console import Console
-
     from ergmeter.hardware.table import devices, lookup
     from ergmeter.records import DTYPES
     from ergmeter.views.calculate import reference
@@ -32,14 +30,12 @@ def command(
     if markdown:
         click.echo(reference.hardware_page(), nl=False)
         return
+    forms = Forms("json" if as_json else "terminal")
     if name:
         spec = lookup(name)
         if dtype:
             spec.peak(dtype)  # says so if there is none
-        if as_json:
-            print_json(reference.hardware_document(spec))
-        else:
-            click.echo("\n".join(reference.hardware_entry(spec, width=Console().width)))
+        forms.show(reference.device_document(spec))
         return
     if dtype and dtype not in DTYPES:
         raise UsageError(f"no type {dtype!r}; the table has {', '.join(DTYPES)}")
@@ -49,7 +45,4 @@ def command(
         raise UsageError(f"no vendor {vendor!r}; the table has {', '.join(sorted(vendors))}")
     rows = [row for row in rows if not vendor or row.vendor == vendor.lower()]
     rows = [row for row in rows if not dtype or dtype in row.peak_flops_per_s]
-    if as_json:
-        print_json([reference.hardware_document(row) for row in rows])
-    else:
-        Console().print(reference.hardware_listing(rows, dtype=dtype))
+    forms.show(reference.peaks_document(rows, dtype=dtype))

@@ -20,6 +20,7 @@ from ergmeter.views.document import (
     State,
     Table,
     TableColumn,
+    columns_of,
 )
 from ergmeter.views.documents import result
 
@@ -145,7 +146,7 @@ def _serving_table(serving: Serving) -> Table:
         (cached, _gb(serving.sequences * serving.cache_bytes)),
         ("all", _gb(serving.total_bytes)),
     )
-    return Table((_MEMORY, TableColumn("to serve", "number")), rows)
+    return Table(columns_of(_MEMORY, "to serve"), rows)
 
 
 def _gb(value: float) -> str:
@@ -158,8 +159,8 @@ def _ways_table(estimate_view: EstimateView) -> Table:
     """Return the peak as asked and with each change, and what fits."""
     has_room = estimate_view.fits is not None
     counted = "micro-batch" if estimate_view.serving is None else "sequences"
-    columns = ("with", TableColumn("peak", "number"))
-    room_columns = ("fit", TableColumn(f"{counted}\nthat fits", "number"))
+    columns = columns_of("with", "peak")
+    room_columns = columns_of("fit", f"{counted}\nthat fits")
     rows = (
         (
             way.name,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from itertools import groupby
-from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.flops.analytic import PartFlops, total
@@ -23,12 +22,13 @@ from ergmeter.views.document import (
     Part,
     Table,
     TableColumn,
+    columns_of,
     title_case,
 )
 from ergmeter.views.documents import result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ergmeter.flops.counted.op_totals import AnalyticComparison, CountedStep
 
@@ -49,19 +49,21 @@ _EXAMPLE = {
 _LENGTHS = (2048, 8192, 131072)
 
 
-def convention_entry(convention: Convention, *, width: int) -> str:
-    """Describe one convention in lines of `width` columns."""
-    letters = ", ".join(f"{letter} {word}" for letter, word in convention.letters.items())
-    text_lines = [
-        convention.definition,
-        *([f"letters: {letters}; per token"] if letters else []),
-        *_limits(convention),
-        f"source: {convention.source}",
-    ]
-    wrap = TextWrapper(width, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
-    return "\n".join(
-        [f"{convention.name}: {convention.formula}", *(wrap.fill(line) for line in text_lines)]
-    )
+def conventions_document(conventions: Sequence[Convention]) -> Document:
+    """Return what each convention counts."""
+    parts: list[Part] = []
+    for convention in conventions:
+        letters = ", ".join(f"{letter} {word}" for letter, word in convention.letters.items())
+        fields = {
+            "counts": convention.definition,
+            "letters": f"{letters}; per token" if letters else "",
+            "for": ", ".join(_limits(convention)),
+            "source": convention.source,
+        }
+        rows = tuple((name, text) for name, text in fields.items() if text)
+        parts.append(HeadlinePart(convention.name, convention.formula))
+        parts.append(Table(("what", "value"), rows, has_head=False))
+    return Document("Conventions", tuple(parts), list(map(_convention_data, conventions)))
 
 
 def _limits(convention: Convention) -> list[str]:
@@ -75,17 +77,18 @@ def _limits(convention: Convention) -> list[str]:
     )
     limits += ["a causal mask"] if convention.halves else []
     limits += [convention.only_for] if convention.only_for else []
-    return [f"for: {', '.join(limits)}"]
+    return limits
 
 
-def conventions_document(convention: Convention) -> dict[str, Any]:
+def _convention_data(convention: Convention) -> dict[str, Any]:
     """Return one convention as JSON."""
+    limits = _limits(convention)
     return {
         "name": convention.name,
         "formula_per_token": convention.formula,
         "letters": convention.letters,
         "definition": convention.definition,
-        "limits": _limits(convention),
+        "limits": [f"for: {', '.join(limits)}"] if limits else [],
         "source": convention.source,
     }
 
@@ -175,7 +178,7 @@ def _parts_table(work: Work) -> Table:
         rows += [row] if flops.hardware else []
     titles = (*columns, "share", *([unit] if tokens > 1 else []))
     return Table(
-        (TableColumn("part", no_wrap=True), *(TableColumn(title, "number") for title in titles)),
+        columns_of("part", *titles, no_wrap=True),
         tuple(rows),
         f"exact, by part: {step[1]}FLOP a step{each}{extra}",
         strong_rows=frozenset({len(rows) - 1}),
@@ -229,8 +232,7 @@ def _conventions_table(work: Work) -> list[Table]:
             )
         )
     columns = (
-        TableColumn("convention", no_wrap=True),
-        *(TableColumn(title, "number") for title in titles),
+        *columns_of("convention", *titles, no_wrap=True),
         TableColumn(_PER[work.phase], style="dim"),
     )
     caption = f"as others count it: {step[1]}FLOP a step, {token[1]}FLOP {unit}"
@@ -419,7 +421,7 @@ def _counted_table(title: str, rows: dict[str, PartFlops]) -> Table:
         (name or "all", *(scaled(v, "FLOP") if v else "-" for v in _passes(flops).values()))
         for name, flops in _alike(rows)
     )
-    return Table((title, *(TableColumn(name, "number") for name in passes)), tuple(cells))
+    return Table(columns_of(title, *passes), tuple(cells))
 
 
 def _alike(rows: dict[str, PartFlops]) -> list[tuple[str, PartFlops]]:

@@ -23,7 +23,7 @@ from ergmeter.views.document import (
     Paragraph,
     Part,
     Table,
-    TableColumn,
+    columns_of,
 )
 
 if TYPE_CHECKING:
@@ -116,11 +116,7 @@ def _table(counted: Sequence[FileCount], by: str) -> Table:
         (name, f"{macs:,}", percent(macs / total) if total else "-")
         for name, macs in sums.most_common()
     )
-    return Table(_columns(by, "MACs", "share"), tuple(rows))
-
-
-def _columns(first: str, *numbers: str) -> tuple[str | TableColumn, ...]:
-    return (first, *(TableColumn(title, "number") for title in numbers))
+    return Table(columns_of(by, "MACs", "share"), tuple(rows))
 
 
 def _sum(tallies: Iterable[Mapping[str, int]]) -> Counter[str]:
@@ -148,7 +144,7 @@ def _modules(counted: Sequence[FileCount]) -> Table:
             name = _INDENT * (depth - 1) + path.name
             rows.append((name, f"{sign}{count.macs:,}", nki, f"{count.instructions:,}"))
     title = f"{shared}, each {same}" if same else str(shared)
-    return Table(_columns("module", "MACs", "NKI", "instr."), tuple(rows), title)
+    return Table(columns_of("module", "MACs", "NKI", "instr."), tuple(rows), title)
 
 
 def _headings(above: Path, here: Path) -> Iterator[str]:
@@ -176,7 +172,7 @@ def _kernels(counts: Sequence[ModuleCount]) -> Table:
     for (name, state, macs), times in calls.most_common():
         each = f"{macs:,}" if macs is not None else f"- ({state})"
         rows.append((name, f"{times:,}", each, f"{macs * times:,}" if macs is not None else "-"))
-    return Table(_columns("kernel", "calls", "MACs a call", "MACs"), tuple(rows))
+    return Table(columns_of("kernel", "calls", "MACs a call", "MACs"), tuple(rows))
 
 
 def _total(counts: Sequence[ModuleCount]) -> Iterator[Part]:

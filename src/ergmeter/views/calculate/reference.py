@@ -1,20 +1,25 @@
-"""Reference tables made from the catalogues: metrics, devices, grid intensities."""
+"""Reference tables made from the catalogues: metrics, devices, grid intensities; as documents."""
 
 from __future__ import annotations
 
 import dataclasses
-import textwrap
 from importlib import resources
 from typing import TYPE_CHECKING, Any
-
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from ergmeter.hardware.table import BUILT_IN, DeviceSpec, ambiguous_names, built_in_devices
 from ergmeter.metrics.catalog import Metric, catalogue
 from ergmeter.records import DTYPES
 from ergmeter.units import significant
+from ergmeter.views.document import (
+    Document,
+    HeadlinePart,
+    Paragraph,
+    Part,
+    Section,
+    Table,
+    TableColumn,
+    columns_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,28 +29,37 @@ if TYPE_CHECKING:
 # Grid intensities.
 
 
-def grid_listing(rows: Sequence[GridIntensity]) -> RenderableType:
-    """Render a table for each source, with what it counts."""
-    parts: list[RenderableType] = []
-    for source in dict.fromkeys(row.source for row in rows):
-        table = Table(box=None, pad_edge=False)
-        table.add_column("code", no_wrap=True)
-        table.add_column("name")
-        table.add_column("g CO2e/kWh", justify="right", no_wrap=True)
-        table.add_column("year", justify="right")
-        for row in rows:
-            if row.source == source:
-                table.add_row(row.code, row.name, f"{row.g_per_kwh:.0f}", str(row.year))
-        parts += [Text(f"{source.title} ({source.licence}): {source.scope}", "bold"), table]
-        parts.append(Text())
-    parts.append(Text("erg grid NAME   one with its source and other names", "dim"))
-    return Group(*parts)
+def grid_document(rows: Sequence[GridIntensity], *, is_one: bool) -> Document:
+    """Return one grid with its source, or a table for each source with what it counts."""
+    if is_one:
+        (row,) = rows
+        return _entry(row.name, f"({row.code})", _grid_fields(row), _grid_data(row))
+    columns = (
+        TableColumn("code", no_wrap=True),
+        *columns_of("name", "g CO2e/kWh", "year"),
+    )
+    parts: list[Part] = []
+    for number, source in enumerate(dict.fromkeys(row.source for row in rows), 1):
+        cells = (
+            (row.code, row.name, f"{row.g_per_kwh:.0f}", str(row.year))
+            for row in rows
+            if row.source == source
+        )
+        title = f"{source.title} ({source.licence}): {source.scope}"
+        parts.append(Section(f"source-{number}", title, (Table(columns, tuple(cells)),)))
+    parts.append(Paragraph("erg grid NAME   one with its source and other names", style="dim"))
+    return Document("Carbon intensity of electricity", tuple(parts), list(map(_grid_data, rows)))
 
 
-def grid_entry(row: GridIntensity) -> list[str]:
-    """Describe one grid."""
+def _entry(name: str, about: str, fields: dict[str, str], data: dict[str, Any]) -> Document:
+    """Return one thing of a reference table by its fields."""
+    table = Table(("what", "value"), tuple(fields.items()), has_head=False)
+    return Document(name, (HeadlinePart(name, about=about), table), data, about)
+
+
+def _grid_fields(row: GridIntensity) -> dict[str, str]:
     source = row.source
-    lines = {
+    return {
         "intensity": f"{significant(row.g_per_kwh)} g CO2e/kWh, location-based",
         "published as": f"{row.published:g} {source.unit}, average of {row.year}",
         "counts": source.scope,
@@ -53,13 +67,9 @@ def grid_entry(row: GridIntensity) -> list[str]:
         "source": f"{source.title} ({source.licence})",
         "address": source.url,
     }
-    return [
-        f"{row.name}  ({row.code})",
-        *(f"  {title:<13} {line}" for title, line in lines.items()),
-    ]
 
 
-def grid_document(row: GridIntensity) -> dict[str, Any]:
+def _grid_data(row: GridIntensity) -> dict[str, Any]:
     """Return one grid as JSON."""
     source = row.source
     return {
@@ -86,30 +96,30 @@ _UNREAD = "as commonly quoted, not checked"
 _NO_UNITS, _UNKNOWN = "none", "-"
 
 
-def hardware_listing(specs: Sequence[DeviceSpec], *, dtype: str | None = None) -> RenderableType:
-    """Render a table for each vendor: all types, or one type with more columns."""
-    parts: list[RenderableType] = [Text("dense peaks in TFLOP/s (int8: 1e12 op/s)", "dim")]
-    columns = (dtype, "GB/s", "GiB", "W") if dtype else (*DTYPES, "GB/s")
+def peaks_document(specs: Sequence[DeviceSpec], *, dtype: str | None = None) -> Document:
+    """Return a table for each vendor: all types, or one type with more columns."""
+    titles = (dtype, "GB/s", "GiB", "W") if dtype else (*DTYPES, "GB/s")
+    columns = columns_of("device", *titles, no_wrap=True)
+    parts: list[Part] = [Paragraph("dense peaks in TFLOP/s (int8: 1e12 op/s)", style="dim")]
     for vendor in dict.fromkeys(spec.vendor for spec in specs):
-        table = Table(box=None, pad_edge=False, title=f"\n{vendor}", title_justify="left")
-        table.add_column("device", no_wrap=True)
-        for title in columns:
-            table.add_column(title, justify="right", no_wrap=True)
-        for spec in specs:
-            if spec.vendor == vendor:
-                peaks = _peak_texts(spec, digits=4)
-                table.add_row(spec.key, *(peaks[title] for title in columns))
-        parts.append(table)
-    parts.append(Text("\nerg peaks NAME   one with its source, note and other names", "dim"))
-    return Group(*parts)
+        rows = [
+            (spec.key, *map(_peak_texts(spec, digits=4).__getitem__, titles))
+            for spec in specs
+            if spec.vendor == vendor
+        ]
+        parts.append(Section(vendor, vendor, (Table(columns, tuple(rows)),)))
+    parts.append(
+        Paragraph("erg peaks NAME   one with its source, note and other names", style="dim")
+    )
+    return Document("Peaks of devices", tuple(parts), list(map(_device_data, specs)))
 
 
-def hardware_entry(spec: DeviceSpec, *, width: int) -> list[str]:
-    """Describe one device in lines of `width` columns; addresses are not cut."""
+def device_document(spec: DeviceSpec) -> Document:
+    """Return one device with its source, note and names."""
     numbers = _peak_texts(spec)
     peaks = ", ".join(f"{dtype} {numbers[dtype]}" for dtype in spec.peak_flops_per_s)
     unread = _UNREAD if spec.origin == BUILT_IN else "-"
-    lines = {
+    fields = {
         "dense peak": f"{peaks} TFLOP/s (int8: 1e12 op/s)" if peaks else "none published",
         "lacks": ", ".join(spec.lacks) or "-",
         "bandwidth": f"{numbers['GB/s']} GB/s",
@@ -122,17 +132,7 @@ def hardware_entry(spec: DeviceSpec, *, width: int) -> list[str]:
         "confirmed": spec.confirmed or unread,
         "note": spec.note or "-",
     }
-    text_lines = [f"{spec.name}  ({spec.vendor})"]
-    for title, text in lines.items():
-        text_lines += textwrap.wrap(
-            text,
-            width,
-            initial_indent=f"  {title:12} ",
-            subsequent_indent=" " * 15,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    return text_lines
+    return _entry(spec.name, f"({spec.vendor})", fields, _device_data(spec))
 
 
 def _memory(spec: DeviceSpec, nominal: str) -> str:
@@ -146,7 +146,7 @@ def _memory(spec: DeviceSpec, nominal: str) -> str:
     )
 
 
-def hardware_document(spec: DeviceSpec) -> dict[str, Any]:
+def _device_data(spec: DeviceSpec) -> dict[str, Any]:
     """Return one device as JSON: every field, in base units."""
     return {**dataclasses.asdict(spec), "peak_flops_per_s": dict(spec.peak_flops_per_s)}
 
@@ -172,11 +172,11 @@ def hardware_page() -> str:
     shared = [(name, ", ".join(keys)) for name, keys in ambiguous_names().items()]
     lines = [
         head,
-        *_table(("device", "name", *DTYPES, "GB/s", "GiB", "W", "note", "source"), table),
-        *("", "## Driver names", "", *_table(("device", "names"), drivers)),
+        *_lines(("device", "name", *DTYPES, "GB/s", "GiB", "W", "note", "source"), table),
+        *("", "## Driver names", "", *_lines(("device", "names"), drivers)),
         *("", "## Memory as drivers report it", ""),
-        *_table(("device", "MiB", "of nominal", "source"), reported),
-        *("", "## Names that need a choice", "", *_table(("name", "devices"), shared)),
+        *_lines(("device", "MiB", "of nominal", "source"), reported),
+        *("", "## Names that need a choice", "", *_lines(("name", "devices"), shared)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -187,7 +187,7 @@ def _reported(spec: DeviceSpec) -> tuple[str, ...]:
     return (f"`{spec.key}`", f"{there / 2**20:.0f}", share, spec.driver_memory_source)
 
 
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def _lines(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Return the lines of a Markdown table."""
     return [f"| {' | '.join(cells)} |" for cells in (titles, ["---"] * len(titles), *rows)]
 

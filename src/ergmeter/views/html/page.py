@@ -109,7 +109,7 @@ def _templates() -> Environment:
         finalize=_printable,
     )
     templates.globals.update(
-        td_class=_td_class, pieces=_JOINT.split, is_sortable_cell=_is_sortable_cell
+        td_class=_td_class, pieces=_JOINT.split, is_sortable_cell=_is_sortable_cell, zip=zip
     )
     return templates
 

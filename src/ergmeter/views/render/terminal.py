@@ -6,6 +6,7 @@ Texts from runs and files are printed as they are: none of them is read as marku
 from __future__ import annotations
 
 import math
+from textwrap import TextWrapper
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -24,15 +25,13 @@ from ergmeter.views.document import (
     TableColumn,
     without_charts,
 )
-from ergmeter.views.run.card import BASIS_STYLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
     from ergmeter.views.document import Document, Part
 
+BASIS_STYLES = {"measured": "green", "derived": "cyan", "reported": "yellow", "assumed": "magenta"}
 _STATES = {"good": "green", "bad": "red", "unsure": "yellow", "": ""}
 _STYLES = {"dim": "dim", "strong": "bold", "": ""}
 _SIGNS = {
@@ -53,44 +52,55 @@ def show(document: Document, console: Console) -> None:
 
 
 def _show(parts: tuple[Part, ...], console: Console, *, after: Part | None) -> None:
-    """Print parts; sections and tables stand apart from what is before them."""
+    """Print parts; sections, tables and headlines stand apart from what is before them."""
     for part in without_charts(parts):
         if after is not None and _stands_apart(after, part):
             console.print()
         if isinstance(part, Section):
             console.print(_text(part.title, "bold"))
             _show(part.parts, console, after=HeadlinePart(part.title))
-        elif isinstance(part, Paragraph) and part.is_to_copy:
-            console.print(_text(part.text), soft_wrap=True)
         else:
-            for line in _part(part, console):
-                console.print(line)
+            _print(part, console)
         after = part
 
 
 def _stands_apart(before: Part, part: Part) -> bool:
     if isinstance(before, Section) or isinstance(part, Section) or _is_grid(before):
         return True
-    return _is_grid(part) and not isinstance(before, HeadlinePart)
+    return not isinstance(before, HeadlinePart) and (
+        _is_grid(part) or isinstance(part, HeadlinePart)
+    )
 
 
 def _is_grid(part: Part) -> bool:
     """Whether a part is a table in columns."""
-    return isinstance(part, Table) and "below" not in {column.kind for column in part.layout}
+    return isinstance(part, Table) and not _has_below(part) and not _is_field_list(part)
 
 
-def _part(part: Part, console: Console) -> Iterator[RenderableType]:
+def _has_below(table: Table) -> bool:
+    return "below" in {column.kind for column in table.layout}
+
+
+def _is_field_list(table: Table) -> bool:
+    """Whether a table is of names and texts, without a head."""
+    return not table.has_head and [column.kind for column in table.layout] == ["text", "text"]
+
+
+def _print(part: Part, console: Console) -> None:
     if isinstance(part, HeadlinePart):
-        yield _headline(part)
+        console.print(_headline(part))
     elif isinstance(part, Table):
-        yield from _grid(part, console) if _is_grid(part) else _rows(part, console)
+        _print_table(part, console)
     elif isinstance(part, Note):
-        yield from _note(part, console)
+        sign = Text.assemble(" " * _INDENT, _SIGNS[part.weight])
+        _print_hanging(console, sign, part.text)
+        for line in part.effect.splitlines():
+            _print_hanging(console, " " * len(sign), line, "dim")
     elif isinstance(part, Items):
         for text in part.texts:
-            yield from _hanging(Text("- "), _text(text), console)
+            _print_hanging(console, "- ", text)
     elif isinstance(part, Paragraph):
-        yield _text(part.text, _STYLES[part.style])
+        console.print(_text(part.text, _STYLES[part.style]), soft_wrap=part.is_to_copy or None)
 
 
 def _text(text: str, style: str = "") -> Text:
@@ -109,25 +119,35 @@ def _headline(headline: HeadlinePart) -> Text:
     return line
 
 
-def _note(note: Note, console: Console) -> Iterator[RenderableType]:
-    sign = Text.assemble(" " * _INDENT, _SIGNS[note.weight])
-    yield from _hanging(sign, _text(note.text), console)
-    for line in note.effect.splitlines():
-        yield from _hanging(Text(" " * len(sign)), _text(line, "dim"), console)
+def _print_hanging(console: Console, start: str | Text, text: str, style: str = "") -> None:
+    """Print a text after its start, and the lines that follow as far to the right.
 
-
-def _hanging(start: Text, text: Text, console: Console) -> Iterator[Text]:
-    """Yield a text after its start; lines that follow are indented as far."""
-    width = console.width - len(start)
-    lines = [text] if console.soft_wrap else text.wrap(console, max(width, 1))
+    A word that is longer than a line is not broken: it may be a path or an address.
+    """
+    plain, indent = _text(text).plain, " " * len(start)
+    wrapper = TextWrapper(
+        max(console.width - len(start), 1), break_long_words=False, break_on_hyphens=False
+    )
+    lines = [plain] if console.soft_wrap else wrapper.wrap(plain) or [""]
     for number, line in enumerate(lines):
-        yield Text.assemble(" " * len(start) if number else start, line)
+        console.print(Text.assemble(indent if number else start, (line, style)), soft_wrap=True)
 
 
-def _grid(table: Table, console: Console) -> Iterator[RenderableType]:
-    """Yield a table in columns, after its caption."""
+def _print_table(table: Table, console: Console) -> None:
     if table.caption:
-        yield _text(table.caption, "dim")
+        console.print(_text(table.caption, "dim"))
+    if _is_field_list(table):
+        width = max((len(name) for name, _ in table.rows), default=0)
+        for name, text in table.rows:
+            _print_hanging(console, f"{' ' * _INDENT}{_text(name).plain:<{width}}  ", text)
+    elif _has_below(table):
+        _print_rows(table, console)
+    else:
+        console.print(_grid(table, console))
+
+
+def _grid(table: Table, console: Console) -> rich_table.Table:
+    """Return a table in columns."""
     has_head = table.has_head and any(table.head)
     grid = rich_table.Table(
         box=box.SIMPLE_HEAD if has_head else None,
@@ -150,7 +170,7 @@ def _grid(table: Table, console: Console) -> Iterator[RenderableType]:
     for number, row in enumerate(table.rows):
         cells = [_cell(column, cell) for column, cell in zip(table.layout, row, strict=True)]
         grid.add_row(*cells, style="bold" if number in table.strong_rows else "")
-    yield grid
+    return grid
 
 
 def _gap(table: Table, width: int, *, has_head: bool) -> int:
@@ -170,17 +190,15 @@ def _width(column: TableColumn, cell: str) -> int:
     return max(map(cell_len, cell.split() if can_wrap else cell.splitlines()), default=0)
 
 
-def _rows(table: Table, console: Console) -> Iterator[RenderableType]:
-    """Yield each row as a line, with its `below` cells under it."""
-    if table.caption:
-        yield _text(table.caption, "dim")
+def _print_rows(table: Table, console: Console) -> None:
+    """Print each row as a line, with its `below` cells under it."""
     for row in table.rows:
         cells = list(zip(table.layout, row, strict=True))
         line = [_cell(column, cell) for column, cell in cells if cell and column.kind != "below"]
-        yield Text("  ").join(line)
+        console.print(Text("  ").join(line))
         for column, cell in cells:
             if cell and column.kind == "below":
-                yield from _hanging(Text(" " * _BELOW), _text(cell, "dim"), console)
+                _print_hanging(console, " " * _BELOW, cell, "dim")
 
 
 def _cell(column: TableColumn, cell: str) -> Text:

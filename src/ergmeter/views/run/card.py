@@ -26,6 +26,7 @@ from ergmeter.records import Missing, Reading, Result, Summary
 from ergmeter.runlog.reader import FINISHED, IMPORTED, RUNNING, Run
 from ergmeter.units import NO_UNIT, duration, grouped, number_of, scaled, significant, tallied
 from ergmeter.views.documents import label_lines
+from ergmeter.views.render.terminal import BASIS_STYLES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +79,6 @@ _FIXED = (
     *("throughput.tokens_per_s", "time.step_s"),
     *("energy.run_j", "memory.process_peak_bytes"),
 )
-BASIS_STYLES = {"measured": "green", "derived": "cyan", "reported": "yellow", "assumed": "magenta"}
 OF_A_LOG = "from a log, which holds no readings of energy, devices or host memory"
 BARS = "▁▂▃▄▅▆▇█"
 _CELLS = 46  # bars, so that both ends of the curve fit beside them in 80 columns

@@ -11,7 +11,16 @@ from ergmeter.metrics.checks import CHECKS, DECISIVE, Fitness
 from ergmeter.records import Missing, Result
 from ergmeter.units import duration, grouped, number_of
 from ergmeter.views import documents
-from ergmeter.views.document import Document, HeadlinePart, Note, Part, State, Table, TableColumn
+from ergmeter.views.document import (
+    Document,
+    HeadlinePart,
+    Note,
+    Part,
+    State,
+    Table,
+    TableColumn,
+    columns_of,
+)
 from ergmeter.views.run import card
 
 if TYPE_CHECKING:
@@ -36,11 +45,7 @@ _TITLES = {
 
 def job_document(name: str, parts: Sequence[JobRun], results: dict[str, Result]) -> Document:
     """Return the runs in order, then their totals."""
-    columns: tuple[str | TableColumn, ...] = (
-        "run",
-        *(TableColumn(title, "number") for title in ("began", "lasted", "steps")),
-        "status",
-    )
+    columns = (*columns_of("run", "began", "lasted", "steps"), TableColumn("status"))
     titles = ("metric", TableColumn("value", "number"), TableColumn("over", style="dim"))
     return Document(
         f"job {name}",

@@ -14,7 +14,7 @@ from ergmeter.load.pacing import AFTER_FAILURE_S, Closed, Open
 from ergmeter.records import Missing, Reading, Result, Summary
 from ergmeter.units import duration, number_of, significant
 from ergmeter.views import documents
-from ergmeter.views.document import Document, Note, Paragraph, Table, TableColumn
+from ergmeter.views.document import Document, Note, Paragraph, Table, columns_of
 from ergmeter.views.run.card import value
 
 if TYPE_CHECKING:
@@ -84,11 +84,8 @@ def _table(levels: list[LevelRow]) -> Table:
         )
         for level in levels
     )
-    return Table(
-        (TableColumn("requests", no_wrap=True), *(TableColumn(t, "number") for t in numbers)),
-        tuple(rows),
-        "latencies in ms",
-    )
+    columns = columns_of("requests", *numbers, no_wrap=True)
+    return Table(columns, tuple(rows), "latencies in ms")
 
 
 def _cell(result: Result) -> str:
