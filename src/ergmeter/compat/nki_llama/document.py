@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ergmeter.neuron.analysis import AnalysisRequest, Watch
-    from ergmeter.records import Basis
 
 QUIRKS = (
     "tflops_per_second is TFLOP of one sequence, not per second",
@@ -86,64 +85,21 @@ _AS_IT_HAS_IT = "as the original has it"
 def analyze_compat(request: AnalysisRequest, watch: Watch) -> Analysis:
     """Returns the original's metrics of a job."""
     _check(request)
-    file = read_training_file(request.config)
-    batch = request.batch_size or file.required(
-        "data.global_batch_size", instead="pass --batch-size"
-    )
-    length = request.seq_len or file.required("data.seq_length", instead="pass --seq-len")
-    log = None if request.log_file is None else read_original_log(request.log_file)
-    rate, rate_from = _throughput(request, log)
-    nodes, directory = request.num_nodes or 1, request.directory
-    if request.hw_backend not in PEAK_TFLOP_PER_S_PER_NODE:
-        knows = "--compat knows --hw-backend trn1 and trn2, as the original does"
-        raise UsageError(f"{knows}; got {request.hw_backend}")
-    flops = float(sequence_flops(request.model_config, length))
-    estimate = original_estimate(
-        flops, rate, nodes=nodes, backend=request.hw_backend, over_exact={}
-    )
-    mfu_percent, tflop = estimate.mfu_percent or 0.0, estimate.tflop_per_sequence
-    basis: Basis = "assumed" if rate_from == _ASSUMED else "reported"
-    note, wrong = f"{_AS_IT_HAS_IT}; throughput: {rate_from}", impossible_mfu(mfu_percent)
-    pace = Throughput(
-        Reading(rate, "samples/s", basis, note=note), _FORMULAS[rate_from], rate_from == _MEAN
-    )
-    sizes = [
-        JobInput("sequences a step", batch, "--batch-size" if request.batch_size else "the YAML"),
-        JobInput("tokens a sequence", length, "--seq-len" if request.seq_len else "the YAML"),
-        JobInput("sequences per second", rate, rate_from),
-        JobInput("nodes", nodes, "--num-nodes" if request.num_nodes else "assumed"),
-    ]
-    started = Analysis(
-        request=request,
-        batch_size=batch,
-        seq_len=length,
-        nodes=nodes,
-        readings={
-            MFU: Reading(mfu_percent / 100, "frac", basis, note=note, impossible=wrong),
-            THROUGHPUT: pace.result,
-            TFLOP: Reading(tflop, "TFLOP", "derived", note=_AS_IT_HAS_IT),
-        },
-        pace=pace,
-        estimate=estimate,
-        tflop_per_s_per_node=rate * tflop / nodes,
-        inputs=input_rows(request, sizes),
-        model=model_version(request.model_config),
-        log=None if log is None else log.summary(),
-        original=ORIGINAL,
-    )
-    paths = original_files(directory)
+    started = _started(request)
+    paths = original_files(request.directory)
     watch(Started(started, len(paths)))
     graphs, unreadable = _graphs(paths, watch)
     nki = original_summary(graphs, unreadable)
+    ratio, mfu = nki.overall_ratio or 0.0, started.readings[MFU]
+    readings = started.readings | {NKI: Reading(ratio, "frac", "derived", note=_AS_IT_HAS_IT)}
+    score = None
+    if (request.calculate_score or request.per_file_scores) and started.estimate is not None:
+        mfu_percent = started.estimate.mfu_percent
+        score = Score(request.baseline, mfu_percent, started.pace.seq_per_s, ratio)
+    if request.calculate_score and score is not None and isinstance(mfu, Reading):
+        why = impossible_score(mfu.impossible)
+        readings[SCORE] = replace(mfu, value=score.value or 0.0, unit=NO_UNIT, impossible=why)
     compilers = {compiler for path in paths if (compiler := graph_file(path).compiler)}
-    ratio, is_scored = nki.overall_ratio, request.calculate_score or request.per_file_scores
-    score = Score(request.baseline, mfu_percent, rate, ratio) if is_scored else None
-    readings = started.readings | {
-        NKI: Reading(ratio or 0.0, "frac", "derived", note=_AS_IT_HAS_IT)
-    }
-    if score is not None and score.value is not None and request.calculate_score:
-        why = impossible_score(wrong)
-        readings[SCORE] = Reading(score.value, NO_UNIT, basis, note=note, impossible=why)
     return replace(
         started,
         readings=readings,
@@ -151,7 +107,54 @@ def analyze_compat(request: AnalysisRequest, watch: Watch) -> Analysis:
         graphs=graphs,
         compilers=tuple(sorted(compilers)),
         score=score,
-        findings=tuple(_findings(directory, len(graphs), unreadable)),
+        findings=tuple(_findings(request.directory, len(graphs), unreadable)),
+    )
+
+
+def _started(request: AnalysisRequest) -> Analysis:
+    """The analysis before its graphs are counted."""
+    file = read_training_file(request.config)
+    batch = request.batch_size or file.required(
+        "data.global_batch_size", instead="pass --batch-size"
+    )
+    length = request.seq_len or file.required("data.seq_length", instead="pass --seq-len")
+    log = None if request.log_file is None else read_original_log(request.log_file)
+    rate, rate_from = _throughput(request, log)
+    nodes, backend = request.num_nodes or 1, request.hw_backend
+    if backend not in PEAK_TFLOP_PER_S_PER_NODE:
+        knows = "--compat knows --hw-backend trn1 and trn2, as the original does"
+        raise UsageError(f"{knows}; got {backend}")
+    flops = float(sequence_flops(request.model_config, length))
+    estimate = original_estimate(flops, rate, nodes=nodes, backend=backend, over_exact={})
+    mfu_percent, tflop = estimate.mfu_percent or 0.0, estimate.tflop_per_sequence
+    paced = Reading(
+        rate, "samples/s", "assumed" if rate_from == _ASSUMED else "reported",
+        note=f"{_AS_IT_HAS_IT}; throughput: {rate_from}",
+    )  # fmt: skip
+    sizes = [
+        JobInput("sequences a step", batch, "--batch-size" if request.batch_size else "the YAML"),
+        JobInput("tokens a sequence", length, "--seq-len" if request.seq_len else "the YAML"),
+        JobInput("sequences per second", rate, rate_from),
+        JobInput("nodes", nodes, "--num-nodes" if request.num_nodes else "assumed"),
+    ]
+    wrong = impossible_mfu(mfu_percent)
+    return Analysis(
+        request=request,
+        batch_size=batch,
+        seq_len=length,
+        nodes=nodes,
+        readings={
+            MFU: replace(paced, value=mfu_percent / 100, unit="frac", impossible=wrong),
+            THROUGHPUT: paced,
+            TFLOP: Reading(tflop, "TFLOP", "derived", note=_AS_IT_HAS_IT),
+        },
+        pace=Throughput(paced, _FORMULAS[rate_from], is_from_log=rate_from == _MEAN),
+        estimate=estimate,
+        tflop_per_s_per_node=rate * tflop / nodes,
+        inputs=input_rows(request, sizes),
+        model=model_version(request.model_config),
+        log=None if log is None else log.summary(),
+        original=ORIGINAL,
     )
 
 
