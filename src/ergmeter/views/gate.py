@@ -24,7 +24,6 @@ from ergmeter.metrics.catalog import every_metric
 from ergmeter.units import number_of, scaled, significant
 from ergmeter.views import documents
 from ergmeter.views.charts.chart import Chart, Scale, scale_for
-from ergmeter.views.charts.chart import Table as ChartTable
 from ergmeter.views.charts.interval_chart import Axis, Dot, Kind, interval_chart
 from ergmeter.views.document import (
     ChartPart,
@@ -410,7 +409,7 @@ def _chart(number: int, rule: GateRule, gate: Gate) -> Chart:
         [_dot(verdict, scale) for verdict in own[:_MOST_DOTS]],
         axis,
         words=_LEGEND,
-        table=ChartTable(
+        table=Table(
             ("cell", "change", "verdict", "why"),
             tuple((v.name, change_in_words(v), v.state, v.words) for v in own),
         ),

@@ -541,8 +541,17 @@ _VIEWS: dict[str, dict[str, int | Position]] = {
         "ledger": Position(50, label="mfu"),
         "ledger notes": Position(40, label="mfu"),
         "compare": 70,
+        "analyze": 10,
+        "analyze json": Position(40, "%", "mfu_percent"),
+        "analyze compare": 10,
     },
-    HFU: {"card": Position(540, "compute"), "model card": 100, "ladder": 50},
+    HFU: {
+        "card": Position(540, "compute"),
+        "model card": 100,
+        "ladder": 50,
+        "analyze": 20,
+        "analyze json": Position(50, "%", "hfu_percent"),
+    },
 }
 _ALIASES = {MFU: (Alias("mfu", "profiler MFU monitors", "model FLOPs utilisation", "frac"),)}
 

@@ -478,11 +478,29 @@ _QUANTILES = {"median": 50.0, "p95": 95.0, "p99": 99.0}
 
 
 _LATENCY_VIEWS: dict[tuple[str, str], dict[str, int | Position]] = {
-    ("ttft", "median"): {"card": Position(300, "latency"), "report": 50, "model card": 50},
-    ("ttft", "p95"): {"card": Position(310, "latency")},
-    ("tpot", "median"): {"card": Position(320, "latency"), "report": 60},
-    ("tpot", "p95"): {"card": Position(330, "latency")},
-    ("e2e", "median"): {"card": Position(340, "latency")},
+    ("ttft", "median"): {
+        "card": Position(300, "latency"),
+        "report": 50,
+        "model card": 50,
+        "load": Position(30, label="TTFT\nmedian"),
+    },
+    ("ttft", "p95"): {
+        "card": Position(310, "latency"),
+        "load": Position(40, label="TTFT\np95"),
+    },
+    ("tpot", "median"): {
+        "card": Position(320, "latency"),
+        "report": 60,
+        "load": Position(50, label="TPOT\nmedian"),
+    },
+    ("tpot", "p95"): {
+        "card": Position(330, "latency"),
+        "load": Position(60, label="TPOT\np95"),
+    },
+    ("e2e", "median"): {
+        "card": Position(340, "latency"),
+        "load": Position(70, label="whole\nmedian"),
+    },
 }
 
 
@@ -519,13 +537,14 @@ METRICS = [
         ("requests",),
         requests_per_s,
         aliases=(Alias("request_throughput", _VLLM, "completed requests / time", "requests/s"),),
-        views={"card": Position(150, "throughput")},
+        views={"card": Position(150, "throughput"), "load": Position(10, label="ok/s")},
     ),
     Metric("throughput.failed_requests_per_s", "requests failed/s", "requests/s", "lower",
-           "requests failed / window", ("a run of erg load",), failed_per_s),
+           "requests failed / window", ("a run of erg load",), failed_per_s,
+           views={"load notes": Position(20, "failures", "failed")}),
     Metric("throughput.offered_requests_per_s", "requests offered/s", "requests/s", "neither",
            "(requests offered - 1) / (last offered - first offered)", ("a run of erg load",),
-           offered_per_s),
+           offered_per_s, views={"load notes": Position(10, "open", "offered")}),
     Metric(
         "throughput.output_tokens_per_s",
         "tokens/s out",
@@ -535,7 +554,10 @@ METRICS = [
         ("requests with tokens",),
         output_tokens_per_s,
         aliases=(Alias("output_throughput", _VLLM, "output tokens / time", "tokens/s"),),
-        views={"card": Position(140, "throughput"), "report": 30, "model card": 40},
+        views={
+            "card": Position(140, "throughput"), "report": 30, "model card": 40,
+            "load": Position(20, label="tokens/s\nout"),
+        },
     ),
     Metric(
         "throughput.goodput_per_s",
@@ -547,6 +569,7 @@ METRICS = [
         goodput_per_s,
         aliases=(Alias("request_goodput", _VLLM, "requests within the limits / time",
                        "requests/s"),),
+        views={"load notes": Position(40, label="goodput")},
     ),
     Metric(
         "requests.in_flight_mean",
@@ -570,9 +593,11 @@ METRICS = [
            offered_count),
     Metric("requests.slo_attainment_frac", "SLO attainment", "frac", "higher",
            "requests within every declared limit / requests offered",
-           ("requests", "limits (--slo)"), slo_attainment_frac, upper_bound=1.0),
+           ("requests", "limits (--slo)"), slo_attainment_frac, upper_bound=1.0,
+           views={"load notes": Position(50, label="SLO attainment")}),
     Metric("requests.drain_s", "drain time", "s", "neither",
-           "last request settled - last request offered", ("a run of erg load",), drain_s),
+           "last request settled - last request offered", ("a run of erg load",), drain_s,
+           views={"load notes": Position(30, "failures", "drain time")}),
     Metric("requests.prompt_tokens", "tokens of a prompt", "tokens/request", "neither",
            "mean over requests", ("requests with tokens",), prompt_tokens),
     Metric("requests.generated_tokens", "tokens of an answer", "tokens/request", "neither",
@@ -585,7 +610,10 @@ METRICS = [
         "energy.run_j / generated tokens of whole answers",
         ("an energy counter or power readings", "requests with tokens"),
         joules_per_generated_token,
-        views={"card": Position(630, "energy"), "model card": 140},
+        views={
+            "card": Position(630, "energy"), "model card": 140,
+            "load notes": Position(60, label="energy"),
+        },
     ),
     Metric(
         "energy.joules_per_request",

@@ -143,19 +143,49 @@ METRICS = [
         )
         for name, formula in _TRAINER_MEMORY.items()
     ),
+    # In the view "analyze json", a label is nki-llama's name and a group the unit there.
+    _analysed(
+        "analysis.tflop_per_sequence",
+        "work of a sequence",
+        "TFLOP",
+        "neither",
+        "forward and backward FLOPs of one sequence, under the convention of the note",
+        needs=("a model's configuration",),
+        views={"analyze": 50, "analyze json": Position(10, "TFLOP", "tflop_per_sequence")},
+    ),
+    _analysed(
+        "analysis.tflop_per_s",
+        "work",
+        "TFLOP/s",
+        "higher",
+        "TFLOP of a sequence x sequences/s",
+        needs=("a model's configuration", "a throughput"),
+        views={"analyze": 40, "analyze json": Position(30, "TFLOP/s", "tflops_per_second")},
+    ),
     _analysed(
         "analysis.nki_frac",
-        "NKI ratio",
+        "NKI share",
         "frac",
         "higher",
-        "multiply-accumulates in NKI kernels / all, over the compiled graphs",
+        "multiply-adds that NKI kernels state / all multiply-adds of the graphs",
         upper_bound=1.0,
+        views={
+            "analyze": 60,
+            "analyze json": Position(60, label="overall_nki_ratio"),
+            "analyze compare": 30,
+        },
     ),
     _analysed(
         "analysis.score",
         "score",
         "1",
         "higher",
-        "MFU / base x throughput / base x loss x convergence x (offset + NKI ratio)",
+        "MFU / base x throughput / base x loss x convergence x (offset + NKI share)",
+        needs=("a model's configuration", "a throughput", "compiled graphs (HLO)", "a baseline"),
+        views={
+            "analyze": 70,
+            "analyze json": Position(70, label="training_score"),
+            "analyze compare": 40,
+        },
     ),
 ]

@@ -331,7 +331,13 @@ METRICS = [
         column="samples_per_s",
         rule="samples_per_s",
         rule_aliases=("train_samples_per_second",),
-        views={"card": Position(130, "throughput"), "bench compare": 20},
+        views={
+            "card": Position(130, "throughput"),
+            "bench compare": 20,
+            "analyze": Position(30, label="throughput"),
+            "analyze json": Position(20, "sequences/s", "throughput_seq_per_sec"),
+            "analyze compare": 20,
+        },
     ),
     Metric(
         "throughput.steps_per_s",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.load.pacing import AFTER_FAILURE_S, Closed, Open
+from ergmeter.metrics.catalog import in_view
 from ergmeter.records import Missing, Reading, Result, Summary
 from ergmeter.units import duration, number_of, significant
 from ergmeter.views import documents
@@ -22,25 +23,6 @@ if TYPE_CHECKING:
 
     from ergmeter.load.level import LevelOutcome, LevelPlan
 
-_COLUMNS = {
-    "ok/s": "throughput.requests_per_s",
-    "tokens/s\nout": "throughput.output_tokens_per_s",
-    "TTFT\nmedian": "latency.ttft_median_s",
-    "TTFT\np95": "latency.ttft_p95_s",
-    "TPOT\nmedian": "latency.tpot_median_s",
-    "TPOT\np95": "latency.tpot_p95_s",
-    "whole\nmedian": "latency.e2e_median_s",
-}
-# On their own lines: most runs have none, and the table must fit 80 columns.
-_BELOW = {
-    "offered": "throughput.offered_requests_per_s",
-    "failed": "throughput.failed_requests_per_s",
-    "drain time": "requests.drain_s",
-    "goodput": "throughput.goodput_per_s",
-    "SLO attainment": "requests.slo_attainment_frac",
-    "energy": "energy.joules_per_generated_token",
-}
-_OF_FAILURES = ("failed", "drain time")
 _BUSY_FRAC = 0.8  # of a core: above it the client may be the bottleneck
 _GROUPS = ("latency.", "throughput.", "requests.", "time.window_s", "energy.", "overhead.client")
 
@@ -73,13 +55,13 @@ def document(levels: list[LevelRow]) -> Document:
 
 
 def _table(levels: list[LevelRow]) -> Table:
-    numbers = ("ok", "failed", *_COLUMNS, "client\nCPU")
+    numbers = ("ok", "failed", *(at.label for at in in_view("load").values()), "client\nCPU")
     rows = (
         (
             level.plan.pace.label,
             str(level.outcome.answered),
             str(level.outcome.failed),
-            *(_cell(level.summary.readings[key]) for key in _COLUMNS.values()),
+            *(_cell(level.summary.readings[key]) for key in in_view("load")),
             f"{100 * level.outcome.cpu_frac:.0f} %",
         )
         for level in levels
@@ -97,11 +79,11 @@ def _cell(result: Result) -> str:
 def _below(levels: list[LevelRow]) -> list[str]:
     """Return metrics that only some loads have, a line for each level."""
     return [
-        f"{level.plan.pace.label}: {what} {value(reading)} ({reading.note.partition('; ')[0]})"
-        for what, key in _BELOW.items()
+        f"{level.plan.pace.label}: {at.label} {value(reading)} ({reading.note.partition('; ')[0]})"
+        for key, at in in_view("load notes").items()
         for level in levels
-        if what != "offered" or isinstance(level.plan.pace, Open)
-        if what not in _OF_FAILURES or level.outcome.failed
+        if at.group != "open" or isinstance(level.plan.pace, Open)
+        if at.group != "failures" or level.outcome.failed
         if isinstance(reading := level.summary.readings[key], Reading)
     ]
 
@@ -152,7 +134,7 @@ def _remarks(level: LevelRow) -> Iterator[str]:
 def _missing(readings: dict[str, Result]) -> list[str]:
     """Return the reasons of absent values, each once."""
     reasons = [
-        reading.reason for key in _COLUMNS.values() if isinstance(reading := readings[key], Missing)
+        reading.reason for key in in_view("load") if isinstance(reading := readings[key], Missing)
     ]
     return list(dict.fromkeys(reasons))
 
