@@ -333,7 +333,8 @@ def summary_section(analysis: Analysis) -> Iterator[str]:
 
 
 def _by_convention(analysis: Analysis, details: JobDetails) -> Iterator[str]:
-    mfu, hfu, tflop = (analysis.value(key) for key in (MFU, HFU, TFLOP))
+    mfu, hfu = analysis.value(MFU), analysis.value(HFU)
+    tflop = analysis.value(TFLOP)
     yield f"TFLOP per sequence: {tflop:.2f} ({details.figures.flops.convention})"
     if is_more(hfu, mfu):
         wrong = mark_of(analysis.readings[HFU])
