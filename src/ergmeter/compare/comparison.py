@@ -377,8 +377,7 @@ def _measures(entries: Sequence[Entry], options: CompareOptions) -> tuple[Measur
             key
             for keys in _front_keys()
             for key in keys
-            if key
-            != next((k for k in keys if any(e.value(k) is not None for e in entries)), keys[0])
+            if key != next((k for k in keys if _any_value(entries, k)), keys[0])
         }
         chosen = [measure(key) for key in in_view("compare") if key not in unwanted]
     if options.target_loss is not None:
