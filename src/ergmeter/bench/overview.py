@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.bench.execute.outcome import FINAL, Status
 from ergmeter.bench.plan.cells import Cell, Value, repeats_of
-from ergmeter.compare.configuration_names import COMMON, UNNAMED, naming_settings
+from ergmeter.compare.pairing import COMMON, UNNAMED, naming_settings
 from ergmeter.stats.ratio import mean
 
 if TYPE_CHECKING:

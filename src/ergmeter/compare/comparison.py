@@ -21,8 +21,7 @@ from ergmeter.compare.grouping import (
     group_entries,
     mixed_facts,
 )
-from ergmeter.compare.padding import padding_remark
-from ergmeter.compare.pairing import ConfigurationPair, Pairing, pair_entries
+from ergmeter.compare.pairing import ConfigurationPair, Pairing, padding_remark, pair_entries
 from ergmeter.compare.time_to_loss import ENERGY, SMOOTHING, TIME, to_target
 from ergmeter.compare.verdicts import (
     OF_WHOLE_RUN,

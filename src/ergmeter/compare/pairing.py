@@ -13,16 +13,16 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ergmeter.compare.configuration_names import configuration_name, naming_settings
 from ergmeter.compare.entry import Entry, fact, over_one_window
 from ergmeter.compare.grouping import Group
 from ergmeter.errors import UsageError
 from ergmeter.metrics.evidence.window import TRAINING
+from ergmeter.units import duration, significant
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from ergmeter.compare.verdicts import Measure
 
@@ -330,3 +330,105 @@ def _conditions_of(group: Group) -> dict[str, set[str]]:
         for name, value in entry.conditions.items():
             values_by_name.setdefault(name, set()).update({value} if value else ())
     return values_by_name
+
+
+# Names of configurations, by the settings in which they differ.
+
+
+COMMON = (
+    *("scenario", "framework_config", "model_name_or_path", "num_gpus", "nodes"),
+    *("peft_method", "torch_dtype", "per_device_train_batch_size"),
+    *("gradient_accumulation_steps", "packing", "max_seq_length", "learning_rate"),
+    "effective_batch_size",
+)
+# The one is above, the others follow from what is told.
+UNNAMED = ("max_seq_len", "training_data_path")
+_BARE = ("scenario", "framework_config", "model_name_or_path", "peft_method", "torch_dtype")
+_SHORT = {"num_gpus": "gpus", "per_device_train_batch_size": "batch", "max_seq_length": "length"}
+
+
+def naming_settings(
+    differ: Collection[str], configurations: Iterable[Mapping[str, Any]]
+) -> list[str]:
+    """Of the settings that differ, those that a configuration is called by."""
+    chosen = [name for name in COMMON if name in differ]
+    if {"per_device_train_batch_size", "effective_batch_size"} <= set(chosen):
+        chosen.remove("effective_batch_size")  # it follows from the other, but for accumulation
+    several = list(configurations)
+    distinct = {tuple(str(row.get(name)) for name in chosen) for row in several}
+    if len(distinct) < len(several):
+        chosen += sorted(set(differ) - set(COMMON) - set(UNNAMED))
+    return chosen
+
+
+def configuration_name(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    """A configuration by these settings; empty where it has none of them."""
+    parts = [
+        str(row[setting]) if setting in _BARE else f"{_SHORT.get(setting, setting)} {row[setting]}"
+        for setting in names
+        if row.get(setting) not in (None, "")
+    ]
+    return ", ".join(parts)
+
+
+def setting_title(name: str) -> str:
+    """What a setting is called in the head of a table."""
+    return _SHORT.get(name, name).replace("_", " ")
+
+
+# Padding. transformers counts it in tokens/s, so padding-free training can be faster in samples/s
+# and slower in tokens/s. The tokens of a sample tell the two apart.
+
+
+COUNTED = "throughput.computed_tokens_per_s"
+_SAMPLES, _TIME = "throughput.samples_per_s", "time.run_s"
+# Packing a batch differently moves tokens per sample by a little; padding moves it by much.
+_ALIKE = 0.01
+
+
+def padding_remark(pair: ConfigurationPair) -> str:
+    """How to read samples/s and tokens/s that go different ways; empty if they don't."""
+    new, ref = ((side.mean(COUNTED), side.mean(_SAMPLES)) for side in (pair.new, pair.ref))
+    if not all((*new, *ref)) or not counts_differ(pair):
+        return ""
+    (new_tokens, new_samples), (ref_tokens, ref_samples) = new, ref
+    assert new_tokens and new_samples and ref_tokens and ref_samples  # noqa: PT018  one thing
+    rate, pace = new_tokens / ref_tokens, new_samples / ref_samples
+    if (rate - 1.0) * (pace - 1.0) >= 0.0:
+        return ""
+    each = ref_tokens / ref_samples, new_tokens / new_samples
+    fewer, more = sorted(each)
+    who = "REF" if each[0] > each[1] else "NEW"
+    way, other = ("faster", "slower") if pace > 1.0 else ("slower", "faster")
+    return (
+        f"{way} by samples/s ({_percent(pace)}{_times(pair)}), yet {other} by tokens/s"
+        f" ({_percent(rate)}): tokens/s counts padding. A sample was {significant(each[0], 3)}"
+        f" tokens in REF and is {significant(each[1], 3)} in NEW; if the data is the same, at least"
+        f" {(1.0 - fewer / more) * 100:.0f} % of what {who} counted was padding. Judge by time,"
+        " samples/s or real tokens/s"
+    )
+
+
+def has_both_rates(pair: ConfigurationPair) -> bool:
+    """True if both sides have samples/s and tokens/s, so that they could go different ways."""
+    return all(side.mean(COUNTED) and side.mean(_SAMPLES) for side in (pair.new, pair.ref))
+
+
+def counts_differ(pair: ConfigurationPair) -> bool:
+    """True if tokens per sample differ by more than 1 %: tokens/s are then not comparable."""
+    each = []
+    for side in (pair.new, pair.ref):
+        tokens, samples = side.mean(COUNTED), side.mean(_SAMPLES)
+        if not tokens or not samples:
+            return False
+        each.append(tokens / samples)
+    return abs(each[0] / each[1] - 1.0) > _ALIKE
+
+
+def _percent(ratio: float) -> str:
+    return f"{(ratio - 1.0) * 100:+.0f} %"
+
+
+def _times(pair: ConfigurationPair) -> str:
+    ref, new = pair.ref.mean(_TIME), pair.new.mean(_TIME)
+    return f", {duration(ref)} to {duration(new)}" if ref and new else ""

@@ -102,7 +102,7 @@ def read_side(path: Path, keys: Iterable[str]) -> SourceEntries:
             f"{path} is not there: give a run, a ledger, a directory of results, a Parquet or CSV"
             " file, or an analysis"
         )
-    source = None if is_ledger(path) else plugin_source(path)
+    source = None if path.is_file() and is_ledger(path) else plugin_source(path)
     if source is not None:
         return source.read(path, Wanted(keys=tuple(keys)))
     return read_entries([path], keys=keys)

@@ -20,7 +20,7 @@ from ergmeter.units import ratio_text, significant
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ergmeter.compare.rules import GateRule
+    from ergmeter.compare.gate import GateRule
     from ergmeter.records import Direction
 
 # Of a comparison; and of a gate, which has "worse" and "absent" too.

@@ -18,11 +18,9 @@ from ergmeter.compare.gate import (
     amount_text,
     configuration_results,
 )
-from ergmeter.compare.padding import has_both_rates
-from ergmeter.compare.pairing import conditions
+from ergmeter.compare.pairing import conditions, has_both_rates
 from ergmeter.metrics.catalog import every_metric
 from ergmeter.units import number_of, scaled, significant
-from ergmeter.views import documents
 from ergmeter.views.charts.chart import Chart, Scale, scale_for
 from ergmeter.views.charts.interval_chart import Axis, Dot, Kind, interval_chart
 from ergmeter.views.document import (
@@ -38,8 +36,7 @@ from ergmeter.views.document import (
 
 if TYPE_CHECKING:
     from ergmeter.compare.comparison import Comparison, GroupPair
-    from ergmeter.compare.gate import Gate
-    from ergmeter.compare.rules import GateRule
+    from ergmeter.compare.gate import Gate, GateRule
     from ergmeter.compare.verdicts import State, Verdict
     from ergmeter.stats.ratio import Contrast
     from ergmeter.views.document import Part
@@ -130,7 +127,7 @@ def gate_method(gate: Gate) -> list[str]:
 
 def gate_data(gate: Gate) -> dict[str, Any]:
     """The gate as JSON."""
-    body = {
+    return {
         "state": _JSON_STATES.get(gate.state, gate.state),
         "exit_code": gate.exit_code,
         "rules": [str(rule) for rule in gate.rules],
@@ -158,7 +155,6 @@ def gate_data(gate: Gate) -> dict[str, Any]:
         "notes": list(gate.notes),
         "correction": {"method": METHOD, "tests": gate.family},
     }
-    return dict(documents.finite(body))
 
 
 # The comparison of two benches.
@@ -226,7 +222,7 @@ def cells_data(comparison: Comparison) -> dict[str, Any]:
     """The comparison as JSON."""
     pairing = comparison.pairing
     assert pairing is not None
-    body = {
+    return {
         "matched_by": list(pairing.by),
         "confidence": comparison.options.confidence,
         "cells": [
@@ -241,7 +237,6 @@ def cells_data(comparison: Comparison) -> dict[str, Any]:
         "chosen": pairing.chosen or None,
         "remarks": remarks(comparison),
     }
-    return dict(documents.finite(body))
 
 
 def cells_csv(comparison: Comparison) -> str:

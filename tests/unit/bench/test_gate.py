@@ -12,8 +12,7 @@ from ergmeter.bench import results
 from ergmeter.bench.overview import overview
 from ergmeter.bench.tables import as_table
 from ergmeter.compare.comparison import CompareOptions, Comparison
-from ergmeter.compare.gate import POOLED, Gate
-from ergmeter.compare.rules import parse_noise, parse_rule
+from ergmeter.compare.gate import POOLED, Gate, parse_noise, parse_rule
 from ergmeter.errors import UsageError
 from ergmeter.views import gate as gate_view
 from ergmeter.views.bench import report

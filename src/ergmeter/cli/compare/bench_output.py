@@ -324,8 +324,8 @@ def compare(
     from ergmeter.bench.entries import entries
     from ergmeter.bench.results import batches
     from ergmeter.compare.comparison import CompareOptions, compare_sides
+    from ergmeter.compare.gate import parse_noise
     from ergmeter.compare.pairing import where
-    from ergmeter.compare.rules import parse_noise
     from ergmeter.views import gate as view
 
     form = chosen_form(form, as_json=as_json, as_markdown=as_markdown)

@@ -93,9 +93,8 @@ def command(
                 4 an input could not be read
     """
     from ergmeter.compare.comparison import CompareOptions
-    from ergmeter.compare.gate import gate
+    from ergmeter.compare.gate import DEFAULT_RULES, gate, parse_noise, parse_rule
     from ergmeter.compare.pairing import NotComparable
-    from ergmeter.compare.rules import DEFAULT_RULES, parse_noise, parse_rule
 
     form = chosen_form(form, as_json=as_json, as_markdown=as_markdown)
     check_page(page)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ergmeter.bench.overview import CELL_METRICS, LOWER, MEMORY, matrix, report_of
-from ergmeter.compare.configuration_names import setting_title
+from ergmeter.compare.pairing import setting_title
 from ergmeter.version import __version__
 from ergmeter.views.bench.report import HEADS, figure_in_words, lines, more_in_words, notes, totals
 from ergmeter.views.html.page import bullet_list, header, page, section, td, text

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ergmeter.bench.overview import MEMORY, Configuration, Overview, of_repeats, spread
-from ergmeter.compare.configuration_names import configuration_name
+from ergmeter.compare.pairing import configuration_name
 from ergmeter.units import duration, scaled, significant
 from ergmeter.views.blocks import escaped, markdown_table
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from ergmeter.views.documents import finite
+
 if TYPE_CHECKING:
     from ergmeter.views.document import Document
 
 
 def json_text(document: Document) -> str:
-    """Return a document's data as JSON, which has no NaN."""
-    return json.dumps(document.data, indent=1, allow_nan=False)
+    """Return a document's data as JSON; NaN and infinity, which it lacks, are null."""
+    return json.dumps(finite(document.data), indent=1, allow_nan=False)
