@@ -541,6 +541,7 @@ _VIEWS: dict[str, dict[str, int | Position]] = {
         "ledger": Position(50, label="mfu"),
         "ledger notes": Position(40, label="mfu"),
         "compare": 70,
+        "bench matrix": 50,
     },
     HFU: {"card": Position(540, "compute"), "model card": 100, "ladder": 50},
 }
@@ -632,6 +633,7 @@ METRICS += over_whole_run(
         "model card": Position(90, "the whole run"),
         "console": 100,
         "compare": 80,
+        "bench matrix": 70,
     },
 )
 _BY_KEY = {metric.key: metric for metric in METRICS}
