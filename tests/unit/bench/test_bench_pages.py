@@ -11,7 +11,9 @@ import pytest
 
 from ergmeter.bench.overview import Overview
 from ergmeter.bench.tables import as_table
-from ergmeter.views.bench.page import bench_compare_page, bench_page
+from ergmeter.views.bench.page import bench_compare_page
+from ergmeter.views.bench.report import report_document
+from ergmeter.views.render.html import html as page_of
 from tests.unit.bench.rows import compare, gate, repeats, row
 
 pytest.importorskip("vl_convert")
@@ -20,7 +22,8 @@ pytest.importorskip("vl_convert")
 def page(*rows: dict[str, Any], most: int | None = None) -> str:
     found = Overview(most=most)
     found.add(as_table([{**one, "index": number} for number, one in enumerate(rows)]))
-    return words(bench_page(found, name="b", out=Path("page.html")), "matrices")
+    document = report_document(found, name="b", page=Path("page.html"))
+    return words(page_of(document), "matrices")
 
 
 def compared(new: list[dict[str, Any]], ref: list[dict[str, Any]], *rules: str) -> str:

@@ -39,6 +39,7 @@ from ergmeter.views.document import (
     Paragraph,
     Part,
     Section,
+    State,
     Table,
     TableColumn,
 )
@@ -74,18 +75,18 @@ def report_document(overview: Overview, *, name: str, page: Path | None = None) 
     addresses = {} if page is None else _addresses(overview, page)
     heat_maps = () if page is None else _heat_maps(overview, addresses)
     counts = ", ".join(f"{number} {status}" for status, number in overview.statuses.most_common())
-    state = "bad" if overview.troubles else ""
-    more = _more(overview.more, "configurations")
-    failures = (
+    more = _items(_more(overview.more, "configurations"))
+    failures: tuple[Part, ...] = (
         *(Note("serious", line) for line in overview.troubles),
-        *map(Paragraph, _more(overview.more_troubles, "troubles")),
+        *_items(_more(overview.more_troubles, "troubles")),
     )
     sections = (
         Section("matrices", "matrices", heat_maps, is_for_pages=True),
-        Section("rows", "configurations", (_table(overview, addresses), *map(Paragraph, more))),
+        Section("rows", "configurations", (_table(overview, addresses), *more)),
         Section("failures", "failures", failures),
         Section("notes", "notes", _items(notes(overview))),
     )
+    state: State = "bad" if overview.troubles else ""
     headline = HeadlinePart(f"{overview.cells} cells", counts, state=state)
     return Document(f"Bench: {name}", (headline, *(part for part in sections if part.parts)))
 
@@ -109,7 +110,8 @@ def memory_document(memory: MemoryTable, *, name: str) -> Document:
     ]
     columns = (
         *(TableColumn(head, no_wrap=True) for head in ("cell", "by", "of")),
-        *(TableColumn("bytes", "number"), TableColumn("rounded", "number"), "note"),
+        *(TableColumn(head, "number") for head in ("bytes", "rounded")),
+        TableColumn("note"),
     )
     remarks = (*_more(memory.more, "cells"), *_MEMORY_NOTES)
     return Document(title, (Table(columns, tuple(rows)), Items(remarks)))
@@ -117,9 +119,10 @@ def memory_document(memory: MemoryTable, *, name: str) -> Document:
 
 def figure_in_words(configuration: Configuration, name: str) -> str:
     """Return a configuration's mean; tokens that include padding are marked."""
+    value = configuration.figures[name]
     mark = " (impossible)" if name in configuration.impossible else ""
     mark += "*" * (configuration.is_padded and name.startswith("tokens_"))
-    return _value(configuration.figures[name], name) + mark
+    return _value(value, name) + (mark if math.isfinite(value) else "")
 
 
 def notes(overview: Overview) -> list[str]:
@@ -305,7 +308,9 @@ def _heat_cell(configuration: Configuration, metric: str, addresses: Mapping[str
         return HeatCell(text, None, state, _shortened(configuration.reason), links)
     number = configuration.runs[metric]
     text = figure_in_words(configuration, metric) + (f" ({number} runs)" if number > 1 else "")
-    remarks = () if configuration.status == "ok" else (f"✕ {configuration.status}",)
+    remarks: tuple[str, ...] = (
+        () if configuration.status == "ok" else (f"✕ {configuration.status}",)
+    )
     if metric in configuration.impossible:
         remarks += _shortened(configuration.impossible[metric])
         return HeatCell(text, None, "none impossible", remarks, links)
