@@ -152,8 +152,8 @@ def report_heads() -> dict[str, tuple[str, ...]]:
 @cache
 def memory_sources() -> dict[str, str]:
     """The short name of what reports the memory of a column, by column."""
-    shown = view_columns("bench report")
-    return {column: shown[column].label for column in report_heads()["memory"]}
+    metrics = view_columns("bench report").items()
+    return {column: at.label for column, at in metrics if at.group == "memory"}
 
 
 _NUMBERS = re.compile(r"[\d.]+")
@@ -174,10 +174,10 @@ class Absences:
         self._cells += 1
         reasons = json.loads(row["missing"] or "{}")
         lacking: dict[str, list[str]] = {}
-        shown = view_columns("bench report")
+        expected = {c for c, at in view_columns("bench report").items() if at.is_expected}
         for name, columns in report_heads().items():
             last = columns[-1]  # of memory the host's, which every run should have
-            if shown[last].is_expected and all(row[column] is None for column in columns):
+            if last in expected and all(row[column] is None for column in columns):
                 why = reasons.get(last) or "nothing told it"
                 lacking.setdefault(why, []).append(name)
         for why, names in lacking.items():
@@ -300,17 +300,8 @@ def of_repeats(rows: Iterable[Mapping[str, Any]], column: str) -> float | None:
     return mean(values).value
 
 
-@dataclass(frozen=True, slots=True)
-class MeanSpread:
-    """Where a configuration's mean lies: the comparison's interval of it, or all that was seen."""
-
-    low: float
-    high: float
-    is_interval: bool
-
-
-def spread(rows: Iterable[Mapping[str, Any]], column: str) -> MeanSpread | None:
-    """Of three repeats or more the interval of 95 %, of two both; of one there is none.
+def spread(rows: Iterable[Mapping[str, Any]], column: str) -> tuple[float, float] | None:
+    """Where a mean lies: of three repeats or more its interval of 95 %, of two both; else None.
 
     An interval of two is 13 standard errors to each side, and tells less than the two.
     """
@@ -318,11 +309,11 @@ def spread(rows: Iterable[Mapping[str, Any]], column: str) -> MeanSpread | None:
     if len(values) < 2:
         return None
     if len(values) < _FEWEST or not _has_ratios(values):
-        return MeanSpread(min(values), max(values), is_interval=False)
+        return min(values), max(values)
     average = mean(values)
     assert average.low is not None
     assert average.high is not None
-    return MeanSpread(average.low, average.high, is_interval=True)
+    return average.low, average.high
 
 
 def _has_ratios(values: Sequence[float]) -> bool:
@@ -413,8 +404,8 @@ def matrix(bench_overview: Overview) -> Matrix:
     names = bench_overview.shown_columns
     groups = [configuration(rows, names) for rows in bench_overview.groups.values()]
     across = _across(groups, names)
-    shown = view_columns("bench matrix")
-    figures = tuple(name for name in shown if any(name in group.figures for group in groups))
+    metrics = view_columns("bench matrix")
+    figures = tuple(name for name in metrics if any(name in group.figures for group in groups))
     down = tuple(name for name in names if name != across)
     return Matrix(down, across, tuple(groups), figures)
 
@@ -422,29 +413,29 @@ def matrix(bench_overview: Overview) -> Matrix:
 def configuration(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> Configuration:
     """The repeats of one configuration, by the settings of these names."""
     ok = [row for row in rows if row["status"] == "ok"]
-    counts = Counter(str(row["status"]) for row in rows)
-    status = (
-        "ok"
-        if len(ok) == len(rows)
-        else ", ".join(f"{n} {s}" if len(rows) > 1 else s for s, n in counts.most_common())
-    )
     reasons = [str(row["reason"]) for row in rows if row["status"] != "ok" and row["reason"]]
-    shown = view_columns("bench matrix")
-    means = {name: of_repeats(ok, name) for name in shown}
+    metrics = view_columns("bench matrix")
+    means = {name: of_repeats(ok, name) for name in metrics}
     return Configuration(
         settings={name: _plain(rows[0].get(name)) for name in names},
-        status=status,
+        status="ok" if len(ok) == len(rows) else outcomes(rows),
         is_ok=bool(ok),
-        is_waiting=not ok and counts.keys() <= set(_WAITING),
+        is_waiting=all(row["status"] in _WAITING for row in rows),
         reason=reasons[0] if reasons else "",
         figures={name: mean for name, mean in means.items() if mean is not None},
-        runs={name: sum(row[name] is not None for row in ok) for name in shown},
+        runs={name: sum(row[name] is not None for row in ok) for name in metrics},
         is_padded=any(row["tokens_counted"] == "computed" for row in ok),
         paths=tuple(str(row["path"]) for row in rows if row["path"]),
         impossible={
             n: why for row in ok for n, why in json.loads(row["impossible"] or "{}").items()
         },
     )
+
+
+def outcomes(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How the repeats of a configuration ended, with the number of each status."""
+    counts = Counter(str(row["status"]) for row in rows)
+    return ", ".join(f"{n} {s}" if len(rows) > 1 else s for s, n in counts.most_common())
 
 
 def report_of(path: str) -> Path | None:

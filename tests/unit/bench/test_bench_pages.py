@@ -43,7 +43,7 @@ def test_what_is_said_of_a_cut_bench_is_said_of_what_is_shown() -> None:
     failed = [row(num_gpus=n, status="oom") for n in range(3)]
     said = page(*failed, row(num_gpus=9, tokens_per_s=1.0), most=3)
     assert "The first 3 of 4 configurations: --all shows the others." in said
-    assert "no cell that is shown has a figure yet" in said
+    assert "No cell that is shown tells: tokens/s, tokens/s per device" in said
     said = page(row(num_gpus=9, tokens_per_s=1.0), *failed, most=3)
     assert "No cell that is shown tells: tokens/s per device" in said
     whole = page(row(num_gpus=9, tokens_per_s=1.0))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -19,6 +18,7 @@ from ergmeter.bench.overview import (
     matrix,
     memory_sources,
     of_repeats,
+    outcomes,
     report_heads,
     report_of,
     spread,
@@ -181,11 +181,13 @@ def _table(overview: Overview, addresses: Mapping[str, str]) -> Table:
 
 def _line(rows: Sequence[Mapping[str, Any]], settings: Sequence[str]) -> tuple[str, ...]:
     ok = [row for row in rows if row["status"] == "ok"] or list(rows)
-    counts = Counter(row["status"] for row in rows)
-    status = ", ".join(f"{n} {s}" if len(rows) > 1 else s for s, n in counts.most_common())
     name = configuration_name(rows[0], settings) or f"cell {rows[0]['index']}"
     mark = _mark(rows)
-    return (name, status, *(_figure(ok, columns, mark) for columns in report_heads().values()))
+    return (
+        name,
+        outcomes(rows),
+        *(_figure(ok, columns, mark) for columns in report_heads().values()),
+    )
 
 
 def _figure(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], mark: str) -> str:
@@ -198,7 +200,7 @@ def _figure(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], mark: str
         mark += "*" * any(row["tokens_counted"] == "computed" for row in rows)
     source = f" {memory_sources()[column]}" if column in memory_sources() else ""
     ends = spread(rows, column) if column == "tokens_per_s" else None
-    around = "" if ends is None else f" ({significant(ends.low)} to {significant(ends.high)})"
+    around = "" if ends is None else f" ({significant(ends[0])} to {significant(ends[1])})"
     return f"{_value(mean, column)}{mark}{source}{around}"
 
 
@@ -245,23 +247,18 @@ def _heat_maps(overview: Overview, addresses: Mapping[str, str]) -> tuple[Part, 
     number = len(settings.configurations)
     cut = f"The first {number} of {number + overview.more} configurations: --all shows the others."
     parts: list[Part] = [Paragraph(cut)] if overview.more else []
-    which = "cell that is shown" if overview.more else "cell"
-    if not settings.figures:
-        none = f"Not shown: no {which} has a figure yet. Failures stand below."
-        return (*parts, Paragraph(none, style="dim"))
-    shown = view_columns("bench matrix")
-    memory = [name for name in settings.figures if shown[name].group == "memory"]
-    first = [name for name in settings.figures if shown[name].group == "open"] + memory[:1]
-    first = first or [settings.figures[0]]
-    parts += [heat_map(settings, name, addresses) for name in first]
-    folded = (name for name in settings.figures if name not in first)
-    parts += [heat_map(settings, name, addresses, is_folded=True) for name in folded]
-    absent = [
-        at.label
-        for name, at in shown.items()
-        if name not in settings.figures and at.group != "memory"
+    metrics = view_columns("bench matrix")
+    memory = [name for name in settings.figures if metrics[name].group == "memory"]
+    first = [name for name in settings.figures if metrics[name].group == "open"] + memory[:1]
+    first = first or [*settings.figures[:1]]
+    parts += [
+        heat_map(settings, name, addresses, is_folded=name not in first)
+        for name in sorted(settings.figures, key=lambda name: name not in first)
     ]
+    others = [name for name, at in metrics.items() if at.group != "memory"]
+    absent = [metrics[name].label for name in others if name not in settings.figures]
     absent += [] if memory else ["memory"]
+    which = "cell that is shown" if overview.more else "cell"
     none = f"No {which} tells: {', '.join(absent)}."
     return (*parts, Paragraph(none, style="dim")) if absent else tuple(parts)
 
