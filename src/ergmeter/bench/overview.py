@@ -136,7 +136,11 @@ class CellListing:
 def view_columns(view: str) -> dict[str, Position]:
     """The columns of a bench's results that a view shows, in its order, with their labels."""
     metrics = ((every_metric()[key], at) for key, at in in_view(view).items())
-    return {metric.column: at._replace(label=at.label or metric.title) for metric, at in metrics}
+    return {
+        metric.column: at._replace(label=at.label or metric.title)
+        for metric, at in metrics
+        if metric.column
+    }
 
 
 @cache

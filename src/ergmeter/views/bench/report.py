@@ -182,18 +182,14 @@ def _table(overview: Overview, addresses: Mapping[str, str]) -> Table:
 def _line(rows: Sequence[Mapping[str, Any]], settings: Sequence[str]) -> tuple[str, ...]:
     ok = [row for row in rows if row["status"] == "ok"] or list(rows)
     name = configuration_name(rows[0], settings) or f"cell {rows[0]['index']}"
-    mark = _mark(rows)
-    return (
-        name,
-        outcomes(rows),
-        *(_figure(ok, columns, mark) for columns in report_heads().values()),
-    )
+    figures = (_figure(ok, columns, _mark(rows)) for columns in report_heads().values())
+    return (name, outcomes(rows), *figures)
 
 
 def _figure(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], mark: str) -> str:
     """Return the mean of repeats in the first column that has one."""
     means = ((column, of_repeats(rows, column)) for column in columns)
-    column, mean = next(((column, mean) for column, mean in means if mean is not None), ("", None))
+    column, mean = next((pair for pair in means if pair[1] is not None), ("", None))
     if mean is None:
         return "-"
     if bench_columns()[column].unit == "tokens/s":
@@ -243,20 +239,20 @@ def _addresses(overview: Overview, page: Path) -> dict[str, str]:
 
 def _heat_maps(overview: Overview, addresses: Mapping[str, str]) -> tuple[Part, ...]:
     """Return a heat map of each metric that a configuration has, the main ones open."""
-    settings = matrix(overview)
-    number = len(settings.configurations)
+    layout = matrix(overview)
+    number = len(layout.configurations)
     cut = f"The first {number} of {number + overview.more} configurations: --all shows the others."
     parts: list[Part] = [Paragraph(cut)] if overview.more else []
     metrics = view_columns("bench matrix")
-    memory = [name for name in settings.figures if metrics[name].group == "memory"]
-    first = [name for name in settings.figures if metrics[name].group == "open"] + memory[:1]
-    first = first or [*settings.figures[:1]]
+    memory = [name for name in layout.figures if metrics[name].group == "memory"]
+    first = [name for name in layout.figures if metrics[name].group == "open"] + memory[:1]
+    first = first or list(layout.figures[:1])
     parts += [
-        heat_map(settings, name, addresses, is_folded=name not in first)
-        for name in sorted(settings.figures, key=lambda name: name not in first)
+        heat_map(layout, name, addresses, is_folded=name not in first)
+        for name in sorted(layout.figures, key=lambda name: name not in first)
     ]
     others = [name for name, at in metrics.items() if at.group != "memory"]
-    absent = [metrics[name].label for name in others if name not in settings.figures]
+    absent = [metrics[name].label for name in others if name not in layout.figures]
     absent += [] if memory else ["memory"]
     which = "cell that is shown" if overview.more else "cell"
     none = f"No {which} tells: {', '.join(absent)}."
@@ -264,27 +260,22 @@ def _heat_maps(overview: Overview, addresses: Mapping[str, str]) -> tuple[Part, 
 
 
 def heat_map(
-    settings: Matrix, metric: str, addresses: Mapping[str, str], *, is_folded: bool = False
+    layout: Matrix, metric: str, addresses: Mapping[str, str], *, is_folded: bool = False
 ) -> HeatMap:
     """Return one metric of all configurations, by their settings."""
     title = view_columns("bench matrix")[metric].label
-    corner = ", ".join(setting_title(name) for name in settings.down)
+    corner = ", ".join(setting_title(name) for name in layout.down)
     head: tuple[str, ...] = (title,)
-    if settings.across is not None:
-        corner += f" \\ {setting_title(settings.across)}"
-        head = tuple(_setting(value) for value in settings.columns)
-    grid = settings.places
+    if layout.across is not None:
+        corner += f" \\ {setting_title(layout.across)}"
+        head = tuple(_setting(value) for value in layout.columns)
+    cells = {
+        at: tuple(_heat_cell(configuration, metric, addresses) for configuration in group)
+        for at, group in layout.places.items()
+    }
     rows = tuple(
-        (
-            ", ".join(map(_setting, row)),
-            tuple(
-                tuple(
-                    _heat_cell(member, metric, addresses) for member in grid.get((row, value), ())
-                )
-                for value in settings.columns
-            ),
-        )
-        for row in settings.rows
+        (", ".join(map(_setting, row)), tuple(cells.get((row, at), ()) for at in layout.columns))
+        for row in layout.rows
     )
     better = bench_columns()[metric].direction
     note = f"Darker is more; {better} is better. Hatched cells with ✕ have no figure."
