@@ -109,9 +109,7 @@ def test_a_failed_cell_is_told_apart_without_colour_and_says_why(
     assert style[0] == "dashed"
     assert style[1].startswith("repeating-linear-gradient")
     assert f"cell 3: oom: out of memory {EVIL}" in one.page.inner_text("#failures")
-    overview = one.page.inner_text("#overview")
-    assert "3 of 4 cells" in overview
-    assert "✕ oom" in overview
+    assert one.page.inner_text(".headline") == "4 cells: 3 ok, 1 oom"
 
 
 def test_a_cell_links_to_the_page_of_its_run_or_names_its_directory(

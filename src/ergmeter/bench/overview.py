@@ -12,12 +12,14 @@ import math
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.bench.execute.outcome import FINAL, Status
 from ergmeter.bench.plan.cells import Cell, Value, repeats_of
 from ergmeter.compare.pairing import COMMON, UNNAMED, naming_settings
+from ergmeter.metrics.catalog import Position, every_metric, in_view
 from ergmeter.stats.ratio import mean
 
 if TYPE_CHECKING:
@@ -130,18 +132,34 @@ class CellListing:
         return total_s / number * left if number and self.counts["running"] else None
 
 
-# What a report shows, by its columns: the figure is there if one of them is.
-_NEEDED_METRICS = {
-    "tokens/s": ("tokens_per_s",),
-    "/device": ("tokens_per_s_per_device",),
-    "samples/s": ("samples_per_s",),
-    "loss": ("loss",),
-    "memory": (
-        *("memory_process_peak_bytes", "memory_hf_peak_bytes", "memory_allocator_peak_bytes"),
-        *("memory_nvidia_peak_bytes", "memory_nvidia_mean_bytes"),
-    ),
-    "time": ("runtime_s",),
-}
+@cache
+def view_columns(view: str) -> dict[str, Position]:
+    """The columns of a bench's results that a view shows, in its order, with their labels."""
+    metrics = ((every_metric()[key], at) for key, at in in_view(view).items())
+    return {
+        metric.column: at._replace(label=at.label or metric.title)
+        for metric, at in metrics
+        if metric.column
+    }
+
+
+@cache
+def report_heads() -> dict[str, tuple[str, ...]]:
+    """The metrics of a report's table: columns by head. The first that has a value is shown."""
+    heads: dict[str, tuple[str, ...]] = {}
+    for column, at in view_columns("bench report").items():
+        head = at.group or at.label
+        heads[head] = (*heads.get(head, ()), column)
+    return heads
+
+
+@cache
+def memory_sources() -> dict[str, str]:
+    """The short name of what reports the memory of a column, by column."""
+    metrics = view_columns("bench report").items()
+    return {column: at.label for column, at in metrics if at.group == "memory"}
+
+
 _NUMBERS = re.compile(r"[\d.]+")
 _MOST = 8  # cells that are named
 
@@ -160,9 +178,11 @@ class Absences:
         self._cells += 1
         reasons = json.loads(row["missing"] or "{}")
         lacking: dict[str, list[str]] = {}
-        for name, columns in _NEEDED_METRICS.items():
-            if all(row[column] is None for column in columns):
-                why = reasons.get(columns[0]) or "nothing told it"
+        expected = {c for c, at in view_columns("bench report").items() if at.is_expected}
+        for name, columns in report_heads().items():
+            last = columns[-1]  # of memory the host's, which every run should have
+            if last in expected and all(row[column] is None for column in columns):
+                why = reasons.get(last) or "nothing told it"
                 lacking.setdefault(why, []).append(name)
         for why, names in lacking.items():
             key = tuple(names), _NUMBERS.sub("#", why)
@@ -184,20 +204,9 @@ class Absences:
         return f"cell{'s' * (len(cells) > 1)} {names}{more}"
 
 
-MEMORY = {
-    "memory_hf_peak_bytes": "hf",
-    "memory_allocator_peak_bytes": "torch",
-    "memory_nvidia_peak_bytes": "nvidia",
-    "memory_nvidia_mean_bytes": "nvidia mean",
-    "memory_process_peak_bytes": "host",
-}
-_COLUMNS = (
+_FACTS = (
     *("index", "group", "status", "reason", "claims_broken", "tokens_counted", "rates_from"),
-    *("tokens_per_s", "tokens_per_s_per_device", "samples_per_s", "loss", "runtime_s", "settings"),
-    *("joules_per_token", "mfu_frac", "whole_run_tokens_per_s", "whole_run_mfu_frac"),
-    *("whole_run_joules_per_token", "path", "missing", "impossible"),
-    *COMMON,
-    *MEMORY,
+    *("settings", "path", "missing", "impossible", *COMMON),
 )
 _FEWEST = 3  # repeats that an interval is told of
 _WELL = ("ok", "pending", "running", "skipped")
@@ -220,10 +229,12 @@ class Overview:
         self.rates_from: set[str] = set()
         self.memory: set[str] = set()
         self.absences = Absences()
+        metrics = {**view_columns("bench report"), **view_columns("bench matrix")}
+        self._columns = (*_FACTS, *metrics)
 
     def add(self, batch: pa.Table) -> None:
         """Add a batch of rows."""
-        for row in batch.select(_COLUMNS).to_pylist():
+        for row in batch.select(self._columns).to_pylist():
             self._add(row)
 
     @property
@@ -246,13 +257,13 @@ class Overview:
         self.cells += 1
         self.statuses[row["status"]] += 1
         row = {**json.loads(row["settings"] or "{}"), **row}
-        for name in row.keys() - set(_COLUMNS) - set(UNNAMED) | set(COMMON):
+        for name in row.keys() - set(self._columns) - set(UNNAMED) | set(COMMON):
             if self._first.setdefault(name, row[name]) != row[name]:
                 self._differ.add(name)
         self.tokens_counted |= {row["tokens_counted"]} - {None}
         self.rates_from |= {row["rates_from"]} - {None}
-        kind = next((title for column, title in MEMORY.items() if row[column] is not None), None)
-        self.memory |= {kind} if kind else set()
+        sources = memory_sources().items()
+        self.memory |= set([name for column, name in sources if row[column] is not None][:1])
         self.absences.add(row)
         self._keep(row)
         for line in _troubles(row):
@@ -293,17 +304,8 @@ def of_repeats(rows: Iterable[Mapping[str, Any]], column: str) -> float | None:
     return mean(values).value
 
 
-@dataclass(frozen=True, slots=True)
-class MeanSpread:
-    """Where a configuration's mean lies: the comparison's interval of it, or all that was seen."""
-
-    low: float
-    high: float
-    is_interval: bool
-
-
-def spread(rows: Iterable[Mapping[str, Any]], column: str) -> MeanSpread | None:
-    """Of three repeats or more the interval of 95 %, of two both; of one there is none.
+def spread(rows: Iterable[Mapping[str, Any]], column: str) -> tuple[float, float] | None:
+    """Where a mean lies: of three repeats or more its interval of 95 %, of two both; else None.
 
     An interval of two is 13 standard errors to each side, and tells less than the two.
     """
@@ -311,11 +313,11 @@ def spread(rows: Iterable[Mapping[str, Any]], column: str) -> MeanSpread | None:
     if len(values) < 2:
         return None
     if len(values) < _FEWEST or not _has_ratios(values):
-        return MeanSpread(min(values), max(values), is_interval=False)
+        return min(values), max(values)
     average = mean(values)
     assert average.low is not None
     assert average.high is not None
-    return MeanSpread(average.low, average.high, is_interval=True)
+    return average.low, average.high
 
 
 def _has_ratios(values: Sequence[float]) -> bool:
@@ -334,24 +336,6 @@ def _troubles(row: Mapping[str, Any]) -> list[str]:
     return troubles
 
 
-CELL_METRICS = {
-    "tokens_per_s": "tokens/s",
-    "tokens_per_s_per_device": "tokens/s per device",
-    "samples_per_s": "samples/s",
-    "joules_per_token": "J/token",
-    "mfu_frac": "MFU",
-    "whole_run_tokens_per_s": "tokens/s, whole run",
-    "whole_run_mfu_frac": "MFU, whole run",
-    "whole_run_joules_per_token": "J/token, whole run",
-    "memory_hf_peak_bytes": "memory in tensors, peak (hf)",
-    "memory_allocator_peak_bytes": "memory in tensors, peak (torch)",
-    "memory_nvidia_peak_bytes": "device memory, peak",
-    "memory_nvidia_mean_bytes": "device memory, peak, mean of the devices",
-    "memory_process_peak_bytes": "host memory, peak",
-    "runtime_s": "time",
-    "loss": "loss",
-}
-LOWER = ("joules_per_token", "whole_run_joules_per_token", *MEMORY, "runtime_s", "loss")
 # What is read best from left to right: the sizes that a bench is made to scale.
 _ACROSS = (
     *("num_gpus", "nodes", "per_device_train_batch_size", "effective_batch_size"),
@@ -424,7 +408,8 @@ def matrix(bench_overview: Overview) -> Matrix:
     names = bench_overview.shown_columns
     groups = [configuration(rows, names) for rows in bench_overview.groups.values()]
     across = _across(groups, names)
-    figures = tuple(name for name in CELL_METRICS if any(name in group.figures for group in groups))
+    metrics = view_columns("bench matrix")
+    figures = tuple(name for name in metrics if any(name in group.figures for group in groups))
     down = tuple(name for name in names if name != across)
     return Matrix(down, across, tuple(groups), figures)
 
@@ -432,28 +417,29 @@ def matrix(bench_overview: Overview) -> Matrix:
 def configuration(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> Configuration:
     """The repeats of one configuration, by the settings of these names."""
     ok = [row for row in rows if row["status"] == "ok"]
-    counts = Counter(str(row["status"]) for row in rows)
-    status = (
-        "ok"
-        if len(ok) == len(rows)
-        else ", ".join(f"{n} {s}" if len(rows) > 1 else s for s, n in counts.most_common())
-    )
     reasons = [str(row["reason"]) for row in rows if row["status"] != "ok" and row["reason"]]
-    means = {name: of_repeats(ok, name) for name in CELL_METRICS}
+    metrics = view_columns("bench matrix")
+    means = {name: of_repeats(ok, name) for name in metrics}
     return Configuration(
         settings={name: _plain(rows[0].get(name)) for name in names},
-        status=status,
+        status="ok" if len(ok) == len(rows) else outcomes(rows),
         is_ok=bool(ok),
-        is_waiting=not ok and counts.keys() <= set(_WAITING),
+        is_waiting=all(row["status"] in _WAITING for row in rows),
         reason=reasons[0] if reasons else "",
         figures={name: mean for name, mean in means.items() if mean is not None},
-        runs={name: sum(row[name] is not None for row in ok) for name in CELL_METRICS},
+        runs={name: sum(row[name] is not None for row in ok) for name in metrics},
         is_padded=any(row["tokens_counted"] == "computed" for row in ok),
         paths=tuple(str(row["path"]) for row in rows if row["path"]),
         impossible={
             n: why for row in ok for n, why in json.loads(row["impossible"] or "{}").items()
         },
     )
+
+
+def outcomes(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How the repeats of a configuration ended, with the number of each status."""
+    counts = Counter(str(row["status"]) for row in rows)
+    return ", ".join(f"{n} {s}" if len(rows) > 1 else s for s, n in counts.most_common())
 
 
 def report_of(path: str) -> Path | None:

@@ -57,10 +57,7 @@ class Forms:
 
     def show(self, document: Document, *, console: Console | None = None) -> None:
         """Write the page, then print the document."""
-        if self.page is not None:
-            from ergmeter.views.render.html import html
-
-            write_page(self.page, html(document))
+        self.write_page(document)
         if self.form == "json":
             from ergmeter.views.render.json import json_text
 
@@ -75,6 +72,13 @@ class Forms:
             from ergmeter.views.render.terminal import show
 
             show(document, console or rich_console.Console())
+
+    def write_page(self, document: Document) -> None:
+        """Write the page, if one was asked for."""
+        if self.page is not None:
+            from ergmeter.views.render.html import html
+
+            write_page(self.page, html(document))
 
 
 def with_forms(function: Callable[..., Any]) -> Callable[..., Any]:

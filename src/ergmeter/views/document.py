@@ -23,18 +23,22 @@ text in a part is plain: renderers escape it, wrap it and give it colours.
   that only repeats the title and `about`, which a terminal does not print.
 - `Table`: the kind of a column decides its layout. `number` is right-aligned and not wrapped,
   `basis` is coloured by basis, `below` is printed under its row on a terminal (a column elsewhere),
-  and `bar` is drawn on a terminal and left out elsewhere. Two columns of text without a head are a
-  list of fields.
+  `bar` is drawn on a terminal and left out elsewhere, and `links` is on pages only. Two columns of
+  text without a head are a list of fields.
 - `ChartPart`: the chart on a page; its table (or the chart's own data table) and the chart's note
   elsewhere.
+- `HeatMap`: on pages only; a table beside it has its numbers.
 - `Note`: a finding with its weight, and its effect, which may have several lines.
-- `Section`: parts under a title. Pages link to its id; a folded one starts closed there.
+- `Section`: parts under a title. Pages link to its id; a folded one starts closed there, and
+  one that `is_for_pages` is left out elsewhere.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +47,7 @@ if TYPE_CHECKING:
 
 State: TypeAlias = Literal["", "good", "bad", "unsure"]
 Weight: TypeAlias = Literal["serious", "minor", "remark", "ok", "absent"]
-ColumnKind: TypeAlias = Literal["text", "number", "basis", "below", "bar"]
+ColumnKind: TypeAlias = Literal["text", "number", "basis", "below", "bar", "links"]
 Style: TypeAlias = Literal["", "dim", "strong"]
 
 
@@ -74,6 +78,25 @@ class BarCell(str):
         """Return a cell without a text: other columns have the numbers."""
         cell = super().__new__(cls)
         cell.low, cell.high = min(low, high), max(low, high)
+        return cell
+
+
+class Link(NamedTuple):
+    """A text that leads to an address, or a text alone if that is empty."""
+
+    text: str
+    address: str = ""
+
+
+class LinkCell(str):
+    """A cell of a `links` column."""
+
+    links: tuple[Link, ...]
+
+    def __new__(cls, links: tuple[Link, ...]) -> LinkCell:
+        """Return the texts of the links, with commas."""
+        cell = super().__new__(cls, ", ".join(link.text for link in links) or "-")
+        cell.links = links
         return cell
 
 
@@ -122,16 +145,13 @@ class Table:
         """The titles of the columns."""
         return tuple(column.title for column in self.layout)
 
-    def without_bars(self) -> Table:
-        """Return the table for media that draw charts: without its bar columns."""
-        stays = [number for number, column in enumerate(self.layout) if column.kind != "bar"]
-        return Table(
-            tuple(self.columns[number] for number in stays),
-            tuple(tuple(row[number] for number in stays) for row in self.rows),
-            self.caption,
-            self.is_sortable,
-            self.has_head,
-            self.strong_rows,
+    def without(self, kind: ColumnKind) -> Table:
+        """Return the table without its columns of a kind."""
+        stays = [number for number, column in enumerate(self.layout) if column.kind != kind]
+        return replace(
+            self,
+            columns=tuple(self.columns[number] for number in stays),
+            rows=tuple(tuple(row[number] for number in stays) for row in self.rows),
         )
 
 
@@ -161,6 +181,48 @@ class ChartPart:
         if table is None:
             return (Note("absent", f"{self.chart.title}: {self.chart.reason}"),)
         return (table, *([Paragraph(self.chart.note, style="dim")] if self.chart.note else []))
+
+
+_LEVELS = 5  # shades of a heat map
+
+
+@dataclass(frozen=True, slots=True)
+class HeatCell:
+    """A cell of a heat map, shaded by its value. One without a value is drawn by its state."""
+
+    text: str
+    value: float | None = None
+    state: str = "none"
+    remarks: tuple[str, ...] = ()
+    links: tuple[Link, ...] = ()
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """Values by two settings. A row has its name, then the cells of each column."""
+
+    id: str
+    title: str
+    corner: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[tuple[HeatCell, ...], ...]], ...]
+    note: str
+    is_folded: bool = False
+
+    def shade(self, cell: HeatCell) -> str:
+        """Return how a cell is drawn: at a level of five, or by its state."""
+        if cell.value is None or not math.isfinite(cell.value):
+            return cell.state
+        low, high = self._ends
+        share = (cell.value - low) / (high - low) if high > low else 0.0
+        return f"level{min(_LEVELS - 1, int(_LEVELS * share))}"
+
+    @cached_property
+    def _ends(self) -> tuple[float, float]:
+        cells = (cell for _, row in self.rows for column in row for cell in column)
+        values = [cell.value for cell in cells if cell.value is not None]
+        finite = [value for value in values if math.isfinite(value)]
+        return min(finite), max(finite)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +258,10 @@ class Section:
     title: str
     parts: tuple[Part, ...]
     is_folded: bool = False
+    is_for_pages: bool = False
 
 
-Part: TypeAlias = HeadlinePart | Table | ChartPart | Note | Items | Paragraph | Section
+Part: TypeAlias = HeadlinePart | Table | ChartPart | HeatMap | Note | Items | Paragraph | Section
 
 
 @dataclass(frozen=True)
@@ -238,12 +301,20 @@ def _charts(parts: tuple[Part, ...]) -> Iterator[Chart]:
 
 
 def without_charts(parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    """Return the parts with tables and notes for charts; those inside sections stay."""
-    return tuple(
-        text
-        for part in parts
-        for text in (part.as_text() if isinstance(part, ChartPart) else (part,))
-    )
+    """Return the parts for text: tables and notes for charts, nothing that is for pages only.
+
+    Parts inside sections stay as they are.
+    """
+    return tuple(text for part in parts for text in _as_text(part))
+
+
+def _as_text(part: Part) -> tuple[Part, ...]:
+    if isinstance(part, ChartPart):
+        return part.as_text()
+    if isinstance(part, Table):
+        return (part.without("links"),)
+    is_for_pages = part.is_for_pages if isinstance(part, Section) else isinstance(part, HeatMap)
+    return () if is_for_pages else (part,)
 
 
 def title_case(title: str) -> str:

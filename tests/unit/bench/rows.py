@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from ergmeter.bench.entries import entries
+from ergmeter.bench.overview import overview
 from ergmeter.bench.tables import as_table
 from ergmeter.compare import comparison
 from ergmeter.compare import gate as compare_gate
@@ -16,6 +17,8 @@ from ergmeter.compare.comparison import CompareOptions, Comparison, GroupPair
 from ergmeter.compare.gate import Gate
 from ergmeter.compare.pairing import Pairing
 from ergmeter.stats.ratio import Contrast
+from ergmeter.views.bench.report import report_document
+from ergmeter.views.document import Section, Table
 
 
 def row(**fields: Any) -> dict[str, Any]:
@@ -54,6 +57,14 @@ def noisy(
         values = [speed * (1.0 + chance.gauss(0.0, noise)) for _ in range(runs)]
         rows += repeats(f"g{group}", "real_tokens_per_s", values)
     return as_table(rows)
+
+
+def configuration_lines(table: pa.Table) -> list[tuple[str, ...]]:
+    """The rows of a report's table, one for each configuration, without the links."""
+    document = report_document(overview(table), name="b")
+    (section,) = (p for p in document.parts if isinstance(p, Section) and p.id == "rows")
+    assert isinstance(section.parts[0], Table)
+    return list(section.parts[0].without("links").rows)
 
 
 def gate(new: pa.Table, ref: pa.Table, rules: Any = (), **asked: Any) -> Gate:

@@ -11,9 +11,9 @@ import pytest
 
 from ergmeter.bench.overview import Overview
 from ergmeter.bench.tables import as_table
-from ergmeter.views.bench.page import bench_page
+from ergmeter.views.bench.report import report_document
 from ergmeter.views.gate import cells_page
-from ergmeter.views.render.html import html as html_page
+from ergmeter.views.render.html import html as page_of
 from tests.unit.bench.rows import compare, gate, repeats, row
 
 pytest.importorskip("vl_convert")
@@ -22,14 +22,15 @@ pytest.importorskip("vl_convert")
 def page(*rows: dict[str, Any], most: int | None = None) -> str:
     found = Overview(most=most)
     found.add(as_table([{**one, "index": number} for number, one in enumerate(rows)]))
-    return words(bench_page(found, name="b", out=Path("page.html")), "matrices")
+    document = report_document(found, name="b", page=Path("page.html"))
+    return words(page_of(document), "matrices")
 
 
 def compared(new: list[dict[str, Any]], ref: list[dict[str, Any]], *rules: str) -> str:
     sides = as_table(new), as_table(ref)
     found = compare(*sides)
     judged = gate(*sides, rules)
-    return html_page(cells_page(found, judged, new="new", ref="ref"))
+    return page_of(cells_page(found, judged, new="new", ref="ref"))
 
 
 def words(whole: str, part: str) -> str:
@@ -42,7 +43,7 @@ def test_what_is_said_of_a_cut_bench_is_said_of_what_is_shown() -> None:
     failed = [row(num_gpus=n, status="oom") for n in range(3)]
     said = page(*failed, row(num_gpus=9, tokens_per_s=1.0), most=3)
     assert "The first 3 of 4 configurations: --all shows the others." in said
-    assert "no cell that is shown has a figure yet" in said
+    assert "No cell that is shown tells: tokens/s, tokens/s per device" in said
     said = page(row(num_gpus=9, tokens_per_s=1.0), *failed, most=3)
     assert "No cell that is shown tells: tokens/s per device" in said
     whole = page(row(num_gpus=9, tokens_per_s=1.0))

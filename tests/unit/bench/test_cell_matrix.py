@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,18 @@ import pytest
 from ergmeter.bench.overview import Matrix, matrix, overview, report_of
 from ergmeter.bench.tables import as_table
 from ergmeter.compare.gate import configuration_results
-from ergmeter.views.bench.page import matrix_chart
+from ergmeter.views.bench.report import heat_map
+from ergmeter.views.html.page import rendered
 from tests.unit.bench.rows import gate, repeats, row
 
 
 def of(*rows: dict[str, Any]) -> Matrix:
     numbered = [{**one, "index": number} for number, one in enumerate(rows)]
     return matrix(overview(as_table(numbered)))
+
+
+def drawn(found: Matrix, metric: str, links: Mapping[str, str] | None = None) -> str:
+    return rendered("heat_map", heat_map(found, metric, links or {}))
 
 
 def cell(framework: str, gpus: int, rate: float | None, **more: Any) -> dict[str, Any]:
@@ -63,32 +69,30 @@ def test_repeats_are_averaged_and_one_that_failed_is_told() -> None:
     assert one.figures["tokens_per_s"] == pytest.approx(200**0.5)  # of 10 and 20
     # A mean of two, whatever became of the third; nobody told the loss.
     assert (one.runs["tokens_per_s"], one.runs["loss"]) == (2, 0)
-    assert "14.14 (2 runs)" in matrix_chart(of(*rows), "tokens_per_s", links={})
+    assert "14.14 (2 runs)" in drawn(of(*rows), "tokens_per_s")
     assert one.status == "2 ok, 1 timeout"
 
 
 def test_a_loss_that_is_no_number_is_told_and_is_not_in_the_scale() -> None:
     nan, inf = float("nan"), float("inf")
     found = of(*(cell("a", n, 1.0, loss=x) for n, x in enumerate((1.0, nan, 3.0, inf), start=1)))
-    made = matrix_chart(found, "loss", links={})
+    made = drawn(found, "loss")
     classes = re.findall(r'class="cell (\w+)"><span>(\w+)', made)
     assert classes == [("level0", "1"), ("none", "nan"), ("level4", "3"), ("none", "inf")]
-    assert ">nan<" in matrix_chart(of(cell("a", 1, 1.0, loss=nan)), "loss", links={})
+    assert ">nan<" in drawn(of(cell("a", 1, 1.0, loss=nan)), "loss")
 
 
 def test_a_long_reason_is_cut_and_says_so() -> None:
-    made = matrix_chart(
-        of(cell("a", 1, 1.0), cell("b", 1, None, reason="x" * 161)), "tokens_per_s", links={}
-    )
+    made = drawn(of(cell("a", 1, 1.0), cell("b", 1, None, reason="x" * 161)), "tokens_per_s")
     assert f"<small>{'x' * 160}...</small>" in made
 
 
 def test_a_hostile_setting_is_text_and_a_link_is_escaped() -> None:
     found = of(cell('<b onload="x">', 1, 1.0, path='/r/"exp_0'), cell("a", 1, 2.0, path="/r/exp_1"))
-    made = matrix_chart(found, "tokens_per_s", links={'/r/"exp_0': 'x" onclick="y'})
+    made = drawn(found, "tokens_per_s", {'/r/"exp_0': 'x" onclick="y'})
     assert "<b " not in made
-    assert "&lt;b onload=&quot;x&quot;&gt;" in made
-    assert 'href="x&quot; onclick=&quot;y"' in made
+    assert "&lt;b onload=&#34;x&#34;&gt;" in made
+    assert 'href="x&#34; onclick=&#34;y"' in made
     assert "<small>exp_1</small>" in made
 
 

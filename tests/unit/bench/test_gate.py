@@ -9,15 +9,22 @@ from typing import Any
 import pytest
 
 from ergmeter.bench import results
-from ergmeter.bench.overview import overview
 from ergmeter.bench.tables import as_table
 from ergmeter.compare.comparison import CompareOptions, Comparison
 from ergmeter.compare.gate import POOLED, Gate, parse_noise, parse_rule
 from ergmeter.errors import UsageError
 from ergmeter.views import gate as gate_view
-from ergmeter.views.bench import report
 from ergmeter.views.render.markdown import markdown
-from tests.unit.bench.rows import change, compare, gate, matched, noisy, repeats, row
+from tests.unit.bench.rows import (
+    change,
+    compare,
+    configuration_lines,
+    gate,
+    matched,
+    noisy,
+    repeats,
+    row,
+)
 
 SPEED = "tokens_per_s -3%"
 FAST = [1000.0, 1004.0, 996.0]
@@ -429,7 +436,7 @@ def test_a_cell_has_one_name_in_report_and_gate() -> None:
             for n in (2, 4)
         ]
     )
-    names = [line[0] for line in report.lines(overview(table))]
+    names = [line[0] for line in configuration_lines(table)]
     assert [pair.name for pair in matched(compare(table, table)).pairs] == names
     assert names == ["batch 2", "batch 4"]
     by = compare(table, table, options=CompareOptions(by=("scenario",)))

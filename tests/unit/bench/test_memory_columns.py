@@ -163,6 +163,13 @@ def test_a_report_of_memory_shows_each_device_each_stage_and_both_sums(
     assert told["huggingface", "peak, summed"] == "18 890 329 088"
     assert told["huggingface", "guide less program"] == "3 000 000 000"
     assert told["torch allocator", "rank1/cuda:1"] == "7 000 000 000"
+    assert erg("bench", "report", tmp_path, "--memory", "--md")[1] == out
+    assert erg("bench", "report", tmp_path, "--md", "--format", "csv")[0] == 2
+    page = tmp_path / "page.html"
+    asked = ("bench", "report", tmp_path, "--memory", "--format", "csv")
+    plain = erg(*asked)[1]
+    assert erg(*asked, "--html", page)[1] == plain  # the page beside it, and nothing else
+    assert '<td class="number">15 890 329 088</td>' in page.read_text()
 
 
 def test_an_export_has_the_lists_and_both_sums(erg: Erg, tmp_path: Path) -> None:

@@ -7,10 +7,19 @@ from typing import Any
 
 import pytest
 
-from ergmeter.bench.overview import of_repeats, overview, spread
+from ergmeter.bench.overview import (
+    memory_sources,
+    of_repeats,
+    overview,
+    report_heads,
+    spread,
+    view_columns,
+)
 from ergmeter.bench.tables import as_table
+from ergmeter.metrics.catalog import bench_columns
 from ergmeter.views.bench import report
-from tests.unit.bench.rows import row
+from ergmeter.views.render.markdown import markdown
+from tests.unit.bench.rows import configuration_lines, row
 
 
 def test_repeats_are_their_mean_memory_its_highest_and_nothing_is_nothing() -> None:
@@ -30,18 +39,16 @@ def test_the_spread_is_the_comparisons_interval_and_of_two_both() -> None:
 
     assert spread(rows(5.0), "tokens_per_s") is None
     two = spread(rows(136.0, 243.6), "tokens_per_s")
-    assert two is not None
-    assert (two.low, two.high, two.is_interval) == (136.0, 243.6, False)
+    assert two == (136.0, 243.6)
     three = spread(rows(math.exp(1.0), math.exp(2.0), math.exp(3.0)), "tokens_per_s")
     assert three is not None
     # By hand: in logarithms the mean is 2, the standard deviation 1, t of 2 degrees 4.303.
-    assert three.is_interval
-    assert math.log(three.high) == pytest.approx(2 + 4.303 / math.sqrt(3), abs=1e-3)
-    assert math.log(three.low) == pytest.approx(2 - 4.303 / math.sqrt(3), abs=1e-3)
+    assert math.log(three[1]) == pytest.approx(2 + 4.303 / math.sqrt(3), abs=1e-3)
+    assert math.log(three[0]) == pytest.approx(2 - 4.303 / math.sqrt(3), abs=1e-3)
 
 
 def lines(*rows: dict[str, Any]) -> list[tuple[str, ...]]:
-    return report.lines(overview(as_table(list(rows))))
+    return configuration_lines(as_table(list(rows)))
 
 
 def test_two_scenarios_with_one_command_are_two_rows() -> None:
@@ -68,8 +75,30 @@ def test_figures_of_runs_that_did_not_end_well_are_marked() -> None:
     assert "figures marked ! are of runs that did not end well" in notes
 
 
+def test_the_catalogue_orders_the_metrics_of_a_report_and_of_its_heat_maps() -> None:
+    assert [*report_heads()] == [
+        *("tokens/s", "whole run", "/device", "samples/s", "loss", "memory", "time")
+    ]
+    assert [*memory_sources().values()] == ["hf", "torch", "nvidia", "nvidia mean", "host"]
+    shown = view_columns("bench matrix")
+    assert [*shown][:4] == [
+        *("tokens_per_s", "tokens_per_s_per_device", "samples_per_s", "joules_per_token")
+    ]
+    assert (shown["joules_per_token"].label, shown["runtime_s"].label) == ("J/token", "time")
+    assert shown["whole_run_mfu_frac"].label == "MFU, whole run"  # its title
+    assert set(shown) <= set(bench_columns())
+
+
+def test_of_several_memories_the_first_is_shown_and_named() -> None:
+    (both, host) = lines(
+        row(index=0, group="a", scenario="a", memory_hf_peak_bytes=2e9, memory_nvidia_peak_bytes=1),
+        row(index=1, group="b", scenario="b", memory_process_peak_bytes=3e9, runtime_s=100.0),
+    )
+    assert (both[7], host[7], host[8]) == ("2 GB hf", "3 GB host", "100 s")
+
+
 def test_names_are_no_markup_in_a_markdown_report() -> None:
     made = [row(index=i, group=str(i), scenario=f"<img src=x>|{i}") for i in (0, 1)]
-    text = report.markdown(overview(as_table(made)))
+    text = markdown(report.report_document(overview(as_table(made)), name="b"))
     assert "<img" not in text
     assert "| &lt;img src=x&gt;\\|0 |" in text

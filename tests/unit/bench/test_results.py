@@ -19,7 +19,9 @@ from ergmeter.bench.plan.cells import Cell, Value
 from ergmeter.bench.tables import SCHEMA
 from ergmeter.compat import fms
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.views.bench import report
+from ergmeter.views.bench.report import report_document
+from ergmeter.views.render.markdown import markdown
+from ergmeter.views.render.terminal import show
 from tests.runs import GPU, add_writer, even_steps, make_run
 
 S100 = 100 * 10**9
@@ -100,7 +102,7 @@ def test_a_figure_that_is_not_there_is_in_the_report_with_its_reason(tmp_path: P
     add_cell(tmp_path, 2, status="oom", reason="CUDA out of memory")
     why = "the run is shorter than its warm-up: 4 steps in 8 s, warm-up 60 s"
     assert json.loads(rows(tmp_path)[0]["missing"])["tokens_per_s"] == why
-    text = report.markdown(overview(results.table(tmp_path)))
+    text = markdown(report_document(overview(results.table(tmp_path)), name="b"))
     # One line for both cells, though the second has 5 steps in 10 s.
     assert f"- no tokens/s, /device, samples/s, loss in all 2 cells that are ok: {why}\n" in text
     assert text.count("shorter than its warm-up") == 1
@@ -320,7 +322,7 @@ def test_a_report_tells_cells_on_one_node_from_those_on_two(tmp_path: Path) -> N
         path = add_cell(tmp_path, index, results_=TRAINED)
         said = json.loads((path / "cell.json").read_text())
         (path / "cell.json").write_text(json.dumps({**said, "nodes": nodes}))
-    text = report.markdown(overview(results.table(tmp_path)))
+    text = markdown(report_document(overview(results.table(tmp_path)), name="b"))
     assert "| nodes 1 | ok | 4096\\* |" in text
     assert "| nodes 2 | ok | 8192\\* |" in text
 
@@ -336,13 +338,13 @@ def test_a_report_averages_repeats_marks_padding_and_names_what_failed(tmp_path:
     claims = [{"name": "attention", "held": False, "seen": "sdpa"}]
     add_cell(tmp_path, 2, results_=TRAINED, claims=claims)
     found = results.table(tmp_path)
-    text = report.markdown(overview(found))
+    text = markdown(report_document(overview(found), name="b"))
     assert "| ok | 4096\\* | - | 2048\\* | 4 | 1.5 | - | 100 s |" in text
     assert "cell 1: oom: CUDA out of memory" in text
     assert "cell 2 is not what it says: attention: sdpa" in text
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(report.page(overview(found)))
-    assert "3 cells  2 ok  1 oom" in console.export_text()
+    show(report_document(overview(found), name="b"), console)
+    assert "3 cells: 2 ok, 1 oom" in console.export_text()
 
 
 def test_rates_of_some_ranks_are_not_those_of_all(tmp_path: Path) -> None:

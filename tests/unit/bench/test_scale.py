@@ -118,7 +118,7 @@ def test_a_list_shows_the_first_and_counts_the_rest(erg: Erg, benches: dict[int,
 def test_a_report_shows_the_first_configurations(erg: Erg, benches: dict[int, Path]) -> None:
     code, printed, _ = erg("bench", "report", benches[FEW])
     assert code == 0
-    assert "1000 cells  990 ok  10 error" in printed
+    assert "1000 cells: 990 ok, 10 error" in printed
     assert "and 300 more configurations: --all shows them" in printed
     # Each configuration has repeats of 101 and 102; of the first 200, four have one that failed.
     assert printed.count("101.5*") == 2 * (200 - 4)

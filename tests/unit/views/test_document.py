@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 
 import pytest
 from rich.console import Console
@@ -15,7 +16,11 @@ from ergmeter.views.document import (
     ChartPart,
     Document,
     HeadlinePart,
+    HeatCell,
+    HeatMap,
     Items,
+    Link,
+    LinkCell,
     Note,
     Paragraph,
     Part,
@@ -180,6 +185,35 @@ def test_a_chart_is_its_table_and_note_where_none_is_drawn() -> None:
     assert terminal(absent) == "  -  losses: no MFU\n"
     assert text(absent) == "- **-** losses: no MFU\n"
     assert '<p class="absent">- no MFU</p>' in html(Document("title", (absent,)))
+
+
+def heat_map(*values: float | None) -> HeatMap:
+    cells = tuple(HeatCell(f"is {value}", value, "failed") for value in values)
+    return HeatMap("m", "speed", "batch", ("gpus 1",), (("4", (cells,)),), "darker is more")
+
+
+def test_a_heat_map_is_shaded_in_five_levels_and_on_pages_only() -> None:
+    drawn = heat_map(0.0, 19.9, 20.0, 79.9, 100.0, None, math.nan)
+    made = html(Document("title", (drawn,)))
+    shades = re.findall(r'<div class="cell (\w+)"><span>is', made)
+    assert shades == [*("level0", "level0", "level1", "level3", "level4", "failed", "failed")]
+    assert '<td>batch</td><th scope="col">gpus 1</th>' in made
+    assert "<figcaption>darker is more</figcaption>" in made
+    assert 'class="cell level0"' in html(Document("title", (heat_map(7.0, 7.0),)))
+    for_pages = Section("maps", "maps", (Paragraph("some"),), is_for_pages=True)
+    assert terminal(Items(("a",)), drawn, for_pages) == "- a\n"
+    assert text(Items(("a",)), drawn, for_pages) == "- a\n"
+    assert "<h2" in html(Document("title", (for_pages,)))
+
+
+def test_a_column_of_links_is_on_pages_only() -> None:
+    links = LinkCell((Link("exp_0", 'a"b.html'), Link("exp_1")))
+    table = Table(("cell", TableColumn("runs", "links")), (("a", links), ("b", LinkCell(()))))
+    made = html(Document("title", (table,)))
+    assert '<a href="a&#34;b.html">exp_0</a>, exp_1</td>' in made
+    assert ">-</td>" in made
+    assert text(table) == "| cell |\n| --- |\n| a |\n| b |\n"
+    assert terminal(table).split() == ["cell", "────", "a", "b"]
 
 
 def test_a_page_without_charts_holds_no_chart_library() -> None:

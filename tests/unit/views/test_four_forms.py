@@ -4,6 +4,7 @@ and in JSON."""
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -62,6 +63,7 @@ LEFT_OUT = frozenset(
         *("share", "of peak", "vs exact", "a token", "lasted"),
         *("metric", "module", "operator", "block", "is", "seen", "change", "gain", "of", "over"),
         *("with", "limited by", "formula, a token", "began", "steps", "run", "GB on a device"),
+        *("cell", "note"),
     }
 )
 
@@ -94,7 +96,11 @@ def forms_of(document: Document) -> dict[str, str]:
 
 
 def words(text: str) -> list[str]:
-    """The numbers in a text; a time in two units is one number of seconds."""
+    """The numbers in a text; a time in two units is one number of seconds.
+
+    Bytes may have a blank before each three digits.
+    """
+    text = re.sub(r"(?<![\d.])\d{1,3}(?: \d{3})+(?![\d.])", lambda m: m[0].replace(" ", ""), text)
     text = re.sub(r"(\d+) h (\d\d) min", lambda m: f"{int(m[1]) * 3600 + int(m[2]) * 60} s", text)
     text = re.sub(r"(\d+) min (\d\d) s", lambda m: f"{int(m[1]) * 60 + int(m[2])} s", text)
     found = re.findall(r"(?<![\w.-])[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w-])", text)
@@ -117,9 +123,10 @@ def tables(parts: tuple[Part, ...]) -> Iterator[Table]:
 
 def cells(document: Document, *, left_out: frozenset[str] = frozenset()) -> Iterator[str]:
     for table in tables(document.parts):
-        for row in table.without_bars().rows:
-            heads = table.without_bars().head
-            yield from (cell for head, cell in zip(heads, row, strict=True) if head not in left_out)
+        plain = table.without("bar").without("links")
+        for row in plain.rows:
+            texts = zip(plain.head, row, strict=True)
+            yield from (cell for head, cell in texts if head not in left_out)
 
 
 def headlines(document: Document) -> Iterator[str]:
@@ -164,6 +171,23 @@ def test_the_forms_of_a_command_have_the_same_numbers(name: str, runner: Runner)
     # By op, the JSON has the counts of each file; the fields of the others are sentences.
     in_json = name not in ("hlo by op", "grid", "conventions")
     check(document_of(runner, command, tuple(needs)), in_json=in_json)
+
+
+@pytest.mark.parametrize("option", ["", " --memory"])
+def test_the_forms_of_a_bench_report_have_the_same_numbers(runner: Runner, option: str) -> None:
+    """JSON has the values of each cell, so the table is one without repeats."""
+    command, needs = "bench report tables/fms.csv", ("tables",)
+    printed = runner.run(Case("json", (("erg", *command.split(), "--json"),), needs))
+    rows = json.loads(printed.partition("--- stdout\n")[2])
+    document = document_of(runner, f"{command}{option} --html p.html", needs)
+    assert not document.data  # a list of thousands of cells is printed as it is read
+    check(replace(document, data=rows))
+    if not option:
+        # The heat maps of the page have the numbers of the table, and more.
+        page = html(document)
+        table = numbers(html_text(page[page.index('id="rows"') :]))
+        maps = numbers(html_text(page[page.index('id="matrices"') : page.index('id="rows"')]))
+        assert {4100.0, 37.75, 400.0} <= table & maps
 
 
 def test_the_forms_of_a_calibration_have_the_same_numbers() -> None:

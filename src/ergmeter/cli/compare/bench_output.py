@@ -5,13 +5,21 @@ from __future__ import annotations
 import json
 import time
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from ergmeter.cli.options import BY, NOISE, PATH, flag, path_option, repeated, with_default
-from ergmeter.cli.run_options import Forms, check_page, chosen_form, with_page, write_page
+from ergmeter.cli.run_options import (
+    Forms,
+    check_page,
+    chosen_form,
+    with_forms,
+    with_page,
+    write_page,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -158,10 +166,9 @@ def _resume_command(out: Path) -> str:
     "form",
     type=click.Choice(["text", "md", "csv"]),
     default="text",
-    help="csv has all cells and columns; with --memory, those of memory.",
+    help="csv has all cells and columns; with --memory, those of memory. md is --md.",
 )
-@flag("--json", "as_json", help="All cells and columns, as a list in JSON.")
-@with_page
+@with_forms
 def report(
     results: Path,
     exports: tuple[Path, ...],
@@ -170,34 +177,34 @@ def report(
     every: bool,
     memory: bool,
     form: str,
-    as_json: bool,
-    page: Path | None,
+    forms: Forms,
 ) -> None:
-    """Show what the cells in RESULTS came to: a directory, a table of ours, or FMS's own."""
-    from rich.console import Console
+    """Show what the cells in RESULTS came to: a directory, a table of ours, or FMS's own.
 
+    --json has all cells and columns, as a list.
+    """
     from ergmeter.bench import tables
     from ergmeter.bench.memory import TABLE_COLUMNS, MemoryTable
     from ergmeter.bench.overview import Overview
     from ergmeter.bench.results import batches
     from ergmeter.compat import fms
-    from ergmeter.views.bench import memory as bench_memory
-    from ergmeter.views.bench import report as bench_report
+    from ergmeter.views.bench.report import memory_document, report_document
 
+    as_json = forms.form == "json"
     if as_json and (memory or form != "text"):
         raise click.UsageError("--json has all columns: leave --format and --memory out")
+    if forms.form == "markdown" and form == "csv":
+        raise click.UsageError("--md and --format csv are two forms; give one")
     for path in exports:
         tables.check_ending(path)
     files = [fms_directory / name for name in (fms.BENCHMARKS, fms.RAW)] if fms_directory else []
     _check_free((*exports, *files), results=results, force=force)
-    check_page(page, (*exports, *files))
+    check_page(forms.page, (*exports, *files))
     rows = batches(results)
     most = None if every else _MOST
-    pictured = Overview(most=most)
-    summary: Any = MemoryTable(most=most) if memory else Overview(most=most)
-    view: Any = bench_memory if memory else bench_report
+    summary = MemoryTable(most=most) if memory else Overview(most=most)
     with ExitStack() as stack:
-        takers: list[Any] = [summary.add, *([pictured.add] if page else [])]
+        takers: list[Any] = [summary.add]
         takers += [stack.enter_context(tables.table_writer(path)) for path in exports]
         if fms_directory is not None:
             takers.append(stack.enter_context(fms.fms_writer(fms_directory)))
@@ -207,19 +214,20 @@ def report(
                 for batch in _handed_on(rows, takers)
                 for document in tables.documents(batch)
             )
-            form = "json"
         for number, batch in enumerate(_handed_on(rows, takers)):
             if form == "csv":
                 columns = batch.select(TABLE_COLUMNS) if memory else batch
                 click.echo(tables.csv_text(columns, header=number == 0), nl=False)
-    if page is not None:
-        from ergmeter.views.bench.page import bench_page
-
-        write_page(page, bench_page(pictured, name=results.name or str(results), out=page))
-    if form == "md":
-        click.echo(view.markdown(summary), nl=False)
-    elif form == "text":
-        Console().print(view.page(summary))
+    name = results.name or str(results)
+    document = (
+        memory_document(summary, name=name)
+        if isinstance(summary, MemoryTable)
+        else report_document(summary, name=name, page=forms.page)
+    )
+    if as_json or form == "csv":
+        forms.write_page(document)
+    else:
+        (replace(forms, form="markdown") if form == "md" else forms).show(document)
 
 
 def _handed_on(batches: Iterable[pa.Table], takers: Sequence[Any]) -> Iterator[pa.Table]:

@@ -541,6 +541,7 @@ _VIEWS: dict[str, dict[str, int | Position]] = {
         "ledger": Position(50, label="mfu"),
         "ledger notes": Position(40, label="mfu"),
         "compare": 70,
+        "bench matrix": 50,
         "analyze": 10,
         "analyze json": Position(40, "%", "mfu_percent"),
         "analyze compare": 10,
@@ -641,6 +642,7 @@ METRICS += over_whole_run(
         "model card": Position(90, "the whole run"),
         "console": 100,
         "compare": 80,
+        "bench matrix": 70,
     },
 )
 _BY_KEY = {metric.key: metric for metric in METRICS}

@@ -277,6 +277,7 @@ METRICS = [
             "serve ledger": 20,
             "console": 60,
             "compare": Position(30, label="J/token"),
+            "bench matrix": Position(40, "open", label="J/token"),
             "pareto": 20,
         },
     ),
@@ -397,5 +398,6 @@ METRICS += over_whole_run(
         "model card": Position(130, "the whole run"),
         "console": 110,
         "compare": 40,
+        "bench matrix": Position(80, label="J/token, whole run"),
     },
 )

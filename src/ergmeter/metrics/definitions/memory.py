@@ -314,6 +314,8 @@ METRICS = [
             "console": 80,
             "compare": Position(60, label="host mem."),
             "pareto": Position(40, "memory"),
+            "bench report": Position(100, "memory", label="host", is_expected=True),
+            "bench matrix": Position(130, "memory"),
         },
     ),
     Metric(
@@ -392,7 +394,11 @@ ALLOCATOR_METRICS = [
             note="tensors of this program, the allocator's own peak",
         ),
         column="memory_allocator_peak_bytes",
-        views={"card": Position(810, "memory")},
+        views={
+            "card": Position(810, "memory"),
+            "bench report": Position(70, "memory", label="torch", is_expected=True),
+            "bench matrix": Position(100, "memory", "memory in tensors, peak (torch)"),
+        },
     ),
     Metric(
         "memory.allocator_mean_bytes",

@@ -52,6 +52,10 @@ _TRAINER_MEMORY = {
     "discrepancy": "memory.hf_peak_prose_bytes - memory.hf_peak_bytes",
     "seed": "allocated, by FMS's first file format",
 }
+_TRAINER_PEAK_VIEWS = {
+    "bench report": Position(60, "memory", label="hf", is_expected=True),
+    "bench matrix": Position(90, "memory", label="memory in tensors, peak (hf)"),
+}
 
 METRICS = [
     _compared(
@@ -121,6 +125,10 @@ METRICS = [
         column="memory_nvidia_mean_bytes",
         rule="nvidia_memory",
         rule_aliases=("mem_nvidia_mem_reserved",),
+        views={
+            "bench report": Position(90, "memory", label="nvidia mean", is_expected=True),
+            "bench matrix": Position(120, "memory", "device memory, peak, mean of the devices"),
+        },
     ),
     _of_cell(
         "memory.nvidia_peak_bytes",
@@ -129,6 +137,10 @@ METRICS = [
         "lower",
         "peak above the first reading, of the device with most",
         column="memory_nvidia_peak_bytes",
+        views={
+            "bench report": Position(80, "memory", label="nvidia", is_expected=True),
+            "bench matrix": Position(110, "memory", label="device memory, peak"),
+        },
     ),
     *(
         _of_cell(
@@ -140,6 +152,7 @@ METRICS = [
             column=f"memory_hf_{name}_bytes",
             rule="hf_memory" if name == "peak" else "",
             rule_aliases=("mem_peak_torch_mem_alloc_in_bytes",) if name == "peak" else (),
+            views=_TRAINER_PEAK_VIEWS if name == "peak" else {},
         )
         for name, formula in _TRAINER_MEMORY.items()
     ),

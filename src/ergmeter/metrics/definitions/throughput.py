@@ -270,6 +270,8 @@ METRICS = [
             "compare": Position(10, label="tokens/s"),
             "pareto": 10,
             "bench compare": 10,
+            "bench report": Position(10, is_expected=True),
+            "bench matrix": Position(10, "open"),
         },
     ),
     *(
@@ -317,7 +319,12 @@ METRICS = [
         column="tokens_per_s_per_device",
         rule="tokens_per_s_per_device",
         rule_aliases=("train_tokens_per_second",),
-        views={"card": Position(120, "throughput"), "model card": 30},
+        views={
+            "card": Position(120, "throughput"),
+            "model card": 30,
+            "bench report": Position(30, label="/device", is_expected=True),
+            "bench matrix": 20,
+        },
     ),
     Metric(
         "throughput.samples_per_s",
@@ -337,6 +344,8 @@ METRICS = [
             "analyze": Position(30, label="throughput"),
             "analyze json": Position(20, "sequences/s", "throughput_seq_per_sec"),
             "analyze compare": 20,
+            "bench report": Position(40, is_expected=True),
+            "bench matrix": 30,
         },
     ),
     Metric(
@@ -414,6 +423,8 @@ METRICS += over_whole_run(
         "watch": Position(80, label="whole run"),
         "so far": 60,
         "console": 90,
+        "bench report": Position(20, label="whole run"),
+        "bench matrix": 60,
         "compare": 20,
     },
 )

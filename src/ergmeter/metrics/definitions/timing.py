@@ -433,7 +433,13 @@ METRICS = [
         rule="runtime",
         rule_aliases=("train_runtime",),
         aliases=(Alias("wall_s", "SFT-Play", "wall clock time of the whole run", "s"),),
-        views={"list": Position(40, label="lasted"), "serve list": 50, "bench compare": 30},
+        views={
+            "list": Position(40, label="lasted"),
+            "serve list": 50,
+            "bench compare": 30,
+            "bench report": Position(110, label="time", is_expected=True),
+            "bench matrix": Position(140, label="time"),
+        },
     ),
     Metric(
         "time.warmup_s",

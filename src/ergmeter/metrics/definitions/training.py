@@ -216,6 +216,8 @@ METRICS = [
             "ledger": Position(30, "trainer", label="train_loss"),
             "compare": Position(90, label="loss"),
             "bench compare": 50,
+            "bench report": Position(50, is_expected=True),
+            "bench matrix": 150,
             "fairness": 10,
         },
     ),

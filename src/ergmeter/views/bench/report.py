@@ -1,30 +1,58 @@
-"""The report of a bench by configuration: terminal, Markdown and CSV."""
+"""The documents of `erg bench report`: configurations with heat maps, and memory by source.
+
+A cell links to the page of its run by a relative path, so that both can be moved together. Without
+such a page its directory is named.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+import os
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
-from ergmeter.bench.overview import MEMORY, Configuration, Overview, of_repeats, spread
-from ergmeter.compare.pairing import configuration_name
+from ergmeter.bench.overview import (
+    Configuration,
+    Matrix,
+    Overview,
+    matrix,
+    memory_sources,
+    of_repeats,
+    outcomes,
+    report_heads,
+    report_of,
+    spread,
+    view_columns,
+)
+from ergmeter.compare.pairing import configuration_name, setting_title
+from ergmeter.metrics.catalog import bench_columns
 from ergmeter.units import duration, scaled, significant
-from ergmeter.views.blocks import escaped, markdown_table
+from ergmeter.views.document import (
+    Document,
+    HeadlinePart,
+    HeatCell,
+    HeatMap,
+    Items,
+    Link,
+    LinkCell,
+    Note,
+    Paragraph,
+    Part,
+    Section,
+    State,
+    Table,
+    TableColumn,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
+    from ergmeter.bench.memory import MemoryTable
 
-HEADS = (
-    *("cell", "status", "tokens/s", "whole run", "/device", "samples/s", "loss", "memory", "time"),
-)
 _UNWELL = "!"
-_MARKED = ("tokens_per_s", "samples_per_s", "loss", "runtime_s", *MEMORY)
-_COLORS = {"ok": "green", "pending": "dim", "running": "cyan", "skipped": "dim"}
+_WRAPPED = ("tokens/s", "memory")
+_REASON_CHARACTERS = 160
 _MEMORY_SAID = {
     "hf": "in tensors, as the Trainer tells it",
     "torch": "in tensors, as torch's allocator tells it",
@@ -32,57 +60,69 @@ _MEMORY_SAID = {
     "nvidia mean": "above the first reading, mean of the devices",
     "host": "resident on the host",
 }
+_MEMORY_NOTES = (
+    "nvidia's are of all programs on a device, contexts and reserves included; the Trainer's and"
+    " the allocator's are what tensors held",
+    "the Trainer tells of rank 0 alone; an evaluation within train() is in train's figures",
+)
 
 
-def page(overview: Overview) -> RenderableType:
-    """Render a line for each configuration, repeats averaged; then failures with reasons."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    for head in HEADS:
-        is_text = head in ("cell", "status", "tokens/s", "memory")  # may wrap
-        table.add_column(head, min_width=12 if head == "cell" else None, no_wrap=not is_text)
-    for line in lines(overview):
-        table.add_row(*[Text(cell) for cell in line])
-    parts: list[RenderableType] = [_totals(overview), table]
-    parts += [Text(line, "dim") for line in more_in_words(overview.more, "configurations")]
-    parts += [Text(line, "red") for line in overview.troubles]
-    parts += [Text(line, "dim") for line in more_in_words(overview.more_troubles, "troubles")]
-    parts += [Text(line, "dim") for line in notes(overview)]
-    return Group(*parts)
+def report_document(overview: Overview, *, name: str, page: Path | None = None) -> Document:
+    """Return a bench by configuration: counts, values, failures and notes.
 
-
-def markdown(overview: Overview) -> str:
-    """Render the same report as Markdown."""
-    rows = [totals(overview), "", *markdown_table(HEADS, lines(overview))]
-    remarks = [*more_in_words(overview.more, "configurations"), *overview.troubles]
-    remarks += [*more_in_words(overview.more_troubles, "troubles"), *notes(overview)]
-    rows += ["", *(f"- {escaped(line)}" for line in remarks)]
-    return "\n".join(rows).rstrip() + "\n"
-
-
-def totals(overview: Overview) -> str:
-    """Return the number of cells by outcome."""
+    With `page`, the file that it is written to, it has heat maps and links to the pages of runs.
+    """
+    addresses = {} if page is None else _addresses(overview, page)
+    heat_maps = () if page is None else _heat_maps(overview, addresses)
     counts = ", ".join(f"{number} {status}" for status, number in overview.statuses.most_common())
-    return f"{overview.cells} cells: {counts}"
+    more = _items(_more(overview.more, "configurations"))
+    failures: tuple[Part, ...] = (
+        *(Note("serious", line) for line in overview.troubles),
+        *_items(_more(overview.more_troubles, "troubles")),
+    )
+    sections = (
+        Section("matrices", "matrices", heat_maps, is_for_pages=True),
+        Section("rows", "configurations", (_table(overview, addresses), *more)),
+        Section("failures", "failures", failures),
+        Section("notes", "notes", _items(notes(overview))),
+    )
+    state: State = "bad" if overview.troubles else ""
+    headline = HeadlinePart(f"{overview.cells} cells", counts, state=state)
+    return Document(f"Bench: {name}", (headline, *(part for part in sections if part.parts)))
+
+
+def memory_document(memory: MemoryTable, *, name: str) -> Document:
+    """Return each memory metric of each cell, by source; absent ones with their reason."""
+    title = f"Memory of the bench: {name}"
+    if not memory.cells:
+        return Document(title, (Paragraph("no cell has run yet"),))
+    rows = [
+        (
+            "" if number else cell,
+            line.by,
+            line.of,
+            "-" if line.value_bytes is None else f"{line.value_bytes:,.0f}".replace(",", " "),
+            "" if line.value_bytes is None else scaled(line.value_bytes, "B"),
+            line.note,
+        )
+        for cell, lines in memory.cells
+        for number, line in enumerate(lines)
+    ]
+    columns = (
+        *(TableColumn(head, no_wrap=True) for head in ("cell", "by", "of")),
+        *(TableColumn(head, "number") for head in ("bytes", "rounded")),
+        TableColumn("note"),
+    )
+    remarks = (*_more(memory.more, "cells"), *_MEMORY_NOTES)
+    return Document(title, (Table(columns, tuple(rows)), Items(remarks)))
 
 
 def figure_in_words(configuration: Configuration, name: str) -> str:
     """Return a configuration's mean; tokens that include padding are marked."""
     value = configuration.figures[name]
-    if not math.isfinite(value):
-        return str(value)
-    if name.endswith("_bytes"):
-        return scaled(value, "B")
-    if name.endswith("_frac"):
-        mark = " (impossible)" if name in configuration.impossible else ""
-        return f"{significant(value * 100, 3)} %{mark}"
-    if name == "runtime_s":
-        return duration(value)
-    return significant(value) + "*" * (configuration.is_padded and name.startswith("tokens_"))
-
-
-def more_in_words(number: int, what: str) -> list[str]:
-    """Return the number of rows not shown, and how to see them."""
-    return [f"and {number} more {what}: --all shows them"] if number else []
+    mark = " (impossible)" if name in configuration.impossible else ""
+    mark += "*" * (configuration.is_padded and name.startswith("tokens_"))
+    return _value(value, name) + (mark if math.isfinite(value) else "")
 
 
 def notes(overview: Overview) -> list[str]:
@@ -116,62 +156,166 @@ def notes(overview: Overview) -> list[str]:
     return remarks
 
 
-def _totals(overview: Overview) -> Text:
-    parts: list[Any] = [(f"{overview.cells} cells", "bold")]
-    for status, number in overview.statuses.most_common():
-        parts += ["  ", (f"{number} {status}", _COLORS.get(status, "red"))]
-    return Text.assemble(*parts)
+def _more(number: int, what: str) -> list[str]:
+    """Return the number of rows not shown, and how to see them."""
+    return [f"and {number} more {what}: --all shows them"] if number else []
 
 
-def lines(overview: Overview) -> list[tuple[str, ...]]:
-    """Return a line for each configuration, with the columns of HEADS."""
-    return [_line(rows, overview.shown_columns) for rows in overview.groups.values()]
+def _items(texts: Sequence[str]) -> tuple[Items, ...]:
+    return (Items(tuple(texts)),) if texts else ()
+
+
+# The table of configurations.
+
+
+def _table(overview: Overview, addresses: Mapping[str, str]) -> Table:
+    columns = (
+        *("cell", "status"),
+        *(head if head in _WRAPPED else TableColumn(head, "number") for head in report_heads()),
+        TableColumn("runs", "links"),
+    )
+    settings = overview.shown_columns
+    lines = [(*_line(rows, settings), _runs(rows, addresses)) for rows in overview.groups.values()]
+    return Table(columns, tuple(lines))
 
 
 def _line(rows: Sequence[Mapping[str, Any]], settings: Sequence[str]) -> tuple[str, ...]:
     ok = [row for row in rows if row["status"] == "ok"] or list(rows)
-    mark = _mark(rows)
-    star = mark + "*" * any(row["tokens_counted"] == "computed" for row in ok)
-    counts = Counter(row["status"] for row in rows)
-    status = ", ".join(f"{n} {s}" if len(rows) > 1 else s for s, n in counts.most_common())
-    return (
-        configuration_name(rows[0], settings) or f"cell {rows[0]['index']}",
-        status,
-        _mean(ok, "tokens_per_s", star) + _spread(ok),
-        _mean(ok, "whole_run_tokens_per_s", star),
-        _mean(ok, "tokens_per_s_per_device", star),
-        _mean(ok, "samples_per_s", mark),
-        _mean(ok, "loss", mark),
-        _peak(ok, mark),
-        _time(ok, mark),
-    )
+    name = configuration_name(rows[0], settings) or f"cell {rows[0]['index']}"
+    figures = (_figure(ok, columns, _mark(rows)) for columns in report_heads().values())
+    return (name, outcomes(rows), *figures)
+
+
+def _figure(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], mark: str) -> str:
+    """Return the mean of repeats in the first column that has one."""
+    means = ((column, of_repeats(rows, column)) for column in columns)
+    column, mean = next((pair for pair in means if pair[1] is not None), ("", None))
+    if mean is None:
+        return "-"
+    if bench_columns()[column].unit == "tokens/s":
+        mark += "*" * any(row["tokens_counted"] == "computed" for row in rows)
+    source = f" {memory_sources()[column]}" if column in memory_sources() else ""
+    ends = spread(rows, column) if column == "tokens_per_s" else None
+    around = "" if ends is None else f" ({significant(ends[0])} to {significant(ends[1])})"
+    return f"{_value(mean, column)}{mark}{source}{around}"
+
+
+def _value(value: float, column: str) -> str:
+    unit = bench_columns()[column].unit
+    if not math.isfinite(value):
+        return str(value)
+    if unit == "B":
+        return scaled(value, unit)
+    if unit == "frac":
+        return f"{significant(value * 100, 3)} %"
+    return duration(value) if unit == "s" else significant(value)
 
 
 def _mark(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the mark for values from repeats none of which succeeded."""
     if any(row["status"] == "ok" for row in rows):
         return ""
-    return _UNWELL if any(row[column] is not None for row in rows for column in _MARKED) else ""
+    columns = view_columns("bench report")
+    return _UNWELL if any(row[column] is not None for row in rows for column in columns) else ""
 
 
-def _spread(rows: Sequence[Mapping[str, Any]]) -> str:
-    speed = spread(rows, "tokens_per_s")
-    return "" if speed is None else f" ({significant(speed.low)} to {significant(speed.high)})"
+def _runs(rows: Sequence[Mapping[str, Any]], addresses: Mapping[str, str]) -> LinkCell:
+    paths = [str(row["path"]) for row in rows if row["path"]]
+    return LinkCell(tuple(Link(path, addresses.get(path, "")) for path in paths))
 
 
-def _mean(rows: Sequence[Mapping[str, Any]], column: str, mark: str = "") -> str:
-    mean = of_repeats(rows, column)
-    return "-" if mean is None else significant(mean) + mark
+def _addresses(overview: Overview, page: Path) -> dict[str, str]:
+    """Return relative addresses of the pages of runs, by cell directory."""
+    paths = {str(row["path"]) for rows in overview.groups.values() for row in rows if row["path"]}
+    return {
+        path: quote(os.path.relpath(report.resolve(), page.resolve().parent))
+        for path in paths
+        if (report := report_of(path)) is not None
+    }
 
 
-def _peak(rows: Sequence[Mapping[str, Any]], mark: str) -> str:
-    for column, source in MEMORY.items():
-        peak = of_repeats(rows, column)
-        if peak is not None:
-            return f"{scaled(peak, 'B')}{mark} {source}"
-    return "-"
+# Heat maps.
 
 
-def _time(rows: Sequence[Mapping[str, Any]], mark: str) -> str:
-    runtime = of_repeats(rows, "runtime_s")
-    return "-" if runtime is None else duration(runtime) + mark
+def _heat_maps(overview: Overview, addresses: Mapping[str, str]) -> tuple[Part, ...]:
+    """Return a heat map of each metric that a configuration has, the main ones open."""
+    layout = matrix(overview)
+    number = len(layout.configurations)
+    cut = f"The first {number} of {number + overview.more} configurations: --all shows the others."
+    parts: list[Part] = [Paragraph(cut)] if overview.more else []
+    metrics = view_columns("bench matrix")
+    memory = [name for name in layout.figures if metrics[name].group == "memory"]
+    first = [name for name in layout.figures if metrics[name].group == "open"] + memory[:1]
+    first = first or list(layout.figures[:1])
+    parts += [
+        heat_map(layout, name, addresses, is_folded=name not in first)
+        for name in sorted(layout.figures, key=lambda name: name not in first)
+    ]
+    others = [name for name, at in metrics.items() if at.group != "memory"]
+    absent = [metrics[name].label for name in others if name not in layout.figures]
+    absent += [] if memory else ["memory"]
+    which = "cell that is shown" if overview.more else "cell"
+    none = f"No {which} tells: {', '.join(absent)}."
+    return (*parts, Paragraph(none, style="dim")) if absent else tuple(parts)
+
+
+def heat_map(
+    layout: Matrix, metric: str, addresses: Mapping[str, str], *, is_folded: bool = False
+) -> HeatMap:
+    """Return one metric of all configurations, by their settings."""
+    title = view_columns("bench matrix")[metric].label
+    corner = ", ".join(setting_title(name) for name in layout.down)
+    head: tuple[str, ...] = (title,)
+    if layout.across is not None:
+        corner += f" \\ {setting_title(layout.across)}"
+        head = tuple(_setting(value) for value in layout.columns)
+    cells = {
+        at: tuple(_heat_cell(configuration, metric, addresses) for configuration in group)
+        for at, group in layout.places.items()
+    }
+    rows = tuple(
+        (", ".join(map(_setting, row)), tuple(cells.get((row, at), ()) for at in layout.columns))
+        for row in layout.rows
+    )
+    better = bench_columns()[metric].direction
+    note = f"Darker is more; {better} is better. Hatched cells with ✕ have no figure."
+    return HeatMap(f"matrix-{metric}", title, corner, head, rows, note, is_folded)
+
+
+def _setting(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _heat_cell(configuration: Configuration, metric: str, addresses: Mapping[str, str]) -> HeatCell:
+    links = tuple(
+        Link(path.rstrip("/").rpartition("/")[2], addresses.get(path, ""))
+        for path in configuration.paths
+    )
+    if metric not in configuration.figures:
+        state, text = _without(configuration)
+        return HeatCell(text, None, state, _shortened(configuration.reason), links)
+    number = configuration.runs[metric]
+    text = figure_in_words(configuration, metric) + (f" ({number} runs)" if number > 1 else "")
+    remarks: tuple[str, ...] = (
+        () if configuration.status == "ok" else (f"✕ {configuration.status}",)
+    )
+    if metric in configuration.impossible:
+        remarks += _shortened(configuration.impossible[metric])
+        return HeatCell(text, None, "none impossible", remarks, links)
+    return HeatCell(text, configuration.figures[metric], remarks=remarks, links=links)
+
+
+def _without(configuration: Configuration) -> tuple[str, str]:
+    """Return the state and text of a cell that lacks the metric."""
+    if configuration.is_ok:
+        return "none", "- no figure"
+    if configuration.is_waiting:
+        return "waiting", f"… {configuration.status}"
+    return "failed", f"✕ {configuration.status}"
+
+
+def _shortened(reason: str) -> tuple[str, ...]:
+    """Return a reason cut to the size of a cell, or nothing if there is none."""
+    if len(reason) > _REASON_CHARACTERS:
+        reason = f"{reason[:_REASON_CHARACTERS].rstrip()}..."
+    return (reason,) if reason else ()

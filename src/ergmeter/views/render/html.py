@@ -9,6 +9,7 @@ from ergmeter.version import __version__
 from ergmeter.views.document import (
     ChartPart,
     HeadlinePart,
+    HeatMap,
     Items,
     Note,
     Section,
@@ -53,7 +54,9 @@ def _part(part: Part) -> str:
     if isinstance(part, Items):
         return bullet_list(part.texts)
     if isinstance(part, Table):
-        return rendered("table_part", part.without_bars())
+        return rendered("table_part", part.without("bar"))
+    if isinstance(part, HeatMap):
+        return rendered("heat_map", part)
     if isinstance(part, HeadlinePart):
         return rendered("headline", part)
     return rendered("paragraph", part)

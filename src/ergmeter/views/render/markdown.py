@@ -82,7 +82,7 @@ def _part(part: Part) -> Iterator[str]:
 def _table(table: Table) -> Iterator[str]:
     if table.caption:
         yield from (escaped(table.caption), "")
-    plain = table.without_bars()
+    plain = table.without("bar")
     yield from markdown_table(plain.head, plain.rows)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ergmeter.bench import results
-from ergmeter.bench.overview import CELL_METRICS, LOWER, Configuration, configuration, overview
+from ergmeter.bench.overview import Configuration, configuration, overview, view_columns
 from ergmeter.bench.plan.cells import repeats_of
 from ergmeter.bench.tables import ARGUMENTS
 from ergmeter.compare import comparison
@@ -24,7 +24,7 @@ from ergmeter.compare.run_curves import compared_curves
 from ergmeter.compare.sources import read_entries
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
 from ergmeter.metrics import timeline
-from ergmeter.metrics.catalog import catalogue, in_view
+from ergmeter.metrics.catalog import bench_columns, catalogue, in_view
 from ergmeter.metrics.checks import fitness
 from ergmeter.metrics.evidence.gpu_use import gpu_use
 from ergmeter.metrics.live.recent_window import remaining
@@ -66,8 +66,8 @@ def matrix(table: pa.Table) -> dict[str, Any]:
     for row in rows:
         groups[repeats_of(row)].append(row)
     figures = {
-        name: {"title": title, "is_lower_better": name in LOWER}
-        for name, title in CELL_METRICS.items()
+        name: {"title": at.label, "is_lower_better": bench_columns()[name].direction == "lower"}
+        for name, at in view_columns("bench matrix").items()
         if any(row[name] is not None for row in rows)
     }
     cells = [_group(configuration(group, axes), tuple(figures)) for group in groups.values()]
