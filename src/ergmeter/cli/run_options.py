@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -39,7 +39,8 @@ def print_json(document: object) -> None:
     click.echo(json.dumps(document, indent=1, allow_nan=False))
 
 
-_Form: TypeAlias = Literal["terminal", "json", "markdown"]
+_Form: TypeAlias = Literal["terminal", "csv", "json", "markdown"]
+_FORMATS: dict[str, _Form] = {"table": "terminal", "csv": "csv", "json": "json", "md": "markdown"}
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class Forms:
     form: _Form
     page: Path | None = None
 
-    def show(self, document: Document, *, console: Console | None = None) -> None:
-        """Write the page, then print the document."""
+    def show(self, document: Document, *, console: Console | None = None, csv: str = "") -> None:
+        """Write the page, then print the document, or its CSV."""
         if self.page is not None:
             from ergmeter.views.render.html import html
 
@@ -63,6 +64,8 @@ class Forms:
             from ergmeter.views.render.markdown import markdown
 
             click.echo(markdown(document), nl=False)
+        elif self.form == "csv":
+            click.echo(csv, nl=False)
         else:
             from rich import console as rich_console
 
@@ -88,6 +91,19 @@ def with_forms(function: Callable[..., Any]) -> Callable[..., Any]:
         with_page,
     ]
     return with_each(wrapped, options)
+
+
+def with_format(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--format` and the options of `with_forms` to a command, which gets `forms`."""
+
+    @functools.wraps(function)
+    def wrapped(form: str, forms: Forms, **options: Any) -> Any:  # noqa: ANN401  click passes what it parsed
+        flag_name = {"json": "json", "markdown": "md"}.get(forms.form)
+        form = _chosen(form, flag_name) if flag_name else form
+        return function(forms=replace(forms, form=_FORMATS[form]), **options)
+
+    formats = click.Choice(tuple(_FORMATS))
+    return with_default("--format", "form", type=formats, default="table")(with_forms(wrapped))
 
 
 def with_page(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -396,14 +412,19 @@ def _budget_rule(budget: str) -> str:
 
 def chosen_form(form: str, *, as_json: bool) -> str:
     """What `--format` and `--json` come to. Raises UsageError where they want different things."""
+    return _chosen(form, "json") if as_json else form
+
+
+def _chosen(form: str, flag: str) -> str:
+    """Return the format that a flag names. Raises UsageError if `--format` names another."""
     from click.core import ParameterSource
 
     is_said = (
         click.get_current_context().get_parameter_source("form") is ParameterSource.COMMANDLINE
     )
-    if as_json and is_said and form != "json":
-        raise click.UsageError(f"--json and --format {form} are two forms; give one")
-    return "json" if as_json else form
+    if is_said and form != flag:
+        raise click.UsageError(f"--{flag} and --format {form} are two forms; give one")
+    return flag
 
 
 _NEXT = "see also: erg explain RUN, erg report RUN --html FILE, erg serve"

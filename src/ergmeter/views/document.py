@@ -23,27 +23,44 @@ text in a part is plain: renderers escape it, wrap it and give it colours.
   that only repeats the title and `about`, which a terminal does not print.
 - `Table`: the kind of a column decides its layout. `number` is right-aligned and not wrapped,
   `basis` is coloured by basis, `below` is printed under its row on a terminal (a column elsewhere),
-  and `bar` is drawn on a terminal and left out elsewhere.
+  and `bar` is drawn on a terminal and left out elsewhere. On a terminal, a table with `row_titles`
+  that is too wide continues below, with that many first columns repeated.
 - `ChartPart`: the chart on a page; its table (or the chart's own data table) and the chart's note
-  elsewhere.
-- `Note`: a finding with its weight, and its effect, which may have several lines.
-- `Section`: parts under a title. Pages link to its id; a folded one starts closed there.
+  elsewhere. `ChartGrid` and `AxisChoice` are for pages alone.
+- `Note`: a finding or a verdict with its weight, and its effect, which may have several lines.
+- `Section`: parts under a title. Pages link to its id; a folded one starts closed there. `media`
+  are those that show it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ergmeter.views.charts.chart import Chart
 
 State: TypeAlias = Literal["", "good", "bad", "unsure"]
-Weight: TypeAlias = Literal["serious", "minor", "remark", "ok", "absent"]
+VerdictWeight: TypeAlias = Literal[
+    "better", "worse", "differs", "not shown", "no interval", "no verdict"
+]
+Weight: TypeAlias = Literal["serious", "minor", "remark", "ok", "absent"] | VerdictWeight
 ColumnKind: TypeAlias = Literal["text", "number", "basis", "below", "bar"]
 Style: TypeAlias = Literal["", "dim", "strong"]
+Medium: TypeAlias = Literal["terminal", "markdown", "html"]
+
+EVERYWHERE: tuple[Medium, ...] = ("terminal", "markdown", "html")
+# The sign of a verdict, and its words.
+VERDICTS: dict[VerdictWeight, tuple[str, str]] = {
+    "better": ("+", "better"),
+    "worse": ("-", "worse"),
+    "differs": ("*", "differs"),
+    "not shown": ("=", "no difference shown"),
+    "no interval": ("?", "no interval"),
+    "no verdict": ("", "absent"),
+}
 
 
 class SortableCell(str):
@@ -91,7 +108,7 @@ class Table:
     """A table. A column that is just a title is one of text.
 
     `strong_rows` are emphasised. Pages can be sorted by a column if `is_sortable`. A terminal
-    leaves out the titles unless `has_head`.
+    leaves out the titles unless `has_head`. The first `row_titles` columns name the rows.
     """
 
     columns: tuple[str | TableColumn, ...]
@@ -100,6 +117,7 @@ class Table:
     is_sortable: bool = False
     has_head: bool = True
     strong_rows: frozenset[int] = frozenset()
+    row_titles: int = 0
 
     @property
     def layout(self) -> tuple[TableColumn, ...]:
@@ -115,14 +133,14 @@ class Table:
 
     def without_bars(self) -> Table:
         """Return the table for media that draw charts: without its bar columns."""
-        stays = [number for number, column in enumerate(self.layout) if column.kind != "bar"]
-        return Table(
-            tuple(self.columns[number] for number in stays),
-            tuple(tuple(row[number] for number in stays) for row in self.rows),
-            self.caption,
-            self.is_sortable,
-            self.has_head,
-            self.strong_rows,
+        return self.only([n for n, column in enumerate(self.layout) if column.kind != "bar"])
+
+    def only(self, numbers: Sequence[int]) -> Table:
+        """Return the table with these columns."""
+        return replace(
+            self,
+            columns=tuple(self.columns[number] for number in numbers),
+            rows=tuple(tuple(row[number] for number in numbers) for row in self.rows),
         )
 
 
@@ -155,8 +173,23 @@ class ChartPart:
 
 
 @dataclass(frozen=True, slots=True)
+class ChartGrid:
+    """Charts beside one another on a page. Elsewhere another part has their numbers."""
+
+    charts: tuple[Chart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AxisChoice:
+    """The x axes that a page's charts can be drawn over, by name and title, and the first."""
+
+    axes: tuple[tuple[str, str], ...]
+    first: str
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
-    """A finding, by its weight, and its effect in one or more lines."""
+    """A finding or a verdict, by its weight, and its effect in one or more lines."""
 
     weight: Weight
     text: str
@@ -187,9 +220,12 @@ class Section:
     title: str
     parts: tuple[Part, ...]
     is_folded: bool = False
+    media: tuple[Medium, ...] = EVERYWHERE
 
 
-Part: TypeAlias = HeadlinePart | Table | ChartPart | Note | Items | Paragraph | Section
+Part: TypeAlias = (
+    HeadlinePart | Table | ChartPart | ChartGrid | AxisChoice | Note | Items | Paragraph | Section
+)
 
 
 @dataclass(frozen=True)
@@ -224,15 +260,22 @@ def _charts(parts: tuple[Part, ...]) -> Iterator[Chart]:
     for part in parts:
         if isinstance(part, ChartPart):
             yield part.chart
+        elif isinstance(part, ChartGrid):
+            yield from part.charts
         elif isinstance(part, Section):
             yield from _charts(part.parts)
 
 
-def without_charts(parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    """Return the parts with tables and notes for charts; those inside sections stay."""
+def as_text(parts: tuple[Part, ...], medium: Medium) -> tuple[Part, ...]:
+    """Return the parts that a medium of text shows, with tables and notes for charts.
+
+    Those inside sections stay.
+    """
     return tuple(
         text
         for part in parts
+        if not isinstance(part, ChartGrid | AxisChoice)
+        and not (isinstance(part, Section) and medium not in part.media)
         for text in (part.as_text() if isinstance(part, ChartPart) else (part,))
     )
 

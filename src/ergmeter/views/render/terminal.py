@@ -14,6 +14,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from ergmeter.views.document import (
+    VERDICTS,
     BarCell,
     HeadlinePart,
     Items,
@@ -22,7 +23,7 @@ from ergmeter.views.document import (
     Section,
     Table,
     TableColumn,
-    without_charts,
+    as_text,
 )
 from ergmeter.views.run.card import BASIS_STYLES
 
@@ -35,15 +36,18 @@ if TYPE_CHECKING:
 
 _STATES = {"good": "green", "bad": "red", "unsure": "yellow", "": ""}
 _STYLES = {"dim": "dim", "strong": "bold", "": ""}
+_COLOURS = {"better": "green", "worse": "red", "differs": "yellow", "no interval": "yellow"}
 _SIGNS = {
     "serious": ("!! ", "red"),
     "minor": ("!  ", "yellow"),
     "remark": ("*  ", ""),
     "ok": ("ok ", "green"),
     "absent": ("-  ", "dim"),
+    **{weight: (f"{sign:<3}", _COLOURS.get(weight, "")) for weight, (sign, _) in VERDICTS.items()},
 }
 _BAR_CELLS = 20
 _INDENT = 2
+_GAP = 2
 _BELOW = 3
 
 
@@ -54,12 +58,12 @@ def show(document: Document, console: Console) -> None:
 
 def _show(parts: tuple[Part, ...], console: Console, *, after: Part | None) -> None:
     """Print parts; sections and tables stand apart from what is before them."""
-    for part in without_charts(parts):
+    for part in as_text(parts, "terminal"):
         if after is not None and _stands_apart(after, part):
             console.print()
         if isinstance(part, Section):
             console.print(_text(part.title, "bold"))
-            _show(part.parts, console, after=HeadlinePart(part.title))
+            _show(part.parts, console, after=None)
         elif isinstance(part, Paragraph) and part.is_to_copy:
             console.print(_text(part.text), soft_wrap=True)
         else:
@@ -83,7 +87,7 @@ def _part(part: Part, console: Console) -> Iterator[RenderableType]:
     if isinstance(part, HeadlinePart):
         yield _headline(part)
     elif isinstance(part, Table):
-        yield from _grid(part, console) if _is_grid(part) else _rows(part, console)
+        yield from _grids(part, console) if _is_grid(part) else _rows(part, console)
     elif isinstance(part, Note):
         yield from _note(part, console)
     elif isinstance(part, Items):
@@ -124,10 +128,32 @@ def _hanging(start: Text, text: Text, console: Console) -> Iterator[Text]:
         yield Text.assemble(" " * len(start) if number else start, line)
 
 
-def _grid(table: Table, console: Console) -> Iterator[RenderableType]:
-    """Yield a table in columns, after its caption."""
+def _grids(table: Table, console: Console) -> Iterator[RenderableType]:
+    """Yield a table in columns, after its caption. One that is too wide continues below."""
     if table.caption:
         yield _text(table.caption, "dim")
+    for number, piece in enumerate(_pieces(table, console.width)):
+        yield from [Text()] if number else []
+        yield _grid(piece, console)
+
+
+def _pieces(table: Table, width: int) -> Iterator[Table]:
+    """Yield a table in pieces that fit, each with the columns that name the rows."""
+    titles = list(range(table.row_titles))
+    widths = _widths(table) if titles else []
+    title_width = min(sum(widths[n] + _GAP for n in titles), width // 2)
+    piece: list[int] = []
+    for number in range(len(titles), len(widths)):
+        columns = [*piece, number]
+        taken = title_width + sum(widths[n] + _GAP for n in columns) - _GAP
+        if piece and taken > width:
+            yield table.only(titles + piece)
+            columns = [number]
+        piece = columns
+    yield table.only(titles + piece) if titles else table
+
+
+def _grid(table: Table, console: Console) -> RenderableType:
     has_head = table.has_head and any(table.head)
     grid = rich_table.Table(
         box=box.SIMPLE_HEAD if has_head else None,
@@ -150,16 +176,21 @@ def _grid(table: Table, console: Console) -> Iterator[RenderableType]:
     for number, row in enumerate(table.rows):
         cells = [_cell(column, cell) for column, cell in zip(table.layout, row, strict=True)]
         grid.add_row(*cells, style="bold" if number in table.strong_rows else "")
-    yield grid
+    return grid
 
 
 def _gap(table: Table, width: int, *, has_head: bool) -> int:
     """Return the padding of a cell: columns are two apart, or one if they fit only then."""
-    rows = (table.head if has_head else [""] * len(table.head), *table.rows)
-    columns = zip(table.layout, zip(*rows, strict=True), strict=True)
-    widths = [max(_width(column, cell) for cell in cells) for column, cells in columns]
-    gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= width else 1
+    widths = _widths(table)
+    gap = _GAP if sum(widths) + _GAP * (len(widths) - 1) <= width else 1
     return gap - has_head  # a box has a blank of its own between columns
+
+
+def _widths(table: Table) -> list[int]:
+    """Return the least widths of the columns."""
+    rows = (table.head if table.has_head else [""] * len(table.head), *table.rows)
+    columns = zip(table.layout, zip(*rows, strict=True), strict=True)
+    return [max(_width(column, cell) for cell in cells) for column, cells in columns]
 
 
 def _width(column: TableColumn, cell: str) -> int:
