@@ -282,7 +282,7 @@ def _figure_in_words(entry: Entry, measured: Measure) -> str:
 def _notes(comparison: Comparison) -> Iterator[Items]:
     notes = _footnotes(comparison)
     if any(not pair.is_comparable for pair in comparison.pairs):
-        notes.append("--anyway gives the verdicts all the same")
+        notes.append("option --anyway gives the verdicts all the same")
     if notes:
         yield Items(tuple(notes))
 

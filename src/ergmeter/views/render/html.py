@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from ergmeter.views.document import Document, Part
 
 
+_LEVEL = 2  # of the headings of sections; a title inside one may begin with a name
+
+
 def html(document: Document) -> str:
     """Return the page. One without charts holds no chart library."""
     links = {part.id: part.title for part in document.parts if isinstance(part, Section)}
@@ -38,7 +41,7 @@ def html(document: Document) -> str:
     )
 
 
-def _parts(parts: Sequence[Part], level: int = 2) -> str:
+def _parts(parts: Sequence[Part], level: int = _LEVEL) -> str:
     """Return the HTML of parts; notes that follow one another are one list.
 
     `level`: of the headings of sections.
@@ -56,7 +59,8 @@ def _parts(parts: Sequence[Part], level: int = 2) -> str:
 
 def _part(part: Part, level: int) -> str:
     if isinstance(part, Section):
-        inner, title = _parts(part.parts, level + 1), title_case(part.title)
+        inner = _parts(part.parts, level + 1)
+        title = part.title if level > _LEVEL else title_case(part.title)
         return section(part.id, title, inner, is_folded=part.is_folded, level=level)
     if isinstance(part, ChartPart):
         return figure(part.chart)

@@ -35,6 +35,7 @@ _LINKED = re.compile(r"(?<=:)(?=//)|(?<=\bwww)(?=\.)|(?<=@)(?=\w)", re.IGNORECAS
 _COMMENT = "<!-- -->"
 # A heading, or an item of a list.
 _START = re.compile(r"(#{1,6}(?=\s|$)|[-+](?=\s)|\d+(?=[.)](\s|$)))")
+_LEVEL = 3  # of the headings of sections; a title inside one may begin with a name
 _SIGNS = {
     "serious": "**!!** ",
     "minor": "**!** ",
@@ -51,7 +52,7 @@ def markdown(document: Document) -> str:
     return "\n".join([f"## {escaped(title)}", *_parts(document.body)]) + "\n"
 
 
-def _parts(parts: Sequence[Part], level: int = 3) -> Iterator[str]:
+def _parts(parts: Sequence[Part], level: int = _LEVEL) -> Iterator[str]:
     """Yield the lines of parts; items and notes that follow one another are one list.
 
     `level`: of the headings of sections.
@@ -66,7 +67,7 @@ def _parts(parts: Sequence[Part], level: int = 3) -> Iterator[str]:
 
 def _part(part: Part, level: int) -> Iterator[str]:
     if isinstance(part, Section):
-        yield f"{'#' * level} {escaped(title_case(part.title))}"
+        yield f"{'#' * level} {escaped(part.title if level > _LEVEL else title_case(part.title))}"
         yield from _parts(part.parts, level + 1)
     elif isinstance(part, HeadlinePart):
         answer = escaped(": ".join(filter(None, (part.name, part.text))))
