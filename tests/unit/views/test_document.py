@@ -194,10 +194,10 @@ def test_a_section_is_left_out_where_it_is_not_shown() -> None:
     for_files = Section("runs", "runs", (Items(("run 7",)),), media=("markdown", "html"))
     assert terminal(Items(("a",)), for_files) == "- a\n"
     assert "run 7" in text(for_files)
-    assert page(for_files) == ["Runs", "run 7"]
+    assert page(for_files) == ["runs", "Runs", "run 7"]  # the link, and the section
     for_pages = Section("runs", "runs", (Items(("run 7",)),), media=("html",))
     assert text(Items(("a",)), for_pages) == "- a\n"
-    assert page(for_pages) == ["Runs", "run 7"]
+    assert page(for_pages) == ["runs", "Runs", "run 7"]
 
 
 def test_charts_beside_each_other_and_their_axes_are_for_pages() -> None:
