@@ -44,6 +44,7 @@ from ergmeter.views.document import (
     Section,
     Table,
     TableColumn,
+    VerdictWeight,
     Weight,
 )
 from ergmeter.views.run.card import column_text, interval, value
@@ -56,11 +57,11 @@ if TYPE_CHECKING:
     from ergmeter.compare.verdicts import Measure, Verdict
     from ergmeter.stats.ratio import Contrast, Mean
 
-# Sign and words of each state of a verdict.
-SIGNS = {
-    "absent" if weight == "no verdict" else weight: f"{sign} {words}".strip()
-    for weight, (sign, words) in VERDICTS.items()
+_WEIGHTS: dict[str, VerdictWeight] = {
+    "absent" if weight == "no verdict" else weight: weight for weight in VERDICTS
 }
+# Sign and words of each state of a verdict.
+SIGNS = {state: " ".join(VERDICTS[weight]).strip() for state, weight in _WEIGHTS.items()}
 _MANY = 5
 _MOST_NAMES = 8
 _MOST_PAIRS = 20  # open on the page; the rest is folded
@@ -156,9 +157,7 @@ def title(pair: GroupPair) -> str:
 
 
 def _pair_notes(pair: GroupPair) -> Iterator[Note]:
-    for verdict in pair.verdicts:
-        weight = "no verdict" if verdict.state == "absent" else verdict.state
-        yield Note(weight, verdict.words)
+    yield from (Note(_WEIGHTS[verdict.state], verdict.words) for verdict in pair.verdicts)
     yield from (Note(weight, line) for weight, line in beside_verdicts(pair))
 
 

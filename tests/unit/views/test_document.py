@@ -216,7 +216,7 @@ def test_charts_beside_each_other_and_their_axes_are_for_pages() -> None:
 
 
 def test_a_table_that_is_too_wide_continues_below_with_its_row_titles() -> None:
-    columns = ("group", *(TableColumn(f"metric {n}", "number") for n in range(4)))
+    columns = (TableColumn("group"), *(TableColumn(f"metric {n}", "number") for n in range(4)))
     table = Table(columns, (("base", "1", "2\n±1 %", "3", "4"),), row_titles=1)
     assert [line.rstrip() for line in terminal(table, width=30).splitlines()] == [
         "group  metric 0  metric 1",

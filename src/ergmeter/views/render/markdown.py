@@ -24,7 +24,7 @@ from ergmeter.views.document import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ergmeter.views.document import Document, Part
+    from ergmeter.views.document import Document, Part, Weight
 
 _SPECIAL = re.compile(r"[\\`*\[\]|~]")
 # Between letters or digits an underscore is literal; elsewhere it may start emphasis.
@@ -36,7 +36,7 @@ _COMMENT = "<!-- -->"
 # A heading, or an item of a list.
 _START = re.compile(r"(#{1,6}(?=\s|$)|[-+](?=\s)|\d+(?=[.)](\s|$)))")
 _LEVEL = 3  # of the headings of sections; a title inside one may begin with a name
-_SIGNS = {
+_SIGNS: dict[Weight, str] = {
     "serious": "**!!** ",
     "minor": "**!** ",
     "remark": "",

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from ergmeter.views.document import Document, Part
+    from ergmeter.views.document import Document, Part, Weight
 
 _STATES = {"good": "green", "bad": "red", "unsure": "yellow", "": ""}
 _STYLES = {"dim": "dim", "strong": "bold", "": ""}
 _COLOURS = {"better": "green", "worse": "red", "differs": "yellow", "no interval": "yellow"}
-_SIGNS = {
+_SIGNS: dict[Weight, tuple[str, str]] = {
     "serious": ("!! ", "red"),
     "minor": ("!  ", "yellow"),
     "remark": ("*  ", ""),
