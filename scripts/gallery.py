@@ -38,7 +38,8 @@ from ergmeter.runlog.settings import Settings
 from ergmeter.runlog.writer import Writer, create_run
 from ergmeter.units import duration
 from ergmeter.views.charts.plots import charts, plot
-from ergmeter.views.compare_page import compare_page
+from ergmeter.views.compare import comparison_document
+from ergmeter.views.render.html import html
 from ergmeter.views.run.card import value
 from ergmeter.views.run.model_card import badge
 from ergmeter.views.run.report_page import report
@@ -364,7 +365,7 @@ def make(docs: Path, runs: Path | None = None) -> None:
             if name == "train-1b":
                 (folder / "badge.svg").write_text(badge(BADGE, summary.readings[BADGE]), "utf-8")
     backends = compare(read_entries([LEDGER]), CompareOptions(("backend",)))
-    page = compare_page(backends, compared_curves(backends.groups))
+    page = html(comparison_document(backends, compared_curves(backends.groups)))
     (folder / "backends.html").write_text(page, "utf-8")
     (docs / "gallery.md").write_text(written_page(figures), "utf-8")
 

@@ -102,12 +102,17 @@ def test_csv_and_markdown(erg: Erg, ledger: Path) -> None:
     assert rows["throughput.tokens_per_s"]["state"] == "better"
     assert float(rows["memory.device_peak_bytes"]["value"]) == 1.0
     _, out, _ = erg("compare", ledger, "--format", "md")
-    assert out.startswith("**unsloth against bnb (3 and 3 runs, paired t-interval)**")
+    assert out.startswith(
+        "## Comparison: bnb, unsloth, 6 runs in 2 groups by backend, each compared with bnb;"
+        " intervals of 95 %\n\n### Verdicts\n\n"
+        "#### unsloth against bnb (3 and 3 runs, paired t-interval)\n\n"
+    )
     assert "- **better**: unsloth 1.31x faster" in out
     assert "\n| backend | runs | tokens/s | J/token | memory | loss | eval loss |\n" in out
     assert "| unsloth | speed | 1.310 (1.285 to 1.335) | 3 and 3 | paired t-interval |" in out
     assert "| optimizer | PagedAdamW8bit | AdamW |" in out
     assert out.count("1,323 tokens/s") + out.count("1323 tokens/s") == 1  # each run has its row
+    assert erg("compare", ledger, "--md") == (0, out, "")
 
 
 def test_a_name_is_no_markup(erg: Erg, tmp_path: Path) -> None:
@@ -117,7 +122,7 @@ def test_a_name_is_no_markup(erg: Erg, tmp_path: Path) -> None:
     code, out, _ = erg("compare", tmp_path / "energy_results.csv", "--format", "md")
     assert code == 0
     inert = r"\*a\*\|&lt;b&gt;\_c\_\!\[d\](https:<!-- -->//e.f) @<!-- -->g"
-    assert f"**{inert} against bnb (1 and 1 runs)**" in out
+    assert f"\n#### {inert} against bnb (1 and 1 runs)\n" in out
     assert f"| {inert} | 1 | 900 |" in out
     for text in (name, "<b>", "https://", "@g"):
         assert text not in out
@@ -268,7 +273,7 @@ def test_what_was_left_out_stands_with_the_verdicts(erg: Erg, tmp_path: Path) ->
     html = tmp_path / "page.html"
     _, out, _ = erg("compare", whole, cut, "--html", html)
     said, why = unbroken(out), f"left out: {cut}: it did not finish (killed by SIGTERM)"
-    assert said.index(unbroken(why)) < said.index("note:")
+    assert said.index(unbroken(why)) < said.index("notes-")
     verdicts = html.read_text().partition('id="verdicts"')[2].partition("</section>")[0]
     assert "One group: nothing to compare it with." in verdicts
     assert f"<li>{why}</li>" in verdicts

@@ -247,7 +247,7 @@ def test_the_nearest_reading_is_told_beside_the_pointer(opened: Callable[..., Op
 
 def test_a_ledger_has_no_curves_and_the_page_says_so(shown: Callable[..., Opened]) -> None:
     one = shown("three")
-    assert one.page.inner_text("#courses .absent") == (
+    assert one.page.inner_text("#courses .dim") == (
         "7 runs are not drawn: a ledger's row has no steps and no samples: name the run's"
         " directory."
     )

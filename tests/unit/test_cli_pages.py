@@ -109,6 +109,8 @@ def test_what_draws_is_looked_for_before_anything_is_read(
     [
         ((*JOB, "--json", "--format", "md"), "--json and --format md are two forms; give one"),
         (("compare", "ledgers", "--json", "--format", "csv"), "--json and --format csv are two"),
+        (("compare", "ledgers", "--md", "--format", "table"), "--md and --format table are two"),
+        (("compare", "ledgers", "--md", "--json"), "--json and --md are two forms; give one"),
         ((*JOB, "--format", "md", "--print-per-file"), "--print-per-file is for the console"),
         ((*JOB, "--format", "md", "--detailed"), "--detailed is of the JSON: give its --output"),
     ],

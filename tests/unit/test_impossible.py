@@ -28,6 +28,7 @@ from ergmeter.sinks.shared.updates import Names, SinkValue
 from ergmeter.views import compare as compare_view
 from ergmeter.views.bench.report import figure_in_words
 from ergmeter.views.calculate.machine import _of_peak
+from ergmeter.views.render.markdown import markdown
 from ergmeter.views.run import watch
 from ergmeter.views.run.model_card import badge
 from ergmeter.views.run.report_page import report
@@ -259,11 +260,11 @@ def test_a_comparison_shows_it_and_gives_no_verdict() -> None:
     assert verdict.state == "absent"
     assert verdict.contrast is None
     assert verdict.words == f"MFU: a: 337 % is impossible: {WHY}"
-    document = compare_view.document(found)
+    document = compare_view.comparison_data(found)
     assert document["groups"][0]["means"][MFU] == {"missing": f"337 % is impossible: {WHY}"}
     assert document["groups"][0]["runs"][0]["readings"][MFU]["impossible"] == WHY
     assert f"| a | a | 100 tokens/s, measured | {SHOWN.replace('(', '(')}" in (
-        compare_view.markdown(found)
+        markdown(compare_view.comparison_document(found))
     )
 
 

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -39,7 +39,8 @@ def print_json(document: object) -> None:
     click.echo(json.dumps(document, indent=1, allow_nan=False))
 
 
-_Form: TypeAlias = Literal["terminal", "json", "markdown"]
+_Form: TypeAlias = Literal["terminal", "csv", "json", "markdown"]
+_FORMATS: dict[str, _Form] = {"table": "terminal", "csv": "csv", "json": "json", "md": "markdown"}
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Forms:
         named: dict[str, _Form] = {"md": "markdown", "json": "json"}
         return cls(named.get(form, "terminal"), page)
 
-    def show(self, document: Document, *, console: Console | None = None) -> None:
-        """Write the page, then print the document."""
+    def show(self, document: Document, *, console: Console | None = None, csv: str = "") -> None:
+        """Write the page, then print the document, or its CSV."""
         self.write_page(document)
         if self.form == "json":
             from ergmeter.views.render.json import json_text
@@ -66,6 +67,8 @@ class Forms:
             from ergmeter.views.render.markdown import markdown
 
             click.echo(markdown(document), nl=False)
+        elif self.form == "csv":
+            click.echo(csv, nl=False)
         else:
             from rich import console as rich_console
 
@@ -98,6 +101,19 @@ def with_forms(function: Callable[..., Any]) -> Callable[..., Any]:
         with_page,
     ]
     return with_each(wrapped, options)
+
+
+def with_format(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--format` and the options of `with_forms` to a command, which gets `forms`."""
+
+    @functools.wraps(function)
+    def wrapped(form: str, forms: Forms, **options: Any) -> Any:  # noqa: ANN401  click passes what it parsed
+        is_json, is_markdown = forms.form == "json", forms.form == "markdown"
+        form = chosen_form(form, as_json=is_json, as_markdown=is_markdown)
+        return function(forms=replace(forms, form=_FORMATS[form]), **options)
+
+    formats = click.Choice(tuple(_FORMATS))
+    return with_default("--format", "form", type=formats, default="table")(with_forms(wrapped))
 
 
 def with_page(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
-"""A comparison of runs as terminal text, JSON, CSV and Markdown (`erg compare`).
+"""`erg compare`: its document and its CSV.
 
-The table shows each value with its interval; the verdicts follow below it. Groups that are not
-comparable have values and no verdict, so that a reader does not pick a winner from the table.
+Verdicts come first; charts and tables follow as evidence. Groups that are not comparable have
+values and no verdict, so that a reader does not pick a winner from the table.
 """
 
 from __future__ import annotations
@@ -12,69 +12,199 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group as Lines
-from rich.table import Table as Grid
-from rich.text import Text
-
-from ergmeter.compare.comparison import Comparison, Front, GroupPair, impossible_entry
+from ergmeter.compare.comparison import Comparison, GroupPair, impossible_entry
 from ergmeter.compare.grouping import Group, differing_facts
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import in_view
 from ergmeter.records import Missing, Reading
-from ergmeter.units import ratio_text, significant
+from ergmeter.units import number_of
 from ergmeter.views import documents
-from ergmeter.views.blocks import escaped, markdown_table
-from ergmeter.views.charts.chart import Table
-from ergmeter.views.run.card import HangingText, column_text, interval, value
+from ergmeter.views.charts.compare_charts import (
+    DIFFERENCES,
+    MEAN,
+    PARETO,
+    RATIOS,
+    compare_charts,
+    contrast_in_words,
+    front_in_words,
+    head,
+    is_assumed,
+)
+from ergmeter.views.charts.compare_curves import ABOUT, course_charts
+from ergmeter.views.document import (
+    VERDICTS,
+    AxisChoice,
+    ChartGrid,
+    Document,
+    HeadlinePart,
+    Items,
+    Medium,
+    Note,
+    Paragraph,
+    Part,
+    Section,
+    Table,
+    TableColumn,
+    VerdictWeight,
+    Weight,
+)
+from ergmeter.views.run.card import column_text, interval, value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from rich.console import RenderableType
+    from collections.abc import Iterable, Iterator
 
     from ergmeter.compare.entry import Entry
+    from ergmeter.compare.run_curves import Axis, ComparedCurves
     from ergmeter.compare.verdicts import Measure, Verdict
     from ergmeter.stats.ratio import Contrast, Mean
 
-# Sign, style on a terminal, and words of each state of a verdict.
-_STATES = {
-    "better": ("+", "green", "better"),
-    "worse": ("-", "red", "worse"),
-    "differs": ("*", "yellow", "differs"),
-    "not shown": ("=", "", "no difference shown"),
-    "no interval": ("?", "yellow", "no interval"),
-    "absent": (" ", "dim", "absent"),
+_WEIGHTS: dict[str, VerdictWeight] = {
+    "absent" if weight == "no verdict" else weight: weight for weight in VERDICTS
 }
-SIGNS = {state: f"{sign} {words}".strip() for state, (sign, _, words) in _STATES.items()}
-_ACROSS = 6  # figures beside one another in 80 columns
+# Sign and words of each state of a verdict.
+SIGNS = {state: " ".join(VERDICTS[weight]).strip() for state, weight in _WEIGHTS.items()}
 _MANY = 5
+_MOST_NAMES = 8
+_MOST_PAIRS = 20  # open on the page; the rest is folded
+_FILES: tuple[Medium, ...] = ("markdown", "html")
+_PAGES: tuple[Medium, ...] = ("html",)
 
 
-def page(comparison: Comparison) -> RenderableType:
-    """Render for the terminal: table, verdicts by pair, Pareto front, notes."""
-    parts: list[RenderableType] = []
-    for start in range(0, len(comparison.measures), _ACROSS):
-        parts += [_metric_table(comparison, comparison.measures[start : start + _ACROSS]), Text()]
-    before = before_verdicts(comparison)
+def comparison_document(
+    comparison: Comparison, curves: ComparedCurves | None = None, *, x: Axis | None = None
+) -> Document:
+    """Return verdicts, means of the groups, ratios, every run and notes.
+
+    `curves`: those of the runs, for a page, which gets charts with them. `x`: their first axis.
+    """
+    charts = compare_charts(comparison) if curves else []
+    front = tuple(ChartGrid((chart,)) for chart in charts if chart.id == PARETO)
+    ratios = (ChartGrid((chart,)) for chart in charts if chart.id in (RATIOS, DIFFERENCES))
+    means = ChartGrid(tuple(chart for chart in charts if chart.id.startswith(MEAN)))
+    over = _course_parts(curves, comparison, x) if curves else ()
+    sections = (
+        Section("verdicts", "verdicts", tuple(_verdict_parts(comparison))),
+        Section("ratios-section", "ratios", (*ratios, *_contrasts(comparison)), media=_FILES),
+        Section("pareto-section", "Pareto front", front, media=_PAGES),
+        Section("courses", "over the course of the runs", over, media=_PAGES),
+        Section("groups", "groups", (_group_table(comparison), means)),
+        Section(
+            "differences-section",
+            "what differs in configuration",
+            (_differences(comparison),),
+            media=_FILES,
+        ),
+        Section("runs", "every run", (_run_table(comparison),), media=_FILES),
+        Section("notes", "notes", tuple(_notes(comparison))),
+    )
+    return Document(
+        f"Comparison: {_names(comparison)}",
+        tuple(section for section in sections if section.parts),
+        comparison_data(comparison),
+        _about(comparison),
+    )
+
+
+def _names(comparison: Comparison) -> str:
+    """Return the names of the groups, or their number if many."""
+    if len(comparison.groups) > _MOST_NAMES:
+        return f"{len(comparison.groups)} groups"
+    return ", ".join(group.name for group in comparison.groups)
+
+
+def _about(comparison: Comparison) -> str:
+    runs = number_of(sum(len(group.entries) for group in comparison.groups), "run")
+    groups = number_of(len(comparison.groups), "group")
+    against = f", each compared with {comparison.groups[0].name}" if comparison.pairs else ""
+    intervals = f"intervals of {comparison.options.confidence * 100:g} %"
+    return f"{runs} in {groups} by {', '.join(comparison.group_by)}{against}; {intervals}"
+
+
+# Verdicts.
+
+
+def _verdict_parts(comparison: Comparison) -> Iterator[Part]:
+    """Yield runs left out and disturbed, then each pair, then the Pareto front."""
+    if not comparison.pairs:
+        yield HeadlinePart(text="One group: nothing to compare it with.", state="unsure")
+    elif not comparison.is_comparable:
+        yield HeadlinePart(text="Not all groups are comparable: reasons below.", state="unsure")
+    before = (
+        *(f"left out: {line}" for line in comparison.left_out),
+        *(f"compare with care: {line}" for line in comparison.cautions),
+    )
     if before:
-        parts += [*(HangingText("", "yellow", line) for line in before), Text()]
-    for pair in comparison.pairs:
-        parts += [*_pair(pair), Text()]
+        yield Items(before)
+    pairs = [
+        Section(f"pair-{number}", title(pair), tuple(_pair_notes(pair)))
+        for number, pair in enumerate(comparison.pairs, 1)
+    ]
+    yield from pairs[:_MOST_PAIRS]
+    more = tuple(pairs[_MOST_PAIRS:])
+    if more:
+        yield Section("more-pairs", f"{len(more)} more groups", more, is_folded=True)
     if comparison.front:
-        parts += [HangingText("", "", front_in_words(comparison.front)), Text()]
-    parts += [HangingText("", "dim", f"note: {note}") for note in footnotes(comparison)]
-    return Lines(*parts)
+        yield Paragraph(front_in_words(comparison.front))
 
 
-def head(measured: Measure) -> str:
-    """Return the short title of a column."""
-    return _label(measured.key) or measured.title
+def title(pair: GroupPair) -> str:
+    """Return the compared groups and the method."""
+    done = next((v.contrast for v in pair.verdicts if v.contrast), None)
+    if done is None:
+        return f"{pair.other} against {pair.baseline}"
+    method = "" if done.low is None else f", {done.method}"  # a single run has no interval
+    runs = f"{done.repeats[0]} and {done.repeats[1]} runs"
+    return f"{pair.other} against {pair.baseline} ({runs}{method})"
 
 
-def _label(key: str) -> str:
-    """The declared label of a metric in a comparison; empty if there is none."""
-    at = {**in_view("compare"), **in_view("compare target")}.get(key)
-    return at.label if at else ""
+def _pair_notes(pair: GroupPair) -> Iterator[Note]:
+    yield from (Note(_WEIGHTS[verdict.state], verdict.words) for verdict in pair.verdicts)
+    yield from (Note(weight, line) for weight, line in beside_verdicts(pair))
+
+
+def beside_verdicts(pair: GroupPair) -> Iterable[tuple[Weight, str]]:
+    """Yield weight and text of the lines beside a pair's verdicts."""
+    fair = pair.fairness
+    for refusal in fair.refusals:
+        yield "serious", f"not comparable: {refusal}"
+    if fair.explanations:
+        so_what = "could explain it" if pair.is_comparable else "differs besides"
+        yield "remark", f"{so_what}: {', '.join(fair.explanations)}"
+    for remark in fair.remarks:
+        yield "remark", remark
+    if fair.unknown:
+        yield "remark", f"not checked, not told by both sides: {', '.join(fair.unknown)}"
+
+
+# Charts and tables.
+
+
+def _course_parts(
+    curves: ComparedCurves, comparison: Comparison, x: Axis | None
+) -> tuple[Part, ...]:
+    """Return the axis selector, the curves and what is not drawn."""
+    over = course_charts(curves, comparison.groups, x=x)
+    choice = (AxisChoice(over.axes, over.first), Paragraph(ABOUT, style="dim"))
+    return (
+        *(choice if over.axes else ()),
+        *(ChartGrid((chart,)) for chart in over.charts),
+        *(Paragraph(line, style="dim") for line in over.notes),
+    )
+
+
+def _group_table(comparison: Comparison) -> Table:
+    """Return the mean and spread of each group, the spread below the mean where lines are kept."""
+    by = ", ".join(comparison.group_by)
+    heads = ("runs", *(head(m).replace(", ", ",\n") for m in comparison.measures))
+    rows = (
+        (
+            group.name,
+            str(len(group.entries)),
+            *("\n".join(filter(None, cell(comparison, group, m))) for m in comparison.measures),
+        )
+        for group in comparison.groups
+    )
+    columns = (TableColumn(by, style="strong"), *(TableColumn(text, "number") for text in heads))
+    return Table(columns, tuple(rows), row_titles=2)
 
 
 def cell(comparison: Comparison, group: Group, measured: Measure) -> tuple[str, str]:
@@ -90,20 +220,73 @@ def cell(comparison: Comparison, group: Group, measured: Measure) -> tuple[str, 
     return value_text, _spread(mean, measured)
 
 
-def is_assumed(group: Group, measured: Measure) -> bool:
-    """True if a group's value rests on an assumption: its repeats do not show the uncertainty."""
-    return any(measured.key in entry.assumed for entry in group.entries)
+def _spread(mean: Mean, measured: Measure) -> str:
+    """Return half the interval of a mean; for a geometric mean the longer half, in percent."""
+    if mean.low is None or mean.high is None:
+        return ""
+    if measured.is_quality:
+        return f"±{(mean.high - mean.low) / 2:.2g}"
+    if mean.noise == 0:
+        return "alike"
+    half = (mean.high / mean.value - 1) * 100
+    if half > 100:
+        return ">100 %"
+    return f"±{half:.1f} %" if half < 9.95 else f"±{half:.0f} %"
 
 
-def before_verdicts(comparison: Comparison) -> list[str]:
-    """Return notes on runs left out of the verdicts, and on disturbed runs in them."""
-    return [
-        *(f"left out: {line}" for line in comparison.left_out),
-        *(f"compare with care: {line}" for line in comparison.cautions),
-    ]
+def _contrasts(comparison: Comparison) -> tuple[Table, ...]:
+    """Return the table of ratios and differences with their methods, if there are any."""
+    rows = []
+    for pair in comparison.pairs:
+        for verdict in pair.verdicts:
+            contrast = verdict.contrast
+            cells = ("-", "", verdict.words)
+            if contrast is not None:
+                runs = f"{contrast.repeats[0]} and {contrast.repeats[1]}"
+                how = contrast.method if contrast.low is not None else contrast.why
+                cells = (contrast_in_words(contrast), runs, how)
+            rows.append((pair.other, verdict.measure.noun, *cells))
+    heads = ("group", "metric", f"against {comparison.groups[0].name}", "runs", "how")
+    return (Table(heads, tuple(rows)),) if rows else ()
 
 
-def footnotes(comparison: Comparison) -> list[str]:
+def _differences(comparison: Comparison) -> Table | Paragraph:
+    """Return the facts in which groups differ."""
+    rows = tuple((fact, *values) for fact, values in differing_facts(comparison.groups))
+    if rows:
+        return Table(("what", *(group.name for group in comparison.groups)), rows)
+    unknown = dict.fromkeys(fact for pair in comparison.pairs for fact in pair.fairness.unknown)
+    untold = f" Not told by both sides: {', '.join(unknown)}." if unknown else ""
+    return Paragraph(f"Nothing that the runs tell of themselves.{untold}", style="dim")
+
+
+def _run_table(comparison: Comparison) -> Table:
+    rows = (
+        (group.name, entry.source, *(_figure_in_words(entry, m) for m in comparison.measures))
+        for group in comparison.groups
+        for entry in group.entries
+    )
+    return Table(("group", "run", *map(head, comparison.measures)), tuple(rows))
+
+
+def _figure_in_words(entry: Entry, measured: Measure) -> str:
+    """Return a run's value with interval and basis, or the reason for its absence."""
+    result = entry.figures.get(measured.key)
+    if not isinstance(result, Reading):
+        return f"- ({entry.why_not(measured.key)})"
+    between = f" ({interval(result)})" if interval(result) else ""
+    return f"{value(result)}{between}, {result.basis}"
+
+
+def _notes(comparison: Comparison) -> Iterator[Items]:
+    notes = _footnotes(comparison)
+    if any(not pair.is_comparable for pair in comparison.pairs):
+        notes.append("option --anyway gives the verdicts all the same")
+    if notes:
+        yield Items(tuple(notes))
+
+
+def _footnotes(comparison: Comparison) -> list[str]:
     """Return the notes on the whole comparison."""
     notes = list(comparison.notes)
     sure = [
@@ -123,168 +306,7 @@ def footnotes(comparison: Comparison) -> list[str]:
     return notes
 
 
-def front_in_words(front: Front) -> str:
-    """Describe the Pareto front; long lists are cut with a count."""
-    axes = ", ".join(_label(key) or key for key in front.axes)
-    text = f"Pareto front ({axes}): {first_names(front.on) or 'nobody'}"
-    if front.beaten:
-        who = first_names([f"{name} (by {beaters(by)})" for name, by in front.beaten.items()])
-        text += f"; beaten: {who}"
-    return text + (f" ({front.remark})" if front.remark else "")
-
-
-def beaters(names: Sequence[str]) -> str:
-    """Return the groups that beat a group, cut with a count."""
-    return first_names(names, most=3, joint=" and ")
-
-
-def first_names(names: Sequence[str], *, most: int = 8, joint: str = ", ") -> str:
-    """Return the first names, and the number of others."""
-    more = [f"{len(names) - most} more"] if len(names) > most else []
-    return joint.join([*names[:most], *more])
-
-
-def title(pair: GroupPair) -> str:
-    """Return the compared groups and the method."""
-    done = next((v.contrast for v in pair.verdicts if v.contrast), None)
-    if done is None:
-        return f"{pair.other} against {pair.baseline}"
-    method = "" if done.low is None else f", {done.method}"  # a single run has no interval
-    runs = f"{done.repeats[0]} and {done.repeats[1]} runs"
-    return f"{pair.other} against {pair.baseline} ({runs}{method})"
-
-
-def beside_verdicts(pair: GroupPair) -> Iterable[tuple[str, str]]:
-    """Yield style and text of the lines beside a pair's verdicts."""
-    fair = pair.fairness
-    for refusal in fair.refusals:
-        yield "red", f"not comparable: {refusal}"
-    if fair.refusals and not pair.is_comparable:
-        yield "dim", "--anyway gives the verdicts all the same"
-    if fair.explanations:
-        so_what = "could explain it" if pair.is_comparable else "differs besides"
-        yield "yellow", f"{so_what}: {', '.join(fair.explanations)}"
-    for remark in fair.remarks:
-        yield "yellow", remark
-    if fair.unknown:
-        yield "dim", f"not checked, not told by both sides: {', '.join(fair.unknown)}"
-
-
-def contrast_in_words(contrast: Contrast | None) -> str:
-    """Return a ratio or difference with its interval."""
-    if contrast is None:
-        return "absent"
-    ratio_text = _short(contrast.value, contrast)
-    if contrast.low is None or contrast.high is None:
-        return f"{ratio_text}, {'one run' if min(contrast.repeats) == 1 else 'no interval'}"
-    if contrast.is_exact:
-        return f"{ratio_text}, in every run"
-    return f"{ratio_text} ({_short(contrast.low, contrast)} to {_short(contrast.high, contrast)})"
-
-
-def _short(number: float, contrast: Contrast) -> str:
-    return ratio_text(number) if contrast.scale == "ratio" else significant(number, 3)
-
-
-def figure_in_words(entry: Entry, measured: Measure) -> str:
-    """Return a run's value with interval and basis, or the reason for its absence."""
-    result = entry.figures.get(measured.key)
-    if not isinstance(result, Reading):
-        return f"- ({entry.why_not(measured.key)})"
-    between = f" ({interval(result)})" if interval(result) else ""
-    return f"{value(result)}{between}, {result.basis}"
-
-
-# Tables, for Markdown and the HTML page.
-
-
-def group_table(comparison: Comparison) -> Table:
-    """Return the mean and spread of each group."""
-    rows = (
-        (
-            group.name,
-            str(len(group.entries)),
-            *(" ".join(cell(comparison, group, m)).strip() for m in comparison.measures),
-        )
-        for group in comparison.groups
-    )
-    heads = (", ".join(comparison.group_by), "runs", *map(head, comparison.measures))
-    return Table(heads, tuple(rows))
-
-
-def difference_table(comparison: Comparison, what: str) -> Table:
-    """Return the facts in which groups differ; `what` is the head of their names."""
-    rows = ((fact, *values) for fact, values in differing_facts(comparison.groups))
-    return Table((what, *(group.name for group in comparison.groups)), tuple(rows))
-
-
-def run_table(comparison: Comparison) -> Table:
-    """Return the metrics of every run."""
-    rows = (
-        (group.name, entry.source, *(figure_in_words(entry, m) for m in comparison.measures))
-        for group in comparison.groups
-        for entry in group.entries
-    )
-    return Table(("group", "run", *map(head, comparison.measures)), tuple(rows))
-
-
-def _contrast_table(comparison: Comparison) -> Table:
-    rows = []
-    for pair in comparison.pairs:
-        for verdict in pair.verdicts:
-            contrast = verdict.contrast
-            cells = ("-", "", verdict.words)
-            if contrast is not None:
-                runs = f"{contrast.repeats[0]} and {contrast.repeats[1]}"
-                how = contrast.method if contrast.low is not None else contrast.why
-                cells = (contrast_in_words(contrast), runs, how)
-            rows.append((pair.other, verdict.measure.noun, *cells))
-    heads = ("group", "figure", f"against {comparison.groups[0].name}", "runs", "how")
-    return Table(heads, tuple(rows))
-
-
-# Terminal.
-
-
-def _metric_table(comparison: Comparison, measures: tuple[Measure, ...]) -> Grid:
-    table = Grid(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(", ".join(comparison.group_by), overflow="fold")
-    table.add_column("runs", justify="right")
-    for measured in measures:
-        table.add_column(head(measured), justify="right", no_wrap=True)
-    for group in comparison.groups:
-        cells = [
-            Text.assemble(value, "\n", (spread, "dim"))
-            for value, spread in (cell(comparison, group, measured) for measured in measures)
-        ]
-        table.add_row(Text(group.name, "bold"), str(len(group.entries)), *cells)
-    return table
-
-
-def _spread(mean: Mean, measured: Measure) -> str:
-    """Return half the interval of a mean; for a geometric mean the longer half, in percent."""
-    if mean.low is None or mean.high is None:
-        return ""
-    if measured.is_quality:
-        return f"±{(mean.high - mean.low) / 2:.2g}"
-    if mean.noise == 0:
-        return "alike"
-    half = (mean.high / mean.value - 1) * 100
-    if half > 100:
-        return ">100 %"
-    return f"±{half:.1f} %" if half < 9.95 else f"±{half:.0f} %"
-
-
-def _pair(pair: GroupPair) -> list[RenderableType]:
-    lines: list[RenderableType] = [Text(title(pair), "bold")]
-    for verdict in pair.verdicts:
-        sign, style, _ = _STATES[verdict.state]
-        lines.append(HangingText(f"{sign} ", style, verdict.words, indent="  "))
-    lines += [HangingText("", style, line, indent="  ") for style, line in beside_verdicts(pair)]
-    return lines
-
-
-# JSON, CSV and Markdown.
+# JSON and CSV.
 
 
 _OF_CONTRAST = ("scale", "value", "low", "high", "confidence", "method")
@@ -295,7 +317,7 @@ _CSV = (
 )
 
 
-def document(comparison: Comparison) -> dict[str, Any]:
+def comparison_data(comparison: Comparison) -> dict[str, Any]:
     """Return everything as JSON: repeats, means, intervals with their method, reasons."""
     body = {
         "group_by": list(comparison.group_by),
@@ -307,13 +329,13 @@ def document(comparison: Comparison) -> dict[str, Any]:
         "pairs": [_pair_json(pair) for pair in comparison.pairs],
         "pareto": asdict(comparison.front) if comparison.front else None,
         "target_loss": comparison.options.target_loss,
-        "notes": [*comparison.cautions, *footnotes(comparison)],
+        "notes": [*comparison.cautions, *_footnotes(comparison)],
         "left_out": list(comparison.left_out),
     }
     return dict(documents.finite(body))
 
 
-def table(comparison: Comparison) -> str:
+def csv_text(comparison: Comparison) -> str:
     """Return a CSV row for each metric of each pair."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _CSV, lineterminator="\n")
@@ -325,29 +347,6 @@ def table(comparison: Comparison) -> str:
             writer.writerow({**names, "state": "refused", "verdict": why})
         writer.writerows(names | _csv_row(comparison, pair, v) for v in pair.verdicts)
     return text.getvalue()
-
-
-def markdown(comparison: Comparison) -> str:
-    """Render as Markdown: omissions, verdicts, Pareto front, tables."""
-    lines = [f"- {escaped(line)}" for line in before_verdicts(comparison)]
-    lines += [""] if lines else []
-    for pair in comparison.pairs:
-        lines += [f"**{escaped(title(pair))}**", ""]
-        lines += [f"- **{verdict.state}**: {escaped(verdict.words)}" for verdict in pair.verdicts]
-        lines += [f"- {escaped(line)}" for _, line in beside_verdicts(pair)]
-        lines.append("")
-    if comparison.front:
-        lines += [escaped(front_in_words(comparison.front)), ""]
-    for table in (
-        group_table(comparison),
-        _contrast_table(comparison),
-        difference_table(comparison, "differs in configuration"),
-        run_table(comparison),
-    ):
-        if table.rows:
-            lines += [*markdown_table(table.head, table.rows), ""]
-    lines += [f"- note: {escaped(note)}" for note in footnotes(comparison)]
-    return "\n".join(lines).rstrip() + "\n"
 
 
 def _group_json(comparison: Comparison, group: Group) -> dict[str, Any]:

@@ -24,13 +24,14 @@ text in a part is plain: renderers escape it, wrap it and give it colours.
 - `Table`: the kind of a column decides its layout. `number` is right-aligned and not wrapped,
   `basis` is coloured by basis, `below` is printed under its row on a terminal (a column elsewhere),
   `bar` is drawn on a terminal and left out elsewhere, and `links` is on pages only. Two columns of
-  text without a head are a list of fields.
+  text without a head are a list of fields. On a terminal, a table with `row_titles` that is too
+  wide continues below, with that many first columns repeated.
 - `ChartPart`: the chart on a page; its table (or the chart's own data table) and the chart's note
-  elsewhere.
-- `HeatMap`: on pages only; a table beside it has its numbers.
-- `Note`: a finding with its weight, and its effect, which may have several lines.
-- `Section`: parts under a title. Pages link to its id; a folded one starts closed there, and
-  one that `is_for_pages` is left out elsewhere.
+  elsewhere. `ChartGrid`, `AxisChoice` and `HeatMap` are for pages alone; a table beside a heat map
+  has its numbers.
+- `Note`: a finding or a verdict with its weight, and its effect, which may have several lines.
+- `Section`: parts under a title. Pages link to its id; a folded one starts closed there. `media`
+  are those that show it.
 """
 
 from __future__ import annotations
@@ -41,14 +42,29 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ergmeter.views.charts.chart import Chart
 
 State: TypeAlias = Literal["", "good", "bad", "unsure"]
-Weight: TypeAlias = Literal["serious", "minor", "remark", "ok", "absent"]
+VerdictWeight: TypeAlias = Literal[
+    "better", "worse", "differs", "not shown", "no interval", "no verdict"
+]
+Weight: TypeAlias = Literal["serious", "minor", "remark", "ok", "absent"] | VerdictWeight
 ColumnKind: TypeAlias = Literal["text", "number", "basis", "below", "bar", "links"]
 Style: TypeAlias = Literal["", "dim", "strong"]
+Medium: TypeAlias = Literal["terminal", "markdown", "html"]
+
+EVERYWHERE: tuple[Medium, ...] = ("terminal", "markdown", "html")
+# The sign of a verdict, and its words.
+VERDICTS: dict[VerdictWeight, tuple[str, str]] = {
+    "better": ("+", "better"),
+    "worse": ("-", "worse"),
+    "differs": ("*", "differs"),
+    "not shown": ("=", "no difference shown"),
+    "no interval": ("?", "no interval"),
+    "no verdict": ("", "absent"),
+}
 
 
 class SortableCell(str):
@@ -123,7 +139,7 @@ class Table:
     """A table. A column that is just a title is one of text.
 
     `strong_rows` are emphasised. Pages can be sorted by a column if `is_sortable`. A terminal
-    leaves out the titles unless `has_head`.
+    leaves out the titles unless `has_head`. The first `row_titles` columns name the rows.
     """
 
     columns: tuple[str | TableColumn, ...]
@@ -132,6 +148,7 @@ class Table:
     is_sortable: bool = False
     has_head: bool = True
     strong_rows: frozenset[int] = frozenset()
+    row_titles: int = 0
 
     @property
     def layout(self) -> tuple[TableColumn, ...]:
@@ -147,11 +164,14 @@ class Table:
 
     def without(self, kind: ColumnKind) -> Table:
         """Return the table without its columns of a kind."""
-        stays = [number for number, column in enumerate(self.layout) if column.kind != kind]
+        return self.only([n for n, column in enumerate(self.layout) if column.kind != kind])
+
+    def only(self, numbers: Sequence[int]) -> Table:
+        """Return the table with these columns."""
         return replace(
             self,
-            columns=tuple(self.columns[number] for number in stays),
-            rows=tuple(tuple(row[number] for number in stays) for row in self.rows),
+            columns=tuple(self.columns[number] for number in numbers),
+            rows=tuple(tuple(row[number] for number in numbers) for row in self.rows),
         )
 
 
@@ -226,8 +246,23 @@ class HeatMap:
 
 
 @dataclass(frozen=True, slots=True)
+class ChartGrid:
+    """Charts beside one another on a page. Elsewhere another part has their numbers."""
+
+    charts: tuple[Chart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AxisChoice:
+    """The x axes that a page's charts can be drawn over, by name and title, and the first."""
+
+    axes: tuple[tuple[str, str], ...]
+    first: str
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
-    """A finding, by its weight, and its effect in one or more lines."""
+    """A finding or a verdict, by its weight, and its effect in one or more lines."""
 
     weight: Weight
     text: str
@@ -258,10 +293,21 @@ class Section:
     title: str
     parts: tuple[Part, ...]
     is_folded: bool = False
-    is_for_pages: bool = False
+    media: tuple[Medium, ...] = EVERYWHERE
 
 
-Part: TypeAlias = HeadlinePart | Table | ChartPart | HeatMap | Note | Items | Paragraph | Section
+Part: TypeAlias = (
+    HeadlinePart
+    | Table
+    | ChartPart
+    | ChartGrid
+    | AxisChoice
+    | HeatMap
+    | Note
+    | Items
+    | Paragraph
+    | Section
+)
 
 
 @dataclass(frozen=True)
@@ -296,25 +342,29 @@ def _charts(parts: tuple[Part, ...]) -> Iterator[Chart]:
     for part in parts:
         if isinstance(part, ChartPart):
             yield part.chart
+        elif isinstance(part, ChartGrid):
+            yield from part.charts
         elif isinstance(part, Section):
             yield from _charts(part.parts)
 
 
-def without_charts(parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    """Return the parts for text: tables and notes for charts, nothing that is for pages only.
+def as_text(parts: tuple[Part, ...], medium: Medium) -> tuple[Part, ...]:
+    """Return the parts that a medium of text shows, with tables and notes for charts.
 
-    Parts inside sections stay as they are.
+    Those inside sections stay.
     """
-    return tuple(text for part in parts for text in _as_text(part))
+    return tuple(text for part in parts for text in _as_text(part, medium))
 
 
-def _as_text(part: Part) -> tuple[Part, ...]:
+def _as_text(part: Part, medium: Medium) -> tuple[Part, ...]:
     if isinstance(part, ChartPart):
         return part.as_text()
     if isinstance(part, Table):
         return (part.without("links"),)
-    is_for_pages = part.is_for_pages if isinstance(part, Section) else isinstance(part, HeatMap)
-    return () if is_for_pages else (part,)
+    is_left_out = isinstance(part, ChartGrid | AxisChoice | HeatMap) or (
+        isinstance(part, Section) and medium not in part.media
+    )
+    return () if is_left_out else (part,)
 
 
 def title_case(title: str) -> str:

@@ -39,11 +39,11 @@ def test_all_forms_have_the_same_numbers(
     )  # fmt: skip
     analysis = analyzed(request, lambda _: None)
     shown = document(analysis, most_graphs=20)
-    printed = set(map(float, words(" | ".join(cells(shown)))))
+    printed = set(map(float, words(" | ".join(cells(shown, "html")))))
     for name, text in forms_of(shown).items():
         assert printed <= numbers(text), name
     data = {1.0, *leaves(shown.data)}
-    for cell in cells(shown, left_out=LEFT_OUT):
+    for cell in cells(shown, "html", left_out=LEFT_OUT):
         assert [word for word in words(cell) if not is_in(word, data)] == [], cell
     console = "\n".join(result_lines(analysis, per_file=True)).partition("\nWorth knowing:")[0]
     figures = re.sub(r"MODULE_\S+|model\.\S+", "", console.partition("\nKept as in")[0])

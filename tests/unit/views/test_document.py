@@ -12,7 +12,9 @@ from rich.console import Console
 
 from ergmeter.views.charts.chart import Chart
 from ergmeter.views.document import (
+    AxisChoice,
     BarCell,
+    ChartGrid,
     ChartPart,
     Document,
     HeadlinePart,
@@ -146,6 +148,25 @@ def test_a_note_says_its_weight_and_its_effect(weight: Weight, sign: str, mark: 
     assert f'<span class="{weight}"></span>throttled' in html(Document("title", (note,)))
 
 
+@pytest.mark.parametrize(
+    ("weight", "sign", "words"),
+    [
+        ("better", "+", "better"),
+        ("worse", "-", "worse"),
+        ("differs", "*", "differs"),
+        ("not shown", "=", "no difference shown"),
+        ("no interval", "?", "no interval"),
+        ("no verdict", "", "absent"),
+    ],
+)
+def test_a_verdict_has_its_sign(weight: Weight, sign: str, words: str) -> None:
+    note = Note(weight, "1.25x faster")
+    assert terminal(note) == f"  {sign:<3}1.25x faster\n"
+    assert text(note) == f"- **{words}**: 1.25x faster\n"
+    badge = f"{sign} {words}".strip()
+    assert f'<span class="badge">{badge}</span> 1.25x faster' in html(Document("title", (note,)))
+
+
 def test_notes_wrap_below_their_text() -> None:
     lines = terminal(Note("minor", "a word " * 20), Items(("b word " * 20,)), width=40).splitlines()
     assert [line[:5].rstrip() for line in lines[:4]] == ["  !", "", "", ""]
@@ -162,6 +183,58 @@ def test_a_section_has_a_title_and_a_link() -> None:
     assert '<h2 id="next-title">What next</h2>' in made
     folded = html(Document("title", (Section("next", "what next", (), is_folded=True),)))
     assert "<details><summary>What next</summary>" in folded
+
+
+def test_a_section_inside_one_is_a_level_below_and_keeps_its_title() -> None:
+    inner = Section("pair", "bnb against torch", (Items(("slower",)),))
+    outer = Section("verdicts", "verdicts", (inner, Paragraph("front: torch")))
+    assert terminal(outer) == "verdicts\nbnb against torch\n- slower\n\nfront: torch\n"
+    assert text(outer) == "### Verdicts\n\n#### bnb against torch\n\n- slower\n\nfront: torch\n"
+    made = html(Document("title", (outer,)))
+    assert '<h3 id="pair-title">bnb against torch</h3>' in made
+    assert "#pair" not in made
+
+
+def test_a_section_is_left_out_where_it_is_not_shown() -> None:
+    for_files = Section("runs", "runs", (Items(("run 7",)),), media=("markdown", "html"))
+    assert terminal(Items(("a",)), for_files) == "- a\n"
+    assert "run 7" in text(for_files)
+    assert page(for_files) == ["runs", "Runs", "run 7"]  # the link, and the section
+    for_pages = Section("runs", "runs", (Items(("run 7",)),), media=("html",))
+    assert text(Items(("a",)), for_pages) == "- a\n"
+    assert page(for_pages) == ["runs", "Runs", "run 7"]
+
+
+def test_charts_beside_each_other_and_their_axes_are_for_pages() -> None:
+    parts: tuple[Part, ...] = (
+        AxisChoice((("step", "steps"), ("time", "time")), "time"),
+        ChartGrid(tuple(Chart(name, name, "s", None, reason="no steps") for name in "ab")),
+        Items(("a",)),
+    )
+    assert terminal(*parts) == "- a\n"
+    assert text(*parts) == "- a\n"
+    made = html(Document("title", parts))
+    assert '<div class="pair"><figure id="a">' in " ".join(made.split()).replace("> <", "><")
+    assert 'name="x" value="time" autocomplete="off" checked>time</label>' in made
+    assert made.count(" checked>") == 1
+    assert [chart.id for chart in Document("title", parts).charts] == ["a", "b"]
+
+
+def test_a_table_that_is_too_wide_continues_below_with_its_row_titles() -> None:
+    columns = (TableColumn("group"), *(TableColumn(f"metric {n}", "number") for n in range(4)))
+    table = Table(columns, (("base", "1", "2\n±1 %", "3", "4"),), row_titles=1)
+    assert [line.rstrip() for line in terminal(table, width=30).splitlines()] == [
+        "group  metric 0  metric 1",
+        "─────────────────────────",
+        "base          1         2",
+        "                     ±1 %",
+        "",
+        "group  metric 2  metric 3",
+        "─────────────────────────",
+        "base          3         4",
+    ]
+    assert len(terminal(table, width=60).splitlines()) == 4
+    assert "| base | 1 | 2 ±1 % | 3 | 4 |" in text(table)
 
 
 def test_a_text_to_copy_is_not_wrapped() -> None:
@@ -200,7 +273,7 @@ def test_a_heat_map_is_shaded_in_five_levels_and_on_pages_only() -> None:
     assert '<td>batch</td><th scope="col">gpus 1</th>' in made
     assert "<figcaption>darker is more</figcaption>" in made
     assert 'class="cell level0"' in html(Document("title", (heat_map(7.0, 7.0),)))
-    for_pages = Section("maps", "maps", (Paragraph("some"),), is_for_pages=True)
+    for_pages = Section("maps", "maps", (Paragraph("some"),), media=("html",))
     assert terminal(Items(("a",)), drawn, for_pages) == "- a\n"
     assert text(Items(("a",)), drawn, for_pages) == "- a\n"
     assert "<h2" in html(Document("title", (for_pages,)))

@@ -21,7 +21,16 @@ from ergmeter.cli.run_options import Forms
 from ergmeter.doctor import ProbeFinding
 from ergmeter.records import Device
 from ergmeter.views.calculate.machine import calibration_document, doctor_document
-from ergmeter.views.document import ChartPart, Document, HeadlinePart, Part, Section, Table
+from ergmeter.views.document import (
+    ChartGrid,
+    ChartPart,
+    Document,
+    HeadlinePart,
+    Medium,
+    Part,
+    Section,
+    Table,
+)
 from ergmeter.views.render.html import html
 from ergmeter.views.render.markdown import markdown
 from ergmeter.views.render.terminal import show
@@ -55,6 +64,9 @@ COMMANDS = {
     "grids": ("grid",),
     "peaks": ("peaks",),
     "conventions": ("conventions palm",),
+    "compare": ("compare repeats --group-by backend --anyway --html p.html", "repeats"),
+    "compare single runs": ("compare plain phases ranks", "plain", "phases", "ranks"),
+    "compare a ledger": ("compare ledgers/first.csv", "ledgers"),
 }
 # Columns whose numbers the JSON does not have as numbers: shares and differences of those that it
 # has, numbers in names and sentences.
@@ -86,13 +98,13 @@ def document_of(runner: Runner, command: str, needs: tuple[str, ...]) -> Documen
     return document
 
 
-def forms_of(document: Document) -> dict[str, str]:
+def forms_of(document: Document) -> dict[Medium, str]:
     """Everything that each form says, on one line."""
     out = io.StringIO()
     show(document, Console(file=out, width=400))
     plain = re.sub(r"\\(.)", r"\1", markdown(document).replace("<!-- -->", ""))
     page = html_text(html(document))
-    return {"terminal": out.getvalue(), "Markdown": plain, "HTML": page}
+    return {"terminal": out.getvalue(), "markdown": plain, "html": page}
 
 
 def words(text: str) -> list[str]:
@@ -111,18 +123,23 @@ def numbers(text: str) -> set[float]:
     return set(map(float, words(text)))
 
 
-def tables(parts: tuple[Part, ...]) -> Iterator[Table]:
+def tables(parts: tuple[Part, ...], medium: Medium) -> Iterator[Table]:
+    """The tables that a medium shows."""
     for part in parts:
         if isinstance(part, Section):
-            yield from tables(part.parts)
+            yield from tables(part.parts, medium) if medium in part.media else ()
         elif isinstance(part, ChartPart):
             yield part.table or part.chart.table or Table((), ())
+        elif isinstance(part, ChartGrid) and medium == "html":
+            yield from (chart.table for chart in part.charts if chart.table)
         elif isinstance(part, Table):
             yield part
 
 
-def cells(document: Document, *, left_out: frozenset[str] = frozenset()) -> Iterator[str]:
-    for table in tables(document.parts):
+def cells(
+    document: Document, medium: Medium, *, left_out: frozenset[str] = frozenset()
+) -> Iterator[str]:
+    for table in tables(document.parts, medium):
         plain = table.without("bar").without("links")
         for row in plain.rows:
             texts = zip(plain.head, row, strict=True)
@@ -135,11 +152,13 @@ def headlines(document: Document) -> Iterator[str]:
             yield f"{part.name} {part.text} {part.about}"
 
 
-def leaves(value: Any) -> Iterator[float]:
+def leaves(value: Any, *, with_texts: bool = False) -> Iterator[float]:
     if isinstance(value, dict):
-        yield from (leaf for inner in value.values() for leaf in leaves(inner))
-    elif isinstance(value, list):
-        yield from (leaf for inner in value for leaf in leaves(inner))
+        yield from (leaf for v in value.values() for leaf in leaves(v, with_texts=with_texts))
+    elif isinstance(value, list | tuple):
+        yield from (leaf for v in value for leaf in leaves(v, with_texts=with_texts))
+    elif isinstance(value, str) and with_texts:
+        yield from numbers(value)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield float(value)
 
@@ -152,25 +171,28 @@ def is_in(word: str, values: set[float]) -> bool:
     return any(abs(abs(v) * scale - number) <= most_off for v in values for scale in scales)
 
 
-def check(document: Document, *, in_json: bool = True) -> None:
-    found = {name: numbers(text) for name, text in forms_of(document).items()}
-    texts = [*cells(document), *headlines(document)]
-    printed = set(map(float, words(" | ".join(texts))))
-    assert printed
-    for name, values in found.items():
-        assert printed <= values, (name, sorted(printed - values))
-    data = {1.0, *leaves(document.data)}  # 100 % is 1 of itself
-    for cell in cells(document, left_out=LEFT_OUT) if in_json else ():
-        for word in words(cell):
+def check(document: Document, *, in_json: bool = True, with_texts: bool = False) -> None:
+    """`with_texts`: the JSON has some numbers in its texts."""
+    for medium, text in forms_of(document).items():
+        texts = [*cells(document, medium), *headlines(document)]
+        printed = set(map(float, words(" | ".join(texts))))
+        assert printed
+        assert printed <= numbers(text), (medium, sorted(printed - numbers(text)))
+    data = {1.0, *leaves(document.data, with_texts=with_texts)}  # 100 % is 1 of itself
+    for cell in cells(document, "markdown", left_out=LEFT_OUT) if in_json else ():
+        # The spread is half of an interval that the JSON has.
+        for word in words(cell.partition("\n±")[0]):
             assert is_in(word, data), (word, cell)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_forms_of_a_command_have_the_same_numbers(name: str, runner: Runner) -> None:
     command, *needs = COMMANDS[name]
-    # By op, the JSON has the counts of each file; the fields of the others are sentences.
+    document = document_of(runner, command, tuple(needs))
+    # By op, the JSON has the counts of each file; facts of compared runs are texts, and the fields
+    # of the others are sentences.
     in_json = name not in ("hlo by op", "grid", "conventions")
-    check(document_of(runner, command, tuple(needs)), in_json=in_json)
+    check(document, in_json=in_json, with_texts=name.startswith("compare"))
 
 
 @pytest.mark.parametrize("option", ["", " --memory"])
@@ -205,7 +227,7 @@ def test_the_forms_of_a_load_have_the_same_numbers(
     with serving(Script(tokens=6)) as server, pytest.raises(SystemExit):
         main(["load", server.url, "--model", "m", "--concurrency", "1,2", "--requests", "4"])
     (document,) = shown
-    assert len(next(tables(document.parts)).rows) == 2
+    assert len(next(tables(document.parts, "terminal")).rows) == 2
     check(document)
 
 

@@ -11,20 +11,13 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import PATH, flag, listed, repeated, with_default
-from ergmeter.cli.run_options import (
-    check_page,
-    chosen_form,
-    print_json,
-    with_page,
-    with_settings,
-    write_page,
-)
+from ergmeter.cli.run_options import with_format, with_settings
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ergmeter.compare.comparison import Comparison
+    from ergmeter.cli.run_options import Forms
     from ergmeter.compare.run_curves import Axis
     from ergmeter.runlog.settings import Settings
 
@@ -54,9 +47,6 @@ def reading_progress() -> Iterator[Callable[[int, int], None]]:
         if is_shown:
             sys.stderr.write(_WIPE)
             sys.stderr.flush()
-
-
-_FORMATS = ("table", "csv", "json", "md")
 
 
 @click.command()
@@ -93,8 +83,7 @@ _FORMATS = ("table", "csv", "json", "md")
     metavar="PERCENT",
     help="Where no difference is shown: how many repeats would show one of this size.",
 )
-@with_default("--format", "form", type=click.Choice(_FORMATS), default="table")
-@flag("--json", "as_json", help="The same as --format json.")
+@with_format
 @click.option(
     "--x",
     "axis",
@@ -102,7 +91,6 @@ _FORMATS = ("table", "csv", "json", "md")
     help="What the curves on the page of --html are drawn over at first. Default: losses over"
     " tokens, or steps where tokens are not known of all; the rest over time.",
 )
-@with_page
 @with_settings
 def command(
     settings: Settings,
@@ -114,10 +102,8 @@ def command(
     target_loss: float | None,
     confidence: float,
     difference: float,
-    form: str,
-    as_json: bool,
     axis: Axis | None,
-    page: Path | None,
+    forms: Forms,
 ) -> int:
     """Compare runs, folders of runs and energy ledgers, group by group.
 
@@ -128,41 +114,18 @@ def command(
     is named are groups of their own, unless --group-by says otherwise; RUN:2 names the second.
     """
     from ergmeter.compare.comparison import CompareOptions, compare, figures_needed
+    from ergmeter.compare.run_curves import compared_curves
     from ergmeter.compare.sources import read_entries
+    from ergmeter.views.compare import comparison_document, csv_text
 
     options = CompareOptions(
         group_by, baseline, metrics, anyway, target_loss, confidence, difference / 100.0
     )
-    form = chosen_form(form, as_json=as_json)
-    if axis is not None and page is None:
+    if axis is not None and forms.page is None:
         raise UsageError(f"--x {axis} is of the page: give --html FILE too")
-    check_page(page)
     with reading_progress() as tell:
         entries = read_entries(sources, settings, keys=figures_needed(options), on_progress=tell)
     comparison = compare(entries, options)
-    if page is not None:
-        from ergmeter.compare.run_curves import compared_curves
-        from ergmeter.views.compare_page import compare_page
-
-        write_page(
-            page, compare_page(comparison, compared_curves(comparison.groups, settings), x=axis)
-        )
-    _show(comparison, form)
+    curves = compared_curves(comparison.groups, settings) if forms.page else None
+    forms.show(comparison_document(comparison, curves, x=axis), csv=csv_text(comparison))
     return 0 if comparison.is_comparable else 1
-
-
-def _show(comparison: Comparison, form: str) -> None:
-    from ergmeter.views import compare as compare_documents
-
-    if form == "json":
-        print_json(compare_documents.document(comparison))
-    elif form == "csv":
-        click.echo(compare_documents.table(comparison), nl=False)
-    elif form == "md":
-        click.echo(compare_documents.markdown(comparison), nl=False)
-    else:
-        from rich.console import Console
-
-        from ergmeter.views.compare import page
-
-        Console().print(page(comparison))

@@ -81,7 +81,7 @@ def report_document(overview: Overview, *, name: str, page: Path | None = None) 
         *_items(_more(overview.more_troubles, "troubles")),
     )
     sections = (
-        Section("matrices", "matrices", heat_maps, is_for_pages=True),
+        Section("matrices", "matrices", heat_maps, media=("html",)),
         Section("rows", "configurations", (_table(overview, addresses), *more)),
         Section("failures", "failures", failures),
         Section("notes", "notes", _items(notes(overview))),

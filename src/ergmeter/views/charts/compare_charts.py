@@ -1,4 +1,4 @@
-"""Charts of a comparison: ratios, differences, group means and the Pareto front.
+"""Charts of a comparison: ratios, differences, group means, the Pareto front; and their words.
 
 `erg compare --html` and `erg serve` use the same charts. A ratio of 0.75 is better for energy and
 worse for speed, so the shape of a dot shows which it is. `pareto` decides who is on the front, with
@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.compare.comparison import Comparison, Front, front_axes, impossible_entry
 from ergmeter.compare.verdicts import Measure, State, Verdict, measure
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.catalog import in_view
 from ergmeter.records import Reading
 from ergmeter.stats.ratio import UNBOUNDED, Mean
+from ergmeter.units import ratio_text, significant
 from ergmeter.views.charts.chart import (
     BY_COLOUR,
     BY_SHAPE,
@@ -29,23 +31,74 @@ from ergmeter.views.charts.chart import (
     tooltip,
 )
 from ergmeter.views.charts.interval_chart import Axis, Dot, Kind, interval_chart
-from ergmeter.views.compare import (
-    beaters,
-    contrast_in_words,
-    first_names,
-    front_in_words,
-    head,
-    is_assumed,
-)
 from ergmeter.views.run.card import column_text, interval, value
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ergmeter.compare.grouping import Group
+    from ergmeter.stats.ratio import Contrast
+
+# Words that the charts share with the text of a comparison.
+
+
+def head(measured: Measure) -> str:
+    """Return the short title of a column."""
+    return _label(measured.key) or measured.title
+
+
+def _label(key: str) -> str:
+    """The declared label of a metric in a comparison; empty if there is none."""
+    at = {**in_view("compare"), **in_view("compare target")}.get(key)
+    return at.label if at else ""
+
+
+def is_assumed(group: Group, measured: Measure) -> bool:
+    """True if a group's value rests on an assumption: its repeats do not show the uncertainty."""
+    return any(measured.key in entry.assumed for entry in group.entries)
+
+
+def front_in_words(front: Front) -> str:
+    """Describe the Pareto front; long lists are cut with a count."""
+    axes = ", ".join(_label(key) or key for key in front.axes)
+    text = f"Pareto front ({axes}): {first_names(front.on) or 'nobody'}"
+    if front.beaten:
+        who = first_names([f"{name} (by {beaters(by)})" for name, by in front.beaten.items()])
+        text += f"; beaten: {who}"
+    return text + (f" ({front.remark})" if front.remark else "")
+
+
+def beaters(names: Sequence[str]) -> str:
+    """Return the groups that beat a group, cut with a count."""
+    return first_names(names, most=3, joint=" and ")
+
+
+def first_names(names: Sequence[str], *, most: int = 8, joint: str = ", ") -> str:
+    """Return the first names, and the number of others."""
+    more = [f"{len(names) - most} more"] if len(names) > most else []
+    return joint.join([*names[:most], *more])
+
+
+def contrast_in_words(contrast: Contrast | None) -> str:
+    """Return a ratio or difference with its interval."""
+    if contrast is None:
+        return "absent"
+    value_text = _short(contrast.value, contrast)
+    if contrast.low is None or contrast.high is None:
+        return f"{value_text}, {'one run' if min(contrast.repeats) == 1 else 'no interval'}"
+    if contrast.is_exact:
+        return f"{value_text}, in every run"
+    return f"{value_text} ({_short(contrast.low, contrast)} to {_short(contrast.high, contrast)})"
+
+
+def _short(number: float, contrast: Contrast) -> str:
+    return ratio_text(number) if contrast.scale == "ratio" else significant(number, 3)
+
 
 # The Pareto front: speed, energy and memory, two at a time.
 
 
-ID = "pareto"
+PARETO = "pareto"
 TITLE = "Pareto front"
 _ON, _BEATEN = ("c3", "diamond", "◆"), ("c8", "circle", "●")
 _HEIGHT_PX = 300
@@ -79,7 +132,7 @@ def pareto_chart(comparison: Comparison) -> Chart:
         most=_NAMED,
     )
     return Chart(
-        ID,
+        PARETO,
         TITLE,
         "",
         framed(f"{TITLE}: {words}", _HEIGHT_PX, filled(_layers(rows, axes, scales))),
@@ -262,7 +315,7 @@ def compare_charts(comparison: Comparison) -> list[Chart]:
             chart_of(id_, title, "", partial(_contrasts, comparison, id_, title))
             for id_, title in contrasts.items()
         ),
-        chart_of(ID, TITLE, "", lambda: pareto_chart(comparison)),
+        chart_of(PARETO, TITLE, "", lambda: pareto_chart(comparison)),
         *(
             chart_of(f"{MEAN}{at}", head(measure), "", partial(_means, comparison, at, measure))
             for at, measure in enumerate(comparison.measures)

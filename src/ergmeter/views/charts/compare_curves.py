@@ -14,8 +14,8 @@ from ergmeter.compare.run_curves import AXES, CURVES, GROUPS, LINES, NO_DIRECTOR
 from ergmeter.records import Missing
 from ergmeter.units import duration, grouped
 from ergmeter.views.charts.chart import Chart, Scale, Table, framed, quantity, rounded, scale_for
+from ergmeter.views.charts.compare_charts import first_names
 from ergmeter.views.charts.time_axis import dots, line_layers, value_axis, value_words
-from ergmeter.views.compare import first_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -49,9 +49,9 @@ def header(name: str, about: str, links: dict[str, str], *, more: str = "") -> s
     return rendered("header", name, about, links, more)
 
 
-def section(id_: str, title: str, *parts: str, is_folded: bool = False) -> str:
+def section(id_: str, title: str, *parts: str, is_folded: bool = False, level: int = 2) -> str:
     """Return a section of HTML with a linkable heading; a folded one starts closed."""
-    return rendered("section", id_, title, "\n".join(filter(None, parts)), is_folded)
+    return rendered("section", id_, title, "\n".join(filter(None, parts)), is_folded, level)
 
 
 def table(table: Table, *, caption: str) -> str:

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 from ergmeter.version import __version__
 from ergmeter.views.document import (
+    VERDICTS,
+    AxisChoice,
+    ChartGrid,
     ChartPart,
     HeadlinePart,
     HeatMap,
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
     from ergmeter.views.document import Document, Part
 
 
+_LEVEL = 2  # of the headings of sections; a title inside one may begin with a name
+
+
 def html(document: Document) -> str:
     """Return the page. One without charts holds no chart library."""
     links = {part.id: part.title for part in document.parts if isinstance(part, Section)}
@@ -36,21 +42,33 @@ def html(document: Document) -> str:
     )
 
 
-def _parts(parts: Sequence[Part]) -> str:
-    """Return the HTML of parts; notes that follow one another are one list."""
+def _parts(parts: Sequence[Part], level: int = _LEVEL) -> str:
+    """Return the HTML of parts; notes that follow one another are one list.
+
+    `level`: of the headings of sections.
+    """
     lines: list[str] = []
     for is_note, group in groupby(parts, lambda part: isinstance(part, Note)):
         members = list(group)
-        lines += [rendered("notes", members)] if is_note else map(_part, members)
+        lines += (
+            [rendered("notes", members, VERDICTS)]
+            if is_note
+            else [_part(part, level) for part in members]
+        )
     return "\n".join(filter(None, lines))
 
 
-def _part(part: Part) -> str:
+def _part(part: Part, level: int) -> str:
     if isinstance(part, Section):
-        inner = _parts(part.parts)
-        return section(part.id, title_case(part.title), inner, is_folded=part.is_folded)
+        inner = _parts(part.parts, level + 1)
+        title = part.title if level > _LEVEL else title_case(part.title)
+        return section(part.id, title, inner, is_folded=part.is_folded, level=level)
     if isinstance(part, ChartPart):
         return figure(part.chart)
+    if isinstance(part, ChartGrid):
+        return rendered("chart_grid", part.charts)
+    if isinstance(part, AxisChoice):
+        return rendered("axis_choice", part)
     if isinstance(part, Items):
         return bullet_list(part.texts)
     if isinstance(part, Table):

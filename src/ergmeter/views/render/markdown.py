@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING
 
 from ergmeter.units import printable
 from ergmeter.views.document import (
+    VERDICTS,
     HeadlinePart,
     Items,
     Note,
     Paragraph,
     Section,
     Table,
+    as_text,
     title_case,
-    without_charts,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ergmeter.views.document import Document, Part
+    from ergmeter.views.document import Document, Part, Weight
 
 _SPECIAL = re.compile(r"[\\`*\[\]|~]")
 # Between letters or digits an underscore is literal; elsewhere it may start emphasis.
@@ -34,12 +35,14 @@ _LINKED = re.compile(r"(?<=:)(?=//)|(?<=\bwww)(?=\.)|(?<=@)(?=\w)", re.IGNORECAS
 _COMMENT = "<!-- -->"
 # A heading, or an item of a list.
 _START = re.compile(r"(#{1,6}(?=\s|$)|[-+](?=\s)|\d+(?=[.)](\s|$)))")
-_SIGNS = {
+_LEVEL = 3  # of the headings of sections; a title inside one may begin with a name
+_SIGNS: dict[Weight, str] = {
     "serious": "**!!** ",
     "minor": "**!** ",
     "remark": "",
     "ok": "**ok** ",
     "absent": "**-** ",
+    **{weight: f"**{words}**: " for weight, (_, words) in VERDICTS.items()},
 }
 
 
@@ -49,20 +52,23 @@ def markdown(document: Document) -> str:
     return "\n".join([f"## {escaped(title)}", *_parts(document.body)]) + "\n"
 
 
-def _parts(parts: Sequence[Part]) -> Iterator[str]:
-    """Yield the lines of parts; items and notes that follow one another are one list."""
+def _parts(parts: Sequence[Part], level: int = _LEVEL) -> Iterator[str]:
+    """Yield the lines of parts; items and notes that follow one another are one list.
+
+    `level`: of the headings of sections.
+    """
     before: Part | None = None
-    for part in without_charts(tuple(parts)):
-        lines = list(_part(part))
+    for part in as_text(tuple(parts), "markdown"):
+        lines = list(_part(part, level))
         is_next_item = isinstance(part, Note) and isinstance(before, Note)
         yield from lines if is_next_item or not lines else ["", *lines]
         before = part if lines else before
 
 
-def _part(part: Part) -> Iterator[str]:
+def _part(part: Part, level: int) -> Iterator[str]:
     if isinstance(part, Section):
-        yield f"### {escaped(title_case(part.title))}"
-        yield from _parts(part.parts)
+        yield f"{'#' * level} {escaped(part.title if level > _LEVEL else title_case(part.title))}"
+        yield from _parts(part.parts, level + 1)
     elif isinstance(part, HeadlinePart):
         answer = escaped(": ".join(filter(None, (part.name, part.text))))
         yield f"**{answer}**" + (f" {escaped(part.about)}" if part.about else "")

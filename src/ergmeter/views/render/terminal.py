@@ -15,6 +15,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from ergmeter.views.document import (
+    VERDICTS,
     BarCell,
     HeadlinePart,
     Items,
@@ -23,26 +24,31 @@ from ergmeter.views.document import (
     Section,
     Table,
     TableColumn,
-    without_charts,
+    as_text,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import Console
 
-    from ergmeter.views.document import Document, Part
+    from ergmeter.views.document import Document, Part, Weight
 
 BASIS_STYLES = {"measured": "green", "derived": "cyan", "reported": "yellow", "assumed": "magenta"}
 _STATES = {"good": "green", "bad": "red", "unsure": "yellow", "": ""}
 _STYLES = {"dim": "dim", "strong": "bold", "": ""}
-_SIGNS = {
+_COLOURS = {"better": "green", "worse": "red", "differs": "yellow", "no interval": "yellow"}
+_SIGNS: dict[Weight, tuple[str, str]] = {
     "serious": ("!! ", "red"),
     "minor": ("!  ", "yellow"),
     "remark": ("*  ", ""),
     "ok": ("ok ", "green"),
     "absent": ("-  ", "dim"),
+    **{weight: (f"{sign:<3}", _COLOURS.get(weight, "")) for weight, (sign, _) in VERDICTS.items()},
 }
 _BAR_CELLS = 20
 _INDENT = 2
+_GAP = 2
 _BELOW = 3
 
 
@@ -53,7 +59,7 @@ def show(document: Document, console: Console) -> None:
 
 def _show(parts: tuple[Part, ...], console: Console, *, after: Part | None) -> None:
     """Print parts; sections, tables and headlines stand apart from what is before them."""
-    for part in without_charts(parts):
+    for part in as_text(parts, "terminal"):
         if after is not None and _stands_apart(after, part):
             console.print()
         if isinstance(part, Section):
@@ -134,6 +140,7 @@ def _print_hanging(console: Console, start: str | Text, text: str, style: str = 
 
 
 def _print_table(table: Table, console: Console) -> None:
+    """Print a table after its caption. One in columns that is too wide continues below."""
     if table.caption:
         console.print(_text(table.caption, "dim"))
     if _is_field_list(table):
@@ -143,7 +150,26 @@ def _print_table(table: Table, console: Console) -> None:
     elif _has_below(table):
         _print_rows(table, console)
     else:
-        console.print(_grid(table, console))
+        for number, piece in enumerate(_pieces(table, console.width)):
+            if number:
+                console.print()
+            console.print(_grid(piece, console))
+
+
+def _pieces(table: Table, width: int) -> Iterator[Table]:
+    """Yield a table in pieces that fit, each with the columns that name the rows."""
+    titles = list(range(table.row_titles))
+    widths = _widths(table) if titles else []
+    title_width = min(sum(widths[n] + _GAP for n in titles), width // 2)
+    piece: list[int] = []
+    for number in range(len(titles), len(widths)):
+        columns = [*piece, number]
+        taken = title_width + sum(widths[n] + _GAP for n in columns) - _GAP
+        if piece and taken > width:
+            yield table.only(titles + piece)
+            columns = [number]
+        piece = columns
+    yield table.only(titles + piece) if titles else table
 
 
 def _grid(table: Table, console: Console) -> rich_table.Table:
@@ -175,11 +201,16 @@ def _grid(table: Table, console: Console) -> rich_table.Table:
 
 def _gap(table: Table, width: int, *, has_head: bool) -> int:
     """Return the padding of a cell: columns are two apart, or one if they fit only then."""
-    rows = (table.head if has_head else [""] * len(table.head), *table.rows)
-    columns = zip(table.layout, zip(*rows, strict=True), strict=True)
-    widths = [max(_width(column, cell) for cell in cells) for column, cells in columns]
-    gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= width else 1
+    widths = _widths(table)
+    gap = _GAP if sum(widths) + _GAP * (len(widths) - 1) <= width else 1
     return gap - has_head  # a box has a blank of its own between columns
+
+
+def _widths(table: Table) -> list[int]:
+    """Return the least widths of the columns."""
+    rows = (table.head if table.has_head else [""] * len(table.head), *table.rows)
+    columns = zip(table.layout, zip(*rows, strict=True), strict=True)
+    return [max(_width(column, cell) for cell in cells) for column, cells in columns]
 
 
 def _width(column: TableColumn, cell: str) -> int:

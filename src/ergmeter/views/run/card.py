@@ -96,33 +96,28 @@ def every_metric(summary: Summary) -> RenderableType:
             lines.append(Text.assemble((key, "bold"), "  -"))
             first = named_reasons.setdefault(reading.reason, key)
             remark = reading.reason if first == key else f"as {first}"
-        lines.append(HangingText("", "dim", remark, indent=" " * 4))
+        lines.append(IndentedText(remark))
     return Group(*lines)
 
 
 @dataclass(frozen=True)
-class HangingText:
-    """A sign and a text with a hanging indent. rich's own padding fills lines with blanks."""
+class IndentedText:
+    """A dim text, all of its lines indented. rich's own padding fills lines with blanks."""
 
-    sign: str
-    style: str
     text: str
-    indent: str = ""
 
     def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
-        first = f"{self.indent}{self.sign}"
-        lines = textwrap.wrap(
-            self.text,
-            options.max_width,
-            initial_indent=first,
-            subsequent_indent=" " * len(first),
-            break_on_hyphens=False,
-        )
-        for number, line in enumerate(lines):
-            cut = len(first) if number == 0 and self.sign else 0
-            yield Text.assemble(
-                (line[:cut], self.style), (line[cut:], "" if self.sign else self.style)
+        indent = " " * 4
+        yield from (
+            Text(line, "dim")
+            for line in textwrap.wrap(
+                self.text,
+                options.max_width,
+                initial_indent=indent,
+                subsequent_indent=indent,
+                break_on_hyphens=False,
             )
+        )
 
 
 def value(reading: Reading) -> str:

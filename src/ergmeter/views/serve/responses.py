@@ -37,7 +37,7 @@ from ergmeter.units import NS_PER_S, duration, significant
 from ergmeter.views import compare, documents
 from ergmeter.views.bench import report as bench_report
 from ergmeter.views.charts import chart
-from ergmeter.views.charts.compare_charts import compare_charts
+from ergmeter.views.charts.compare_charts import compare_charts, front_in_words, head
 from ergmeter.views.charts.compare_curves import ABOUT, course_charts
 from ergmeter.views.charts.time_charts import IDS, time_charts
 from ergmeter.views.html.page import vega, without_legends
@@ -288,7 +288,7 @@ def compared(paths: Sequence[str], root: str, group_by: Sequence[str], anyway: b
     options = comparison.CompareOptions(group_by=tuple(group_by), anyway=anyway)
     entries = read_entries([Path(path) for path in paths], keys=comparison.figures_needed(options))
     outcome = comparison.compare(entries, options)
-    heads = {measure.key: compare.head(measure) for measure in outcome.measures}
+    heads = {measure.key: head(measure) for measure in outcome.measures}
     cells = [
         {
             measure.key: " ".join(compare.cell(outcome, g, measure)).strip()
@@ -296,13 +296,9 @@ def compared(paths: Sequence[str], root: str, group_by: Sequence[str], anyway: b
         }
         for g in outcome.groups
     ]
-    # The page has a link for what is an option on a command line.
-    words = [
-        [line for _, line in compare.beside_verdicts(pair) if not line.startswith("--")]
-        for pair in outcome.pairs
-    ]
+    words = [[line for _, line in compare.beside_verdicts(pair)] for pair in outcome.pairs]
     titles = [compare.title(pair) for pair in outcome.pairs]
-    front = compare.front_in_words(outcome.front) if outcome.front else None
+    front = front_in_words(outcome.front) if outcome.front else None
     texts = {
         "heads": heads,
         "cells": cells,
@@ -323,7 +319,7 @@ def compared(paths: Sequence[str], root: str, group_by: Sequence[str], anyway: b
             "about": ABOUT,
         },
     }
-    return _packed_json({**compare.document(outcome), "shown": texts, **drawings}, root)
+    return _packed_json({**compare.comparison_data(outcome), "shown": texts, **drawings}, root)
 
 
 def bench(path: str, root: str) -> bytes:
