@@ -64,7 +64,7 @@ def _show(parts: tuple[Part, ...], console: Console, *, after: Part | None) -> N
             console.print()
         if isinstance(part, Section):
             console.print(_text(part.title, "bold"))
-            _show(part.parts, console, after=HeadlinePart(part.title))
+            _show(part.parts, console, after=None)
         else:
             _print(part, console)
         after = part
