@@ -36,7 +36,7 @@ from ergmeter.views.document import (
 
 if TYPE_CHECKING:
     from ergmeter.compare.comparison import Comparison, GroupPair
-    from ergmeter.compare.gate import Gate, GateRule
+    from ergmeter.compare.gate import Gate, GateRule, ResultWord
     from ergmeter.compare.verdicts import State, Verdict
     from ergmeter.stats.ratio import Contrast
     from ergmeter.views.document import Part
@@ -60,6 +60,14 @@ _LEGEND: dict[Kind, str] = {
     "open": "inconclusive",
     "pass": "within the rule",
     "bare": "single runs: no interval",
+}
+_SIGNS: dict[ResultWord, str] = {
+    "worse": "▼ worse",
+    "missing": "- missing",
+    "new": "+ new",
+    "inconclusive": "? inconclusive",
+    "not judged": "- not judged",
+    "pass": "✓ pass",
 }
 _CSV = (
     *("cell", "metric", "column", "ref", "new", "value", "low", "high", "ref_runs", "new_runs"),
@@ -185,7 +193,7 @@ def cells_page(comparison: Comparison, gate: Gate, *, new: str, ref: str) -> Doc
     results = configuration_results(gate)
     counts = Counter(result.word for result in results if result.name != POOLED)
     tally = ", ".join(f"{counts[word]} {word}" for word in RESULT_WORDS if counts[word])
-    verdicts = tuple((r.name, r.word, "; ".join(r.reasons)) for r in results)
+    verdicts = tuple((r.name, _SIGNS[r.word], "; ".join(r.reasons)) for r in results)
     padding = tuple(f"{pair.name}: {pair.padding}" for pair in comparison.pairs if pair.padding)
     changes = Table(("cell", *metric_names(comparison)), tuple(change_rows(comparison)))
     parts = (
