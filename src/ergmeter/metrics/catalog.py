@@ -7,6 +7,7 @@ A plugin adds metrics by naming a list of `Metric` under the entry point `ergmet
 from __future__ import annotations
 
 import difflib
+import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -49,6 +50,28 @@ class Position(NamedTuple):
     group: str = ""
     label: str = ""  # where it is not the title
     is_expected: bool = False
+
+
+_POSITION = re.compile(
+    r"(?P<view>[a-z ]+) (?P<order>\d+)( in (?P<group>.+?))?( as (?P<label>.+?))?(?P<is> expected)?",
+    re.DOTALL,
+)
+
+
+def positions(text: str) -> dict[str, Position]:
+    """A metric's position in each view: "card 600 in energy expected; list 30 as J/token".
+
+    Each is the name of a view and the order there, then if need be "in" a group, "as" a label, and
+    "expected".
+    """
+    declared = {}
+    for part in text.split("; "):
+        match = _POSITION.fullmatch(part)
+        if match is None:
+            raise ValueError(f"no position in a view: {part!r}")
+        group, label = match["group"] or "", match["label"] or ""
+        declared[match["view"]] = Position(int(match["order"]), group, label, bool(match["is"]))
+    return declared
 
 
 @dataclass(frozen=True, slots=True)

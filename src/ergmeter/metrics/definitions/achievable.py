@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError, NotMeasurable
 from ergmeter.hardware.calibration import CalibratedRate, Calibration, read_document
-from ergmeter.metrics.catalog import Metric, Position
+from ergmeter.metrics.catalog import Metric, positions
 from ergmeter.metrics.definitions.compute import (
     BANDWIDTH,
     FLOPS_PER_S,
@@ -180,7 +180,7 @@ METRICS = [
         "FLOPs of a token x tokens/s / (devices x FLOP/s held in `erg calibrate`, same type)",
         _NEEDS,
         mfu_of_achievable_frac,
-        views={"card": Position(520, "compute"), "model card": 110},
+        views=positions("card 520 in compute; model card 110"),
         upper_bound=1.0,
         above_bound=_ABOVE,
     ),

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Metric, Position
+from ergmeter.metrics.catalog import Metric, positions
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import label_of, tokens
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
@@ -147,7 +147,7 @@ def per_million_tokens(
         needs=needs,
         compute=compute,
         quantity="energy per token" if of_energy else "speed",
-        views={"card": Position(order, "energy")} if order else {},
+        views=positions(f"card {order} in energy") if order else {},
     )
 
 
@@ -193,11 +193,7 @@ _CARBON = Metric(
     _GRID,
     co2e_g,
     quantity="energy",
-    views={
-        "card": Position(660, "energy"),
-        "report": 150,
-        "model card": Position(180, "all steps", is_expected=True),
-    },
+    views=positions("card 660 in energy; report 150; model card 180 in all steps expected"),
 )
 _MARKET_CARBON = Metric(
     "carbon.market_co2e_g",
@@ -208,7 +204,7 @@ _MARKET_CARBON = Metric(
     ("energy", "an intensity by contract"),
     market_co2e_g,
     quantity="energy",
-    views={"card": Position(680, "energy")},
+    views=positions("card 680 in energy"),
 )
 _PER_MILLION = "carbon per million tokens"
 
@@ -308,7 +304,7 @@ _ENERGY = Metric(
     ("energy", "a price per kWh"),
     energy,
     quantity="energy",
-    views={"card": Position(710, "energy")},
+    views=positions("card 710 in energy"),
 )
 
 COST_METRICS = [
@@ -322,7 +318,7 @@ COST_METRICS = [
         _RENT,
         gpu_whole_run,
         quantity="whole-run speed",
-        views={"card": Position(690, "energy"), "report": 160},
+        views=positions("card 690 in energy; report 160"),
     ),
     per_million_tokens(
         _GPU,

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric, Position, over_whole_run
+from ergmeter.metrics.catalog import Alias, Metric, over_whole_run, positions
 from ergmeter.metrics.definitions.peaks import (
     NARROW,
     NoPeak,
@@ -526,32 +526,17 @@ _OF_PEAK = {
         " counted",
     ),
 }
-_VIEWS: dict[str, dict[str, int | Position]] = {
-    MFU: {
-        "card": Position(500, "compute"),
-        "report": Position(70, is_expected=True),
-        "citation": 20,
-        "model card": Position(80, is_expected=True),
-        "ladder": 60,
-        "watch": Position(70, label="MFU"),
-        "so far": 30,
-        "serve list": 30,
-        "serve live": 60,
-        "console": 40,
-        "ledger": Position(50, label="mfu"),
-        "ledger notes": Position(40, label="mfu"),
-        "compare": 70,
-        "analyze": 10,
-        "analyze json": Position(40, "%", "mfu_percent"),
-        "analyze compare": 10,
-    },
-    HFU: {
-        "card": Position(540, "compute"),
-        "model card": 100,
-        "ladder": 50,
-        "analyze": 20,
-        "analyze json": Position(50, "%", "hfu_percent"),
-    },
+_VIEWS = {
+    MFU: positions(
+        "card 500 in compute; report 70 expected; citation 20; model card 80 expected; ladder 60;"
+        " watch 70 as MFU; so far 30; serve list 30; serve live 60; console 40; ledger 50 as mfu;"
+        " ledger notes 40 as mfu; compare 70; analyze 10; analyze json 40 in % as mfu_percent;"
+        " analyze compare 10"
+    ),
+    HFU: positions(
+        "card 540 in compute; model card 100; ladder 50; analyze 20;"
+        " analyze json 50 in % as hfu_percent"
+    ),
 }
 _ALIASES = {MFU: (Alias("mfu", "profiler MFU monitors", "model FLOPs utilisation", "frac"),)}
 
@@ -585,7 +570,7 @@ METRICS = [
         (*_NEEDS, "a peak"),
         _of_run(MFU_BF16),
         quantity="speed",
-        views={"card": Position(530, "compute")},
+        views=positions("card 530 in compute"),
     ),
     Metric(
         BANDWIDTH,
@@ -595,7 +580,7 @@ METRICS = [
         "bytes that a token has to move x tokens/s / (devices x memory bandwidth)",
         ("the bytes of a decoding step", "tokens", "a bandwidth"),
         _of_run(BANDWIDTH),
-        views={"card": Position(550, "compute")},
+        views=positions("card 550 in compute"),
         aliases=(Alias("mbu", "inference benchmarks", "model bandwidth utilisation", "frac"),),
         upper_bound=1.0,
         above_bound=_ABOVE_BANDWIDTH,
@@ -609,7 +594,7 @@ METRICS = [
         _NEEDS,
         _of_run(FLOPS_PER_S),
         quantity="speed",
-        views={"card": Position(560, "compute")},
+        views=positions("card 560 in compute"),
     ),
     Metric(
         FLOPS_PER_TOKEN,
@@ -635,12 +620,8 @@ METRICS += over_whole_run(
     METRICS,
     MFU,
     is_in_bench=True,
-    views={
-        "card": Position(510, "compute"),
-        "report": 80,
-        "model card": Position(90, "the whole run"),
-        "console": 100,
-        "compare": 80,
-    },
+    views=positions(
+        "card 510 in compute; report 80; model card 90 in the whole run; console 100; compare 80"
+    ),
 )
 _BY_KEY = {metric.key: metric for metric in METRICS}

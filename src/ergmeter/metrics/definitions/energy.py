@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric, Position, over_whole_run
+from ergmeter.metrics.catalog import Alias, Metric, over_whole_run, positions
 from ergmeter.metrics.definitions.tokens import label_of, steps_of, tokens
 from ergmeter.metrics.device_energy import (
     BASIS,
@@ -233,15 +233,11 @@ METRICS = [
         column="energy_j",
         rule="energy",
         aliases=(Alias("energy_J", _SFT_PLAY, "energy after the warm-up", "J"),),
-        views={
-            "card": Position(600, "energy", is_expected=True),
-            "report": Position(90, is_expected=True),
-            "citation": 30,
-            "model card": Position(170, "all steps"),
-            "watch": Position(50, label="energy"),
-            "so far": 50,
-            "ledger notes": Position(20, label="energy_J"),
-        },
+        views=positions(
+            "card 600 in energy expected; report 90 expected; citation 30;"
+            " model card 170 in all steps; watch 50 as energy; so far 50;"
+            " ledger notes 20 as energy_J"
+        ),
     ),
     Metric(
         "energy.joules_per_token",
@@ -264,21 +260,11 @@ METRICS = [
                 "J/token",
             ),
         ),
-        views={
-            "card": Position(610, "energy"),
-            "report": 100,
-            "citation": 40,
-            "model card": Position(120, is_expected=True),
-            "list": Position(30, label="J/token"),
-            "watch": Position(60, label="J/token"),
-            "so far": 40,
-            "serve list": 40,
-            "serve live": 50,
-            "serve ledger": 20,
-            "console": 60,
-            "compare": Position(30, label="J/token"),
-            "pareto": 20,
-        },
+        views=positions(
+            "card 610 in energy; report 100; citation 40; model card 120 expected;"
+            " list 30 as J/token; watch 60 as J/token; so far 40; serve list 40; serve live 50;"
+            " serve ledger 20; console 60; compare 30 as J/token; pareto 20"
+        ),
     ),
     Metric(
         "energy.joules_per_10k_tokens",
@@ -322,16 +308,10 @@ METRICS = [
             ),
             Alias("avg_power_W", _SFT_PLAY, "mean power after the warm-up", "W"),
         ),
-        views={
-            "card": Position(640, "energy"),
-            "report": 120,
-            "model card": 150,
-            "watch": Position(40, label="power"),
-            "recent": 30,
-            "serve live": 40,
-            "console": 50,
-            "otel": Position(30, label="hw.power"),
-        },
+        views=positions(
+            "card 640 in energy; report 120; model card 150; watch 40 as power; recent 30;"
+            " serve live 40; console 50; otel 30 as hw.power"
+        ),
     ),
     Metric(
         "energy.peak_w",
@@ -344,7 +324,7 @@ METRICS = [
         per_device=device_peak_w,
         kinds=("gpu",),
         aliases=(Alias("peak_power_W", _SFT_PLAY, "highest power reading", "W"),),
-        views={"card": Position(650, "energy")},
+        views=positions("card 650 in energy"),
     ),
     Metric(
         "energy.wh",
@@ -391,11 +371,7 @@ METRICS += over_whole_run(
     METRICS,
     "energy.joules_per_token",
     is_in_bench=True,
-    views={
-        "card": Position(620, "energy"),
-        "report": 110,
-        "model card": Position(130, "the whole run"),
-        "console": 110,
-        "compare": 40,
-    },
+    views=positions(
+        "card 620 in energy; report 110; model card 130 in the whole run; console 110; compare 40"
+    ),
 )

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric, Position
+from ergmeter.metrics.catalog import Alias, Metric, positions
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import known_counts, need_rows, need_usage
 from ergmeter.metrics.evidence.requests import (
@@ -477,30 +477,14 @@ _KINDS = {
 _QUANTILES = {"median": 50.0, "p95": 95.0, "p99": 99.0}
 
 
-_LATENCY_VIEWS: dict[tuple[str, str], dict[str, int | Position]] = {
-    ("ttft", "median"): {
-        "card": Position(300, "latency"),
-        "report": 50,
-        "model card": 50,
-        "load": Position(30, label="TTFT\nmedian"),
-    },
-    ("ttft", "p95"): {
-        "card": Position(310, "latency"),
-        "load": Position(40, label="TTFT\np95"),
-    },
-    ("tpot", "median"): {
-        "card": Position(320, "latency"),
-        "report": 60,
-        "load": Position(50, label="TPOT\nmedian"),
-    },
-    ("tpot", "p95"): {
-        "card": Position(330, "latency"),
-        "load": Position(60, label="TPOT\np95"),
-    },
-    ("e2e", "median"): {
-        "card": Position(340, "latency"),
-        "load": Position(70, label="whole\nmedian"),
-    },
+_LATENCY_VIEWS = {
+    ("ttft", "median"): positions(
+        "card 300 in latency; report 50; model card 50; load 30 as TTFT\nmedian"
+    ),
+    ("ttft", "p95"): positions("card 310 in latency; load 40 as TTFT\np95"),
+    ("tpot", "median"): positions("card 320 in latency; report 60; load 50 as TPOT\nmedian"),
+    ("tpot", "p95"): positions("card 330 in latency; load 60 as TPOT\np95"),
+    ("e2e", "median"): positions("card 340 in latency; load 70 as whole\nmedian"),
 }
 
 
@@ -537,14 +521,14 @@ METRICS = [
         ("requests",),
         requests_per_s,
         aliases=(Alias("request_throughput", _VLLM, "completed requests / time", "requests/s"),),
-        views={"card": Position(150, "throughput"), "load": Position(10, label="ok/s")},
+        views=positions("card 150 in throughput; load 10 as ok/s"),
     ),
     Metric("throughput.failed_requests_per_s", "requests failed/s", "requests/s", "lower",
            "requests failed / window", ("a run of erg load",), failed_per_s,
-           views={"load notes": Position(20, "failures", "failed")}),
+           views=positions("load notes 20 in failures as failed")),
     Metric("throughput.offered_requests_per_s", "requests offered/s", "requests/s", "neither",
            "(requests offered - 1) / (last offered - first offered)", ("a run of erg load",),
-           offered_per_s, views={"load notes": Position(10, "open", "offered")}),
+           offered_per_s, views=positions("load notes 10 in open as offered")),
     Metric(
         "throughput.output_tokens_per_s",
         "tokens/s out",
@@ -554,10 +538,9 @@ METRICS = [
         ("requests with tokens",),
         output_tokens_per_s,
         aliases=(Alias("output_throughput", _VLLM, "output tokens / time", "tokens/s"),),
-        views={
-            "card": Position(140, "throughput"), "report": 30, "model card": 40,
-            "load": Position(20, label="tokens/s\nout"),
-        },
+        views=positions(
+            "card 140 in throughput; report 30; model card 40; load 20 as tokens/s\nout"
+        ),
     ),
     Metric(
         "throughput.goodput_per_s",
@@ -569,7 +552,7 @@ METRICS = [
         goodput_per_s,
         aliases=(Alias("request_goodput", _VLLM, "requests within the limits / time",
                        "requests/s"),),
-        views={"load notes": Position(40, label="goodput")},
+        views=positions("load notes 40 as goodput"),
     ),
     Metric(
         "requests.in_flight_mean",
@@ -584,7 +567,7 @@ METRICS = [
            ("requests",), count),
     Metric("requests.failed", "requests failed", "requests", "lower",
            "requests without a whole answer", ("a run of erg load",), failed,
-           views={"card": Position(160, "throughput")}),
+           views=positions("card 160 in throughput")),
     Metric("requests.failed_frac", "share of requests failed", "frac", "lower",
            "requests failed / requests answered or failed", ("a run of erg load",), failed_frac,
            upper_bound=1.0),
@@ -594,10 +577,10 @@ METRICS = [
     Metric("requests.slo_attainment_frac", "SLO attainment", "frac", "higher",
            "requests within every declared limit / requests offered",
            ("requests", "limits (--slo)"), slo_attainment_frac, upper_bound=1.0,
-           views={"load notes": Position(50, label="SLO attainment")}),
+           views=positions("load notes 50 as SLO attainment")),
     Metric("requests.drain_s", "drain time", "s", "neither",
            "last request settled - last request offered", ("a run of erg load",), drain_s,
-           views={"load notes": Position(30, "failures", "drain time")}),
+           views=positions("load notes 30 in failures as drain time")),
     Metric("requests.prompt_tokens", "tokens of a prompt", "tokens/request", "neither",
            "mean over requests", ("requests with tokens",), prompt_tokens),
     Metric("requests.generated_tokens", "tokens of an answer", "tokens/request", "neither",
@@ -610,10 +593,7 @@ METRICS = [
         "energy.run_j / generated tokens of whole answers",
         ("an energy counter or power readings", "requests with tokens"),
         joules_per_generated_token,
-        views={
-            "card": Position(630, "energy"), "model card": 140,
-            "load notes": Position(60, label="energy"),
-        },
+        views=positions("card 630 in energy; model card 140; load notes 60 as energy"),
     ),
     Metric(
         "energy.joules_per_request",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric, Position
+from ergmeter.metrics.catalog import Alias, Metric, positions
 from ergmeter.metrics.evidence.samples import (
     cached_for_kinds,
     highest_of,
@@ -227,17 +227,11 @@ METRICS = [
                 1e-6,
             ),
         ),
-        views={
-            "card": Position(800, "memory"),
-            "report": 130,
-            "model card": Position(160, "the whole run"),
-            "serve live": 70,
-            "serve ledger": 30,
-            "console": 70,
-            "ledger notes": Position(30, label="vram_peak_MB"),
-            "compare": Position(50, label="memory"),
-            "pareto": Position(30, "memory"),
-        },
+        views=positions(
+            "card 800 in memory; report 130; model card 160 in the whole run; serve live 70;"
+            " serve ledger 30; console 70; ledger notes 30 as vram_peak_MB; compare 50 as memory;"
+            " pareto 30 in memory"
+        ),
     ),
     Metric(
         "memory.device_mean_bytes",
@@ -260,7 +254,7 @@ METRICS = [
             ),
             Alias("vram_avg_MB", _SFT_PLAY, "in MB of 1 000 000 bytes", "MB", 1e-6),
         ),
-        views={"otel": Position(20, label="hw.gpu.memory.usage")},
+        views=positions("otel 20 as hw.gpu.memory.usage"),
     ),
     Metric(
         "memory.device_peak_frac",
@@ -306,15 +300,10 @@ METRICS = [
         process_peak_bytes,
         noun="host memory",
         column="memory_process_peak_bytes",
-        views={
-            "card": Position(820, "memory", is_expected=True),
-            "report": 140,
-            "serve live": 80,
-            "serve ledger": 40,
-            "console": 80,
-            "compare": Position(60, label="host mem."),
-            "pareto": Position(40, "memory"),
-        },
+        views=positions(
+            "card 820 in memory expected; report 140; serve live 80; serve ledger 40; console 80;"
+            " compare 60 as host mem.; pareto 40 in memory"
+        ),
     ),
     Metric(
         "memory.process_mean_bytes",
@@ -333,7 +322,7 @@ METRICS = [
         "slope of a line through resident memory over the window",
         ("the process probe",),
         partial(_growth, kind="process"),
-        views={"card": Position(830, "memory")},
+        views=positions("card 830 in memory"),
     ),
 ]
 
@@ -392,7 +381,7 @@ ALLOCATOR_METRICS = [
             note="tensors of this program, the allocator's own peak",
         ),
         column="memory_allocator_peak_bytes",
-        views={"card": Position(810, "memory")},
+        views=positions("card 810 in memory"),
     ),
     Metric(
         "memory.allocator_mean_bytes",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric, Position, over_whole_run
+from ergmeter.metrics.catalog import Alias, Metric, over_whole_run, positions
 from ergmeter.metrics.definitions.tokens import (
     all_steps_in,
     counted_basis,
@@ -253,24 +253,12 @@ METRICS = [
                 "tokens/s",
             ),
         ),
-        views={
-            "card": Position(100, "throughput", is_expected=True),
-            "report": Position(10, is_expected=True),
-            "citation": 10,
-            "model card": Position(10, is_expected=True),
-            "list": Position(10, label="tokens/s"),
-            "watch": Position(10, label="tokens/s"),
-            "recent": 10,
-            "so far": 10,
-            "serve list": 10,
-            "serve live": 10,
-            "serve ledger": 10,
-            "console": 20,
-            "ledger notes": Position(10, label="tok_per_s"),
-            "compare": Position(10, label="tokens/s"),
-            "pareto": 10,
-            "bench compare": 10,
-        },
+        views=positions(
+            "card 100 in throughput expected; report 10 expected; citation 10;"
+            " model card 10 expected; list 10 as tokens/s; watch 10 as tokens/s; recent 10;"
+            " so far 10; serve list 10; serve live 10; serve ledger 10; console 20;"
+            " ledger notes 10 as tok_per_s; compare 10 as tokens/s; pareto 10; bench compare 10"
+        ),
     ),
     *(
         Metric(
@@ -284,7 +272,7 @@ METRICS = [
             quantity="speed",
             column=f"{name}_tokens_per_s" if is_in_bench else "",
             rule=f"{name}_tokens_per_s" if is_in_bench else "",
-            views={"demo": Position(order, label=in_demo)},
+            views=positions(f"demo {order} as {in_demo}"),
         )
         for name, title, needs, label, argument, is_in_bench, order, in_demo in (
             (
@@ -317,7 +305,7 @@ METRICS = [
         column="tokens_per_s_per_device",
         rule="tokens_per_s_per_device",
         rule_aliases=("train_tokens_per_second",),
-        views={"card": Position(120, "throughput"), "model card": 30},
+        views=positions("card 120 in throughput; model card 30"),
     ),
     Metric(
         "throughput.samples_per_s",
@@ -331,13 +319,10 @@ METRICS = [
         column="samples_per_s",
         rule="samples_per_s",
         rule_aliases=("train_samples_per_second",),
-        views={
-            "card": Position(130, "throughput"),
-            "bench compare": 20,
-            "analyze": Position(30, label="throughput"),
-            "analyze json": Position(20, "sequences/s", "throughput_seq_per_sec"),
-            "analyze compare": 20,
-        },
+        views=positions(
+            "card 130 in throughput; bench compare 20; analyze 30 as throughput;"
+            " analyze json 20 in sequences/s as throughput_seq_per_sec; analyze compare 20"
+        ),
     ),
     Metric(
         "throughput.steps_per_s",
@@ -350,7 +335,7 @@ METRICS = [
         quantity="speed",
         column="steps_per_s",
         rule="steps_per_s",
-        views={"card": Position(170, "throughput")},
+        views=positions("card 170 in throughput"),
     ),
     Metric(
         "throughput.tokens_per_parameter_per_s",
@@ -407,14 +392,9 @@ METRICS += over_whole_run(
     METRICS,
     "throughput.tokens_per_s",
     is_in_bench=True,
-    views={
-        "card": Position(110, "throughput"),
-        "report": 20,
-        "model card": Position(20, "the whole run"),
-        "watch": Position(80, label="whole run"),
-        "so far": 60,
-        "console": 90,
-        "compare": 20,
-    },
+    views=positions(
+        "card 110 in throughput; report 20; model card 20 in the whole run; watch 80 as whole run;"
+        " so far 60; console 90; compare 20"
+    ),
 )
 METRICS += over_whole_run(METRICS, "throughput.samples_per_s")

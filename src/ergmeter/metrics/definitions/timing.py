@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric, Position, over_whole_run
+from ergmeter.metrics.catalog import Alias, Metric, over_whole_run, positions
 from ergmeter.metrics.definitions.throughput import pace
 from ergmeter.metrics.definitions.tokens import all_steps_in, need_all_rows, need_rows, steps_of
 from ergmeter.metrics.evidence.samples import cached_result
@@ -347,18 +347,10 @@ METRICS = [
         ("steps",),
         step_s,
         quantity="speed",
-        views={
-            "card": Position(200, "time", is_expected=True),
-            "report": Position(40, is_expected=True),
-            "model card": 70,
-            "list": Position(20, label="step"),
-            "watch": Position(20, label="step time"),
-            "recent": 20,
-            "so far": 20,
-            "serve list": 20,
-            "serve live": 20,
-            "console": 30,
-        },
+        views=positions(
+            "card 200 in time expected; report 40 expected; model card 70; list 20 as step;"
+            " watch 20 as step time; recent 20; so far 20; serve list 20; serve live 20; console 30"
+        ),
     ),
     *(
         Metric(
@@ -372,7 +364,7 @@ METRICS = [
             partial(_step_percentile, q=q),
             column="step_median_s" if name == "median" else "",
             rule="step_time" if name == "median" else "",
-            views={"card": Position(order, "time")},
+            views=positions(f"card {order} in time"),
         )
         for name, title, q, order in (
             ("median", "median", 50, 210),
@@ -406,7 +398,7 @@ METRICS = [
         ("steps of a Meter",),
         outside_steps_frac,
         upper_bound=1.0,
-        views={"card": Position(230, "time")},
+        views=positions("card 230 in time"),
     ),
     Metric(
         "time.window_s",
@@ -418,7 +410,7 @@ METRICS = [
         (),
         window_s,
         column="timed_s",
-        views={"ledger": Position(10, label="window_s"), "fairness": 20},
+        views=positions("ledger 10 as window_s; fairness 20"),
     ),
     Metric(
         "time.run_s",
@@ -433,7 +425,7 @@ METRICS = [
         rule="runtime",
         rule_aliases=("train_runtime",),
         aliases=(Alias("wall_s", "SFT-Play", "wall clock time of the whole run", "s"),),
-        views={"list": Position(40, label="lasted"), "serve list": 50, "bench compare": 30},
+        views=positions("list 40 as lasted; serve list 50; bench compare 30"),
     ),
     Metric(
         "time.warmup_s",
@@ -462,7 +454,7 @@ METRICS = [
         "start of the run to the start of the first step",
         ("steps of a Meter",),
         before_first_step_s,
-        views={"card": Position(270, "time")},
+        views=positions("card 270 in time"),
     ),
     *(
         Metric(
@@ -473,7 +465,7 @@ METRICS = [
             f"sum over {phase} spans, whole run",
             (f"{phase} spans",),
             partial(_phase_s, phase=phase),
-            views={"card": Position(order, "time")},
+            views=positions(f"card {order} in time"),
         )
         for phase, order in (("eval", 240), ("checkpoint", 250), ("data", 260))
     ),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric, Position
+from ergmeter.metrics.catalog import Alias, Metric, positions
 from ergmeter.metrics.evidence.ranks import (
     counting,
     is_declared,
@@ -355,7 +355,7 @@ METRICS = [
                 "tokens",
             ),
         ),
-        views={"model card": 60},
+        views=positions("model card 60"),
     ),
     Metric(
         "tokens.per_step",
@@ -365,7 +365,7 @@ METRICS = [
         "tokens.total / steps of one rank",
         ("steps with tokens",),
         tokens_per_step,
-        views={"card": Position(180, "throughput")},
+        views=positions("card 180 in throughput"),
     ),
     Metric(
         "tokens.padding_frac",
@@ -377,7 +377,7 @@ METRICS = [
         padding_frac,
         upper_bound=1.0,
         column="padding_frac",
-        views={"card": Position(190, "throughput")},
+        views=positions("card 190 in throughput"),
     ),
     Metric(
         "steps.count",
@@ -388,7 +388,7 @@ METRICS = [
         ("steps",),
         steps,
         column="timed_steps",
-        views={"ledger": Position(20, label="window_steps"), "fairness": 30},
+        views=positions("ledger 20 as window_steps; fairness 30"),
     ),
     Metric(
         "tokens.generated",

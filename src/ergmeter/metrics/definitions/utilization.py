@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric, Position
+from ergmeter.metrics.catalog import Alias, Metric, positions
 from ergmeter.metrics.evidence.samples import (
     cached_for_kinds,
     cached_result,
@@ -162,11 +162,11 @@ def _metric(column: str, title: str, direction: Direction, says: str) -> Metric:
     )
 
 
-_VIEWS: dict[str, dict[str, int | Position]] = {
-    "graphics_frac": {"ladder": 20},
-    "sm_frac": {"card": Position(410, "activity"), "ladder": 30},
-    "tensor_frac": {"card": Position(420, "activity"), "ladder": 40},
-    "dram_frac": {"card": Position(430, "activity")},
+_VIEWS = {
+    "graphics_frac": positions("ladder 20"),
+    "sm_frac": positions("card 410 in activity; ladder 30"),
+    "tensor_frac": positions("card 420 in activity; ladder 40"),
+    "dram_frac": positions("card 430 in activity"),
 }
 ACTIVITY_METRICS = [_metric(*row) for row in _ROWS]
 
@@ -363,11 +363,7 @@ METRICS = [
                 "frac",
             ),
         ),
-        views={
-            "card": Position(400, "activity"),
-            "ladder": 10,
-            "otel": Position(10, label="hw.gpu.utilization"),
-        },
+        views=positions("card 400 in activity; ladder 10; otel 10 as hw.gpu.utilization"),
     ),
     Metric(
         "utilization.clock_hz",
@@ -396,7 +392,7 @@ METRICS = [
         ("an accelerator",),
         throttled_frac,
         upper_bound=1.0,
-        views={"card": Position(900, "load")},
+        views=positions("card 900 in load"),
     ),
     Metric(
         "utilization.process_cores",
@@ -406,7 +402,7 @@ METRICS = [
         "CPU seconds of the process tree / window",
         ("the process probe",),
         process_cores,
-        views={"card": Position(910, "load")},
+        views=positions("card 910 in load"),
     ),
     Metric(
         "utilization.node_cpu_frac",
@@ -429,7 +425,7 @@ METRICS = [
         iowait_frac,
         upper_bound=1.0,
         above_bound=_ABOVE,
-        views={"card": Position(920, "load")},
+        views=positions("card 920 in load"),
     ),
     *(
         Metric(
@@ -459,6 +455,6 @@ METRICS = [
         own_cpu_frac,
         per_device=device_own_cpu_frac,
         kinds=("self",),
-        views={"card": Position(930, "load")},
+        views=positions("card 930 in load"),
     ),
 ]
