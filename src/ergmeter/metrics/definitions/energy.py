@@ -215,21 +215,22 @@ def _weakened(reading: Reading, basis: Basis) -> Reading:
 _SENSOR = ("an energy counter or power readings",)
 _DRAWS = ("gpu", "cpu", "dram", "module")
 _SFT_PLAY = "SFT-Play"
+_energy = partial(Metric, unit="J", direction="lower", needs=_SENSOR, quantity="energy")
+_per_token = partial(
+    Metric, direction="lower", needs=(*_SENSOR, "steps with tokens"), quantity="energy per token"
+)
+_power = partial(Metric, unit="W", direction="neither")
 
 METRICS = [
-    Metric(
+    _energy(
         "energy.run_j",
         "energy",
-        "J",
-        "lower",
-        "over the window's intervals, counter at the end - at the start, else integral of instant"
-        " power; summed over"
-        " accelerators, or over CPU packages and DRAM where there is no accelerator",
-        _SENSOR,
-        run_j,
+        formula="over the window's intervals, counter at the end - at the start, else integral of"
+        " instant power; summed over accelerators, or over CPU packages and DRAM where there is no"
+        " accelerator",
+        compute=run_j,
         per_device=device_j,
         kinds=_DRAWS,
-        quantity="energy",
         column="energy_j",
         rule="energy",
         aliases=(Alias("energy_J", _SFT_PLAY, "energy after the warm-up", "J"),),
@@ -239,16 +240,13 @@ METRICS = [
             " ledger notes 20 as energy_J"
         ),
     ),
-    Metric(
+    _per_token(
         "energy.joules_per_token",
         "energy per token",
         "J/token",
-        "lower",
-        "energy.run_j / tokens.total",
-        (*_SENSOR, "steps with tokens"),
-        joules_per_token,
+        formula="energy.run_j / tokens.total",
+        compute=joules_per_token,
         noun="energy per token",
-        quantity="energy per token",
         column="joules_per_token",
         rule="joules_per_token",
         aliases=(
@@ -266,35 +264,28 @@ METRICS = [
             " serve ledger 20; console 60; compare 30 as J/token; pareto 20"
         ),
     ),
-    Metric(
+    _per_token(
         "energy.joules_per_10k_tokens",
         "energy per 10k tokens",
         "J",
-        "lower",
-        "10 000 x energy.joules_per_token",
-        (*_SENSOR, "steps with tokens"),
-        joules_per_10k_tokens,
-        quantity="energy per token",
+        formula="10 000 x energy.joules_per_token",
+        compute=joules_per_10k_tokens,
         aliases=(Alias("E10k_J", _SFT_PLAY, "energy of ten thousand tokens", "J"),),
     ),
-    Metric(
+    _per_token(
         "energy.joules_per_step",
         "energy per step",
         "J/step",
-        "lower",
-        "energy.run_j / steps.count",
-        (*_SENSOR, "steps"),
-        joules_per_step,
-        quantity="energy per token",
+        formula="energy.run_j / steps.count",
+        needs=(*_SENSOR, "steps"),
+        compute=joules_per_step,
     ),
-    Metric(
+    _power(
         "energy.mean_w",
         "mean power",
-        "W",
-        "neither",
-        "energy.run_j / window",
-        _SENSOR,
-        mean_w,
+        formula="energy.run_j / window",
+        needs=_SENSOR,
+        compute=mean_w,
         per_device=device_mean_w,
         kinds=_DRAWS,
         column="mean_w",
@@ -313,29 +304,18 @@ METRICS = [
             " serve live 40; console 50; otel 30 as hw.power"
         ),
     ),
-    Metric(
+    _power(
         "energy.peak_w",
         "peak power",
-        "W",
-        "neither",
-        "highest power reading in the window",
-        ("power readings",),
-        peak_w,
+        formula="highest power reading in the window",
+        needs=("power readings",),
+        compute=peak_w,
         per_device=device_peak_w,
         kinds=("gpu",),
         aliases=(Alias("peak_power_W", _SFT_PLAY, "highest power reading", "W"),),
         views=positions("card 650 in energy"),
     ),
-    Metric(
-        "energy.wh",
-        "energy",
-        "Wh",
-        "lower",
-        "energy.run_j / 3600",
-        _SENSOR,
-        wh,
-        quantity="energy",
-    ),
+    _energy("energy.wh", "energy", unit="Wh", formula="energy.run_j / 3600", compute=wh),
     *(
         Metric(
             f"energy.{name}_j",

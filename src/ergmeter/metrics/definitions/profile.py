@@ -133,6 +133,8 @@ _ROWS: tuple[tuple[str, str, Direction, str], ...] = (
     ("idle", "idle", "lower", "1 - union of all of it"),
 )
 
+_of_a_step = partial(Metric, unit="s", direction="lower", needs=("profiled steps", "steps"))
+
 METRICS = [
     *(
         Metric(
@@ -148,24 +150,18 @@ METRICS = [
         )
         for name, title, direction, part in _ROWS
     ),
-    Metric(
+    _of_a_step(
         "profile.computation_s",
         "computation of a step",
-        "s",
-        "lower",
-        "profile.compute_frac x time.in_step_s",
-        ("profiled steps", "steps"),
-        partial(_of_step, column="compute_s"),
+        formula="profile.compute_frac x time.in_step_s",
+        compute=partial(_of_step, column="compute_s"),
         aliases=(Alias("AL (computation)", "EfficientLLM", "the part of AL that computes", "s"),),
     ),
-    Metric(
+    _of_a_step(
         "profile.communication_s",
         "communication of a step",
-        "s",
-        "lower",
-        "profile.communication_frac x time.in_step_s",
-        ("profiled steps", "steps"),
-        partial(_of_step, column="communication_s"),
+        formula="profile.communication_frac x time.in_step_s",
+        compute=partial(_of_step, column="communication_s"),
         aliases=(
             Alias(
                 "AL (communication)",

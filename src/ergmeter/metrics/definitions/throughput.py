@@ -229,18 +229,16 @@ def generated_tokens_per_s(evidence: Evidence) -> Reading:
 
 _EFFICIENTLLM = "EfficientLLM"
 _SFT_PLAY = "SFT-Play"
+_speed = partial(Metric, unit="tokens/s", direction="higher", quantity="speed")
 
 METRICS = [
-    Metric(
+    _speed(
         "throughput.tokens_per_s",
         "tokens/s",
-        "tokens/s",
-        "higher",
-        "sum of tokens of the counted steps, all ranks / window; real tokens where known",
-        ("steps with tokens",),
-        tokens_per_s,
+        formula="sum of tokens of the counted steps, all ranks / window; real tokens where known",
+        needs=("steps with tokens",),
+        compute=tokens_per_s,
         noun="speed",
-        quantity="speed",
         alternatives=("throughput.real_tokens_per_s", "throughput.computed_tokens_per_s"),
         column="tokens_per_s",
         rule="tokens_per_s",
@@ -261,15 +259,12 @@ METRICS = [
         ),
     ),
     *(
-        Metric(
+        _speed(
             f"throughput.{name}_tokens_per_s",
             title,
-            "tokens/s",
-            "higher",
-            f"sum of tokens_{name} / window",
-            (needs,),
-            partial(_of_column, column=f"tokens_{name}", label=label, argument=argument),
-            quantity="speed",
+            formula=f"sum of tokens_{name} / window",
+            needs=(needs,),
+            compute=partial(_of_column, column=f"tokens_{name}", label=label, argument=argument),
             column=f"{name}_tokens_per_s" if is_in_bench else "",
             rule=f"{name}_tokens_per_s" if is_in_bench else "",
             views=positions(f"demo {order} as {in_demo}"),
@@ -289,15 +284,12 @@ METRICS = [
             ),
         )
     ),
-    Metric(
+    _speed(
         "throughput.tokens_per_s_per_device",
         "tokens/s per device",
-        "tokens/s",
-        "higher",
-        "throughput.tokens_per_s / accelerators",
-        ("steps with tokens", "an accelerator"),
-        tokens_per_s_per_device,
-        quantity="speed",
+        formula="throughput.tokens_per_s / accelerators",
+        needs=("steps with tokens", "an accelerator"),
+        compute=tokens_per_s_per_device,
         alternatives=(
             "throughput.real_tokens_per_s_per_device",
             "throughput.computed_tokens_per_s_per_device",
@@ -307,15 +299,13 @@ METRICS = [
         rule_aliases=("train_tokens_per_second",),
         views=positions("card 120 in throughput; model card 30"),
     ),
-    Metric(
+    _speed(
         "throughput.samples_per_s",
         "samples/s",
-        "samples/s",
-        "higher",
-        "sum of samples of the counted steps, all ranks / window",
-        ("steps with samples",),
-        samples_per_s,
-        quantity="speed",
+        unit="samples/s",
+        formula="sum of samples of the counted steps, all ranks / window",
+        needs=("steps with samples",),
+        compute=samples_per_s,
         column="samples_per_s",
         rule="samples_per_s",
         rule_aliases=("train_samples_per_second",),
@@ -324,28 +314,24 @@ METRICS = [
             " analyze json 20 in sequences/s as throughput_seq_per_sec; analyze compare 20"
         ),
     ),
-    Metric(
+    _speed(
         "throughput.steps_per_s",
         "steps/s",
-        "steps/s",
-        "higher",
-        "optimizer steps of one rank / window",
-        ("steps",),
-        steps_per_s,
-        quantity="speed",
+        unit="steps/s",
+        formula="optimizer steps of one rank / window",
+        needs=("steps",),
+        compute=steps_per_s,
         column="steps_per_s",
         rule="steps_per_s",
         views=positions("card 170 in throughput"),
     ),
-    Metric(
+    _speed(
         "throughput.tokens_per_parameter_per_s",
         "tokens/s per parameter",
-        "tokens/s/param",
-        "higher",
-        "throughput.tokens_per_s / parameters",
-        ("steps with tokens", "parameters"),
-        tokens_per_parameter_per_s,
-        quantity="speed",
+        unit="tokens/s/param",
+        formula="throughput.tokens_per_s / parameters",
+        needs=("steps with tokens", "parameters"),
+        compute=tokens_per_parameter_per_s,
         aliases=(
             Alias(
                 "TT",
@@ -356,15 +342,13 @@ METRICS = [
             ),
         ),
     ),
-    Metric(
+    _speed(
         "throughput.samples_per_parameter_per_s",
         "samples/s per parameter",
-        "samples/s/param",
-        "higher",
-        "throughput.samples_per_s / parameters",
-        ("steps with samples", "parameters"),
-        samples_per_parameter_per_s,
-        quantity="speed",
+        unit="samples/s/param",
+        formula="throughput.samples_per_s / parameters",
+        needs=("steps with samples", "parameters"),
+        compute=samples_per_parameter_per_s,
         aliases=(
             Alias(
                 "ST",

@@ -136,34 +136,29 @@ def _rank_step_s(evidence: Evidence, *, is_slowest: bool) -> Reading:
     return Reading(float(pace.in_step_s[at]), "s", "measured", note=note)
 
 
+_of_ranks = partial(Metric, unit="s", direction="lower", needs=("steps of several ranks",))
+
 RANK_METRICS = [
-    Metric(
+    _of_ranks(
         "ranks.spread_frac",
         "straggling",
-        "frac",
-        "lower",
-        "how much later or slower than the median rank the furthest rank is in every step, by"
-        " medians over steps / step time",
-        ("steps of several ranks",),
-        spread_frac,
+        unit="frac",
+        formula="how much later or slower than the median rank the furthest rank is in every step,"
+        " by medians over steps / step time",
+        compute=spread_frac,
     ),
-    Metric(
+    _of_ranks(
         "ranks.slowest_step_s",
         "slowest rank's step",
-        "s",
-        "lower",
-        "highest of the ranks' median times in a step",
-        ("steps of several ranks",),
-        partial(_rank_step_s, is_slowest=True),
+        formula="highest of the ranks' median times in a step",
+        compute=partial(_rank_step_s, is_slowest=True),
     ),
-    Metric(
+    _of_ranks(
         "ranks.fastest_step_s",
         "fastest rank's step",
-        "s",
-        "neither",
-        "lowest of the ranks' median times in a step",
-        ("steps of several ranks",),
-        partial(_rank_step_s, is_slowest=False),
+        direction="neither",
+        formula="lowest of the ranks' median times in a step",
+        compute=partial(_rank_step_s, is_slowest=False),
     ),
 ]
 
@@ -337,15 +332,14 @@ def _took_as_printed(evidence: Evidence, rows: Steps) -> bool:
     return bool(np.isclose(rows.duration_s[:, None], said_s, rtol=0, atol=1e-6).any())
 
 
+_time = partial(Metric, unit="s", direction="lower", needs=("steps",))
+
 METRICS = [
-    Metric(
+    _time(
         "time.step_s",
         "step time",
-        "s",
-        "lower",
-        "window / steps",
-        ("steps",),
-        step_s,
+        formula="window / steps",
+        compute=step_s,
         quantity="speed",
         views=positions(
             "card 200 in time expected; report 40 expected; model card 70; list 20 as step;"
@@ -353,15 +347,12 @@ METRICS = [
         ),
     ),
     *(
-        Metric(
+        _time(
             f"time.step_{name}_s",
             f"step time, {title}",
-            "s",
-            "lower",
-            f"{title} over steps of the time from the end of the step before to its own, cuts left"
-            " out",
-            ("steps",),
-            partial(_step_percentile, q=q),
+            formula=f"{title} over steps of the time from the end of the step before to its own,"
+            " cuts left out",
+            compute=partial(_step_percentile, q=q),
             column="step_median_s" if name == "median" else "",
             rule="step_time" if name == "median" else "",
             views=positions(f"card {order} in time"),
@@ -371,14 +362,11 @@ METRICS = [
             ("p95", "95th percentile", 95, 220),
         )
     ),
-    Metric(
+    _time(
         "time.in_step_s",
         "time inside a step",
-        "s",
-        "lower",
-        "sum of (end - start) / steps",
-        ("steps",),
-        in_step_s,
+        formula="sum of (end - start) / steps",
+        compute=in_step_s,
         aliases=(
             Alias(
                 "AL",
@@ -412,14 +400,12 @@ METRICS = [
         column="timed_s",
         views=positions("ledger 10 as window_s; fairness 20"),
     ),
-    Metric(
+    _time(
         "time.run_s",
         "run",
-        "s",
-        "lower",
-        "start of the run to the last sign of it",
-        (),
-        run_s,
+        formula="start of the run to the last sign of it",
+        needs=(),
+        compute=run_s,
         quantity="whole-run speed",
         column="runtime_s",
         rule="runtime",
@@ -427,14 +413,12 @@ METRICS = [
         aliases=(Alias("wall_s", "SFT-Play", "wall clock time of the whole run", "s"),),
         views=positions("list 40 as lasted; serve list 50; bench compare 30"),
     ),
-    Metric(
+    _time(
         "time.warmup_s",
         "warm-up",
-        "s",
-        "neither",
-        "start of the first step to the end of the last warm-up step",
-        ("steps",),
-        warmup_s,
+        direction="neither",
+        formula="start of the first step to the end of the last warm-up step",
+        compute=warmup_s,
         aliases=(Alias("warmup_s", "SFT-Play", "time left out before the window", "s"),),
     ),
     Metric(
@@ -446,25 +430,21 @@ METRICS = [
         ("steps",),
         warmup_steps,
     ),
-    Metric(
+    _time(
         "time.before_first_step_s",
         "start-up",
-        "s",
-        "lower",
-        "start of the run to the start of the first step",
-        ("steps of a Meter",),
-        before_first_step_s,
+        formula="start of the run to the start of the first step",
+        needs=("steps of a Meter",),
+        compute=before_first_step_s,
         views=positions("card 270 in time"),
     ),
     *(
-        Metric(
+        _time(
             f"time.{phase}_s",
             f"{PHASE_TITLES[phase]}, whole run",
-            "s",
-            "lower",
-            f"sum over {phase} spans, whole run",
-            (f"{phase} spans",),
-            partial(_phase_s, phase=phase),
+            formula=f"sum over {phase} spans, whole run",
+            needs=(f"{phase} spans",),
+            compute=partial(_phase_s, phase=phase),
             views=positions(f"card {order} in time"),
         )
         for phase, order in (("eval", 240), ("checkpoint", 250), ("data", 260))

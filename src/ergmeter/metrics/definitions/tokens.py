@@ -8,6 +8,7 @@ says which it was. A program's output seldom says: its count is called "tokens a
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -337,15 +338,15 @@ def generated(evidence: Evidence) -> Reading:
     return Reading(sum(counts), "tokens", "measured", note=f"{calls}; {evidence.window_note}")
 
 
+_of_tokens = partial(Metric, unit="tokens", direction="neither", needs=("steps with tokens",))
+
 METRICS = [
-    Metric(
+    _of_tokens(
         "tokens.total",
         "tokens",
-        "tokens",
-        "neither",
-        "sum of tokens of the counted steps; of ranks that share their tokens (--layout), of one",
-        ("steps with tokens",),
-        total_tokens,
+        formula="sum of tokens of the counted steps; of ranks that share their tokens (--layout),"
+        " of one",
+        compute=total_tokens,
         aliases=(
             Alias(
                 "tokens_processed",
@@ -357,14 +358,12 @@ METRICS = [
         ),
         views=positions("model card 60"),
     ),
-    Metric(
+    _of_tokens(
         "tokens.per_step",
         "tokens per step",
-        "tokens/step",
-        "neither",
-        "tokens.total / steps of one rank",
-        ("steps with tokens",),
-        tokens_per_step,
+        unit="tokens/step",
+        formula="tokens.total / steps of one rank",
+        compute=tokens_per_step,
         views=positions("card 180 in throughput"),
     ),
     Metric(
@@ -390,14 +389,13 @@ METRICS = [
         column="timed_steps",
         views=positions("ledger 20 as window_steps; fairness 30"),
     ),
-    Metric(
+    _of_tokens(
         "tokens.generated",
         "tokens generated",
-        "tokens",
-        "neither",
-        "tokens that `generate` of the trained model returned in the window, beside those trained",
-        ("calls of generate in a training",),
-        generated,
+        formula="tokens that `generate` of the trained model returned in the window, beside those"
+        " trained",
+        needs=("calls of generate in a training",),
+        compute=generated,
     ),
     Metric(
         "steps.dropped",

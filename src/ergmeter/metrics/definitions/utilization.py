@@ -7,6 +7,7 @@ counts as busy: 100 % means that the device was not idle, and nothing more.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
@@ -341,19 +342,18 @@ def _folded(evidence: Evidence) -> str:
     return f"; of the one that cost most of {folded} writers" if folded > 1 else ""
 
 
+_share = partial(Metric, unit="frac", upper_bound=1.0, above_bound=_ABOVE)
+
 METRICS = [
-    Metric(
+    _share(
         "utilization.busy_frac",
         "accelerator busy",
-        "frac",
-        "higher",
-        "mean over time of the driver's utilisation, mean over devices",
-        ("an accelerator",),
-        busy_frac,
+        direction="higher",
+        formula="mean over time of the driver's utilisation, mean over devices",
+        needs=("an accelerator",),
+        compute=busy_frac,
         per_device=device_busy_frac,
         kinds=("gpu",),
-        upper_bound=1.0,
-        above_bound=_ABOVE,
         aliases=(
             Alias(
                 "PCU",
@@ -404,27 +404,21 @@ METRICS = [
         process_cores,
         views=positions("card 910 in load"),
     ),
-    Metric(
+    _share(
         "utilization.node_cpu_frac",
         "node CPU busy",
-        "frac",
-        "neither",
-        "mean over time of the load of all cores",
-        ("the node probe",),
-        node_cpu_frac,
-        upper_bound=1.0,
-        above_bound=_ABOVE,
+        direction="neither",
+        formula="mean over time of the load of all cores",
+        needs=("the node probe",),
+        compute=node_cpu_frac,
     ),
-    Metric(
+    _share(
         "utilization.iowait_frac",
         "waiting for storage",
-        "frac",
-        "lower",
-        "mean over time of the share of CPU time in iowait",
-        ("the node probe",),
-        iowait_frac,
-        upper_bound=1.0,
-        above_bound=_ABOVE,
+        direction="lower",
+        formula="mean over time of the share of CPU time in iowait",
+        needs=("the node probe",),
+        compute=iowait_frac,
         views=positions("card 920 in load"),
     ),
     *(
