@@ -10,7 +10,7 @@ import difflib
 import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from ergmeter import registry
@@ -38,6 +38,17 @@ class Alias:
     definition: str
     unit: str
     scale: float = 1.0
+
+
+def _alias_in(
+    system: str, name: str, unit: str, definition: str, scale: float = 1.0
+) -> tuple[Alias, ...]:
+    """The name of a metric in another system, as its only alias."""
+    return (Alias(name, system, definition, unit, scale),)
+
+
+efficientllm = partial(_alias_in, "EfficientLLM")
+sft_play = partial(_alias_in, LEDGER_SYSTEM)
 
 
 class Position(NamedTuple):

@@ -516,50 +516,50 @@ def _of_run(key: str) -> Callable[[Evidence], Reading]:
 
 
 _NEEDS = ("the FLOPs of a step", "tokens")
-
-_OF_PEAK = {
-    MFU: ("MFU", "FLOPs of a token x tokens/s / (devices x dense peak of the type computed in)"),
-    HFU: ("HFU", "as MFU, with the FLOPs that are computed a second time or on padding"),
-    ALL_WORK: (
-        "all work, of the peak",
-        "as HFU, with the FLOPs of other models and of generation; a lower bound where one is not"
-        " counted",
-    ),
-}
-_VIEWS = {
-    MFU: positions(
-        "card 500 in compute; report 70 expected; citation 20; model card 80 expected; ladder 60;"
-        " watch 70 as MFU; so far 30; serve list 30; serve live 60; console 40; ledger 50 as mfu;"
-        " ledger notes 40 as mfu; compare 70; analyze 10; analyze json 40 in % as mfu_percent;"
-        " analyze compare 10"
-    ),
-    HFU: positions(
-        "card 540 in compute; model card 100; ladder 50; analyze 20;"
-        " analyze json 50 in % as hfu_percent"
-    ),
-}
-_ALIASES = {MFU: (Alias("mfu", "profiler MFU monitors", "model FLOPs utilisation", "frac"),)}
+_of_peak = partial(
+    Metric,
+    unit="frac",
+    direction="higher",
+    needs=(*_NEEDS, "a peak"),
+    upper_bound=1.0,
+    above_bound=_ABOVE_PEAK,
+)
 
 METRICS = [
-    *(
-        Metric(
-            key,
-            title,
-            "frac",
-            "higher",
-            formula,
-            (*_NEEDS, "a peak"),
-            _of_run(key),
-            aliases=_ALIASES.get(key, ()),
-            upper_bound=1.0,
-            above_bound=_ABOVE_PEAK,
-            noun=title if key == MFU else "",
-            quantity="" if key == ALL_WORK else "speed",
-            column="mfu_frac" if key == MFU else "",
-            rule="mfu" if key == MFU else "",
-            views=_VIEWS.get(key, {}),
-        )
-        for key, (title, formula) in _OF_PEAK.items()
+    _of_peak(
+        MFU,
+        "MFU",
+        formula="FLOPs of a token x tokens/s / (devices x dense peak of the type computed in)",
+        compute=_of_run(MFU),
+        aliases=(Alias("mfu", "profiler MFU monitors", "model FLOPs utilisation", "frac"),),
+        noun="MFU",
+        quantity="speed",
+        column="mfu_frac",
+        rule="mfu",
+        views=positions(
+            "card 500 in compute; report 70 expected; citation 20; model card 80 expected;"
+            " ladder 60; watch 70 as MFU; so far 30; serve list 30; serve live 60; console 40;"
+            " ledger 50 as mfu; ledger notes 40 as mfu; compare 70; analyze 10;"
+            " analyze json 40 in % as mfu_percent; analyze compare 10"
+        ),
+    ),
+    _of_peak(
+        HFU,
+        "HFU",
+        formula="as MFU, with the FLOPs that are computed a second time or on padding",
+        compute=_of_run(HFU),
+        quantity="speed",
+        views=positions(
+            "card 540 in compute; model card 100; ladder 50; analyze 20;"
+            " analyze json 50 in % as hfu_percent"
+        ),
+    ),
+    _of_peak(
+        ALL_WORK,
+        "all work, of the peak",
+        formula="as HFU, with the FLOPs of other models and of generation; a lower bound where one"
+        " is not counted",
+        compute=_of_run(ALL_WORK),
     ),
     Metric(
         MFU_BF16,
@@ -572,17 +572,14 @@ METRICS = [
         quantity="speed",
         views=positions("card 530 in compute"),
     ),
-    Metric(
+    _of_peak(
         BANDWIDTH,
         "memory bandwidth used",
-        "frac",
-        "higher",
-        "bytes that a token has to move x tokens/s / (devices x memory bandwidth)",
-        ("the bytes of a decoding step", "tokens", "a bandwidth"),
-        _of_run(BANDWIDTH),
+        formula="bytes that a token has to move x tokens/s / (devices x memory bandwidth)",
+        needs=("the bytes of a decoding step", "tokens", "a bandwidth"),
+        compute=_of_run(BANDWIDTH),
         views=positions("card 550 in compute"),
         aliases=(Alias("mbu", "inference benchmarks", "model bandwidth utilisation", "frac"),),
-        upper_bound=1.0,
         above_bound=_ABOVE_BANDWIDTH,
     ),
     Metric(

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric, over_whole_run, positions
+from ergmeter.metrics.catalog import Metric, efficientllm, over_whole_run, positions, sft_play
 from ergmeter.metrics.definitions.tokens import label_of, steps_of, tokens
 from ergmeter.metrics.device_energy import (
     BASIS,
@@ -214,7 +214,6 @@ def _weakened(reading: Reading, basis: Basis) -> Reading:
 
 _SENSOR = ("an energy counter or power readings",)
 _DRAWS = ("gpu", "cpu", "dram", "module")
-_SFT_PLAY = "SFT-Play"
 _energy = partial(Metric, unit="J", direction="lower", needs=_SENSOR, quantity="energy")
 _per_token = partial(
     Metric, direction="lower", needs=(*_SENSOR, "steps with tokens"), quantity="energy per token"
@@ -233,7 +232,7 @@ METRICS = [
         kinds=_DRAWS,
         column="energy_j",
         rule="energy",
-        aliases=(Alias("energy_J", _SFT_PLAY, "energy after the warm-up", "J"),),
+        aliases=sft_play("energy_J", "J", "energy after the warm-up"),
         views=positions(
             "card 600 in energy expected; report 90 expected; citation 30;"
             " model card 170 in all steps; watch 50 as energy; so far 50;"
@@ -249,14 +248,11 @@ METRICS = [
         noun="energy per token",
         column="joules_per_token",
         rule="joules_per_token",
-        aliases=(
-            Alias(
-                "J_per_token",
-                _SFT_PLAY,
-                "energy over tokens of the same window; the"
-                " original divided by tokens of the whole run",
-                "J/token",
-            ),
+        aliases=sft_play(
+            "J_per_token",
+            "J/token",
+            "energy over tokens of the same window; the original divided by tokens of the whole"
+            " run",
         ),
         views=positions(
             "card 610 in energy; report 100; citation 40; model card 120 expected;"
@@ -270,7 +266,7 @@ METRICS = [
         "J",
         formula="10 000 x energy.joules_per_token",
         compute=joules_per_10k_tokens,
-        aliases=(Alias("E10k_J", _SFT_PLAY, "energy of ten thousand tokens", "J"),),
+        aliases=sft_play("E10k_J", "J", "energy of ten thousand tokens"),
     ),
     _per_token(
         "energy.joules_per_step",
@@ -290,14 +286,13 @@ METRICS = [
         kinds=_DRAWS,
         column="mean_w",
         aliases=(
-            Alias(
+            *efficientllm(
                 "AEC",
-                "EfficientLLM",
-                "average energy consumption, which is a power: energy of"
-                " the run's own devices over the window",
                 "W",
+                "average energy consumption, which is a power: energy of the run's own devices over"
+                " the window",
             ),
-            Alias("avg_power_W", _SFT_PLAY, "mean power after the warm-up", "W"),
+            *sft_play("avg_power_W", "W", "mean power after the warm-up"),
         ),
         views=positions(
             "card 640 in energy; report 120; model card 150; watch 40 as power; recent 30;"
@@ -312,7 +307,7 @@ METRICS = [
         compute=peak_w,
         per_device=device_peak_w,
         kinds=("gpu",),
-        aliases=(Alias("peak_power_W", _SFT_PLAY, "highest power reading", "W"),),
+        aliases=sft_play("peak_power_W", "W", "highest power reading"),
         views=positions("card 650 in energy"),
     ),
     _energy("energy.wh", "energy", unit="Wh", formula="energy.run_j / 3600", compute=wh),

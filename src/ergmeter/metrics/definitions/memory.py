@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric, positions
+from ergmeter.metrics.catalog import Metric, efficientllm, positions, sft_play
 from ergmeter.metrics.evidence.samples import (
     cached_for_kinds,
     highest_of,
@@ -74,27 +74,17 @@ def _printed(evidence: Evidence, reason: NotMeasurable, *, mean: bool) -> Readin
     return Reading(values[-1] if mean else max(values), "B", "reported", note=note)
 
 
-_BY_ALL = "in use by all programs"
-
-
-def device_peak_bytes(evidence: Evidence, device: Device | None = None) -> Reading:
-    """The most memory in use on a device, or on this one."""
+def _in_use(evidence: Evidence, device: Device | None = None, *, mean: bool) -> Reading:
+    """Memory in use on a device, or on this one: its mean or the most; else as printed."""
+    over_time = mean_bytes if mean else highest
     try:
-        return highest(evidence, "memory_bytes", _gpus(evidence, device), _BY_ALL)
+        return over_time(
+            evidence, "memory_bytes", _gpus(evidence, device), "in use by all programs"
+        )
     except NotMeasurable as reason:
         if device is not None:
             raise
-        return _printed(evidence, reason, mean=False)
-
-
-def device_mean_bytes(evidence: Evidence, device: Device | None = None) -> Reading:
-    """Mean memory in use on a device, or on this one."""
-    try:
-        return mean_bytes(evidence, "memory_bytes", _gpus(evidence, device), _BY_ALL)
-    except NotMeasurable as reason:
-        if device is not None:
-            raise
-        return _printed(evidence, reason, mean=True)
+        return _printed(evidence, reason, mean=mean)
 
 
 def device_peak_frac(evidence: Evidence, device: Device | None = None) -> Reading:
@@ -202,7 +192,6 @@ prefetch(mean, "memory_bytes", of=("gpu", "process"))
 prefetch(highest_of, "process_bytes", of=("gpu",))
 
 
-_SFT_PLAY = "SFT-Play"
 _device_bytes = partial(Metric, unit="B", direction="lower", needs=("an accelerator",))
 _host_bytes = partial(Metric, unit="B", direction="lower", needs=("the process probe",))
 
@@ -211,20 +200,14 @@ METRICS = [
         "memory.device_peak_bytes",
         "device memory, peak",
         formula="highest memory in use on any one device, whole run",
-        compute=device_peak_bytes,
-        per_device=device_peak_bytes,
+        compute=partial(_in_use, mean=False),
+        per_device=partial(_in_use, mean=False),
         kinds=("gpu",),
         noun="peak memory",
         quantity="device memory, peak",
         column="memory_device_peak_bytes",
-        aliases=(
-            Alias(
-                "vram_peak_MB",
-                _SFT_PLAY,
-                "in MB of 1 000 000 bytes; the original's MB were MiB",
-                "MB",
-                1e-6,
-            ),
+        aliases=sft_play(
+            "vram_peak_MB", "MB", "in MB of 1 000 000 bytes; the original's MB were MiB", 1e-6
         ),
         views=positions(
             "card 800 in memory; report 130; model card 160 in the whole run; serve live 70;"
@@ -236,19 +219,18 @@ METRICS = [
         "memory.device_mean_bytes",
         "device memory, mean",
         formula="mean over time of memory in use, mean over devices",
-        compute=device_mean_bytes,
-        per_device=device_mean_bytes,
+        compute=partial(_in_use, mean=True),
+        per_device=partial(_in_use, mean=True),
         kinds=("gpu",),
         aliases=(
-            Alias(
+            *efficientllm(
                 "AMU",
-                "EfficientLLM",
-                "average memory utilization: mean over time of device"
-                " memory in use, in GB of 1e9 bytes; the original's GB were GiB",
                 "GB",
+                "average memory utilization: mean over time of device memory in use, in GB of 1e9"
+                " bytes; the original's GB were GiB",
                 1e-9,
             ),
-            Alias("vram_avg_MB", _SFT_PLAY, "in MB of 1 000 000 bytes", "MB", 1e-6),
+            *sft_play("vram_avg_MB", "MB", "in MB of 1 000 000 bytes", 1e-6),
         ),
         views=positions("otel 20 as hw.gpu.memory.usage"),
     ),

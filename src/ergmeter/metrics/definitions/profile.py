@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.catalog import Metric, efficientllm
 from ergmeter.metrics.definitions.timing import in_step_s
 from ergmeter.records import Direction, FloatArray, Reading, is_above, weakest
 from ergmeter.stats.intervals import percentile_of_blocks
@@ -124,9 +124,7 @@ _ROWS: tuple[tuple[str, str, Direction, str], ...] = (
     ("compute", "computing", "higher", "union of what computes"),
     ("communication", "communicating", "lower", "union of collectives"),
     (
-        "communication_alone",
-        "communicating, nothing beside it",
-        "lower",
+        *("communication_alone", "communicating, nothing beside it", "lower"),
         "collectives that nothing is computed beside",
     ),
     ("copy_alone", "copying, nothing beside it", "lower", "copies beside neither"),
@@ -155,20 +153,15 @@ METRICS = [
         "computation of a step",
         formula="profile.compute_frac x time.in_step_s",
         compute=partial(_of_step, column="compute_s"),
-        aliases=(Alias("AL (computation)", "EfficientLLM", "the part of AL that computes", "s"),),
+        aliases=efficientllm("AL (computation)", "s", "the part of AL that computes"),
     ),
     _of_a_step(
         "profile.communication_s",
         "communication of a step",
         formula="profile.communication_frac x time.in_step_s",
         compute=partial(_of_step, column="communication_s"),
-        aliases=(
-            Alias(
-                "AL (communication)",
-                "EfficientLLM",
-                "the part of AL that communicates; beside computation too",
-                "s",
-            ),
+        aliases=efficientllm(
+            "AL (communication)", "s", "the part of AL that communicates; beside computation too"
         ),
     ),
 ]

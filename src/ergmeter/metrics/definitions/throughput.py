@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric, over_whole_run, positions
+from ergmeter.metrics.catalog import Metric, efficientllm, over_whole_run, positions, sft_play
 from ergmeter.metrics.definitions.tokens import (
+    WORDS,
     all_steps_in,
     counted_basis,
     guessed,
@@ -127,11 +128,11 @@ def tokens_per_s(evidence: Evidence) -> Reading:
     return rate(evidence, amounts, "tokens/s", basis, label_of(evidence, label))
 
 
-def _of_column(evidence: Evidence, column: str, label: str, argument: str = "") -> Reading:
+def _of_column(evidence: Evidence, column: str, argument: str) -> Reading:
     """Tokens of one of the three counts over the window."""
-    values = reported_counts(evidence, evidence.counted, column)
+    label, values = WORDS[column], reported_counts(evidence, evidence.counted, column)
     if values is None:
-        raise NotMeasurable(why_not_counted(evidence, label, argument or column))
+        raise NotMeasurable(why_not_counted(evidence, label, argument))
     if column == "tokens_computed":
         as_printed = "tokens as printed, which may or may not count padding"
         label = as_printed if evidence.from_output else "padding included"
@@ -227,8 +228,6 @@ def generated_tokens_per_s(evidence: Evidence) -> Reading:
     return Reading(value, "tokens/s", basis, low, high, note)
 
 
-_EFFICIENTLLM = "EfficientLLM"
-_SFT_PLAY = "SFT-Play"
 _speed = partial(Metric, unit="tokens/s", direction="higher", quantity="speed")
 
 METRICS = [
@@ -242,14 +241,11 @@ METRICS = [
         alternatives=("throughput.real_tokens_per_s", "throughput.computed_tokens_per_s"),
         column="tokens_per_s",
         rule="tokens_per_s",
-        aliases=(
-            Alias(
-                "tok_per_s",
-                _SFT_PLAY,
-                "tokens after the warm-up over the time after it; the"
-                " original divided all tokens by that time",
-                "tokens/s",
-            ),
+        aliases=sft_play(
+            "tok_per_s",
+            "tokens/s",
+            "tokens after the warm-up over the time after it; the original divided all tokens by"
+            " that time",
         ),
         views=positions(
             "card 100 in throughput expected; report 10 expected; citation 10;"
@@ -263,24 +259,18 @@ METRICS = [
             f"throughput.{name}_tokens_per_s",
             title,
             formula=f"sum of tokens_{name} / window",
-            needs=(needs,),
-            compute=partial(_of_column, column=f"tokens_{name}", label=label, argument=argument),
-            column=f"{name}_tokens_per_s" if is_in_bench else "",
-            rule=f"{name}_tokens_per_s" if is_in_bench else "",
-            views=positions(f"demo {order} as {in_demo}"),
+            needs=(f"steps with {argument}",),
+            compute=partial(_of_column, column=f"tokens_{name}", argument=argument),
+            column=f"{name}_tokens_per_s" if name != "loss" else "",
+            rule=f"{name}_tokens_per_s" if name != "loss" else "",
+            views=positions(f"demo {in_demo}"),
         )
-        for name, title, needs, label, argument, is_in_bench, order, in_demo in (
+        for name, title, argument, in_demo in (
+            ("computed", "tokens/s computed", "tokens", "10 as computed (padding included)"),
+            ("real", "tokens/s real", "tokens_real", "20 as real (text, the card's figure)"),
             (
-                *("computed", "tokens/s computed", "steps with tokens", "computed tokens"),
-                *("tokens", True, 10, "computed (padding included)"),
-            ),
-            (
-                *("real", "tokens/s real", "steps with tokens_real", "real tokens"),
-                *("", True, 20, "real (text, the card's figure)"),
-            ),
-            (
-                *("loss", "tokens/s with loss", "steps with tokens_loss", "loss-bearing tokens"),
-                *("", False, 30, "with loss (the tales, not the requests)"),
+                *("loss", "tokens/s with loss", "tokens_loss"),
+                "30 as with loss (the tales, not the requests)",
             ),
         )
     ),
@@ -332,14 +322,11 @@ METRICS = [
         formula="throughput.tokens_per_s / parameters",
         needs=("steps with tokens", "parameters"),
         compute=tokens_per_parameter_per_s,
-        aliases=(
-            Alias(
-                "TT",
-                _EFFICIENTLLM,
-                "token throughput: tokens / parameters / time; does not"
-                " grow with the length of the run",
-                "tokens/param/s",
-            ),
+        aliases=efficientllm(
+            "TT",
+            "tokens/param/s",
+            "token throughput: tokens / parameters / time; does not grow with the length of the"
+            " run",
         ),
     ),
     _speed(
@@ -349,13 +336,8 @@ METRICS = [
         formula="throughput.samples_per_s / parameters",
         needs=("steps with samples", "parameters"),
         compute=samples_per_parameter_per_s,
-        aliases=(
-            Alias(
-                "ST",
-                _EFFICIENTLLM,
-                "sample throughput: samples / parameters / time",
-                "samples/param/s",
-            ),
+        aliases=efficientllm(
+            "ST", "samples/param/s", "sample throughput: samples / parameters / time"
         ),
     ),
     Metric(
@@ -366,9 +348,7 @@ METRICS = [
         "sum of tokens of decode spans / their time",
         ("decode spans with tokens",),
         generated_tokens_per_s,
-        aliases=(
-            Alias("IT", _EFFICIENTLLM, "inference throughput: tokens generated / time", "tokens/s"),
-        ),
+        aliases=efficientllm("IT", "tokens/s", "inference throughput: tokens generated / time"),
     ),
 ]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric, over_whole_run, positions
+from ergmeter.metrics.catalog import Metric, efficientllm, over_whole_run, positions, sft_play
 from ergmeter.metrics.definitions.throughput import pace
 from ergmeter.metrics.definitions.tokens import all_steps_in, need_all_rows, need_rows, steps_of
 from ergmeter.metrics.evidence.samples import cached_result
@@ -367,14 +367,11 @@ METRICS = [
         "time inside a step",
         formula="sum of (end - start) / steps",
         compute=in_step_s,
-        aliases=(
-            Alias(
-                "AL",
-                "EfficientLLM",
-                "average latency of an iteration: computation and"
-                " communication together, as far as the step encloses them",
-                "s",
-            ),
+        aliases=efficientllm(
+            "AL",
+            "s",
+            "average latency of an iteration: computation and communication together, as far as the"
+            " step encloses them",
         ),
     ),
     Metric(
@@ -410,7 +407,7 @@ METRICS = [
         column="runtime_s",
         rule="runtime",
         rule_aliases=("train_runtime",),
-        aliases=(Alias("wall_s", "SFT-Play", "wall clock time of the whole run", "s"),),
+        aliases=sft_play("wall_s", "s", "wall clock time of the whole run"),
         views=positions("list 40 as lasted; serve list 50; bench compare 30"),
     ),
     _time(
@@ -419,7 +416,7 @@ METRICS = [
         direction="neither",
         formula="start of the first step to the end of the last warm-up step",
         compute=warmup_s,
-        aliases=(Alias("warmup_s", "SFT-Play", "time left out before the window", "s"),),
+        aliases=sft_play("warmup_s", "s", "time left out before the window"),
     ),
     Metric(
         "time.warmup_steps",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric, positions
+from ergmeter.metrics.catalog import Metric, positions, sft_play
 from ergmeter.metrics.evidence.ranks import (
     counting,
     is_declared,
@@ -347,14 +347,11 @@ METRICS = [
         formula="sum of tokens of the counted steps; of ranks that share their tokens (--layout),"
         " of one",
         compute=total_tokens,
-        aliases=(
-            Alias(
-                "tokens_processed",
-                "SFT-Play",
-                "tokens of the counted steps; the original"
-                " counted collated batches, evaluation and prefetch included",
-                "tokens",
-            ),
+        aliases=sft_play(
+            "tokens_processed",
+            "tokens",
+            "tokens of the counted steps; the original counted collated batches, evaluation and"
+            " prefetch included",
         ),
         views=positions("model card 60"),
     ),
