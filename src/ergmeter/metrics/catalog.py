@@ -49,6 +49,7 @@ def _alias_in(
 
 efficientllm = partial(_alias_in, "EfficientLLM")
 sft_play = partial(_alias_in, LEDGER_SYSTEM)
+vllm = partial(_alias_in, "vLLM bench serve")
 
 
 class Position(NamedTuple):
