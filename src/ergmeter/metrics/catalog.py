@@ -98,7 +98,7 @@ class Metric:
     `quantity`: metrics that differ by a constant factor for equal work share it, so that a family
     of tests counts them once. Empty: its own key.
     `alternatives`: keys in order of preference; a comparison takes the first that both sides have.
-    `views`: where it appears, by the name of the view, and in which order (`in_view`).
+    `views`: where it appears, by the name of the view, and in which order (`positions`).
     """
 
     key: str
@@ -121,7 +121,7 @@ class Metric:
     column: str = ""  # in a bench's table of results
     rule: str = ""  # its name in the rules of a gate
     rule_aliases: tuple[str, ...] = ()  # other names there, of FMS and transformers
-    views: Mapping[str, int | Position] = field(default_factory=dict, hash=False)
+    views: Mapping[str, Position] = field(default_factory=dict, hash=False)
 
     @property
     def name_in_sentence(self) -> str:
@@ -175,7 +175,7 @@ def over_whole_run(
     *keys: str,
     title: str = "",
     is_in_bench: bool = False,
-    views: Mapping[str, int | Position] | None = None,
+    views: Mapping[str, Position] | None = None,
 ) -> list[Metric]:
     """The same metrics over the whole run, to stand beside those over the training window.
 
@@ -234,12 +234,10 @@ def every_metric() -> dict[str, Metric]:
 @cache
 def in_view(view: str) -> dict[str, Position]:
     """The metrics that declare a place in a view, by key in their order there."""
-    positions = {
-        metric.key: at if isinstance(at, Position) else Position(at)
-        for metric in every_metric().values()
-        if (at := metric.views.get(view)) is not None
+    declared = {
+        metric.key: metric.views[view] for metric in every_metric().values() if view in metric.views
     }
-    return dict(sorted(positions.items(), key=lambda item: item[1].order))
+    return dict(sorted(declared.items(), key=lambda item: item[1].order))
 
 
 def expected_in(view: str) -> list[str]:

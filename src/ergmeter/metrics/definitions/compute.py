@@ -16,14 +16,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric, over_whole_run, positions
-from ergmeter.metrics.definitions.peaks import (
-    NARROW,
-    NoPeak,
-    Peak,
-    declared_peak,
-    device_peak,
-    table_peak,
-)
+from ergmeter.metrics.definitions.peaks import NARROW, NoPeak, Peak, declared_peak, device_peak
 from ergmeter.metrics.definitions.throughput import samples_per_s, steps_per_s, tokens_per_s
 from ergmeter.metrics.definitions.tokens import positions_per_token
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
@@ -37,17 +30,6 @@ if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
 
     _Share = Callable[..., Reading]
-
-__all__ = [
-    "Peak",
-    "TokenRate",
-    "compute_results",
-    "declared_peak",
-    "need_possible",
-    "of_run",
-    "run_results",
-    "table_peak",
-]
 
 MFU = "utilization.mfu_frac"
 MFU_BF16 = "utilization.mfu_bf16_peak_frac"
@@ -160,21 +142,19 @@ _NO_RECOMPUTATION = "no recomputation"
 _ATTENTION = "attention: "
 
 
+def _assumed(chosen: Flops, prefix: str) -> list[str]:
+    """The assumptions of a FLOP count that begin with a prefix, without it."""
+    return [text.removeprefix(prefix) for text in chosen.assumptions if text.startswith(prefix)]
+
+
 def _declared_note(chosen: Flops) -> str:
     """The declared figures in a FLOP count, for a note."""
-    declared = [
-        assumption.removeprefix(_DECLARED)
-        for assumption in chosen.assumptions
-        if assumption.startswith(_DECLARED)
-    ]
-    return "".join(f" with {figure}" for figure in declared)
+    return "".join(f" with {figure}" for figure in _assumed(chosen, _DECLARED))
 
 
 def _attention(chosen: Flops) -> str:
     """Which pairs are in a count that has no convention's rule for them."""
-    return "".join(
-        f" ({assumption})" for assumption in chosen.assumptions if assumption.startswith(_ATTENTION)
-    )
+    return "".join(f" ({_ATTENTION}{pairs})" for pairs in _assumed(chosen, _ATTENTION))
 
 
 NO_BYTES = NotApplicable(
@@ -204,11 +184,7 @@ def _bandwidth(chosen: Flops, rate: TokenRate, peak: Peak) -> Result:
     per_token = chosen.bytes_per_step / chosen.tokens_per_step
     factor = per_token / rate.devices / peak.bandwidth_bytes_per_s
     low, high = (None if edge is None else edge * factor for edge in (rate.low, rate.high))
-    stored_as = [
-        assumption.removeprefix(_STORED_AS)
-        for assumption in chosen.assumptions
-        if assumption.startswith(_STORED_AS)
-    ]
+    stored_as = _assumed(chosen, _STORED_AS)
     note = (
         f"weights and cache, the least that can be moved, {scaled(per_token, 'B')} a token"
         f"{''.join(f'; {storage}' for storage in stored_as)}"
@@ -293,7 +269,7 @@ def _hfu(chosen: Flops, rate: TokenRate, each: float, share: _Share, peak: Peak)
         ratio = _hardware_ratio(chosen, rate)
     except NotMeasurable as error:
         return Missing(str(error))
-    is_assumed = any(assumption.startswith(_NO_RECOMPUTATION) for assumption in chosen.assumptions)
+    is_assumed = bool(_assumed(chosen, _NO_RECOMPUTATION))
     source = "by what the options or the model itself say"
     if is_assumed:
         source = "as assumed: pass --checkpointing where activations are recomputed"
