@@ -17,7 +17,7 @@ from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.graph.adapters import Lora
 from ergmeter.flops.source import model_graph
 from ergmeter.flops.work import TrainedParts, step_work
-from ergmeter.metrics.definitions.compute import table_peak
+from ergmeter.metrics.definitions.peaks import table_peak
 
 DATA = Path(__file__).parent / "data"
 # Sources that print enough digits to be held to a twentieth of a percentage point.

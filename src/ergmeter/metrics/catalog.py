@@ -7,9 +7,10 @@ A plugin adds metrics by naming a list of `Metric` under the entry point `ergmet
 from __future__ import annotations
 
 import difflib
+import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from ergmeter import registry
@@ -39,6 +40,18 @@ class Alias:
     scale: float = 1.0
 
 
+def _alias_in(
+    system: str, name: str, unit: str, definition: str, scale: float = 1.0
+) -> tuple[Alias, ...]:
+    """The name of a metric in another system, as its only alias."""
+    return (Alias(name, system, definition, unit, scale),)
+
+
+efficientllm = partial(_alias_in, "EfficientLLM")
+sft_play = partial(_alias_in, LEDGER_SYSTEM)
+vllm = partial(_alias_in, "vLLM bench serve")
+
+
 class Position(NamedTuple):
     """Where a metric stands in a view: by `order`, in a group, under a label.
 
@@ -49,6 +62,28 @@ class Position(NamedTuple):
     group: str = ""
     label: str = ""  # where it is not the title
     is_expected: bool = False
+
+
+_POSITION = re.compile(
+    r"(?P<view>[a-z ]+) (?P<order>\d+)( in (?P<group>.+?))?( as (?P<label>.+?))?(?P<is> expected)?",
+    re.DOTALL,
+)
+
+
+def positions(text: str) -> dict[str, Position]:
+    """A metric's position in each view: "card 600 in energy expected; list 30 as J/token".
+
+    Each is the name of a view and the order there, then if need be "in" a group, "as" a label, and
+    "expected".
+    """
+    declared = {}
+    for part in text.split("; "):
+        match = _POSITION.fullmatch(part)
+        if match is None:
+            raise ValueError(f"no position in a view: {part!r}")
+        group, label = match["group"] or "", match["label"] or ""
+        declared[match["view"]] = Position(int(match["order"]), group, label, bool(match["is"]))
+    return declared
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +98,7 @@ class Metric:
     `quantity`: metrics that differ by a constant factor for equal work share it, so that a family
     of tests counts them once. Empty: its own key.
     `alternatives`: keys in order of preference; a comparison takes the first that both sides have.
-    `views`: where it appears, by the name of the view, and in which order (`in_view`).
+    `views`: where it appears, by the name of the view, and in which order (`positions`).
     """
 
     key: str
@@ -86,7 +121,7 @@ class Metric:
     column: str = ""  # in a bench's table of results
     rule: str = ""  # its name in the rules of a gate
     rule_aliases: tuple[str, ...] = ()  # other names there, of FMS and transformers
-    views: Mapping[str, int | Position] = field(default_factory=dict, hash=False)
+    views: Mapping[str, Position] = field(default_factory=dict, hash=False)
 
     @property
     def name_in_sentence(self) -> str:
@@ -140,7 +175,7 @@ def over_whole_run(
     *keys: str,
     title: str = "",
     is_in_bench: bool = False,
-    views: Mapping[str, int | Position] | None = None,
+    views: Mapping[str, Position] | None = None,
 ) -> list[Metric]:
     """The same metrics over the whole run, to stand beside those over the training window.
 
@@ -199,12 +234,10 @@ def every_metric() -> dict[str, Metric]:
 @cache
 def in_view(view: str) -> dict[str, Position]:
     """The metrics that declare a place in a view, by key in their order there."""
-    positions = {
-        metric.key: at if isinstance(at, Position) else Position(at)
-        for metric in every_metric().values()
-        if (at := metric.views.get(view)) is not None
+    declared = {
+        metric.key: metric.views[view] for metric in every_metric().values() if view in metric.views
     }
-    return dict(sorted(positions.items(), key=lambda item: item[1].order))
+    return dict(sorted(declared.items(), key=lambda item: item[1].order))
 
 
 def expected_in(view: str) -> list[str]:

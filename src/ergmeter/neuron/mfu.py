@@ -24,7 +24,8 @@ from ergmeter.flops.conventions import sizes
 from ergmeter.flops.source import model_graph, read_model
 from ergmeter.flops.work import TrainedParts, Work, step_work, trained_graph
 from ergmeter.hardware.table import lookup
-from ergmeter.metrics.definitions.compute import HFU, MFU, Peak, TokenRate, compute_results
+from ergmeter.metrics.definitions.compute import HFU, MFU, TokenRate, compute_results
+from ergmeter.metrics.definitions.peaks import Peak
 from ergmeter.neuron.metrics import TFLOP, TFLOP_PER_S, THROUGHPUT
 from ergmeter.records import BOUND_TOLERANCE, Flops, Missing, Reading, Result, mapped, weakest
 

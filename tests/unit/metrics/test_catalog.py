@@ -21,6 +21,7 @@ from ergmeter.metrics.catalog import (
     expected_in,
     find,
     in_view,
+    positions,
     rule_metric,
     rule_names,
 )
@@ -183,6 +184,19 @@ def test_a_view_has_its_metrics_in_order_with_labels_and_groups() -> None:
     assert in_view("no such view") == {}
 
 
+def test_positions_are_read_from_text() -> None:
+    assert positions("model card 90 in all steps expected; load 30 as TTFT\nmedian; so far 5") == {
+        "model card": Position(90, "all steps", is_expected=True),
+        "load": Position(30, label="TTFT\nmedian"),
+        "so far": Position(5),
+    }
+    assert positions("analyze json 40 in % as mfu_percent") == {
+        "analyze json": Position(40, "%", "mfu_percent")
+    }
+    with pytest.raises(ValueError, match="no position in a view: 'card in energy'"):
+        positions("list 5; card in energy")
+
+
 def test_no_two_metrics_have_the_same_order_in_a_view() -> None:
     for view in {view for metric in every_metric().values() for view in metric.views}:
         orders = [at.order for at in in_view(view).values()]
@@ -204,7 +218,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         lambda _: Reading(42.0, "answers/s", "measured"),
         column="answers_per_s",
         rule="answers",
-        views={"card": Position(105, "throughput"), "list": Position(15, label="answers")},
+        views=positions("card 105 in throughput; list 15 as answers"),
     )
     names, load = registry.names, registry.load
     monkeypatch.setattr(registry, "names", lambda kind: [*names(kind), "plugin"])

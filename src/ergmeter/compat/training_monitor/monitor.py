@@ -38,7 +38,7 @@ from ergmeter.flops.counted.count import count
 from ergmeter.flops.live import model_work
 from ergmeter.integrations.guard import Guarded, guarded, say, warn_once
 from ergmeter.integrations.training import Training
-from ergmeter.metrics.definitions.compute import table_peak
+from ergmeter.metrics.definitions.peaks import table_peak
 from ergmeter.records import BOUND_TOLERANCE, Missing
 from ergmeter.runlog.process_group import world_size
 

@@ -12,11 +12,12 @@ differs from the run's (a power limit, a driver).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError, NotMeasurable
 from ergmeter.hardware.calibration import CalibratedRate, Calibration, read_document
-from ergmeter.metrics.catalog import Metric, Position
+from ergmeter.metrics.catalog import Metric, positions
 from ergmeter.metrics.definitions.compute import (
     BANDWIDTH,
     FLOPS_PER_S,
@@ -171,18 +172,19 @@ def _caveats(
 
 _NEEDS = ("the FLOPs of a step", "tokens", "a calibration")
 
+_of_achievable = partial(
+    Metric, unit="frac", direction="higher", upper_bound=1.0, above_bound=_ABOVE
+)
+
 METRICS = [
-    Metric(
+    _of_achievable(
         OF_ACHIEVABLE,
         "MFU of the achievable",
-        "frac",
-        "higher",
-        "FLOPs of a token x tokens/s / (devices x FLOP/s held in `erg calibrate`, same type)",
-        _NEEDS,
-        mfu_of_achievable_frac,
-        views={"card": Position(520, "compute"), "model card": 110},
-        upper_bound=1.0,
-        above_bound=_ABOVE,
+        formula="FLOPs of a token x tokens/s / (devices x FLOP/s held in `erg calibrate`, same"
+        " type)",
+        needs=_NEEDS,
+        compute=mfu_of_achievable_frac,
+        views=positions("card 520 in compute; model card 110"),
     ),
     Metric(
         ACHIEVABLE,
@@ -193,26 +195,21 @@ METRICS = [
         ("a calibration",),
         achievable_flops_per_s,
     ),
-    Metric(
+    _of_achievable(
         OF_PEAK,
         "achievable of the peak",
-        "frac",
-        "higher",
-        "FLOP/s held in `erg calibrate` / dense peak: the most that MFU can be on this machine",
-        (*_NEEDS, "a peak"),
-        achievable_of_peak_frac,
-        upper_bound=1.0,
+        formula="FLOP/s held in `erg calibrate` / dense peak: the most that MFU can be on this"
+        " machine",
+        needs=(*_NEEDS, "a peak"),
+        compute=achievable_of_peak_frac,
         above_bound=_ABOVE_PEAK,
     ),
-    Metric(
+    _of_achievable(
         BANDWIDTH_OF_ACHIEVABLE,
         "memory bandwidth of the achievable",
-        "frac",
-        "higher",
-        "bytes that a token has to move x tokens/s / (devices x B/s read in `erg calibrate`)",
-        ("the bytes of a decoding step", "tokens", "a calibration"),
-        bandwidth_of_achievable_frac,
-        upper_bound=1.0,
-        above_bound=_ABOVE,
+        formula="bytes that a token has to move x tokens/s / (devices x B/s read in `erg"
+        " calibrate`)",
+        needs=("the bytes of a decoding step", "tokens", "a calibration"),
+        compute=bandwidth_of_achievable_frac,
     ),
 ]

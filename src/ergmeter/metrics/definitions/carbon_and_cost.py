@@ -16,10 +16,11 @@ are. Rent runs on outside it: `cost.gpu_whole_run` covers all the time that was 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Metric, Position
+from ergmeter.metrics.catalog import Metric, positions
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import label_of, tokens
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
@@ -147,7 +148,7 @@ def per_million_tokens(
         needs=needs,
         compute=compute,
         quantity="energy per token" if of_energy else "speed",
-        views={"card": Position(order, "energy")} if order else {},
+        views=positions(f"card {order} in energy") if order else {},
     )
 
 
@@ -183,32 +184,25 @@ def co2e_with_embodied_g(evidence: Evidence) -> Reading:
 
 _GRID = ("energy", "a grid intensity")
 _MAKING = ("devices", "what their making emitted", "their lifetime")
+_carbon = partial(Metric, unit="g", direction="lower")
 
-_CARBON = Metric(
+_CARBON = _carbon(
     "carbon.co2e_g",
     "carbon",
-    "g",
-    "lower",
-    "energy.run_j / 3.6e6 x grid intensity (location-based) x PUE",
-    _GRID,
-    co2e_g,
+    formula="energy.run_j / 3.6e6 x grid intensity (location-based) x PUE",
+    needs=_GRID,
+    compute=co2e_g,
     quantity="energy",
-    views={
-        "card": Position(660, "energy"),
-        "report": 150,
-        "model card": Position(180, "all steps", is_expected=True),
-    },
+    views=positions("card 660 in energy; report 150; model card 180 in all steps expected"),
 )
-_MARKET_CARBON = Metric(
+_MARKET_CARBON = _carbon(
     "carbon.market_co2e_g",
     "carbon, market-based",
-    "g",
-    "lower",
-    "energy.run_j / 3.6e6 x intensity by contract (market-based) x PUE",
-    ("energy", "an intensity by contract"),
-    market_co2e_g,
+    formula="energy.run_j / 3.6e6 x intensity by contract (market-based) x PUE",
+    needs=("energy", "an intensity by contract"),
+    compute=market_co2e_g,
     quantity="energy",
-    views={"card": Position(680, "energy")},
+    views=positions("card 680 in energy"),
 )
 _PER_MILLION = "carbon per million tokens"
 
@@ -219,23 +213,19 @@ METRICS = [
     per_million_tokens(
         _MARKET_CARBON, "carbon.market_co2e_per_million_tokens_g", f"{_PER_MILLION}, market-based"
     ),
-    Metric(
+    _carbon(
         "carbon.embodied_g",
         "carbon of the devices' making",
-        "g",
-        "lower",
-        "devices x window / lifetime x CO2e of making one",
-        _MAKING,
-        embodied_g,
+        formula="devices x window / lifetime x CO2e of making one",
+        needs=_MAKING,
+        compute=embodied_g,
     ),
-    Metric(
+    _carbon(
         "carbon.co2e_with_embodied_g",
         "carbon, making included",
-        "g",
-        "lower",
-        "carbon.co2e_g + carbon.embodied_g",
-        (*_GRID, *_MAKING),
-        co2e_with_embodied_g,
+        formula="carbon.co2e_g + carbon.embodied_g",
+        needs=(*_GRID, *_MAKING),
+        compute=co2e_with_embodied_g,
     ),
 ]
 
@@ -288,41 +278,35 @@ def _unit(evidence: Evidence) -> str:
 
 
 _RENT = ("devices", "a price per GPU-hour")
-_UNIT = "currency"
+_cost = partial(Metric, unit="currency", direction="lower")
 
-_GPU = Metric(
+_GPU = _cost(
     "cost.gpu",
     "cost of the devices",
-    _UNIT,
-    "lower",
-    "devices x window x price per GPU-hour",
-    _RENT,
-    gpu,
+    formula="devices x window x price per GPU-hour",
+    needs=_RENT,
+    compute=gpu,
 )
-_ENERGY = Metric(
+_ENERGY = _cost(
     "cost.energy",
     "cost of the energy",
-    _UNIT,
-    "lower",
-    "energy.run_j / 3.6e6 x price per kWh x PUE",
-    ("energy", "a price per kWh"),
-    energy,
+    formula="energy.run_j / 3.6e6 x price per kWh x PUE",
+    needs=("energy", "a price per kWh"),
+    compute=energy,
     quantity="energy",
-    views={"card": Position(710, "energy")},
+    views=positions("card 710 in energy"),
 )
 
 COST_METRICS = [
     _GPU,
-    Metric(
+    _cost(
         "cost.gpu_whole_run",
         "cost of the devices, whole run",
-        _UNIT,
-        "lower",
-        "devices x time from the first hand-over to the last x price per GPU-hour",
-        _RENT,
-        gpu_whole_run,
+        formula="devices x time from the first hand-over to the last x price per GPU-hour",
+        needs=_RENT,
+        compute=gpu_whole_run,
         quantity="whole-run speed",
-        views={"card": Position(690, "energy"), "report": 160},
+        views=positions("card 690 in energy; report 160"),
     ),
     per_million_tokens(
         _GPU,

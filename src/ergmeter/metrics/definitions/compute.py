@@ -15,15 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric, Position, over_whole_run
-from ergmeter.metrics.definitions.peaks import (
-    NARROW,
-    NoPeak,
-    Peak,
-    declared_peak,
-    device_peak,
-    table_peak,
-)
+from ergmeter.metrics.catalog import Alias, Metric, over_whole_run, positions
+from ergmeter.metrics.definitions.peaks import NARROW, NoPeak, Peak, declared_peak, device_peak
 from ergmeter.metrics.definitions.throughput import samples_per_s, steps_per_s, tokens_per_s
 from ergmeter.metrics.definitions.tokens import positions_per_token
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
@@ -37,17 +30,6 @@ if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
 
     _Share = Callable[..., Reading]
-
-__all__ = [
-    "Peak",
-    "TokenRate",
-    "compute_results",
-    "declared_peak",
-    "need_possible",
-    "of_run",
-    "run_results",
-    "table_peak",
-]
 
 MFU = "utilization.mfu_frac"
 MFU_BF16 = "utilization.mfu_bf16_peak_frac"
@@ -160,21 +142,19 @@ _NO_RECOMPUTATION = "no recomputation"
 _ATTENTION = "attention: "
 
 
+def _assumed(chosen: Flops, prefix: str) -> list[str]:
+    """The assumptions of a FLOP count that begin with a prefix, without it."""
+    return [text.removeprefix(prefix) for text in chosen.assumptions if text.startswith(prefix)]
+
+
 def _declared_note(chosen: Flops) -> str:
     """The declared figures in a FLOP count, for a note."""
-    declared = [
-        assumption.removeprefix(_DECLARED)
-        for assumption in chosen.assumptions
-        if assumption.startswith(_DECLARED)
-    ]
-    return "".join(f" with {figure}" for figure in declared)
+    return "".join(f" with {figure}" for figure in _assumed(chosen, _DECLARED))
 
 
 def _attention(chosen: Flops) -> str:
     """Which pairs are in a count that has no convention's rule for them."""
-    return "".join(
-        f" ({assumption})" for assumption in chosen.assumptions if assumption.startswith(_ATTENTION)
-    )
+    return "".join(f" ({_ATTENTION}{pairs})" for pairs in _assumed(chosen, _ATTENTION))
 
 
 NO_BYTES = NotApplicable(
@@ -204,11 +184,7 @@ def _bandwidth(chosen: Flops, rate: TokenRate, peak: Peak) -> Result:
     per_token = chosen.bytes_per_step / chosen.tokens_per_step
     factor = per_token / rate.devices / peak.bandwidth_bytes_per_s
     low, high = (None if edge is None else edge * factor for edge in (rate.low, rate.high))
-    stored_as = [
-        assumption.removeprefix(_STORED_AS)
-        for assumption in chosen.assumptions
-        if assumption.startswith(_STORED_AS)
-    ]
+    stored_as = _assumed(chosen, _STORED_AS)
     note = (
         f"weights and cache, the least that can be moved, {scaled(per_token, 'B')} a token"
         f"{''.join(f'; {storage}' for storage in stored_as)}"
@@ -293,7 +269,7 @@ def _hfu(chosen: Flops, rate: TokenRate, each: float, share: _Share, peak: Peak)
         ratio = _hardware_ratio(chosen, rate)
     except NotMeasurable as error:
         return Missing(str(error))
-    is_assumed = any(assumption.startswith(_NO_RECOMPUTATION) for assumption in chosen.assumptions)
+    is_assumed = bool(_assumed(chosen, _NO_RECOMPUTATION))
     source = "by what the options or the model itself say"
     if is_assumed:
         source = "as assumed: pass --checkpointing where activations are recomputed"
@@ -516,66 +492,51 @@ def _of_run(key: str) -> Callable[[Evidence], Reading]:
 
 
 _NEEDS = ("the FLOPs of a step", "tokens")
-
-_OF_PEAK = {
-    MFU: ("MFU", "FLOPs of a token x tokens/s / (devices x dense peak of the type computed in)"),
-    HFU: ("HFU", "as MFU, with the FLOPs that are computed a second time or on padding"),
-    ALL_WORK: (
-        "all work, of the peak",
-        "as HFU, with the FLOPs of other models and of generation; a lower bound where one is not"
-        " counted",
-    ),
-}
-_VIEWS: dict[str, dict[str, int | Position]] = {
-    MFU: {
-        "card": Position(500, "compute"),
-        "report": Position(70, is_expected=True),
-        "citation": 20,
-        "model card": Position(80, is_expected=True),
-        "ladder": 60,
-        "watch": Position(70, label="MFU"),
-        "so far": 30,
-        "serve list": 30,
-        "serve live": 60,
-        "console": 40,
-        "ledger": Position(50, label="mfu"),
-        "ledger notes": Position(40, label="mfu"),
-        "compare": 70,
-        "bench matrix": 50,
-        "analyze": 10,
-        "analyze json": Position(40, "%", "mfu_percent"),
-        "analyze compare": 10,
-    },
-    HFU: {
-        "card": Position(540, "compute"),
-        "model card": 100,
-        "ladder": 50,
-        "analyze": 20,
-        "analyze json": Position(50, "%", "hfu_percent"),
-    },
-}
-_ALIASES = {MFU: (Alias("mfu", "profiler MFU monitors", "model FLOPs utilisation", "frac"),)}
+_of_peak = partial(
+    Metric,
+    unit="frac",
+    direction="higher",
+    needs=(*_NEEDS, "a peak"),
+    upper_bound=1.0,
+    above_bound=_ABOVE_PEAK,
+)
 
 METRICS = [
-    *(
-        Metric(
-            key,
-            title,
-            "frac",
-            "higher",
-            formula,
-            (*_NEEDS, "a peak"),
-            _of_run(key),
-            aliases=_ALIASES.get(key, ()),
-            upper_bound=1.0,
-            above_bound=_ABOVE_PEAK,
-            noun=title if key == MFU else "",
-            quantity="" if key == ALL_WORK else "speed",
-            column="mfu_frac" if key == MFU else "",
-            rule="mfu" if key == MFU else "",
-            views=_VIEWS.get(key, {}),
-        )
-        for key, (title, formula) in _OF_PEAK.items()
+    _of_peak(
+        MFU,
+        "MFU",
+        formula="FLOPs of a token x tokens/s / (devices x dense peak of the type computed in)",
+        compute=_of_run(MFU),
+        aliases=(Alias("mfu", "profiler MFU monitors", "model FLOPs utilisation", "frac"),),
+        noun="MFU",
+        quantity="speed",
+        column="mfu_frac",
+        rule="mfu",
+        views=positions(
+            "card 500 in compute; report 70 expected; citation 20; model card 80 expected;"
+            " ladder 60; watch 70 as MFU; so far 30; serve list 30; serve live 60; console 40;"
+            " ledger 50 as mfu; ledger notes 40 as mfu; compare 70;"
+            " bench matrix 50; analyze 10;"
+            " analyze json 40 in % as mfu_percent; analyze compare 10"
+        ),
+    ),
+    _of_peak(
+        HFU,
+        "HFU",
+        formula="as MFU, with the FLOPs that are computed a second time or on padding",
+        compute=_of_run(HFU),
+        quantity="speed",
+        views=positions(
+            "card 540 in compute; model card 100; ladder 50; analyze 20;"
+            " analyze json 50 in % as hfu_percent"
+        ),
+    ),
+    _of_peak(
+        ALL_WORK,
+        "all work, of the peak",
+        formula="as HFU, with the FLOPs of other models and of generation; a lower bound where one"
+        " is not counted",
+        compute=_of_run(ALL_WORK),
     ),
     Metric(
         MFU_BF16,
@@ -586,19 +547,16 @@ METRICS = [
         (*_NEEDS, "a peak"),
         _of_run(MFU_BF16),
         quantity="speed",
-        views={"card": Position(530, "compute")},
+        views=positions("card 530 in compute"),
     ),
-    Metric(
+    _of_peak(
         BANDWIDTH,
         "memory bandwidth used",
-        "frac",
-        "higher",
-        "bytes that a token has to move x tokens/s / (devices x memory bandwidth)",
-        ("the bytes of a decoding step", "tokens", "a bandwidth"),
-        _of_run(BANDWIDTH),
-        views={"card": Position(550, "compute")},
+        formula="bytes that a token has to move x tokens/s / (devices x memory bandwidth)",
+        needs=("the bytes of a decoding step", "tokens", "a bandwidth"),
+        compute=_of_run(BANDWIDTH),
+        views=positions("card 550 in compute"),
         aliases=(Alias("mbu", "inference benchmarks", "model bandwidth utilisation", "frac"),),
-        upper_bound=1.0,
         above_bound=_ABOVE_BANDWIDTH,
     ),
     Metric(
@@ -610,7 +568,7 @@ METRICS = [
         _NEEDS,
         _of_run(FLOPS_PER_S),
         quantity="speed",
-        views={"card": Position(560, "compute")},
+        views=positions("card 560 in compute"),
     ),
     Metric(
         FLOPS_PER_TOKEN,
@@ -636,13 +594,9 @@ METRICS += over_whole_run(
     METRICS,
     MFU,
     is_in_bench=True,
-    views={
-        "card": Position(510, "compute"),
-        "report": 80,
-        "model card": Position(90, "the whole run"),
-        "console": 100,
-        "compare": 80,
-        "bench matrix": 70,
-    },
+    views=positions(
+        "card 510 in compute; report 80; model card 90 in the whole run; console 100; compare 80;"
+        " bench matrix 70"
+    ),
 )
 _BY_KEY = {metric.key: metric for metric in METRICS}

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric, Position, over_whole_run
+from ergmeter.metrics.catalog import Metric, efficientllm, over_whole_run, positions, sft_play
 from ergmeter.metrics.definitions.tokens import label_of, steps_of, tokens
 from ergmeter.metrics.device_energy import (
     BASIS,
@@ -214,149 +214,104 @@ def _weakened(reading: Reading, basis: Basis) -> Reading:
 
 _SENSOR = ("an energy counter or power readings",)
 _DRAWS = ("gpu", "cpu", "dram", "module")
-_SFT_PLAY = "SFT-Play"
+_energy = partial(Metric, unit="J", direction="lower", needs=_SENSOR, quantity="energy")
+_per_token = partial(
+    Metric, direction="lower", needs=(*_SENSOR, "steps with tokens"), quantity="energy per token"
+)
+_power = partial(Metric, unit="W", direction="neither")
 
 METRICS = [
-    Metric(
+    _energy(
         "energy.run_j",
         "energy",
-        "J",
-        "lower",
-        "over the window's intervals, counter at the end - at the start, else integral of instant"
-        " power; summed over"
-        " accelerators, or over CPU packages and DRAM where there is no accelerator",
-        _SENSOR,
-        run_j,
+        formula="over the window's intervals, counter at the end - at the start, else integral of"
+        " instant power; summed over accelerators, or over CPU packages and DRAM where there is no"
+        " accelerator",
+        compute=run_j,
         per_device=device_j,
         kinds=_DRAWS,
-        quantity="energy",
         column="energy_j",
         rule="energy",
-        aliases=(Alias("energy_J", _SFT_PLAY, "energy after the warm-up", "J"),),
-        views={
-            "card": Position(600, "energy", is_expected=True),
-            "report": Position(90, is_expected=True),
-            "citation": 30,
-            "model card": Position(170, "all steps"),
-            "watch": Position(50, label="energy"),
-            "so far": 50,
-            "ledger notes": Position(20, label="energy_J"),
-        },
+        aliases=sft_play("energy_J", "J", "energy after the warm-up"),
+        views=positions(
+            "card 600 in energy expected; report 90 expected; citation 30;"
+            " model card 170 in all steps; watch 50 as energy; so far 50;"
+            " ledger notes 20 as energy_J"
+        ),
     ),
-    Metric(
+    _per_token(
         "energy.joules_per_token",
         "energy per token",
         "J/token",
-        "lower",
-        "energy.run_j / tokens.total",
-        (*_SENSOR, "steps with tokens"),
-        joules_per_token,
+        formula="energy.run_j / tokens.total",
+        compute=joules_per_token,
         noun="energy per token",
-        quantity="energy per token",
         column="joules_per_token",
         rule="joules_per_token",
-        aliases=(
-            Alias(
-                "J_per_token",
-                _SFT_PLAY,
-                "energy over tokens of the same window; the"
-                " original divided by tokens of the whole run",
-                "J/token",
-            ),
+        aliases=sft_play(
+            "J_per_token",
+            "J/token",
+            "energy over tokens of the same window; the original divided by tokens of the whole"
+            " run",
         ),
-        views={
-            "card": Position(610, "energy"),
-            "report": 100,
-            "citation": 40,
-            "model card": Position(120, is_expected=True),
-            "list": Position(30, label="J/token"),
-            "watch": Position(60, label="J/token"),
-            "so far": 40,
-            "serve list": 40,
-            "serve live": 50,
-            "serve ledger": 20,
-            "console": 60,
-            "compare": Position(30, label="J/token"),
-            "bench matrix": Position(40, "open", label="J/token"),
-            "pareto": 20,
-        },
+        views=positions(
+            "card 610 in energy; report 100; citation 40; model card 120 expected;"
+            " list 30 as J/token; watch 60 as J/token; so far 40; serve list 40; serve live 50;"
+            " serve ledger 20; console 60; compare 30 as J/token;"
+            " bench matrix 40 in open as J/token; pareto 20"
+        ),
     ),
-    Metric(
+    _per_token(
         "energy.joules_per_10k_tokens",
         "energy per 10k tokens",
         "J",
-        "lower",
-        "10 000 x energy.joules_per_token",
-        (*_SENSOR, "steps with tokens"),
-        joules_per_10k_tokens,
-        quantity="energy per token",
-        aliases=(Alias("E10k_J", _SFT_PLAY, "energy of ten thousand tokens", "J"),),
+        formula="10 000 x energy.joules_per_token",
+        compute=joules_per_10k_tokens,
+        aliases=sft_play("E10k_J", "J", "energy of ten thousand tokens"),
     ),
-    Metric(
+    _per_token(
         "energy.joules_per_step",
         "energy per step",
         "J/step",
-        "lower",
-        "energy.run_j / steps.count",
-        (*_SENSOR, "steps"),
-        joules_per_step,
-        quantity="energy per token",
+        formula="energy.run_j / steps.count",
+        needs=(*_SENSOR, "steps"),
+        compute=joules_per_step,
     ),
-    Metric(
+    _power(
         "energy.mean_w",
         "mean power",
-        "W",
-        "neither",
-        "energy.run_j / window",
-        _SENSOR,
-        mean_w,
+        formula="energy.run_j / window",
+        needs=_SENSOR,
+        compute=mean_w,
         per_device=device_mean_w,
         kinds=_DRAWS,
         column="mean_w",
         aliases=(
-            Alias(
+            *efficientllm(
                 "AEC",
-                "EfficientLLM",
-                "average energy consumption, which is a power: energy of"
-                " the run's own devices over the window",
                 "W",
+                "average energy consumption, which is a power: energy of the run's own devices over"
+                " the window",
             ),
-            Alias("avg_power_W", _SFT_PLAY, "mean power after the warm-up", "W"),
+            *sft_play("avg_power_W", "W", "mean power after the warm-up"),
         ),
-        views={
-            "card": Position(640, "energy"),
-            "report": 120,
-            "model card": 150,
-            "watch": Position(40, label="power"),
-            "recent": 30,
-            "serve live": 40,
-            "console": 50,
-            "otel": Position(30, label="hw.power"),
-        },
+        views=positions(
+            "card 640 in energy; report 120; model card 150; watch 40 as power; recent 30;"
+            " serve live 40; console 50; otel 30 as hw.power"
+        ),
     ),
-    Metric(
+    _power(
         "energy.peak_w",
         "peak power",
-        "W",
-        "neither",
-        "highest power reading in the window",
-        ("power readings",),
-        peak_w,
+        formula="highest power reading in the window",
+        needs=("power readings",),
+        compute=peak_w,
         per_device=device_peak_w,
         kinds=("gpu",),
-        aliases=(Alias("peak_power_W", _SFT_PLAY, "highest power reading", "W"),),
-        views={"card": Position(650, "energy")},
+        aliases=sft_play("peak_power_W", "W", "highest power reading"),
+        views=positions("card 650 in energy"),
     ),
-    Metric(
-        "energy.wh",
-        "energy",
-        "Wh",
-        "lower",
-        "energy.run_j / 3600",
-        _SENSOR,
-        wh,
-        quantity="energy",
-    ),
+    _energy("energy.wh", "energy", unit="Wh", formula="energy.run_j / 3600", compute=wh),
     *(
         Metric(
             f"energy.{name}_j",
@@ -392,12 +347,8 @@ METRICS += over_whole_run(
     METRICS,
     "energy.joules_per_token",
     is_in_bench=True,
-    views={
-        "card": Position(620, "energy"),
-        "report": 110,
-        "model card": Position(130, "the whole run"),
-        "console": 110,
-        "compare": 40,
-        "bench matrix": Position(80, label="J/token, whole run"),
-    },
+    views=positions(
+        "card 620 in energy; report 110; model card 130 in the whole run; console 110; compare 40;"
+        " bench matrix 80 as J/token, whole run"
+    ),
 )

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric, Position
+from ergmeter.metrics.catalog import Metric, positions, vllm
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import known_counts, need_rows, need_usage
 from ergmeter.metrics.evidence.requests import (
@@ -466,7 +466,6 @@ def client_cpu_frac(evidence: Evidence) -> Reading:
     return Reading(cpu_frac, "frac", "measured", note=note)
 
 
-_VLLM = "vLLM bench serve"
 _KINDS = {
     "ttft": (ttft_s, "time to first token", "first token - start of the request", "requests"),
     "tpot": (tpot_s, "time per output token", "(last - first token) / (tokens - 1) of a request",
@@ -477,161 +476,91 @@ _KINDS = {
 _QUANTILES = {"median": 50.0, "p95": 95.0, "p99": 99.0}
 
 
-_LATENCY_VIEWS: dict[tuple[str, str], dict[str, int | Position]] = {
-    ("ttft", "median"): {
-        "card": Position(300, "latency"),
-        "report": 50,
-        "model card": 50,
-        "load": Position(30, label="TTFT\nmedian"),
-    },
-    ("ttft", "p95"): {
-        "card": Position(310, "latency"),
-        "load": Position(40, label="TTFT\np95"),
-    },
-    ("tpot", "median"): {
-        "card": Position(320, "latency"),
-        "report": 60,
-        "load": Position(50, label="TPOT\nmedian"),
-    },
-    ("tpot", "p95"): {
-        "card": Position(330, "latency"),
-        "load": Position(60, label="TPOT\np95"),
-    },
-    ("e2e", "median"): {
-        "card": Position(340, "latency"),
-        "load": Position(70, label="whole\nmedian"),
-    },
+_LATENCY_VIEWS = {
+    ("ttft", "median"): positions(
+        "card 300 in latency; report 50; model card 50; load 30 as TTFT\nmedian"
+    ),
+    ("ttft", "p95"): positions("card 310 in latency; load 40 as TTFT\np95"),
+    ("tpot", "median"): positions("card 320 in latency; report 60; load 50 as TPOT\nmedian"),
+    ("tpot", "p95"): positions("card 330 in latency; load 60 as TPOT\np95"),
+    ("e2e", "median"): positions("card 340 in latency; load 70 as whole\nmedian"),
 }
 
 
-def _latencies() -> list[Metric]:
-    made = []
-    for kind, (compute, title, formula, needs) in _KINDS.items():
-        theirs = "e2el" if kind == "e2e" else kind
-        for name, q in _QUANTILES.items():
-            which = "median" if q == 50 else f"{q:.0f}th percentile"
-            made.append(
-                Metric(
-                    f"latency.{kind}_{name}_s",
-                    f"{title}, {which}",
-                    "s",
-                    "lower",
-                    f"{which} of {formula}",
-                    (needs,),
-                    partial(compute, q=q),
-                    aliases=(Alias(f"{name}_{theirs}_ms", _VLLM, f"{title}, {which}", "ms", 1e3),),
-                    views=_LATENCY_VIEWS.get((kind, name), {}),
-                )
-            )
-    return made
+def _latency(kind: str, name: str, q: float) -> Metric:
+    """The metric of a percentile of one kind of latency."""
+    compute, title, formula, needs = _KINDS[kind]
+    which = "median" if q == 50 else f"{q:.0f}th percentile"
+    theirs = f"{name}_{'e2el' if kind == 'e2e' else kind}_ms"
+    return Metric(
+        f"latency.{kind}_{name}_s",
+        f"{title}, {which}",
+        "s",
+        "lower",
+        f"{which} of {formula}",
+        (needs,),
+        partial(compute, q=q),
+        aliases=vllm(theirs, "ms", f"{title}, {which}", 1e3),
+        views=_LATENCY_VIEWS.get((kind, name), {}),
+    )
 
+
+_LOAD = ("a run of erg load",)
+_REQUESTS, _WITH_TOKENS = ("requests",), ("requests with tokens",)
+_WITH_LIMITS = ("requests", "limits (--slo)")
+_ENERGY = "an energy counter or power readings"
 
 METRICS = [
-    *_latencies(),
-    Metric(
-        "throughput.requests_per_s",
-        "requests/s",
-        "requests/s",
-        "higher",
-        "requests answered whole / window (first offered to last settled)",
-        ("requests",),
-        requests_per_s,
-        aliases=(Alias("request_throughput", _VLLM, "completed requests / time", "requests/s"),),
-        views={"card": Position(150, "throughput"), "load": Position(10, label="ok/s")},
-    ),
+    *(_latency(kind, name, q) for kind in _KINDS for name, q in _QUANTILES.items()),
+    Metric("throughput.requests_per_s", "requests/s", "requests/s", "higher",
+           "requests answered whole / window (first offered to last settled)", _REQUESTS,
+           requests_per_s, views=positions("card 150 in throughput; load 10 as ok/s"),
+           aliases=vllm("request_throughput", "requests/s", "completed requests / time")),
     Metric("throughput.failed_requests_per_s", "requests failed/s", "requests/s", "lower",
-           "requests failed / window", ("a run of erg load",), failed_per_s,
-           views={"load notes": Position(20, "failures", "failed")}),
+           "requests failed / window", _LOAD, failed_per_s,
+           views=positions("load notes 20 in failures as failed")),
     Metric("throughput.offered_requests_per_s", "requests offered/s", "requests/s", "neither",
-           "(requests offered - 1) / (last offered - first offered)", ("a run of erg load",),
-           offered_per_s, views={"load notes": Position(10, "open", "offered")}),
-    Metric(
-        "throughput.output_tokens_per_s",
-        "tokens/s out",
-        "tokens/s",
-        "higher",
-        "generated tokens of whole answers / window, prefill included",
-        ("requests with tokens",),
-        output_tokens_per_s,
-        aliases=(Alias("output_throughput", _VLLM, "output tokens / time", "tokens/s"),),
-        views={
-            "card": Position(140, "throughput"), "report": 30, "model card": 40,
-            "load": Position(20, label="tokens/s\nout"),
-        },
-    ),
-    Metric(
-        "throughput.goodput_per_s",
-        "goodput",
-        "requests/s",
-        "higher",
-        "requests within every declared limit / window",
-        ("requests", "limits (--slo)"),
-        goodput_per_s,
-        aliases=(Alias("request_goodput", _VLLM, "requests within the limits / time",
-                       "requests/s"),),
-        views={"load notes": Position(40, label="goodput")},
-    ),
-    Metric(
-        "requests.in_flight_mean",
-        "requests under way",
-        "requests",
-        "neither",
-        "sum of the times from offered to settled / window",
-        ("requests",),
-        in_flight_mean,
-    ),
+           "(requests offered - 1) / (last offered - first offered)", _LOAD, offered_per_s,
+           views=positions("load notes 10 in open as offered")),
+    Metric("throughput.output_tokens_per_s", "tokens/s out", "tokens/s", "higher",
+           "generated tokens of whole answers / window, prefill included", _WITH_TOKENS,
+           output_tokens_per_s,
+           aliases=vllm("output_throughput", "tokens/s", "output tokens / time"),
+           views=positions("card 140 in throughput; report 30; model card 40;"
+                           " load 20 as tokens/s\nout")),
+    Metric("throughput.goodput_per_s", "goodput", "requests/s", "higher",
+           "requests within every declared limit / window", _WITH_LIMITS, goodput_per_s,
+           aliases=vllm("request_goodput", "requests/s", "requests within the limits / time"),
+           views=positions("load notes 40 as goodput")),
+    Metric("requests.in_flight_mean", "requests under way", "requests", "neither",
+           "sum of the times from offered to settled / window", _REQUESTS, in_flight_mean),
     Metric("requests.count", "requests", "requests", "neither", "requests answered whole",
-           ("requests",), count),
+           _REQUESTS, count),
     Metric("requests.failed", "requests failed", "requests", "lower",
-           "requests without a whole answer", ("a run of erg load",), failed,
-           views={"card": Position(160, "throughput")}),
+           "requests without a whole answer", _LOAD, failed,
+           views=positions("card 160 in throughput")),
     Metric("requests.failed_frac", "share of requests failed", "frac", "lower",
-           "requests failed / requests answered or failed", ("a run of erg load",), failed_frac,
-           upper_bound=1.0),
+           "requests failed / requests answered or failed", _LOAD, failed_frac, upper_bound=1.0),
     Metric("requests.offered", "requests offered", "requests", "neither",
-           "requests answered, failed or in flight at the end", ("a run of erg load",),
-           offered_count),
+           "requests answered, failed or in flight at the end", _LOAD, offered_count),
     Metric("requests.slo_attainment_frac", "SLO attainment", "frac", "higher",
-           "requests within every declared limit / requests offered",
-           ("requests", "limits (--slo)"), slo_attainment_frac, upper_bound=1.0,
-           views={"load notes": Position(50, label="SLO attainment")}),
+           "requests within every declared limit / requests offered", _WITH_LIMITS,
+           slo_attainment_frac, upper_bound=1.0,
+           views=positions("load notes 50 as SLO attainment")),
     Metric("requests.drain_s", "drain time", "s", "neither",
-           "last request settled - last request offered", ("a run of erg load",), drain_s,
-           views={"load notes": Position(30, "failures", "drain time")}),
+           "last request settled - last request offered", _LOAD, drain_s,
+           views=positions("load notes 30 in failures as drain time")),
     Metric("requests.prompt_tokens", "tokens of a prompt", "tokens/request", "neither",
-           "mean over requests", ("requests with tokens",), prompt_tokens),
+           "mean over requests", _WITH_TOKENS, prompt_tokens),
     Metric("requests.generated_tokens", "tokens of an answer", "tokens/request", "neither",
-           "mean over requests", ("requests with tokens",), generated_tokens),
-    Metric(
-        "energy.joules_per_generated_token",
-        "energy per generated token",
-        "J/token",
-        "lower",
-        "energy.run_j / generated tokens of whole answers",
-        ("an energy counter or power readings", "requests with tokens"),
-        joules_per_generated_token,
-        views={
-            "card": Position(630, "energy"), "model card": 140,
-            "load notes": Position(60, label="energy"),
-        },
-    ),
-    Metric(
-        "energy.joules_per_request",
-        "energy per request",
-        "J/request",
-        "lower",
-        "energy.run_j / requests.count",
-        ("an energy counter or power readings", "requests"),
-        joules_per_request,
-    ),
-    Metric(
-        "overhead.client_cpu_frac",
-        "load client's CPU",
-        "frac",
-        "lower",
-        "CPU time of the thread that sends and receives / time",
-        ("a run of erg load",),
-        client_cpu_frac,
-        upper_bound=1.0,
-    ),
+           "mean over requests", _WITH_TOKENS, generated_tokens),
+    Metric("energy.joules_per_generated_token", "energy per generated token", "J/token", "lower",
+           "energy.run_j / generated tokens of whole answers", (_ENERGY, *_WITH_TOKENS),
+           joules_per_generated_token,
+           views=positions("card 630 in energy; model card 140; load notes 60 as energy")),
+    Metric("energy.joules_per_request", "energy per request", "J/request", "lower",
+           "energy.run_j / requests.count", (_ENERGY, *_REQUESTS), joules_per_request),
+    Metric("overhead.client_cpu_frac", "load client's CPU", "frac", "lower",
+           "CPU time of the thread that sends and receives / time", _LOAD, client_cpu_frac,
+           upper_bound=1.0),
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric, Position
+from ergmeter.metrics.catalog import Metric, efficientllm, positions, sft_play
 from ergmeter.metrics.evidence.samples import (
     cached_for_kinds,
     highest_of,
@@ -74,27 +74,17 @@ def _printed(evidence: Evidence, reason: NotMeasurable, *, mean: bool) -> Readin
     return Reading(values[-1] if mean else max(values), "B", "reported", note=note)
 
 
-_BY_ALL = "in use by all programs"
-
-
-def device_peak_bytes(evidence: Evidence, device: Device | None = None) -> Reading:
-    """The most memory in use on a device, or on this one."""
+def _in_use(evidence: Evidence, device: Device | None = None, *, mean: bool) -> Reading:
+    """Memory in use on a device, or on this one: its mean or the most; else as printed."""
+    over_time = mean_bytes if mean else highest
     try:
-        return highest(evidence, "memory_bytes", _gpus(evidence, device), _BY_ALL)
+        return over_time(
+            evidence, "memory_bytes", _gpus(evidence, device), "in use by all programs"
+        )
     except NotMeasurable as reason:
         if device is not None:
             raise
-        return _printed(evidence, reason, mean=False)
-
-
-def device_mean_bytes(evidence: Evidence, device: Device | None = None) -> Reading:
-    """Mean memory in use on a device, or on this one."""
-    try:
-        return mean_bytes(evidence, "memory_bytes", _gpus(evidence, device), _BY_ALL)
-    except NotMeasurable as reason:
-        if device is not None:
-            raise
-        return _printed(evidence, reason, mean=True)
+        return _printed(evidence, reason, mean=mean)
 
 
 def device_peak_frac(evidence: Evidence, device: Device | None = None) -> Reading:
@@ -202,65 +192,47 @@ prefetch(mean, "memory_bytes", of=("gpu", "process"))
 prefetch(highest_of, "process_bytes", of=("gpu",))
 
 
-_SFT_PLAY = "SFT-Play"
+_device_bytes = partial(Metric, unit="B", direction="lower", needs=("an accelerator",))
+_host_bytes = partial(Metric, unit="B", direction="lower", needs=("the process probe",))
 
 METRICS = [
-    Metric(
+    _device_bytes(
         "memory.device_peak_bytes",
         "device memory, peak",
-        "B",
-        "lower",
-        "highest memory in use on any one device, whole run",
-        ("an accelerator",),
-        device_peak_bytes,
-        per_device=device_peak_bytes,
+        formula="highest memory in use on any one device, whole run",
+        compute=partial(_in_use, mean=False),
+        per_device=partial(_in_use, mean=False),
         kinds=("gpu",),
         noun="peak memory",
         quantity="device memory, peak",
         column="memory_device_peak_bytes",
-        aliases=(
-            Alias(
-                "vram_peak_MB",
-                _SFT_PLAY,
-                "in MB of 1 000 000 bytes; the original's MB were MiB",
-                "MB",
-                1e-6,
-            ),
+        aliases=sft_play(
+            "vram_peak_MB", "MB", "in MB of 1 000 000 bytes; the original's MB were MiB", 1e-6
         ),
-        views={
-            "card": Position(800, "memory"),
-            "report": 130,
-            "model card": Position(160, "the whole run"),
-            "serve live": 70,
-            "serve ledger": 30,
-            "console": 70,
-            "ledger notes": Position(30, label="vram_peak_MB"),
-            "compare": Position(50, label="memory"),
-            "pareto": Position(30, "memory"),
-        },
+        views=positions(
+            "card 800 in memory; report 130; model card 160 in the whole run; serve live 70;"
+            " serve ledger 30; console 70; ledger notes 30 as vram_peak_MB; compare 50 as memory;"
+            " pareto 30 in memory"
+        ),
     ),
-    Metric(
+    _device_bytes(
         "memory.device_mean_bytes",
         "device memory, mean",
-        "B",
-        "lower",
-        "mean over time of memory in use, mean over devices",
-        ("an accelerator",),
-        device_mean_bytes,
-        per_device=device_mean_bytes,
+        formula="mean over time of memory in use, mean over devices",
+        compute=partial(_in_use, mean=True),
+        per_device=partial(_in_use, mean=True),
         kinds=("gpu",),
         aliases=(
-            Alias(
+            *efficientllm(
                 "AMU",
-                "EfficientLLM",
-                "average memory utilization: mean over time of device"
-                " memory in use, in GB of 1e9 bytes; the original's GB were GiB",
                 "GB",
+                "average memory utilization: mean over time of device memory in use, in GB of 1e9"
+                " bytes; the original's GB were GiB",
                 1e-9,
             ),
-            Alias("vram_avg_MB", _SFT_PLAY, "in MB of 1 000 000 bytes", "MB", 1e-6),
+            *sft_play("vram_avg_MB", "MB", "in MB of 1 000 000 bytes", 1e-6),
         ),
-        views={"otel": Position(20, label="hw.gpu.memory.usage")},
+        views=positions("otel 20 as hw.gpu.memory.usage"),
     ),
     Metric(
         "memory.device_peak_frac",
@@ -276,66 +248,48 @@ METRICS = [
         upper_bound=1.0,
         above_bound="a reading of the device or its total memory is wrong",
     ),
-    Metric(
+    _device_bytes(
         "memory.device_program_peak_bytes",
         "device memory, the program's own",
-        "B",
-        "lower",
-        "highest sum over the program's processes of what the driver says they hold on any one"
-        " device, whole run",
-        ("an accelerator whose driver tells what each process holds",),
-        device_program_peak_bytes,
+        formula="highest sum over the program's processes of what the driver says they hold on any"
+        " one device, whole run",
+        needs=("an accelerator whose driver tells what each process holds",),
+        compute=device_program_peak_bytes,
     ),
-    Metric(
+    _device_bytes(
         "memory.device_growth_bytes_per_h",
         "device memory growth",
-        "B/h",
-        "lower",
-        "slope of a line through memory in use over the window",
-        ("an accelerator",),
-        partial(_growth, kind="gpu"),
+        unit="B/h",
+        formula="slope of a line through memory in use over the window",
+        compute=partial(_growth, kind="gpu"),
     ),
-    Metric(
+    _host_bytes(
         "memory.process_peak_bytes",
         "host memory, peak",
-        "B",
-        "lower",
-        "the larger of: highest reading of the resident memory of the process tree, whole run;"
-        " highest high-water mark of one of its processes, life of the program",
-        ("the process probe",),
-        process_peak_bytes,
+        formula="the larger of: highest reading of the resident memory of the process tree, whole"
+        " run; highest high-water mark of one of its processes, life of the program",
+        compute=process_peak_bytes,
         noun="host memory",
         column="memory_process_peak_bytes",
-        views={
-            "card": Position(820, "memory", is_expected=True),
-            "report": 140,
-            "serve live": 80,
-            "serve ledger": 40,
-            "console": 80,
-            "compare": Position(60, label="host mem."),
-            "pareto": Position(40, "memory"),
-            "bench report": Position(100, "memory", label="host", is_expected=True),
-            "bench matrix": Position(130, "memory"),
-        },
+        views=positions(
+            "card 820 in memory expected; report 140; serve live 80; serve ledger 40; console 80;"
+            " compare 60 as host mem.; pareto 40 in memory;"
+            " bench report 100 in memory as host expected; bench matrix 130 in memory"
+        ),
     ),
-    Metric(
+    _host_bytes(
         "memory.process_mean_bytes",
         "host memory, mean",
-        "B",
-        "lower",
-        "mean over time of resident memory of the process tree",
-        ("the process probe",),
-        process_mean_bytes,
+        formula="mean over time of resident memory of the process tree",
+        compute=process_mean_bytes,
     ),
-    Metric(
+    _host_bytes(
         "memory.process_growth_bytes_per_h",
         "host memory growth",
-        "B/h",
-        "lower",
-        "slope of a line through resident memory over the window",
-        ("the process probe",),
-        partial(_growth, kind="process"),
-        views={"card": Position(830, "memory")},
+        unit="B/h",
+        formula="slope of a line through resident memory over the window",
+        compute=partial(_growth, kind="process"),
+        views=positions("card 830 in memory"),
     ),
 ]
 
@@ -380,63 +334,51 @@ _HIGHEST = ("reserved_bytes", "allocated_peak_bytes", "split_bytes")
 prefetch(mean, "allocated_bytes", of=("allocator",))
 prefetch(highest_of, *_HIGHEST, of=("allocator",))
 
+_allocator_bytes = partial(Metric, unit="B", direction="lower", needs=_ALLOCATOR_NEEDS)
+
 ALLOCATOR_METRICS = [
-    Metric(
+    _allocator_bytes(
         "memory.allocator_peak_bytes",
         "allocator, peak",
-        "B",
-        "lower",
-        "the allocator's high-water mark of tensor memory",
-        _ALLOCATOR_NEEDS,
-        partial(
+        formula="the allocator's high-water mark of tensor memory",
+        compute=partial(
             _allocator_highest,
             column="allocated_peak_bytes",
             note="tensors of this program, the allocator's own peak",
         ),
         column="memory_allocator_peak_bytes",
-        views={
-            "card": Position(810, "memory"),
-            "bench report": Position(70, "memory", label="torch", is_expected=True),
-            "bench matrix": Position(100, "memory", "memory in tensors, peak (torch)"),
-        },
+        views=positions(
+            "card 810 in memory;"
+            " bench report 70 in memory as torch expected;"
+            " bench matrix 100 in memory as memory in tensors, peak (torch)"
+        ),
     ),
-    Metric(
+    _allocator_bytes(
         "memory.allocator_mean_bytes",
         "allocator, mean",
-        "B",
-        "lower",
-        "mean over time of tensor memory, mean over devices",
-        _ALLOCATOR_NEEDS,
-        allocator_mean_bytes,
+        formula="mean over time of tensor memory, mean over devices",
+        compute=allocator_mean_bytes,
     ),
-    Metric(
+    _allocator_bytes(
         "memory.allocator_reserved_bytes",
         "allocator, reserved",
-        "B",
-        "lower",
-        "highest memory the allocator took from the device",
-        _ALLOCATOR_NEEDS,
-        partial(_allocator_highest, column="reserved_bytes", note="taken from the device"),
+        formula="highest memory the allocator took from the device",
+        compute=partial(_allocator_highest, column="reserved_bytes", note="taken from the device"),
     ),
-    Metric(
+    _allocator_bytes(
         "memory.allocator_unused_frac",
         "allocator, reserved in vain",
-        "frac",
-        "lower",
-        "1 - the allocator's peak of tensor memory / its peak of memory taken from the device;"
-        " of the allocator where it is most",
-        _ALLOCATOR_NEEDS,
-        allocator_unused_frac,
+        unit="frac",
+        formula="1 - the allocator's peak of tensor memory / its peak of memory taken from the"
+        " device; of the allocator where it is most",
+        compute=allocator_unused_frac,
         upper_bound=1.0,
     ),
-    Metric(
+    _allocator_bytes(
         "memory.allocator_split_bytes",
         "allocator, fragments",
-        "B",
-        "lower",
-        "the allocator's peak of inactive split blocks: free parts of blocks in use",
-        _ALLOCATOR_NEEDS,
-        partial(
+        formula="the allocator's peak of inactive split blocks: free parts of blocks in use",
+        compute=partial(
             _allocator_highest,
             column="split_bytes",
             note="free parts of blocks that are in use, which nobody else can have; the allocator's"
@@ -543,27 +485,25 @@ _PHASE_NEEDS = ("spans of a Meter or an integration",)
 
 MEMORY_PHASE_METRICS = [
     *(
-        Metric(
+        _device_bytes(
             f"memory.device_{phase}_peak_bytes",
             f"device memory in {words}, peak",
-            "B",
-            "lower",
-            f"highest reading of memory in use on any one device at an instant of a {phase} span",
-            ("an accelerator", *_PHASE_NEEDS),
-            _on_device(phase),
+            formula="highest reading of memory in use on any one device at an instant of a"
+            f" {phase} span",
+            needs=("an accelerator", *_PHASE_NEEDS),
+            compute=_on_device(phase),
         )
         for phase, words in _WORDS.items()
     ),
     *(
-        Metric(
+        _allocator_bytes(
             f"memory.allocator_{phase}_peak_bytes",
             f"allocator in {words}, peak",
-            "B",
-            "lower",
-            f"the higher of: highest reading of tensor memory at an instant of a {phase} span;"
-            f" the allocator's mark where it rose between two readings and only {phase} was on",
-            ("a Meter in a torch program on CUDA", *_PHASE_NEEDS),
-            _in_allocator(phase),
+            formula="the higher of: highest reading of tensor memory at an instant of a"
+            f" {phase} span; the allocator's mark where it rose between two readings and only"
+            f" {phase} was on",
+            needs=(*_ALLOCATOR_NEEDS, *_PHASE_NEEDS),
+            compute=_in_allocator(phase),
         )
         for phase, words in _WORDS.items()
     ),

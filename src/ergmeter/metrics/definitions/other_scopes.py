@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Metric, Position
+from ergmeter.metrics.catalog import Metric, positions
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
@@ -67,11 +67,10 @@ METRICS = [
         scale="difference",
         column="eval_loss",
         rule="eval_loss",
-        views={
-            "serve ledger": Position(60, label="eval loss"),
-            "ledger": Position(40, "trainer", label="eval_loss"),
-            "compare": Position(100, label="eval loss"),
-        },
+        views=positions(
+            "serve ledger 60 as eval loss; ledger 40 in trainer as eval_loss;"
+            " compare 100 as eval loss"
+        ),
     ),
     _compared(
         "target.time_s",
@@ -79,7 +78,7 @@ METRICS = [
         "s",
         "lower",
         "first training step to the step whose smoothed loss is at or below the target",
-        views={"compare target": Position(10, label="to target")},
+        views=positions("compare target 10 as to target"),
     ),
     _compared(
         "target.energy_j",
@@ -87,7 +86,7 @@ METRICS = [
         "J",
         "lower",
         "as energy.run_j, over target.time_s",
-        views={"compare target": Position(20, label="energy")},
+        views=positions("compare target 20 as energy"),
     ),
     *(
         _of_cell(
@@ -114,7 +113,7 @@ METRICS = [
             "memory.process_peak_bytes",
         ),
         rule="peak_memory",
-        views={"bench compare": 40},
+        views=positions("bench compare 40"),
     ),
     _of_cell(
         "memory.nvidia_mean_bytes",
@@ -164,7 +163,7 @@ METRICS = [
         "neither",
         "forward and backward FLOPs of one sequence, under the convention of the note",
         needs=("a model's configuration",),
-        views={"analyze": 50, "analyze json": Position(10, "TFLOP", "tflop_per_sequence")},
+        views=positions("analyze 50; analyze json 10 in TFLOP as tflop_per_sequence"),
     ),
     _analysed(
         "analysis.tflop_per_s",
@@ -173,7 +172,7 @@ METRICS = [
         "higher",
         "TFLOP of a sequence x sequences/s",
         needs=("a model's configuration", "a throughput"),
-        views={"analyze": 40, "analyze json": Position(30, "TFLOP/s", "tflops_per_second")},
+        views=positions("analyze 40; analyze json 30 in TFLOP/s as tflops_per_second"),
     ),
     _analysed(
         "analysis.nki_frac",
@@ -182,11 +181,7 @@ METRICS = [
         "higher",
         "multiply-adds that NKI kernels state / all multiply-adds of the graphs",
         upper_bound=1.0,
-        views={
-            "analyze": 60,
-            "analyze json": Position(60, label="overall_nki_ratio"),
-            "analyze compare": 30,
-        },
+        views=positions("analyze 60; analyze json 60 as overall_nki_ratio; analyze compare 30"),
     ),
     _analysed(
         "analysis.score",
@@ -195,10 +190,6 @@ METRICS = [
         "higher",
         "MFU / base x throughput / base x loss x convergence x (offset + NKI share)",
         needs=("a model's configuration", "a throughput", "compiled graphs (HLO)", "a baseline"),
-        views={
-            "analyze": 70,
-            "analyze json": Position(70, label="training_score"),
-            "analyze compare": 40,
-        },
+        views=positions("analyze 70; analyze json 70 as training_score; analyze compare 40"),
     ),
 ]

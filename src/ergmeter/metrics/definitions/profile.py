@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.catalog import Metric, efficientllm
 from ergmeter.metrics.definitions.timing import in_step_s
 from ergmeter.records import Direction, FloatArray, Reading, is_above, weakest
 from ergmeter.stats.intervals import percentile_of_blocks
@@ -124,14 +124,14 @@ _ROWS: tuple[tuple[str, str, Direction, str], ...] = (
     ("compute", "computing", "higher", "union of what computes"),
     ("communication", "communicating", "lower", "union of collectives"),
     (
-        "communication_alone",
-        "communicating, nothing beside it",
-        "lower",
+        *("communication_alone", "communicating, nothing beside it", "lower"),
         "collectives that nothing is computed beside",
     ),
     ("copy_alone", "copying, nothing beside it", "lower", "copies beside neither"),
     ("idle", "idle", "lower", "1 - union of all of it"),
 )
+
+_of_a_step = partial(Metric, unit="s", direction="lower", needs=("profiled steps", "steps"))
 
 METRICS = [
     *(
@@ -148,31 +148,20 @@ METRICS = [
         )
         for name, title, direction, part in _ROWS
     ),
-    Metric(
+    _of_a_step(
         "profile.computation_s",
         "computation of a step",
-        "s",
-        "lower",
-        "profile.compute_frac x time.in_step_s",
-        ("profiled steps", "steps"),
-        partial(_of_step, column="compute_s"),
-        aliases=(Alias("AL (computation)", "EfficientLLM", "the part of AL that computes", "s"),),
+        formula="profile.compute_frac x time.in_step_s",
+        compute=partial(_of_step, column="compute_s"),
+        aliases=efficientllm("AL (computation)", "s", "the part of AL that computes"),
     ),
-    Metric(
+    _of_a_step(
         "profile.communication_s",
         "communication of a step",
-        "s",
-        "lower",
-        "profile.communication_frac x time.in_step_s",
-        ("profiled steps", "steps"),
-        partial(_of_step, column="communication_s"),
-        aliases=(
-            Alias(
-                "AL (communication)",
-                "EfficientLLM",
-                "the part of AL that communicates; beside computation too",
-                "s",
-            ),
+        formula="profile.communication_frac x time.in_step_s",
+        compute=partial(_of_step, column="communication_s"),
+        aliases=efficientllm(
+            "AL (communication)", "s", "the part of AL that communicates; beside computation too"
         ),
     ),
 ]

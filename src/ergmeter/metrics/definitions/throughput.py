@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric, Position, over_whole_run
+from ergmeter.metrics.catalog import Metric, efficientllm, over_whole_run, positions, sft_play
 from ergmeter.metrics.definitions.tokens import (
+    WORDS,
     all_steps_in,
     counted_basis,
     guessed,
@@ -127,11 +128,11 @@ def tokens_per_s(evidence: Evidence) -> Reading:
     return rate(evidence, amounts, "tokens/s", basis, label_of(evidence, label))
 
 
-def _of_column(evidence: Evidence, column: str, label: str, argument: str = "") -> Reading:
+def _of_column(evidence: Evidence, column: str, argument: str) -> Reading:
     """Tokens of one of the three counts over the window."""
-    values = reported_counts(evidence, evidence.counted, column)
+    label, values = WORDS[column], reported_counts(evidence, evidence.counted, column)
     if values is None:
-        raise NotMeasurable(why_not_counted(evidence, label, argument or column))
+        raise NotMeasurable(why_not_counted(evidence, label, argument))
     if column == "tokens_computed":
         as_printed = "tokens as printed, which may or may not count padding"
         label = as_printed if evidence.from_output else "padding included"
@@ -227,91 +228,59 @@ def generated_tokens_per_s(evidence: Evidence) -> Reading:
     return Reading(value, "tokens/s", basis, low, high, note)
 
 
-_EFFICIENTLLM = "EfficientLLM"
-_SFT_PLAY = "SFT-Play"
+_speed = partial(Metric, unit="tokens/s", direction="higher", quantity="speed")
 
 METRICS = [
-    Metric(
+    _speed(
         "throughput.tokens_per_s",
         "tokens/s",
-        "tokens/s",
-        "higher",
-        "sum of tokens of the counted steps, all ranks / window; real tokens where known",
-        ("steps with tokens",),
-        tokens_per_s,
+        formula="sum of tokens of the counted steps, all ranks / window; real tokens where known",
+        needs=("steps with tokens",),
+        compute=tokens_per_s,
         noun="speed",
-        quantity="speed",
         alternatives=("throughput.real_tokens_per_s", "throughput.computed_tokens_per_s"),
         column="tokens_per_s",
         rule="tokens_per_s",
-        aliases=(
-            Alias(
-                "tok_per_s",
-                _SFT_PLAY,
-                "tokens after the warm-up over the time after it; the"
-                " original divided all tokens by that time",
-                "tokens/s",
-            ),
+        aliases=sft_play(
+            "tok_per_s",
+            "tokens/s",
+            "tokens after the warm-up over the time after it; the original divided all tokens by"
+            " that time",
         ),
-        views={
-            "card": Position(100, "throughput", is_expected=True),
-            "report": Position(10, is_expected=True),
-            "citation": 10,
-            "model card": Position(10, is_expected=True),
-            "list": Position(10, label="tokens/s"),
-            "watch": Position(10, label="tokens/s"),
-            "recent": 10,
-            "so far": 10,
-            "serve list": 10,
-            "serve live": 10,
-            "serve ledger": 10,
-            "console": 20,
-            "ledger notes": Position(10, label="tok_per_s"),
-            "compare": Position(10, label="tokens/s"),
-            "pareto": 10,
-            "bench compare": 10,
-            "bench report": Position(10, is_expected=True),
-            "bench matrix": Position(10, "open"),
-        },
+        views=positions(
+            "card 100 in throughput expected; report 10 expected; citation 10;"
+            " model card 10 expected; list 10 as tokens/s; watch 10 as tokens/s; recent 10;"
+            " so far 10; serve list 10; serve live 10; serve ledger 10; console 20;"
+            " ledger notes 10 as tok_per_s; compare 10 as tokens/s; pareto 10; bench compare 10;"
+            " bench report 10 expected; bench matrix 10 in open"
+        ),
     ),
     *(
-        Metric(
+        _speed(
             f"throughput.{name}_tokens_per_s",
             title,
-            "tokens/s",
-            "higher",
-            f"sum of tokens_{name} / window",
-            (needs,),
-            partial(_of_column, column=f"tokens_{name}", label=label, argument=argument),
-            quantity="speed",
-            column=f"{name}_tokens_per_s" if is_in_bench else "",
-            rule=f"{name}_tokens_per_s" if is_in_bench else "",
-            views={"demo": Position(order, label=in_demo)},
+            formula=f"sum of tokens_{name} / window",
+            needs=(f"steps with {argument}",),
+            compute=partial(_of_column, column=f"tokens_{name}", argument=argument),
+            column=f"{name}_tokens_per_s" if name != "loss" else "",
+            rule=f"{name}_tokens_per_s" if name != "loss" else "",
+            views=positions(f"demo {in_demo}"),
         )
-        for name, title, needs, label, argument, is_in_bench, order, in_demo in (
+        for name, title, argument, in_demo in (
+            ("computed", "tokens/s computed", "tokens", "10 as computed (padding included)"),
+            ("real", "tokens/s real", "tokens_real", "20 as real (text, the card's figure)"),
             (
-                *("computed", "tokens/s computed", "steps with tokens", "computed tokens"),
-                *("tokens", True, 10, "computed (padding included)"),
-            ),
-            (
-                *("real", "tokens/s real", "steps with tokens_real", "real tokens"),
-                *("", True, 20, "real (text, the card's figure)"),
-            ),
-            (
-                *("loss", "tokens/s with loss", "steps with tokens_loss", "loss-bearing tokens"),
-                *("", False, 30, "with loss (the tales, not the requests)"),
+                *("loss", "tokens/s with loss", "tokens_loss"),
+                "30 as with loss (the tales, not the requests)",
             ),
         )
     ),
-    Metric(
+    _speed(
         "throughput.tokens_per_s_per_device",
         "tokens/s per device",
-        "tokens/s",
-        "higher",
-        "throughput.tokens_per_s / accelerators",
-        ("steps with tokens", "an accelerator"),
-        tokens_per_s_per_device,
-        quantity="speed",
+        formula="throughput.tokens_per_s / accelerators",
+        needs=("steps with tokens", "an accelerator"),
+        compute=tokens_per_s_per_device,
         alternatives=(
             "throughput.real_tokens_per_s_per_device",
             "throughput.computed_tokens_per_s_per_device",
@@ -319,83 +288,61 @@ METRICS = [
         column="tokens_per_s_per_device",
         rule="tokens_per_s_per_device",
         rule_aliases=("train_tokens_per_second",),
-        views={
-            "card": Position(120, "throughput"),
-            "model card": 30,
-            "bench report": Position(30, label="/device", is_expected=True),
-            "bench matrix": 20,
-        },
+        views=positions(
+            "card 120 in throughput; model card 30;"
+            " bench report 30 as /device expected; bench matrix 20"
+        ),
     ),
-    Metric(
+    _speed(
         "throughput.samples_per_s",
         "samples/s",
-        "samples/s",
-        "higher",
-        "sum of samples of the counted steps, all ranks / window",
-        ("steps with samples",),
-        samples_per_s,
-        quantity="speed",
+        unit="samples/s",
+        formula="sum of samples of the counted steps, all ranks / window",
+        needs=("steps with samples",),
+        compute=samples_per_s,
         column="samples_per_s",
         rule="samples_per_s",
         rule_aliases=("train_samples_per_second",),
-        views={
-            "card": Position(130, "throughput"),
-            "bench compare": 20,
-            "analyze": Position(30, label="throughput"),
-            "analyze json": Position(20, "sequences/s", "throughput_seq_per_sec"),
-            "analyze compare": 20,
-            "bench report": Position(40, is_expected=True),
-            "bench matrix": 30,
-        },
-    ),
-    Metric(
-        "throughput.steps_per_s",
-        "steps/s",
-        "steps/s",
-        "higher",
-        "optimizer steps of one rank / window",
-        ("steps",),
-        steps_per_s,
-        quantity="speed",
-        column="steps_per_s",
-        rule="steps_per_s",
-        views={"card": Position(170, "throughput")},
-    ),
-    Metric(
-        "throughput.tokens_per_parameter_per_s",
-        "tokens/s per parameter",
-        "tokens/s/param",
-        "higher",
-        "throughput.tokens_per_s / parameters",
-        ("steps with tokens", "parameters"),
-        tokens_per_parameter_per_s,
-        quantity="speed",
-        aliases=(
-            Alias(
-                "TT",
-                _EFFICIENTLLM,
-                "token throughput: tokens / parameters / time; does not"
-                " grow with the length of the run",
-                "tokens/param/s",
-            ),
+        views=positions(
+            "card 130 in throughput; bench compare 20; analyze 30 as throughput;"
+            " analyze json 20 in sequences/s as throughput_seq_per_sec; analyze compare 20;"
+            " bench report 40 expected; bench matrix 30"
         ),
     ),
-    Metric(
+    _speed(
+        "throughput.steps_per_s",
+        "steps/s",
+        unit="steps/s",
+        formula="optimizer steps of one rank / window",
+        needs=("steps",),
+        compute=steps_per_s,
+        column="steps_per_s",
+        rule="steps_per_s",
+        views=positions("card 170 in throughput"),
+    ),
+    _speed(
+        "throughput.tokens_per_parameter_per_s",
+        "tokens/s per parameter",
+        unit="tokens/s/param",
+        formula="throughput.tokens_per_s / parameters",
+        needs=("steps with tokens", "parameters"),
+        compute=tokens_per_parameter_per_s,
+        aliases=efficientllm(
+            "TT",
+            "tokens/param/s",
+            "token throughput: tokens / parameters / time; does not grow with the length of the"
+            " run",
+        ),
+    ),
+    _speed(
         "throughput.samples_per_parameter_per_s",
         "samples/s per parameter",
-        "samples/s/param",
-        "higher",
-        "throughput.samples_per_s / parameters",
-        ("steps with samples", "parameters"),
-        samples_per_parameter_per_s,
-        quantity="speed",
-        aliases=(
-            Alias(
-                "ST",
-                _EFFICIENTLLM,
-                "sample throughput: samples / parameters / time",
-                "samples/param/s",
-            ),
+        unit="samples/s/param",
+        formula="throughput.samples_per_s / parameters",
+        needs=("steps with samples", "parameters"),
+        compute=samples_per_parameter_per_s,
+        aliases=efficientllm(
+            "ST", "samples/param/s", "sample throughput: samples / parameters / time"
         ),
     ),
     Metric(
@@ -406,9 +353,7 @@ METRICS = [
         "sum of tokens of decode spans / their time",
         ("decode spans with tokens",),
         generated_tokens_per_s,
-        aliases=(
-            Alias("IT", _EFFICIENTLLM, "inference throughput: tokens generated / time", "tokens/s"),
-        ),
+        aliases=efficientllm("IT", "tokens/s", "inference throughput: tokens generated / time"),
     ),
 ]
 
@@ -416,16 +361,10 @@ METRICS += over_whole_run(
     METRICS,
     "throughput.tokens_per_s",
     is_in_bench=True,
-    views={
-        "card": Position(110, "throughput"),
-        "report": 20,
-        "model card": Position(20, "the whole run"),
-        "watch": Position(80, label="whole run"),
-        "so far": 60,
-        "console": 90,
-        "bench report": Position(20, label="whole run"),
-        "bench matrix": 60,
-        "compare": 20,
-    },
+    views=positions(
+        "card 110 in throughput; report 20; model card 20 in the whole run; watch 80 as whole run;"
+        " so far 60; console 90; compare 20;"
+        " bench report 20 as whole run; bench matrix 60"
+    ),
 )
 METRICS += over_whole_run(METRICS, "throughput.samples_per_s")

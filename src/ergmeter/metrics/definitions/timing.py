@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric, Position, over_whole_run
+from ergmeter.metrics.catalog import Metric, efficientllm, over_whole_run, positions, sft_play
 from ergmeter.metrics.definitions.throughput import pace
 from ergmeter.metrics.definitions.tokens import all_steps_in, need_all_rows, need_rows, steps_of
 from ergmeter.metrics.evidence.samples import cached_result
@@ -136,34 +136,29 @@ def _rank_step_s(evidence: Evidence, *, is_slowest: bool) -> Reading:
     return Reading(float(pace.in_step_s[at]), "s", "measured", note=note)
 
 
+_of_ranks = partial(Metric, unit="s", direction="lower", needs=("steps of several ranks",))
+
 RANK_METRICS = [
-    Metric(
+    _of_ranks(
         "ranks.spread_frac",
         "straggling",
-        "frac",
-        "lower",
-        "how much later or slower than the median rank the furthest rank is in every step, by"
-        " medians over steps / step time",
-        ("steps of several ranks",),
-        spread_frac,
+        unit="frac",
+        formula="how much later or slower than the median rank the furthest rank is in every step,"
+        " by medians over steps / step time",
+        compute=spread_frac,
     ),
-    Metric(
+    _of_ranks(
         "ranks.slowest_step_s",
         "slowest rank's step",
-        "s",
-        "lower",
-        "highest of the ranks' median times in a step",
-        ("steps of several ranks",),
-        partial(_rank_step_s, is_slowest=True),
+        formula="highest of the ranks' median times in a step",
+        compute=partial(_rank_step_s, is_slowest=True),
     ),
-    Metric(
+    _of_ranks(
         "ranks.fastest_step_s",
         "fastest rank's step",
-        "s",
-        "neither",
-        "lowest of the ranks' median times in a step",
-        ("steps of several ranks",),
-        partial(_rank_step_s, is_slowest=False),
+        direction="neither",
+        formula="lowest of the ranks' median times in a step",
+        compute=partial(_rank_step_s, is_slowest=False),
     ),
 ]
 
@@ -337,64 +332,46 @@ def _took_as_printed(evidence: Evidence, rows: Steps) -> bool:
     return bool(np.isclose(rows.duration_s[:, None], said_s, rtol=0, atol=1e-6).any())
 
 
+_time = partial(Metric, unit="s", direction="lower", needs=("steps",))
+
 METRICS = [
-    Metric(
+    _time(
         "time.step_s",
         "step time",
-        "s",
-        "lower",
-        "window / steps",
-        ("steps",),
-        step_s,
+        formula="window / steps",
+        compute=step_s,
         quantity="speed",
-        views={
-            "card": Position(200, "time", is_expected=True),
-            "report": Position(40, is_expected=True),
-            "model card": 70,
-            "list": Position(20, label="step"),
-            "watch": Position(20, label="step time"),
-            "recent": 20,
-            "so far": 20,
-            "serve list": 20,
-            "serve live": 20,
-            "console": 30,
-        },
+        views=positions(
+            "card 200 in time expected; report 40 expected; model card 70; list 20 as step;"
+            " watch 20 as step time; recent 20; so far 20; serve list 20; serve live 20; console 30"
+        ),
     ),
     *(
-        Metric(
+        _time(
             f"time.step_{name}_s",
             f"step time, {title}",
-            "s",
-            "lower",
-            f"{title} over steps of the time from the end of the step before to its own, cuts left"
-            " out",
-            ("steps",),
-            partial(_step_percentile, q=q),
+            formula=f"{title} over steps of the time from the end of the step before to its own,"
+            " cuts left out",
+            compute=partial(_step_percentile, q=q),
             column="step_median_s" if name == "median" else "",
             rule="step_time" if name == "median" else "",
-            views={"card": Position(order, "time")},
+            views=positions(f"card {order} in time"),
         )
         for name, title, q, order in (
             ("median", "median", 50, 210),
             ("p95", "95th percentile", 95, 220),
         )
     ),
-    Metric(
+    _time(
         "time.in_step_s",
         "time inside a step",
-        "s",
-        "lower",
-        "sum of (end - start) / steps",
-        ("steps",),
-        in_step_s,
-        aliases=(
-            Alias(
-                "AL",
-                "EfficientLLM",
-                "average latency of an iteration: computation and"
-                " communication together, as far as the step encloses them",
-                "s",
-            ),
+        formula="sum of (end - start) / steps",
+        compute=in_step_s,
+        aliases=efficientllm(
+            "AL",
+            "s",
+            "average latency of an iteration: computation and communication together, as far as the"
+            " step encloses them",
         ),
     ),
     Metric(
@@ -406,7 +383,7 @@ METRICS = [
         ("steps of a Meter",),
         outside_steps_frac,
         upper_bound=1.0,
-        views={"card": Position(230, "time")},
+        views=positions("card 230 in time"),
     ),
     Metric(
         "time.window_s",
@@ -418,38 +395,31 @@ METRICS = [
         (),
         window_s,
         column="timed_s",
-        views={"ledger": Position(10, label="window_s"), "fairness": 20},
+        views=positions("ledger 10 as window_s; fairness 20"),
     ),
-    Metric(
+    _time(
         "time.run_s",
         "run",
-        "s",
-        "lower",
-        "start of the run to the last sign of it",
-        (),
-        run_s,
+        formula="start of the run to the last sign of it",
+        needs=(),
+        compute=run_s,
         quantity="whole-run speed",
         column="runtime_s",
         rule="runtime",
         rule_aliases=("train_runtime",),
-        aliases=(Alias("wall_s", "SFT-Play", "wall clock time of the whole run", "s"),),
-        views={
-            "list": Position(40, label="lasted"),
-            "serve list": 50,
-            "bench compare": 30,
-            "bench report": Position(110, label="time", is_expected=True),
-            "bench matrix": Position(140, label="time"),
-        },
+        aliases=sft_play("wall_s", "s", "wall clock time of the whole run"),
+        views=positions(
+            "list 40 as lasted; serve list 50; bench compare 30;"
+            " bench report 110 as time expected; bench matrix 140 as time"
+        ),
     ),
-    Metric(
+    _time(
         "time.warmup_s",
         "warm-up",
-        "s",
-        "neither",
-        "start of the first step to the end of the last warm-up step",
-        ("steps",),
-        warmup_s,
-        aliases=(Alias("warmup_s", "SFT-Play", "time left out before the window", "s"),),
+        direction="neither",
+        formula="start of the first step to the end of the last warm-up step",
+        compute=warmup_s,
+        aliases=sft_play("warmup_s", "s", "time left out before the window"),
     ),
     Metric(
         "time.warmup_steps",
@@ -460,26 +430,22 @@ METRICS = [
         ("steps",),
         warmup_steps,
     ),
-    Metric(
+    _time(
         "time.before_first_step_s",
         "start-up",
-        "s",
-        "lower",
-        "start of the run to the start of the first step",
-        ("steps of a Meter",),
-        before_first_step_s,
-        views={"card": Position(270, "time")},
+        formula="start of the run to the start of the first step",
+        needs=("steps of a Meter",),
+        compute=before_first_step_s,
+        views=positions("card 270 in time"),
     ),
     *(
-        Metric(
+        _time(
             f"time.{phase}_s",
             f"{PHASE_TITLES[phase]}, whole run",
-            "s",
-            "lower",
-            f"sum over {phase} spans, whole run",
-            (f"{phase} spans",),
-            partial(_phase_s, phase=phase),
-            views={"card": Position(order, "time")},
+            formula=f"sum over {phase} spans, whole run",
+            needs=(f"{phase} spans",),
+            compute=partial(_phase_s, phase=phase),
+            views=positions(f"card {order} in time"),
         )
         for phase, order in (("eval", 240), ("checkpoint", 250), ("data", 260))
     ),

@@ -8,12 +8,13 @@ says which it was. A program's output seldom says: its count is called "tokens a
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric, Position
+from ergmeter.metrics.catalog import Metric, positions, sft_play
 from ergmeter.metrics.evidence.ranks import (
     counting,
     is_declared,
@@ -337,35 +338,30 @@ def generated(evidence: Evidence) -> Reading:
     return Reading(sum(counts), "tokens", "measured", note=f"{calls}; {evidence.window_note}")
 
 
+_of_tokens = partial(Metric, unit="tokens", direction="neither", needs=("steps with tokens",))
+
 METRICS = [
-    Metric(
+    _of_tokens(
         "tokens.total",
         "tokens",
-        "tokens",
-        "neither",
-        "sum of tokens of the counted steps; of ranks that share their tokens (--layout), of one",
-        ("steps with tokens",),
-        total_tokens,
-        aliases=(
-            Alias(
-                "tokens_processed",
-                "SFT-Play",
-                "tokens of the counted steps; the original"
-                " counted collated batches, evaluation and prefetch included",
-                "tokens",
-            ),
+        formula="sum of tokens of the counted steps; of ranks that share their tokens (--layout),"
+        " of one",
+        compute=total_tokens,
+        aliases=sft_play(
+            "tokens_processed",
+            "tokens",
+            "tokens of the counted steps; the original counted collated batches, evaluation and"
+            " prefetch included",
         ),
-        views={"model card": 60},
+        views=positions("model card 60"),
     ),
-    Metric(
+    _of_tokens(
         "tokens.per_step",
         "tokens per step",
-        "tokens/step",
-        "neither",
-        "tokens.total / steps of one rank",
-        ("steps with tokens",),
-        tokens_per_step,
-        views={"card": Position(180, "throughput")},
+        unit="tokens/step",
+        formula="tokens.total / steps of one rank",
+        compute=tokens_per_step,
+        views=positions("card 180 in throughput"),
     ),
     Metric(
         "tokens.padding_frac",
@@ -377,7 +373,7 @@ METRICS = [
         padding_frac,
         upper_bound=1.0,
         column="padding_frac",
-        views={"card": Position(190, "throughput")},
+        views=positions("card 190 in throughput"),
     ),
     Metric(
         "steps.count",
@@ -388,16 +384,15 @@ METRICS = [
         ("steps",),
         steps,
         column="timed_steps",
-        views={"ledger": Position(20, label="window_steps"), "fairness": 30},
+        views=positions("ledger 20 as window_steps; fairness 30"),
     ),
-    Metric(
+    _of_tokens(
         "tokens.generated",
         "tokens generated",
-        "tokens",
-        "neither",
-        "tokens that `generate` of the trained model returned in the window, beside those trained",
-        ("calls of generate in a training",),
-        generated,
+        formula="tokens that `generate` of the trained model returned in the window, beside those"
+        " trained",
+        needs=("calls of generate in a training",),
+        compute=generated,
     ),
     Metric(
         "steps.dropped",

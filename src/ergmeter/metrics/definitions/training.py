@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Metric, Position
+from ergmeter.metrics.catalog import Metric, positions
 from ergmeter.metrics.evidence.evidence import OUTPUT, Evidence
 from ergmeter.metrics.evidence.steps import Steps, read_steps
 from ergmeter.records import PHASES, Direction, Missing, Reading, Result
@@ -208,18 +208,11 @@ METRICS = [
         column="loss",
         rule="loss",
         rule_aliases=("train_loss",),
-        views={
-            "watch": Position(30, label="loss"),
-            "serve live": 30,
-            "serve ledger": 50,
-            "console": 10,
-            "ledger": Position(30, "trainer", label="train_loss"),
-            "compare": Position(90, label="loss"),
-            "bench compare": 50,
-            "bench report": Position(50, is_expected=True),
-            "bench matrix": 150,
-            "fairness": 10,
-        },
+        views=positions(
+            "watch 30 as loss; serve live 30; serve ledger 50; console 10;"
+            " ledger 30 in trainer as train_loss; compare 90 as loss; bench compare 50; fairness 10;"
+            " bench report 50 expected; bench matrix 150"
+        ),
     ),
     _metric("learning_rate", "learning rate", "neither"),
     _metric("grad_norm", "gradient norm", "neither"),

@@ -7,10 +7,11 @@ counts as busy: 100 % means that the device was not idle, and nothing more.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric, Position
+from ergmeter.metrics.catalog import Metric, efficientllm, positions
 from ergmeter.metrics.evidence.samples import (
     cached_for_kinds,
     cached_result,
@@ -26,8 +27,6 @@ from ergmeter.records import Device, Direction, Reading
 from ergmeter.runlog.reader import RUNNING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ergmeter.metrics.evidence.evidence import Evidence
 
 
@@ -67,108 +66,87 @@ def _of_one(evidence: Evidence, device: Device, column: str) -> tuple[float, flo
         raise NotMeasurable(f"{reason}{_failed(evidence, device)}") from None
 
 
-def _over_devices(column: str, unit: str, says: str) -> Callable[[Evidence], Reading]:
-    def compute(evidence: Evidence) -> Reading:
-        means = [_of_one(evidence, device, column) for device in sampled(evidence, "gpu")]
-        each = f"mean over {len(means)} devices; " if len(means) > 1 else ""
-        value, low, high = (sum(parts) / len(means) for parts in zip(*means, strict=True))
-        note = f"{says}; {_HOW}; {_EDGES}; {each}{evidence.window_note}"
-        return Reading(value, unit, "measured", low, high, note)
-
-    return compute
-
-
-def _of_device(column: str, unit: str, says: str) -> Callable[[Evidence, Device], Reading]:
-    def compute(evidence: Evidence, device: Device) -> Reading:
-        note = f"{says}; {_HOW}; {_EDGES}; {evidence.window_note}"
-        value, low, high = _of_one(evidence, device, column)
-        return Reading(value, unit, "measured", low, high, note)
-
-    return compute
+def _active(
+    evidence: Evidence, device: Device | None = None, *, column: str, unit: str, what: str
+) -> Reading:
+    """Mean of a hardware counter over the accelerators, or of this one."""
+    devices = sampled(evidence, "gpu") if device is None else [device]
+    means = [_of_one(evidence, device, column) for device in devices]
+    each = f"mean over {len(means)} devices; " if len(means) > 1 else ""
+    value, low, high = (sum(parts) / len(means) for parts in zip(*means, strict=True))
+    note = f"{what}; {_HOW}; {_EDGES}; {each}{evidence.window_note}"
+    return Reading(value, unit, "measured", low, high, note)
 
 
-# Column, title, direction, what it says. A rate is of each device, not of all together.
-_ROWS: list[tuple[str, str, Direction, str]] = [
-    (
-        "graphics_frac",
-        "time with any kernel",
-        "higher",
-        "share of time with any kernel resident",
-    ),
-    (
-        "sm_frac",
-        "multiprocessors at work",
-        "higher",
-        "share of multiprocessors with a warp, also one that waits, mean over time",
-    ),
-    (
-        "occupancy_frac",
-        "occupancy",
-        "neither",
-        "warps that are resident, of those there is room for, mean over time",
-    ),
-    (
-        "tensor_frac",
-        "tensor pipes at work",
-        "higher",
-        "share of cycles in which the tensor pipes worked, on whatever",
-    ),
-    (
-        "tensor_half_frac",
-        "tensor pipes, 16 bits (HMMA)",
-        "neither",
-        "share of cycles in which the tensor pipes worked on HMMA",
-    ),
-    (
-        "tensor_int_frac",
-        "tensor pipes, integers (IMMA)",
-        "neither",
-        "share of cycles in which the tensor pipes worked on IMMA",
-    ),
-    (
-        "tensor_double_frac",
-        "tensor pipes, doubles (DFMA)",
-        "neither",
-        "share of cycles in which the tensor pipes worked on DFMA",
-    ),
-    (
-        "dram_frac",
-        "device memory bandwidth",
-        "neither",
-        "bytes moved to and from device memory, of its peak bandwidth",
-    ),
-    ("pcie_sent_bytes_per_s", "PCIe, sent", "neither", "from each device over PCIe"),
-    ("pcie_received_bytes_per_s", "PCIe, received", "neither", "to each device over PCIe"),
-    ("nvlink_sent_bytes_per_s", "NVLink, sent", "neither", "from each device over all its links"),
-    ("nvlink_received_bytes_per_s", "NVLink, received", "neither", "to each device, all its links"),
-]
+_ACTIVITY_VIEWS = {
+    "graphics_frac": positions("ladder 20"),
+    "sm_frac": positions("card 410 in activity; ladder 30"),
+    "tensor_frac": positions("card 420 in activity; ladder 40"),
+    "dram_frac": positions("card 430 in activity"),
+}
 
 
-def _metric(column: str, title: str, direction: Direction, says: str) -> Metric:
+def _activity(column: str, title: str, direction: Direction, what: str) -> Metric:
+    """The metric of a hardware counter. A rate is of each device, not of all together."""
     unit = "frac" if column.endswith("_frac") else "B/s"
+    compute = partial(_active, column=column, unit=unit, what=what)
     return Metric(
         f"activity.{column}",
         title,
         unit,
         direction,
-        f"{says}; mean over the window, each reading weighted with its span, mean over devices",
+        f"{what}; mean over the window, each reading weighted with its span, mean over devices",
         ("hardware counters: NVML's on Hopper and newer, or the dcgm probe",),
-        _over_devices(column, unit, says),
-        per_device=_of_device(column, unit, says),
+        compute,
+        per_device=compute,
         kinds=("gpu",),
         upper_bound=1.0 if unit == "frac" else None,
         above_bound="a reading of the hardware counters is wrong",
-        views=_VIEWS.get(column, {}),
+        views=_ACTIVITY_VIEWS.get(column, {}),
     )
 
 
-_VIEWS: dict[str, dict[str, int | Position]] = {
-    "graphics_frac": {"ladder": 20},
-    "sm_frac": {"card": Position(410, "activity"), "ladder": 30},
-    "tensor_frac": {"card": Position(420, "activity"), "ladder": 40},
-    "dram_frac": {"card": Position(430, "activity")},
-}
-ACTIVITY_METRICS = [_metric(*row) for row in _ROWS]
+_TENSOR = "share of cycles in which the tensor pipes worked"
+ACTIVITY_METRICS = [
+    _activity(
+        "graphics_frac", "time with any kernel", "higher", "share of time with any kernel resident"
+    ),
+    _activity(
+        "sm_frac",
+        "multiprocessors at work",
+        "higher",
+        "share of multiprocessors with a warp, also one that waits, mean over time",
+    ),
+    _activity(
+        "occupancy_frac",
+        "occupancy",
+        "neither",
+        "warps that are resident, of those there is room for, mean over time",
+    ),
+    _activity("tensor_frac", "tensor pipes at work", "higher", f"{_TENSOR}, on whatever"),
+    _activity("tensor_half_frac", "tensor pipes, 16 bits (HMMA)", "neither", f"{_TENSOR} on HMMA"),
+    _activity("tensor_int_frac", "tensor pipes, integers (IMMA)", "neither", f"{_TENSOR} on IMMA"),
+    _activity(
+        "tensor_double_frac", "tensor pipes, doubles (DFMA)", "neither", f"{_TENSOR} on DFMA"
+    ),
+    _activity(
+        "dram_frac",
+        "device memory bandwidth",
+        "neither",
+        "bytes moved to and from device memory, of its peak bandwidth",
+    ),
+    _activity("pcie_sent_bytes_per_s", "PCIe, sent", "neither", "from each device over PCIe"),
+    _activity("pcie_received_bytes_per_s", "PCIe, received", "neither", "to each device over PCIe"),
+    _activity(
+        "nvlink_sent_bytes_per_s", "NVLink, sent", "neither", "from each device over all its links"
+    ),
+    _activity(
+        "nvlink_received_bytes_per_s",
+        "NVLink, received",
+        "neither",
+        "to each device, all its links",
+    ),
+]
 
 
 # Gauges and counters of devices, the node and the program.
@@ -182,30 +160,22 @@ _ABOVE = "a reading of the driver or the kernel is wrong"
 _CARDS = "of network cards; where there is none to be seen, of every interface but the loopback"
 
 
-def _mean_gauge(evidence: Evidence, column: str, kind: str, unit: str, note: str) -> Reading:
-    values = [mean(evidence, column, device) for device in sampled(evidence, kind)]
+def _mean_gauge(
+    evidence: Evidence, device: Device | None = None, *, column: str, kind: str, note: str
+) -> Reading:
+    """Mean of a gauge over the devices of a kind, or of this one."""
+    devices = sampled(evidence, kind) if device is None else [device]
+    values = [mean(evidence, column, device) for device in devices]
     each = f"mean over {len(values)} devices; " if len(values) > 1 else ""
     together = f"{note}; {each}{evidence.window_note}"
+    unit = "frac" if column.endswith("_frac") else "Hz"
     return Reading(sum(values) / len(values), unit, "measured", note=together)
 
 
 _BUSY = "share of time with any kernel resident, which is not the share of its peak"
-
-
-def busy_frac(evidence: Evidence) -> Reading:
-    """Mean busy share of the accelerators."""
-    return _mean_gauge(evidence, "busy_frac", "gpu", "frac", _BUSY)
-
-
-def device_busy_frac(evidence: Evidence, device: Device) -> Reading:
-    """Mean busy share of one accelerator."""
-    value = mean(evidence, "busy_frac", device)
-    return Reading(value, "frac", "measured", note=f"{_BUSY}; {evidence.window_note}")
-
-
-def clock_hz(evidence: Evidence) -> Reading:
-    """Mean clock of the accelerators."""
-    return _mean_gauge(evidence, "clock_hz", "gpu", "Hz", "streaming multiprocessors")
+_ALL_CORES = "all cores, all programs"
+busy_frac = partial(_mean_gauge, column="busy_frac", kind="gpu", note=_BUSY)
+node_cpu_frac = partial(_mean_gauge, column="busy_frac", kind="node", note=_ALL_CORES)
 
 
 def temperature_max_c(evidence: Evidence) -> Reading:
@@ -248,11 +218,6 @@ def process_cores(evidence: Evidence) -> Reading:
     return Reading(value, "cores", "measured", note=f"children included; {evidence.window_note}")
 
 
-def node_cpu_frac(evidence: Evidence) -> Reading:
-    """Mean load of all cores of the node, by all programs."""
-    return _mean_gauge(evidence, "busy_frac", "node", "frac", "all cores, all programs")
-
-
 _FULL_FRAC = 0.9  # of the cores: a program may have to wait for one
 _OTHERS_FRAC = 0.2
 
@@ -268,17 +233,9 @@ def other_programs(evidence: Evidence) -> str:
     return f"other programs kept {others:.1f} of {cores:.0f} cores busy"
 
 
-def iowait_frac(evidence: Evidence) -> Reading:
-    """Share of CPU time that waited for storage: a starved data loader shows here."""
-    return _mean_gauge(evidence, "iowait_frac", "node", "frac", "all cores, all programs")
-
-
-def _traffic(column: str) -> Callable[[Evidence], Reading]:
-    def compute(evidence: Evidence) -> Reading:
-        value = _rate(evidence, column, "node")
-        return Reading(value, "B/s", "measured", note=f"all programs; {evidence.window_note}")
-
-    return compute
+def _traffic(evidence: Evidence, column: str) -> Reading:
+    value = _rate(evidence, column, "node")
+    return Reading(value, "B/s", "measured", note=f"all programs; {evidence.window_note}")
 
 
 # What a writer's own cost holds: our threads in the user's program, or processes that only measure.
@@ -341,33 +298,25 @@ def _folded(evidence: Evidence) -> str:
     return f"; of the one that cost most of {folded} writers" if folded > 1 else ""
 
 
+_share = partial(Metric, unit="frac", upper_bound=1.0, above_bound=_ABOVE)
+
 METRICS = [
-    Metric(
+    _share(
         "utilization.busy_frac",
         "accelerator busy",
-        "frac",
-        "higher",
-        "mean over time of the driver's utilisation, mean over devices",
-        ("an accelerator",),
-        busy_frac,
-        per_device=device_busy_frac,
+        direction="higher",
+        formula="mean over time of the driver's utilisation, mean over devices",
+        needs=("an accelerator",),
+        compute=busy_frac,
+        per_device=busy_frac,
         kinds=("gpu",),
-        upper_bound=1.0,
-        above_bound=_ABOVE,
-        aliases=(
-            Alias(
-                "PCU",
-                "EfficientLLM",
-                "called peak compute utilization; is the driver's"
-                " utilisation, the share of time with any kernel resident",
-                "frac",
-            ),
+        aliases=efficientllm(
+            "PCU",
+            "frac",
+            "called peak compute utilization; is the driver's utilisation, the share of time with"
+            " any kernel resident",
         ),
-        views={
-            "card": Position(400, "activity"),
-            "ladder": 10,
-            "otel": Position(10, label="hw.gpu.utilization"),
-        },
+        views=positions("card 400 in activity; ladder 10; otel 10 as hw.gpu.utilization"),
     ),
     Metric(
         "utilization.clock_hz",
@@ -376,7 +325,7 @@ METRICS = [
         "higher",
         "mean over time and devices",
         ("an accelerator",),
-        clock_hz,
+        partial(_mean_gauge, column="clock_hz", kind="gpu", note="streaming multiprocessors"),
     ),
     Metric(
         "utilization.temperature_max_c",
@@ -396,7 +345,7 @@ METRICS = [
         ("an accelerator",),
         throttled_frac,
         upper_bound=1.0,
-        views={"card": Position(900, "load")},
+        views=positions("card 900 in load"),
     ),
     Metric(
         "utilization.process_cores",
@@ -406,30 +355,24 @@ METRICS = [
         "CPU seconds of the process tree / window",
         ("the process probe",),
         process_cores,
-        views={"card": Position(910, "load")},
+        views=positions("card 910 in load"),
     ),
-    Metric(
+    _share(
         "utilization.node_cpu_frac",
         "node CPU busy",
-        "frac",
-        "neither",
-        "mean over time of the load of all cores",
-        ("the node probe",),
-        node_cpu_frac,
-        upper_bound=1.0,
-        above_bound=_ABOVE,
+        direction="neither",
+        formula="mean over time of the load of all cores",
+        needs=("the node probe",),
+        compute=node_cpu_frac,
     ),
-    Metric(
+    _share(
         "utilization.iowait_frac",
         "waiting for storage",
-        "frac",
-        "lower",
-        "mean over time of the share of CPU time in iowait",
-        ("the node probe",),
-        iowait_frac,
-        upper_bound=1.0,
-        above_bound=_ABOVE,
-        views={"card": Position(920, "load")},
+        direction="lower",
+        formula="mean over time of the share of CPU time in iowait",
+        needs=("the node probe",),
+        compute=partial(_mean_gauge, column="iowait_frac", kind="node", note=_ALL_CORES),
+        views=positions("card 920 in load"),
     ),
     *(
         Metric(
@@ -439,7 +382,7 @@ METRICS = [
             "neither",
             f"increase of {column} / window; {of}",
             ("the node probe",),
-            _traffic(column),
+            partial(_traffic, column=column),
         )
         for column, title, of in (
             ("disk_read_bytes", "disk read", _DISKS),
@@ -459,6 +402,6 @@ METRICS = [
         own_cpu_frac,
         per_device=device_own_cpu_frac,
         kinds=("self",),
-        views={"card": Position(930, "load")},
+        views=positions("card 930 in load"),
     ),
 ]
