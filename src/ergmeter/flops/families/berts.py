@@ -72,10 +72,14 @@ def encoder_graph(e: Encoder) -> Graph:
     x = start = b.add(f"{at}.embeddings.norm", "norm", taken, params=first)
     if width != e.hidden or e.is_projected:
         x = b.linear(f"{at}.embeddings_project", "embedding", x, width, e.hidden, bias=True)
-    positions = _positions(b, e)
+    positions = ""
+    if e.relative is not None:  # their table goes through every layer once a step
+        name, params = f"{at}.encoder.rel_embeddings", e.relative.rows * e.hidden + e.relative.norm
+        stream = "relative positions"
+        positions = b.add(name, "embedding", params=params, stream=stream, role="positions")
     for number, block in enumerate(e.blocks):
         layer = b.within(f"{at}.{e.layer_name}.{number}")
-        if e.relative is not None and positions is not None:
+        if e.relative is not None:
             x = _add_disentangled(layer, block, e.relative, x, positions, e.hidden)
         else:
             x = add_block(layer, block, x, e.hidden)
@@ -96,16 +100,15 @@ def _shared(nodes: list[Node], e: Encoder) -> list[Node]:
     """The same nodes, the parameters of a layer that has another's tied to that one's."""
     names = [f"{e.prefix}.{e.layer_name}.{number}" for number in range(len(e.blocks))]
     owners = {name: names[e.weights_of.index(e.weights_of[n])] for n, name in enumerate(names)}
-    shared = []
-    for node in nodes:
-        owner = owners.get(node.layer or "", node.layer)
-        if owner != node.layer and node.params:
-            assert node.layer is not None
-            own = f"{owner}{node.name.removeprefix(node.layer)}"
-            shared.append(replace(node, params=0, tied_to=own))
-        else:
-            shared.append(node)
-    return shared
+
+    def shared(node: Node) -> Node:
+        layer = node.layer or ""
+        owner = owners.get(layer, layer)
+        if owner == layer or not node.params:
+            return node
+        return replace(node, params=0, tied_to=f"{owner}{node.name.removeprefix(layer)}")
+
+    return list(map(shared, nodes))
 
 
 def _add_masked_head(
@@ -114,30 +117,8 @@ def _add_masked_head(
     dense, decoder = e.head_names
     x = b.linear(dense, "head", x, e.hidden, width, bias=e.head_bias, stream="logits")
     x = b.add(f"{dense}_norm", "norm", x, params=norm, stream="logits")
-    b.linear(
-        decoder,
-        "head",
-        x,
-        width,
-        e.vocab,
-        bias=e.has_decoder_bias,
-        stream="logits",
-        role="head",
-        tied_to=embedding if e.is_tied else None,
-    )
-
-
-def _positions(b: Builder, e: Encoder) -> str | None:
-    """The table of relative positions, which goes through every layer once a step."""
-    if e.relative is None:
-        return None
-    return b.add(
-        f"{e.prefix}.encoder.rel_embeddings",
-        "embedding",
-        params=e.relative.rows * e.hidden + e.relative.norm,
-        stream="relative positions",
-        role="positions",
-    )
+    tied_to = embedding if e.is_tied else None
+    b.head(decoder, x, width, e.vocab, bias=e.has_decoder_bias, tied_to=tied_to)
 
 
 def _beside(b: Builder, e: Encoder, start: str, x: str) -> str:
@@ -160,20 +141,15 @@ def _add_disentangled(
         if node.name == f"{at}.core":
             for kind in r.kinds:
                 content, position = (query, key) if kind == "c2p" else (key, query)
-                met.append(_product(b, r, a, content, position, positions, kind))
+                met.append(_product(b, r, a, (content, position, positions), kind))
         b.nodes.append(replace(node, of=(*node.of, *met)) if node.of == (f"{at}.core",) else node)
     return out
 
 
 def _product(
-    b: Builder,
-    r: Relative,
-    a: AttentionLayer,
-    content: str,
-    position: str,
-    positions: str,
-    kind: str,
+    b: Builder, r: Relative, a: AttentionLayer, of: tuple[str, str, str], kind: str
 ) -> str:
+    content, position, positions = of
     size = a.heads * a.head_dim
     projection = "pos_key_proj" if kind == "c2p" else "pos_query_proj"
     own = b.linear(
@@ -198,10 +174,7 @@ _LM_HEAD = ("lm_head.dense", "lm_head.decoder")
 
 def _block(
     c: ModelConfig,
-    attention: tuple[str, str, str, str] = (
-        *("self.query", "self.key", "self.value"),
-        "output.dense",
-    ),
+    attention: tuple[str, ...] = ("self.query", "self.key", "self.value", "output.dense"),
     feed: tuple[str, str] = ("intermediate.dense", "output.dense"),
     *,
     module: str = "",

@@ -180,11 +180,7 @@ class Builder:
     """
 
     def __init__(
-        self,
-        nodes: list[Node] | None = None,
-        *,
-        layer: str | None = None,
-        stream: str = "tokens",
+        self, nodes: list[Node] | None = None, *, layer: str | None = None, stream: str = "tokens"
     ) -> None:
         self.nodes = [] if nodes is None else nodes
         self.layer, self.stream = layer, stream
@@ -233,6 +229,22 @@ class Builder:
         params = (work.bias * outputs) if tied_to else work.params
         return self.add(
             name, part, of, params=params, work=work, stream=stream, role=role, tied_to=tied_to
+        )
+
+    def head(
+        self, name: str, of: str, hidden: int, vocab: int, *, bias: bool, tied_to: str | None
+    ) -> str:
+        """Append the matrix that makes the logits."""
+        return self.linear(
+            name,
+            "head",
+            of,
+            hidden,
+            vocab,
+            bias=bias,
+            stream="logits",
+            role="head",
+            tied_to=tied_to,
         )
 
 
