@@ -63,9 +63,7 @@ def seq2seq_graph(m: Seq2Seq) -> Graph:
     target = _embedding(b, m, m.decoder, shared)
     out = _add_stack(b, m, m.decoder, target, memory=memory)
     tied_to = (shared or target) if m.is_tied else None
-    b.linear(
-        m.head_name, "head", out, m.hidden, m.vocab, stream="logits", role="head", tied_to=tied_to
-    )
+    b.head(m.head_name, out, m.hidden, m.vocab, bias=False, tied_to=tied_to)
     layers = len(m.encoder.blocks) + len(m.decoder.blocks)
     facts = dict(m.facts)
     return Graph(m.family, tuple(b.nodes), m.hidden, layers, m.vocab, m.assumptions, facts)
@@ -84,16 +82,8 @@ def _front_end(b: Builder, m: Seq2Seq) -> str:
     """
     x: str | tuple[str, ...] = ()
     for number, inputs, stream in ((1, m.mel_bins, "frames"), (2, m.hidden, "source")):
-        x = b.linear(
-            f"{m.encoder.prefix}.conv{number}",
-            "convolution",
-            x,
-            3 * inputs,
-            m.hidden,
-            bias=True,
-            is_module=False,
-            stream=stream,
-        )
+        name, rows = f"{m.encoder.prefix}.conv{number}", Builder(b.nodes, stream=stream)
+        x = rows.linear(name, "convolution", x, 3 * inputs, m.hidden, bias=True, is_module=False)
     return str(x)
 
 

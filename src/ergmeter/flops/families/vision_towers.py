@@ -63,17 +63,13 @@ class Tower:
 
 def add_tower(b: Builder, t: Tower) -> tuple[list[str], str]:
     """Append a tower; returns what is after each layer, and its result."""
-    name, b = t.prefix, Builder(b.nodes, stream="patches")
-    x = b.linear(
-        f"{name}.{t.patch_name}",
-        "patches",
-        (),
-        t.patch_inputs,
-        t.hidden,
-        bias=t.patch_bias,
-        is_module=False,
-        stream="patch grid",
+    name, b, grid = (
+        t.prefix,
+        Builder(b.nodes, stream="patches"),
+        Builder(b.nodes, stream="patch grid"),
     )
+    at, inputs = f"{name}.{t.patch_name}", t.patch_inputs
+    x = grid.linear(at, "patches", (), inputs, t.hidden, bias=t.patch_bias, is_module=False)
     taken: tuple[str, ...] = (x,)
     if t.tables:
         table = b.add(f"{name}.embeddings.tables", "embedding", params=t.tables, role="positions")
@@ -336,7 +332,7 @@ def _add_projector(b: Builder, projector: Projector, states: list[str], result: 
     return taken[0]
 
 
-# The parts of a configuration.
+# The language model of a configuration.
 
 TEXTS: dict[str, Callable[[ModelConfig], Decoder]] = {
     **DECODERS,
@@ -394,8 +390,3 @@ _TIED_BY_EITHER = ("llava", "llava_onevision", "qwen2_vl", "qwen2_5_vl")
 _TIED_BY_TEXT = ("mistral3",)
 # They have its fields beside `vision_config`, not in a part of their own.
 _FLAT = ("qwen2_vl", "qwen2_5_vl", "phi4_multimodal")
-
-
-def vision_of(c: ModelConfig, kind: str) -> ModelConfig:
-    """The tower's part, with what that kind of tower has where it says nothing."""
-    return c.part("vision_config", kind=kind)
