@@ -124,11 +124,7 @@ def total(parts: Parts) -> PartFlops:
 
 
 def _node_flops(
-    node: Node,
-    batch: Batch,
-    needs: dict[str, bool],
-    trained: dict[str, bool],
-    pairs: Pairs,
+    node: Node, batch: Batch, needs: dict[str, bool], trained: dict[str, bool], pairs: Pairs
 ) -> list[tuple[str, float, float]]:
     """(part, forward, backward) of a node; attention is two parts."""
     work = node.work

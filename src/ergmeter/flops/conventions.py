@@ -157,9 +157,8 @@ class Convention:
     is_head_recomputed: bool = True
     is_for_lora: bool = False
     halves: bool = False  # attention, because its mask is causal
-    made_for: Callable[[Sizes], str | None] = lambda _sizes: (
-        None
-    )  # why it says nothing of a model, if so
+    # The reason why it does not apply to a model, if so.
+    made_for: Callable[[Sizes], str | None] = lambda _sizes: None
     only_for: str = ""  # the same in words
 
     @property
@@ -177,9 +176,8 @@ class Convention:
     def model(self, model_sizes: Sizes, batch: Batch) -> float:
         """Model FLOPs of a training step."""
         assert self.weights is not None
-        return (
-            self.weights(model_sizes) + self.attention(model_sizes, batch.seq_len)
-        ) * batch.tokens
+        attention = self.attention(model_sizes, batch.seq_len)
+        return (self.weights(model_sizes) + attention) * batch.tokens
 
     def hardware(self, model_sizes: Sizes, batch: Batch) -> float:
         """The same with every layer computed a second time."""

@@ -154,12 +154,9 @@ def jamba(c: ModelConfig) -> Decoder:
 
 def mamba2_of(c: ModelConfig) -> Mamba2:
     """Mamba-2 as the hybrids write it."""
-    hidden = c.integer("hidden_size")
-    heads = c.integer("mamba_n_heads")
+    hidden, heads = c.integer("hidden_size"), c.integer("mamba_n_heads")
     head_dim = c.integer_or_auto("mamba_d_head")
-    inner = c.maybe("mamba_d_ssm") or (
-        heads * head_dim if head_dim else c.integer("mamba_expand") * hidden
-    )
+    inner = c.maybe("mamba_d_ssm") or (head_dim or 0) * heads or c.integer("mamba_expand") * hidden
     return _mamba2(c, inner, "mamba_proj_bias", "mamba")
 
 
@@ -170,12 +167,11 @@ def bamba(c: ModelConfig) -> Decoder:
     """Bamba: Mamba-2 layers with a few of attention, each with a feed-forward."""
     hidden, count = c.integer("hidden_size"), c.integer("num_hidden_layers")
     attends = c.integers("attn_layer_indices") or []
-    kinds = layer_kinds(
-        c,
-        count,
-        lambda number: "attention" if number in attends else "mamba",
-        names=("layers_block_type",),
-    )
+
+    def kind(number: int) -> str:
+        return "attention" if number in attends else "mamba"
+
+    kinds = layer_kinds(c, count, kind, names=("layers_block_type",))
     attention = self_attention(c, bias=c.flag("attention_bias", default=False))
     mixer = mamba2_of(c)
     mlp = Mlp(c.integer("intermediate_size"), module="feed_forward")
@@ -217,11 +213,8 @@ def qwen3_5(c: ModelConfig) -> Decoder:
     has_bias = c.flag("attention_bias", default=False)
     attention = replace(with_qk_norms(self_attention(c, bias=has_bias)), is_gated=True)
     linear = _delta_net(c)
-    feed: Mlp | Experts
-    if "moe_intermediate_size" in c:
-        feed = QWEN_SHARED_EXPERTS.read(c)
-    else:
-        feed = Mlp(c.integer("intermediate_size"))
+    is_mixture = "moe_intermediate_size" in c
+    feed = QWEN_SHARED_EXPERTS.read(c) if is_mixture else Mlp(c.integer("intermediate_size"))
     mixers = [linear if kind == "linear_attention" else attention for kind in kinds]
     return like_llama(c, c.model_type, _layers(hidden, mixers, repeat(feed)))
 
@@ -246,8 +239,7 @@ def nemotron_h(c: ModelConfig) -> Decoder:
         raise FormatError(
             f"{c.where}: num_hidden_layers is {count}, and {len(kinds)} layers are listed"
         )
-    layers = [_nemotron_layer(c, kind, hidden) for kind in kinds]
-    base = like_llama(c, "nemotron_h", layers)
+    base = like_llama(c, "nemotron_h", [_nemotron_layer(c, kind, hidden) for kind in kinds])
     return replace(base, embedding_name="embeddings")
 
 
@@ -258,10 +250,8 @@ def _nemotron_layer(c: ModelConfig, kind: str, hidden: int) -> Layer:
         attention = self_attention(c, bias=c.flag("attention_bias", default=False))
         return Layer((replace(attention, module="mixer"),), norm=hidden)
     if kind in ("mamba", "linear_attention"):
-        heads = c.integer("mamba_num_heads")
-        inner = heads * c.integer("mamba_head_dim")
-        mixer = _mamba2(c, inner, "mamba_proj_bias", "mixer")
-        return Layer((mixer,), norm=hidden)
+        inner = c.integer("mamba_num_heads") * c.integer("mamba_head_dim")
+        return Layer((_mamba2(c, inner, "mamba_proj_bias", "mixer"),), norm=hidden)
     if kind == "mlp":
         has_bias = c.flag("mlp_bias", default=False)
         mlp = Mlp(c.integer("intermediate_size"), is_gated=False, bias=has_bias, names=names)
@@ -297,17 +287,13 @@ def lfm2(c: ModelConfig) -> Decoder:
 def lfm2_moe(c: ModelConfig) -> Decoder:
     """LFM2 with mixtures above the first layers."""
     hidden, count = c.integer("hidden_size"), c.integer("num_hidden_layers")
-    kinds = c.names("layer_types")
-    if kinds is None:
+    if c.names("layer_types") is None:
         raise FormatError(f"{c.where}: the field layer_types is missing; add it")
     kinds = layer_kinds(c, count)
     mlp = Mlp(c.integer("intermediate_size"), names=("w1", "w3", "w2"), module="feed_forward")
-    experts = RoutedExperts(
-        ("num_experts",), ("moe_intermediate_size",), module="feed_forward"
-    ).read(c)
-    first = c.integer("num_dense_layers", at_least=0)
-    feeds = [mlp if number < first else experts for number in range(count)]
-    return _lfm2(c, hidden, kinds, feeds)
+    experts = RoutedExperts(("num_experts",), ("moe_intermediate_size",), module="feed_forward")
+    feed, first = experts.read(c), c.integer("num_dense_layers", at_least=0)
+    return _lfm2(c, hidden, kinds, [mlp if n < first else feed for n in range(count)])
 
 
 def _lfm2(
@@ -335,9 +321,7 @@ def minimax(c: ModelConfig) -> Decoder:
     """MiniMax-01 and M1: linear attention without softmax, and attention in some layers."""
     base = MIXTRAL(c)
     hidden, count = base.hidden, len(base.layers)
-    kinds = layer_kinds(
-        c, count, lambda number: "linear_attention" if number % 2 else "full_attention"
-    )
+    kinds = layer_kinds(c, count, lambda n: "linear_attention" if n % 2 else "full_attention")
     plain = self_attention(c)
     inner, state = plain.heads * plain.head_dim, plain.heads * plain.head_dim**2
     lightning = Recurrent(
@@ -349,8 +333,7 @@ def minimax(c: ModelConfig) -> Decoder:
         state=state,
         norm=inner,
     )
-    layers = _exchanged(base.layers, kinds, lightning)
-    return replace(base, family="minimax", layers=layers)
+    return replace(base, family="minimax", layers=_exchanged(base.layers, kinds, lightning))
 
 
 def recurrent_gemma(c: ModelConfig) -> Decoder:
@@ -391,9 +374,8 @@ def recurrent_gemma(c: ModelConfig) -> Decoder:
         scan_params=wide,
     )
     mlp = Mlp(c.integer("intermediate_size") // 2, bias=True, module="mlp_block")
-    mixers = [
-        attention if kind == "attention" else recurrence for kind in islice(cycle(pattern), count)
-    ]
+    kinds = islice(cycle(pattern), count)
+    mixers = [attention if kind == "attention" else recurrence for kind in kinds]
     return like_llama(c, "recurrent_gemma", _layers(hidden, mixers, repeat(mlp)), tied=True)
 
 
@@ -425,9 +407,8 @@ def kimi_linear(c: ModelConfig) -> Decoder:
 
 
 def _kimi_delta(c: ModelConfig, linear: ModelConfig, hidden: int) -> Recurrent:
-    dim = linear.maybe("head_dim") if linear is not c else None
-    heads = linear.maybe("num_heads") if linear is not c else None
-    width = linear.maybe("short_conv_kernel_size") if linear is not c else None
+    fields = ("head_dim", "num_heads", "short_conv_kernel_size")
+    dim, heads, width = (linear.maybe(name) if linear is not c else None for name in fields)
     dim, heads = dim or c.integer("linear_head_dim"), heads or c.integer("linear_num_heads")
     inner, state = heads * dim, heads * dim * dim
     return Recurrent(
