@@ -179,13 +179,9 @@ def _recomputed(
     """Nodes computed a second time on the way back."""
     if checkpointing == "none":
         return frozenset()
-    core = {
-        node.name
-        for node in graph
-        if isinstance(node.work, Attention) and node.layer is not None and needs[node.name]
-    }
     if checkpointing == "selective":
-        return frozenset(core)
+        cores = (node for node, _ in graph.attentions() if node.layer is not None)
+        return frozenset(node.name for node in cores if needs[node.name])
     by_layer: dict[str, list[Node]] = {}
     for node in graph:
         if node.layer is not None and node.work is not None:

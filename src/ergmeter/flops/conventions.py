@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.flops.graph.graph import Attention, Graph, Linear
+from ergmeter.flops.graph.graph import Graph
 
 if TYPE_CHECKING:
     from ergmeter.flops.batch import Batch
@@ -68,8 +68,7 @@ def sizes(graph: Graph) -> Sizes:
         raise NotMeasurable(
             "this formula counts each parameter once, and here layers share theirs; use exact"
         )
-    linears = [(node, node.work) for node in graph if isinstance(node.work, Linear)]
-    cores = [node.work for node in graph if isinstance(node.work, Attention)]
+    linears, cores = graph.linears(), [work for _, work in graph.attentions()]
     tied = {node.tied_to for node in graph if node.tied_to}
     per_head = [(core, core.heads * (core.qk_dim + core.v_dim)) for core in cores]
     windowed = tuple(

@@ -298,11 +298,7 @@ def check_model_split(graph: Graph, parallel: Parallel) -> None:
 
 def _attention_of_text(graph: Graph) -> list[Attention]:
     """Attention of the text alone: a vision tower may be replicated on every device."""
-    return [
-        node.work
-        for node in graph
-        if isinstance(node.work, Attention) and node.stream not in IMAGE_STREAMS
-    ]
+    return [work for node, work in graph.attentions() if node.stream not in IMAGE_STREAMS]
 
 
 def is_written_out(

@@ -81,9 +81,9 @@ class SavedTensors:
         self.code = code_traits(graph)
         self.folds = {node.name for node in graph if isinstance(node.work, Fold)}
         self.used = {  # experts that a row is sent to, by the module that holds them
-            node.name.partition(".experts.")[0]: node.work.used
-            for node in graph
-            if isinstance(node.work, Linear) and node.work.copies > 1
+            node.name.partition(".experts.")[0]: work.used
+            for node, work in graph.linears()
+            if work.copies > 1
         }
 
     def all(self) -> list[Saved]:

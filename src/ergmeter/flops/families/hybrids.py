@@ -18,17 +18,7 @@ from ergmeter.flops.families.pieces import (
     self_attention,
     with_qk_norms,
 )
-from ergmeter.flops.graph.layers import (
-    Decoder,
-    DeltaNet,
-    Experts,
-    Layer,
-    Mamba,
-    Mamba2,
-    Mlp,
-    Piece,
-    Recurrent,
-)
+from ergmeter.flops.graph.layers import Decoder, Experts, Layer, Mamba, Mlp, Piece, Recurrent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -47,13 +37,28 @@ def _layers(
     )
 
 
-def _delta_net(c: ModelConfig) -> DeltaNet:
-    return DeltaNet(
-        c.integer("linear_num_key_heads"),
-        c.integer("linear_num_value_heads"),
-        c.integer("linear_key_head_dim"),
-        c.integer("linear_value_head_dim"),
-        c.integer("linear_conv_kernel_dim"),
+def _delta_net(c: ModelConfig, hidden: int) -> Recurrent:
+    """Gated linear attention by the delta rule (arXiv 2412.06464)."""
+    key_heads, heads = c.integer("linear_num_key_heads"), c.integer("linear_num_value_heads")
+    key_dim, value_dim = c.integer("linear_key_head_dim"), c.integer("linear_value_head_dim")
+    # Per value head a state of key_dim x value_dim: read by the key, corrected, read by the query.
+    values, state = heads * value_dim, heads * key_dim * value_dim
+    channels = 2 * key_heads * key_dim + values
+    qkvz = Piece("in_proj_qkvz", hidden, channels + values)
+    return Recurrent(
+        (qkvz, Piece("in_proj_ba", hidden, 2 * heads)),
+        Piece("out_proj", values, hidden),
+        part="linear attention",
+        module="linear_attn",
+        conv=channels,
+        conv_of=(qkvz.name,),
+        conv_width=c.integer("linear_conv_kernel_dim"),
+        scan=8 * state,
+        state=state,
+        scan_params=2 * heads,
+        scan_of=("conv", "in_proj_ba"),
+        norm=value_dim,
+        norm_of=qkvz.name,
     )
 
 
@@ -63,7 +68,7 @@ def qwen3_next(c: ModelConfig) -> Decoder:
     count = len(base.layers)
     every = c.integer("full_attention_interval", default=4)
     kinds = layer_kinds(c, count, every_nth_full(every, "linear_attention"))
-    linear = _delta_net(c)
+    linear = _delta_net(c, base.hidden)
     experts = QWEN_SHARED_EXPERTS.read(c)
     layers = QWEN_SHARED_EXPERTS.put_in(c, _exchanged(base.layers, kinds, linear), experts)
     return replace(base, layers=tuple(layers))
@@ -99,17 +104,32 @@ def mamba2(c: ModelConfig) -> Decoder:
     return _state_space(c, "mamba2", hidden, mixer, tied=False)
 
 
-def _mamba2(c: ModelConfig, inner: int, bias: str, module: str) -> Mamba2:
-    """A Mamba-2 layer, under the names that any family has for its sizes."""
-    return Mamba2(
-        inner,
+def _mamba2(c: ModelConfig, inner: int, bias: str, module: str) -> Recurrent:
+    """A Mamba-2 layer (arXiv 2405.21060), by the names that any family has for its sizes."""
+    hidden, state = (
+        c.integer("hidden_size"),
         c.integer("state_size", "ssm_state_size", "mamba_d_state"),
-        c.integer("num_heads", "mamba_num_heads", "mamba_n_heads"),
-        c.integer("n_groups", "mamba_n_groups"),
-        c.integer("conv_kernel", "mamba_d_conv"),
-        conv_bias=c.flag("use_conv_bias", "mamba_conv_bias", default=True),
-        proj_bias=c.flag(bias, default=False),
+    )
+    heads = c.integer("num_heads", "mamba_num_heads", "mamba_n_heads")
+    channels = inner + 2 * c.integer("n_groups", "mamba_n_groups") * state
+    width = c.integer("conv_kernel", "mamba_d_conv")
+    conv_bias = c.flag("use_conv_bias", "mamba_conv_bias", default=True)
+    proj_bias = c.flag(bias, default=False)
+    return Recurrent(
+        (Piece("in_proj", hidden, inner + channels + heads, proj_bias),),
+        Piece("out_proj", inner, hidden, proj_bias),
+        part="mamba",
         module=module,
+        conv=channels,
+        conv_of=("in_proj",),
+        conv_width=width,
+        conv_bias=conv_bias,
+        scan=7 * inner * state,
+        state=inner * state,
+        scan_params=3 * heads,
+        scan_of=("conv", "in_proj"),
+        norm=inner,
+        norm_of="in_proj",
     )
 
 
@@ -152,7 +172,7 @@ def jamba(c: ModelConfig) -> Decoder:
     return like_llama(c, "jamba", _layers(hidden, mixers, feeds))
 
 
-def mamba2_of(c: ModelConfig) -> Mamba2:
+def mamba2_of(c: ModelConfig) -> Recurrent:
     """Mamba-2 as the hybrids write it."""
     hidden, heads = c.integer("hidden_size"), c.integer("mamba_n_heads")
     head_dim = c.integer_or_auto("mamba_d_head")
@@ -183,7 +203,9 @@ def falcon_h1(c: ModelConfig) -> Decoder:
     """Falcon-H1: attention and Mamba-2 side by side in every layer."""
     hidden = c.integer("hidden_size")
     attention = self_attention(c, bias=c.flag("attention_bias", default=False))
-    mixer = replace(mamba2_of(c), has_norm=c.flag("mamba_rms_norm", default=False))
+    mixer = mamba2_of(c)
+    if not c.flag("mamba_rms_norm", default=False):
+        mixer = replace(mixer, norm=0)
     mlp = Mlp(c.integer("intermediate_size"), module="feed_forward")
     layer = Layer((mixer, attention), mlp, norm=hidden, feed_norm=hidden)
     return like_llama(c, "falcon_h1", [layer] * c.integer("num_hidden_layers"))
@@ -212,7 +234,7 @@ def qwen3_5(c: ModelConfig) -> Decoder:
     c.integer("head_dim")
     has_bias = c.flag("attention_bias", default=False)
     attention = replace(with_qk_norms(self_attention(c, bias=has_bias)), is_gated=True)
-    linear = _delta_net(c)
+    linear = _delta_net(c, hidden)
     is_mixture = "moe_intermediate_size" in c
     feed = QWEN_SHARED_EXPERTS.read(c) if is_mixture else Mlp(c.integer("intermediate_size"))
     mixers = [linear if kind == "linear_attention" else attention for kind in kinds]

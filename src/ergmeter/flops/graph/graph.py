@@ -164,6 +164,14 @@ class Graph:
         """Parameters a token meets: of the experts only those it is sent to."""
         return sum(node.params_active for node in self.nodes)
 
+    def linears(self) -> list[tuple[Node, Linear]]:
+        """The nodes that are weight matrices, each with its work."""
+        return [(node, node.work) for node in self.nodes if isinstance(node.work, Linear)]
+
+    def attentions(self) -> list[tuple[Node, Attention]]:
+        """The nodes where queries meet keys, each with its work."""
+        return [(node, node.work) for node in self.nodes if isinstance(node.work, Attention)]
+
     def params_of(self, *roles: Role) -> int:
         """Parameters held by nodes of these roles."""
         return sum(node.params for node in self.nodes if node.role in roles)
