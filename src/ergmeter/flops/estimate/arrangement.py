@@ -477,14 +477,12 @@ class ParameterMemory:
     def scratch(self, nodes: list[Node]) -> float:
         """Temporaries of the optimizer's step over these nodes."""
         shards = self.setup.parallel.sharded(1)
-        moments = (
-            node.params
-            * max(self._number_bytes(node), self.numbers.master)
-            / (self.split(node) * shards)
-            for node in nodes
-            if self._own(node)
-        )
-        return scratch_bytes(self.setup.optimizer, moments)
+
+        def moment(node: Node) -> float:
+            size = max(self._number_bytes(node), self.numbers.master)
+            return node.params * size / (self.split(node) * shards)
+
+        return scratch_bytes(self.setup.optimizer, map(moment, filter(self._own, nodes)))
 
     def cast_bytes(self, node: Node) -> float:
         """Autocast's 16-bit copy of a matrix: kept until the backward pass has used it."""

@@ -308,12 +308,8 @@ class _Layout:
         else:
             rows = self.batch.grid().rows(nodes[0].stream)
             flowing = rows * self.graph.hidden * self.numbers.stream * self._share(is_split=False)
-        walk = LayerBackward(
-            self.tensors,
-            self.parameters,
-            self._share,
-            recomputes_core=self.how.checkpointing == "selective",
-        )
+        again = self.how.checkpointing == "selective"
+        walk = LayerBackward(self.tensors, self.parameters, self._share, recomputes_core=again)
         return walk.peak(nodes, saved, arriving, flowing)
 
     def _embedding_bytes(self, nodes: list[Node]) -> float:

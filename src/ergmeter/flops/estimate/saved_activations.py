@@ -583,12 +583,8 @@ class LayerBackward:
         return rows * width * self.tensors.numbers.compute * self.share(is_split)
 
     def _moment(self, temporaries: float) -> None:
-        saved = sum(
-            each.bytes
-            for some in self.alive.values()
-            for each in some
-            if self.core_is_there or not each.is_core
-        )
+        alive = (each for some in self.alive.values() for each in some)
+        saved = sum(each.bytes for each in alive if self.core_is_there or not each.is_core)
         working = self.flowing + sum(self.gradients.values()) + temporaries
         now = LayerPeak(saved, self.weight_gradients, working)
         if now.total > self.largest.total:

@@ -152,16 +152,10 @@ def _product(
     content, position, positions = of
     size = a.heads * a.head_dim
     projection = "pos_key_proj" if kind == "c2p" else "pos_query_proj"
-    own = b.linear(
-        f"{a.module}.self.{projection}",
-        "attention qkv",
-        positions,
-        size,
-        size,
-        bias=not r.is_shared,
-        is_module=not r.is_shared,
-        stream="relative positions",
-        tied_to=position if r.is_shared else None,
+    name, tied_to = f"{a.module}.self.{projection}", position if r.is_shared else None
+    rows, is_own = Builder(b.nodes, layer=b.layer, stream="relative positions"), not r.is_shared
+    own = rows.linear(
+        name, "attention qkv", positions, size, size, bias=is_own, is_module=is_own, tied_to=tied_to
     )
     work = Attention(a.heads, a.head_dim, 0, a.heads, "full", keys="relative positions")
     return b.add(f"{a.module}.{kind}", "attention", (content, own, own), work=work)
@@ -199,16 +193,10 @@ def _encoder(
     **changes: Any,  # noqa: ANN401
 ) -> Encoder:
     """An encoder of equal layers; `tables` are parameters of positions and segment types."""
-    base = Encoder(
-        c.model_type,
-        hidden,
-        c.integer("vocab_size"),
-        (block(c),) * c.integer(*layers),
-        prefix=c.model_type,
-        tables=tables,
-        norm=2 * hidden,
-        is_tied=c.flag("tie_word_embeddings", default=True),
-    )
+    kind, vocab = c.model_type, c.integer("vocab_size")
+    blocks = (block(c),) * c.integer(*layers)
+    is_tied = c.flag("tie_word_embeddings", default=True)
+    base = Encoder(kind, hidden, vocab, blocks, kind, tables, norm=2 * hidden, is_tied=is_tied)
     return replace(base, **changes)
 
 
@@ -316,17 +304,10 @@ def modernbert(c: ModelConfig) -> Encoder:
     hidden, count = c.integer("hidden_size"), c.integer("num_hidden_layers")
     norm = hidden * (1 + c.flag("norm_bias", default=False))
     has_bias = c.flag("attention_bias", default=False)
-    attention = biased_attention(
-        c,
-        hidden,
-        c.integer("num_attention_heads"),
-        q_bias=has_bias,
-        kv_bias=False,
-        out_bias=has_bias,
-        fused="Wqkv",
-        names=("", "", "", "Wo"),
-        module="attn",
-    )
+    heads = c.integer("num_attention_heads")
+    biases = {"q_bias": has_bias, "kv_bias": False, "out_bias": has_bias}
+    names = {"fused": "Wqkv", "names": ("", "", "", "Wo"), "module": "attn"}
+    attention = biased_attention(c, hidden, heads, **biases, **names)
     size, mlp_bias = c.integer("intermediate_size"), c.flag("mlp_bias", default=False)
     feed = Mlp(size, bias=mlp_bias, names=("Wi", "Wo"), fused="Wi")
     every = c.integer("global_attn_every_n_layers", default=3)
@@ -374,12 +355,8 @@ def deberta(c: ModelConfig) -> Encoder:
             c.flag("share_att_key", default=False),
             2 * hidden if has_norm else 0,
         )
-    return replace(
-        base,
-        tables=tables,
-        relative=relative,
-        conv_width=c.integer("conv_kernel_size", default=0, at_least=0),
-    )
+    conv_width = c.integer("conv_kernel_size", default=0, at_least=0)
+    return replace(base, tables=tables, relative=relative, conv_width=conv_width)
 
 
 def roberta(c: ModelConfig) -> Encoder:

@@ -137,8 +137,9 @@ class DecoderFamily:
     def _attention(self, c: ModelConfig) -> AttentionLayer:
         qkv_bias = _is(c, self.qkv_bias)
         out_bias = qkv_bias if self.out_bias is None else _is(c, self.out_bias)
-        fields = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
-        a = self_attention(c, hidden=self.hidden, **fields)
+        a = self_attention(
+            c, hidden=self.hidden, heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim
+        )
         if self.qk_norms_if is None or _is(c, self.qk_norms_if):
             if self.qk_norms == "head":
                 a = with_qk_norms(a)

@@ -106,10 +106,8 @@ def mamba2(c: ModelConfig) -> Decoder:
 
 def _mamba2(c: ModelConfig, inner: int, bias: str, module: str) -> Recurrent:
     """A Mamba-2 layer (arXiv 2405.21060), by the names that any family has for its sizes."""
-    hidden, state = (
-        c.integer("hidden_size"),
-        c.integer("state_size", "ssm_state_size", "mamba_d_state"),
-    )
+    hidden = c.integer("hidden_size")
+    state = c.integer("state_size", "ssm_state_size", "mamba_d_state")
     heads = c.integer("num_heads", "mamba_num_heads", "mamba_n_heads")
     channels = inner + 2 * c.integer("n_groups", "mamba_n_groups") * state
     width = c.integer("conv_kernel", "mamba_d_conv")
@@ -135,16 +133,11 @@ def _mamba2(c: ModelConfig, inner: int, bias: str, module: str) -> Recurrent:
 
 def _state_space(c: ModelConfig, family: str, hidden: int, mixer: Mixer, *, tied: bool) -> Decoder:
     """A decoder of nothing but state-space layers."""
-    return Decoder(
-        family,
-        hidden,
-        c.integer("vocab_size"),
-        (Layer((mixer,), norm=hidden),) * c.integer("num_hidden_layers", "n_layer"),
-        is_tied=c.flag("tie_word_embeddings", default=tied),
-        final_norm=hidden,
-        prefix="backbone",
-        embedding_name="embeddings",
-    )
+    vocab, count = c.integer("vocab_size"), c.integer("num_hidden_layers", "n_layer")
+    layers = (Layer((mixer,), norm=hidden),) * count
+    is_tied = c.flag("tie_word_embeddings", default=tied)
+    base = Decoder(family, hidden, vocab, layers, is_tied, final_norm=hidden)
+    return replace(base, prefix="backbone", embedding_name="embeddings")
 
 
 def jamba(c: ModelConfig) -> Decoder:

@@ -234,12 +234,6 @@ def like_llama(
     c: ModelConfig, family: str, layers: Sequence[Layer], *, tied: bool = False
 ) -> Decoder:
     """A decoder of these layers, with the table, norm and head that Llama has."""
-    hidden = c.integer("hidden_size")
-    return Decoder(
-        family,
-        hidden,
-        c.integer("vocab_size"),
-        tuple(layers),
-        is_tied=c.flag("tie_word_embeddings", default=tied),
-        final_norm=hidden,
-    )
+    hidden, vocab = c.integer("hidden_size"), c.integer("vocab_size")
+    is_tied = c.flag("tie_word_embeddings", default=tied)
+    return Decoder(family, hidden, vocab, tuple(layers), is_tied, final_norm=hidden)

@@ -403,12 +403,8 @@ def mistral3(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMode
     text = text_of(c, kind="mistral")
     base = _projector(c, tower, text)
     states = base.states if "vision_feature_layer" in c else (-1,)
-    merger = Piece(
-        "model.multi_modal_projector.patch_merger.merging_layer",
-        tower.hidden * merge * merge,
-        tower.hidden,
-        norm=tower.hidden,
-    )
+    name, wide = "model.multi_modal_projector.patch_merger.merging_layer", tower.hidden
+    merger = Piece(name, wide * merge * merge, wide, norm=wide)
     has_bias = c.flag("multimodal_projector_bias", default=False)
     steps = tuple(replace(step, bias=has_bias) for step in base.steps)
     projector = Projector((merger, *steps), states)

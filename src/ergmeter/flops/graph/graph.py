@@ -240,20 +240,11 @@ class Builder:
         )
 
     def head(
-        self, name: str, of: str, hidden: int, vocab: int, *, bias: bool, tied_to: str | None
+        self, name: str, of: str, width: int, vocab: int, *, bias: bool, tied_to: str | None
     ) -> str:
         """Append the matrix that makes the logits."""
-        return self.linear(
-            name,
-            "head",
-            of,
-            hidden,
-            vocab,
-            bias=bias,
-            stream="logits",
-            role="head",
-            tied_to=tied_to,
-        )
+        rows = Builder(self.nodes, layer=self.layer, stream="logits")
+        return rows.linear(name, "head", of, width, vocab, bias=bias, role="head", tied_to=tied_to)
 
 
 Trainable: TypeAlias = Callable[[Node], bool]

@@ -302,10 +302,11 @@ def add_attention(
 ) -> str:
     """Append attention of `x` to `memory`, the same node or, across streams, another."""
     at = a.module
-    qk_dim = v_dim = a.head_dim
+    qk_dim, v_dim, cached = a.head_dim, a.head_dim, None
     if a.latent is not None:
         query, key, value = _latent(b, a, a.latent, x, hidden)
         qk_dim, v_dim = a.latent.nope_dim + a.latent.rope_dim, a.latent.v_dim
+        cached = a.latent.kv_rank + a.latent.rope_dim
     elif a.fused is not None:
         size = (a.heads + 2 * a.kv_heads) * a.head_dim
         query = key = value = b.linear(f"{at}.{a.fused}", _QKV, x, hidden, size, bias=a.q_bias)
@@ -314,17 +315,7 @@ def add_attention(
     extra = a.norm_params + a.extra_params
     if extra:
         query = b.add(f"{at}.norms", "norm", query, params=extra)
-    core = Attention(
-        a.heads,
-        qk_dim,
-        v_dim,
-        a.kv_heads,
-        a.mask,
-        a.window,
-        a.chunk,
-        keys=keys,
-        latent=a.latent.kv_rank + a.latent.rope_dim if a.latent else None,
-    )
+    core = Attention(a.heads, qk_dim, v_dim, a.kv_heads, a.mask, a.window, a.chunk, keys, cached)
     mixed = b.add(f"{at}.core", "attention", (query, key, value), work=core)
     out, wide = f"{at}.{a.names[3]}", a.heads * v_dim
     return b.linear(out, "attention output", mixed, wide, hidden, bias=a.out_bias)
