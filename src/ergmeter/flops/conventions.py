@@ -71,11 +71,7 @@ def sizes(graph: Graph) -> Sizes:
     linears, cores = graph.linears(), [work for _, work in graph.attentions()]
     tied = {node.tied_to for node in graph if node.tied_to}
     per_head = [(core, core.heads * (core.qk_dim + core.v_dim)) for core in cores]
-    windowed = tuple(
-        (core.window or core.chunk or 0, size)
-        for core, size in per_head
-        if core.window or core.chunk
-    )
+    spans = [(core.window or core.chunk or 0, size) for core, size in per_head]
     return Sizes(
         params=graph.params_active,
         params_held=graph.params,
@@ -89,8 +85,8 @@ def sizes(graph: Graph) -> Sizes:
         head=sum(work.weights for node, work in linears if node.role == "head"),
         heads=sum(core.heads for core in cores),
         core=sum(size for _, size in per_head),
-        core_full=sum(size for core, size in per_head if not (core.window or core.chunk)),
-        windows=windowed,
+        core_full=sum(size for window, size in spans if not window),
+        windows=tuple((window, size) for window, size in spans if window),
         layers=graph.layers,
         hidden=graph.hidden,
         vocab=graph.vocab,

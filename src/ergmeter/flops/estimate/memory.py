@@ -411,11 +411,8 @@ class _Layout:
         return _Loss(logits * first, logits * 3 * FP32, logits=logits * size)
 
     def _assumptions(self, nodes: list[Node]) -> tuple[str, ...]:
-        return (
-            *self.graph.assumptions,
-            *assumptions(self.setup, self.how, self.graph),
-            *self._alternatives(nodes),
-        )
+        lines = assumptions(self.setup, self.how, self.graph)
+        return (*self.graph.assumptions, *lines, *self._alternatives(nodes))
 
     def _alternatives(self, nodes: list[Node]) -> list[str]:
         """Choices of the program that no configuration has, with the bytes of the alternative."""

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 def vit_model(c: ModelConfig, _image_size: ImageSize | None, architecture: str) -> Graph:
     """ViT: a class token, and a classifier on it or, without one, a pooler."""
-    tower = _with_class_token(c, vit(c, prefix="vit"))
+    tower = vit(c, prefix="vit")
+    tower = _with_class_token(tower, bias=c.flag("qkv_bias", default=True))
     return _one_tower(c, tower, architecture, classified=tower.hidden, has_pooler=True)
 
 
@@ -50,7 +51,8 @@ def dinov2(c: ModelConfig, _image_size: ImageSize | None, architecture: str) -> 
     """DINOv2: ViT with a scale for each channel; the class and the mean are classified together."""
     hidden = c.integer("hidden_size")
     size = c.share("mlp_ratio", hidden)
-    tower = _with_class_token(c, vit(c.having("intermediate_size", size), prefix="dinov2"))
+    tower = vit(c.having("intermediate_size", size), prefix="dinov2")
+    tower = _with_class_token(tower, bias=c.flag("qkv_bias", default=True))
     feed = tower.blocks[0].feed
     if c.flag("use_swiglu_ffn", default=False):
         inner = (int(size * 2 / 3) + 7) // 8 * 8
@@ -67,10 +69,9 @@ def tower_alone(c: ModelConfig, image_size: ImageSize | None, architecture: str)
     return _one_tower(c, tower, architecture, classified=tower.hidden)
 
 
-def _with_class_token(c: ModelConfig, tower: Tower) -> Tower:
+def _with_class_token(tower: Tower, *, bias: bool, output: str = "o_proj") -> Tower:
     """The same tower with a class token, which has a position too, as transformers names it."""
-    bias = c.flag("qkv_bias", default=True)
-    names = ("q_proj", "k_proj", "v_proj", "o_proj")
+    names = ("q_proj", "k_proj", "v_proj", output)
     block = tower.blocks[0]
     attention = replace(block.attention, q_bias=bias, kv_bias=bias, names=names, module="attention")
     return replace(
@@ -429,36 +430,25 @@ def internvl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMode
     """InternVL 2.5 and 3 as transformers has them: four patches shuffled into one token."""
     vision = c.part("vision_config", kind="internvl_vision")
     check_size(vision, image_size)
-    base = vit(vision, prefix="model.vision_tower")
-    hidden = base.hidden
+    tower = vit(vision, prefix="model.vision_tower")
     has_bias = vision.flag("attention_bias", default=False)
-    block = vit_block(vision, layer_norms=vision.word("norm_type") != "rms_norm")
-    attention = replace(
-        block.attention,
-        q_bias=has_bias,
-        kv_bias=has_bias,
-        norm_params=2 * hidden if vision.flag("use_qk_norm", default=False) else 0,
-        names=("q_proj", "k_proj", "v_proj", "projection_layer"),
-        module="attention",
-    )
-    blocks = (replace(block, attention=attention, extra_params=2 * hidden),) * len(base.blocks)
-    has_positions = vision.flag("use_absolute_position_embeddings", default=True)
-    is_pooled = vision.flag("use_mean_pooling", default=True)
-    tower = replace(
-        base,
-        blocks=blocks,
-        class_tokens=1,
-        tables=base.tables + 2 * hidden if has_positions else hidden,
-        after_norm=0 if is_pooled else 2 * hidden,
-        layer_name="encoder.layer",
-        patch_name="embeddings.patch_embeddings.projection",
-    )
+    tower = _with_class_token(tower, bias=has_bias, output="projection_layer")
+    hidden, block = tower.hidden, tower.blocks[0]
+    norm = hidden if vision.word("norm_type") == "rms_norm" else 2 * hidden
+    qk_norms = 2 * hidden if vision.flag("use_qk_norm", default=False) else 0
+    attention = replace(block.attention, norm_params=qk_norms)
+    block = replace(block, attention=attention, norm=norm, feed_norm=norm, extra_params=2 * hidden)
+    tower = replace(tower, blocks=(block,) * len(tower.blocks), layer_name="encoder.layer")
+    if not vision.flag("use_absolute_position_embeddings", default=True):
+        tower = replace(tower, tables=hidden)
+    if vision.flag("use_mean_pooling", default=True):
+        tower = replace(tower, after_norm=0)
     text = text_of(c, kind="qwen2")
     merge = round(1 / c.number("downsample_ratio", default=0.5))
-    if not 1 <= merge <= min(base.grid):
+    if not 1 <= merge <= min(tower.grid):
         raise FormatError(
             f"{c.where}: downsample_ratio {c.raw('downsample_ratio')} does not fit a grid of"
-            f" {base.grid[0]} patches"
+            f" {tower.grid[0]} patches"
         )
     wide = hidden * merge * merge
     at = "model.multi_modal_projector"
