@@ -166,10 +166,8 @@ def _like_bart(c: ModelConfig, positions: tuple[int, int], *, k_bias: bool = Tru
     norm = 2 * hidden
 
     def stack(what: str, rows: int) -> Stack:
-        heads, names = (
-            c.integer(f"{what}_attention_heads"),
-            ("q_proj", "k_proj", "v_proj", "out_proj"),
-        )
+        heads = c.integer(f"{what}_attention_heads")
+        names = ("q_proj", "k_proj", "v_proj", "out_proj")
         attention = biased_attention(c, hidden, heads, k_bias=k_bias, names=names)
         size = c.integer(f"{what}_ffn_dim")
         feed = Mlp(size, is_gated=False, bias=True, names=("fc1", "fc2"), module="")

@@ -63,11 +63,8 @@ class Tower:
 
 def add_tower(b: Builder, t: Tower) -> tuple[list[str], str]:
     """Append a tower; returns what is after each layer, and its result."""
-    name, b, grid = (
-        t.prefix,
-        Builder(b.nodes, stream="patches"),
-        Builder(b.nodes, stream="patch grid"),
-    )
+    name, grid = t.prefix, Builder(b.nodes, stream="patch grid")
+    b = Builder(b.nodes, stream="patches")
     at, inputs = f"{name}.{t.patch_name}", t.patch_inputs
     x = grid.linear(at, "patches", (), inputs, t.hidden, bias=t.patch_bias, is_module=False)
     taken: tuple[str, ...] = (x,)

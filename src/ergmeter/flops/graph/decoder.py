@@ -232,13 +232,13 @@ def add_block(
     def attend(source: str) -> str:
         return add_attention(b, block.attention, source, source, hidden)
 
-    def attend_across(source: str) -> str:
-        assert block.cross is not None
-        assert memory is not None
-        return add_attention(b, block.cross, source, memory, hidden, keys="source")
-
     out = around("attention", x, block.norm + block.extra_params, attend)
-    if block.cross is not None and memory is not None:
+    cross = block.cross
+    if cross is not None and memory is not None:
+
+        def attend_across(source: str) -> str:
+            return add_attention(b, cross, source, memory, hidden, keys="source")
+
         out = around("cross", out, block.norm, attend_across)
     return around("feed", out, block.feed_norm, lambda read: add_mlp(b, block.feed, read, hidden))
 
