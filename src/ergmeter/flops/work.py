@@ -399,6 +399,6 @@ def _sizes(graph: Graph, params: int | None, phase: str) -> tuple[Sizes | None, 
     except NotMeasurable as error:
         return None, str(error)
     if params is not None:
-        held = params + (model_sizes.params_held - model_sizes.params)
-        model_sizes = replace(model_sizes, params=params, params_held=held)
+        all_params = params + (model_sizes.params_held - model_sizes.params)
+        model_sizes = replace(model_sizes, params=params, params_held=all_params)
     return model_sizes, ""
