@@ -124,11 +124,7 @@ def total(parts: Parts) -> PartFlops:
 
 
 def _node_flops(
-    node: Node,
-    batch: Batch,
-    needs: dict[str, bool],
-    trained: dict[str, bool],
-    pairs: Pairs,
+    node: Node, batch: Batch, needs: dict[str, bool], trained: dict[str, bool], pairs: Pairs
 ) -> list[tuple[str, float, float]]:
     """(part, forward, backward) of a node; attention is two parts."""
     work = node.work
@@ -183,13 +179,9 @@ def _recomputed(
     """Nodes computed a second time on the way back."""
     if checkpointing == "none":
         return frozenset()
-    core = {
-        node.name
-        for node in graph
-        if isinstance(node.work, Attention) and node.layer is not None and needs[node.name]
-    }
     if checkpointing == "selective":
-        return frozenset(core)
+        cores = (node for node, _ in graph.attentions() if node.layer is not None)
+        return frozenset(node.name for node in cores if needs[node.name])
     by_layer: dict[str, list[Node]] = {}
     for node in graph:
         if node.layer is not None and node.work is not None:

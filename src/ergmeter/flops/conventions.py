@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.flops.graph.graph import Attention, Graph, Linear
+from ergmeter.flops.graph.graph import Graph
 
 if TYPE_CHECKING:
     from ergmeter.flops.batch import Batch
@@ -68,15 +68,10 @@ def sizes(graph: Graph) -> Sizes:
         raise NotMeasurable(
             "this formula counts each parameter once, and here layers share theirs; use exact"
         )
-    linears = [(node, node.work) for node in graph if isinstance(node.work, Linear)]
-    cores = [node.work for node in graph if isinstance(node.work, Attention)]
+    linears, cores = graph.linears(), [work for _, work in graph.attentions()]
     tied = {node.tied_to for node in graph if node.tied_to}
     per_head = [(core, core.heads * (core.qk_dim + core.v_dim)) for core in cores]
-    windowed = tuple(
-        (core.window or core.chunk or 0, size)
-        for core, size in per_head
-        if core.window or core.chunk
-    )
+    spans = [(core.window or core.chunk or 0, size) for core, size in per_head]
     return Sizes(
         params=graph.params_active,
         params_held=graph.params,
@@ -90,8 +85,8 @@ def sizes(graph: Graph) -> Sizes:
         head=sum(work.weights for node, work in linears if node.role == "head"),
         heads=sum(core.heads for core in cores),
         core=sum(size for _, size in per_head),
-        core_full=sum(size for core, size in per_head if not (core.window or core.chunk)),
-        windows=windowed,
+        core_full=sum(size for window, size in spans if not window),
+        windows=tuple((window, size) for window, size in spans if window),
         layers=graph.layers,
         hidden=graph.hidden,
         vocab=graph.vocab,
@@ -157,9 +152,8 @@ class Convention:
     is_head_recomputed: bool = True
     is_for_lora: bool = False
     halves: bool = False  # attention, because its mask is causal
-    made_for: Callable[[Sizes], str | None] = lambda _sizes: (
-        None
-    )  # why it says nothing of a model, if so
+    # The reason why it does not apply to a model, if so.
+    made_for: Callable[[Sizes], str | None] = lambda _sizes: None
     only_for: str = ""  # the same in words
 
     @property
@@ -177,9 +171,8 @@ class Convention:
     def model(self, model_sizes: Sizes, batch: Batch) -> float:
         """Model FLOPs of a training step."""
         assert self.weights is not None
-        return (
-            self.weights(model_sizes) + self.attention(model_sizes, batch.seq_len)
-        ) * batch.tokens
+        attention = self.attention(model_sizes, batch.seq_len)
+        return (self.weights(model_sizes) + attention) * batch.tokens
 
     def hardware(self, model_sizes: Sizes, batch: Batch) -> float:
         """The same with every layer computed a second time."""

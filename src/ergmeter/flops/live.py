@@ -61,9 +61,7 @@ def live_flops(
     except ErgmeterError as error:
         return _by_running(model, seq_len, settings, str(error))
     filled = replace(
-        settings,
-        parameters=settings.parameters or work.params,
-        dtype=settings.dtype or dtype,
+        settings, parameters=settings.parameters or work.params, dtype=settings.dtype or dtype
     )
     return tuple(work.flops.values()), filled, ""
 
@@ -82,11 +80,8 @@ def _by_running(
         return (), settings, reason
     if by := sharded_by(model):
         # On one rank alone it would wait for the others, or count what one of them holds.
-        return (
-            (),
-            settings,
-            f"{reason} (spread over processes by {by}, it is not run to be counted)",
-        )
+        reason = f"{reason} (spread over processes by {by}, it is not run to be counted)"
+        return (), settings, reason
     if any(_ON_EXPERTS.search(parameter.name) for parameter in parameters):
         # Run, it would count what PEFT does and not what the model needs.
         reason = "adapters on experts held as one tensor are multiplied into them by PEFT; pass"
@@ -205,12 +200,8 @@ def _check_size(graph: Graph, parameters: list[UnshardedParameter], kind: str) -
 
     Adapters are not the configuration's; of packed weights the true number can't be seen.
     """
-    own = [
-        parameter
-        for parameter in parameters
-        if ".lora_" not in parameter.name and "modules_to_save" not in parameter.name
-    ]
-    counts = sizes(own)
+    added = (".lora_", "modules_to_save")
+    counts = sizes([p for p in parameters if not any(name in p.name for name in added)])
     if counts is None:
         return
     params, _ = counts
@@ -253,9 +244,7 @@ def _training(parameters: list[UnshardedParameter]) -> TrainedParts:
     if ranks:
         if len(set(ranks.values())) > 1:
             raise NotMeasurable("its adapters have several ranks")
-        if any(
-            parameter.requires_grad and ".lora_" not in parameter.name for parameter in parameters
-        ):
+        if any(each.requires_grad and ".lora_" not in each.name for each in parameters):
             raise NotMeasurable("more than its adapters is trained")
         dora = any(".lora_magnitude_vector" in parameter.name for parameter in parameters)
         return TrainedParts(lora=Lora(max(ranks.values()), tuple(ranks), is_dora=dora))

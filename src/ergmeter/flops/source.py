@@ -129,9 +129,8 @@ def _learned_positions(graph: Graph, config: ModelConfig) -> dict[str, int]:
     """The longest sequence, where positions are looked up in a table."""
     if not any(node.role == "positions" and node.stream == "tokens" for node in graph):
         return {}
-    positions = config.maybe(
-        "n_positions", "max_position_embeddings", "max_target_positions", "max_seq_len"
-    )
+    names = ("n_positions", "max_position_embeddings", "max_target_positions", "max_seq_len")
+    positions = config.maybe(*names)
     if positions is None:
         return {}
     return {"learned_positions": positions - _NEVER_USED if graph.family in _PADDED else positions}
@@ -250,10 +249,8 @@ def _hub_cache() -> Path:
     hub_cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if hub_cache:
         return Path(hub_cache).expanduser()
-    home = os.environ.get("HF_HOME")
-    if home is None:
-        cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        home = f"{cache}/huggingface"
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME", f"{cache}/huggingface")
     return Path(home).expanduser() / "hub"
 
 

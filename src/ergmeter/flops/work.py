@@ -246,11 +246,8 @@ def _under_each(
 
 def writes(graph: Graph) -> bool:
     """True if the model goes on from what it reads, token by token."""
-    is_causal = any(
-        isinstance(node.work, Scan)
-        or (isinstance(node.work, Attention) and node.work.mask == "causal")
-        for node in graph
-    )
+    has_scan = any(isinstance(node.work, Scan) for node in graph)
+    is_causal = has_scan or any(work.mask == "causal" for _, work in graph.attentions())
     return is_causal and any(node.stream == "logits" for node in graph)
 
 
@@ -312,7 +309,7 @@ def _assumptions(graph: Graph, batch: Batch, phase: str, how: TrainedParts) -> l
         return [*lines, NO_RECOMPUTATION] if how.is_checkpointing_assumed else lines
     if batch.rows("logits") < batch.rows("tokens"):
         lines.append("the head is applied to the last token of each prompt, and to no other")
-    if any(isinstance(node.work, Linear) and node.work.copies > 1 for node in graph):
+    if any(work.copies > 1 for _, work in graph.linears()):
         lines.append("experts read: the number expected if the router picks them at random")
     more = _absorbed(graph, batch)
     if more is None:
@@ -335,16 +332,14 @@ def _absorbed(graph: Graph, batch: Batch) -> float | None:
     Queries then meet what is cached as it is, longer than keys and values are, and the projection
     costs as much as before: of each head's query up to the rank, and of its result down again.
     """
-    latent = [node for node in graph if isinstance(node.work, Attention) and node.work.latent]
-    linears = {node.name: node.work for node in graph if isinstance(node.work, Linear)}
-    more = 0.0
-    for node in latent:
-        core = node.work
-        assert isinstance(core, Attention)
-        assert core.latent is not None
-        longer = core.latent - core.qk_dim + linears[node.of[1]].inputs - core.v_dim
-        more += 2 * core.heads * longer * node_pairs(core, batch, node.stream, "needed")
-    return more if latent else None
+    linears = {node.name: work for node, work in graph.linears()}
+    more = None
+    for node, core in graph.attentions():
+        if core.latent:
+            longer = core.latent - core.qk_dim + linears[node.of[1]].inputs - core.v_dim
+            pairs = node_pairs(core, batch, node.stream, "needed")
+            more = (more or 0.0) + 2 * core.heads * longer * pairs
+    return more
 
 
 def trained_graph(graph: Graph, how: TrainedParts) -> tuple[Graph, Trainable]:
@@ -404,9 +399,6 @@ def _sizes(graph: Graph, params: int | None, phase: str) -> tuple[Sizes | None, 
     except NotMeasurable as error:
         return None, str(error)
     if params is not None:
-        model_sizes = replace(
-            model_sizes,
-            params=params,
-            params_held=params + (model_sizes.params_held - model_sizes.params),
-        )
+        all_params = params + (model_sizes.params_held - model_sizes.params)
+        model_sizes = replace(model_sizes, params=params, params_held=all_params)
     return model_sizes, ""

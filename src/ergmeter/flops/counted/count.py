@@ -426,11 +426,8 @@ def scalar_of(result: Any) -> torch.Tensor | None:  # noqa: ANN401
         value = result.get(name) if hasattr(result, "get") else getattr(result, name, None)
         if isinstance(value, torch.Tensor) and value.requires_grad:
             return value.sum()
-    tensors = [
-        leaf
-        for leaf in tree_flatten(result)[0]
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-    ]
+    leaves = tree_flatten(result)[0]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     return torch.stack([tensor.sum() for tensor in tensors]).sum() if tensors else None
 
 

@@ -97,9 +97,7 @@ class Lengths:
 
 
 def step_flops(
-    record: StepRecord,
-    counts: Sequence[Sequence[CallFlops]],
-    lengths: Lengths | None = None,
+    record: StepRecord, counts: Sequence[Sequence[CallFlops]], lengths: Lengths | None = None
 ) -> tuple[Flops, ...]:
     """The FLOPs of a step under each convention. NotMeasurable says why there are none."""
     lengths = lengths or Lengths()

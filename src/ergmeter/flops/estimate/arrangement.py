@@ -212,6 +212,9 @@ class Kernels:
     has_cache: bool = False
 
 
+_SPLITS = ("data", "tensor", "pipeline", "context")
+
+
 @dataclass(frozen=True, slots=True)
 class Parallel:
     """The numbers of devices that share a model and its batch, by kind of parallelism."""
@@ -224,7 +227,7 @@ class Parallel:
     is_sequence_parallel: bool = False  # Megatron's: norms and sums split along the sequence
 
     def __post_init__(self) -> None:
-        for name in ("data", "tensor", "pipeline", "context"):
+        for name in _SPLITS:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} parallelism is over 1 device or more")
         if self.zero not in range(4):
@@ -295,11 +298,7 @@ def check_model_split(graph: Graph, parallel: Parallel) -> None:
 
 def _attention_of_text(graph: Graph) -> list[Attention]:
     """Attention of the text alone: a vision tower may be replicated on every device."""
-    return [
-        node.work
-        for node in graph
-        if isinstance(node.work, Attention) and node.stream not in IMAGE_STREAMS
-    ]
+    return [work for node, work in graph.attentions() if node.stream not in IMAGE_STREAMS]
 
 
 def is_written_out(
@@ -354,16 +353,8 @@ def _spread(parallel: Parallel) -> str:
     }
     if parallel.devices == 1:
         return "one device"
-    sizes = ", ".join(
-        f"{name} {count}"
-        for name, count in (
-            ("data", parallel.data),
-            ("tensor", parallel.tensor),
-            ("pipeline", parallel.pipeline),
-            ("context", parallel.context),
-        )
-        if count > 1
-    )
+    counts = {name: getattr(parallel, name) for name in _SPLITS}
+    sizes = ", ".join(f"{name} {count}" for name, count in counts.items() if count > 1)
     devices = number_of(parallel.devices, "device")
     return f"{devices} ({sizes}), ZeRO stage {parallel.zero}: {sharding[parallel.zero]}"
 
@@ -372,9 +363,8 @@ def assumptions(setup: Setup, how: TrainedParts, graph: Graph) -> list[str]:
     """The choices that an estimate rests on, a line for each."""
     numbers = precision(setup.dtype)
     kernels, parallel = setup.kernels, setup.parallel
-    has_windows = any(
-        attention.window or attention.chunk for attention in _attention_of_text(graph)
-    )
+    attentions = _attention_of_text(graph)
+    has_windows = any(each.window or each.chunk for each in attentions)
     masked = "; layers with a window shorter than the sequence keep its mask" if has_windows else ""
     attention = {
         "sdpa": f"torch's sdpa for attention, which keeps no probabilities{masked}",
@@ -412,11 +402,7 @@ def assumptions(setup: Setup, how: TrainedParts, graph: Graph) -> list[str]:
         lines.append(
             "tensor-parallel: matrices, vocabulary and heads split evenly; norms are whole"
         )
-    keys = {
-        attention.kv_heads
-        for attention in _attention_of_text(graph)
-        if attention.kv_heads % parallel.tensor
-    }
+    keys = {each.kv_heads for each in attentions if each.kv_heads % parallel.tensor}
     if keys:
         lines.append(
             f"keys and values have {min(keys)} heads for {parallel.tensor} tensor-parallel devices:"
@@ -484,28 +470,24 @@ class ParameterMemory:
         if not self._own(node):
             return 0, 0
         share = self.split(node) * self.setup.parallel.sharded(1)
-        device, host = state_bytes(
-            self.setup.optimizer, node, self._number_bytes(node), self.numbers.master
-        )
+        size, master = self._number_bytes(node), self.numbers.master
+        device, host = state_bytes(self.setup.optimizer, node, size, master)
         return device / share, host / share
 
     def scratch(self, nodes: list[Node]) -> float:
         """Temporaries of the optimizer's step over these nodes."""
         shards = self.setup.parallel.sharded(1)
-        moments = (
-            node.params
-            * max(self._number_bytes(node), self.numbers.master)
-            / (self.split(node) * shards)
-            for node in nodes
-            if self._own(node)
-        )
-        return scratch_bytes(self.setup.optimizer, moments)
+
+        def moment(node: Node) -> float:
+            size = max(self._number_bytes(node), self.numbers.master)
+            return node.params * size / (self.split(node) * shards)
+
+        return scratch_bytes(self.setup.optimizer, map(moment, filter(self._own, nodes)))
 
     def cast_bytes(self, node: Node) -> float:
         """Autocast's 16-bit copy of a matrix: kept until the backward pass has used it."""
-        if not (
-            self.numbers.is_autocast and isinstance(node.work, Linear) and self.needs[node.name]
-        ):
+        is_cast = self.numbers.is_autocast and self.needs[node.name]
+        if not is_cast or not isinstance(node.work, Linear):
             return 0.0
         share = self.split(node) if node.params else self.setup.parallel.tensor
         return node.work.params / (share * self.setup.parallel.sharded(3)) * self.numbers.compute

@@ -16,7 +16,7 @@ from ergmeter.flops.estimate.arrangement import QUANTISED, Parallel, Setup
 from ergmeter.flops.estimate.memory import KINDS, Memory, step_memory
 from ergmeter.flops.estimate.storage import STORED_TYPES, Storage
 from ergmeter.flops.graph.adapters import Lora
-from ergmeter.flops.graph.graph import Attention, Convolution, Graph, Linear, Node, Scan
+from ergmeter.flops.graph.graph import Attention, Convolution, Graph, Node, Scan
 from ergmeter.records import Flops, Missing, Reading, Result
 from ergmeter.units import duration, number_of, scaled, significant
 
@@ -306,8 +306,8 @@ def _experts_left_alone(graph: Graph, storage: Storage) -> float:
         return 0
     return sum(
         node.params * storage.rest.bits / 8 - storage.held_bytes(node)
-        for node in graph
-        if node.part == "experts" and isinstance(node.work, Linear) and not node.work.is_module
+        for node, work in graph.linears()
+        if node.part == "experts" and not work.is_module
     )
 
 

@@ -308,12 +308,8 @@ class _Layout:
         else:
             rows = self.batch.grid().rows(nodes[0].stream)
             flowing = rows * self.graph.hidden * self.numbers.stream * self._share(is_split=False)
-        walk = LayerBackward(
-            self.tensors,
-            self.parameters,
-            self._share,
-            recomputes_core=self.how.checkpointing == "selective",
-        )
+        again = self.how.checkpointing == "selective"
+        walk = LayerBackward(self.tensors, self.parameters, self._share, recomputes_core=again)
         return walk.peak(nodes, saved, arriving, flowing)
 
     def _embedding_bytes(self, nodes: list[Node]) -> float:
@@ -415,11 +411,8 @@ class _Layout:
         return _Loss(logits * first, logits * 3 * FP32, logits=logits * size)
 
     def _assumptions(self, nodes: list[Node]) -> tuple[str, ...]:
-        return (
-            *self.graph.assumptions,
-            *assumptions(self.setup, self.how, self.graph),
-            *self._alternatives(nodes),
-        )
+        lines = assumptions(self.setup, self.how, self.graph)
+        return (*self.graph.assumptions, *lines, *self._alternatives(nodes))
 
     def _alternatives(self, nodes: list[Node]) -> list[str]:
         """Choices of the program that no configuration has, with the bytes of the alternative."""

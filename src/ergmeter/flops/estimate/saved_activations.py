@@ -69,12 +69,7 @@ class SavedTensors:
     """Visits the nodes with what each needs to know about those before it."""
 
     def __init__(
-        self,
-        graph: Graph,
-        batch: Batch,
-        trainable: Trainable,
-        numbers: Precision,
-        kernels: Kernels,
+        self, graph: Graph, batch: Batch, trainable: Trainable, numbers: Precision, kernels: Kernels
     ) -> None:
         self.nodes = {node.name: node for node in graph}
         self.batch = batch.grid()  # padding is computed and kept like anything else
@@ -86,9 +81,9 @@ class SavedTensors:
         self.code = code_traits(graph)
         self.folds = {node.name for node in graph if isinstance(node.work, Fold)}
         self.used = {  # experts that a row is sent to, by the module that holds them
-            node.name.partition(".experts.")[0]: node.work.used
-            for node in graph
-            if isinstance(node.work, Linear) and node.work.copies > 1
+            node.name.partition(".experts.")[0]: work.used
+            for node, work in graph.linears()
+            if work.copies > 1
         }
 
     def all(self) -> list[Saved]:
@@ -333,13 +328,10 @@ class SavedTensors:
         if query == key == value and not is_eager:
             yield from self._views(node, work, kv_heads, is_repeated=repeated)
             return
-        moved = {
-            query: work.heads * work.qk_dim,
-            key: kv_heads * work.qk_dim,
-            value: kv_heads * work.v_dim,
-        }
+        qkv_widths = _qkv_widths(work, kv_heads)
+        moved = dict(zip(node.of, qkv_widths, strict=True))
         if query == key == value:
-            moved = {query: work.heads * work.qk_dim + kv_heads * (work.qk_dim + work.v_dim)}
+            moved = {query: sum(qkv_widths)}
         elif key == value:  # latent: keys are joined with their turned part, values a view
             values = work.v_dim if is_eager else self.widths[value] // work.kv_heads
             moved[key] = kv_heads * (work.qk_dim + values)
@@ -361,17 +353,12 @@ class SavedTensors:
         the matrix's whole result alive.
         """
         size, cached = self.numbers.compute, self.kernels.has_cache
-        widths = {
-            "query": work.heads * work.qk_dim,
-            "key": kv_heads * work.qk_dim,
-            "value": kv_heads * work.v_dim,
-        }
         is_copied = {
             "query": self.is_rotary,
             "key": self.is_rotary or is_repeated or cached,
             "value": is_repeated or cached,
         }
-        for name, width in widths.items():
+        for name, width in zip(is_copied, _qkv_widths(work, kv_heads), strict=True):
             if is_copied[name]:
                 yield self._keep(node, f"{node.name}:{name}", width * size, split=True)
         if not all(is_copied.values()):
@@ -400,6 +387,11 @@ class SavedTensors:
             used = work.used if isinstance(work, Linear | Fold) and work.copies > 1 else 1
             per_row = self.widths[name] * used * self.numbers.compute
             yield self._keep(node, name, per_row, split=False)
+
+
+def _qkv_widths(work: Attention, kv_heads: int) -> tuple[int, int, int]:
+    """Numbers in one row of queries, of keys and of values."""
+    return work.heads * work.qk_dim, kv_heads * work.qk_dim, kv_heads * work.v_dim
 
 
 def widths(graph: Graph) -> dict[str, int]:
@@ -471,11 +463,7 @@ class LayerBackward:
         self.recomputes_core = recomputes_core  # selective checkpointing
 
     def peak(
-        self,
-        nodes: list[Node],
-        saved: Iterable[Saved],
-        arriving: dict[str, float],
-        flowing: float,
+        self, nodes: list[Node], saved: Iterable[Saved], arriving: dict[str, float], flowing: float
     ) -> LayerPeak:
         """The largest moment.
 
@@ -547,11 +535,7 @@ class LayerBackward:
         self.core_is_there = True
         tensors = self.tensors
         sizes: dict[str, float] = {}
-        widths = (
-            work.heads * work.qk_dim,
-            work.kv_heads * work.qk_dim,
-            work.kv_heads * work.v_dim,
-        )
+        widths = _qkv_widths(work, work.kv_heads)
         for name, width in zip(node.of, widths, strict=True):
             sizes[name] = sizes.get(name, 0.0) + self._size(width, True, node)
         if is_written_out(work, tensors.numbers, tensors.kernels, tensors.code):
@@ -599,12 +583,8 @@ class LayerBackward:
         return rows * width * self.tensors.numbers.compute * self.share(is_split)
 
     def _moment(self, temporaries: float) -> None:
-        saved = sum(
-            each.bytes
-            for some in self.alive.values()
-            for each in some
-            if self.core_is_there or not each.is_core
-        )
+        alive = (each for some in self.alive.values() for each in some)
+        saved = sum(each.bytes for each in alive if self.core_is_there or not each.is_core)
         working = self.flowing + sum(self.gradients.values()) + temporaries
         now = LayerPeak(saved, self.weight_gradients, working)
         if now.total > self.largest.total:

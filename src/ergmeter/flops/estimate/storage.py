@@ -77,10 +77,8 @@ STORED_TYPES = {
     )
 }
 # What a cache is kept in: the same without scales, of which it has one for a head or less.
-CACHED = {
-    name: replace(STORED_TYPES[name], scale_bits=0)
-    for name in ("fp32", "bf16", "fp16", "fp8", "int8")
-}
+_UNSCALED = ("fp32", "bf16", "fp16", "fp8", "int8")
+CACHED = {name: replace(STORED_TYPES[name], scale_bits=0) for name in _UNSCALED}
 _LONG = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "fp4": "nvfp4"}
 
 
@@ -122,11 +120,8 @@ class Storage:
     def _is_quantised(self, node: Node) -> bool:
         if self.matrices.bits >= WIDE:
             return True
-        if (
-            node.role
-            or node.part in ("router", "lora")
-            or (self.parts and node.part not in self.parts)
-        ):
+        is_other_part = self.parts and node.part not in self.parts
+        if node.role or node.part in ("router", "lora") or is_other_part:
             return False
         return not any(_means(pattern, node.name) for pattern in self.left_alone)
 
@@ -190,17 +185,9 @@ def storage_of(
     if matrices.bits >= WIDE:
         rest = matrices
     cached, cache_source = _cache(quantised, cache, rest)
-    return Storage(
-        matrices,
-        rest,
-        cached,
-        left_alone,
-        parts,
-        (
-            *_words(matrices, source, rest, whose, parts),
-            f"cache in {cached.name} ({cache_source})",
-        ),
-    )
+    notes = _words(matrices, source, rest, whose, parts)
+    notes += (f"cache in {cached.name} ({cache_source})",)
+    return Storage(matrices, rest, cached, left_alone, parts, notes)
 
 
 def _has_experts(config: ModelConfig) -> bool:
@@ -293,21 +280,14 @@ def _bitsandbytes(quantization: ModelConfig) -> StoredType | None:
     if quantization.flag("load_in_4bit", "_load_in_4bit", default=False):
         double = quantization.flag("bnb_4bit_use_double_quant", default=False)
         return STORED_TYPES["nf4-double" if double else "nf4"]
-    return (
-        STORED_TYPES["int8"]
-        if quantization.flag("load_in_8bit", "_load_in_8bit", default=False)
-        else None
-    )
+    is_8bit = quantization.flag("load_in_8bit", "_load_in_8bit", default=False)
+    return STORED_TYPES["int8"] if is_8bit else None
 
 
 def _grouped(quantization: ModelConfig) -> StoredType:
     """AWQ and GPTQ: a scale and a zero for each group."""
     bits = quantization.integer("bits", "w_bit")
-    size = (
-        quantization.raw("group_size")
-        if "group_size" in quantization
-        else quantization.raw("q_group_size")
-    )
+    size = quantization.raw("group_size" if "group_size" in quantization else "q_group_size")
     group = None if size in (None, -1) else quantization.integer("group_size", "q_group_size")
     return StoredType(f"int{bits}", bits, 16 + bits, group)
 

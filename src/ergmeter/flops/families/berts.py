@@ -72,10 +72,14 @@ def encoder_graph(e: Encoder) -> Graph:
     x = start = b.add(f"{at}.embeddings.norm", "norm", taken, params=first)
     if width != e.hidden or e.is_projected:
         x = b.linear(f"{at}.embeddings_project", "embedding", x, width, e.hidden, bias=True)
-    positions = _positions(b, e)
+    positions = ""
+    if e.relative is not None:  # their table goes through every layer once a step
+        name, params = f"{at}.encoder.rel_embeddings", e.relative.rows * e.hidden + e.relative.norm
+        stream = "relative positions"
+        positions = b.add(name, "embedding", params=params, stream=stream, role="positions")
     for number, block in enumerate(e.blocks):
         layer = b.within(f"{at}.{e.layer_name}.{number}")
-        if e.relative is not None and positions is not None:
+        if e.relative is not None:
             x = _add_disentangled(layer, block, e.relative, x, positions, e.hidden)
         else:
             x = add_block(layer, block, x, e.hidden)
@@ -96,16 +100,15 @@ def _shared(nodes: list[Node], e: Encoder) -> list[Node]:
     """The same nodes, the parameters of a layer that has another's tied to that one's."""
     names = [f"{e.prefix}.{e.layer_name}.{number}" for number in range(len(e.blocks))]
     owners = {name: names[e.weights_of.index(e.weights_of[n])] for n, name in enumerate(names)}
-    shared = []
-    for node in nodes:
-        owner = owners.get(node.layer or "", node.layer)
-        if owner != node.layer and node.params:
-            assert node.layer is not None
-            own = f"{owner}{node.name.removeprefix(node.layer)}"
-            shared.append(replace(node, params=0, tied_to=own))
-        else:
-            shared.append(node)
-    return shared
+
+    def shared(node: Node) -> Node:
+        layer = node.layer or ""
+        owner = owners.get(layer, layer)
+        if owner == layer or not node.params:
+            return node
+        return replace(node, params=0, tied_to=f"{owner}{node.name.removeprefix(layer)}")
+
+    return list(map(shared, nodes))
 
 
 def _add_masked_head(
@@ -114,30 +117,8 @@ def _add_masked_head(
     dense, decoder = e.head_names
     x = b.linear(dense, "head", x, e.hidden, width, bias=e.head_bias, stream="logits")
     x = b.add(f"{dense}_norm", "norm", x, params=norm, stream="logits")
-    b.linear(
-        decoder,
-        "head",
-        x,
-        width,
-        e.vocab,
-        bias=e.has_decoder_bias,
-        stream="logits",
-        role="head",
-        tied_to=embedding if e.is_tied else None,
-    )
-
-
-def _positions(b: Builder, e: Encoder) -> str | None:
-    """The table of relative positions, which goes through every layer once a step."""
-    if e.relative is None:
-        return None
-    return b.add(
-        f"{e.prefix}.encoder.rel_embeddings",
-        "embedding",
-        params=e.relative.rows * e.hidden + e.relative.norm,
-        stream="relative positions",
-        role="positions",
-    )
+    tied_to = embedding if e.is_tied else None
+    b.head(decoder, x, width, e.vocab, bias=e.has_decoder_bias, tied_to=tied_to)
 
 
 def _beside(b: Builder, e: Encoder, start: str, x: str) -> str:
@@ -160,32 +141,21 @@ def _add_disentangled(
         if node.name == f"{at}.core":
             for kind in r.kinds:
                 content, position = (query, key) if kind == "c2p" else (key, query)
-                met.append(_product(b, r, a, content, position, positions, kind))
+                met.append(_product(b, r, a, (content, position, positions), kind))
         b.nodes.append(replace(node, of=(*node.of, *met)) if node.of == (f"{at}.core",) else node)
     return out
 
 
 def _product(
-    b: Builder,
-    r: Relative,
-    a: AttentionLayer,
-    content: str,
-    position: str,
-    positions: str,
-    kind: str,
+    b: Builder, r: Relative, a: AttentionLayer, of: tuple[str, str, str], kind: str
 ) -> str:
+    content, position, positions = of
     size = a.heads * a.head_dim
     projection = "pos_key_proj" if kind == "c2p" else "pos_query_proj"
-    own = b.linear(
-        f"{a.module}.self.{projection}",
-        "attention qkv",
-        positions,
-        size,
-        size,
-        bias=not r.is_shared,
-        is_module=not r.is_shared,
-        stream="relative positions",
-        tied_to=position if r.is_shared else None,
+    name, tied_to = f"{a.module}.self.{projection}", position if r.is_shared else None
+    rows, is_own = Builder(b.nodes, layer=b.layer, stream="relative positions"), not r.is_shared
+    own = rows.linear(
+        name, "attention qkv", positions, size, size, bias=is_own, is_module=is_own, tied_to=tied_to
     )
     work = Attention(a.heads, a.head_dim, 0, a.heads, "full", keys="relative positions")
     return b.add(f"{a.module}.{kind}", "attention", (content, own, own), work=work)
@@ -198,10 +168,7 @@ _LM_HEAD = ("lm_head.dense", "lm_head.decoder")
 
 def _block(
     c: ModelConfig,
-    attention: tuple[str, str, str, str] = (
-        *("self.query", "self.key", "self.value"),
-        "output.dense",
-    ),
+    attention: tuple[str, ...] = ("self.query", "self.key", "self.value", "output.dense"),
     feed: tuple[str, str] = ("intermediate.dense", "output.dense"),
     *,
     module: str = "",
@@ -226,16 +193,10 @@ def _encoder(
     **changes: Any,  # noqa: ANN401
 ) -> Encoder:
     """An encoder of equal layers; `tables` are parameters of positions and segment types."""
-    base = Encoder(
-        c.model_type,
-        hidden,
-        c.integer("vocab_size"),
-        (block(c),) * c.integer(*layers),
-        prefix=c.model_type,
-        tables=tables,
-        norm=2 * hidden,
-        is_tied=c.flag("tie_word_embeddings", default=True),
-    )
+    kind, vocab = c.model_type, c.integer("vocab_size")
+    blocks = (block(c),) * c.integer(*layers)
+    is_tied = c.flag("tie_word_embeddings", default=True)
+    base = Encoder(kind, hidden, vocab, blocks, kind, tables, norm=2 * hidden, is_tied=is_tied)
     return replace(base, **changes)
 
 
@@ -343,17 +304,10 @@ def modernbert(c: ModelConfig) -> Encoder:
     hidden, count = c.integer("hidden_size"), c.integer("num_hidden_layers")
     norm = hidden * (1 + c.flag("norm_bias", default=False))
     has_bias = c.flag("attention_bias", default=False)
-    attention = biased_attention(
-        c,
-        hidden,
-        c.integer("num_attention_heads"),
-        q_bias=has_bias,
-        kv_bias=False,
-        out_bias=has_bias,
-        fused="Wqkv",
-        names=("", "", "", "Wo"),
-        module="attn",
-    )
+    heads = c.integer("num_attention_heads")
+    biases = {"q_bias": has_bias, "kv_bias": False, "out_bias": has_bias}
+    names = {"fused": "Wqkv", "names": ("", "", "", "Wo"), "module": "attn"}
+    attention = biased_attention(c, hidden, heads, **biases, **names)
     size, mlp_bias = c.integer("intermediate_size"), c.flag("mlp_bias", default=False)
     feed = Mlp(size, bias=mlp_bias, names=("Wi", "Wo"), fused="Wi")
     every = c.integer("global_attn_every_n_layers", default=3)
@@ -401,12 +355,8 @@ def deberta(c: ModelConfig) -> Encoder:
             c.flag("share_att_key", default=False),
             2 * hidden if has_norm else 0,
         )
-    return replace(
-        base,
-        tables=tables,
-        relative=relative,
-        conv_width=c.integer("conv_kernel_size", default=0, at_least=0),
-    )
+    conv_width = c.integer("conv_kernel_size", default=0, at_least=0)
+    return replace(base, tables=tables, relative=relative, conv_width=conv_width)
 
 
 def roberta(c: ModelConfig) -> Encoder:

@@ -19,6 +19,7 @@ from ergmeter.flops.families.pieces import (
     RoutedExperts,
     after_the_dense,
     but_every,
+    check_listed,
     each_layer,
     every_nth_full,
     latent_attention,
@@ -136,8 +137,9 @@ class DecoderFamily:
     def _attention(self, c: ModelConfig) -> AttentionLayer:
         qkv_bias = _is(c, self.qkv_bias)
         out_bias = qkv_bias if self.out_bias is None else _is(c, self.out_bias)
-        names = self.hidden, self.heads, self.kv_heads, self.head_dim
-        a = self_attention(c, names=names)
+        a = self_attention(
+            c, hidden=self.hidden, heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim
+        )
         if self.qk_norms_if is None or _is(c, self.qk_norms_if):
             if self.qk_norms == "head":
                 a = with_qk_norms(a)
@@ -185,21 +187,15 @@ def _with_further(c: ModelConfig, base: Decoder) -> Decoder:
 
 
 def _qwen2_windows(c: ModelConfig, layers: int) -> Windows:
-    """Upper layers have a window, where it is switched on."""
+    """Upper layers have a window, where it is switched on; of a mixture every second lower one."""
     window = qwen_window(c)
     if window is None:
         return [None] * layers
-    first = c.integer("max_window_layers", default=28, at_least=0)
-    return windows_where(c, layers, window, lambda number: number >= first)
-
-
-def _qwen2_moe_windows(c: ModelConfig, layers: int) -> Windows:
-    """Every second of the lower layers has a window, not all of the upper ones as in Qwen 2."""
-    window = qwen_window(c)
-    if window is None:
-        return [None] * layers
-    last = c.integer("max_window_layers", default=28, at_least=0)
-    return windows_where(c, layers, window, lambda number: not (number % 2 or number >= last))
+    limit = c.integer("max_window_layers", default=28, at_least=0)
+    is_mixture = c.model_type == "qwen2_moe"
+    return windows_where(
+        c, layers, window, lambda n: n % 2 == 0 and n < limit if is_mixture else n >= limit
+    )
 
 
 def _smollm3_windows(c: ModelConfig, layers: int) -> Windows:
@@ -208,10 +204,7 @@ def _smollm3_windows(c: ModelConfig, layers: int) -> Windows:
         return [None] * layers
     every = c.integer("no_rope_layer_interval", default=4)
     rotates = c.integers("no_rope_layers") or [int((i + 1) % every != 0) for i in range(layers)]
-    if len(rotates) != layers:
-        raise FormatError(
-            f"{c.where}: no_rope_layers lists {len(rotates)} layers, and the model has {layers}"
-        )
+    check_listed(c, "no_rope_layers", rotates, layers)
     window = c.maybe("sliding_window")
     return windows_where(c, layers, window, lambda number: not rotates[number])
 
@@ -617,9 +610,7 @@ READERS: dict[str, Callable[[ModelConfig], Decoder]] = {
     "bloom": replace(_BLOOM, has_embedding_norm=True),
     # Mixtures of experts.
     "mixtral": MIXTRAL,
-    "qwen2_moe": replace(
-        QWEN2, family="qwen2_moe", experts=QWEN_SHARED_EXPERTS, windows=_qwen2_moe_windows
-    ),
+    "qwen2_moe": replace(QWEN2, family="qwen2_moe", experts=QWEN_SHARED_EXPERTS),
     "qwen3_moe": replace(QWEN3_MOE, window=qwen_window),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), _DEEPSEEK),
     # Biases everywhere, attention sinks, every second layer with a window.

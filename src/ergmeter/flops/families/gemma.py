@@ -77,20 +77,11 @@ def gemma4(c: ModelConfig) -> Decoder:
 def _layer(c: ModelConfig, hidden: int, **more: Any) -> Layer:  # noqa: ANN401  fields of a Layer
     """What all layers have in common: norms around each part, and what reads the own input."""
     width = c.maybe("hidden_size_per_layer_input", at_least=0)
-    after: tuple[Piece, ...] = ()
     if width:
-        after = (
-            Piece("per_layer_input_gate", hidden, width),
-            Piece("per_layer_projection", width, hidden),
-        )
-    return Layer(
-        norm=hidden,
-        feed_norm=hidden,
-        after_norms=(hidden, hidden),
-        after=after,
-        after_norm=hidden if after else 0,
-        **more,
-    )
+        gate = Piece("per_layer_input_gate", hidden, width)
+        more["after"] = (gate, Piece("per_layer_projection", width, hidden))
+        more["after_norm"] = hidden
+    return Layer(norm=hidden, feed_norm=hidden, after_norms=(hidden, hidden), **more)
 
 
 def _heads_of_gemma4(c: ModelConfig, kinds: Sequence[str]) -> list[AttentionLayer]:

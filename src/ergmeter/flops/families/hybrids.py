@@ -18,17 +18,7 @@ from ergmeter.flops.families.pieces import (
     self_attention,
     with_qk_norms,
 )
-from ergmeter.flops.graph.layers import (
-    Decoder,
-    DeltaNet,
-    Experts,
-    Layer,
-    Mamba,
-    Mamba2,
-    Mlp,
-    Piece,
-    Recurrent,
-)
+from ergmeter.flops.graph.layers import Decoder, Experts, Layer, Mamba, Mlp, Piece, Recurrent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -47,13 +37,28 @@ def _layers(
     )
 
 
-def _delta_net(c: ModelConfig) -> DeltaNet:
-    return DeltaNet(
-        c.integer("linear_num_key_heads"),
-        c.integer("linear_num_value_heads"),
-        c.integer("linear_key_head_dim"),
-        c.integer("linear_value_head_dim"),
-        c.integer("linear_conv_kernel_dim"),
+def _delta_net(c: ModelConfig, hidden: int) -> Recurrent:
+    """Gated linear attention by the delta rule (arXiv 2412.06464)."""
+    key_heads, heads = c.integer("linear_num_key_heads"), c.integer("linear_num_value_heads")
+    key_dim, value_dim = c.integer("linear_key_head_dim"), c.integer("linear_value_head_dim")
+    # Per value head a state of key_dim x value_dim: read by the key, corrected, read by the query.
+    values, state = heads * value_dim, heads * key_dim * value_dim
+    channels = 2 * key_heads * key_dim + values
+    qkvz = Piece("in_proj_qkvz", hidden, channels + values)
+    return Recurrent(
+        (qkvz, Piece("in_proj_ba", hidden, 2 * heads)),
+        Piece("out_proj", values, hidden),
+        part="linear attention",
+        module="linear_attn",
+        conv=channels,
+        conv_of=(qkvz.name,),
+        conv_width=c.integer("linear_conv_kernel_dim"),
+        scan=8 * state,
+        state=state,
+        scan_params=2 * heads,
+        scan_of=("conv", "in_proj_ba"),
+        norm=value_dim,
+        norm_of=qkvz.name,
     )
 
 
@@ -63,7 +68,7 @@ def qwen3_next(c: ModelConfig) -> Decoder:
     count = len(base.layers)
     every = c.integer("full_attention_interval", default=4)
     kinds = layer_kinds(c, count, every_nth_full(every, "linear_attention"))
-    linear = _delta_net(c)
+    linear = _delta_net(c, base.hidden)
     experts = QWEN_SHARED_EXPERTS.read(c)
     layers = QWEN_SHARED_EXPERTS.put_in(c, _exchanged(base.layers, kinds, linear), experts)
     return replace(base, layers=tuple(layers))
@@ -99,32 +104,40 @@ def mamba2(c: ModelConfig) -> Decoder:
     return _state_space(c, "mamba2", hidden, mixer, tied=False)
 
 
-def _mamba2(c: ModelConfig, inner: int, bias: str, module: str) -> Mamba2:
-    """A Mamba-2 layer, under the names that any family has for its sizes."""
-    return Mamba2(
-        inner,
-        c.integer("state_size", "ssm_state_size", "mamba_d_state"),
-        c.integer("num_heads", "mamba_num_heads", "mamba_n_heads"),
-        c.integer("n_groups", "mamba_n_groups"),
-        c.integer("conv_kernel", "mamba_d_conv"),
-        conv_bias=c.flag("use_conv_bias", "mamba_conv_bias", default=True),
-        proj_bias=c.flag(bias, default=False),
+def _mamba2(c: ModelConfig, inner: int, bias: str, module: str) -> Recurrent:
+    """A Mamba-2 layer (arXiv 2405.21060), by the names that any family has for its sizes."""
+    hidden = c.integer("hidden_size")
+    state = c.integer("state_size", "ssm_state_size", "mamba_d_state")
+    heads = c.integer("num_heads", "mamba_num_heads", "mamba_n_heads")
+    channels = inner + 2 * c.integer("n_groups", "mamba_n_groups") * state
+    width = c.integer("conv_kernel", "mamba_d_conv")
+    conv_bias = c.flag("use_conv_bias", "mamba_conv_bias", default=True)
+    proj_bias = c.flag(bias, default=False)
+    return Recurrent(
+        (Piece("in_proj", hidden, inner + channels + heads, proj_bias),),
+        Piece("out_proj", inner, hidden, proj_bias),
+        part="mamba",
         module=module,
+        conv=channels,
+        conv_of=("in_proj",),
+        conv_width=width,
+        conv_bias=conv_bias,
+        scan=7 * inner * state,
+        state=inner * state,
+        scan_params=3 * heads,
+        scan_of=("conv", "in_proj"),
+        norm=inner,
+        norm_of="in_proj",
     )
 
 
 def _state_space(c: ModelConfig, family: str, hidden: int, mixer: Mixer, *, tied: bool) -> Decoder:
     """A decoder of nothing but state-space layers."""
-    return Decoder(
-        family,
-        hidden,
-        c.integer("vocab_size"),
-        (Layer((mixer,), norm=hidden),) * c.integer("num_hidden_layers", "n_layer"),
-        is_tied=c.flag("tie_word_embeddings", default=tied),
-        final_norm=hidden,
-        prefix="backbone",
-        embedding_name="embeddings",
-    )
+    vocab, count = c.integer("vocab_size"), c.integer("num_hidden_layers", "n_layer")
+    layers = (Layer((mixer,), norm=hidden),) * count
+    is_tied = c.flag("tie_word_embeddings", default=tied)
+    base = Decoder(family, hidden, vocab, layers, is_tied, final_norm=hidden)
+    return replace(base, prefix="backbone", embedding_name="embeddings")
 
 
 def jamba(c: ModelConfig) -> Decoder:
@@ -152,14 +165,11 @@ def jamba(c: ModelConfig) -> Decoder:
     return like_llama(c, "jamba", _layers(hidden, mixers, feeds))
 
 
-def mamba2_of(c: ModelConfig) -> Mamba2:
+def mamba2_of(c: ModelConfig) -> Recurrent:
     """Mamba-2 as the hybrids write it."""
-    hidden = c.integer("hidden_size")
-    heads = c.integer("mamba_n_heads")
+    hidden, heads = c.integer("hidden_size"), c.integer("mamba_n_heads")
     head_dim = c.integer_or_auto("mamba_d_head")
-    inner = c.maybe("mamba_d_ssm") or (
-        heads * head_dim if head_dim else c.integer("mamba_expand") * hidden
-    )
+    inner = c.maybe("mamba_d_ssm") or (head_dim or 0) * heads or c.integer("mamba_expand") * hidden
     return _mamba2(c, inner, "mamba_proj_bias", "mamba")
 
 
@@ -170,12 +180,11 @@ def bamba(c: ModelConfig) -> Decoder:
     """Bamba: Mamba-2 layers with a few of attention, each with a feed-forward."""
     hidden, count = c.integer("hidden_size"), c.integer("num_hidden_layers")
     attends = c.integers("attn_layer_indices") or []
-    kinds = layer_kinds(
-        c,
-        count,
-        lambda number: "attention" if number in attends else "mamba",
-        names=("layers_block_type",),
-    )
+
+    def kind(number: int) -> str:
+        return "attention" if number in attends else "mamba"
+
+    kinds = layer_kinds(c, count, kind, names=("layers_block_type",))
     attention = self_attention(c, bias=c.flag("attention_bias", default=False))
     mixer = mamba2_of(c)
     mlp = Mlp(c.integer("intermediate_size"), module="feed_forward")
@@ -187,7 +196,9 @@ def falcon_h1(c: ModelConfig) -> Decoder:
     """Falcon-H1: attention and Mamba-2 side by side in every layer."""
     hidden = c.integer("hidden_size")
     attention = self_attention(c, bias=c.flag("attention_bias", default=False))
-    mixer = replace(mamba2_of(c), has_norm=c.flag("mamba_rms_norm", default=False))
+    mixer = mamba2_of(c)
+    if not c.flag("mamba_rms_norm", default=False):
+        mixer = replace(mixer, norm=0)
     mlp = Mlp(c.integer("intermediate_size"), module="feed_forward")
     layer = Layer((mixer, attention), mlp, norm=hidden, feed_norm=hidden)
     return like_llama(c, "falcon_h1", [layer] * c.integer("num_hidden_layers"))
@@ -216,12 +227,9 @@ def qwen3_5(c: ModelConfig) -> Decoder:
     c.integer("head_dim")
     has_bias = c.flag("attention_bias", default=False)
     attention = replace(with_qk_norms(self_attention(c, bias=has_bias)), is_gated=True)
-    linear = _delta_net(c)
-    feed: Mlp | Experts
-    if "moe_intermediate_size" in c:
-        feed = QWEN_SHARED_EXPERTS.read(c)
-    else:
-        feed = Mlp(c.integer("intermediate_size"))
+    linear = _delta_net(c, hidden)
+    is_mixture = "moe_intermediate_size" in c
+    feed = QWEN_SHARED_EXPERTS.read(c) if is_mixture else Mlp(c.integer("intermediate_size"))
     mixers = [linear if kind == "linear_attention" else attention for kind in kinds]
     return like_llama(c, c.model_type, _layers(hidden, mixers, repeat(feed)))
 
@@ -246,8 +254,7 @@ def nemotron_h(c: ModelConfig) -> Decoder:
         raise FormatError(
             f"{c.where}: num_hidden_layers is {count}, and {len(kinds)} layers are listed"
         )
-    layers = [_nemotron_layer(c, kind, hidden) for kind in kinds]
-    base = like_llama(c, "nemotron_h", layers)
+    base = like_llama(c, "nemotron_h", [_nemotron_layer(c, kind, hidden) for kind in kinds])
     return replace(base, embedding_name="embeddings")
 
 
@@ -258,10 +265,8 @@ def _nemotron_layer(c: ModelConfig, kind: str, hidden: int) -> Layer:
         attention = self_attention(c, bias=c.flag("attention_bias", default=False))
         return Layer((replace(attention, module="mixer"),), norm=hidden)
     if kind in ("mamba", "linear_attention"):
-        heads = c.integer("mamba_num_heads")
-        inner = heads * c.integer("mamba_head_dim")
-        mixer = _mamba2(c, inner, "mamba_proj_bias", "mixer")
-        return Layer((mixer,), norm=hidden)
+        inner = c.integer("mamba_num_heads") * c.integer("mamba_head_dim")
+        return Layer((_mamba2(c, inner, "mamba_proj_bias", "mixer"),), norm=hidden)
     if kind == "mlp":
         has_bias = c.flag("mlp_bias", default=False)
         mlp = Mlp(c.integer("intermediate_size"), is_gated=False, bias=has_bias, names=names)
@@ -297,17 +302,13 @@ def lfm2(c: ModelConfig) -> Decoder:
 def lfm2_moe(c: ModelConfig) -> Decoder:
     """LFM2 with mixtures above the first layers."""
     hidden, count = c.integer("hidden_size"), c.integer("num_hidden_layers")
-    kinds = c.names("layer_types")
-    if kinds is None:
+    if c.names("layer_types") is None:
         raise FormatError(f"{c.where}: the field layer_types is missing; add it")
     kinds = layer_kinds(c, count)
     mlp = Mlp(c.integer("intermediate_size"), names=("w1", "w3", "w2"), module="feed_forward")
-    experts = RoutedExperts(
-        ("num_experts",), ("moe_intermediate_size",), module="feed_forward"
-    ).read(c)
-    first = c.integer("num_dense_layers", at_least=0)
-    feeds = [mlp if number < first else experts for number in range(count)]
-    return _lfm2(c, hidden, kinds, feeds)
+    experts = RoutedExperts(("num_experts",), ("moe_intermediate_size",), module="feed_forward")
+    feed, first = experts.read(c), c.integer("num_dense_layers", at_least=0)
+    return _lfm2(c, hidden, kinds, [mlp if n < first else feed for n in range(count)])
 
 
 def _lfm2(
@@ -335,9 +336,7 @@ def minimax(c: ModelConfig) -> Decoder:
     """MiniMax-01 and M1: linear attention without softmax, and attention in some layers."""
     base = MIXTRAL(c)
     hidden, count = base.hidden, len(base.layers)
-    kinds = layer_kinds(
-        c, count, lambda number: "linear_attention" if number % 2 else "full_attention"
-    )
+    kinds = layer_kinds(c, count, lambda n: "linear_attention" if n % 2 else "full_attention")
     plain = self_attention(c)
     inner, state = plain.heads * plain.head_dim, plain.heads * plain.head_dim**2
     lightning = Recurrent(
@@ -349,8 +348,7 @@ def minimax(c: ModelConfig) -> Decoder:
         state=state,
         norm=inner,
     )
-    layers = _exchanged(base.layers, kinds, lightning)
-    return replace(base, family="minimax", layers=layers)
+    return replace(base, family="minimax", layers=_exchanged(base.layers, kinds, lightning))
 
 
 def recurrent_gemma(c: ModelConfig) -> Decoder:
@@ -391,9 +389,8 @@ def recurrent_gemma(c: ModelConfig) -> Decoder:
         scan_params=wide,
     )
     mlp = Mlp(c.integer("intermediate_size") // 2, bias=True, module="mlp_block")
-    mixers = [
-        attention if kind == "attention" else recurrence for kind in islice(cycle(pattern), count)
-    ]
+    kinds = islice(cycle(pattern), count)
+    mixers = [attention if kind == "attention" else recurrence for kind in kinds]
     return like_llama(c, "recurrent_gemma", _layers(hidden, mixers, repeat(mlp)), tied=True)
 
 
@@ -425,9 +422,8 @@ def kimi_linear(c: ModelConfig) -> Decoder:
 
 
 def _kimi_delta(c: ModelConfig, linear: ModelConfig, hidden: int) -> Recurrent:
-    dim = linear.maybe("head_dim") if linear is not c else None
-    heads = linear.maybe("num_heads") if linear is not c else None
-    width = linear.maybe("short_conv_kernel_size") if linear is not c else None
+    fields = ("head_dim", "num_heads", "short_conv_kernel_size")
+    dim, heads, width = (linear.maybe(name) if linear is not c else None for name in fields)
     dim, heads = dim or c.integer("linear_head_dim"), heads or c.integer("linear_num_heads")
     inner, state = heads * dim, heads * dim * dim
     return Recurrent(

@@ -21,24 +21,16 @@ Names = tuple[str, ...]
 """The names that a field may have, as different files write it."""
 
 
-# Names of the hidden size, of heads, of key-value heads (none: as many as heads) and of the size of
-# a head (none: an even share).
-_ATTENTION_NAMES: tuple[Names, Names, Names, Names] = (
-    ("hidden_size",),
-    ("num_attention_heads",),
-    ("num_key_value_heads",),
-    ("head_dim",),
-)
-
-
 def self_attention(
     c: ModelConfig,
     *,
     bias: bool = False,
-    names: tuple[Names, Names, Names, Names] = _ATTENTION_NAMES,
+    hidden: Names = ("hidden_size",),
+    heads: Names = ("num_attention_heads",),
+    kv_heads: Names = ("num_key_value_heads",),  # none: as many as heads
+    head_dim: Names = ("head_dim",),  # none: an even share of the hidden size
 ) -> AttentionLayer:
     """Attention as Llama has it: separate projections, grouped keys and values."""
-    hidden, heads, kv_heads, head_dim = names
     wide, count = c.integer(*hidden), c.integer(*heads)
     kv_count = c.integer(*kv_heads, default=count) if kv_heads else count
     if count % kv_count:
@@ -92,7 +84,7 @@ def layer_kinds(
     kinds = c.names(*names)
     if kinds is None:
         return [rule(number) for number in range(layers)]
-    _check_listed(c, next(name for name in names if name in c), kinds, layers)
+    check_listed(c, next(name for name in names if name in c), kinds, layers)
     return kinds
 
 
@@ -101,11 +93,12 @@ def each_layer(c: ModelConfig, name: str, layers: int) -> list[int]:
     if not isinstance(c.raw(name), list):
         return [c.integer(name)] * layers
     listed = c.integers(name) or []
-    _check_listed(c, name, listed, layers)
+    check_listed(c, name, listed, layers)
     return [c.having(name, number).integer(name) for number in listed]
 
 
-def _check_listed(c: ModelConfig, name: str, listed: Sequence[object], layers: int) -> None:
+def check_listed(c: ModelConfig, name: str, listed: Sequence[object], layers: int) -> None:
+    """FormatError where a list has an entry too few or too many for the layers."""
     if len(listed) != layers:
         raise FormatError(
             f"{c.where}: {name} lists {len(listed)} layers, and the model has {layers}"
@@ -154,12 +147,11 @@ def windows_where(
     c: ModelConfig, layers: int, window: int | None, is_windowed: Callable[[int], bool]
 ) -> Windows:
     """A window in the layers that are listed or, without a list, chosen by a rule."""
-    kinds = layer_kinds(
-        c,
-        layers,
-        lambda number: "sliding_attention" if is_windowed(number) else "full_attention",
-    )
-    return windows_of(kinds, window)
+
+    def kind(number: int) -> str:
+        return "sliding_attention" if is_windowed(number) else "full_attention"
+
+    return windows_of(layer_kinds(c, layers, kind), window)
 
 
 # Experts.
@@ -242,12 +234,6 @@ def like_llama(
     c: ModelConfig, family: str, layers: Sequence[Layer], *, tied: bool = False
 ) -> Decoder:
     """A decoder of these layers, with the table, norm and head that Llama has."""
-    hidden = c.integer("hidden_size")
-    return Decoder(
-        family,
-        hidden,
-        c.integer("vocab_size"),
-        tuple(layers),
-        is_tied=c.flag("tie_word_embeddings", default=tied),
-        final_norm=hidden,
-    )
+    hidden, vocab = c.integer("hidden_size"), c.integer("vocab_size")
+    is_tied = c.flag("tie_word_embeddings", default=tied)
+    return Decoder(family, hidden, vocab, tuple(layers), is_tied, final_norm=hidden)

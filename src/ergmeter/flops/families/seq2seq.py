@@ -63,9 +63,7 @@ def seq2seq_graph(m: Seq2Seq) -> Graph:
     target = _embedding(b, m, m.decoder, shared)
     out = _add_stack(b, m, m.decoder, target, memory=memory)
     tied_to = (shared or target) if m.is_tied else None
-    b.linear(
-        m.head_name, "head", out, m.hidden, m.vocab, stream="logits", role="head", tied_to=tied_to
-    )
+    b.head(m.head_name, out, m.hidden, m.vocab, bias=False, tied_to=tied_to)
     layers = len(m.encoder.blocks) + len(m.decoder.blocks)
     facts = dict(m.facts)
     return Graph(m.family, tuple(b.nodes), m.hidden, layers, m.vocab, m.assumptions, facts)
@@ -84,16 +82,8 @@ def _front_end(b: Builder, m: Seq2Seq) -> str:
     """
     x: str | tuple[str, ...] = ()
     for number, inputs, stream in ((1, m.mel_bins, "frames"), (2, m.hidden, "source")):
-        x = b.linear(
-            f"{m.encoder.prefix}.conv{number}",
-            "convolution",
-            x,
-            3 * inputs,
-            m.hidden,
-            bias=True,
-            is_module=False,
-            stream=stream,
-        )
+        name, rows = f"{m.encoder.prefix}.conv{number}", Builder(b.nodes, stream=stream)
+        x = rows.linear(name, "convolution", x, 3 * inputs, m.hidden, bias=True, is_module=False)
     return str(x)
 
 
@@ -114,17 +104,12 @@ def t5(c: ModelConfig) -> Seq2Seq:
     """T5, mT5, FLAN: relative positions in the first layer of each half; UMT5: in every layer."""
     tables_everywhere = c.model_type == "umt5"
     hidden, heads = c.integer("d_model"), c.integer("num_heads")
-    names = ("q", "k", "v", "o")
-    attention = AttentionLayer(heads, heads, c.integer("d_kv"), names=names)
+    attention = AttentionLayer(heads, heads, c.integer("d_kv"), names=("q", "k", "v", "o"))
     attention = replace(attention, module="layer.0.SelfAttention")
     table = c.integer("relative_attention_num_buckets") * heads
     is_gated = (c.word("feed_forward_proj") or "relu").startswith("gated-")
-    feed = Mlp(
-        c.integer("d_ff"),
-        is_gated=is_gated,
-        names=("wi_0", "wi_1", "wo") if is_gated else ("wi", "wo"),
-        module="layer.1.DenseReluDense",
-    )
+    names = ("wi_0", "wi_1", "wo") if is_gated else ("wi", "wo")
+    feed = Mlp(c.integer("d_ff"), is_gated, names=names, module="layer.1.DenseReluDense")
     cross = replace(attention, module="layer.1.EncDecAttention", mask="full")
     reads = EncoderBlock(replace(attention, mask="full"), feed, hidden, hidden)
     last = replace(feed, module="layer.2.DenseReluDense")
@@ -136,16 +121,10 @@ def t5(c: ModelConfig) -> Seq2Seq:
         rest = tabled if tables_everywhere else block
         return Stack((tabled, *(rest,) * (layers - 1)), prefix, final_norm=hidden)
 
-    return Seq2Seq(
-        c.model_type,
-        hidden,
-        c.integer("vocab_size"),
-        stack(reads, count, "encoder"),
-        stack(writes, c.integer("num_decoder_layers", default=count), "decoder"),
-        is_tied=c.flag("tie_word_embeddings", default=True),
-        shared="shared",
-        layer_name="block",
-    )
+    kind, vocab, encoder = c.model_type, c.integer("vocab_size"), stack(reads, count, "encoder")
+    decoder = stack(writes, c.integer("num_decoder_layers", default=count), "decoder")
+    is_tied = c.flag("tie_word_embeddings", default=True)
+    return Seq2Seq(kind, hidden, vocab, encoder, decoder, is_tied, "shared", layer_name="block")
 
 
 class BartVariant(NamedTuple):
@@ -187,13 +166,9 @@ def _like_bart(c: ModelConfig, positions: tuple[int, int], *, k_bias: bool = Tru
     norm = 2 * hidden
 
     def stack(what: str, rows: int) -> Stack:
-        attention = biased_attention(
-            c,
-            hidden,
-            c.integer(f"{what}_attention_heads"),
-            k_bias=k_bias,
-            names=("q_proj", "k_proj", "v_proj", "out_proj"),
-        )
+        heads = c.integer(f"{what}_attention_heads")
+        names = ("q_proj", "k_proj", "v_proj", "out_proj")
+        attention = biased_attention(c, hidden, heads, k_bias=k_bias, names=names)
         size = c.integer(f"{what}_ffn_dim")
         feed = Mlp(size, is_gated=False, bias=True, names=("fc1", "fc2"), module="")
         block = EncoderBlock(attention, feed, norm, norm, is_post_norm=variant.is_post_norm)
@@ -208,14 +183,9 @@ def _like_bart(c: ModelConfig, positions: tuple[int, int], *, k_bias: bool = Tru
             final_norm=norm if variant.has_final_norm else 0,
         )
 
-    return Seq2Seq(
-        c.model_type,
-        hidden,
-        c.integer("vocab_size"),
-        stack("encoder", positions[0]),
-        stack("decoder", positions[1]),
-        is_tied=c.flag("tie_word_embeddings", default=True),
-    )
+    vocab, encoder = c.integer("vocab_size"), stack("encoder", positions[0])
+    decoder, is_tied = stack("decoder", positions[1]), c.flag("tie_word_embeddings", default=True)
+    return Seq2Seq(c.model_type, hidden, vocab, encoder, decoder, is_tied)
 
 
 def whisper(c: ModelConfig) -> Seq2Seq:

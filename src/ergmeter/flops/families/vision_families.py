@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.errors import FormatError
 from ergmeter.flops.config import ModelConfig, head_of, quoted_value
 from ergmeter.flops.families.vision_towers import (
-    PROJECTIONS,
     Projector,
     VisionLanguageModel,
     add_tower,
@@ -25,11 +24,10 @@ from ergmeter.flops.families.vision_towers import (
     qwen_tower,
     text_of,
     tower_of,
-    vision_of,
     vit,
     vit_block,
 )
-from ergmeter.flops.graph.decoder import EncoderBlock, add_block, biased_attention, renamed
+from ergmeter.flops.graph.decoder import add_block, renamed
 from ergmeter.flops.graph.graph import Builder, Graph, Mask
 from ergmeter.flops.graph.heads import labels_of
 from ergmeter.flops.graph.layers import Decoder, Mlp, Piece
@@ -44,7 +42,8 @@ if TYPE_CHECKING:
 
 def vit_model(c: ModelConfig, _image_size: ImageSize | None, architecture: str) -> Graph:
     """ViT: a class token, and a classifier on it or, without one, a pooler."""
-    tower = _with_class_token(c, vit(c, prefix="vit"))
+    tower = vit(c, prefix="vit")
+    tower = _with_class_token(tower, bias=c.flag("qkv_bias", default=True))
     return _one_tower(c, tower, architecture, classified=tower.hidden, has_pooler=True)
 
 
@@ -52,7 +51,8 @@ def dinov2(c: ModelConfig, _image_size: ImageSize | None, architecture: str) -> 
     """DINOv2: ViT with a scale for each channel; the class and the mean are classified together."""
     hidden = c.integer("hidden_size")
     size = c.share("mlp_ratio", hidden)
-    tower = _with_class_token(c, vit(c.having("intermediate_size", size), prefix="dinov2"))
+    tower = vit(c.having("intermediate_size", size), prefix="dinov2")
+    tower = _with_class_token(tower, bias=c.flag("qkv_bias", default=True))
     feed = tower.blocks[0].feed
     if c.flag("use_swiglu_ffn", default=False):
         inner = (int(size * 2 / 3) + 7) // 8 * 8
@@ -69,10 +69,9 @@ def tower_alone(c: ModelConfig, image_size: ImageSize | None, architecture: str)
     return _one_tower(c, tower, architecture, classified=tower.hidden)
 
 
-def _with_class_token(c: ModelConfig, tower: Tower) -> Tower:
+def _with_class_token(tower: Tower, *, bias: bool, output: str = "o_proj") -> Tower:
     """The same tower with a class token, which has a position too, as transformers names it."""
-    bias = c.flag("qkv_bias", default=True)
-    names = ("q_proj", "k_proj", "v_proj", "o_proj")
+    names = ("q_proj", "k_proj", "v_proj", output)
     block = tower.blocks[0]
     attention = replace(block.attention, q_bias=bias, kv_bias=bias, names=names, module="attention")
     return replace(
@@ -109,36 +108,33 @@ def _one_tower(
     return Graph(c.model_type, tuple(b.nodes), tower.hidden, len(tower.blocks), 0, lines, facts)
 
 
-def clip(c: ModelConfig, image_size: ImageSize | None, architecture: str) -> Graph:
-    """CLIP: two towers, and a matrix from each to where they are compared; one learned scale."""
-    b = Builder()
-    tower, features = _add_images(b, c, image_size)
-    size = c.integer("projection_dim")
-    features = b.linear(
-        "visual_projection", "projector", features, tower.hidden, size, stream="images"
-    )
-    text = c.part("text_config", kind="clip_text_model")
-    read = _add_text(b, text, "causal")
-    hidden = text.integer("hidden_size")
-    read = b.linear("text_projection", "projector", read, hidden, size, stream="pooled")
-    return _compared(b, c, text, tower, (read, features), architecture, learned=1)
+def image_text(c: ModelConfig, image_size: ImageSize | None, architecture: str) -> Graph:
+    """CLIP: two towers, and a matrix from each to where they are compared; one learned scale.
 
-
-def siglip(c: ModelConfig, image_size: ImageSize | None, architecture: str) -> Graph:
-    """SigLIP: a pooling head above the images, a matrix above the texts; a scale and a bias."""
-    b = Builder()
+    SigLIP: a pooling head above the images, a matrix above the texts; a scale and a bias.
+    """
+    b, is_clip = Builder(), c.model_type == "clip"
     tower, features = _add_images(b, c, image_size)
-    text = c.part("text_config", kind="siglip_text_model")
-    read = _add_text(b, text, "full")
+    if is_clip:
+        name, wide = "visual_projection", c.integer("projection_dim")
+        features = b.linear(name, "projector", features, tower.hidden, wide, stream="images")
+    text = c.part("text_config", kind=f"{c.model_type}_text_model")
+    read = _add_text(b, text, "causal" if is_clip else "full")
     hidden = text.integer("hidden_size")
-    size = text.integer("projection_size", default=hidden)
-    name = "text_model.head"
-    read = b.linear(name, "projector", read, hidden, size, bias=True, stream="pooled")
-    return _compared(b, c, text, tower, (read, features), architecture, learned=2)
+    name = "text_projection" if is_clip else "text_model.head"
+    size = wide if is_clip else text.integer("projection_size", default=hidden)
+    read = b.linear(name, "projector", read, hidden, size, bias=not is_clip, stream="pooled")
+    learned = 1 if is_clip else 2
+    b.add("similarity", "residual", (read, features), params=learned, stream="pooled")
+    lines = ["a text and an image each; comparing every text with every image is not counted"]
+    if architecture and head_of(architecture) != "bare":
+        lines.append(f"the class {architecture} is not known: counted as both towers")
+    facts = {**image_facts(tower), "learned_positions": text.integer("max_position_embeddings")}
+    return replace(_text_graph(b, text), family=c.model_type, assumptions=tuple(lines), facts=facts)
 
 
 def _add_images(b: Builder, c: ModelConfig, image_size: ImageSize | None) -> tuple[Tower, str]:
-    vision = vision_of(c, f"{c.model_type}_vision_model")
+    vision = c.part("vision_config", kind=f"{c.model_type}_vision_model")
     tower = tower_of(vision, prefix="vision_model", image_size=image_size)
     inner = Builder()
     add_tower(inner, tower)
@@ -148,58 +144,37 @@ def _add_images(b: Builder, c: ModelConfig, image_size: ImageSize | None) -> tup
 
 def _add_text(b: Builder, c: ModelConfig, mask: Mask) -> str:
     """Append the reader of texts; returns its last norm."""
-    hidden, at = c.integer("hidden_size"), "text_model"
-    heads = c.integer("num_attention_heads")
-    attention = biased_attention(c, hidden, heads, mask=mask, names=PROJECTIONS)
-    feed = Mlp(c.integer("intermediate_size"), is_gated=False, bias=True, names=("fc1", "fc2"))
-    block = EncoderBlock(attention, feed, 2 * hidden, 2 * hidden)
+    block, hidden, at = vit_block(c), c.integer("hidden_size"), "text_model.embeddings"
+    block = replace(block, attention=replace(block.attention, mask=mask))
     rows, words = c.integer("max_position_embeddings"), c.integer("vocab_size")
-    name, params = f"{at}.embeddings.token_embedding", words * hidden
-    table = b.add(name, "embedding", params=params, role="embedding")
-    name, params = f"{at}.embeddings.position_embedding", rows * hidden
+    table = b.add(f"{at}.token_embedding", "embedding", params=words * hidden, role="embedding")
+    name, params = f"{at}.position_embedding", rows * hidden
     positions = b.add(name, "embedding", params=params, role="positions")
-    x = b.add(f"{at}.embeddings.sum", "residual", (table, positions))
+    x = b.add(f"{at}.sum", "residual", (table, positions))
     for number in range(c.integer("num_hidden_layers")):
-        x = add_block(b.within(f"{at}.encoder.layers.{number}"), block, x, hidden)
-    return b.add(f"{at}.final_layer_norm", "norm", x, params=2 * hidden)
+        x = add_block(b.within(f"text_model.encoder.layers.{number}"), block, x, hidden)
+    return b.add("text_model.final_layer_norm", "norm", x, params=2 * hidden)
 
 
-def _compared(
-    b: Builder,
-    c: ModelConfig,
-    text: ModelConfig,
-    tower: Tower,
-    both: tuple[str, str],
-    architecture: str,
-    *,
-    learned: int,
-) -> Graph:
-    """The graph of two towers whose results are compared."""
-    b.add("similarity", "residual", both, params=learned, stream="pooled")
-    lines = ["a text and an image each; comparing every text with every image is not counted"]
-    if architecture and head_of(architecture) != "bare":
-        lines.append(f"the class {architecture} is not known: counted as both towers")
-    facts = {**image_facts(tower), "learned_positions": text.integer("max_position_embeddings")}
-    hidden, layers = text.integer("hidden_size"), text.integer("num_hidden_layers")
-    words = text.integer("vocab_size")
-    return Graph(c.model_type, tuple(b.nodes), hidden, layers, words, tuple(lines), facts)
+def _text_graph(b: Builder, c: ModelConfig) -> Graph:
+    hidden, layers = c.integer("hidden_size"), c.integer("num_hidden_layers")
+    return Graph(c.model_type, tuple(b.nodes), hidden, layers, c.integer("vocab_size"))
 
 
 def text_alone(c: ModelConfig, _image_size: ImageSize | None, _architecture: str) -> Graph:
     """CLIP's reader of texts by itself."""
     b = Builder()
     _add_text(b, c, "causal")
-    hidden, layers = c.integer("hidden_size"), c.integer("num_hidden_layers")
-    return Graph(c.model_type, tuple(b.nodes), hidden, layers, c.integer("vocab_size"))
+    return _text_graph(b, c)
 
 
 IMAGES: dict[str, Callable[[ModelConfig, ImageSize | None, str], Graph]] = {
     "vit": vit_model,
     "dinov2": dinov2,
-    "clip": clip,
+    "clip": image_text,
     "clip_vision_model": tower_alone,
     "clip_text_model": text_alone,
-    "siglip": siglip,
+    "siglip": image_text,
     "siglip_vision_model": tower_alone,
 }
 
@@ -236,28 +211,22 @@ def _qwen(
 
 
 def _two_matrices(
-    first: str,
-    second: str,
-    inputs: int,
-    inner: int,
-    outputs: int,
-    *,
-    bias: bool = True,
-    norm: int = 0,
+    names: tuple[str, str], sizes: tuple[int, int, int], *, bias: bool = True, norm: int = 0
 ) -> tuple[Piece, Piece]:
     """A projector of two matrices, with a norm before them."""
+    first, second, (inputs, inner, outputs) = *names, sizes
     return Piece(first, inputs, inner, bias, norm=norm), Piece(second, inner, outputs, bias)
 
 
 def _qwen_merger(v: ModelConfig, hidden: int, out: int, norm: int) -> Projector:
     wide = hidden * v.integer("spatial_merge_size") ** 2
     at = "model.visual.merger.mlp"
-    return Projector(_two_matrices(f"{at}.0", f"{at}.2", wide, wide, out, norm=norm))
+    return Projector(_two_matrices((f"{at}.0", f"{at}.2"), (wide, wide, out), norm=norm))
 
 
 def qwen2_vl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
     """Qwen2-VL: an image of any size, four patches to a token."""
-    v = vision_of(c, "qwen2_vl_vision")
+    v = c.part("vision_config", kind="qwen2_vl_vision")
     hidden = v.integer("embed_dim")
     size = v.share("mlp_ratio", hidden)
     feed = Mlp(size, is_gated=False, bias=True, names=("fc1", "fc2"))
@@ -268,7 +237,7 @@ def qwen2_vl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMode
 
 def qwen2_5_vl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
     """Qwen2.5-VL: most layers of the tower see windows of the image only."""
-    v = vision_of(c, "qwen2_5_vl_vision")
+    v = c.part("vision_config", kind="qwen2_5_vl_vision")
     hidden = v.integer("hidden_size")
     feed = Mlp(v.integer("intermediate_size"), bias=True)
     tower = qwen_tower(v, hidden, feed, hidden, image_size)
@@ -285,7 +254,7 @@ def qwen2_5_vl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMo
 
 def qwen3_vl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
     """Qwen3-VL and 3.5: in the first, decoder layers are also given what lower layers have seen."""
-    v = vision_of(c, f"{c.model_type}_vision")
+    v = c.part("vision_config", kind=f"{c.model_type}_vision")
     hidden = v.integer("hidden_size")
     names = ("linear_fc1", "linear_fc2")
     feed = Mlp(v.integer("intermediate_size"), is_gated=False, bias=True, names=names)
@@ -297,8 +266,8 @@ def qwen3_vl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMode
     out, wide = v.integer("out_hidden_size"), hidden * v.integer("spatial_merge_size") ** 2
 
     def merger(name: str, norm: int, *states: int) -> Projector:
-        first, second = (f"model.visual.{name}.{each}" for each in names)
-        return Projector(_two_matrices(first, second, wide, wide, out, norm=norm), states)
+        both = f"model.visual.{name}.linear_fc1", f"model.visual.{name}.linear_fc2"
+        return Projector(_two_matrices(both, (wide, wide, out), norm=norm), states)
 
     taps = v.integers("deepstack_visual_indexes") or []
     deep = tuple(
@@ -317,7 +286,7 @@ def _parts(
     c: ModelConfig, image_size: ImageSize | None, vision_kind: str, text_kind: str
 ) -> tuple[ModelConfig, Tower, Decoder]:
     """The tower's configuration, the tower and the language model."""
-    vision = vision_of(c, vision_kind)
+    vision = c.part("vision_config", kind=vision_kind)
     tower = tower_of(vision, prefix="model.vision_tower", image_size=image_size)
     return vision, tower, text_of(c, kind=text_kind)
 
@@ -346,14 +315,13 @@ def _projector(c: ModelConfig, tower: Tower, text: Decoder) -> Projector:
         )
     has_bias = c.flag("multimodal_projector_bias", default=True)
     wide, at = text.hidden, "model.multi_modal_projector"
-    inputs = tower.hidden * len(states)
-    steps = _two_matrices(f"{at}.linear_1", f"{at}.linear_2", inputs, wide, wide, bias=has_bias)
-    return Projector(steps, states)
+    names, sizes = (f"{at}.linear_1", f"{at}.linear_2"), (tower.hidden * len(states), wide, wide)
+    return Projector(_two_matrices(names, sizes, bias=has_bias), states)
 
 
 def llava_next(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
     """LLaVA-NeXT: an image is seen whole and in tiles, each as large as the tower's image."""
-    vision = vision_of(c, "clip_vision_model")
+    vision = c.part("vision_config", kind="clip_vision_model")
     base = llava(c, None)
     side = edge(vision, "image_size")
     size = image_size or (2 * side, 2 * side)
@@ -430,18 +398,14 @@ def gemma3(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
 
 def mistral3(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
     """Mistral Small 3.1: Pixtral, four patches to a token."""
-    vision = vision_of(c, "pixtral")
+    vision = c.part("vision_config", kind="pixtral")
     merge = c.integer("spatial_merge_size", default=2)
     tower = pixtral(vision, prefix="model.vision_tower", image_size=image_size, merge=merge)
     text = text_of(c, kind="mistral")
     base = _projector(c, tower, text)
     states = base.states if "vision_feature_layer" in c else (-1,)
-    merger = Piece(
-        "model.multi_modal_projector.patch_merger.merging_layer",
-        tower.hidden * merge * merge,
-        tower.hidden,
-        norm=tower.hidden,
-    )
+    name, wide = "model.multi_modal_projector.patch_merger.merging_layer", tower.hidden
+    merger = Piece(name, wide * merge * merge, wide, norm=wide)
     has_bias = c.flag("multimodal_projector_bias", default=False)
     steps = tuple(replace(step, bias=has_bias) for step in base.steps)
     projector = Projector((merger, *steps), states)
@@ -450,7 +414,7 @@ def mistral3(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMode
 
 def idefics3(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
     """Idefics 3 and SmolVLM: SigLIP, several patches shuffled into one token."""
-    vision = vision_of(c, f"{c.model_type}_vision")
+    vision = c.part("vision_config", kind=f"{c.model_type}_vision")
     check_size(vision, image_size)
     tower = vit(vision, prefix="model.vision_model")
     text = text_of(c, kind="llama", prefix="model.text_model")
@@ -464,43 +428,32 @@ def idefics3(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageMode
 
 def internvl(c: ModelConfig, image_size: ImageSize | None) -> VisionLanguageModel:
     """InternVL 2.5 and 3 as transformers has them: four patches shuffled into one token."""
-    vision = vision_of(c, "internvl_vision")
+    vision = c.part("vision_config", kind="internvl_vision")
     check_size(vision, image_size)
-    base = vit(vision, prefix="model.vision_tower")
-    hidden = base.hidden
+    tower = vit(vision, prefix="model.vision_tower")
     has_bias = vision.flag("attention_bias", default=False)
-    block = vit_block(vision, layer_norms=vision.word("norm_type") != "rms_norm")
-    attention = replace(
-        block.attention,
-        q_bias=has_bias,
-        kv_bias=has_bias,
-        norm_params=2 * hidden if vision.flag("use_qk_norm", default=False) else 0,
-        names=("q_proj", "k_proj", "v_proj", "projection_layer"),
-        module="attention",
-    )
-    blocks = (replace(block, attention=attention, extra_params=2 * hidden),) * len(base.blocks)
-    has_positions = vision.flag("use_absolute_position_embeddings", default=True)
-    is_pooled = vision.flag("use_mean_pooling", default=True)
-    tower = replace(
-        base,
-        blocks=blocks,
-        class_tokens=1,
-        tables=base.tables + 2 * hidden if has_positions else hidden,
-        after_norm=0 if is_pooled else 2 * hidden,
-        layer_name="encoder.layer",
-        patch_name="embeddings.patch_embeddings.projection",
-    )
+    tower = _with_class_token(tower, bias=has_bias, output="projection_layer")
+    hidden, block = tower.hidden, tower.blocks[0]
+    norm = hidden if vision.word("norm_type") == "rms_norm" else 2 * hidden
+    qk_norms = 2 * hidden if vision.flag("use_qk_norm", default=False) else 0
+    attention = replace(block.attention, norm_params=qk_norms)
+    block = replace(block, attention=attention, norm=norm, feed_norm=norm, extra_params=2 * hidden)
+    tower = replace(tower, blocks=(block,) * len(tower.blocks), layer_name="encoder.layer")
+    if not vision.flag("use_absolute_position_embeddings", default=True):
+        tower = replace(tower, tables=hidden)
+    if vision.flag("use_mean_pooling", default=True):
+        tower = replace(tower, after_norm=0)
     text = text_of(c, kind="qwen2")
     merge = round(1 / c.number("downsample_ratio", default=0.5))
-    if not 1 <= merge <= min(base.grid):
+    if not 1 <= merge <= min(tower.grid):
         raise FormatError(
             f"{c.where}: downsample_ratio {c.raw('downsample_ratio')} does not fit a grid of"
-            f" {base.grid[0]} patches"
+            f" {tower.grid[0]} patches"
         )
     wide = hidden * merge * merge
     at = "model.multi_modal_projector"
     names, out = (f"{at}.linear_1", f"{at}.linear_2"), text.hidden
-    projector = Projector(_two_matrices(*names, wide, out, out, norm=2 * wide))
+    projector = Projector(_two_matrices(names, (wide, out, out), norm=2 * wide))
     return _vision_language(c, vision, tower, text, projector, merge=merge, assumptions=(_TILES,))
 
 

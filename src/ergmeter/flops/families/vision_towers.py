@@ -63,17 +63,10 @@ class Tower:
 
 def add_tower(b: Builder, t: Tower) -> tuple[list[str], str]:
     """Append a tower; returns what is after each layer, and its result."""
-    name, b = t.prefix, Builder(b.nodes, stream="patches")
-    x = b.linear(
-        f"{name}.{t.patch_name}",
-        "patches",
-        (),
-        t.patch_inputs,
-        t.hidden,
-        bias=t.patch_bias,
-        is_module=False,
-        stream="patch grid",
-    )
+    name, grid = t.prefix, Builder(b.nodes, stream="patch grid")
+    b = Builder(b.nodes, stream="patches")
+    at, inputs = f"{name}.{t.patch_name}", t.patch_inputs
+    x = grid.linear(at, "patches", (), inputs, t.hidden, bias=t.patch_bias, is_module=False)
     taken: tuple[str, ...] = (x,)
     if t.tables:
         table = b.add(f"{name}.embeddings.tables", "embedding", params=t.tables, role="positions")
@@ -140,38 +133,26 @@ def vit(c: ModelConfig, *, prefix: str) -> Tower:
     """A tower of such layers over an image of one size, with a learned position for each patch."""
     hidden = c.integer("hidden_size")
     rows, columns = _fixed_grid(c)
-    return Tower(
-        hidden,
-        (vit_block(c),) * c.integer("num_hidden_layers"),
-        (rows, columns),
-        c.integer("num_channels", default=3) * edge(c, "patch_size") ** 2,
-        prefix,
-        patch_bias=True,
-        tables=rows * columns * hidden,
-        after_norm=2 * hidden,
-    )
+    blocks = (vit_block(c),) * c.integer("num_hidden_layers")
+    inputs = c.integer("num_channels", default=3) * edge(c, "patch_size") ** 2
+    base = Tower(hidden, blocks, (rows, columns), inputs, prefix, patch_bias=True)
+    return replace(base, tables=rows * columns * hidden, after_norm=2 * hidden)
 
 
 def _clip(c: ModelConfig, *, prefix: str, image_size: ImageSize | None) -> Tower:
     """CLIP: a class token, a norm before the layers; the one after them is for the class."""
     check_size(c, image_size)
     base = vit(c, prefix=prefix)
-    return replace(
-        base,
-        patch_bias=False,
-        class_tokens=1,
-        tables=base.tables + 2 * base.hidden,
-        before_norm=2 * base.hidden,
-    )
+    norm, tables = 2 * base.hidden, base.tables + 2 * base.hidden
+    return replace(base, patch_bias=False, class_tokens=1, tables=tables, before_norm=norm)
 
 
 def _siglip(c: ModelConfig, *, prefix: str, image_size: ImageSize | None) -> Tower:
     """SigLIP: no class token; a pooling head, which language models leave out or do not read."""
     check_size(c, image_size)
-    has_pool = c.flag("vision_use_head", default=True)
-    return replace(
-        vit(c, prefix=prefix), pool_size=c.integer("intermediate_size") if has_pool else 0
-    )
+    if not c.flag("vision_use_head", default=True):
+        return vit(c, prefix=prefix)
+    return replace(vit(c, prefix=prefix), pool_size=c.integer("intermediate_size"))
 
 
 def pixtral(c: ModelConfig, *, prefix: str, image_size: ImageSize | None, merge: int = 1) -> Tower:
@@ -183,18 +164,12 @@ def pixtral(c: ModelConfig, *, prefix: str, image_size: ImageSize | None, merge:
     feed = Mlp(c.integer("intermediate_size"), module="feed_forward")
     size = image_size or _ASSUMED_SIZE
     rows, columns = (merge * -(-length // (patch * merge)) for length in size)
-    return Tower(
-        hidden,
-        (replace(block, attention=replace(plain, module="attention"), feed=feed),)
-        * c.integer("num_hidden_layers"),
-        (rows, columns),
-        c.integer("num_channels", default=3) * patch * patch,
-        prefix,
-        before_norm=hidden,
-        is_size_assumed=image_size is None,
-        layer_name="transformer.layers",
-        patch_name="patch_conv",
-    )
+    block = replace(block, attention=replace(plain, module="attention"), feed=feed)
+    blocks = (block,) * c.integer("num_hidden_layers")
+    inputs = c.integer("num_channels", default=3) * patch * patch
+    base = Tower(hidden, blocks, (rows, columns), inputs, prefix, before_norm=hidden)
+    base = replace(base, layer_name="transformer.layers", patch_name="patch_conv")
+    return replace(base, is_size_assumed=image_size is None)
 
 
 def check_size(c: ModelConfig, image_size: ImageSize | None) -> None:
@@ -242,16 +217,11 @@ def qwen_tower(
         v, hidden, v.integer("num_heads"), kv_bias=False, fused="qkv", names=names, module=module
     )
     channels = v.integer("in_channels", "in_chans", default=3)
-    return Tower(
-        hidden,
-        (EncoderBlock(attention, feed, norm, norm),) * v.integer("depth"),
-        _qwen_grid(v, image_size),
-        channels * v.integer("temporal_patch_size") * v.integer("patch_size") ** 2,
-        "model.visual",
-        is_size_assumed=image_size is None,
-        layer_name="blocks",
-        patch_name="patch_embed.proj",
-    )
+    blocks = (EncoderBlock(attention, feed, norm, norm),) * v.integer("depth")
+    grid = _qwen_grid(v, image_size)
+    inputs = channels * v.integer("temporal_patch_size") * v.integer("patch_size") ** 2
+    base = Tower(hidden, blocks, grid, inputs, "model.visual", layer_name="blocks")
+    return replace(base, patch_name="patch_embed.proj", is_size_assumed=image_size is None)
 
 
 # A language model with a tower and projectors.
@@ -292,12 +262,8 @@ def vision_language_graph(m: VisionLanguageModel) -> Graph:
     add_decoder(b, m.text, inputs=features)
     tokens = m.tokens or m.features
     high, wide = m.image_size
-    facts = {
-        **image_facts(m.tower),
-        "features_per_view": m.features,
-        "views_per_image": m.views,
-        "tokens_per_image": tokens,
-    }
+    facts = {**image_facts(m.tower), "features_per_view": m.features}
+    facts |= {"views_per_image": m.views, "tokens_per_image": tokens}
     if m.tower.window_side:
         facts["window_side"] = m.tower.window_side
     unsaid = "no image size was given: " if m.tower.is_size_assumed else ""
@@ -336,7 +302,7 @@ def _add_projector(b: Builder, projector: Projector, states: list[str], result: 
     return taken[0]
 
 
-# The parts of a configuration.
+# The language model of a configuration.
 
 TEXTS: dict[str, Callable[[ModelConfig], Decoder]] = {
     **DECODERS,
@@ -394,8 +360,3 @@ _TIED_BY_EITHER = ("llava", "llava_onevision", "qwen2_vl", "qwen2_5_vl")
 _TIED_BY_TEXT = ("mistral3",)
 # They have its fields beside `vision_config`, not in a part of their own.
 _FLAT = ("qwen2_vl", "qwen2_5_vl", "phi4_multimodal")
-
-
-def vision_of(c: ModelConfig, kind: str) -> ModelConfig:
-    """The tower's part, with what that kind of tower has where it says nothing."""
-    return c.part("vision_config", kind=kind)

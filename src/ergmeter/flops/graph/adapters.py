@@ -82,24 +82,17 @@ def chosen_targets(graph: Graph, targets: tuple[str, ...]) -> ChosenTargets:
 
 
 def _modules(graph: Graph) -> list[Node]:
-    return [node for node in graph if isinstance(node.work, Linear) and node.work.is_module]
+    return [node for node, work in graph.linears() if work.is_module]
 
 
 def _tensors(graph: Graph) -> list[Node]:
     """Experts that are held as one tensor."""
-    return [
-        node
-        for node in graph
-        if isinstance(node.work, Linear) and node.work.copies > 1 and not node.work.is_module
-    ]
+    return [node for node, work in graph.linears() if work.copies > 1 and not work.is_module]
 
 
 def _routers(graph: Graph) -> list[Node]:
-    return [
-        node
-        for node in graph
-        if node.part == "router" and isinstance(node.work, Linear) and not node.work.is_module
-    ]
+    linears = graph.linears()
+    return [node for node, work in linears if node.part == "router" and not work.is_module]
 
 
 def _last(node: Node) -> str:

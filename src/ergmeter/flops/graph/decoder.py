@@ -8,7 +8,8 @@ once.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import FormatError
 from ergmeter.flops.graph.graph import Builder, Graph, Linear, Node
@@ -57,17 +58,8 @@ def add_decoder(b: Builder, decoder: Decoder, *, inputs: tuple[str, ...]) -> Non
         out = add_layer(at, layer, out, hidden, own=own)
     out = _add_streams(b, decoder, out, name=f"{prefix}.altup_unembed_projections")
     out = b.add(f"{prefix}.norm", "norm", out, params=decoder.final_norm)
-    head = b.linear(
-        decoder.head_name,
-        "head",
-        out,
-        hidden,
-        vocab,
-        bias=decoder.head_bias,
-        stream="logits",
-        role="head",
-        tied_to=embedding if decoder.is_tied else None,
-    )
+    tied_to = embedding if decoder.is_tied else None
+    head = b.head(decoder.head_name, out, hidden, vocab, bias=decoder.head_bias, tied_to=tied_to)
     for number in range(decoder.further):
         out = _add_further(b, decoder, out, embedding, head, name=f"{prefix}.mtp.{number}")
 
@@ -178,38 +170,23 @@ def add_mlp(b: Builder, mlp: Mlp, x: str, hidden: int, *, part: str = "mlp") -> 
     """Append two matrices, or three."""
     at = f"{mlp.module}." if mlp.module else ""
     size = mlp.size
+    ups = [(name, size) for name in mlp.names[: 2 if mlp.is_gated else 1]]
     if mlp.fused:
         ups = [(mlp.fused, 2 * size)]
-    elif mlp.is_gated:
-        ups = [(mlp.names[0], size), (mlp.names[1], size)]
-    else:
-        ups = [(mlp.names[0], size)]
     inner = tuple(b.linear(f"{at}{up}", part, x, hidden, wide, bias=mlp.bias) for up, wide in ups)
     return b.linear(f"{at}{mlp.names[-1]}", part, inner, size, hidden, bias=mlp.bias)
 
 
 def _add_experts(b: Builder, e: Experts, x: str, hidden: int) -> str:
     at, up_size = e.module, e.size * (2 if e.is_gated else 1)
-
-    def expert(name: str, of: str, inputs: int, outputs: int) -> str:
-        return b.linear(
-            f"{at}.experts.{name}",
-            "experts",
-            of,
-            inputs,
-            outputs,
-            bias=e.bias,
-            copies=e.count,
-            used=e.used,
-            is_module=False,
-        )
-
+    expert = partial(b.linear, bias=e.bias, copies=e.count, used=e.used, is_module=False)
     router = b.linear(
         f"{at}.gate", "router", x, hidden, e.count, bias=e.router_bias, is_module=False
     )
     if e.router_params:
         router = b.add(f"{at}.correction", "router", router, params=e.router_params)
-    down = expert("down_proj", expert("gate_up_proj", x, hidden, up_size), e.size, hidden)
+    up = expert(f"{at}.experts.gate_up_proj", "experts", x, hidden, up_size)
+    down = expert(f"{at}.experts.down_proj", "experts", up, e.size, hidden)
     routed = b.add(f"{at}.combine", "residual", (down, router))
     if not e.shared_size:
         return routed
@@ -252,20 +229,18 @@ def add_block(
         made = part(b.add(f"{what}_norm", "norm", x, params=params))
         return b.add(f"{what}_out", "residual", (x, made))
 
-    def attention(source: str) -> str:
+    def attend(source: str) -> str:
         return add_attention(b, block.attention, source, source, hidden)
 
-    out = around("attention", x, block.norm + block.extra_params, attention)
+    out = around("attention", x, block.norm + block.extra_params, attend)
     cross = block.cross
     if cross is not None and memory is not None:
 
-        def across(source: str) -> str:
+        def attend_across(source: str) -> str:
             return add_attention(b, cross, source, memory, hidden, keys="source")
 
-        out = around("cross", out, block.norm, across)
-    return around(
-        "feed", out, block.feed_norm, lambda source: add_mlp(b, block.feed, source, hidden)
-    )
+        out = around("cross", out, block.norm, attend_across)
+    return around("feed", out, block.feed_norm, lambda read: add_mlp(b, block.feed, read, hidden))
 
 
 def renamed(nodes: Sequence[Node], what: str) -> tuple[Node, ...]:
@@ -282,13 +257,6 @@ def head_size(c: ModelConfig, hidden: int, heads: int) -> int:
 
 def biased_attention(c: ModelConfig, hidden: int, heads: int, **more: object) -> AttentionLayer:
     """Attention that looks both ways, with biases everywhere."""
-    plain = AttentionLayer(
-        heads,
-        heads,
-        head_size(c, hidden, heads),
-        q_bias=True,
-        kv_bias=True,
-        out_bias=True,
-        mask="full",
-    )
-    return replace(plain, **more)  # type: ignore[arg-type]
+    biases = {"q_bias": True, "kv_bias": True, "out_bias": True}
+    fields: dict[str, Any] = {**biases, "mask": "full", **more}
+    return AttentionLayer(heads, heads, head_size(c, hidden, heads), **fields)

@@ -164,6 +164,14 @@ class Graph:
         """Parameters a token meets: of the experts only those it is sent to."""
         return sum(node.params_active for node in self.nodes)
 
+    def linears(self) -> list[tuple[Node, Linear]]:
+        """The nodes that are weight matrices, each with its work."""
+        return [(node, node.work) for node in self.nodes if isinstance(node.work, Linear)]
+
+    def attentions(self) -> list[tuple[Node, Attention]]:
+        """The nodes where queries meet keys, each with its work."""
+        return [(node, node.work) for node in self.nodes if isinstance(node.work, Attention)]
+
     def params_of(self, *roles: Role) -> int:
         """Parameters held by nodes of these roles."""
         return sum(node.params for node in self.nodes if node.role in roles)
@@ -180,11 +188,7 @@ class Builder:
     """
 
     def __init__(
-        self,
-        nodes: list[Node] | None = None,
-        *,
-        layer: str | None = None,
-        stream: str = "tokens",
+        self, nodes: list[Node] | None = None, *, layer: str | None = None, stream: str = "tokens"
     ) -> None:
         self.nodes = [] if nodes is None else nodes
         self.layer, self.stream = layer, stream
@@ -234,6 +238,13 @@ class Builder:
         return self.add(
             name, part, of, params=params, work=work, stream=stream, role=role, tied_to=tied_to
         )
+
+    def head(
+        self, name: str, of: str, width: int, vocab: int, *, bias: bool, tied_to: str | None
+    ) -> str:
+        """Append the matrix that makes the logits."""
+        rows = Builder(self.nodes, layer=self.layer, stream="logits")
+        return rows.linear(name, "head", of, width, vocab, bias=bias, role="head", tied_to=tied_to)
 
 
 Trainable: TypeAlias = Callable[[Node], bool]

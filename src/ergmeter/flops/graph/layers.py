@@ -191,33 +191,6 @@ class Mamba:
 
 
 @dataclass(frozen=True, slots=True)
-class Mamba2:
-    """A state-space layer with heads (Mamba-2, arXiv 2405.21060)."""
-
-    inner: int
-    state: int
-    heads: int
-    groups: int
-    conv: int
-    conv_bias: bool = True
-    proj_bias: bool = False
-    has_norm: bool = True
-    module: str = "mixer"
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaNet:
-    """Gated linear attention by the delta rule (arXiv 2412.06464), as in Qwen3-Next."""
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    conv: int
-    module: str = "linear_attn"
-
-
-@dataclass(frozen=True, slots=True)
 class Recurrent:
     """A mixer by its pieces: projections, a convolution, a scan, a norm, an output."""
 
@@ -232,10 +205,12 @@ class Recurrent:
     scan: int = 0  # FLOPs a row
     state: int = 0
     scan_params: int = 0
+    scan_of: tuple[str, ...] = ()  # pieces that it reads, or "conv"; none: all of them
     norm: int = 0
+    norm_of: str = ""  # a piece that the norm reads as a gate
 
 
-Mixer = AttentionLayer | Mamba | Mamba2 | DeltaNet | Recurrent
+Mixer = AttentionLayer | Mamba | Recurrent
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,11 +294,7 @@ def add_mixer(b: Builder, mixer: Mixer, x: str, hidden: int) -> str:
         return add_attention(b, mixer, x, x, hidden)
     if isinstance(mixer, Mamba):
         return _add_mamba(b, mixer, x, hidden)
-    if isinstance(mixer, Mamba2):
-        return _add_mamba2(b, mixer, x, hidden)
-    if isinstance(mixer, Recurrent):
-        return _add_recurrent(b, mixer, x)
-    return _add_delta(b, mixer, x, hidden)
+    return _add_recurrent(b, mixer, x)
 
 
 def add_attention(
@@ -331,10 +302,11 @@ def add_attention(
 ) -> str:
     """Append attention of `x` to `memory`, the same node or, across streams, another."""
     at = a.module
-    qk_dim = v_dim = a.head_dim
+    qk_dim, v_dim, cached = a.head_dim, a.head_dim, None
     if a.latent is not None:
         query, key, value = _latent(b, a, a.latent, x, hidden)
         qk_dim, v_dim = a.latent.nope_dim + a.latent.rope_dim, a.latent.v_dim
+        cached = a.latent.kv_rank + a.latent.rope_dim
     elif a.fused is not None:
         size = (a.heads + 2 * a.kv_heads) * a.head_dim
         query = key = value = b.linear(f"{at}.{a.fused}", _QKV, x, hidden, size, bias=a.q_bias)
@@ -343,17 +315,7 @@ def add_attention(
     extra = a.norm_params + a.extra_params
     if extra:
         query = b.add(f"{at}.norms", "norm", query, params=extra)
-    core = Attention(
-        a.heads,
-        qk_dim,
-        v_dim,
-        a.kv_heads,
-        a.mask,
-        a.window,
-        a.chunk,
-        keys=keys,
-        latent=a.latent.kv_rank + a.latent.rope_dim if a.latent else None,
-    )
+    core = Attention(a.heads, qk_dim, v_dim, a.kv_heads, a.mask, a.window, a.chunk, keys, cached)
     mixed = b.add(f"{at}.core", "attention", (query, key, value), work=core)
     out, wide = f"{at}.{a.names[3]}", a.heads * v_dim
     return b.linear(out, "attention output", mixed, wide, hidden, bias=a.out_bias)
@@ -419,34 +381,6 @@ def _add_mamba(b: Builder, m: Mamba, x: str, hidden: int) -> str:
     return b.linear(f"{at}.out_proj", part, gated, m.inner, hidden, bias=m.proj_bias)
 
 
-def _add_mamba2(b: Builder, m: Mamba2, x: str, hidden: int) -> str:
-    at, part = m.module, "mamba"
-    channels = m.inner + 2 * m.groups * m.state
-    wide = m.inner + channels + m.heads
-    both = b.linear(f"{at}.in_proj", part, x, hidden, wide, bias=m.proj_bias)
-    conv = _add_convolution(b, at, both, channels, m.conv, bias=m.conv_bias)
-    work = Scan(7 * m.inner * m.state, m.inner * m.state)
-    scan = b.add(f"{at}.scan", "scan", (conv, both), params=3 * m.heads, work=work)
-    norm = m.inner if m.has_norm else 0
-    normed = b.add(f"{at}.norm", "norm", (scan, both), params=norm)
-    return b.linear(f"{at}.out_proj", part, normed, m.inner, hidden, bias=m.proj_bias)
-
-
-def _add_delta(b: Builder, d: DeltaNet, x: str, hidden: int) -> str:
-    at, part = d.module, "linear attention"
-    keys, values = d.key_heads * d.key_dim, d.value_heads * d.value_dim
-    channels = 2 * keys + values
-    qkvz = b.linear(f"{at}.in_proj_qkvz", part, x, hidden, channels + values)
-    ba = b.linear(f"{at}.in_proj_ba", part, x, hidden, 2 * d.value_heads)
-    conv = _add_convolution(b, at, qkvz, channels, d.conv, bias=False)
-    # Per value head a state of key_dim x value_dim: read by the key, corrected, read by the query.
-    state = d.value_heads * d.key_dim * d.value_dim
-    work = Scan(8 * state, state)
-    scan = b.add(f"{at}.scan", "scan", (conv, ba), params=2 * d.value_heads, work=work)
-    normed = b.add(f"{at}.norm", "norm", (scan, qkvz), params=d.value_dim)
-    return b.linear(f"{at}.out_proj", part, normed, values, hidden)
-
-
 def _add_recurrent(b: Builder, m: Recurrent, x: str) -> str:
     made: dict[str, str] = {}
 
@@ -463,10 +397,12 @@ def _add_recurrent(b: Builder, m: Recurrent, x: str) -> str:
     for piece in m.pieces:
         if piece.of == "conv":
             made[piece.name] = matrix(piece, made["conv"])
-    out = tuple(made.values())
+    out = tuple(made[each] for each in m.scan_of or made)
     if m.scan:
         work = Scan(m.scan, m.state)
         out = (b.add(f"{m.module}.scan", "scan", out, params=m.scan_params, work=work),)
+    if m.norm_of:
+        out = (*out, made[m.norm_of])
     return matrix(m.output, b.add(f"{m.module}.norm", "norm", out, params=m.norm))
 
 
