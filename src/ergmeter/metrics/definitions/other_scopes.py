@@ -52,10 +52,10 @@ _TRAINER_MEMORY = {
     "discrepancy": "memory.hf_peak_prose_bytes - memory.hf_peak_bytes",
     "seed": "allocated, by FMS's first file format",
 }
-_TRAINER_PEAK_VIEWS = {
-    "bench report": Position(60, "memory", label="hf", is_expected=True),
-    "bench matrix": Position(90, "memory", label="memory in tensors, peak (hf)"),
-}
+_TRAINER_PEAK_VIEWS = positions(
+    "bench report 60 in memory as hf expected;"
+    " bench matrix 90 in memory as memory in tensors, peak (hf)"
+)
 
 METRICS = [
     _compared(
@@ -124,10 +124,10 @@ METRICS = [
         column="memory_nvidia_mean_bytes",
         rule="nvidia_memory",
         rule_aliases=("mem_nvidia_mem_reserved",),
-        views={
-            "bench report": Position(90, "memory", label="nvidia mean", is_expected=True),
-            "bench matrix": Position(120, "memory", "device memory, peak, mean of the devices"),
-        },
+        views=positions(
+            "bench report 90 in memory as nvidia mean expected;"
+            " bench matrix 120 in memory as device memory, peak, mean of the devices"
+        ),
     ),
     _of_cell(
         "memory.nvidia_peak_bytes",
@@ -136,10 +136,10 @@ METRICS = [
         "lower",
         "peak above the first reading, of the device with most",
         column="memory_nvidia_peak_bytes",
-        views={
-            "bench report": Position(80, "memory", label="nvidia", is_expected=True),
-            "bench matrix": Position(110, "memory", label="device memory, peak"),
-        },
+        views=positions(
+            "bench report 80 in memory as nvidia expected;"
+            " bench matrix 110 in memory as device memory, peak"
+        ),
     ),
     *(
         _of_cell(

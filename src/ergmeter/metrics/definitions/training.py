@@ -210,8 +210,8 @@ METRICS = [
         rule_aliases=("train_loss",),
         views=positions(
             "watch 30 as loss; serve live 30; serve ledger 50; console 10;"
-            " ledger 30 in trainer as train_loss; compare 90 as loss; bench compare 50; fairness 10;"
-            " bench report 50 expected; bench matrix 150"
+            " ledger 30 in trainer as train_loss; compare 90 as loss; bench compare 50;"
+            " fairness 10; bench report 50 expected; bench matrix 150"
         ),
     ),
     _metric("learning_rate", "learning rate", "neither"),
