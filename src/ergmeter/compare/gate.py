@@ -271,21 +271,18 @@ def gate(
         parse_rule(rule) if isinstance(rule, str) else rule for rule in rules or DEFAULT_RULES
     )
     pairing = pair_sides(new, ref, asked)
-    fair = {pair.name: _fairness(pair, pairing.by) for pair in pairing.both}
-    refused = {name: "; ".join(each.refusals) for name, each in fair.items() if each.refusals}
-    pairs = [
-        pair for pair in pairing.both if pair.name not in refused and pair.new.ok and pair.ref.ok
-    ]
+    fair = [(pair, _fairness(pair, pairing.by)) for pair in pairing.both]
+    refused = [(pair.name, "; ".join(each.refusals)) for pair, each in fair if each.refusals]
+    comparable = [pair for pair, each in fair if not each.refusals]
+    pairs = [pair for pair in comparable if pair.new.ok and pair.ref.ok]
     drafts = [draft for rule in wanted for draft in _drafts(pairs, rule, asked, is_plain=is_plain)]
     remarks = [remark for pair in pairing.pairs for remark in _remarks(pair)]
-    remarks += [
-        GateRemark(name, "absent", f"not comparable: {why}") for name, why in refused.items()
-    ]
+    remarks += [GateRemark(name, "absent", f"not comparable: {why}") for name, why in refused]
     judged, family = _against_chance(drafts, 1.0 - asked.confidence)
     made = Gate(
         *(wanted, tuple(judged), tuple(remarks), pairing, asked, is_strict, is_plain),
-        not_comparable=tuple(f"{name}: {why}" for name, why in refused.items()),
-        notes=tuple(line for name, each in fair.items() for line in _fairness_notes(name, each)),
+        not_comparable=tuple(f"{name}: {why}" for name, why in refused),
+        notes=tuple(line for pair, each in fair for line in _fairness_notes(pair.name, each)),
         family=family,
     )
     if allow_missing:

@@ -110,6 +110,7 @@ def read_side(path: Path, keys: Iterable[str]) -> SourceEntries:
 
 def runs_of_cells(entries: Iterable[Entry], wanted: Wanted) -> list[Entry]:
     """Entries with bench cells read from their runs, to be compared with other runs."""
+    wanted = replace(wanted, keys=(*wanted.keys, *in_view("fairness")))
     result = []
     for entry in entries:
         if entry.kind != "cell" or entry.run is None or entry.status != "ok":
