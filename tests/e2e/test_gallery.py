@@ -14,7 +14,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from ergmeter.compare.comparison import CompareOptions, compare
+from ergmeter.compare.comparison import compare
+from ergmeter.compare.pairing import CompareOptions
 from ergmeter.compare.sources import read_entries
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Reading

@@ -14,9 +14,10 @@ import pytest
 from ergmeter.bench.overview import configuration
 from ergmeter.bench.results import run_columns
 from ergmeter.bench.tables import as_table
-from ergmeter.compare.comparison import CompareOptions, compare
+from ergmeter.compare.comparison import compare
 from ergmeter.compare.entry import Entry, SourceEntries
 from ergmeter.compare.ledgers import read_ledger
+from ergmeter.compare.pairing import CompareOptions
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.definitions.compute import BANDWIDTH, HFU, MFU, MFU_BF16
 from ergmeter.metrics.live.frame import RunWatcher

@@ -14,6 +14,7 @@ from ergmeter.bench.results import FROM_RUN, TRAINER, TRAINER_METRICS, cell_dire
 from ergmeter.bench.results import batches as read_batches
 from ergmeter.bench.tables import ARGUMENTS, COLUMNS, READING_PARTS, is_ours
 from ergmeter.compare.entry import Entry, SourceEntries, Wanted, facts_of
+from ergmeter.compare.ledgers import is_ledger
 from ergmeter.metrics.catalog import Metric, bench_columns
 from ergmeter.metrics.evidence.window import UNBROKEN
 from ergmeter.records import Missing, Reading, Result
@@ -45,7 +46,9 @@ class CellSource:
             return is_cell or (path / PLAN).is_file() or bool(cell_directories(path))
         if path.suffix == ".parquet":
             return True
-        return path.suffix == ".csv" and (is_ours(path) or _is_fms(path))
+        if path.suffix != ".csv" or not path.is_file() or is_ledger(path):
+            return False
+        return is_ours(path) or _is_fms(path)
 
     def read(self, path: Path, wanted: Wanted) -> SourceEntries:  # noqa: ARG002  a row has all
         """The cells, failed ones included; those that were never to run are left out."""

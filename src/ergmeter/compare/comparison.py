@@ -7,29 +7,33 @@ unless the user asks for them anyway; the refusals are then shown beside them.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import TYPE_CHECKING
 
-from ergmeter.compare.entry import Entry, SourceEntries
+from ergmeter.compare.entry import Entry, Group, Measure, SourceEntries, measure, rule_measure
 from ergmeter.compare.grouping import (
-    WHOLE_RUN_FROM,
     Fairness,
-    Group,
     default_group_by,
     fairness,
     group_entries,
     mixed_facts,
 )
-from ergmeter.compare.pairing import ConfigurationPair, Pairing, padding_remark, pair_entries
+from ergmeter.compare.pairing import (
+    CompareOptions,
+    ConfigurationPair,
+    Pairing,
+    padding_remark,
+    pair_contrast,
+    pair_sides,
+    pooled_verdict,
+    why_other_start,
+)
 from ergmeter.compare.time_to_loss import ENERGY, SMOOTHING, TIME, to_target
 from ergmeter.compare.verdicts import (
     OF_WHOLE_RUN,
-    Measure,
     Verdict,
     absent_verdict,
-    measure,
-    rule_measure,
     verdict,
 )
 from ergmeter.errors import NotMeasurable, UsageError
@@ -39,8 +43,6 @@ from ergmeter.stats.ratio import (
     UNBOUNDED,
     Contrast,
     Mean,
-    Scale,
-    SingleRuns,
     contrast,
     holm,
     mean,
@@ -77,27 +79,6 @@ def _sign(axis: Measure, contrast: Contrast) -> int:
 
 _JOULES = "energy.joules_per_token"
 _SENSOR = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class CompareOptions:
-    """Options of a comparison."""
-
-    group_by: tuple[str, ...] = ()
-    baseline: str | None = None
-    metrics: tuple[str, ...] = ()
-    anyway: bool = False
-    target_loss: float | None = None
-    confidence: float = 0.95
-    effect: float = 0.02
-    noise: Mapping[str, float] = field(default_factory=dict)  # of one run; "" for all metrics
-    by: tuple[str, ...] = ()  # the columns that configurations are matched by
-    new_where: Mapping[str, str] = field(default_factory=dict)
-    ref_where: Mapping[str, str] = field(default_factory=dict)
-
-    def noise_of(self, label: str) -> float | None:
-        """The stated noise of one run in a metric."""
-        return self.noise.get(label, self.noise.get(""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +190,6 @@ def compare(source: SourceEntries, options: CompareOptions) -> Comparison:
     return replace(comparison, front=_front(comparison), notes=(*absent_, *_notes(comparison)))
 
 
-_FEWEST_POOLED = 3
-
-
 def compare_sides(
     new: Sequence[Entry], ref: Sequence[Entry], options: CompareOptions
 ) -> Comparison:
@@ -239,46 +217,6 @@ def compare_sides(
         *(pairing.by, sides, measures, tuple(pairs), None, (), (), options, pairing),
         pooled=tuple(each for each in pooled if each is not None),
     )
-
-
-def pair_sides(new: Sequence[Entry], ref: Sequence[Entry], options: CompareOptions) -> Pairing:
-    """The configurations of both sides. NotComparable for windows of different kinds."""
-    return pair_entries(
-        new, ref, by=options.by, new_where=options.new_where, ref_where=options.ref_where
-    )
-
-
-def pair_contrast(
-    pair: ConfigurationPair, measured: Measure, scale: Scale, options: CompareOptions
-) -> tuple[str, Contrast] | None:
-    """NEW over REF in the first metric that both have; None if none, or without such a scale."""
-    key = pair.common_key(measured)
-    if key is None:
-        return None
-    single = SingleRuns(options.noise_of(measured.label), ("NEW", "REF"))
-    try:
-        change = contrast(
-            pair.new.numbers(key),
-            pair.ref.numbers(key),
-            scale=scale,
-            confidence=options.confidence,
-            single=single,
-        )
-    except NotMeasurable:
-        return None
-    return key, change
-
-
-def pooled_verdict(verdicts: Sequence[Verdict], options: CompareOptions) -> Verdict | None:
-    """All configurations as one: the mean change, its interval from the scatter between them."""
-    changes = [each.contrast for each in verdicts if each.contrast is not None]
-    if len(changes) < _FEWEST_POOLED:
-        return None
-    news, refs = zip(*(change.means for change in changes), strict=True)
-    scale, confidence = changes[0].scale, options.confidence
-    change = contrast(news, refs, scale=scale, is_paired=True, confidence=confidence)
-    key = ", ".join(sorted({each.key for each in verdicts}))
-    return Verdict(verdicts[0].measure, "differs", "", change, key=key)
 
 
 def contrast_of(ours: Group, theirs: Group, measured: Measure, *, confidence: float) -> Contrast:
@@ -453,7 +391,7 @@ def _verdict(
 ) -> Verdict:
     if measured.is_quality and fair.of_losses and not options.anyway:
         return absent_verdict(measured, f"not comparable: {'; '.join(fair.of_losses)}")
-    why = _why_other_start(baseline, other, measured)
+    why = why_other_start(baseline, other, measured)
     if why and not options.anyway:
         return absent_verdict(measured, why)
     try:
@@ -463,27 +401,6 @@ def _verdict(
     except NotMeasurable as error:
         return absent_verdict(measured, str(error))
     return verdict(other.name, measured, result, effect=options.effect)
-
-
-def why_incomparable(pair: ConfigurationPair, measured: Measure) -> str:
-    """Why one metric of a pair is not comparable; empty if it is, and for bench cells."""
-    if all(entry.kind == "cell" for entry in (*pair.new.entries, *pair.ref.entries)):
-        return ""
-    fair = fairness(pair.ref, pair.new, ())
-    if measured.is_quality and fair.of_losses:
-        return f"not comparable: {'; '.join(fair.of_losses)}"
-    assumed = [entry for entry in (*pair.new.ok, *pair.ref.ok) if measured.key in entry.assumed]
-    if assumed:
-        return f"{assumed[0].source}: {measured.noun} rests on an assumption"
-    return _why_other_start(pair.ref, pair.new, measured)
-
-
-def _why_other_start(baseline: Group, other: Group, measured: Measure) -> str:
-    """Why metrics over the whole run are not comparable; empty if they are."""
-    starts = [group.values(WHOLE_RUN_FROM) for group in (baseline, other)]
-    if OF_WHOLE_RUN in measured.key and len(set.union(*starts)) > 1:
-        return "not comparable: one whole run is since the command, one the Meter"
-    return ""
 
 
 def _need_all(measured: Measure, *groups: Group) -> None:

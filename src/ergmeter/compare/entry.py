@@ -1,5 +1,7 @@
-"""Entries of a comparison: one measured run each, from a run, a ledger's row, a bench cell or an
-analysis. Each package declares its sources of entries under the entry point `ergmeter.entries`.
+"""Entries of a comparison, their groups, and the measures that they are compared by.
+
+An entry is one measured run: a run, a ledger's row, a bench cell or an analysis. Each package
+declares its sources of entries under the entry point `ergmeter.entries`.
 
 Facts are normalised here: "1024", "1024.0" and 1024 are one sequence length, True and "true" one
 value, and an empty cell is None.
@@ -9,20 +11,27 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from ergmeter.metrics.catalog import refusal
-from ergmeter.records import Missing, Reading, Result
+from ergmeter import registry
+from ergmeter.errors import FormatError, NotMeasurable, UsageError
+from ergmeter.metrics.catalog import Metric, every_metric, find, refusal, rule_metric, rule_names
+from ergmeter.records import Direction, Missing, Reading, Result
+from ergmeter.stats.ratio import Scale, mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ergmeter.runlog.settings import Settings
 
 EntryKind: TypeAlias = Literal["run", "ledger", "cell", "analysis"]
 FAILED = ("oom", "error", "timeout", "diverged", "cancelled")  # statuses of runs that failed
 EVAL_LOSS = "training.eval_loss"
+SOURCE = "source"  # the pseudo column of the path on the command line
+BATCH = ("batch_size", "grad_accum", "world_size")
+_NAMES = {"eval_loss": EVAL_LOSS, "train_loss": "training.loss"}
 _ABSENT = ("", "none", "nan", "null", "-")
 _WORDS = {"true": "yes", "false": "no"}
 
@@ -69,6 +78,142 @@ class Entry:
             return None
 
 
+# Measures.
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A metric that is compared."""
+
+    key: str
+    title: str
+    unit: str
+    direction: Direction
+    scale: Scale
+    noun: str  # its name in a sentence
+    label: str  # its name in rules and tables of cells
+    keys: tuple[str, ...]  # the metrics to compare by, the best first
+    quantity: str  # equal for metrics that are transforms of one another
+
+    @property
+    def every_key(self) -> tuple[str, ...]:
+        """The metrics to compare by, then its own."""
+        return tuple(dict.fromkeys((*self.keys, self.key)))
+
+    @property
+    def is_quality(self) -> bool:
+        """True for a loss, which is compared by its difference."""
+        return self.scale == "difference"
+
+
+def measure(name: str) -> Measure:
+    """A metric by its key or an alias. UsageError for an unknown one."""
+    metric = every_metric().get(_NAMES.get(name.lower(), name)) or find(name)[0]
+    if metric.unit == "C":
+        raise UsageError(f"a ratio of temperatures ({metric.key}) means nothing")
+    return _measure(metric)
+
+
+def rule_measure(name: str) -> Measure:
+    """A metric by its name in rules. UsageError with the nearest name for an unknown one."""
+    return _measure(rule_metric(name))
+
+
+def rule_measures() -> dict[str, Measure]:
+    """The metrics that have a name in rules, by that name."""
+    return {name: _measure(metric) for name, metric in rule_names().items()}
+
+
+@cache
+def _measure(metric: Metric) -> Measure:
+    return Measure(
+        *(metric.key, metric.title, metric.unit, metric.direction, metric.scale),
+        noun=metric.name_in_sentence,
+        label=metric.rule or metric.key,
+        keys=metric.alternatives or (metric.key,),
+        quantity=metric.tested_quantity,
+    )
+
+
+# Groups.
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Runs that are repeats of one another."""
+
+    name: str
+    entries: tuple[Entry, ...]
+
+    def values(self, column: str) -> set[str]:
+        """The distinct values of a column."""
+        values = (column_of(entry, column) for entry in self.entries)
+        return {value for value in values if value is not None}
+
+    @property
+    def ok(self) -> tuple[Entry, ...]:
+        """The runs that ended well."""
+        return tuple(entry for entry in self.entries if entry.status == "ok")
+
+    @property
+    def failed(self) -> tuple[Entry, ...]:
+        """The runs that failed."""
+        return tuple(entry for entry in self.entries if entry.status in FAILED)
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """Expectations that runs which ended well did not meet.
+
+        A failed run may have ended before it could meet them.
+        """
+        return tuple(dict.fromkeys(entry.broken for entry in self.ok if entry.broken))
+
+    def numbers(self, key: str) -> list[float]:
+        """A metric of each run that ended well and has it; empty if one is impossible."""
+        readings = [entry.figures.get(key) for entry in self.ok]
+        present = [reading for reading in readings if isinstance(reading, Reading)]
+        if any(reading.impossible for reading in present):
+            return []
+        return [reading.value for reading in present]
+
+    def keys_of(self, measured: Measure) -> tuple[str, ...]:
+        """The metrics by which a measure is compared, the best first.
+
+        A cell's headline rate is not one of them: it may be of real or of computed tokens.
+        """
+        is_bench = all(entry.kind == "cell" for entry in self.entries)
+        return measured.keys if is_bench else measured.every_key
+
+    def has(self, measured: Measure) -> bool:
+        """True if a run that ended well has one of the measure's metrics."""
+        return any(self.numbers(key) for key in self.keys_of(measured))
+
+    def mean(self, key: str) -> float | None:
+        """The geometric mean of a metric; None if there is none."""
+        try:
+            return mean(self.numbers(key)).value
+        except NotMeasurable:
+            return None
+
+
+def column_of(entry: Entry, column: str) -> str | None:
+    """The value of a column of an entry; None if it has none."""
+    if column == SOURCE:
+        return entry.argument
+    if column == "batch":
+        numbers = [entry.number(name) for name in BATCH]
+        size, accum, world = numbers
+        return None if size is None else f"{size * (accum or 1) * (world or 1):g}"
+    value = entry.facts.get(column)
+    if column == "bits" and value is None and "tuning" in entry.facts:
+        return "none"  # a run that states its tuning also states bits, if quantised
+    # QLoRA is LoRA on quantised weights; bits are a column of their own.
+    return "lora" if column == "tuning" and value == "qlora" else value
+
+
+# Sources.
+
+
 @dataclass(frozen=True, slots=True)
 class SourceEntries:
     """The entries of a source, and what could not be used with the reasons."""
@@ -94,6 +239,29 @@ class EntrySource(Protocol):
 
     def read(self, path: Path, wanted: Wanted) -> SourceEntries:
         """The entries there; cells that failed are entries too. FormatError if it is damaged."""
+
+
+def source_of(path: Path) -> EntrySource | None:
+    """The source that recognises a path; None if none does."""
+    for name in registry.names("entries"):
+        source: EntrySource = registry.load("entries", name)()
+        if source.recognises(path):
+            return source
+    return None
+
+
+def read_side(path: Path, keys: Iterable[str]) -> SourceEntries:
+    """The entries of one side of a gate: bench cells, an analysis, runs or a ledger.
+
+    Failed runs are entries too. FormatError if the path is missing or holds none of these.
+    """
+    source = source_of(path)
+    if source is None:
+        raise FormatError(
+            f"{path} is not there or holds nothing to judge: give a run, a ledger, a directory of"
+            " results, a Parquet or CSV file, or an analysis"
+        )
+    return source.read(path, Wanted(keys=tuple(keys)))
 
 
 def over_one_window(entries: Sequence[Entry], window: str) -> tuple[list[Entry], Entry | None]:

@@ -21,16 +21,19 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from ergmeter.compare.comparison import (
+from ergmeter.compare.entry import Measure, rule_measure, rule_measures
+from ergmeter.compare.grouping import Fairness, fairness
+from ergmeter.compare.pairing import (
+    COUNTED,
     CompareOptions,
+    counts_differ,
+    padding_remark,
     pair_contrast,
     pair_sides,
     pooled_verdict,
     why_incomparable,
 )
-from ergmeter.compare.grouping import Fairness, fairness
-from ergmeter.compare.pairing import COUNTED, counts_differ, padding_remark
-from ergmeter.compare.verdicts import Measure, State, Verdict, rule_measure, rule_measures
+from ergmeter.compare.verdicts import State, Verdict
 from ergmeter.errors import UsageError
 from ergmeter.records import Missing, Reading
 from ergmeter.stats.ratio import PAIRED, Contrast, benjamini_hochberg
@@ -39,8 +42,7 @@ from ergmeter.units import duration, scaled, significant
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ergmeter.compare.entry import Entry
-    from ergmeter.compare.grouping import Group
+    from ergmeter.compare.entry import Entry, Group
     from ergmeter.compare.pairing import ConfigurationPair, Pairing
     from ergmeter.stats.ratio import Scale, Way
 

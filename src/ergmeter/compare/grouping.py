@@ -14,19 +14,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from ergmeter.compare.entry import FAILED
-from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.records import Reading
-from ergmeter.stats.ratio import mean
+from ergmeter.compare.entry import BATCH, SOURCE, Group, column_of
+from ergmeter.errors import UsageError
 from ergmeter.units import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ergmeter.compare.entry import Entry
-    from ergmeter.compare.verdicts import Measure
 
-SOURCE = "source"  # the pseudo column of the path on the command line
 _WORK = {
     "model": "model",
     "dataset": "data set",
@@ -77,9 +73,8 @@ WHOLE_RUN_FROM = "whole_run_from"  # where a whole run begins: at the command, o
 # Facts that every training has: listed as unknown if neither side has them. Others may be absent
 # on both sides: training every weight has no LoRA rank.
 _ALWAYS = ("model", "dataset", "seq_len", "batch", "tuning", "device")
-_BATCH = ("batch_size", "grad_accum", "world_size")
 _PART_OF = {
-    **dict.fromkeys(_BATCH, ("batch", *_BATCH)),
+    **dict.fromkeys(BATCH, ("batch", *BATCH)),
     "tuning": (
         *("tuning", "lora_r", "lora_alpha", "lora_targets", "bits"),
         *("trainable_parameters", "flops_per_token"),
@@ -93,64 +88,6 @@ _WARMER_C = 10.0
 # As in `erg check`.
 MIN_WINDOW_S = 5.0
 MIN_STEPS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Runs that are repeats of one another."""
-
-    name: str
-    entries: tuple[Entry, ...]
-
-    def values(self, column: str) -> set[str]:
-        """The distinct values of a column."""
-        values = (_of(entry, column) for entry in self.entries)
-        return {value for value in values if value is not None}
-
-    @property
-    def ok(self) -> tuple[Entry, ...]:
-        """The runs that ended well."""
-        return tuple(entry for entry in self.entries if entry.status == "ok")
-
-    @property
-    def failed(self) -> tuple[Entry, ...]:
-        """The runs that failed."""
-        return tuple(entry for entry in self.entries if entry.status in FAILED)
-
-    @property
-    def broken(self) -> tuple[str, ...]:
-        """Expectations that runs which ended well did not meet.
-
-        A failed run may have ended before it could meet them.
-        """
-        return tuple(dict.fromkeys(entry.broken for entry in self.ok if entry.broken))
-
-    def numbers(self, key: str) -> list[float]:
-        """A metric of each run that ended well and has it; empty if one is impossible."""
-        readings = [entry.figures.get(key) for entry in self.ok]
-        present = [reading for reading in readings if isinstance(reading, Reading)]
-        if any(reading.impossible for reading in present):
-            return []
-        return [reading.value for reading in present]
-
-    def keys_of(self, measured: Measure) -> tuple[str, ...]:
-        """The metrics by which a measure is compared, the best first.
-
-        A cell's headline rate is not one of them: it may be of real or of computed tokens.
-        """
-        is_bench = all(entry.kind == "cell" for entry in self.entries)
-        return measured.keys if is_bench else measured.every_key
-
-    def has(self, measured: Measure) -> bool:
-        """True if a run that ended well has one of the measure's metrics."""
-        return any(self.numbers(key) for key in self.keys_of(measured))
-
-    def mean(self, key: str) -> float | None:
-        """The geometric mean of a metric; None if there is none."""
-        try:
-            return mean(self.numbers(key)).value
-        except NotMeasurable:
-            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +113,7 @@ def group_entries(
     members: dict[tuple[str, ...], list[Entry]] = {}
     silent = []
     for entry in entries:
-        key = [_of(entry, column) for column in by]
+        key = [column_of(entry, column) for column in by]
         lacking = [column for column, value in zip(by, key, strict=True) if value is None]
         if lacking:
             silent.append(f"{entry.source}: it does not say its {' and '.join(lacking)}")
@@ -265,20 +202,6 @@ def differing_facts(groups: Sequence[Group]) -> tuple[tuple[str, tuple[str, ...]
         if any(own != values[0] for own in values):
             rows.append((title, tuple(_listed(own) if own else "not said" for own in values)))
     return tuple(rows)
-
-
-def _of(entry: Entry, column: str) -> str | None:
-    if column == SOURCE:
-        return entry.argument
-    if column == "batch":
-        numbers = [entry.number(name) for name in _BATCH]
-        size, accum, world = numbers
-        return None if size is None else f"{size * (accum or 1) * (world or 1):g}"
-    value = entry.facts.get(column)
-    if column == "bits" and value is None and "tuning" in entry.facts:
-        return "none"  # a run that states its tuning also states bits, if quantised
-    # QLoRA is LoRA on quantised weights; bits are a column of their own.
-    return "lora" if column == "tuning" and value == "qlora" else value
 
 
 def _is_wanting(column: str, baseline: Group, other: Group) -> bool:

@@ -11,20 +11,20 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ergmeter.compare.entry import Entry, fact, over_one_window
-from ergmeter.compare.grouping import Group
-from ergmeter.errors import UsageError
+from ergmeter.compare.entry import Entry, Group, Measure, fact, over_one_window
+from ergmeter.compare.grouping import WHOLE_RUN_FROM, fairness
+from ergmeter.compare.verdicts import OF_WHOLE_RUN, Verdict
+from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.metrics.evidence.window import TRAINING
+from ergmeter.stats.ratio import Contrast, Scale, SingleRuns, contrast
 from ergmeter.units import duration, significant
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from ergmeter.compare.verdicts import Measure
 
     _Key: TypeAlias = tuple[str, ...]
     _Sides: TypeAlias = tuple[Sequence[Entry], Sequence[Entry]]
@@ -330,6 +330,93 @@ def _conditions_of(group: Group) -> dict[str, set[str]]:
         for name, value in entry.conditions.items():
             values_by_name.setdefault(name, set()).update({value} if value else ())
     return values_by_name
+
+
+# The contrast of a pair.
+
+_FEWEST_POOLED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class CompareOptions:
+    """Options of a comparison."""
+
+    group_by: tuple[str, ...] = ()
+    baseline: str | None = None
+    metrics: tuple[str, ...] = ()
+    anyway: bool = False
+    target_loss: float | None = None
+    confidence: float = 0.95
+    effect: float = 0.02
+    noise: Mapping[str, float] = field(default_factory=dict)  # of one run; "" for all metrics
+    by: tuple[str, ...] = ()  # the columns that configurations are matched by
+    new_where: Mapping[str, str] = field(default_factory=dict)
+    ref_where: Mapping[str, str] = field(default_factory=dict)
+
+    def noise_of(self, label: str) -> float | None:
+        """The stated noise of one run in a metric."""
+        return self.noise.get(label, self.noise.get(""))
+
+
+def pair_sides(new: Sequence[Entry], ref: Sequence[Entry], options: CompareOptions) -> Pairing:
+    """The configurations of both sides. NotComparable for windows of different kinds."""
+    return pair_entries(
+        new, ref, by=options.by, new_where=options.new_where, ref_where=options.ref_where
+    )
+
+
+def pair_contrast(
+    pair: ConfigurationPair, measured: Measure, scale: Scale, options: CompareOptions
+) -> tuple[str, Contrast] | None:
+    """NEW over REF in the first metric that both have; None if none, or without such a scale."""
+    key = pair.common_key(measured)
+    if key is None:
+        return None
+    single = SingleRuns(options.noise_of(measured.label), ("NEW", "REF"))
+    try:
+        change = contrast(
+            pair.new.numbers(key),
+            pair.ref.numbers(key),
+            scale=scale,
+            confidence=options.confidence,
+            single=single,
+        )
+    except NotMeasurable:
+        return None
+    return key, change
+
+
+def pooled_verdict(verdicts: Sequence[Verdict], options: CompareOptions) -> Verdict | None:
+    """All configurations as one: the mean change, its interval from the scatter between them."""
+    changes = [each.contrast for each in verdicts if each.contrast is not None]
+    if len(changes) < _FEWEST_POOLED:
+        return None
+    news, refs = zip(*(change.means for change in changes), strict=True)
+    scale, confidence = changes[0].scale, options.confidence
+    change = contrast(news, refs, scale=scale, is_paired=True, confidence=confidence)
+    key = ", ".join(sorted({each.key for each in verdicts}))
+    return Verdict(verdicts[0].measure, "differs", "", change, key=key)
+
+
+def why_incomparable(pair: ConfigurationPair, measured: Measure) -> str:
+    """Why one metric of a pair is not comparable; empty if it is, and for bench cells."""
+    if all(entry.kind == "cell" for entry in (*pair.new.entries, *pair.ref.entries)):
+        return ""
+    fair = fairness(pair.ref, pair.new, ())
+    if measured.is_quality and fair.of_losses:
+        return f"not comparable: {'; '.join(fair.of_losses)}"
+    assumed = [entry for entry in (*pair.new.ok, *pair.ref.ok) if measured.key in entry.assumed]
+    if assumed:
+        return f"{assumed[0].source}: {measured.noun} rests on an assumption"
+    return why_other_start(pair.ref, pair.new, measured)
+
+
+def why_other_start(baseline: Group, other: Group, measured: Measure) -> str:
+    """Why metrics over the whole run are not comparable; empty if they are."""
+    starts = [group.values(WHOLE_RUN_FROM) for group in (baseline, other)]
+    if OF_WHOLE_RUN in measured.key and len(set.union(*starts)) > 1:
+        return "not comparable: one whole run is since the command, one the Meter"
+    return ""
 
 
 # Names of configurations, by the settings in which they differ.

@@ -32,8 +32,7 @@ from ergmeter.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ergmeter.compare.entry import Entry
-    from ergmeter.compare.grouping import Group
+    from ergmeter.compare.entry import Entry, Group
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.evidence.steps import Steps
     from ergmeter.runlog.settings import Settings

@@ -13,15 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ergmeter import registry
 from ergmeter.compare.entry import (
     EVAL_LOSS,
     Entry,
-    EntrySource,
     SourceEntries,
     Wanted,
     facts_of,
     over_one_window,
+    source_of,
     why_left_out,
 )
 from ergmeter.compare.ledgers import is_ledger, read_ledger
@@ -83,29 +82,16 @@ def read_entries(
     return SourceEntries(tuple(_of_one_window(ordered, wanted)), tuple(left_out), joined.failed)
 
 
-def plugin_source(path: Path) -> EntrySource | None:
-    """The source that another package declares for a path; None if no one does."""
-    for name in registry.names("entries"):
-        source: EntrySource = registry.load("entries", name)()
-        if source.recognises(path):
-            return source
-    return None
+class RunSource:
+    """Runs, folders of runs, trainings of a run (RUN:2) and energy ledgers."""
 
+    def recognises(self, path: Path) -> bool:
+        """True for a directory, a training of a run, and a ledger."""
+        return path.is_dir() or _split(path)[1] is not None or is_ledger(path)
 
-def read_side(path: Path, keys: Iterable[str]) -> SourceEntries:
-    """The entries of one side of a gate: bench cells, an analysis, runs or a ledger.
-
-    Failed runs are entries too. FormatError if the path is missing or holds none of these.
-    """
-    if not path.exists() and _split(path)[1] is None:
-        raise FormatError(
-            f"{path} is not there: give a run, a ledger, a directory of results, a Parquet or CSV"
-            " file, or an analysis"
-        )
-    source = None if path.is_file() and is_ledger(path) else plugin_source(path)
-    if source is not None:
-        return source.read(path, Wanted(keys=tuple(keys)))
-    return read_entries([path], keys=keys)
+    def read(self, path: Path, wanted: Wanted) -> SourceEntries:
+        """The entries there, each run once."""
+        return read_entries([path], wanted.settings, keys=wanted.keys)
 
 
 def runs_of_cells(entries: Iterable[Entry], wanted: Wanted) -> list[Entry]:
@@ -160,8 +146,8 @@ def _identity(entry: Entry) -> object:
 def _parts(path: Path, wanted: Wanted) -> list[Callable[[], SourceEntries]]:
     """Readers for all runs, ledgers or other sources under a path."""
     if path.is_file():
-        source = None if is_ledger(path) else plugin_source(path)
-        if source is not None:
+        source = source_of(path)
+        if source is not None and not isinstance(source, RunSource):
             return [partial(source.read, path, wanted)]
         return [partial(_ledger, path, argument=str(path), wanted=wanted)]
     path, training = _split(path)

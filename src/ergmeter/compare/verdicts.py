@@ -7,21 +7,17 @@ difference that was not shown comes with the number of repeats that would show i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from ergmeter.compare.entry import EVAL_LOSS
-from ergmeter.errors import UsageError
-from ergmeter.metrics.catalog import Metric, every_metric, find, rule_metric, rule_names
 from ergmeter.stats.power_analysis import Needed, needed, relative, shows
-from ergmeter.stats.ratio import PAIRED, Contrast, Scale
+from ergmeter.stats.ratio import PAIRED, Contrast
 from ergmeter.units import ratio_text, significant
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ergmeter.compare.entry import Measure
     from ergmeter.compare.gate import GateRule
-    from ergmeter.records import Direction
 
 # Of a comparison; and of a gate, which has "worse" and "absent" too.
 State: TypeAlias = Literal[
@@ -30,35 +26,9 @@ State: TypeAlias = Literal[
 
 OF_WHOLE_RUN = ".whole_run_"  # in the keys of metrics over the whole run
 _SPEED = "speed"  # in sentences: faster and slower
-_NAMES = {"eval_loss": EVAL_LOSS, "train_loss": "training.loss"}
 
 _MUCH = 2.0  # larger ratios are printed as a factor instead of a percentage
 _LITTLE = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """A metric that is compared."""
-
-    key: str
-    title: str
-    unit: str
-    direction: Direction
-    scale: Scale
-    noun: str  # its name in a sentence
-    label: str  # its name in rules and tables of cells
-    keys: tuple[str, ...]  # the metrics to compare by, the best first
-    quantity: str  # equal for metrics that are transforms of one another
-
-    @property
-    def every_key(self) -> tuple[str, ...]:
-        """The metrics to compare by, then its own."""
-        return tuple(dict.fromkeys((*self.keys, self.key)))
-
-    @property
-    def is_quality(self) -> bool:
-        """True for a loss, which is compared by its difference."""
-        return self.scale == "difference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,35 +43,6 @@ class Verdict:
     key: str = ""  # the metric that both sides have, if the measure has alternatives
     name: str = ""  # the configuration, in a gate
     rule: GateRule | None = None
-
-
-def measure(name: str) -> Measure:
-    """A metric by its key or an alias. UsageError for an unknown one."""
-    metric = every_metric().get(_NAMES.get(name.lower(), name)) or find(name)[0]
-    if metric.unit == "C":
-        raise UsageError(f"a ratio of temperatures ({metric.key}) means nothing")
-    return _measure(metric)
-
-
-def rule_measure(name: str) -> Measure:
-    """A metric by its name in rules. UsageError with the nearest name for an unknown one."""
-    return _measure(rule_metric(name))
-
-
-def rule_measures() -> dict[str, Measure]:
-    """The metrics that have a name in rules, by that name."""
-    return {name: _measure(metric) for name, metric in rule_names().items()}
-
-
-@cache
-def _measure(metric: Metric) -> Measure:
-    return Measure(
-        *(metric.key, metric.title, metric.unit, metric.direction, metric.scale),
-        noun=metric.name_in_sentence,
-        label=metric.rule or metric.key,
-        keys=metric.alternatives or (metric.key,),
-        quantity=metric.tested_quantity,
-    )
 
 
 def verdict(

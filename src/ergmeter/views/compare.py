@@ -13,7 +13,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.compare.comparison import Comparison, GroupPair, impossible_entry
-from ergmeter.compare.grouping import Group, differing_facts
+from ergmeter.compare.entry import Group
+from ergmeter.compare.grouping import differing_facts
 from ergmeter.errors import NotMeasurable
 from ergmeter.records import Missing, Reading
 from ergmeter.units import number_of
@@ -52,9 +53,9 @@ from ergmeter.views.run.card import column_text, interval, value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ergmeter.compare.entry import Entry
+    from ergmeter.compare.entry import Entry, Measure
     from ergmeter.compare.run_curves import Axis, ComparedCurves
-    from ergmeter.compare.verdicts import Measure, Verdict
+    from ergmeter.compare.verdicts import Verdict
     from ergmeter.stats.ratio import Contrast, Mean
 
 _WEIGHTS: dict[str, VerdictWeight] = {

@@ -13,9 +13,9 @@ from ergmeter.bench.overview import overview
 from ergmeter.bench.tables import as_table
 from ergmeter.compare import comparison
 from ergmeter.compare import gate as compare_gate
-from ergmeter.compare.comparison import CompareOptions, Comparison, GroupPair
+from ergmeter.compare.comparison import Comparison, GroupPair
 from ergmeter.compare.gate import Gate
-from ergmeter.compare.pairing import Pairing
+from ergmeter.compare.pairing import CompareOptions, Pairing
 from ergmeter.stats.ratio import Contrast
 from ergmeter.views.bench.report import report_document
 from ergmeter.views.document import Section, Table

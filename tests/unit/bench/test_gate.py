@@ -10,8 +10,9 @@ import pytest
 
 from ergmeter.bench import results
 from ergmeter.bench.tables import as_table
-from ergmeter.compare.comparison import CompareOptions, Comparison
+from ergmeter.compare.comparison import Comparison
 from ergmeter.compare.gate import POOLED, Gate, parse_noise, parse_rule
+from ergmeter.compare.pairing import CompareOptions
 from ergmeter.errors import UsageError
 from ergmeter.views import gate as gate_view
 from ergmeter.views.render.markdown import markdown

@@ -10,8 +10,7 @@ import pytest
 
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.bench.tables import as_table
-from ergmeter.compare.comparison import CompareOptions
-from ergmeter.compare.pairing import NotComparable
+from ergmeter.compare.pairing import CompareOptions, NotComparable
 from ergmeter.records import Step
 from tests.runs import add_writer, make_run
 from tests.unit.bench.rows import change, compare, gate, repeats, row

@@ -16,9 +16,9 @@ import pytest
 from ergmeter.bench import results
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.bench.tables import as_table
-from ergmeter.compare.comparison import CompareOptions
 from ergmeter.compare.entry import Entry
 from ergmeter.compare.gate import Gate, gate, parse_noise
+from ergmeter.compare.pairing import CompareOptions
 from ergmeter.compare.sources import read_entries
 from ergmeter.records import Mark, Reading, Step
 from ergmeter.stats.intervals import quantile

@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ergmeter.compare.comparison import CompareOptions, Comparison, GroupPair, compare
+from ergmeter.compare.comparison import Comparison, GroupPair, compare
 from ergmeter.compare.entry import Entry, SourceEntries
+from ergmeter.compare.pairing import CompareOptions
 from ergmeter.compare.verdicts import Verdict
 from ergmeter.errors import UsageError
 from ergmeter.records import Missing, Reading, Result

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.compare.comparison import CompareOptions, Comparison, compare
+from ergmeter.compare.comparison import Comparison, compare
+from ergmeter.compare.pairing import CompareOptions
 from ergmeter.compare.sources import read_entries
 
 DATA = Path(__file__).parents[2] / "data" / "h200_backends"

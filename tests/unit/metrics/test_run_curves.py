@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ergmeter.compare.entry import Entry
-from ergmeter.compare.grouping import Group
+from ergmeter.compare.entry import Entry, Group
 from ergmeter.compare.run_curves import (
     AXES,
     Axis,

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ergmeter.compare.comparison import CompareOptions, compare
+from ergmeter.compare.comparison import compare
+from ergmeter.compare.pairing import CompareOptions
 from ergmeter.compare.sources import read_entries
 from ergmeter.errors import UsageError
 from ergmeter.metrics.evidence.evidence import Evidence

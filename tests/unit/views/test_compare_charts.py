@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from ergmeter.compare.comparison import CompareOptions, Comparison, compare
+from ergmeter.compare.comparison import Comparison, compare
 from ergmeter.compare.entry import Entry, SourceEntries
 from ergmeter.compare.grouping import differing_facts
+from ergmeter.compare.pairing import CompareOptions
 from ergmeter.records import Missing, Reading, Result
 from ergmeter.views.charts.chart import Chart, with_colours
 from ergmeter.views.charts.compare_charts import compare_charts

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ergmeter.compare.entry import Entry
-from ergmeter.compare.grouping import Group
+from ergmeter.compare.entry import Entry, Group
 from ergmeter.compare.run_curves import (
     AXES,
     CURVES,

@@ -331,9 +331,9 @@ def compare(
 
     from ergmeter.bench.entries import entries
     from ergmeter.bench.results import batches
-    from ergmeter.compare.comparison import CompareOptions, compare_sides
+    from ergmeter.compare.comparison import compare_sides
     from ergmeter.compare.gate import parse_noise
-    from ergmeter.compare.pairing import where
+    from ergmeter.compare.pairing import CompareOptions, where
     from ergmeter.views import gate as view
 
     form = chosen_form(form, as_json=as_json, as_markdown=as_markdown)

@@ -113,7 +113,8 @@ def command(
     and says why; 0 otherwise, also where no difference is shown. Several trainings in a run that
     is named are groups of their own, unless --group-by says otherwise; RUN:2 names the second.
     """
-    from ergmeter.compare.comparison import CompareOptions, compare, figures_needed
+    from ergmeter.compare.comparison import compare, figures_needed
+    from ergmeter.compare.pairing import CompareOptions
     from ergmeter.compare.run_curves import compared_curves
     from ergmeter.compare.sources import read_entries
     from ergmeter.views.compare import comparison_document, csv_text

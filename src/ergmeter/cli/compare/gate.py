@@ -92,9 +92,8 @@ def command(
                 3 not comparable: other work, or another kind of window
                 4 an input could not be read
     """
-    from ergmeter.compare.comparison import CompareOptions
     from ergmeter.compare.gate import DEFAULT_RULES, gate, parse_noise, parse_rule
-    from ergmeter.compare.pairing import NotComparable
+    from ergmeter.compare.pairing import CompareOptions, NotComparable
 
     form = chosen_form(form, as_json=as_json, as_markdown=as_markdown)
     check_page(page)
@@ -133,8 +132,8 @@ def command(
 
 def _sides(new: Path, ref: Path, keys: Sequence[str]) -> list[Sequence[Entry]]:
     """The entries of both sides. Cells that are compared with runs are read from their runs."""
-    from ergmeter.compare.entry import Wanted
-    from ergmeter.compare.sources import read_side, runs_of_cells
+    from ergmeter.compare.entry import Wanted, read_side
+    from ergmeter.compare.sources import runs_of_cells
 
     sides: list[Sequence[Entry]] = []
     for path in (new, ref):

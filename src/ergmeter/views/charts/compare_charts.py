@@ -11,7 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.compare.comparison import Comparison, Front, front_axes, impossible_entry
-from ergmeter.compare.verdicts import Measure, State, Verdict, measure
+from ergmeter.compare.entry import Measure, measure
+from ergmeter.compare.verdicts import State, Verdict
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import in_view
 from ergmeter.records import Reading
@@ -36,7 +37,7 @@ from ergmeter.views.run.card import column_text, interval, value
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ergmeter.compare.grouping import Group
+    from ergmeter.compare.entry import Group
     from ergmeter.stats.ratio import Contrast
 
 # Words that the charts share with the text of a comparison.

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.compare.grouping import Group, short_paths
+from ergmeter.compare.entry import Group
+from ergmeter.compare.grouping import short_paths
 from ergmeter.compare.run_curves import AXES, CURVES, GROUPS, LINES, NO_DIRECTORY, REPEATS, RunCurve
 from ergmeter.records import Missing
 from ergmeter.units import duration, grouped

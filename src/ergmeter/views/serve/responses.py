@@ -20,6 +20,7 @@ from ergmeter.bench.tables import ARGUMENTS
 from ergmeter.compare import comparison
 from ergmeter.compare.entry import Entry
 from ergmeter.compare.ledgers import read_ledger
+from ergmeter.compare.pairing import CompareOptions
 from ergmeter.compare.run_curves import compared_curves
 from ergmeter.compare.sources import read_entries
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
@@ -285,7 +286,7 @@ def series(path: str, root: str, columns: Sequence[str], span: _Span, most: int)
 
 def compared(paths: Sequence[str], root: str, group_by: Sequence[str], anyway: bool) -> bytes:
     """Return a comparison as `erg compare` makes it."""
-    options = comparison.CompareOptions(group_by=tuple(group_by), anyway=anyway)
+    options = CompareOptions(group_by=tuple(group_by), anyway=anyway)
     entries = read_entries([Path(path) for path in paths], keys=comparison.figures_needed(options))
     outcome = comparison.compare(entries, options)
     heads = {measure.key: head(measure) for measure in outcome.measures}
