@@ -5,16 +5,17 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Mapping
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.bench.execute.state import CELL, PLAN
+from ergmeter.bench.execute.state import CELL, PLAN, RESULTS
 from ergmeter.bench.results import FROM_RUN, TRAINER, TRAINER_METRICS, cell_directories, collect
 from ergmeter.bench.results import batches as read_batches
 from ergmeter.bench.tables import ARGUMENTS, COLUMNS, READING_PARTS, is_ours
 from ergmeter.compare.entry import Entry, SourceEntries, Wanted, facts_of
 from ergmeter.compare.ledgers import is_ledger
+from ergmeter.errors import FormatError
 from ergmeter.metrics.catalog import Metric, bench_columns
 from ergmeter.metrics.evidence.window import UNBROKEN
 from ergmeter.records import Missing, Reading, Result
@@ -33,6 +34,13 @@ _RATES = {
 }
 _TRACKED = ("_mem_cpu", "_mem_gpu")  # in the names of the Trainer's memory metrics
 _SMI = ("nvidia-smi", "reference")
+_FACTS_OF_WORK = {
+    "model_name_or_path": "model",
+    "max_seq_length": "seq_len",
+    "per_device_train_batch_size": "batch_size",
+    "gradient_accumulation_steps": "grad_accum",
+    "torch_dtype": "precision",
+}
 _FACTS = ("id", "scenario", "device", "path", "started", "rates_from", "tokens_counted")
 
 
@@ -42,8 +50,9 @@ class CellSource:
     def recognises(self, path: Path) -> bool:
         """True for a bench directory, a cell, a Parquet file, or a CSV with its columns."""
         if path.is_dir():
-            is_cell = (path / CELL).is_file()
-            return is_cell or (path / PLAN).is_file() or bool(cell_directories(path))
+            cells = (path, *cell_directories(path))
+            is_cell = any((cell / name).is_file() for cell in cells for name in (CELL, RESULTS))
+            return is_cell or (path / PLAN).is_file()
         if path.suffix == ".parquet":
             return True
         if path.suffix != ".csv" or not path.is_file() or is_ledger(path):
@@ -67,9 +76,14 @@ def entries(batches: Iterable[pa.Table], *, argument: str = "") -> Iterator[Entr
     """An entry for each row that was to run."""
     for batch in batches:
         for row in batch.to_pylist():
-            if row["status"] != "skipped":
-                filled = {name: value for name, value in row.items() if value is not None}
+            if row["status"] == "skipped":
+                continue
+            filled = {name: value for name, value in row.items() if value is not None}
+            try:
                 yield entry_of(filled, argument=argument)
+            except (LookupError, ValueError, TypeError, AttributeError) as error:
+                where = f"{argument}: the row of cell {row['index']}"
+                raise FormatError(f"{where} is damaged: {type(error).__name__}: {error}") from error
 
 
 def entry_of(row: dict[str, Any], *, argument: str = "") -> Entry:
@@ -80,6 +94,7 @@ def entry_of(row: dict[str, Any], *, argument: str = "") -> Entry:
         n: further[n] for n in sorted(further) if n not in COLUMNS and n not in _NO_SETTINGS
     }
     facts = facts_of({name: row.get(name) for name in _FACTS})
+    facts |= facts_of({ours: row.get(name) for name, ours in _FACTS_OF_WORK.items()})
     if row.get("rates_from") == FROM_RUN:
         facts["window"] = row.get("window") or UNBROKEN
     path = Path(row["path"]) if row.get("path") else None
@@ -108,6 +123,8 @@ class RowReadings(Mapping[str, Result]):
 
     def __init__(self, row: Mapping[str, Any]) -> None:
         self._row = row
+        self._missing: dict[str, str] = dict(json.loads(row.get("missing") or "{}"))
+        self._impossible: dict[str, str] = dict(json.loads(row.get("impossible") or "{}"))
 
     def __getitem__(self, key: str) -> Result:
         metric = _by_key()[key]
@@ -136,14 +153,6 @@ class RowReadings(Mapping[str, Result]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
-
-    @cached_property
-    def _missing(self) -> dict[str, str]:
-        return dict(json.loads(self._row.get("missing") or "{}"))
-
-    @cached_property
-    def _impossible(self) -> dict[str, str]:
-        return dict(json.loads(self._row.get("impossible") or "{}"))
 
 
 @cache

@@ -32,6 +32,7 @@ EVAL_LOSS = "training.eval_loss"
 SOURCE = "source"  # the pseudo column of the path on the command line
 BATCH = ("batch_size", "grad_accum", "world_size")
 _NAMES = {"eval_loss": EVAL_LOSS, "train_loss": "training.loss"}
+NOT_COMPARABLE = "not comparable: "  # begins a reason against comparing one metric
 _ABSENT = ("", "none", "nan", "null", "-")
 _WORDS = {"true": "yes", "false": "no"}
 
@@ -117,6 +118,15 @@ def measure(name: str) -> Measure:
 def rule_measure(name: str) -> Measure:
     """A metric by its name in rules. UsageError with the nearest name for an unknown one."""
     return _measure(rule_metric(name))
+
+
+def rule_scale(name: str) -> float:
+    """The scale from our unit to that of the name in a rule: 1e-6 for MB."""
+    try:
+        alias = find(name, every_metric())[1]
+    except UsageError:
+        return 1.0  # a name of rules alone
+    return alias.scale if alias else 1.0
 
 
 def rule_measures() -> dict[str, Measure]:

@@ -21,7 +21,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from ergmeter.compare.entry import Measure, rule_measure, rule_measures
+from ergmeter.compare.entry import NOT_COMPARABLE, Measure, rule_measure, rule_measures, rule_scale
 from ergmeter.compare.grouping import Fairness, fairness
 from ergmeter.compare.pairing import (
     COUNTED,
@@ -120,7 +120,7 @@ def parse_rule(text: str) -> GateRule:
     name, sign, size, percent = match.groups()
     measure = rule_measure(name)
     sign = sign or _UNWANTED[measure.direction]
-    value = float(size) / 100.0 if percent else float(size)
+    value = float(size) / (100.0 if percent else rule_scale(name))
     if percent and value >= 1.0 and sign != "+":
         raise UsageError(f"{text!r} lets the figure fall by all of it: give less than 100 %")
     return GateRule(
@@ -154,6 +154,7 @@ def parse_noise(texts: Sequence[str]) -> dict[str, float]:
 # The gate.
 
 POOLED = "all cells together"
+_ROUNDING = 1e-9  # p-values of transforms of one metric differ by rounding
 GATE_STATES: tuple[State, ...] = ("worse", "inconclusive", "pass", "absent")
 
 
@@ -261,8 +262,11 @@ def gate(
     is_strict: bool = False,
     is_plain: bool = False,
     allow_missing: bool = False,
+    left_out: Sequence[str] = (),
 ) -> Gate:
     """Judge NEW by REF. `is_plain`: single runs are compared with the bare threshold.
+
+    `left_out`: what could not be read of both sides, to be noted.
 
     Of the default rules, one may have nothing to judge where REF lacks the metric too: a training
     that logs no loss has none.
@@ -273,18 +277,25 @@ def gate(
         parse_rule(rule) if isinstance(rule, str) else rule for rule in rules or DEFAULT_RULES
     )
     pairing = pair_sides(new, ref, asked)
-    fair = [(pair, _fairness(pair, pairing.by)) for pair in pairing.both]
+    fair = [(pair, _fairness(pair)) for pair in pairing.both]
     refused = [(pair.name, "; ".join(each.refusals)) for pair, each in fair if each.refusals]
     comparable = [pair for pair, each in fair if not each.refusals]
     pairs = [pair for pair in comparable if pair.new.ok and pair.ref.ok]
     drafts = [draft for rule in wanted for draft in _drafts(pairs, rule, asked, is_plain=is_plain)]
     remarks = [remark for pair in pairing.pairs for remark in _remarks(pair)]
-    remarks += [GateRemark(name, "absent", f"not comparable: {why}") for name, why in refused]
+    remarks += [GateRemark(name, "absent", f"{NOT_COMPARABLE}{why}") for name, why in refused]
+    for rule in wanted:
+        own = [draft for draft in drafts if draft.rule == rule]
+        if own and all(draft.words.startswith(NOT_COMPARABLE) for draft in own):
+            refused.append((str(rule), own[0].words.removeprefix(NOT_COMPARABLE)))
     judged, family = _against_chance(drafts, 1.0 - asked.confidence)
     made = Gate(
         *(wanted, tuple(judged), tuple(remarks), pairing, asked, is_strict, is_plain),
         not_comparable=tuple(f"{name}: {why}" for name, why in refused),
-        notes=tuple(line for pair, each in fair for line in _fairness_notes(pair.name, each)),
+        notes=(
+            *(f"left out: {line}" for line in left_out),
+            *(line for pair, each in fair for line in _fairness_notes(pair.name, each)),
+        ),
         family=family,
     )
     if allow_missing:
@@ -295,10 +306,13 @@ def gate(
     return replace(made, needed=tuple(rule for rule in wanted if rule not in spared))
 
 
-def _fairness(pair: ConfigurationPair, by: Sequence[str]) -> Fairness:
-    """Whether the two sides did the same work; bench cells are matched by their settings."""
+def _fairness(pair: ConfigurationPair) -> Fairness:
+    """Whether the two sides did the same work; bench cells are matched by their settings.
+
+    Columns of `--by` are not exempt: they are equal on both sides, what belongs to them may not be.
+    """
     is_bench = all(entry.kind == "cell" for entry in (*pair.new.entries, *pair.ref.entries))
-    return Fairness() if is_bench else fairness(pair.ref, pair.new, by)
+    return Fairness() if is_bench else fairness(pair.ref, pair.new, ())
 
 
 def _fairness_notes(name: str, fair: Fairness) -> list[str]:
@@ -329,7 +343,7 @@ def _drafts(
         draft = Verdict(rule.measure, "absent", "", change, key=key, name=pair.name, rule=rule)
         why = _not_alike(pair, draft) or why_incomparable(pair, rule.measure)
         if why:
-            drafts.append(replace(draft, state="inconclusive", words=why))
+            drafts.append(replace(draft, state="inconclusive", words=why, is_tested=False))
             continue
         drafts.append(_judged(draft, is_plain=is_plain))
         comparable.append(drafts[-1])
@@ -369,17 +383,17 @@ def _against_chance(drafts: Sequence[Verdict], alpha: float) -> tuple[list[Verdi
         if p is not None:
             test = draft.name, draft.measure.quantity
             family[test] = min(p, family.get(test, 1.0))
-    limit = benjamini_hochberg(list(family.values()), alpha)
+    limit = benjamini_hochberg(list(family.values()), alpha) * (1.0 + _ROUNDING)
     judged = []
     for draft in drafts:
-        p = family.get((draft.name, draft.measure.quantity))
+        p = _p_value(draft)
         is_chance = draft.state == "worse" and p is not None and p > limit
         judged.append(_taken_back(draft, alpha, len(family)) if is_chance else draft)
     return judged, len(family)
 
 
 def _p_value(verdict: Verdict) -> float | None:
-    if verdict.contrast is None or verdict.rule is None or verdict.state == "absent":
+    if verdict.contrast is None or verdict.rule is None or not verdict.is_tested:
         return None
     return verdict.contrast.p_value(verdict.rule.way)
 
@@ -409,8 +423,11 @@ def _remarks(pair: ConfigurationPair) -> list[GateRemark]:
     elif not new.ok:
         words = f"not done in NEW ({new.entries[0].status})"
         remarks.append(GateRemark(pair.name, "inconclusive", words))
-    elif not ref.ok:
+    elif ref.failed and not ref.ok:
         remarks.append(GateRemark(pair.name, "pass", "failed in REF, works in NEW"))
+    elif not ref.ok:
+        words = f"not done in REF ({ref.entries[0].status})"
+        remarks.append(GateRemark(pair.name, "inconclusive", words))
     strange = padding_remark(pair)
     if strange:
         remarks.append(GateRemark(pair.name, "absent", strange))

@@ -152,7 +152,7 @@ def read_ledger(path: Path, *, argument: str) -> SourceEntries:
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
         raise FormatError(f"{path}: a column stands twice in the first line: {', '.join(twice)}")
-    entries, left_out = [], []
+    entries, left_out, failed = [], [], []
     lines: dict[tuple[str, ...], int] = {}
     for row in _rows(text):
         source = f"{path} line {row.lines[0]}"
@@ -165,10 +165,16 @@ def read_ledger(path: Path, *, argument: str) -> SourceEntries:
         lines[tuple(row.cells)] = row.lines[0]
         cells = dict(zip(header, row.cells, strict=True))
         try:
-            entries.append(_entry(cells, source=source, argument=argument, at=path))
+            entry = _entry(cells, source=source, argument=argument, at=path)
         except FormatError as error:
             left_out.append(f"{source}: {error}")
-    return SourceEntries(tuple(entries), tuple(left_out))
+            continue
+        if entry.status == "ok":
+            entries.append(entry)
+        else:
+            left_out.append(f"{source}: {entry.reason}")
+            failed.append(entry)
+    return SourceEntries(tuple(entries), tuple(left_out), tuple(failed))
 
 
 def _decoded(data: bytes, path: Path) -> str:
@@ -228,10 +234,11 @@ def _entry(cells: Mapping[str, str], *, source: str, argument: str, at: Path) ->
     if adapter:  # the original wrote the LoRA settings into its notes
         facts = {"lora_r": adapter[1], "lora_alpha": adapter[2]} | facts
     facts = {"window": UNBROKEN} | facts  # the default of a row without the field
+    run = _run(facts.get("run"), at)
     why = why_left_out(facts.get("status"))
     if why:
-        raise FormatError(why)
-    run = _run(facts.get("run"), at)
+        ended = "running" if facts["status"] == "running" else "error"
+        return Entry(source, argument, facts, {}, run, kind="ledger", status=ended, reason=why)
     if any(name in cells for name in _OURS) or not is_original(numbers):
         return Entry(source, argument, facts, _figures(numbers, facts), run, kind="ledger")
     readings = original_readings(numbers)

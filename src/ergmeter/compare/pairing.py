@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ergmeter.compare.entry import Entry, Group, Measure, fact, over_one_window
+from ergmeter.compare.entry import NOT_COMPARABLE, Entry, Group, Measure, fact, over_one_window
 from ergmeter.compare.grouping import WHOLE_RUN_FROM, fairness
 from ergmeter.compare.verdicts import OF_WHOLE_RUN, Verdict
 from ergmeter.errors import NotMeasurable, UsageError
@@ -50,7 +50,8 @@ class ConfigurationPair:
 
     def common_key(self, measured: Measure) -> str | None:
         """The first metric of a measure that both sides have; None if there is none."""
-        keys = self.new.keys_of(measured)
+        others = self.ref.keys_of(measured)
+        keys = (key for key in self.new.keys_of(measured) if key in others)
         return next((k for k in keys if self.new.numbers(k) and self.ref.numbers(k)), None)
 
 
@@ -107,8 +108,11 @@ def pair_entries(
     chosen = _choice(new_where, ref_where)
     named_by = _naming(entries_by_key.values(), by=columns if not is_bench else by, without=without)
     pairs = []
+    counts: Counter[str] = Counter()
     for a, b in entries_by_key.values():
         name = _name((a or b)[0], named_by, chosen)
+        counts[name] += 1
+        name += f" ({counts[name]})" if counts[name] > 1 else ""
         pairs.append(ConfigurationPair(name, Group(name, tuple(a)), Group(name, tuple(b))))
     return Pairing((*columns, *(["scenario"] if split else [])), tuple(pairs), chosen)
 
@@ -404,7 +408,7 @@ def why_incomparable(pair: ConfigurationPair, measured: Measure) -> str:
         return ""
     fair = fairness(pair.ref, pair.new, ())
     if measured.is_quality and fair.of_losses:
-        return f"not comparable: {'; '.join(fair.of_losses)}"
+        return f"{NOT_COMPARABLE}{'; '.join(fair.of_losses)}"
     assumed = [entry for entry in (*pair.new.ok, *pair.ref.ok) if measured.key in entry.assumed]
     if assumed:
         return f"{assumed[0].source}: {measured.noun} rests on an assumption"
@@ -415,7 +419,7 @@ def why_other_start(baseline: Group, other: Group, measured: Measure) -> str:
     """Why metrics over the whole run are not comparable; empty if they are."""
     starts = [group.values(WHOLE_RUN_FROM) for group in (baseline, other)]
     if OF_WHOLE_RUN in measured.key and len(set.union(*starts)) > 1:
-        return "not comparable: one whole run is since the command, one the Meter"
+        return f"{NOT_COMPARABLE}one whole run is since the command, one the Meter"
     return ""
 
 

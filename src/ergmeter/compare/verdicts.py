@@ -43,6 +43,7 @@ class Verdict:
     key: str = ""  # the metric that both sides have, if the measure has alternatives
     name: str = ""  # the configuration, in a gate
     rule: GateRule | None = None
+    is_tested: bool = True  # False if its sides did not do or count the same
 
 
 def verdict(
@@ -66,7 +67,7 @@ def verdict(
     span = write(result.low, result.high)
     words = f"no difference in {measured.noun} shown ({span})"
     if result.is_shown:
-        words += f"; the interval excludes none, but 1 of {family} groups may do so by chance"
+        words += f"; the interval excludes 'no difference', but 1 of {family} groups may by chance"
         return Verdict(measured, "not shown", words, result)
     further, wanted = _further(measured, result, effect)
     return Verdict(measured, "not shown", f"{words}; {further}", result, wanted)

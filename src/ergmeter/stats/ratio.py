@@ -172,7 +172,10 @@ def _single(
     repeated = max((a, b), key=len)
     if single.noise is not None:
         share = single.noise
-        noise = math.log1p(share) if plain.scale == "ratio" else share * abs(plain.means[1])
+        size = max(map(abs, plain.means))
+        noise = math.log1p(share) if plain.scale == "ratio" else share * size
+        if noise == 0.0:
+            return None
         dof, method = _STATED_NOISE_DOF, f"noise as given, {share * 100:g} % a run"
     elif single.names is not None and len(repeated) > 1:
         noise = _std(repeated)

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,14 +18,14 @@ from ergmeter.bench import results
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.bench.tables import as_table
 from ergmeter.compare.entry import Entry
-from ergmeter.compare.gate import Gate, gate, parse_noise
+from ergmeter.compare.gate import Gate, gate, parse_noise, parse_rule
 from ergmeter.compare.pairing import CompareOptions
 from ergmeter.compare.sources import read_entries
 from ergmeter.records import Mark, Reading, Step
 from ergmeter.stats.intervals import quantile
 from ergmeter.stats.ratio import benjamini_hochberg, holm
 from tests.runs import add_writer, make_run
-from tests.unit.bench.rows import repeats
+from tests.unit.bench.rows import repeats, row
 
 Erg = Callable[..., tuple[int, str, str]]
 SPEED = "tokens_per_s -3%"
@@ -326,3 +327,129 @@ def test_two_analyses_are_judged_under_one_convention(tmp_path: Path, erg: Erg) 
     code, out, _ = erg("gate", other, ref, "--rule", "mfu -3%", "--noise", "1%")
     assert code == 3
     assert "not comparable: convention of FLOPs differs (exact / palm)" in out
+
+
+# -- what must not be judged, or not so ------------------------------------------------------------
+
+
+def two_metrics(rate: list[float], mfu: list[float]) -> list[Entry]:
+    return [
+        replace(entry, figures={**entry.figures, "utilization.mfu_frac": Reading(m, "frac", "x")})
+        for entry, m in zip(entries(rate), mfu, strict=True)
+    ]
+
+
+def test_a_noisy_metric_does_not_borrow_the_p_value_of_its_transform() -> None:
+    new = two_metrics([96.0, 105.0, 87.0], [0.396, 0.3961, 0.3959])
+    ref = two_metrics([100.0, 110.0, 90.0], [0.4, 0.4001, 0.3999])
+    found = gate(new, ref, [SPEED, "mfu -3%"])
+    assert [one.state for one in found.verdicts] == ["inconclusive", "pass"]
+
+
+def test_configurations_of_one_name_are_judged_apart(tmp_path: Path, erg: Erg) -> None:
+    def table(path: Path, steady: float, noisy: list[float]) -> Path:
+        rows = []
+        for group, values in (("a", [steady, steady + 1, steady - 1]), ("b", noisy)):
+            rows += [
+                row(group=group, repeat=i, settings={"training_data_path": group}, scenario="s",
+                    real_tokens_per_s=value)
+                for i, value in enumerate(values)
+            ]  # fmt: skip
+        results.write(as_table(rows), path)
+        return path
+
+    new = table(tmp_path / "new.csv", 990.0, [96.0, 105.0, 87.0])
+    ref = table(tmp_path / "ref.csv", 1000.0, [100.0, 110.0, 90.0])
+    code, out, _ = erg("gate", new, ref, "--rule", SPEED, "--json")
+    states = {one["cell"]: one["state"] for one in json.loads(out)["judgements"]}
+    assert (code, states) == (0, {"s": "pass", "s (2)": "inconclusive"})
+
+
+def test_failed_rows_of_a_ledger_and_damaged_runs_are_not_passed_over(
+    tmp_path: Path, erg: Erg
+) -> None:
+    head = "tok_per_s,tokens_processed,wall_s,window_s,status"
+    good, bad = "1000,100000,100,100,finished", ",,100,,exit code 1"
+    paths = {}
+    for name, lines in {"ref": [good, "1001,1,100,100,finished"], "new": [good, bad]}.items():
+        paths[name] = tmp_path / f"{name}.csv"
+        paths[name].write_text("\n".join([head, *lines]) + "\n")
+    code, out, _ = erg("gate", paths["new"], paths["ref"], "--rule", "tok_per_s -3%")
+    assert "1 of 2 runs failed; error: it did not finish (exit code 1)" in " ".join(out.split())
+    paths["new"].write_text(f"{head}\n{bad}\n")
+    assert erg("gate", paths["new"], paths["ref"], "--rule", "tok_per_s -3%")[0] == 1
+    new = folder(tmp_path / "new", 1.0, 1.001)
+    (new / "torn").mkdir()
+    (new / "torn" / "run.json").write_text("{")
+    code, out, _ = erg("gate", new, folder(tmp_path / "ref", 1.0, 1.001), "--rule", SPEED)
+    assert code == 0
+    assert "left out: " in out
+
+
+def test_a_column_to_match_by_exempts_nothing(tmp_path: Path, erg: Erg) -> None:
+    new = folder(tmp_path / "new", 1.0, 1.001, batch_size=4, grad_accum=4)
+    ref = folder(tmp_path / "ref", 1.0, 1.001, batch_size=4, grad_accum=1)
+    assert erg("gate", new, ref, "--rule", SPEED)[0] == 3
+    assert erg("gate", new, ref, "--rule", SPEED, "--by", "batch_size")[0] == 3
+
+
+def test_runs_in_folders_named_like_cells_are_runs(tmp_path: Path, erg: Erg) -> None:
+    for side, lengths in (("new", (2.0, 2.001)), ("ref", (1.0, 1.001))):
+        for number, length in enumerate(lengths):
+            run(tmp_path / side / f"exp_{number}", step_s=length)
+    assert erg("gate", tmp_path / "new", tmp_path / "ref", "--rule", SPEED)[0] == 1
+
+
+def test_a_reference_that_has_not_run_is_no_pass() -> None:
+    pending = entries([1.0], status="pending")
+    found = gate(entries([1.0]), pending, [SPEED])
+    assert [(one.state, one.words) for one in found.remarks] == [
+        ("inconclusive", "not done in REF (pending)")
+    ]
+
+
+@pytest.mark.parametrize(
+    "damage", [{"settings": "not json"}, {"settings": "[1]"}, {"missing": "{"}, {"status": None}]
+)
+def test_a_damaged_row_is_exit_code_4(damage: dict[str, Any], tmp_path: Path, erg: Erg) -> None:
+    good = repeats("g", "real_tokens_per_s", [1.0])
+    results.write(as_table(good), tmp_path / "good.csv")
+    results.write(as_table([{**good[0], **damage}]), tmp_path / "bad.csv")
+    code, _, said = erg("gate", tmp_path / "bad.csv", tmp_path / "good.csv")
+    assert (code, said.count("\n")) == (4, 1), said
+
+
+def test_several_trainings_of_one_run_are_to_be_named(tmp_path: Path, erg: Erg) -> None:
+    with_two = make_run(tmp_path / "two")
+    for number in (1, 2):
+        add_writer(
+            with_two,
+            steps=[
+                Step(i * S, (i + 1) * S, index=i, tokens_computed=1000)
+                for i in range(20 * (number - 1), 20 * number)
+            ],
+            header={"training": {"id": str(number), "model": f"m{number}"}},
+        )
+    code, _, said = erg("gate", with_two, with_two, "--rule", SPEED)
+    assert code == 2
+    assert "has 2 trainings: name one of them" in said
+
+
+def test_sarif_has_a_location_and_each_rule_once(tmp_path: Path, erg: Erg) -> None:
+    ref = folder(tmp_path / "ref", 1.0, 1.001, seq_len=1)
+    new = folder(tmp_path / "new", 1.2, 1.201, seq_len=2)
+    asked = ("gate", new, ref, "--rule", SPEED, "--rule", SPEED, "--format")
+    code, out, _ = erg(*asked, "sarif")
+    (made,) = json.loads(out)["runs"]
+    assert code == 3
+    assert [rule["id"] for rule in made["tool"]["driver"]["rules"]] == [SPEED, "remark"]
+    assert made["results"][0]["level"] == "error"
+    assert all(one["locations"][0]["physicalLocation"] for one in made["results"])
+    suite = ElementTree.fromstring(erg(*asked, "junit")[1])
+    assert suite.get("errors") == "1"
+    assert erg(*asked, "github")[1].startswith("::error")
+
+
+def test_a_size_is_in_the_unit_of_the_name() -> None:
+    assert parse_rule("vram_peak_MB +100").rise == pytest.approx(100e6)
+    assert parse_rule("memory.device_peak_bytes +100").rise == 100.0

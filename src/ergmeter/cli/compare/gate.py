@@ -7,23 +7,24 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import BY, NOISE, PATH, flag, path_option, repeated, with_default
+from ergmeter.cli.options import BY, NOISE, flag, path_option, repeated, with_default
 from ergmeter.cli.run_options import Forms, check_page, chosen_form, with_page, write_page
-from ergmeter.errors import FormatError
+from ergmeter.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ergmeter.compare.entry import Entry
+    from ergmeter.compare.entry import Entry, SourceEntries
     from ergmeter.compare.gate import Gate
 
 _FORMATS = ("text", "md", "json", "junit", "sarif", "github")
 NOT_COMPARABLE, UNREADABLE = 3, 4
+_INPUT = click.Path(path_type=Path, readable=False)  # what can't be read has its own exit code
 
 
 @click.command()
-@click.argument("new", type=PATH)
-@click.argument("ref", type=PATH)
+@click.argument("new", type=_INPUT)
+@click.argument("ref", type=_INPUT)
 @repeated(
     "--rule",
     "rules",
@@ -100,25 +101,26 @@ def command(
     wanted = [parse_rule(rule) for rule in rules or DEFAULT_RULES]
     options = CompareOptions(confidence=confidence, noise=parse_noise(noises), by=by)
     try:
-        sides = _sides(
-            new, ref, [key for rule in wanted for key in (*rule.measure.keys, rule.measure.key)]
+        new_side, ref_side = _sides(
+            new, ref, [key for rule in wanted for key in rule.measure.every_key]
         )
         judged = gate(
-            sides[0],
-            sides[1],
+            new_side.entries,
+            ref_side.entries,
             wanted if rules else (),
+            left_out=(*new_side.left_out, *ref_side.left_out),
             options=options,
             is_strict=strict,
             is_plain=plain,
             allow_missing=allow_missing,
         )
-    except FormatError as error:
+    except (FormatError, OSError) as error:
         click.echo(f"erg gate: {error}", err=True)
         return UNREADABLE
     except NotComparable as error:
         click.echo(f"erg gate: {error}", err=True)
         return NOT_COMPARABLE
-    _show(judged, form, page)
+    _show(judged, form, page, new=new)
     if markdown:
         from ergmeter.views.gate import gate_document
         from ergmeter.views.render.markdown import markdown as markdown_text
@@ -130,26 +132,43 @@ def command(
     return judged.exit_code
 
 
-def _sides(new: Path, ref: Path, keys: Sequence[str]) -> list[Sequence[Entry]]:
-    """The entries of both sides. Cells that are compared with runs are read from their runs."""
-    from ergmeter.compare.entry import Wanted, read_side
+def _sides(new: Path, ref: Path, keys: Sequence[str]) -> tuple[SourceEntries, SourceEntries]:
+    """Both sides: entries, failed ones too, and what was left out with the reasons.
+
+    Cells that are compared with runs are read from their runs.
+    """
+    from ergmeter.compare.entry import SourceEntries, Wanted, read_side
     from ergmeter.compare.sources import runs_of_cells
 
-    sides: list[Sequence[Entry]] = []
+    sides = []
     for path in (new, ref):
         source = read_side(path, keys)
         entries = (*source.entries, *source.failed)
+        failed = tuple(f"{entry.source}:" for entry in source.failed)
+        left_out = tuple(line for line in source.left_out if not line.startswith(failed))
         if not entries:
-            why = source.left_out[0] if source.left_out else f"{path} holds no run"
-            raise FormatError(why)
-        sides.append(entries)
-    kinds = [{entry.kind for entry in side} for side in sides]
+            raise FormatError(left_out[0] if left_out else f"{path} holds no run")
+        _check_trainings(path, entries)
+        sides.append(SourceEntries(entries, left_out))
+    kinds = [{entry.kind for entry in side.entries} for side in sides]
     if {"cell"} in kinds and kinds[0] != kinds[1]:
-        return [runs_of_cells(side, Wanted(keys=tuple(keys))) for side in sides]
-    return sides
+        wanted = Wanted(keys=tuple(keys))
+        sides = [
+            SourceEntries(tuple(runs_of_cells(side.entries, wanted)), side.left_out)
+            for side in sides
+        ]
+    return sides[0], sides[1]
 
 
-def _show(judged: Gate, form: str, page: Path | None) -> None:
+def _check_trainings(path: Path, entries: Sequence[Entry]) -> None:
+    """Several trainings in one run are no repeats of one another."""
+    numbers = [entry.training for entry in entries if entry.training is not None]
+    if len(set(numbers)) > 1:
+        names = " or ".join(entry.argument for entry in entries if entry.training is not None)
+        raise UsageError(f"{path} has {len(numbers)} trainings: name one of them, {names}")
+
+
+def _show(judged: Gate, form: str, page: Path | None, *, new: Path) -> None:
     from ergmeter.views.gate import gate_document
 
     if page is not None:
@@ -161,7 +180,8 @@ def _show(judged: Gate, form: str, page: Path | None) -> None:
     else:
         from ergmeter.views import ci_formats
 
-        renderers = {
-            "junit": ci_formats.junit, "sarif": ci_formats.sarif, "github": ci_formats.github,
-        }  # fmt: skip
-        click.echo(renderers[form](judged), nl=False)
+        if form == "sarif":
+            click.echo(ci_formats.sarif(judged, new=new), nl=False)
+        else:
+            render = ci_formats.junit if form == "junit" else ci_formats.github
+            click.echo(render(judged), nl=False)
