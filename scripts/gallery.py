@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ergmeter.compare.pairing import CompareOptions
 from ergmeter.compare.comparison import compare
+from ergmeter.compare.pairing import CompareOptions
 from ergmeter.compare.run_curves import compared_curves
 from ergmeter.compare.sources import read_entries
 from ergmeter.flops.live import live_flops

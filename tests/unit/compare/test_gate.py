@@ -334,7 +334,9 @@ def test_two_analyses_are_judged_under_one_convention(tmp_path: Path, erg: Erg) 
 
 def two_metrics(rate: list[float], mfu: list[float]) -> list[Entry]:
     return [
-        replace(entry, figures={**entry.figures, "utilization.mfu_frac": Reading(m, "frac", "x")})
+        replace(
+            entry, figures={**entry.figures, "utilization.mfu_frac": Reading(m, "frac", "derived")}
+        )
         for entry, m in zip(entries(rate), mfu, strict=True)
     ]
 
