@@ -37,22 +37,22 @@ _JOB_VARIABLES = (
 
 
 def launched_group() -> str | None:
-    """An id that the ranks of one launch share and no other launch has; None for a single process.
+    """An id shared by the ranks of one launch only; None for a single process.
 
-    Only to find the run directory together: a process's rank is asked of its framework, later.
+    It only serves to find the common run directory. The rank comes from the framework, later.
     """
     if launcher_world_size() < 2:
-        return agreed_word("ergmeter/run")  # ranks that were spawned: no environment tells them
+        return agreed_word("ergmeter/run")  # spawned ranks have no launcher's environment
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
     parts = [os.environ.get(name, "") for name in (*names, *_JOB_VARIABLES)]
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE", ""):
-        # One node: its launcher tells this launch from an earlier one with the same address.
+        # One node: the launcher's process distinguishes launches with the same address.
         parts += [str(boot_id()), str(os.getppid()), str(started_s(os.getppid()))]
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
 
 
 def new_run_path(name: str, parent: Path = Path("runs"), *, group: str | None = None) -> Path:
-    """Where a run goes if the user does not say: runs/2026-11-20-train-7f3a."""
+    """The default path of a run, such as runs/2026-11-20-train-7f3a."""
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")[:40] or "run"
     today = datetime.now(timezone.utc).astimezone().date().isoformat()
     while True:
@@ -62,7 +62,7 @@ def new_run_path(name: str, parent: Path = Path("runs"), *, group: str | None = 
 
 
 def run_header(name: str, command: Sequence[str], *, group: str | None = None) -> dict[str, Any]:
-    """The header of a run. Written once, when the run is made."""
+    """The header of a run, written once at its creation."""
     return {
         "group": group,
         "id": secrets.token_hex(8),
@@ -76,20 +76,22 @@ def run_header(name: str, command: Sequence[str], *, group: str | None = None) -
 
 
 def job_of(declared: str | None, header: dict[str, Any]) -> str | None:
-    """What a run is a part of: as declared, else the scheduler's job, which a requeue keeps, else
-    the launch that torchrun restarts. None where nobody said."""
+    """The id of the job that a run is part of; None if there is none.
+
+    It is the declared one, else the scheduler's, which survives a requeue, else torchrun's.
+    """
     if declared:
         return declared
     variables = header.get("job")
     for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "TORCHELASTIC_RUN_ID"):
         job_id = variables.get(name) if isinstance(variables, dict) else None
-        if job_id and job_id != "none":  # torchrun's own word for a launch that was given no name
+        if job_id and job_id != "none":  # torchrun's id of a launch without a name
             return str(job_id)
     return None
 
 
 def writer_header(source: str) -> dict[str, Any]:
-    """Who writes. `source` is "meter" (in the program), "recorder" (around it) or "import"."""
+    """The header of a writer. `source` is "meter", "recorder" (`erg record`) or "import"."""
     host, pid = socket.gethostname(), os.getpid()
     return {
         "writer": f"{host}-{pid}-{secrets.token_hex(4)}",
@@ -106,7 +108,7 @@ def writer_header(source: str) -> dict[str, Any]:
 
 
 def redacted(command: Sequence[str]) -> list[str]:
-    """A command line without the values that look like keys."""
+    """A command line with `***` for values that look like secrets."""
     words: list[str] = []
     hide_next = False
     for word in command:
@@ -123,7 +125,7 @@ def redacted(command: Sequence[str]) -> list[str]:
 
 
 def clock_pair() -> dict[str, int]:
-    """The same instant on the monotonic and on the wall clock, read as close together as can be."""
+    """One instant on the monotonic and the wall clock, read as close together as possible."""
     before_ns = time.monotonic_ns()
     wall_ns = time.time_ns()
     after_ns = time.monotonic_ns()
@@ -145,8 +147,7 @@ class _Timex(ctypes.Structure):
 
 
 def clock_error_s() -> float | None:
-    """How far the time of day may be off by the kernel's own word; None where it does not know,
-    since nobody sets this clock or nobody can ask."""
+    """The kernel's bound on the wall clock's error; None if unsynchronised or unknown."""
     if sys.platform != "linux":
         return None
     answer = _Timex()  # no modes: nothing is set

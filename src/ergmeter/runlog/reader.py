@@ -61,8 +61,8 @@ class Run:
     writers: list[WriterLog]
     damage: list[str] = field(default_factory=list)  # files that are not what they claim to be
     torn: list[str] = field(default_factory=list)  # files that end half way: a killed writer's
-    between: Window | None = None  # just what lies in here, where somebody asked for a part
-    beside: tuple[WriterLog, ...] = ()  # of one training: who wrote of the others in the same run
+    between: Window | None = None  # limits steps and samples to this window
+    beside: tuple[WriterLog, ...] = ()  # of one training: the writers of the run's other trainings
     _splits: Splits = field(
         default_factory=lambda: Splits(Path()), init=False, repr=False, compare=False
     )
@@ -79,25 +79,25 @@ class Run:
         return run
 
     def part(self, window: Window) -> Run:
-        """The same run, with the steps that ended in this window and the samples around it.
+        """The same run, with only the steps that ended in this window and the samples around it.
 
-        Files from before it are not opened, so that a part of a long run costs as much as a short
-        run: this is how a run is followed while it is written.
+        Earlier files are not opened, so a part of a long run costs as much as a short run. Live
+        views follow a run this way.
         """
         return replace(self, between=window)
 
     @cached_property
     def trainings(self) -> list[str]:
-        """The trainings that told themselves apart in this run, in the order they began.
+        """The ids of the trainings in this run, in the order they began.
 
-        Ranks of one training share its id. Two that one command ran, side by side or one after the
-        other, have two, and are never taken for ranks of each other.
+        Ranks of one training share its id. Two trainings of one command, in parallel or one after
+        the other, have two ids and are never merged as ranks.
         """
         trainings = (training_of(writer) for writer in self.writers)
         return list(dict.fromkeys(training for training in trainings if training is not None))
 
     def training(self, number: int) -> Run:
-        """One of the trainings by itself, counted from 1, with what was sampled for all of them."""
+        """One training by its number, from 1, with the samples that all trainings share."""
         if not 1 <= number <= len(self.trainings):
             there = f"1 to {len(self.trainings)}" if self.trainings else "none told apart"
             raise UsageError(f"no training {number} in {self.path} (there are: {there})")
@@ -108,7 +108,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What the run is called; one of several trainings in it also by its number."""
+        """The run's name; for one of several trainings, with the name of its model."""
         name = str(self.header.get("name") or self.path.name)
         if not self.beside:
             return name
@@ -118,9 +118,9 @@ class Run:
 
     @cached_property
     def devices(self) -> dict[str, Device]:
-        """Every device that was sampled, once, with what all who did know of it.
+        """Every sampled device once, with the facts of all probes that read it.
 
-        Two probes may read one device, each with facts of its own; the first is believed first.
+        Where two probes disagree on a fact, the first one's value is used.
         """
         devices: dict[str, Device] = {}
         for device in (device for writer in self.writers for device in writer.devices):
@@ -130,7 +130,7 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What the user declared; of a recorded command, who typed it before who wrote the code."""
+        """The declared settings; options of `erg record` override those of a Meter inside."""
         merged: dict[str, Any] = {}
         for writer in sorted(self.writers, key=lambda w: w.header.get("source") != "meter"):
             declared = {n: v for n, v in writer.header["settings"].items() if v is not None}
@@ -143,7 +143,7 @@ class Run:
 
     @cached_property
     def flops(self) -> tuple[Flops, ...]:
-        """The FLOPs of a step under each convention, the chosen first; none if nobody said."""
+        """The FLOPs of a step under each convention, the chosen one first; empty if unknown."""
         for writer in sorted(self.writers, key=lambda w: w.header.get("source") != "meter"):
             stored = writer.header.get("flops")
             if isinstance(stored, list) and stored:
@@ -152,13 +152,13 @@ class Run:
 
     @cached_property
     def no_flops(self) -> str:
-        """Why there are no FLOPs, where they were requested."""
+        """Why a requested FLOP count is missing; "" if none is."""
         reasons = [str(w.header["no_flops"]) for w in self.writers if w.header.get("no_flops")]
         return reasons[0] if reasons else ""
 
     @cached_property
     def workload(self) -> dict[str, Any]:
-        """What was trained and how, where the program said (`Meter.workload`)."""
+        """The facts of the training that the program declared (`Meter.workload`)."""
         workloads = (w.header.get("workload") for w in self.writers)
         return {
             n: v
@@ -187,7 +187,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """finished, running, cut off, or what the measured program came to ("exit code 1")."""
+        """finished, running, cut off, or how the measured program ended ("exit code 1")."""
         ends = [mark.detail for mark in self.marks if mark.name == "ended"]
         if ends:
             return ends[-1]
@@ -208,7 +208,7 @@ class Run:
         return self._steps(range(len(self.writers)), stream)
 
     def steps_by(self, number: int, stream: str = "") -> dict[str, FloatArray | TimeArray]:
-        """The steps of one writer. A column that is one number throughout is held as one."""
+        """The steps of one writer. A constant column is stored as one number."""
         return self._steps([number], stream, few=0)
 
     def _steps(
@@ -225,8 +225,10 @@ class Run:
     def not_numbers(
         self, column: str, numbers: Iterable[int], stream: str = ""
     ) -> dict[str, FloatArray | TimeArray]:
-        """The steps of some writers that tell a NaN or an infinity here. In the columns of `steps`
-        a NaN that was told and one that stands for nothing are the same."""
+        """The steps of some writers whose value in a column is NaN or infinite.
+
+        In the columns of `steps` a recorded NaN can't be distinguished from an absent value.
+        """
         parts = [
             step_columns(broken, self.writers[number].offset_ns, number)
             for number in numbers
@@ -236,7 +238,7 @@ class Run:
         return joined_steps(parts)
 
     def series(self, column: str) -> dict[str, Series]:
-        """A column of the samples, device by device. A device that never said it is not in it."""
+        """A column of the samples by device. Devices without a value in it are left out."""
         parts: dict[str, list[Series]] = {}
         for number in range(len(self.writers)):
             for device, part in self.said_by(number, column)[column].items():
@@ -246,9 +248,11 @@ class Run:
     def said_by(
         self, number: int, column: str, *, alone: bool = False
     ) -> dict[str, dict[str, Series]]:
-        """A column of the samples of one writer, device by device; with it, unless it is wanted
-        alone, other columns that stand in the same files, where these are not very large: opening
-        them and telling devices apart costs most."""
+        """A column of one writer's samples, by column and device.
+
+        Unless `alone`, other columns of the same files come with it if those files are small:
+        opening a file and splitting its rows by device costs most.
+        """
         writer = self.writers[number]
         segments = list(self._segments(writer, "samples", column))
         if not segments:
@@ -256,12 +260,12 @@ class Run:
         names = {column}
         splits_cache = Splits(writer.directory)
         if sum(segment.rows for segment in segments) > _SMALL_ROWS:
-            if self._splits.directory != writer.directory:  # of one writer at a time: they are many
+            if self._splits.directory != writer.directory:  # cached for one writer at a time
                 self._splits = splits_cache
             splits_cache = self._splits
         elif not alone:
             names = {name for segment in segments for name in segment.names} - {"t_ns", "device"}
-            # A column that another stream has as well is not whole here.
+            # A column that another stream also has would be incomplete here.
             names -= columns_in(
                 writer.directory, but=[segment.path for segment in segments], damage=self.damage
             ) - {column}
@@ -286,12 +290,12 @@ class Run:
         return columns_in(self.writers[number].directory, damage=self.damage)
 
     def reported(self) -> list[Reported]:
-        """The figures that programs reported about themselves, in order of time."""
+        """The metrics that programs reported about themselves, in order of time."""
         return self._reported
 
     @cached_property
     def printed(self) -> list[Reported]:
-        """Those of them that were read in an output or a log, in order of time."""
+        """Reported metrics that were read from an output or a log, in order of time."""
         readers = ("recorder", "import")
         return self._reported_by([w for w in self.writers if w.header.get("source") in readers])
 
@@ -310,7 +314,7 @@ class Run:
         return sorted(records, key=lambda reported: reported.t_ns)
 
     def table(self, table: str) -> pa.Table:
-        """A whole table over all writers, for export: with its writer and the wall clock."""
+        """A table over all writers for export, with columns of the writer and the wall clock."""
         if table == "marks":
             return self._marks_table()
         parts = [
@@ -321,7 +325,7 @@ class Run:
         return pa.concat_tables(parts, promote_options="default") if parts else pa.table({})
 
     def count(self, table: str) -> int:
-        """How many rows of a table can be read."""
+        """The number of readable rows of a table."""
         return sum(s.rows for writer in self.writers for s in self._segments(writer, table))
 
     @property
@@ -340,7 +344,7 @@ class Run:
         return pa.Table.from_pylist(rows).append_column("time", times) if rows else pa.table({})
 
     def verified(self) -> list[str]:
-        """Every file that is not what it claims to be, or not all that was written."""
+        """Reads every file; returns a line for each damaged or incomplete one."""
         for writer in self.writers:
             for table in COLUMN_KINDS:
                 for _ in self._segments(writer, table):
@@ -350,8 +354,8 @@ class Run:
     def _segments(
         self, writer: WriterLog, table: str, column: str | None = None
     ) -> Iterator[Segment]:
-        """The segments of a table; those that have a column, if just that is wanted."""
-        # Who was killed leaves half a message behind; who came to an end does not.
+        """The segments of a table; with `column`, only those that have it."""
+        # A killed writer leaves half a message behind; one that closed does not.
         torn = self.damage if writer.closed else self.torn
         find = partial(
             segments, writer.directory, table, damage=self.damage, torn=torn, column=column
@@ -359,13 +363,13 @@ class Run:
         if self.between is None:
             yield from find()
             return
-        # A sample before and one after the window tell what was drawn at its edges.
+        # Power at the edges is interpolated from a sample before and one after the window.
         around_ns = 0 if table == "steps" else _AROUND_NS
         start_ns = self.between.start_ns - around_ns - writer.offset_ns
         end_ns = self.between.end_ns + around_ns - writer.offset_ns
         clock = writer.header["clock"]
         began_s = (clock["wall_ns"] + start_ns - clock["monotonic_ns"]) / NS_PER_S
-        # A clock that was set back a little while ago must not hide what was written since.
+        # A wall clock that was set back recently must not hide newer files.
         for segment in find(since_s=began_s - _CLOCK_SET_S):
             column = "end_ns" if table == "steps" else "t_ns"
             part = segment.between(column, start_ns, end_ns)

@@ -36,7 +36,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True)
 class Segment:
-    """A file of a table. A column is loaded when it is asked for and not kept."""
+    """A file of a table. Columns are loaded on request and not cached."""
 
     path: Path
     stream: str
@@ -45,7 +45,7 @@ class Segment:
     _batches: pa.Table | None  # a live stream, mapped into memory; None for Parquet
 
     def between(self, column: str, start_ns: int, end_ns: int) -> Segment:
-        """The rows whose time in this column lies in between, the start left out."""
+        """The rows whose time in this column is after the start and not after the end."""
         t_ns = self.integers(column)
         rows = np.flatnonzero((t_ns > start_ns) & (t_ns <= end_ns))
         if len(rows) == self.rows:
@@ -58,7 +58,7 @@ class Segment:
         return Segment(self.path, self.stream, len(rows), self.names, table)
 
     def not_numbers(self, column: str) -> Segment:
-        """The rows in which a number was told that is none."""
+        """The rows in which this column is NaN or infinite."""
         values = self.table([column])[column]
         rows = pc.and_(pc.is_valid(values), pc.invert(pc.is_finite(values)))
         if not pc.any(rows).as_py():
@@ -74,8 +74,8 @@ class Segment:
 
         try:
             # Not pq.read_table, which imports pyarrow.dataset and, where it is installed, pandas.
-            # Neither mapped nor fetched ahead nor on threads: a large training has ten thousands
-            # of files that take half a millisecond like this and a whole one like that.
+            # Without memory mapping, prefetching and threads: a large training has ten thousands
+            # of files, each of which takes 0.5 ms this way and 1 ms otherwise.
             with pq.ParquetFile(
                 self.path, page_checksum_verification=True, pre_buffer=False
             ) as file:
@@ -84,7 +84,7 @@ class Segment:
             raise FormatError(f"{self.path}: damaged ({_first_line(error)})") from error
 
     def loaded(self) -> Segment:
-        """With all columns in memory, for who wants them all: one opening of the file."""
+        """The segment with all its columns in memory, after one opening of the file."""
         return self if self._batches is not None else replace(self, _batches=self.table())
 
     def floats(self, name: str) -> FloatArray:
@@ -98,7 +98,7 @@ class Segment:
         return np.asarray(as_numpy(self.table([name])[name]), dtype=np.int64)
 
     def phases(self, name: str) -> TimeArray:
-        """A column of phase names as indices into PHASES; -1 for one this version does not know."""
+        """A column of phase names as indices into PHASES; -1 for an unknown name."""
         codes, texts = _codes(self.table([name])[name])
         phase_codes = np.array(
             [PHASES.index(t) if t in PHASES else -1 for t in texts], dtype=np.int64
@@ -108,9 +108,10 @@ class Segment:
     def columns_by_device(
         self, columns: Sequence[str], *, shift_ns: int = 0, splits: list[DeviceRows] | None = None
     ) -> Iterator[tuple[str, str, TimeArray, FloatArray]]:
-        """Columns split by device, without the rows in which they are absent: column, device, times
-        and values. Times are shifted by so much; columns that stand in the same rows share them.
-        `splits`: how the file was split before, with the same shift; what is new is added.
+        """Yields column, device, times and values, without rows in which the column is absent.
+
+        Times are shifted by `shift_ns`; columns with the same rows share them. `splits` caches how
+        the file was split by device, for later calls with the same shift.
         """
         splits = [] if splits is None else splits
         table = self.table([*columns] if splits else ["t_ns", "device", *columns])
@@ -132,8 +133,10 @@ class Segment:
 
 @dataclass(frozen=True)
 class DeviceRows:
-    """Some rows of a file by device. Gauges stand in one set of rows, counters in another, so that
-    of ten columns two are split."""
+    """Rows of a file by device.
+
+    Gauges are in one set of rows and counters in another, so two splits serve ten columns.
+    """
 
     rows: Places
     order: Places  # of these rows: device by device
@@ -149,13 +152,13 @@ def _split(table: pa.Table, rows: TimeArray, shift_ns: int) -> DeviceRows:
     bounds = np.searchsorted(codes[chosen], np.arange(len(devices) + 1))
     t_ns = np.split(all_ns[chosen], bounds[1:-1])
     each = zip(devices, t_ns, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
-    # A file has fewer rows than 32 bits count: half the memory, where they are kept.
+    # A file has fewer than 2**31 rows: 32 bits take half the memory.
     small = rows.astype(np.int32), order.astype(np.int32)
     return DeviceRows(*small, [rows for rows in each if rows[3] > rows[2]])
 
 
-# Which columns a file has: they stand at its head and stay. Runs of a thousand ranks have files by
-# the ten thousands, and most of them do not have the column that is asked for.
+# The columns of each file, which do not change. Runs of a thousand ranks have ten thousands of
+# files, most without the requested column.
 _columns_of: dict[str, tuple[str, ...]] = {}
 _rows_of: dict[str, int] = {}  # of Parquet files, which do not change
 _interned: dict[tuple[str, ...], tuple[str, ...]] = {}  # the same names for all that have them
@@ -170,10 +173,10 @@ def segments(
     since_s: float = 0.0,
     column: str | None = None,
 ) -> Iterator[Segment]:
-    """The segments of a table in one writer's directory, in order. Notes what can't be read.
+    """The segments of a table in one writer's directory, in order. Notes unreadable files.
 
-    Files that nobody has written to `since_s` (wall clock) are left out, unopened; and, once they
-    were seen, those that do not have the column that is wanted.
+    Files last written before `since_s` (wall clock) are not opened, nor are those known to lack
+    `column`.
     """
     for path, stream in _paths(directory, table):
         try:
@@ -195,14 +198,16 @@ def _opened(path: Path, stream: str, torn: list[str]) -> Segment:
     if path.suffix != fmt.FULL:
         try:
             return _live(path, stream, torn)
-        except FileNotFoundError:  # turned into Parquet since we looked
+        except FileNotFoundError:  # converted to Parquet since the directory was listed
             path = path.with_suffix(fmt.FULL)
     return _parquet(path, stream)
 
 
 def columns_in(directory: Path, *, damage: list[str], but: Collection[Path] = ()) -> set[str]:
-    """The columns of a writer's files of samples, but for some; files that were opened before are
-    not opened again. Notes what can't be read."""
+    """The columns of a writer's files of samples, except the files in `but`.
+
+    Files that were opened before are not opened again. Notes unreadable files.
+    """
     others = {path: stream for path, stream in _paths(directory, "samples") if path not in but}
     names: set[str] = set()
     for path, stream in others.items():
@@ -212,7 +217,7 @@ def columns_in(directory: Path, *, damage: list[str], but: Collection[Path] = ()
                     path, _parquet(path, stream).names if path.suffix == fmt.FULL else _head(path)
                 )
             except (pa.ArrowException, OSError, ValueError) as error:
-                # One that a killed writer left half way is torn, and said to be so when it is read.
+                # A file cut off by a kill is reported as torn when it is read.
                 if path.suffix == fmt.FULL or not _begins_as_stream(path):
                     _note(damage, f"{path}: not a samples file ({_first_line(error)})")
                 continue
@@ -222,19 +227,19 @@ def columns_in(directory: Path, *, damage: list[str], but: Collection[Path] = ()
 
 def _paths(directory: Path, table: str) -> list[tuple[Path, str]]:
     paths: dict[tuple[str, str], str] = {}
-    # By their names alone: of a thousand ranks, making paths of all files takes seconds.
+    # As plain names: making Path objects of all files of a thousand ranks takes seconds.
     for name in sorted(os.listdir(directory)):  # noqa: PTH208
         match = _NAME.fullmatch(name) if name.startswith(table) else None
         if match and match["table"] == table:
             key = (match["stream"] or "", match["number"])
-            # Both are there if the writer was killed between making the one and removing the other.
+            # Both exist if the writer was killed between writing Parquet and removing the stream.
             if key not in paths or match["ending"] == fmt.FULL:
                 paths[key] = name
     return [(directory / name, stream) for (stream, _), name in sorted(paths.items())]
 
 
 def segment_names(directory: Path, tables: Collection[str]) -> dict[tuple[str, str], list[int]]:
-    """The numbers of the segments there are, by table and stream, in either form."""
+    """The numbers of existing segments by table and stream."""
     pairs: dict[tuple[str, str], set[int]] = {}
     for name in os.listdir(directory):  # noqa: PTH208
         match = _NAME.fullmatch(name)
@@ -282,7 +287,7 @@ def _live(path: Path, stream: str, torn: list[str]) -> Segment:
 
 
 def _head(path: Path) -> tuple[str, ...]:
-    """The columns of a live stream, which stand before its first batch."""
+    """The columns of a live stream, from its schema message."""
     with pa.memory_map(str(path)) as source:
         return tuple(pa.ipc.open_stream(source).schema.names)
 
@@ -323,7 +328,7 @@ FEW_STEPS = 10_000
 
 @dataclass(frozen=True)
 class Series:
-    """One column of one device: what it said and when, in order of time, without the gaps."""
+    """One column of one device: times and values, in order of time, without absent ones."""
 
     t_ns: TimeArray
     values: FloatArray
@@ -331,7 +336,7 @@ class Series:
 
 @dataclass
 class Splits:
-    """How the files of a writer were split by device, for the columns that are asked for next."""
+    """Caches how the files of a writer were split by device, for later columns."""
 
     directory: Path
     by_file: dict[Path, list[DeviceRows]] = field(default_factory=dict)
@@ -356,13 +361,13 @@ def step_columns(segment: Segment, offset_ns: int, writer: int) -> dict[str, Any
 
 
 def _constant_as_scalar(column: Any) -> Any:  # noqa: ANN401  whichever array type came in
-    """One number instead of many, where they are all the same."""
+    """A constant column as one broadcast number; others unchanged."""
     is_one_number = len(column) > 0 and bool((column == column[0]).all())
     return np.broadcast_to(column[0], len(column)) if is_one_number else column
 
 
 def for_export(segment: Segment, writer: fmt.WriterLog, wall_zero_ns: int) -> pa.Table:
-    """A file's rows on the run's clock, with the wall clock and who wrote them."""
+    """A file's rows on the run's clock, with columns of the wall clock and the writer."""
     table = segment.table()
     for number, name in enumerate(table.column_names):
         column = table[name]
@@ -378,9 +383,9 @@ def for_export(segment: Segment, writer: fmt.WriterLog, wall_zero_ns: int) -> pa
 def joined_steps(
     parts: list[dict[str, Any]], *, few: int = FEW_STEPS
 ) -> dict[str, FloatArray | TimeArray]:
-    """Columns of steps one after the other. The parts are used up.
+    """Concatenates columns of steps. Consumes the parts.
 
-    Column by column, so that no more than one of them is there twice.
+    It goes column by column, so that at most one column is in memory twice.
     """
     rows = [len(part["start_ns"]) for part in parts]
     names = [*COLUMN_KINDS["steps"], "writer"]
@@ -388,9 +393,9 @@ def joined_steps(
 
 
 def _joined(parts: list[Any], rows: list[int], few: int) -> Any:  # noqa: ANN401  of any array type
-    """Parts of so many rows one after the other, NaN where one is absent.
+    """Concatenates parts of these row counts, with NaN for absent ones.
 
-    Half of the columns are never told, others always the same: one number, and not millions.
+    Half of the columns are always absent and others constant: those are stored as one number.
     """
     if not parts:
         return np.empty(0)
@@ -406,12 +411,12 @@ def _joined(parts: list[Any], rows: list[int], few: int) -> Any:  # noqa: ANN401
 
 
 def joined(pieces: list[Series]) -> Series:
-    """Pieces of one device's column as one, in order of time."""
+    """Concatenates the pieces of one device's column in order of time."""
     return joined_once(pieces, {})
 
 
 def joined_once(pieces: list[Series], cached: dict[tuple[int, ...], _Times]) -> Series:
-    """The same, where columns that share the times of their pieces share them joined as well."""
+    """Like `joined`; columns whose pieces share times also share the joined times (`cached`)."""
     key = tuple(id(piece.t_ns) for piece in pieces)
     if key not in cached:
         cached[key] = _times(pieces)
@@ -423,7 +428,7 @@ def joined_once(pieces: list[Series], cached: dict[tuple[int, ...], _Times]) -> 
 
 
 def _times(pieces: list[Series]) -> _Times:
-    """The times of all pieces in order, and which order that is; None if they were in it."""
+    """The sorted times of all pieces, and the sort order; None if they were sorted."""
     t_ns = pieces[0].t_ns if len(pieces) == 1 else np.concatenate([piece.t_ns for piece in pieces])
     if not np.any(t_ns[1:] < t_ns[:-1]):
         return t_ns, None

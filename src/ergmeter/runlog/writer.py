@@ -41,7 +41,7 @@ _BINARY = getattr(os, "O_BINARY", 0)
 
 
 def create_run(path: Path, header: dict[str, Any]) -> Path:
-    """Make a run directory that appears whole: either it is not there, or it can be opened."""
+    """Create a run directory atomically: it is either absent or readable."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UsageError(f"{path} exists and is not empty; choose another directory for the run")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,10 +58,10 @@ def create_run(path: Path, header: dict[str, Any]) -> Path:
 
 
 def create_or_join(path: Path, header: dict[str, Any]) -> Path:
-    """Make a run, or join the one that another rank of the same launch has just made there.
+    """Create a run, or join the one that another rank of the same launch has just created.
 
-    Launches one after the other may have all in common that a rank knows of its launch. A run that
-    nobody writes any more is an earlier one's, and is not joined.
+    Two launches in a row can have the same group. A run without a live writer belongs to the
+    earlier one and is not joined.
     """
     try:
         return create_run(path, header)
@@ -109,7 +109,7 @@ class _Segment:
 
     @property
     def begun(self) -> bool:
-        """Whether the schema is on disk, without which nothing that follows can be read."""
+        """True if the schema is on disk; without it the file can't be read."""
         return self._size > 0
 
     def discard(self) -> None:
@@ -118,7 +118,7 @@ class _Segment:
         self.path.unlink()
 
     def finish(self) -> None:
-        """Write the end of the stream. What a full disk does not take is not missed by a reader."""
+        """Write the end of the stream. Readers do not need it, so a full disk may refuse it."""
         self._stream.close()
         try:
             self._flush()
@@ -147,7 +147,7 @@ def amend_header(directory: Path, **facts: Any) -> None:  # noqa: ANN401  anythi
 
 
 class _Messages:
-    """The file object pyarrow writes to: it collects, so that one write holds a whole message."""
+    """A file object for pyarrow that collects its writes, so that a message is written at once."""
 
     closed = False
 
@@ -193,7 +193,7 @@ class Writer:
         self._marks_fd = os.open(
             self.directory / fmt.MARKS_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _BINARY, 0o644
         )
-        # Takes the file's first block while there is one, for the mark that the disk became full.
+        # Reserves the file's first block, so that a later mark of a full disk has room.
         self.mark(Mark(time.monotonic_ns(), "opened"))
 
     def extend_header(
@@ -203,7 +203,7 @@ class Writer:
         unavailable: Mapping[str, str] | None = None,
         **facts: Any,  # noqa: ANN401  anything that JSON holds
     ) -> None:
-        """Add to who and what this writer is. The header is replaced whole."""
+        """Add to the writer's header, which is rewritten whole."""
         self._header.update(facts)
         self._header["devices"] += [asdict(device) for device in devices]
         self._header["unavailable"] = {**self._header["unavailable"], **(unavailable or {})}
@@ -219,7 +219,7 @@ class Writer:
 
     @staticmethod
     def prepare() -> None:
-        """Load what writing needs, before there is something to write."""
+        """Import the modules that writing needs, ahead of the first write."""
         from ergmeter.runlog import arrays  # noqa: PLC0415, F401
 
     def mark(self, mark: Mark) -> bool:
@@ -279,7 +279,7 @@ class Writer:
             self._mark_dropped_steps()
 
     def close(self) -> None:
-        """Finish every file. What is on disk already was readable before this, and still is."""
+        """Finish every file. Files are readable before this, too."""
         for table, stream in list(self._segments):
             try:
                 self._roll(table, stream)
@@ -296,7 +296,7 @@ class Writer:
             self._marked_steps = dropped
 
     def _begin_again(self, table: str, stream: str) -> None:
-        """A file whose schema was refused can hold nothing: the next batch begins another."""
+        """Discard a file whose schema was refused, so that the next batch starts a new one."""
         segment = self._segments.get((table, stream))
         if segment is not None and not segment.begun:
             del self._segments[table, stream]
@@ -314,7 +314,7 @@ class Writer:
     def _segment_for(
         self, table: str, stream: str, present: Mapping[str, Sequence[Any]]
     ) -> _Segment:
-        """The open segment, or a new one if a column or a text that it can't hold has turned up."""
+        """The open segment, or a new one if the rows have a new column or text."""
         segment = self._segments.get((table, stream))
         names = set(segment.schema.names) if segment else set()
         texts = self._texts.setdefault((table, stream), {})
