@@ -49,7 +49,7 @@ def launcher_world_size() -> int:
 
 
 def launched_size() -> int:
-    """How many ranks torchrun or the like has started, which need not have met.
+    """The number of ranks that torchrun or the like has started, also before they connect.
 
     Not the tasks of a scheduler, which may be trainings of their own; and not of a process that
     has no number on its node: WORLD_SIZE alone may be the machines of a job.
@@ -168,8 +168,10 @@ RankPosition = dict[str, tuple[int, int]]
 
 
 def framework_layout(model: object = None) -> dict[str, Any] | None:
-    """Where this rank stands (`at`), by whose word, or why it can't be known (`unknown`); None
-    where nobody loaded knows of more than data parallelism."""
+    """This rank's position (`at`) and its source, or why it is unknown (`unknown`).
+
+    None if no loaded framework uses more than data parallelism.
+    """
     for whose, ask in (
         ("Megatron", _megatron),
         ("DeepSpeed", _deepspeed),
@@ -240,7 +242,7 @@ def _mesh_of(model: object) -> Any:  # noqa: ANN401  a DeviceMesh, or None
 
 
 def _of_mesh(mesh: Any) -> RankPosition:  # noqa: ANN401
-    """A mesh's dimensions by the names people give them; what is none of ours is data-parallel."""
+    """A mesh's dimensions by their usual names; unknown ones count as data-parallel."""
     names, at = getattr(mesh, "mesh_dim_names", None), mesh and mesh.get_coordinate()
     if not names or at is None:
         return {}
@@ -259,8 +261,10 @@ def _of_mesh(mesh: Any) -> RankPosition:  # noqa: ANN401
 
 
 def _mesh_copies(ranks: Sequence[int], world: int) -> tuple[int, int] | None:
-    """Which one of how many meshes of this shape this one is, where they cover all ranks; None
-    where they can't."""
+    """The index of this mesh among equal meshes that cover all ranks, and their number.
+
+    None if such meshes can't cover them.
+    """
     first = min(ranks)
     shape = [rank - first for rank in ranks]
     left = set(range(world))
@@ -278,7 +282,7 @@ def _mesh_copies(ranks: Sequence[int], world: int) -> tuple[int, int] | None:
 
 
 def dimension_of(name: str) -> str:
-    """Which of ours the name of a mesh's dimension means, by its words; what is none is data."""
+    """The dimension (dp, tp, pp ...) that a mesh's dimension name means; dp if unknown."""
     words = set(re.findall(r"[a-z]+", name.lower()))
     return next((ours for ours, theirs in _WORDS.items() if words & theirs), "dp")
 

@@ -267,9 +267,9 @@ def _check_currency(name: object) -> None:
 
 
 def _check_device(name: object) -> None:
-    """Refuse a device there isn't now, and not when a run of hours is reported.
+    """Refuse an unknown device before the run, not when it is reported hours later.
 
-    A run that is read may name one of another machine's own rows, so it is checked just here.
+    A stored run may name a device of another machine's table, so it is not checked again.
     """
     from ergmeter.hardware.table import candidates  # noqa: PLC0415  the table is for those who ask
 

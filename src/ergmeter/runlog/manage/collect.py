@@ -77,7 +77,7 @@ def fetch(remote: RemoteDirectory, into: Path) -> None:
 
 
 def _failure(code: int, lines: list[str], broken: str = "") -> str:
-    """Why a command failed, by its most telling line; "" if it did not."""
+    """Why a command failed, by the last line of its stderr; "" if it did not."""
     if code and lines:
         return lines[-1].strip()
     return broken or (f"exit code {code}" if code else "")
@@ -106,13 +106,13 @@ def _fetch_by_tar(remote: RemoteDirectory, into: Path) -> str:
 
 
 def _quoted(path: str) -> str:
-    """A path for the shell there, which alone knows whose home ~ is."""
+    """A path quoted for the remote shell, which expands a leading ~."""
     match = _HOME.fullmatch(path)
     return f"{match[1]}/{shlex.quote(match[2] or '.')}" if match else shlex.quote(path)
 
 
 def _unfolded(stream: IO[bytes], into: Path) -> None:
-    """The plain files of an archive, also such as it has once under two names."""
+    """Extracts the plain files of an archive, also hard links."""
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for entry in archive:
             parts = PurePosixPath(entry.name).parts
@@ -138,8 +138,8 @@ def _copied_again(entry: tarfile.TarInfo, into: Path, target: Path) -> None:
     shutil.copy2(into.joinpath(*parts), target)
 
 
-# What was written this short a time before it was fetched may have been written in between, too:
-# twenty hand-overs, and some seconds that clocks differ by.
+# A run written this recently may still be written to: twenty hand-overs, and some seconds of clock
+# difference.
 _NEAR_S = 30.0
 _UNNAMED = "run"  # what came from HOST:. or HOST:~
 
@@ -217,13 +217,13 @@ def _collect_run(
 
 
 def _and_others(message: str, paths: list[Path]) -> str:
-    """With the first of some files, and how many more there are; "" where there is none."""
+    """The message with the first of some files and the number of others; "" without files."""
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     return f"{message}: {paths[0]}{more}" if paths else ""
 
 
 def _left(run: Path) -> Iterator[Path]:
-    """Files that were added to a run and that `_unwanted` leaves there."""
+    """Files that were added to a run and are not copied: links and hidden files."""
     for path in foreign(run):
         is_hidden = any(part.startswith(".") for part in path.parts)
         if is_hidden or any((run / some).is_symlink() for some in (path, *path.parents)):
@@ -231,7 +231,7 @@ def _left(run: Path) -> Iterator[Path]:
 
 
 def _has_more(run: Path, before: Path) -> bool:
-    """Whether the copy is of a time when the run was cut off, and the run went on after that."""
+    """True if the earlier copy was cut off and the run has more rows by now."""
     return Run.open(before).status == CUT_OFF and _rows(run) > _rows(before)
 
 
@@ -241,7 +241,7 @@ def _rows(run: Path) -> int:
 
 
 def _bring(run: Path, into: Path, before: Path | None) -> tuple[Path, list[Path], list[Path]]:
-    """Where it is now, what of the copy before was kept, and what could not be and where it is."""
+    """Copies a run. Returns its path, the kept files of an earlier copy, and those set aside."""
     staging = into / f".{run.name}.{secrets.token_hex(4)}"
     try:
         # With the times of its files, by which a run that was cut off is known; without links,
@@ -261,11 +261,12 @@ def _bring(run: Path, into: Path, before: Path | None) -> tuple[Path, list[Path]
 
 
 def _replace(before: Path, by: Path) -> tuple[Path, list[Path], list[Path]]:
-    """A newer copy in the place of one, with what people said of that and put into it: neither is
-    anywhere else. Of a file that the run has too, the run's stays.
+    """Replaces an earlier copy, keeping the labels and files that people added to it.
 
-    They are copied before anything is renamed, so that a failure leaves the copy as it was. Where
-    the run has a file by now and people had a directory, the copy before is kept, and named."""
+    A file that the run has too is the run's. Everything is copied before anything is renamed, so a
+    failure leaves the earlier copy as it was. Where an added directory has become a file of the
+    run, the earlier copy is kept aside, and its path is returned.
+    """
     add_labels(by, labels_of(before))
     stayed, left = [], []
     for path in foreign(before):
@@ -292,12 +293,12 @@ def _unwanted(folder: str, names: list[str]) -> list[str]:
 
 
 def _visible(name: str) -> str:
-    """A name for a run here: one that begins with a dot is found by no command."""
+    """A run's name without leading dots, which would hide it from all commands."""
     return name.lstrip(".~") or _UNNAMED
 
 
 def _free_path(path: Path) -> Path:
-    """This path, or one like it where another run has that name."""
+    """The path, with a number appended if it is taken."""
     number = 1
     free = path
     while free.exists():

@@ -199,7 +199,7 @@ def _may_live(writer: fmt.WriterLog) -> bool:
 
 
 def changed_s(run: Path) -> float:
-    """When one of its files was last written, by its own host's clock. Labels are no record."""
+    """When a file of the run was last written, by its host's clock; labels do not count."""
     newest_s = 0.0
     for path in _inside(run):
         if path.name != LABELS_FILE:
@@ -231,8 +231,10 @@ def _is_ours(run: Path, parts: tuple[str, ...]) -> bool:
 
 
 def _inside(run: Path) -> Iterator[Path]:
-    """All files and links under a directory; links are not followed. A directory that can't be
-    read is one of them: nobody knows what is in it."""
+    """All files and links under a directory, and directories that can't be read.
+
+    Links are not followed.
+    """
     unread: list[OSError] = []
     for folder, folders, names in os.walk(run, onerror=unread.append):
         links = [name for name in folders if (Path(folder) / name).is_symlink()]
@@ -255,9 +257,10 @@ def size_bytes(run: Path) -> int:
 
 
 def remove(run: Path) -> None:
-    """Take a run away. Asked once more whether it may go: it may have been resumed, or tagged.
+    """Remove a run, after checking again that it may go: it may have been resumed or tagged.
 
-    FormatError where it stays all the same, and where only a part of it went."""
+    Raises FormatError if it could not be removed, or only in part.
+    """
     reason = _why_not_removable(run)
     if reason:
         raise UsageError(f"stays: {reason}")

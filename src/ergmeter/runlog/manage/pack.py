@@ -119,7 +119,7 @@ def _zipped(run: Path, into: Path) -> None:
 
 
 def _is_safe(name: str) -> bool:
-    """Whether a file of this name is one under a run's own directory, on every system."""
+    """True if a file of this name stays below the run's directory, on every system."""
     parts = PurePosixPath(name).parts
     is_inside = len(parts) > 1 and not any(p in ("..", "/") or p.startswith(".") for p in parts)
     return is_inside and "\\" not in name and ":" not in parts[0]
@@ -164,7 +164,7 @@ def _copied(source: IO[bytes], target: IO[bytes], size: int, what: str) -> None:
 
 
 def _changed_s(entry: zipfile.ZipInfo) -> float:
-    """When a file of a zip was changed: in UTC where it tells that, else by the clock here."""
+    """When a file of a zip was changed, by its UTC field, else as local time."""
     extra = entry.extra
     while len(extra) > 8:
         kind, size = struct.unpack_from("<HH", extra)
