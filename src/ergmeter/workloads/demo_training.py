@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 
 _INITIAL_STD = 0.02
+_EPSILON = 1e-5  # of the norms
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +81,6 @@ class LlamaConfig:
         return self.vocabulary * self.width + self.layers * layer + self.width
 
 
-class RMSNorm(nn.Module):
-    """Scales each vector to a root mean square of one, times a learned weight."""
-
-    def __init__(self, width: int, *, epsilon: float = 1e-5) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.epsilon = epsilon
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension; in float32, as a bf16 mean of squares is too coarse."""
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
-        return (wide * scale).type_as(x) * self.weight
-
-
 def rotation(length: int, head_width: int, base: float) -> tuple[Tensor, Tensor]:
     """Cosine and sine of each position's angles, (length, head_width / 2)."""
     rates = base ** (-torch.arange(0, head_width, 2).float() / head_width)
@@ -111,20 +98,36 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat(turned, dim=-1).type_as(x)
 
 
-class LlamaAttention(nn.Module):
-    """Causal self-attention in which groups of query heads share a key and a value head."""
+class LlamaLayer(nn.Module):
+    """Causal attention, then a SwiGLU, each normalised before and added to its input.
+
+    Groups of query heads share a key and a value head.
+    """
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.head_width = config.head_width
         self.group = config.heads // config.kv_heads
         kv_width = config.kv_heads * config.head_width
-        self.q = nn.Linear(config.width, config.width, bias=False)
-        self.k = nn.Linear(config.width, kv_width, bias=False)
-        self.v = nn.Linear(config.width, kv_width, bias=False)
-        self.out = nn.Linear(config.width, config.width, bias=False)
+        linear = partial(nn.Linear, bias=False)
+        self.attention_norm = nn.RMSNorm(config.width, eps=_EPSILON)
+        self.q = linear(config.width, config.width)
+        self.k = linear(config.width, kv_width)
+        self.v = linear(config.width, kv_width)
+        self.out = linear(config.width, config.width)
+        self.forward_norm = nn.RMSNorm(config.width, eps=_EPSILON)
+        self.gate = linear(config.width, config.hidden)
+        self.up = linear(config.width, config.hidden)
+        self.down = linear(config.hidden, config.width)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """One layer."""
+        x = x + self._attention(self.attention_norm(x), cos, sin)
+        inner = self.forward_norm(x)
+        out: Tensor = x + self.down(F.silu(self.gate(inner)) * self.up(inner))
+        return out
+
+    def _attention(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Mix each position with those before it."""
         q, k, v = (self._heads(project(x)) for project in (self.q, self.k, self.v))
         q, k = rotated(q, cos, sin), rotated(k, cos, sin)
@@ -140,38 +143,6 @@ class LlamaAttention(nn.Module):
         return x.view(*x.shape[:2], -1, self.head_width).transpose(1, 2)
 
 
-class SwiGLU(nn.Module):
-    """The feed-forward part: a gated pair of projections and one back."""
-
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        self.gate = nn.Linear(config.width, config.hidden, bias=False)
-        self.up = nn.Linear(config.width, config.hidden, bias=False)
-        self.down = nn.Linear(config.hidden, config.width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Transform each position by itself."""
-        out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
-        return out
-
-
-class LlamaLayer(nn.Module):
-    """Attention, then feed-forward, each normalised before and added to what came in."""
-
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        self.attention_norm = RMSNorm(config.width)
-        self.attention = LlamaAttention(config)
-        self.forward_norm = RMSNorm(config.width)
-        self.feed_forward = SwiGLU(config)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """One layer."""
-        x = x + self.attention(self.attention_norm(x), cos, sin)
-        out: Tensor = x + self.feed_forward(self.forward_norm(x))
-        return out
-
-
 class Llama(nn.Module):
     """Tokens in, logits of the next token out."""
 
@@ -182,7 +153,7 @@ class Llama(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.layers = nn.ModuleList(LlamaLayer(config) for _ in range(config.layers))
-        self.norm = RMSNorm(config.width)
+        self.norm = nn.RMSNorm(config.width, eps=_EPSILON)
         cos, sin = rotation(config.context, config.head_width, config.rotary_base)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
