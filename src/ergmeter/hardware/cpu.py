@@ -7,8 +7,10 @@ and note. If one is unknown there is no peak.
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.hardware.table import DeviceSpec
@@ -26,6 +28,20 @@ _ARM_CORES = {
     ("0x41", "0xd49"): (4, 2),  # Neoverse N2
     ("0x41", "0xd4f"): (4, 4),  # Neoverse V2
 }
+
+
+def cpu_model() -> str:
+    """The CPU's model name, or the architecture where the system has none.
+
+    `platform.processor()` is empty or only the architecture on most Linux systems, so /proc/cpuinfo
+    comes first. ARM kernels have no model name there.
+    """
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or platform.machine()
 
 
 def cpu_peak(

@@ -22,9 +22,8 @@ from typing import NamedTuple
 import psutil
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.hardware.cpu import cpu_peak_of
+from ergmeter.hardware.cpu import cpu_model, cpu_peak_of
 from ergmeter.ports import DeclaredProbe, ProbeRequest
-from ergmeter.probes.cpu import cpu_model
 from ergmeter.records import Device, Sample
 
 

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Literal
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.hardware.cpu import cpu_model
 from ergmeter.ports import DeclaredProbe, ProbeRequest
-from ergmeter.probes.cpu import cpu_model
 from ergmeter.records import Device, Mark, Sample
 from ergmeter.units import J_PER_UJ
 
