@@ -19,7 +19,6 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.device_energy import boundary, curve_of
-from ergmeter.metrics.energy_curve import merged
 from ergmeter.metrics.evidence.samples import cached_result, or_none
 from ergmeter.metrics.phases import (
     PHASE_TITLES,
@@ -30,6 +29,7 @@ from ergmeter.metrics.phases import (
     beyond_median,
     covered_until_s,
     joined,
+    merged,
     precedence,
     spans_of,
     why_no_stalls,

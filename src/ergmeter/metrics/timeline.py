@@ -15,9 +15,8 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.device_energy import curve_of
-from ergmeter.metrics.energy_curve import merged
 from ergmeter.metrics.evidence.steps import read_steps
-from ergmeter.metrics.phases import Spans, spans_of
+from ergmeter.metrics.phases import Spans, merged, spans_of
 from ergmeter.records import PHASES, Device, FloatArray, TimeArray, Window
 from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S

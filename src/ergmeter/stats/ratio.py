@@ -278,6 +278,7 @@ def _welch(a: FloatArray, b: FloatArray) -> tuple[float, float, float]:
     parts = squares[0] ** 2 / (len(a) - 1) + squares[1] ** 2 / (len(b) - 1)
     return math.sqrt(total), total**2 / parts, noise
 
+
 # Statistical power: how often so many repeats show a difference, and how many are needed. "No
 # difference shown" is not "no difference": three repeats that scatter by 2 % show a difference of
 # 3 % in one case of five. So the number of repeats needed is reported with the verdict. The scatter

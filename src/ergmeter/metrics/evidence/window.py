@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.energy_curve import merged
+from ergmeter.metrics.phases import merged
 from ergmeter.records import PHASES, FloatArray, Mark, TimeArray, Window
 from ergmeter.units import NS_PER_S, duration, number_of
 
