@@ -76,6 +76,22 @@ def or_none(
         return None
 
 
+def or_noted(
+    absent: dict[str, str],
+    name: str,
+    compute: Callable[Asked, Answer],
+    /,
+    *arguments: Asked.args,
+    **further: Asked.kwargs,
+) -> Answer | None:
+    """The result of a function; None if it is not measurable, with the reason in `absent`."""
+    try:
+        return compute(*arguments, **further)
+    except NotMeasurable as error:
+        absent[name] = str(error)
+        return None
+
+
 BOUNDARY = "boundary"  # the devices whose energy is the run's, whatever their kind
 device_questions: dict[str, list[Callable[[Evidence, Device], object]]] = {}
 
