@@ -20,10 +20,11 @@ from ergmeter.metrics.evidence.samples import (
     BOUNDARY,
     cached_for_kinds,
     cached_result,
+    or_missing,
     why_absent,
 )
 from ergmeter.metrics.phases import merged
-from ergmeter.records import PHASES, Basis, Device, FloatArray, TimeArray, Window
+from ergmeter.records import PHASES, Basis, Device, FloatArray, Missing, TimeArray, Window
 from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S, duration
 
@@ -79,26 +80,18 @@ class EnergyCurve:
         to be as it is there."""
         ahead_s = np.maximum(0, self.t_ns[0] - np.asarray(t_ns)) / NS_PER_S
         beyond_s = np.maximum(0, np.asarray(t_ns) - self.t_ns[-1]) / NS_PER_S
-        outside = beyond_s * self._last_w - ahead_s * self._first_w
+        outside = beyond_s * self._end_w(-1) - ahead_s * self._end_w(0)
         return np.asarray(self._within(t_ns) + outside, dtype=np.float64)
 
-    @property
-    def _first_w(self) -> float:
+    def _end_w(self, end: int) -> float:
+        """The power at the first knot (0) or at the last (-1)."""
         if self.shape is not None:
-            return self.shape._first_w
+            return self.shape._end_w(end)
         if self.power_w is not None:
-            return float(self.power_w[0])
-        first_s = float(self.t_ns[1] - self.t_ns[0]) / NS_PER_S
-        return float(self.joules[1] - self.joules[0]) / first_s
-
-    @property
-    def _last_w(self) -> float:
-        if self.shape is not None:
-            return self.shape._last_w
-        if self.power_w is not None:
-            return float(self.power_w[-1])
-        last_s = float(self.t_ns[-1] - self.t_ns[-2]) / NS_PER_S
-        return float(self.joules[-1] - self.joules[-2]) / last_s
+            return float(self.power_w[end])
+        two = slice(2) if end == 0 else slice(-2, None)
+        lasted_s = float(np.diff(self.t_ns[two])[0]) / NS_PER_S
+        return float(np.diff(self.joules[two])[0]) / lasted_s
 
     def _within(self, t_ns: TimeArray | FloatArray) -> FloatArray:
         if self.power_w is None and self.shape is None:
@@ -475,40 +468,29 @@ class DeviceEnergy:
 class DeviceCurves:
     """A device's energy over time by its power and by its counter, or why there is none."""
 
-    device: str
-    integral: EnergyCurve | None
-    why_no_integral: str
-    counter: EnergyCurve | None
-    why_no_counter: str
-
-
-@dataclass
-class CurveCache:
-    """The curves of the device in use. Those of all devices of a large run would fill memory."""
-
-    latest: DeviceCurves | None = None
+    integral: EnergyCurve | Missing
+    counter: EnergyCurve | Missing
 
 
 @cached_result
 def device_drawn(evidence: Evidence, device: Device) -> DeviceEnergy:
     """Energy of one device in the window. Raises NotMeasurable with the device and the reason."""
     curves = _curves(evidence, device)
-    integral = curves.integral
     try:
-        if curves.counter is None:
-            raise NotMeasurable(curves.why_no_counter)
         return DeviceEnergy(_over(curves.counter, evidence.span), COUNTER)
     except NotMeasurable as error:
         why_no_counter = str(error)
     try:
-        if integral is None:
-            raise NotMeasurable(curves.why_no_integral)
-        averaged = device.facts.get("power_field") == "draw"
-        way = f"{DRAW}, integrated" if averaged else "instant power, integrated"
-        return DeviceEnergy(_over(integral, evidence.span), way, why_no_counter)
+        way = f"{DRAW if _is_averaged(device) else 'instant power'}, integrated"
+        return DeviceEnergy(_over(curves.integral, evidence.span), way, why_no_counter)
     except NotMeasurable as error:
         reasons = "; ".join(dict.fromkeys([*evidence.lost(device), why_no_counter, str(error)]))
         raise NotMeasurable(f"{device.name} [{device.id}]: {reasons}") from error
+
+
+def _is_averaged(device: Device) -> bool:
+    """Whether the power readings of a device are means over about a second."""
+    return device.facts.get("power_field") == "draw"
 
 
 @cached_for_kinds(BOUNDARY)
@@ -517,8 +499,9 @@ def _drawn_in_whole_run(evidence: Evidence, device: Device) -> DeviceEnergy:
     return device_drawn(evidence.whole_run, device)
 
 
-def _over(curve: EnergyCurve, window: TrainingWindow) -> Energy:
+def _over(curve: EnergyCurve | Missing, window: TrainingWindow) -> Energy:
     """The energy of a window. What uncertain cuts drew may be a part of it."""
+    curve = _present(curve)
     energy = curve.over_all(window.starts_ns, window.ends_ns)
     if not len(window.uncertain[0]):
         return energy
@@ -526,31 +509,33 @@ def _over(curve: EnergyCurve, window: TrainingWindow) -> Energy:
     return Energy(energy.joules, energy.low_j, energy.high_j + more_j)
 
 
+def _present(curve: EnergyCurve | Missing) -> EnergyCurve:
+    """The curve. Raises NotMeasurable with the reason if it is missing."""
+    if isinstance(curve, Missing):
+        raise NotMeasurable(curve.reason)
+    return curve
+
+
 def curve_of(evidence: Evidence, device: Device) -> tuple[EnergyCurve, Basis]:
     """A device's energy over time, by its counter or else by its power, and how it is known."""
     curves = _curves(evidence, device)
-    if curves.counter is not None:
+    if isinstance(curves.counter, EnergyCurve):
         is_unknown = device in evidence.gpus("unknown")
         return curves.counter, "derived" if is_unknown else BASIS[COUNTER]
-    if curves.integral is None:
-        whys = f"{curves.why_no_counter}; {curves.why_no_integral}"
-        raise NotMeasurable(f"{device.name} [{device.id}]: {whys}")
-    return curves.integral, "derived"
+    if isinstance(curves.integral, EnergyCurve):
+        return curves.integral, "derived"
+    whys = f"{curves.counter.reason}; {curves.integral.reason}"
+    raise NotMeasurable(f"{device.name} [{device.id}]: {whys}")
 
 
 def _curves(evidence: Evidence, device: Device) -> DeviceCurves:
     """The curves of a device; those of the device in use are cached."""
-    curves = evidence.curve_cache.latest
-    if curves is None or curves.device != device.id:
-        integral, why_no_integral = _integral(evidence, device)
-        counter, why_no_counter = None, ""
-        try:
-            counter = _shaped_counter(evidence, device, integral)
-        except NotMeasurable as error:
-            why_no_counter = str(error)
-        curves = DeviceCurves(device.id, integral, why_no_integral, counter, why_no_counter)
-        evidence.curve_cache.latest = curves
-    return curves
+    if device.id not in evidence.device_curves:
+        integral = or_missing(_integral, evidence, device)
+        counter = or_missing(_shaped_counter, evidence, device, integral)
+        evidence.device_curves.clear()
+        evidence.device_curves[device.id] = DeviceCurves(integral, counter)
+    return evidence.device_curves[device.id]
 
 
 @cached_result
@@ -560,14 +545,11 @@ def counter_and_integral(evidence: Evidence, device: Device) -> tuple[float, flo
     From one refresh of the counter to another, as far apart as there are: between its readings
     only the power shows when it was drawn.
     """
-    if device.facts.get("power_field") == "draw":
+    if _is_averaged(device):
         raise NotMeasurable(
             "its power readings are 1 s averages, too coarse to check its energy counter"
         )
-    curves = _curves(evidence, device)
-    integral = curves.integral
-    if integral is None:
-        raise NotMeasurable(curves.why_no_integral)
+    integral = _present(_curves(evidence, device).integral)
     counter = _counter(evidence, device)
     inside = (counter.t_ns >= integral.t_ns[0]) & (counter.t_ns <= integral.t_ns[-1])
     t_ns, joules = counter.t_ns[inside], counter.joules[inside]
@@ -580,25 +562,24 @@ def counter_and_integral(evidence: Evidence, device: Device) -> tuple[float, flo
     return float(joules[-1] - joules[0]), integral.over(Window(int(t_ns[0]), int(t_ns[-1]))).joules
 
 
-def _integral(evidence: Evidence, device: Device) -> tuple[EnergyCurve | None, str]:
+def _integral(evidence: Evidence, device: Device) -> EnergyCurve:
     power = evidence.series("power_w").get(device.id)
     if power is None or len(power.t_ns) < 2:
         reason = "no power reading" if power is None else "one power reading alone"
-        return None, why_absent(device, "power_w") or reason
-    averaged = device.facts.get("power_field") == "draw"
-    try:
-        return power_curve(power.t_ns, power.values, slack_s=1.0 if averaged else REFRESH_S), ""
-    except NotMeasurable as error:
-        return None, str(error)
+        raise NotMeasurable(why_absent(device, "power_w") or reason)
+    slack_s = 1.0 if _is_averaged(device) else REFRESH_S
+    return power_curve(power.t_ns, power.values, slack_s=slack_s)
 
 
 def _shaped_counter(
-    evidence: Evidence, device: Device, integral: EnergyCurve | None
+    evidence: Evidence, device: Device, integral: EnergyCurve | Missing
 ) -> EnergyCurve:
     """The counter, and between its readings the steps or else the power."""
-    power = evidence.series("power_w").get(device.id)
+    if isinstance(integral, Missing):
+        return _counter(evidence, device)
+    power = evidence.series("power_w")[device.id]
     counter = evidence.series("energy_j").get(device.id)
-    if integral is not None and power is not None and counter is not None and len(counter.t_ns) > 1:
+    if counter is not None and len(counter.t_ns) > 1:
         spans = span_shape(evidence, power, counter)
         if spans is not None:
             return _counter(evidence, device, spans, lag_s=0.0)

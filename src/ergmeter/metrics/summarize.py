@@ -265,7 +265,7 @@ def _ranks(evidence: Evidence) -> list[str]:
             f"{firsts} processes at the same time are rank 0: unrelated trainings in one run, or"
             " ranks without a number; their tokens are added up"
         )
-    made = [int(np.nan_to_num(lane["steps"], nan=1.0).sum()) for lane in rows.lanes]
+    made = [int(lane.step_counts.sum()) for lane in rows.lanes]
     if max(made) > min(made) + 1 and not dropped_steps(evidence.run):
         remarks.append(
             f"ranks made {min(made)} to {max(made)} steps: one began late or ended early"

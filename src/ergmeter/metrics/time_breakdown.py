@@ -298,7 +298,7 @@ def step_time_distribution(evidence: Evidence) -> StepTimeDistribution:
     if len(lane) < 3:
         raise NotMeasurable(f"{number_of(len(lane), 'counted step')}: too few for a distribution")
     times_s = evidence.periods_s(lane)
-    times_s = times_s / np.maximum(np.nan_to_num(lane["steps"], nan=1.0), 1.0)
+    times_s = times_s / np.maximum(lane.step_counts, 1.0)
     median_s = float(np.median(times_s))
     reach_s = _REACH * median_s
     inside = times_s[times_s <= reach_s]

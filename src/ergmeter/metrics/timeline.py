@@ -241,7 +241,7 @@ def step_series(evidence: Evidence) -> Series:
     lane = evidence.work.longest
     if not evidence.trains:
         raise NotMeasurable("an inference run has requests and no steps: see its latencies")
-    steps = np.maximum(np.nan_to_num(lane["steps"], nan=1.0), 1.0)
+    steps = np.maximum(lane.step_counts, 1.0)
     return Series(lane["end_ns"].astype(np.int64), evidence.all_periods_s(lane) / steps)
 
 

@@ -109,7 +109,7 @@ def pace_of_ranks(evidence: Evidence) -> RankPace:
 def _medians(lane: Steps) -> tuple[int, int, float, float, float]:
     """A rank, its writer, and its medians: of the time in a step, between two steps, and from one's
     start to the next one's."""
-    steps = np.maximum(np.nan_to_num(lane["steps"], nan=1.0), 1.0)  # a row may be of several
+    steps = np.maximum(lane.step_counts, 1.0)  # a row may be of several
     inside = lane.duration_s / steps
     periods = np.diff(lane["start_ns"]) / NS_PER_S / steps[:-1]
     medians = (float(np.median(times)) for times in (inside, periods - inside[:-1], periods))
@@ -260,7 +260,7 @@ def window_s(evidence: Evidence) -> Reading:
 def _slow_first_line(evidence: Evidence) -> str:
     """A hint if the first printed step is a compilation and is counted; else empty."""
     rows = evidence.counted.lanes[0]
-    steps = np.nan_to_num(rows["steps"], nan=1.0)
+    steps = rows.step_counts
     each_s = rows.duration_s / np.maximum(steps, 1)
     is_first = rows["start_ns"][0] <= evidence.work.lanes[0]["start_ns"][0]
     times = float(each_s[0] / np.median(each_s))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.records import Device, FloatArray, TimeArray
+from ergmeter.records import Device, FloatArray, Missing, TimeArray
 from ergmeter.runlog.segments import Series, joined
 from ergmeter.units import NS_PER_S, duration
 
@@ -74,6 +74,16 @@ def or_none(
         return compute(*arguments, **further)
     except NotMeasurable:
         return None
+
+
+def or_missing(
+    compute: Callable[Asked, Answer], /, *arguments: Asked.args, **further: Asked.kwargs
+) -> Answer | Missing:
+    """The result of a function; the reason if it is not measurable."""
+    try:
+        return compute(*arguments, **further)
+    except NotMeasurable as error:
+        return Missing(str(error))
 
 
 def or_noted(

@@ -163,7 +163,7 @@ def time_split(evidence: Evidence) -> TimeSplit:
         extra_s,
         absent,
         evidence.steps_basis,
-        float(np.maximum(np.nan_to_num(lane["steps"], nan=1.0), 1.0).sum()),
+        float(np.maximum(lane.step_counts, 1.0).sum()),
     )
 
 

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.checks import flop_count_contradictions
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.energy_breakdown import energy_of
 from ergmeter.metrics.definitions.profile import profiles
 from ergmeter.metrics.definitions.timing import pace_of_ranks
 from ergmeter.metrics.definitions.utilization import other_programs
-from ergmeter.metrics.evidence.samples import or_none, or_noted
+from ergmeter.metrics.evidence.samples import or_missing, or_none, or_noted
 from ergmeter.metrics.explain.advice import Change, changes, record_next, remarks
 from ergmeter.metrics.explain.device import device_activity, why_no_ceiling
 from ergmeter.metrics.explain.flops import Achieved, achieved, frozen_weights, peak_text
@@ -236,10 +235,9 @@ def _with_joules(
     evidence: Evidence, split: TimeSplit | None, blocks: tuple[LossBlock, ...], reached: LossBlock
 ) -> tuple[Reading | Missing, tuple[LossBlock, ...], LossBlock]:
     """The window's energy, and the blocks with joules: measured for waits, else by share."""
-    try:
-        joules = joules_of(evidence, split)
-    except NotMeasurable as error:
-        return Missing(str(error)), blocks, reached
+    joules = or_missing(joules_of, evidence, split)
+    if isinstance(joules, Missing):
+        return joules, blocks, reached
     # A wait that the device worked through in part counts for its block's share.
     measured = {
         block.key: joules.parts_j[block.key] * block.share_frac / split.frac(block.key)

@@ -92,7 +92,7 @@ def _budget(evidence: Evidence) -> tuple[str, float]:
 
 def _amount(evidence: Evidence, lane: Steps, unit: str) -> float:
     if unit == "steps":
-        return float(np.nan_to_num(lane["steps"], nan=1.0).sum())
+        return float(lane.step_counts.sum())
     if unit == "tokens":
         return float(np.nansum(real_tokens(lane)))
     if not evidence.flops:
