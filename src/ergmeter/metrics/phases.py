@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ergmeter.metrics.evidence.samples import cached_result
-from ergmeter.records import PHASES, FloatArray, TimeArray
+from ergmeter.records import FloatArray, TimeArray
 from ergmeter.units import NS_PER_S, number_of
 
 if TYPE_CHECKING:
@@ -62,8 +62,7 @@ def before(evidence: Evidence, phase: str) -> tuple[str, ...]:
 @cached_result
 def spans_of(evidence: Evidence, phase: str) -> Spans:
     """The spans of a phase as they were recorded."""
-    lane = evidence.all_steps.longest
-    own = lane.where(lane["phase"] == PHASES.index(phase)) if len(lane) else lane
+    own = evidence.all_steps.longest.of_phase(phase)
     return own.columns["start_ns"], own.columns["end_ns"]
 
 

@@ -37,7 +37,6 @@ from ergmeter.metrics.phases import (
 )
 from ergmeter.records import (
     COLUMN_KINDS,
-    PHASES,
     Basis,
     Device,
     FloatArray,
@@ -259,7 +258,7 @@ def _as_calibrated(device: Device) -> tuple[float, str, Basis]:
 
 def _in_the_run(evidence: Evidence, device: Device) -> tuple[float, str, Basis]:
     """The mean over idle spans, without the time a device takes to come to rest."""
-    own = evidence.all_steps.where_each(lambda lane: lane["phase"] == PHASES.index("idle"))
+    own = evidence.all_steps.of_phase("idle")
     if not len(own):
         raise NotMeasurable("the run has no idle span")
     lane = own.longest

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
@@ -221,6 +221,12 @@ def window_values(evidence: Evidence, column: str, device: Device) -> FloatArray
     return values
 
 
+def mean_over(values: Sequence[float]) -> tuple[float, str]:
+    """The mean over devices, and the beginning of a note if there are several."""
+    each = f"mean over {len(values)} devices; " if len(values) > 1 else ""
+    return sum(values) / len(values), each
+
+
 def throttled_share(evidence: Evidence, device: Device, mask: int) -> float:
     """The share of a device's readings in which it was throttled for one of these reasons."""
     bits = window_values(evidence, "throttled", device).astype(np.int64)
@@ -321,10 +327,10 @@ class SampleColumns:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._kept: dict[tuple[int, str], _Stream] = {}
+        self._loaded_columns: dict[tuple[int, str], dict[str, Series]] = {}
         self._largest: list[tuple[int, int, tuple[int, str]]] = []  # a heap of what is kept
         self._count = itertools.count()
-        self._held = 0
+        self._readings = 0  # in memory
         self._loaded: set[tuple[int, str]] = set()  # once, if it was let go or not
         self._names: dict[int, set[str]] = {}  # what each writer has said at all
         self._writers: dict[str, list[int]] = {}
@@ -346,9 +352,8 @@ class SampleColumns:
         return joined(parts) if parts else None
 
     def _said_by(self, number: int, column: str) -> dict[str, Series]:
-        stream = self._kept.get((number, column))
-        if stream is not None:
-            return stream.by_device
+        if (number, column) in self._loaded_columns:
+            return self._loaded_columns[number, column]
         if number not in self._names:
             self._names[number] = self._run.has_said(number)
         if column not in self._names[number]:
@@ -357,23 +362,24 @@ class SampleColumns:
         alone = (number, column) in self._loaded
         by_column = self._run.said_by(number, column, alone=alone)
         for name, by_device in by_column.items():
-            if (number, name) not in self._kept:
-                loaded = self._kept[number, name] = _Stream(by_device)
-                self._held += loaded.size
+            if (number, name) not in self._loaded_columns:
+                self._loaded_columns[number, name] = by_device
+                size = _size(by_device)
+                self._readings += size
                 self._loaded.add((number, name))
-                heapq.heappush(self._largest, (-loaded.size, next(self._count), (number, name)))
+                heapq.heappush(self._largest, (-size, next(self._count), (number, name)))
         self._let_go(but=number)
         return by_column[column]
 
     def _let_go(self, *, but: int) -> None:
         """Frees the largest streams above the limit, except those of the writer in use."""
         passed = []
-        while self._held > MAX_READINGS and self._largest:
+        while self._readings > MAX_READINGS and self._largest:
             entry = heapq.heappop(self._largest)
             if entry[2][0] == but:
                 passed.append(entry)
             else:
-                self._held -= self._kept.pop(entry[2]).size
+                self._readings -= _size(self._loaded_columns.pop(entry[2]))
         for entry in passed:
             heapq.heappush(self._largest, entry)
 
@@ -399,9 +405,6 @@ class Column(Mapping[str, Series]):
         return sum(1 for _ in self)
 
 
-class _Stream:
-    """One column of one writer, by device, with its size."""
-
-    def __init__(self, by_device: dict[str, Series]) -> None:
-        self.by_device = by_device
-        self.size = 1 + sum(len(series.t_ns) for series in by_device.values())
+def _size(by_device: dict[str, Series]) -> int:
+    """The readings of a column of one writer."""
+    return 1 + sum(len(series.t_ns) for series in by_device.values())
