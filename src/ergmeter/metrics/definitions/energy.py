@@ -191,8 +191,8 @@ def joules_per_token(evidence: Evidence) -> Reading:
     need_all(evidence)
     need_devices(evidence)
     amounts, label, basis = tokens(evidence)
-    per_token = 1 / float(amounts.sum())
-    return _scaled(run_j(evidence), per_token, "J/token", label_of(evidence, label), basis)
+    energy, per_token = run_j(evidence), 1 / float(amounts.sum())
+    return _scaled(energy, per_token, "J/token", label_of(evidence, label), basis)
 
 
 def joules_per_10k_tokens(evidence: Evidence) -> Reading:
@@ -203,8 +203,8 @@ def joules_per_10k_tokens(evidence: Evidence) -> Reading:
 def joules_per_step(evidence: Evidence) -> Reading:
     """Energy over steps of the same window."""
     need_devices(evidence)
-    per_step = 1 / steps_of(evidence)
-    return _scaled(run_j(evidence), per_step, "J/step", basis=evidence.steps_basis)
+    energy, per_step = run_j(evidence), 1 / steps_of(evidence)
+    return _scaled(energy, per_step, "J/step", basis=evidence.steps_basis)
 
 
 _SENSOR = ("an energy counter or power readings",)

@@ -11,7 +11,6 @@ with all devices. Requests are no steps: they differ in length, and overlap.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -39,7 +38,6 @@ from ergmeter.records import (
     COLUMN_KINDS,
     Basis,
     Device,
-    FloatArray,
     Reading,
     TimeArray,
     mapped,
@@ -340,57 +338,51 @@ IDLE_METRICS = [
 # Energy of single steps.
 
 
-@dataclass(frozen=True, slots=True)
 class EachEnergy:
-    """Joules of all devices in each span, with lower and upper bounds."""
+    """Joules of all devices in each span, with lower and upper bounds.
 
-    joules: FloatArray
-    low_j: FloatArray
-    high_j: FloatArray
-    basis: Basis
-
-
-class _Sums:
-    """Sums of each span over devices, added one by one: all at once would not fit in memory."""
+    Devices are added one by one: those of a large run would not fit in memory together.
+    """
 
     def __init__(self, start_ns: TimeArray, end_ns: TimeArray) -> None:
         self._spans = start_ns, end_ns
         self._sums = np.zeros((3, len(start_ns)))
+        self.joules, self.low_j, self.high_j = self._sums
+        self.basis: Basis = "measured"
 
-    def add(self, evidence: Evidence, device: Device) -> Basis:
-        """Adds a device's energy in each span; returns its basis."""
+    def add(self, evidence: Evidence, device: Device) -> None:
+        """Add what a device drew in each span."""
         curve, basis = curve_of(evidence, device)
         self._sums += np.stack(curve.over_each(*self._spans))
-        return basis
-
-    def total(self, bases: list[Basis]) -> EachEnergy:
-        """The sums over all devices added so far."""
-        joules, low_j, high_j = self._sums
-        return EachEnergy(joules, low_j, high_j, weakest(*bases))
+        self.basis = weakest(self.basis, basis)
 
 
 def energy_of(evidence: Evidence, start_ns: TimeArray, end_ns: TimeArray) -> EachEnergy:
     """Energy of the run's devices in each of these spans; NaN where readings do not reach it."""
-    sums = _Sums(start_ns, end_ns)
-    return sums.total([sums.add(evidence, device) for device in boundary(evidence)])
+    each = EachEnergy(start_ns, end_ns)
+    for device in boundary(evidence):
+        each.add(evidence, device)
+    return each
 
 
 def steps_energy(evidence: Evidence) -> EachEnergy:
     """The energy of each counted step of the rank with the most rows."""
-    sums = _steps_sums(evidence)
-    return sums.total([_added(evidence, device) for device in boundary(evidence)])
+    each = _each_step(evidence)
+    for device in boundary(evidence):
+        _add_to_steps(evidence, device)
+    return each
 
 
 @cached_for_kinds(BOUNDARY)
-def _added(evidence: Evidence, device: Device) -> Basis:
+def _add_to_steps(evidence: Evidence, device: Device) -> None:
     """Add what a device drew in each step, once."""
-    return _steps_sums(evidence).add(evidence, device)
+    _each_step(evidence).add(evidence, device)
 
 
 @cached_result
-def _steps_sums(evidence: Evidence) -> _Sums:
+def _each_step(evidence: Evidence) -> EachEnergy:
     lane = step_rows(evidence)
-    return _Sums(lane.columns["start_ns"], lane.columns["end_ns"])
+    return EachEnergy(lane.columns["start_ns"], lane.columns["end_ns"])
 
 
 def step_rows(evidence: Evidence) -> Steps:

@@ -435,10 +435,7 @@ def _on_device(phase: str) -> Callable[[Evidence], Reading]:
         )
         return Reading(float(in_use.max()), "B", "measured", note=note)
 
-    def compute(evidence: Evidence) -> Reading:
-        return _highest({d.id: of_one(evidence, d) for d in sampled(evidence, "gpu")})
-
-    return compute
+    return lambda evidence: _highest({d.id: of_one(evidence, d) for d in sampled(evidence, "gpu")})
 
 
 def _in_allocator(phase: str) -> Callable[[Evidence], Reading]:
@@ -450,10 +447,9 @@ def _in_allocator(phase: str) -> Callable[[Evidence], Reading]:
         read = float(allocated.values[during].max())
         risen, most = _marked(evidence, phase, marks.t_ns, marks.values)
         peak = max(read, risen)
+        note = f"the highest of {number_of(int(during.sum()), 'reading')} in {_WORDS[phase]}"
         if risen >= peak:
             note = f"the allocator's own mark, which rose to it in {_WORDS[phase]}"
-        else:
-            note = f"the highest of {number_of(int(during.sum()), 'reading')} in {_WORDS[phase]}"
         if peak >= most:
             return Reading(peak, "B", "measured", note=note)
         note += (
@@ -462,10 +458,7 @@ def _in_allocator(phase: str) -> Callable[[Evidence], Reading]:
         )
         return Reading(peak, "B", "measured", peak, most, note)
 
-    def compute(evidence: Evidence) -> Reading:
-        return _highest({d.id: of_one(evidence, d) for d in allocators(evidence)})
-
-    return compute
+    return lambda evidence: _highest({d.id: of_one(evidence, d) for d in allocators(evidence)})
 
 
 def _marked(

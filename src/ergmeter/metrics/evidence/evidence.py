@@ -19,7 +19,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.evidence.gpu_use import GpuUse, gpu_names, gpu_use
 from ergmeter.metrics.evidence.ranks import aligned
 from ergmeter.metrics.evidence.requests import LOAD_MARK, Offered, offered
-from ergmeter.metrics.evidence.samples import Column, ResultCache, SampleColumns
+from ergmeter.metrics.evidence.samples import Column, ResultCache, SampleColumns, or_none
 from ergmeter.metrics.evidence.steps import Steps, Timed, read_steps
 from ergmeter.metrics.evidence.window import (
     LOOKED_AT_STEPS,
@@ -107,10 +107,9 @@ class Evidence:
     def losses_beside_steps(self) -> Series:
         """Losses on printed lines that are in no step: the first, or of a bar drawn again."""
         losses = [reported for reported in self.run.printed if reported.name == STEP_LOSS]
-        t_ns = np.array([loss.t_ns for loss in losses], dtype=np.int64)
-        values = np.array([loss.value for loss in losses], dtype=float)
-        finite = np.isfinite(values)
-        return Series(t_ns[finite], values[finite])
+        finite = [loss for loss in losses if np.isfinite(loss.value)]
+        t_ns = np.array([loss.t_ns for loss in finite], dtype=np.int64)
+        return Series(t_ns, np.array([loss.value for loss in finite], dtype=float))
 
     @cached_property
     def _meter_steps(self) -> Steps:
@@ -169,8 +168,7 @@ class Evidence:
         start_ns, end_ns = self._work_start_ns, self.work.highest("end_ns")
         if end_ns <= start_ns:
             raise NotMeasurable("the steps have no duration: all began and ended at one instant")
-        outer = Window(start_ns, end_ns)
-        return without_named(outer, self.all_steps)
+        return without_named(Window(start_ns, end_ns), self.all_steps)
 
     @cached_property
     def _work_start_ns(self) -> int:
@@ -337,10 +335,7 @@ class Evidence:
     @cached_property
     def has_work(self) -> bool:
         """Whether there are steps to speak of."""
-        try:
-            return len(self.work) > 0
-        except NotMeasurable:
-            return False
+        return or_none(lambda: self.work) is not None
 
     @property
     def no_work(self) -> str:
@@ -357,10 +352,9 @@ class Evidence:
     @cached_property
     def _why_single_step(self) -> str:
         """Why a training of one step has no window; "" for all other runs."""
-        if not self.has_work or not self.trains or self.is_whole_run:
-            return ""
         try:
-            self._counted  # noqa: B018
+            if self.has_work and self.trains and not self.is_whole_run:
+                self._counted  # noqa: B018
         except NotMeasurable as error:
             return str(error) if isinstance(error, SingleStep) else ""
         return ""

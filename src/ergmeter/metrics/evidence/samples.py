@@ -33,24 +33,8 @@ Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
 
 
-class ResultCache:
-    """Results of functions of one evidence, by function and arguments."""
-
-    def __init__(self) -> None:
-        self._results: dict[Hashable, object] = {}
-
-    def result(self, key: Hashable, compute: Callable[[], Answer]) -> Answer:
-        """The cached result, or NotMeasurable; computed on first use."""
-        if key not in self._results:
-            try:
-                self._results[key] = compute()
-            except NotMeasurable as error:
-                # Not the error itself, which holds on to the readings it came from.
-                self._results[key] = NotMeasurable(str(error))
-        result = self._results[key]
-        if isinstance(result, NotMeasurable):
-            raise NotMeasurable(str(result))
-        return cast("Answer", result)
+class ResultCache(dict[Hashable, object]):
+    """Results of functions of one evidence, or why there is none, by function and arguments."""
 
 
 def cached_result(
@@ -61,7 +45,12 @@ def cached_result(
     @wraps(compute)
     def cached(evidence: Evidence, /, *about: Asked.args, **further: Asked.kwargs) -> Answer:
         key = (compute, *map(_named, about), *further.items())
-        return evidence.results.result(key, lambda: compute(evidence, *about, **further))
+        if key not in evidence.results:  # the reason, as an error keeps its readings in memory
+            evidence.results[key] = or_missing(compute, evidence, *about, **further)
+        result = evidence.results[key]
+        if isinstance(result, Missing):
+            raise NotMeasurable(result.reason)
+        return cast("Answer", result)
 
     return cached
 

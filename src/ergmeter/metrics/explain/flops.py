@@ -26,6 +26,7 @@ from ergmeter.metrics.definitions.compute import (
 from ergmeter.metrics.definitions.peaks import Peak, table_peak
 from ergmeter.metrics.definitions.tokens import padding_frac, positions_per_token
 from ergmeter.metrics.evidence.samples import ACCELERATORS, or_none
+from ergmeter.metrics.explain.time import Fact, percent
 from ergmeter.records import Flops, Missing, Reading
 
 if TYPE_CHECKING:
@@ -50,6 +51,11 @@ class Achieved:
     why_no_padding: str = ""
     padded_frac: float = 0.0  # of the positions that are computed
     is_printed: bool = False  # printed by the program
+
+    @property
+    def fact(self) -> Fact:
+        """MFU as evidence."""
+        return Fact(MFU, percent(self.mfu.value))
 
     @property
     def hardware_frac(self) -> float:

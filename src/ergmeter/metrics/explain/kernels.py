@@ -50,6 +50,7 @@ def exposed_communication(evidence: Evidence, level: float) -> tuple[LossBlock, 
 
 TOP, CLOCK, SM, TENSOR, CEILING, HARDWARE = "top", "clock", "sm", "tensor", "ceiling", "hardware"
 
+_UNCOUNTED = "parts of tiles, masked attention, products computed again that nobody told of"
 # Key, title and reason of the block between two rungs, by the lower and (optional) upper rung.
 _BETWEEN = {
     (SM, ""): (
@@ -67,21 +68,13 @@ _BETWEEN = {
         "kernels that do not multiply",
         "element-wise kernels, copies, the optimizer, empty multiprocessors",
     ),
-    (CEILING, TENSOR): (
-        "uncounted",
-        "products beyond the count",
-        "parts of tiles, masked attention, products computed again that nobody told of",
-    ),
+    (CEILING, TENSOR): ("uncounted", "products beyond the count", _UNCOUNTED),
     (HARDWARE, CEILING): (
         "ceiling",
         "matmul ceiling",
         "what the best products lose too, as `erg calibrate` saw them on this device",
     ),
-    (HARDWARE, TENSOR): (
-        "uncounted",
-        "tensor pipes beyond the count",
-        "parts of tiles, masked attention, products computed again that nobody told of",
-    ),
+    (HARDWARE, TENSOR): ("uncounted", "tensor pipes beyond the count", _UNCOUNTED),
 }
 _ONE_BLOCK = (
     KERNELS,
@@ -142,7 +135,7 @@ def _ladder(
             rungs.append(Rung(key, share * scale, activity.basis, (fact,)))
     if got is None:
         return _falling(rungs)
-    last = Rung(HARDWARE, got.hardware_frac, got.mfu.basis, _counted(got))
+    last = Rung(HARDWARE, got.hardware_frac, got.mfu.basis, (got.fact,))
     most = min(rung.share_frac for rung in rungs if rung.key != TENSOR)
     best = or_none(_ceiling, evidence, activity, got.hardware_frac)
     if best is not None and best.share_frac <= most:
@@ -191,22 +184,23 @@ def _between(upper: Rung, lower: Rung, activity: DeviceActivity) -> LossBlock:
     )
     if upper.key == CLOCK:
         facts = lower.facts
-    if lower.key == TENSOR and activity.dram_frac is not None:
-        facts = (*facts, activity.fact("activity.dram_frac", activity.dram_frac, "bandwidth"))
     if lower.key == TENSOR:
-        facts = (*facts, *_link_facts(activity))
+        facts = (*facts, *_traffic_facts(activity))
     if activity.clock_ratio is None and lower.key == HARDWARE and upper.key != CEILING:
         why += "; and a clock below the peak's, if it was"
     return LossBlock(key, title, lost, basis, facts, why)
 
 
-def _link_facts(activity: DeviceActivity) -> tuple[Fact, ...]:
-    """Link traffic as evidence; it does not show that anything waited for it."""
-    return tuple(
+def _traffic_facts(activity: DeviceActivity) -> list[Fact]:
+    """Memory and link traffic as evidence; it does not show that anything waited for it."""
+    facts = []
+    if activity.dram_frac is not None:
+        facts.append(activity.fact("activity.dram_frac", activity.dram_frac, "bandwidth"))
+    return facts + [
         Fact(f"activity.{column}", f"{scaled(rate, 'B/s')} a device")
         for column, rate in activity.link_bytes_per_s.items()
         if rate > 0
-    )
+    ]
 
 
 def _clock_facts(activity: DeviceActivity) -> tuple[Fact, ...]:
@@ -268,10 +262,6 @@ def _split_exposed(
     return (*others[:first], *exposed, rest, *others[first:])
 
 
-def _counted(got: Achieved) -> tuple[Fact, ...]:
-    return (Fact("utilization.mfu_frac", percent(got.mfu.value)),)
-
-
 _ENDS = {
     TOP: "time with a kernel",
     CLOCK: "time with a kernel, at its clock",
@@ -305,5 +295,5 @@ def _beyond(
         )
     why = got.mfu.note if got.is_printed else got.mfu.note.partition("; ")[0]
     return tuple(blocks), LossBlock(
-        ACHIEVED, "the model's FLOPs (MFU)", got.mfu.value, got.mfu.basis, _counted(got), why
+        ACHIEVED, "the model's FLOPs (MFU)", got.mfu.value, got.mfu.basis, (got.fact,), why
     )

@@ -191,9 +191,6 @@ def _over_time(stretch: _Stretch, column: str) -> float:
 
 def _sum(earlier: Amount, later: Amount) -> Amount:
     """The sum; Missing if one of the two is."""
-    for amount in (earlier, later):
-        if isinstance(amount, Missing):
-            return amount
-    assert isinstance(earlier, float)
-    assert isinstance(later, float)
-    return earlier + later
+    if isinstance(earlier, Missing):
+        return earlier
+    return later if isinstance(later, Missing) else earlier + later
