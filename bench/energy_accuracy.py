@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 import tables
-from ergmeter.metrics.energy_curve import counter_curve, power_curve
+from ergmeter.metrics.device_energy import counter_curve, power_curve
 from ergmeter.probes.replay import recorded_samples, recorded_steps
 from ergmeter.records import FloatArray, TimeArray, Window
 

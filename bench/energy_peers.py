@@ -81,7 +81,7 @@ class Ergmeter:
 
     def later(self, windows: list[tuple[int, int]]) -> list[Told]:
         """From the run, as a report would."""
-        from ergmeter.metrics.energy_curve import counter_curve, power_curve
+        from ergmeter.metrics.device_energy import counter_curve, power_curve
         from ergmeter.records import Window
         from ergmeter.runlog.reader import Run
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from ergmeter.stats.power_analysis import Needed, needed, relative, shows
-from ergmeter.stats.ratio import PAIRED, Contrast
+from ergmeter.stats.ratio import PAIRED, Contrast, Needed, needed, relative, shows
 from ergmeter.units import ratio_text, significant
 
 if TYPE_CHECKING:

@@ -181,14 +181,16 @@ def over_whole_run(
 
     `is_in_bench`: a bench's table and the rules of a gate have them too.
     """
-    by_key = {metric.key: metric for metric in metrics}
     return [
-        replace(_over_whole_run(by_key[key], title, is_in_bench=is_in_bench), views=views or {})
-        for key in keys
+        _over_whole_run(metric, title, views or {}, is_in_bench=is_in_bench)
+        for metric in metrics
+        if metric.key in keys
     ]
 
 
-def _over_whole_run(metric: Metric, title: str, *, is_in_bench: bool) -> Metric:
+def _over_whole_run(
+    metric: Metric, title: str, views: Mapping[str, Position], *, is_in_bench: bool
+) -> Metric:
     family, _, name = metric.key.partition(".")
     return replace(
         metric,
@@ -206,6 +208,7 @@ def _over_whole_run(metric: Metric, title: str, *, is_in_bench: bool) -> Metric:
         column=f"whole_run_{metric.column}" if is_in_bench else "",
         rule=f"whole_run_{metric.rule}" if is_in_bench else "",
         rule_aliases=(),
+        views=views,
     )
 
 

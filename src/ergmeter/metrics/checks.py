@@ -10,13 +10,13 @@ single devices are cached, as readings may be freed from memory.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.definitions.compute import ALL_WORK, run_results
+from ergmeter.metrics.definitions.compute import ALL_WORK, of_run
 from ergmeter.metrics.definitions.throughput import pace
 from ergmeter.metrics.definitions.timing import STRAGGLING_FRAC, pace_of_ranks
 from ergmeter.metrics.definitions.utilization import other_programs
@@ -37,7 +37,7 @@ from ergmeter.metrics.evidence.samples import (
 from ergmeter.metrics.explain.device import clock_hz, peak_clock_hz
 from ergmeter.metrics.explain.time import NAMED, TITLES, percent, time_split
 from ergmeter.metrics.phases import slow_rows
-from ergmeter.records import PHASES, THROTTLE_BRAKE, THROTTLE_HEAT, THROTTLE_POWER_CAP, Missing
+from ergmeter.records import PHASES, THROTTLE_BRAKE, THROTTLE_HEAT, THROTTLE_POWER_CAP
 from ergmeter.runlog.dropped import dropped_steps
 from ergmeter.runlog.reader import CUT_OFF
 from ergmeter.units import HZ_PER_MHZ, NS_PER_S, duration, number_of
@@ -45,7 +45,7 @@ from ergmeter.units import HZ_PER_MHZ, NS_PER_S, duration, number_of
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.evidence.steps import Steps
-    from ergmeter.records import Device, Reading
+    from ergmeter.records import Device
 
 Weight = Literal["serious", "minor"]
 # Serious: a repeat would give other results. Minor: conditions that results depend on, or waste.
@@ -55,10 +55,18 @@ Weight = Literal["serious", "minor"]
 class CheckFinding:
     """Something that makes a run less comparable."""
 
-    check: str
+    check: str  # set by `fitness`
     weight: Weight
     seen: str
     effect: str
+
+
+def _serious(seen: str, effect: str) -> list[CheckFinding]:
+    return [CheckFinding("", "serious", seen, effect)]
+
+
+def _minor(seen: str, effect: str) -> list[CheckFinding]:
+    return [CheckFinding("", "minor", seen, effect)]
 
 
 Check: TypeAlias = "Callable[[Evidence], list[CheckFinding]]"
@@ -89,12 +97,12 @@ def _gaps(evidence: Evidence, device: Device) -> list[CheckFinding]:
     observation = f"{_named(evidence, device)} was not read for {duration(longest_s)}"
     share = longest_s / evidence.span.duration_s
     effect = f"its power is unknown for {percent(share)} of the window, its energy at best a total"
-    return [CheckFinding("gaps", "serious", observation, effect)]
+    return _serious(observation, effect)
 
 
 @cached_for_kinds("gpu")
 def _throttling(evidence: Evidence, device: Device) -> list[CheckFinding]:
-    findings = []
+    findings: list[CheckFinding] = []
     for what, mask, otherwise in (
         ("heat", THROTTLE_HEAT, "the same chip when cooled"),
         ("a hardware slowdown", THROTTLE_BRAKE, "the same chip with enough power and cooling"),
@@ -104,7 +112,7 @@ def _throttling(evidence: Evidence, device: Device) -> list[CheckFinding]:
             often = f"in {100 * share:.0f} % of the readings"
             observation = f"{_named(evidence, device)}: throttled by {what} {often}"
             effect = f"it is slower than {otherwise}{_clocks(evidence, device)}"
-            findings.append(CheckFinding("throttling", "serious", observation, effect))
+            findings += _serious(observation, effect)
     capped = throttled_share(evidence, device, THROTTLE_POWER_CAP)
     if capped > _CAPPED_FRAC:
         limit_w = device.facts.get("power_limit_w")
@@ -112,7 +120,7 @@ def _throttling(evidence: Evidence, device: Device) -> list[CheckFinding]:
         often = f"in {100 * capped:.0f} % of the readings"
         observation = f"{_named(evidence, device)}: at its power {which} {often}"
         effect = f"the limit sets the speed: compare at the same limit{_clocks(evidence, device)}"
-        findings.append(CheckFinding("throttling", "minor", observation, effect))
+        findings += _minor(observation, effect)
     return findings
 
 
@@ -131,11 +139,7 @@ def _clock(evidence: Evidence, device: Device) -> list[CheckFinding]:
         return []
     mhz = f"{low / HZ_PER_MHZ:.0f} and {high / HZ_PER_MHZ:.0f} MHz"
     observation = f"{_named(evidence, device)}: the clock moved between {mhz}"
-    return [
-        CheckFinding(
-            "clock", "minor", observation, f"the speed varies with it, by up to {100 * moved:.0f} %"
-        )
-    ]
+    return _minor(observation, f"the speed varies with it, by up to {100 * moved:.0f} %")
 
 
 @cached_for_kinds("gpu")
@@ -148,7 +152,7 @@ def _temperature(evidence: Evidence, device: Device) -> list[CheckFinding]:
         f"{_named(evidence, device)}: warmed from {first:.0f} to {most:.0f} °C in the window"
     )
     effect = "a warm chip draws more and clocks lower: leave the warming out with --warmup-s"
-    return [CheckFinding("temperature", "minor", observation, effect)]
+    return _minor(observation, effect)
 
 
 @cached_for_kinds("gpu")
@@ -158,7 +162,7 @@ def _load(evidence: Evidence, device: Device) -> list[CheckFinding]:
         return []
     observation = f"{_named(evidence, device)}: busy {100 * busy:.0f} % of the time"
     effect = "the rest of the program sets the speed: the run says little about the device"
-    return [CheckFinding("load", "minor", observation, effect)]
+    return _minor(observation, effect)
 
 
 @cached_for_kinds("gpu")
@@ -171,7 +175,7 @@ def _counter(evidence: Evidence, device: Device) -> list[CheckFinding]:
     than = f"{100 * abs(apart):.0f} % {'more' if apart > 0 else 'less'} than its counter says"
     observation = f"{_named(evidence, device)}: integrated power is {than}"
     effect = "a sensor is off, or power was read too seldom; energy is the counter's"
-    return [CheckFinding("counter", "serious", observation, effect)]
+    return _serious(observation, effect)
 
 
 @cached_for_kinds("gpu", "process")
@@ -185,7 +189,7 @@ def _growth(evidence: Evidence, device: Device) -> list[CheckFinding]:
         return []
     grown = (quarters[3] - quarters[0]) / 1e9
     observation = f"{_named(evidence, device)}: memory only grows, by {grown:.2g} GB in the window"
-    return [CheckFinding("memory", "minor", observation, "a longer run may run out of memory")]
+    return _minor(observation, "a longer run may run out of memory")
 
 
 def _memory(evidence: Evidence) -> list[CheckFinding]:
@@ -201,16 +205,8 @@ def _named(evidence: Evidence, device: Device) -> str:
     return device.name if len(alike) < 2 else f"{device.name} [{device.id}]"
 
 
-def _of_device(evidence: Evidence, device: Device, reason: str) -> str:
-    """A reason with the device's name, unless it has it already."""
-    return reason if device.name in reason else f"{_named(evidence, device)}: {reason}"
-
-
 def _of_gpus(check: Callable[[Evidence, Device], list[CheckFinding]]) -> Check:
-    def checked(evidence: Evidence) -> list[CheckFinding]:
-        return _each(evidence, sampled(evidence, "gpu"), check)
-
-    return checked
+    return lambda evidence: _each(evidence, sampled(evidence, "gpu"), check)
 
 
 def _each(
@@ -225,14 +221,14 @@ def _each(
         try:
             findings += check(evidence, device)
         except NotMeasurable as error:
-            reasons.append(_of_device(evidence, device, str(error)))
+            reason = str(error)
+            is_named = device.name in reason
+            reasons.append(reason if is_named else f"{_named(evidence, device)}: {reason}")
     if reasons and len(reasons) == len(devices):
         raise NotMeasurable(reasons[0])
-    name = check.__name__.strip("_").replace("growth", "memory")
-    unseen = "a problem of this device would not show"
-    return findings + [
-        CheckFinding(name, "minor", f"not checked: {why}", unseen) for why in reasons
-    ]
+    for why in reasons:
+        findings += _minor(f"not checked: {why}", "a problem of this device would not show")
+    return findings
 
 
 # -- checks of the record and of the window
@@ -253,24 +249,23 @@ _LOST = (
 
 
 def _record(evidence: Evidence) -> list[CheckFinding]:
-    findings = []
+    findings: list[CheckFinding] = []
     if evidence.run.status == CUT_OFF:
         effect = "the window ends with the last records that were written"
-        findings.append(CheckFinding("record", "serious", "the run was cut off", effect))
+        findings += _serious("the run was cut off", effect)
     lost = [f"{dropped}" for dropped in dropped_steps(evidence.run)]
     others = [mark for mark in evidence.run.marks if mark.name in _LOST]
     lost += [f"{mark.name.replace('_', ' ')}: {mark.detail}" for mark in others[:1]]
     for loss in lost:
-        observation = f"part of the record is missing: {loss}"
-        findings.append(CheckFinding("record", "serious", observation, _LEFT))
-    merged = [mark for mark in evidence.run.marks if mark.name == "steps_merged"]
-    findings += [CheckFinding("record", "minor", mark.detail, _MERGED) for mark in merged]
-    findings += [
-        CheckFinding("record", "serious", problem, _LEFT) for problem in evidence.run.verified()
-    ]
+        findings += _serious(f"part of the record is missing: {loss}", _LEFT)
+    for mark in evidence.run.marks:
+        if mark.name == "steps_merged":
+            findings += _minor(mark.detail, _MERGED)
+    for problem in evidence.run.verified():
+        findings += _serious(problem, _LEFT)
     if not findings and not evidence.has_work:
         effect = "only the whole run can be compared: its time, energy and memory"
-        findings.append(CheckFinding("record", "minor", evidence.no_work, effect))
+        findings += _minor(evidence.no_work, effect)
     return findings
 
 
@@ -282,7 +277,7 @@ def _ranks(evidence: Evidence) -> list[CheckFinding]:
         if is_declared(evidence)
         else "tokens are of the other ranks only: metrics per device or per joule are absent"
     )
-    return [CheckFinding("ranks", "serious", why, effect)] if why else []
+    return _serious(why, effect) if why else []
 
 
 def _company(evidence: Evidence) -> list[CheckFinding]:
@@ -290,16 +285,12 @@ def _company(evidence: Evidence) -> list[CheckFinding]:
     marks = [mark for mark in evidence.run.marks if mark.detail.partition(" ")[0] in own]
     if not any(mark.name == "device_used" for mark in marks):
         raise NotMeasurable("the processes on the GPU could not be identified")
-    return [
-        CheckFinding(
-            "company",
-            "serious",
-            f"another program computed on a GPU of this run: {mark.detail}",
-            "time, memory and energy are not this run's alone",
-        )
-        for mark in marks
-        if mark.name == "device_shared"
-    ]
+    findings: list[CheckFinding] = []
+    for mark in marks:
+        if mark.name == "device_shared":
+            observation = f"another program computed on a GPU of this run: {mark.detail}"
+            findings += _serious(observation, "time, memory and energy are not this run's alone")
+    return findings
 
 
 def _window(evidence: Evidence) -> list[CheckFinding]:
@@ -314,21 +305,15 @@ def _window(evidence: Evidence) -> list[CheckFinding]:
         steps, what = int(np.max(sum(phases))), "request"
     if lasted_s >= _SHORT_S and steps >= _FEW_STEPS:
         return []
-    made = number_of(steps, what)
-    if steps >= _FEW_STEPS:
+    made, enough = number_of(steps, what), []
+    observation = f"{made} in {duration(lasted_s)}"
+    if lasted_s < _SHORT_S:
         observation = f"the window is {duration(lasted_s)} long, with {made}"
-        enough = f"measure {_SHORT_S:g} s or more"
-    elif lasted_s >= _SHORT_S:
-        observation = f"{made} in {duration(lasted_s)}"
-        enough = f"measure {number_of(_FEW_STEPS, what)} or more"
-    else:
-        observation = f"the window is {duration(lasted_s)} long, with {made}"
-        enough = f"measure {_SHORT_S:g} s and {number_of(_FEW_STEPS, what)} or more"
-    return [
-        CheckFinding(
-            "window", "serious", observation, f"too little to separate speed from chance: {enough}"
-        )
-    ]
+        enough.append(f"{_SHORT_S:g} s")
+    if steps < _FEW_STEPS:
+        enough.append(number_of(_FEW_STEPS, what))
+    effect = f"too little to separate speed from chance: measure {' and '.join(enough)} or more"
+    return _serious(observation, effect)
 
 
 def _warm_up(evidence: Evidence) -> list[CheckFinding]:
@@ -354,7 +339,7 @@ def _warm_up(evidence: Evidence) -> list[CheckFinding]:
     they, them = ("it costs", "it") if slow == 1 else ("they cost", "them")
     option = _without_first(evidence, lane, rows, slow)
     effect = f"{they} {percent(share)} of the time: {option} leaves {them} out"
-    return [CheckFinding("warm_up", "serious", observation, effect)]
+    return _serious(observation, effect)
 
 
 def _without_first(evidence: Evidence, lane: Steps, rows: int, steps: int) -> str:
@@ -379,11 +364,7 @@ def _noise(evidence: Evidence) -> list[CheckFinding]:
     if half <= _NOISY_FRAC:
         return []
     effect = f"differences below {100 * half:.0f} % may be chance: measure longer"
-    return [
-        CheckFinding(
-            "noise", "serious", f"steps per second are known to ± {100 * half:.0f} %", effect
-        )
-    ]
+    return _serious(f"steps per second are known to ± {100 * half:.0f} %", effect)
 
 
 def _stalls(evidence: Evidence) -> list[CheckFinding]:
@@ -405,7 +386,7 @@ def _stalls(evidence: Evidence) -> list[CheckFinding]:
     )
     if others := or_none(other_programs, evidence):
         effect = f"{took}: {others}, which may have stopped the steps: measure on a quiet machine"
-    return [CheckFinding("stalls", "minor", observation, effect)]
+    return _minor(observation, effect)
 
 
 def _pauses(evidence: Evidence) -> list[CheckFinding]:
@@ -413,15 +394,12 @@ def _pauses(evidence: Evidence) -> list[CheckFinding]:
     _only_training(evidence)
     split = time_split(evidence)
     effect = "it is part of the window: compare runs that spend as much on it"
-    findings = []
+    findings: list[CheckFinding] = []
     for part in NAMED:
-        if split.frac(part) <= _WAITS_FRAC:
-            continue
-        times = number_of(split.counts[part], "time")
-        took = f"{percent(split.frac(part))} of the window ({duration(split.parts_s[part])}"
-        findings.append(
-            CheckFinding("pauses", "minor", f"{TITLES[part]} took {took}, {times})", effect)
-        )
+        if split.frac(part) > _WAITS_FRAC:
+            times = number_of(split.counts[part], "time")
+            took = f"{percent(split.frac(part))} of the window ({duration(split.parts_s[part])}"
+            findings += _minor(f"{TITLES[part]} took {took}, {times})", effect)
     return findings
 
 
@@ -435,7 +413,7 @@ def _stragglers(evidence: Evidence) -> list[CheckFinding]:
     effect = (
         f"{percent(worst.by_frac)} of each step: look at its data loading, its host and its GPU"
     )
-    return [CheckFinding("stragglers", "minor", worst.text, effect)]
+    return _minor(worst.text, effect)
 
 
 def _only_training(evidence: Evidence) -> None:
@@ -513,7 +491,9 @@ def tensor_core_ratio(evidence: Evidence) -> TensorCoreRatio:
 
     NotMeasurable where one of the two is absent, or the counters cover too little of the window.
     """
-    counted = _all_work(evidence)
+    counted = of_run(evidence, ALL_WORK)
+    if counted.impossible:
+        raise NotMeasurable(f"the counted FLOPs are impossible: {counted.impossible}")
     devices = sampled(evidence, "gpu")
     if evidence.span.duration_s < SHORT_S:
         raise NotMeasurable(
@@ -529,12 +509,7 @@ def tensor_core_ratio(evidence: Evidence) -> TensorCoreRatio:
             f"tensor cores were active {100 * value:.1f} % of the time, too little to check the"
             " FLOP count: matmuls may run outside them"
         )
-    absent: dict[str, str] = {}
-    ran_hz, _ = clock_hz(evidence, devices, None, absent)
-    peak_hz = peak_clock_hz(evidence, devices, absent)
-    if ran_hz is None or peak_hz is None:
-        raise NotMeasurable(absent.get("clock_hz") or absent["peak_clock_hz"])
-    scale = ran_hz / peak_hz
+    scale = clock_hz(evidence, devices, None)[0] / peak_clock_hz(evidence, devices)
     least = counted.value if counted.low is None else counted.low
     most = counted.value if counted.high is None else counted.high
     if least <= 0:
@@ -549,16 +524,6 @@ def tensor_core_ratio(evidence: Evidence) -> TensorCoreRatio:
         counted.value,
         value * scale,
     )
-
-
-def _all_work(evidence: Evidence) -> Reading:
-    """All counted FLOPs as a share of the peak. NotMeasurable if absent or impossible."""
-    reading = run_results(evidence)[ALL_WORK]
-    if isinstance(reading, Missing):
-        raise NotMeasurable(reading.reason)
-    if reading.impossible:
-        raise NotMeasurable(f"the counted FLOPs are impossible: {reading.impossible}")
-    return reading
 
 
 def _need_coverage(evidence: Evidence, device: Device) -> None:
@@ -621,7 +586,7 @@ def flop_count_contradictions(evidence: Evidence) -> list[str]:
 def check_flop_count(evidence: Evidence) -> list[CheckFinding]:
     """A finding if the counted FLOPs and the tensor cores contradict each other."""
     contradiction = flop_count_contradiction(evidence)
-    return [CheckFinding("flop_count", "serious", *contradiction)] if contradiction else []
+    return _serious(*contradiction) if contradiction else []
 
 
 # -- the verdict
@@ -674,12 +639,8 @@ class Fitness:
         if self.verdict == "not known":
             which = ", ".join(name.replace("_", " ") for name in self.undecided)
             failed = sum(why.startswith(_CHECK_FAILED) for why in self.unchecked.values())
-            parts = (
-                [f"{without - failed} of {total} checks could not be made"]
-                if without > failed
-                else []
-            )
-            parts += [f"{failed} of {total} checks failed"] if failed else []
+            outcomes = {"could not be made": without - failed, "failed": failed}
+            parts = [f"{n} of {total} checks {what}" for what, n in outcomes.items() if n]
             return f"not known: {' and '.join(parts)}, {which} among them"
         word = "fit to be compared" if self.is_fit else "not fit to be compared"
         return f"{word} ({total - without} of {total} checks made)"
@@ -691,7 +652,7 @@ def fitness(evidence: Evidence) -> Fitness:
     unchecked: dict[str, str] = {}
     for name, check in CHECKS.items():
         try:
-            findings += check(evidence)
+            findings += [replace(finding, check=name) for finding in check(evidence)]
         except NotMeasurable as error:
             unchecked[name] = str(error)
         except Exception as error:  # noqa: BLE001  a card is shown, whatever is wrong with a check

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ergmeter.metrics.energy_curve import merged
 from ergmeter.metrics.evidence.samples import cached_result
-from ergmeter.records import PHASES, FloatArray, TimeArray
+from ergmeter.records import FloatArray, TimeArray
 from ergmeter.units import NS_PER_S, number_of
 
 if TYPE_CHECKING:
@@ -63,8 +62,7 @@ def before(evidence: Evidence, phase: str) -> tuple[str, ...]:
 @cached_result
 def spans_of(evidence: Evidence, phase: str) -> Spans:
     """The spans of a phase as they were recorded."""
-    lane = evidence.all_steps.longest
-    own = lane.where(lane["phase"] == PHASES.index(phase)) if len(lane) else lane
+    own = evidence.all_steps.longest.of_phase(phase)
     return own.columns["start_ns"], own.columns["end_ns"]
 
 
@@ -72,6 +70,17 @@ def spans_of(evidence: Evidence, phase: str) -> Spans:
 def union_of(evidence: Evidence, *phases: str) -> Spans:
     """The time that belongs to any of these phases, as spans that do not touch."""
     return joined([spans_of(evidence, phase) for phase in phases])
+
+
+def merged(starts: TimeArray, ends: TimeArray) -> tuple[TimeArray, TimeArray]:
+    """Spans merged where they overlap or touch, in order."""
+    if not len(starts):
+        return starts, ends
+    order = np.argsort(starts, kind="stable")
+    starts, reached = starts[order], np.maximum.accumulate(ends[order])
+    begins = np.append(True, starts[1:] > reached[:-1])
+    last = np.append(np.flatnonzero(begins)[1:] - 1, len(starts) - 1)
+    return starts[begins], reached[last]
 
 
 def joined(spans: list[Spans]) -> Spans:

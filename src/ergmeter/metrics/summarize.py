@@ -16,7 +16,7 @@ from ergmeter.metrics.definitions.training import divergence
 from ergmeter.metrics.device_energy import boundary
 from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.gpu_use import gpu_names
-from ergmeter.metrics.evidence.ranks import clock_notes, disagreement
+from ergmeter.metrics.evidence.ranks import clock_notes, disagreement, ranks_by_writer
 from ergmeter.metrics.evidence.samples import device_questions, or_none, visit
 from ergmeter.metrics.live.alert_rules import noted_alerts
 from ergmeter.records import Device, Flops, Missing, Reading, Result, Summary
@@ -116,14 +116,9 @@ def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
 
 def _ranks_of_writers(evidence: Evidence) -> dict[str, int]:
     """The rank of each writer that recorded steps, by name."""
-    rows = evidence.all_steps
-    ranks = {}
-    for lane in rows.lanes if len(rows) else ():
-        writers, first = np.unique(lane["writer"], return_index=True)
-        for writer, row in zip(writers.tolist(), first.tolist(), strict=True):
-            name = evidence.run.writers[int(writer)].directory.name
-            ranks[name] = int(np.nan_to_num(lane["rank"][row]))
-    return ranks
+    writers = evidence.run.writers
+    ranks = ranks_by_writer(evidence)
+    return {writers[number].directory.name: rank for number, rank in ranks.items()}
 
 
 def _of_lines(evidence: Evidence) -> set[tuple[str, str]]:
@@ -265,7 +260,7 @@ def _ranks(evidence: Evidence) -> list[str]:
             f"{firsts} processes at the same time are rank 0: unrelated trainings in one run, or"
             " ranks without a number; their tokens are added up"
         )
-    made = [int(np.nan_to_num(lane["steps"], nan=1.0).sum()) for lane in rows.lanes]
+    made = [int(lane.step_counts.sum()) for lane in rows.lanes]
     if max(made) > min(made) + 1 and not dropped_steps(evidence.run):
         remarks.append(
             f"ranks made {min(made)} to {max(made)} steps: one began late or ended early"

@@ -19,7 +19,6 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.device_energy import boundary, curve_of
-from ergmeter.metrics.energy_curve import merged
 from ergmeter.metrics.evidence.samples import cached_result, or_none
 from ergmeter.metrics.phases import (
     PHASE_TITLES,
@@ -30,12 +29,13 @@ from ergmeter.metrics.phases import (
     beyond_median,
     covered_until_s,
     joined,
+    merged,
     precedence,
     spans_of,
     why_no_stalls,
 )
 from ergmeter.metrics.timeline import seconds
-from ergmeter.records import PHASES, Basis, Device, FloatArray, TimeArray, weakest
+from ergmeter.records import Basis, Device, FloatArray, TimeArray, weakest
 from ergmeter.units import NS_PER_S, number_of
 
 if TYPE_CHECKING:
@@ -87,16 +87,16 @@ class _Owned:
     edges_ns: TimeArray  # one more than pieces
     owners: TimeArray  # of each piece, an index in PARTS
 
-    def ns_of(self, part: int) -> int:
-        return int(np.diff(self.edges_ns)[self.owners == part].sum())
-
 
 @cached_result
 def time_breakdown(evidence: Evidence) -> TimeBreakdown:
     """The parts of a run. NotMeasurable if it has no spans."""
     owned = _owned(evidence)
-    names = list(PARTS)
-    found_s = {name: owned.ns_of(names.index(name)) / NS_PER_S for name in names}
+    pieces_ns = np.diff(owned.edges_ns)
+    parts_s = {
+        name: int(pieces_ns[owned.owners == part].sum()) / NS_PER_S
+        for part, name in enumerate(PARTS)
+    }
     joules, basis, why, unread_s = _joules(evidence, owned)
     whole_s = evidence.watched.duration_s
     whole_j = None if joules is None else sum(joules.values())
@@ -104,13 +104,13 @@ def time_breakdown(evidence: Evidence) -> TimeBreakdown:
         TimePart(
             name,
             title,
-            found_s[name],
-            found_s[name] / whole_s,
+            parts_s[name],
+            parts_s[name] / whole_s,
             None if joules is None else joules[name],
             joules[name] / whole_j if joules and whole_j else None,
         )
         for name, title in PARTS.items()
-        if found_s[name] > 0
+        if parts_s[name] > 0
     )
     return TimeBreakdown(parts, whole_s, whole_j, why, basis, unread_s, _note(evidence))
 
@@ -171,7 +171,7 @@ class _Slow:
 @cached_result
 def _slow(evidence: Evidence) -> _Slow:
     lane = evidence.all_steps.longest
-    train = lane.where(lane["phase"] == PHASES.index("train"))
+    train = lane.of_phase("train")
     starts, ends = train.columns["start_ns"], train.columns["end_ns"]
     early = np.zeros(len(train), dtype=bool)
     if evidence.settings.steps_range is None:  # steps that a user leaves out are no warm-up
@@ -298,43 +298,33 @@ def step_time_distribution(evidence: Evidence) -> StepTimeDistribution:
     if len(lane) < 3:
         raise NotMeasurable(f"{number_of(len(lane), 'counted step')}: too few for a distribution")
     times_s = evidence.periods_s(lane)
-    times_s = times_s / np.maximum(np.nan_to_num(lane["steps"], nan=1.0), 1.0)
+    times_s = times_s / np.maximum(lane.step_counts, 1.0)
     median_s = float(np.median(times_s))
     reach_s = _REACH * median_s
     inside = times_s[times_s <= reach_s]
-    counts, edges_s = np.histogram(inside, bins=_bars(len(inside)), range=_range(inside))
+    bars = min(BARS, 2 * math.isqrt(max(1, len(inside))))
+    low_s, high_s = float(inside.min()), float(inside.max())
+    if low_s == high_s:  # a bar needs some width even if all steps take the same time
+        low_s, high_s = low_s * 0.99, low_s * 1.01 or 1e-9
+    counts, edges_s = np.histogram(inside, bins=bars, range=(low_s, high_s))
     slow = np.flatnonzero(times_s > STALL * median_s)
     slow = slow[np.argsort(-times_s[slow], kind="stable")]
+    outliers = tuple(
+        Outlier(
+            None if np.isnan(lane["index"][row]) else int(lane["index"][row]),
+            seconds(evidence, int(lane["start_ns"][row])),
+            float(times_s[row]),
+            float(times_s[row]) / median_s,
+        )
+        for row in slow[:_MAX_OUTLIERS].tolist()
+    )
     return StepTimeDistribution(
         edges_s,
         counts,
         median_s,
         float(np.percentile(times_s, 95)),
         len(times_s) - len(inside),
-        tuple(_outlier(evidence, int(row), times_s, median_s) for row in slow[:_MAX_OUTLIERS]),
+        outliers,
         len(slow),
         evidence.window_note,
-    )
-
-
-def _bars(steps: int) -> int:
-    """The number of bars: twice the square root of the number of steps."""
-    return min(BARS, 2 * math.isqrt(max(1, steps)))
-
-
-def _range(times_s: FloatArray) -> tuple[float, float]:
-    low, high = float(times_s.min()), float(times_s.max())
-    # A bar needs some width even if all steps take the same time.
-    return (low, high) if high > low else (low * 0.99, low * 1.01 or 1e-9)
-
-
-def _outlier(evidence: Evidence, row: int, times_s: FloatArray, median_s: float) -> Outlier:
-    lane = evidence.counted.longest
-    index = float(lane["index"][row])
-    took_s = float(times_s[row])
-    return Outlier(
-        None if np.isnan(index) else int(index),
-        seconds(evidence, int(lane["start_ns"][row])),
-        took_s,
-        took_s / median_s,
     )

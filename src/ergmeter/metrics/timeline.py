@@ -15,10 +15,9 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.device_energy import curve_of
-from ergmeter.metrics.energy_curve import merged
 from ergmeter.metrics.evidence.steps import read_steps
-from ergmeter.metrics.phases import Spans, spans_of
-from ergmeter.records import PHASES, Device, FloatArray, TimeArray, Window
+from ergmeter.metrics.phases import Spans, merged, spans_of
+from ergmeter.records import PHASES, Device, FloatArray, TimeArray
 from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S
 
@@ -180,12 +179,7 @@ def energy_line(evidence: Evidence, device: Device, *, points: int = POINTS) -> 
 
 def zero_ns(evidence: Evidence) -> int:
     """The zero of the time axis: the start of the run."""
-    return watched(evidence).start_ns
-
-
-def watched(evidence: Evidence) -> Window:
-    """The window of the time axis: the whole run with its samples."""
-    return evidence.watched
+    return evidence.watched.start_ns
 
 
 def seconds(evidence: Evidence, t_ns: int) -> float:
@@ -193,12 +187,12 @@ def seconds(evidence: Evidence, t_ns: int) -> float:
     return (t_ns - zero_ns(evidence)) / NS_PER_S
 
 
-def phase_spans(evidence: Evidence, *, points: int = POINTS) -> list[PhaseSpans]:
+def phase_spans(evidence: Evidence) -> list[PhaseSpans]:
     """The spans of each phase, of the rank with the most; empty if there are none."""
     if not len(evidence.all_steps):
         return []
-    life = watched(evidence)
-    width_ns = (life.end_ns - life.start_ns) // points
+    life = evidence.watched
+    width_ns = (life.end_ns - life.start_ns) // POINTS
     return [
         _shown_spans(phase, spans_of(evidence, phase), life.start_ns, width_ns)
         for phase in PHASES
@@ -209,20 +203,13 @@ def phase_spans(evidence: Evidence, *, points: int = POINTS) -> list[PhaseSpans]
 def _shown_spans(phase: str, spans: Spans, start_ns: int, width_ns: int) -> PhaseSpans:
     starts, ends = spans
     # A small number of spans is not merged, even where they touch.
-    if len(starts) <= POINTS // 4:
-        begin, end = starts, ends
-    else:
+    begin, end = starts, ends
+    if len(starts) > POINTS // 4:
         begin, end = merged(starts, ends + width_ns)
         end = end - width_ns
-    counts = np.searchsorted(np.sort(starts), end, side="left") - np.searchsorted(
-        np.sort(starts), begin, side="left"
-    )
-    return PhaseSpans(
-        phase,
-        (begin - start_ns) / NS_PER_S,
-        (end - start_ns) / NS_PER_S,
-        np.maximum(counts, 1),
-    )
+    counts = np.maximum(np.diff(np.searchsorted(np.sort(starts), (begin, end)), axis=0)[0], 1)
+    begin_s, end_s = ((edge - start_ns) / NS_PER_S for edge in (begin, end))
+    return PhaseSpans(phase, begin_s, end_s, counts)
 
 
 def step_line(evidence: Evidence, *, points: int = POINTS) -> BoundedSeries:
@@ -242,7 +229,7 @@ def step_series(evidence: Evidence) -> Series:
     lane = evidence.work.longest
     if not evidence.trains:
         raise NotMeasurable("an inference run has requests and no steps: see its latencies")
-    steps = np.maximum(np.nan_to_num(lane["steps"], nan=1.0), 1.0)
+    steps = np.maximum(lane.step_counts, 1.0)
     return Series(lane["end_ns"].astype(np.int64), evidence.all_periods_s(lane) / steps)
 
 

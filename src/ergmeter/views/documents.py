@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.catalog import find
+from ergmeter.metrics.definitions.energy_breakdown import export_tables
 from ergmeter.metrics.evidence.gpu_use import gpu_use
-from ergmeter.metrics.export_tables import export_tables
 from ergmeter.metrics.summarize import evidence_of, settings_of
 from ergmeter.records import Missing, Reading, Result, Summary
 from ergmeter.runlog.format import training_of

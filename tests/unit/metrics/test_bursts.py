@@ -19,8 +19,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from ergmeter.metrics.device_energy import span_shape
-from ergmeter.metrics.energy_curve import counter_curve, power_curve
+from ergmeter.metrics.device_energy import counter_curve, power_curve, span_shape
 from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.records import PHASES, Sample, Step
 from ergmeter.runlog.segments import Series

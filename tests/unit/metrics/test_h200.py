@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.energy_curve import EnergyCurve, counter_curve
+from ergmeter.metrics.device_energy import EnergyCurve, counter_curve
 from ergmeter.metrics.summarize import summarize
 from ergmeter.probes.replay import recorded_device, recorded_samples, recorded_steps
 from ergmeter.records import Reading, Sample, Step, Window

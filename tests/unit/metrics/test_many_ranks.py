@@ -68,7 +68,7 @@ def test_figures_are_the_same_with_hardly_anything_kept_in_memory(
 
     def watched(self: samples.SampleColumns, *, but: int) -> None:
         let_go(self, but=but)
-        held.append(self._held)
+        held.append(self._readings)
 
     monkeypatch.setattr(samples, "MAX_READINGS", 5_000)
     monkeypatch.setattr(samples.SampleColumns, "_let_go", watched)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.energy_curve import counter_curve, power_curve
+from ergmeter.metrics.device_energy import counter_curve, power_curve
 from ergmeter.records import FloatArray, TimeArray, Window
 from ergmeter.units import NS_PER_S
 

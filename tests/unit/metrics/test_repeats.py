@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from ergmeter.errors import UsageError
-from ergmeter.stats.power_analysis import needed, power, relative, shows
-from ergmeter.stats.ratio import contrast
+from ergmeter.stats.ratio import contrast, needed, power, relative, shows
 
 
 @pytest.mark.parametrize("is_paired", [False, True])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.metrics.roofline import roofline
+from ergmeter.metrics.explain.flops import roofline
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Reading
 from ergmeter.runlog.reader import Run

@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from ergmeter.metrics.definitions.energy_breakdown import steps_energy
-from ergmeter.metrics.energy_curve import counter_curve, power_curve
+from ergmeter.metrics.device_energy import counter_curve, power_curve
 from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Device, Sample, Step, Window

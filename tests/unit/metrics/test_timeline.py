@@ -154,7 +154,7 @@ def test_steps_closer_than_a_point_are_one_span_that_says_how_many_they_are(tmp_
         header={"clock": {"monotonic_ns": zero_ns, "wall_ns": time.time_ns()}},
         closed=False,
     )
-    train, evaluation = phase_spans(evidence_of(run), points=1000)
+    train, evaluation = phase_spans(evidence_of(run))
     assert (train.phase, evaluation.phase) == ("train", "eval")
     assert train.counts.sum() == 4000
     assert len(train.counts) == 1  # they are 1 ms apart, and a point is 45 ms

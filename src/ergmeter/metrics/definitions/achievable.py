@@ -111,7 +111,13 @@ def _mean(evidence: Evidence, table: str, name: str) -> Reading:
         f"of {scaled(value, rates[0].unit)} held in {what} for {significant(rates[0].window_s, 2)}"
         f" s{each} ({'; '.join(dict.fromkeys(calibration.text for _, calibration in calibrated))})"
     )
-    caveats = [*differences(calibrated), *_caveats(calibrated, rates)]
+    caveats = differences(calibrated)
+    caveats += [f"when calibrated, {remark}" for _, c in calibrated for remark in c.remarks]
+    caveats += [
+        f"the rate moved by {100 * rate.drift_frac:+.1f} % within its window"
+        for rate in rates
+        if not rate.is_steady
+    ]
     return Reading(
         value, rates[0].unit, "measured", low, high, "; ".join([*dict.fromkeys(caveats), note])
     )
@@ -151,22 +157,6 @@ def differences(calibrated: list[tuple[Device, Calibration]]) -> list[str]:
             then, now = calibration.conditions.get(fact), device.facts.get(fact)
             if then is not None and now is not None and then != now:
                 notes.append(f"calibrated at {word} {then}{unit}, and this ran at {now}{unit}")
-    return notes
-
-
-def _caveats(
-    calibrated: list[tuple[Device, Calibration]], rates: list[CalibratedRate]
-) -> list[str]:
-    notes = [
-        f"when calibrated, {remark}"
-        for _, calibration in calibrated
-        for remark in calibration.remarks
-    ]
-    notes += [
-        f"the rate moved by {100 * rate.drift_frac:+.1f} % within its window"
-        for rate in rates
-        if not rate.is_steady
-    ]
     return notes
 
 

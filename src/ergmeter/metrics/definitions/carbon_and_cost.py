@@ -15,7 +15,7 @@ are. Rent runs on outside it: `cost.gpu_whole_run` covers all the time that was 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ from ergmeter.metrics.evidence.ranks import need_all, need_devices
 from ergmeter.metrics.evidence.samples import ACCELERATORS
 from ergmeter.records import Reading, Window, mapped
 from ergmeter.runlog.settings import NOT_STATED
-from ergmeter.units import J_PER_KWH, duration, scaled, significant
+from ergmeter.units import J_PER_KWH, duration, number_of, scaled, significant
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
@@ -40,21 +40,11 @@ if TYPE_CHECKING:
 _S_PER_H = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceHours:
-    """Device-hours, and in words how many devices for how long."""
-
-    hours: float
-    text: str
-
-
-def device_hours(evidence: Evidence, window: Window | TrainingWindow) -> DeviceHours:
-    """The devices of a run times the length of a window."""
+def device_hours(evidence: Evidence, window: Window | TrainingWindow) -> tuple[float, str]:
+    """The devices of a run times the length of a window in hours; and both in words."""
     devices, how = _devices(evidence)
-    count = f"{devices} devices ({how})" if devices > 1 else f"1 device ({how})"
-    return DeviceHours(
-        devices * window.duration_s / _S_PER_H, f"{count} x {duration(window.duration_s)}"
-    )
+    count = f"{number_of(devices, 'device')} ({how})"
+    return devices * window.duration_s / _S_PER_H, f"{count} x {duration(window.duration_s)}"
 
 
 def _devices(evidence: Evidence) -> tuple[int, str]:
@@ -164,13 +154,13 @@ def embodied_g(evidence: Evidence) -> Reading:
             "no lifetime of a device was given, over which its embodied carbon is spread:"
             " --lifetime-h (35040 is four years non-stop)"
         )
-    occupied = device_hours(evidence, evidence.span)
+    hours, text = device_hours(evidence, evidence.span)
     note = (
-        f"{occupied.text} of {settings.lifetime_h:g} h x {settings.embodied_kg:g} kg"
+        f"{text} of {settings.lifetime_h:g} h x {settings.embodied_kg:g} kg"
         f" ({settings.embodied_source or NOT_STATED}); hosts and building are not in it;"
         f" {evidence.window_note}"
     )
-    value = occupied.hours / settings.lifetime_h * settings.embodied_kg * _G_PER_KG
+    value = hours / settings.lifetime_h * settings.embodied_kg * _G_PER_KG
     return Reading(value, "g", "assumed", note=note)
 
 
@@ -233,19 +223,18 @@ METRICS = [
 # Cost.
 
 UNIT = "price units"  # where no currency was given
+_WATCHED = "start, warm-up, evaluation and checkpoints included; time before and after it is not"
 
 
-def gpu(evidence: Evidence) -> Reading:
-    """The devices' rent for the window."""
-    _gpu_price(evidence)
-    return _rent(evidence, evidence.span, evidence.window_note)
-
-
-def gpu_whole_run(evidence: Evidence) -> Reading:
-    """The devices' rent for all the time that was watched."""
-    _gpu_price(evidence)
-    why = "start, warm-up, evaluation and checkpoints included; time before and after it is not"
-    return _rent(evidence, evidence.watched, why)
+def gpu(evidence: Evidence, *, is_whole_run: bool = False) -> Reading:
+    """The devices' rent for the window, or for all the time that was watched."""
+    price = evidence.settings.price_per_gpu_hour
+    if price is None:
+        raise NotMeasurable("no price of a device was given: --price-per-gpu-hour with --currency")
+    hours, text = device_hours(evidence, evidence.watched if is_whole_run else evidence.span)
+    which = _WATCHED if is_whole_run else evidence.window_note
+    note = f"{text} x {price:g} an hour each; {which}"
+    return Reading(hours * price, _unit(evidence), "assumed", note=note)
 
 
 def energy(evidence: Evidence) -> Reading:
@@ -257,20 +246,6 @@ def energy(evidence: Evidence) -> Reading:
     pue, building = building_of(evidence)
     note = f"{scaled(used.value, 'J')} x {price:g} a kWh{building}; interval is the energy's alone"
     return scaled_by(used, price * pue / J_PER_KWH, _unit(evidence), note)
-
-
-def _gpu_price(evidence: Evidence) -> float:
-    price = evidence.settings.price_per_gpu_hour
-    if price is None:
-        raise NotMeasurable("no price of a device was given: --price-per-gpu-hour with --currency")
-    return price
-
-
-def _rent(evidence: Evidence, window: Window | TrainingWindow, which: str) -> Reading:
-    price = _gpu_price(evidence)
-    occupied = device_hours(evidence, window)
-    note = f"{occupied.text} x {price:g} an hour each; {which}"
-    return Reading(occupied.hours * price, _unit(evidence), "assumed", note=note)
 
 
 def _unit(evidence: Evidence) -> str:
@@ -304,7 +279,7 @@ COST_METRICS = [
         "cost of the devices, whole run",
         formula="devices x time from the first hand-over to the last x price per GPU-hour",
         needs=_RENT,
-        compute=gpu_whole_run,
+        compute=partial(gpu, is_whole_run=True),
         quantity="whole-run speed",
         views=positions("card 690 in energy; report 160"),
     ),

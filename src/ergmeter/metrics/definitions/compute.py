@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric, over_whole_run, positions
@@ -20,7 +20,7 @@ from ergmeter.metrics.definitions.peaks import NARROW, NoPeak, Peak, declared_pe
 from ergmeter.metrics.definitions.throughput import samples_per_s, steps_per_s, tokens_per_s
 from ergmeter.metrics.definitions.tokens import positions_per_token
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
-from ergmeter.metrics.evidence.samples import cached_result
+from ergmeter.metrics.evidence.samples import cached_result, or_missing
 from ergmeter.records import Basis, Device, Flops, Missing, Reading, Result, mapped, weakest
 from ergmeter.units import number_of, scaled, significant
 
@@ -244,11 +244,10 @@ def _hardware_ratio(chosen: Flops, rate: TokenRate) -> float:
 def _all_work(chosen: Flops, rate: TokenRate, each: float, share: _Share, peak: Peak) -> Result:
     """Every part of what is computed, over the peak; at least that where a part is not known."""
     missing = list(chosen.not_counted)
-    try:
-        ratio = _hardware_ratio(chosen, rate)
-    except NotMeasurable as error:
+    ratio = or_missing(_hardware_ratio, chosen, rate)
+    if isinstance(ratio, Missing):
+        missing.append(ratio.reason)
         ratio = 1.0
-        missing.append(str(error))
     parts = {"model": 1.0, "recomputation and padding": ratio - 1}
     if chosen.other_work is None:
         missing.append("other models and generation, which were not looked for")
@@ -265,10 +264,9 @@ def _all_work(chosen: Flops, rate: TokenRate, each: float, share: _Share, peak: 
 
 
 def _hfu(chosen: Flops, rate: TokenRate, each: float, share: _Share, peak: Peak) -> Result:
-    try:
-        ratio = _hardware_ratio(chosen, rate)
-    except NotMeasurable as error:
-        return Missing(str(error))
+    ratio = or_missing(_hardware_ratio, chosen, rate)
+    if isinstance(ratio, Missing):
+        return ratio
     is_assumed = bool(_assumed(chosen, _NO_RECOMPUTATION))
     source = "by what the options or the model itself say"
     if is_assumed:
@@ -299,10 +297,8 @@ def _against_bf16(
 ) -> Result:
     if dtype not in NARROW:
         return _one_peak(dtype)
-    try:
-        _BY_KEY[MFU].usable(mfu) if mfu is not None else None
-    except NotMeasurable as error:
-        return Missing(str(error))
+    if mfu is not None and mfu.impossible:
+        return or_missing(_BY_KEY[MFU].usable, mfu)
     if peak.bf16_flops_per_s is None:
         return Missing(
             f"the bf16 peak of {peak.device} is unknown; {MFU} is against its {dtype} peak"
@@ -423,35 +419,23 @@ def _run_peak(evidence: Evidence) -> tuple[int, Peak | Missing]:
             settings.peak_source,
             device=settings.device or (names.pop() if len(names) == 1 else None),
         )
-    try:
-        if settings.device is not None:
-            return devices, _named_peak(settings.device, settings.dtype)
-        if gpus:
-            return devices, _gpu_peak(gpus, settings.dtype)
-        return devices, _cpu_peak(nodes, settings.dtype)
-    except NotMeasurable as error:
-        return devices, Missing(str(error))
+    return devices, or_missing(_device_peak, evidence, gpus, nodes)
 
 
-def _gpu_peak(gpus: Sequence[Device], dtype: str | None) -> Peak | NoPeak:
-    names = sorted({gpu.name for gpu in gpus})
+def _device_peak(evidence: Evidence, gpus: list[Device], nodes: list[Device]) -> Peak | NoPeak:
+    """The peak of the device that the user named, whichever was sampled; else of those sampled."""
+    device, dtype = evidence.settings.device, evidence.settings.dtype
+    if device is None and not gpus:
+        return _cpu_peak(nodes, dtype)
+    names = [device] if device else sorted({gpu.name for gpu in gpus})
     if len(names) > 1:
         raise NotMeasurable(f"different GPUs ({', '.join(names)}) have no common peak: pass --peak")
-    return _typed_peak(names[0], dtype)
-
-
-def _named_peak(device: str, dtype: str | None) -> Peak | NoPeak:
-    """The peak of the device that the user named, whichever was sampled."""
-    peak = _typed_peak(device, dtype)
-    if isinstance(peak, NoPeak):
-        return peak
-    return replace(peak, source=f"{peak.device}, as named: {peak.source}")
-
-
-def _typed_peak(device: str, dtype: str | None) -> Peak | NoPeak:
     if dtype is None:
         raise NotMeasurable(NO_DTYPE)
-    return device_peak(device, dtype)
+    peak = device_peak(names[0], dtype)
+    if device is None or isinstance(peak, NoPeak):
+        return peak
+    return replace(peak, source=f"{peak.device}, as named: {peak.source}")
 
 
 def _cpu_peak(nodes: Sequence[Device], dtype: str | None) -> Peak:
@@ -487,15 +471,18 @@ def need_possible(evidence: Evidence, *keys: str) -> None:
             _BY_KEY[key].usable(result)
 
 
-def _of_run(key: str) -> Callable[[Evidence], Reading]:
-    return partial(of_run, key=key)
-
-
 _NEEDS = ("the FLOPs of a step", "tokens")
+
+
+def _result(key: str, title: str, unit: str, **declared: Any) -> Metric:  # noqa: ANN401
+    """A metric that `run_results` computes."""
+    fields = {"direction": "higher", "needs": _NEEDS, **declared}
+    return Metric(key, title, unit, compute=partial(of_run, key=key), **fields)
+
+
 _of_peak = partial(
-    Metric,
+    _result,
     unit="frac",
-    direction="higher",
     needs=(*_NEEDS, "a peak"),
     upper_bound=1.0,
     above_bound=_ABOVE_PEAK,
@@ -506,7 +493,6 @@ METRICS = [
         MFU,
         "MFU",
         formula="FLOPs of a token x tokens/s / (devices x dense peak of the type computed in)",
-        compute=_of_run(MFU),
         aliases=(Alias("mfu", "profiler MFU monitors", "model FLOPs utilisation", "frac"),),
         noun="MFU",
         quantity="speed",
@@ -524,7 +510,6 @@ METRICS = [
         HFU,
         "HFU",
         formula="as MFU, with the FLOPs that are computed a second time or on padding",
-        compute=_of_run(HFU),
         quantity="speed",
         views=positions(
             "card 540 in compute; model card 100; ladder 50; analyze 20;"
@@ -536,16 +521,12 @@ METRICS = [
         "all work, of the peak",
         formula="as HFU, with the FLOPs of other models and of generation; a lower bound where one"
         " is not counted",
-        compute=_of_run(ALL_WORK),
     ),
-    Metric(
+    _of_peak(
         MFU_BF16,
         "MFU against the bf16 peak",
-        "frac",
-        "higher",
-        "as MFU, of products in fp8, fp4 or int8 against the bf16 peak",
-        (*_NEEDS, "a peak"),
-        _of_run(MFU_BF16),
+        formula="as MFU, of products in fp8, fp4 or int8 against the bf16 peak",
+        upper_bound=None,
         quantity="speed",
         views=positions("card 530 in compute"),
     ),
@@ -554,30 +535,25 @@ METRICS = [
         "memory bandwidth used",
         formula="bytes that a token has to move x tokens/s / (devices x memory bandwidth)",
         needs=("the bytes of a decoding step", "tokens", "a bandwidth"),
-        compute=_of_run(BANDWIDTH),
         views=positions("card 550 in compute"),
         aliases=(Alias("mbu", "inference benchmarks", "model bandwidth utilisation", "frac"),),
         above_bound=_ABOVE_BANDWIDTH,
     ),
-    Metric(
+    _result(
         FLOPS_PER_S,
         "model FLOP/s per device",
         "FLOP/s",
-        "higher",
-        "FLOPs of a token x tokens/s / devices",
-        _NEEDS,
-        _of_run(FLOPS_PER_S),
+        formula="FLOPs of a token x tokens/s / devices",
         quantity="speed",
         views=positions("card 560 in compute"),
     ),
-    Metric(
+    _result(
         FLOPS_PER_TOKEN,
         "model FLOPs per token",
         "FLOP/token",
-        "neither",
-        "model FLOPs of a step / its tokens, under the convention of the note",
-        ("the FLOPs of a step",),
-        _of_run(FLOPS_PER_TOKEN),
+        direction="neither",
+        formula="model FLOPs of a step / its tokens, under the convention of the note",
+        needs=("the FLOPs of a step",),
     ),
     Metric(
         FLOPS_PER_STEP,

@@ -56,18 +56,15 @@ def total(evidence: Evidence, devices: list[Device]) -> Reading:
         raise NotMeasurable("; ".join(reasons) + partial)
     ways = sorted({part.way for part in measured})
     remarks = sorted({part.remark for part in measured if part.remark and part.way != COUNTER})
+    edges = "both ends" + (" and at each cut" if len(evidence.span.starts_ns) > 1 else "")
     note = (
         f"{_names(devices)}, {_scope(devices)}; {' and '.join(ways)}"
         + (f" ({'; '.join(remarks)})" if remarks else "")
-        + f"; interval from the readings at {_edges(evidence)}; {evidence.window_note}"
+        + f"; interval from the readings at {edges}; {evidence.window_note}"
     )
     basis = weakest(*(BASIS.get(part.way, "derived") for part in measured))
     low_j, high_j = (sum(getattr(d.energy, edge) for d in measured) for edge in ("low_j", "high_j"))
     return Reading(joules, "J", basis, low_j, high_j, note)
-
-
-def _edges(evidence: Evidence) -> str:
-    return "both ends" if len(evidence.span.starts_ns) == 1 else "both ends and at each cut"
 
 
 def _scope(devices: list[Device]) -> str:
@@ -112,9 +109,13 @@ def device_j(evidence: Evidence, device: Device) -> Reading:
     return total(evidence, [device])
 
 
-def _scaled(reading: Reading, factor: float, unit: str, note: str = "") -> Reading:
+def _scaled(
+    reading: Reading, factor: float, unit: str, note: str = "", basis: Basis = "measured"
+) -> Reading:
+    """A reading times a factor that is known on a basis."""
     together = "; ".join(part for part in (note, reading.note) if part)
-    return mapped(reading, lambda edge: edge * factor, unit=unit, note=together)
+    basis = weakest(reading.basis, basis)
+    return mapped(reading, lambda edge: edge * factor, unit=unit, basis=basis, note=together)
 
 
 def mean_w(evidence: Evidence) -> Reading:
@@ -190,10 +191,8 @@ def joules_per_token(evidence: Evidence) -> Reading:
     need_all(evidence)
     need_devices(evidence)
     amounts, label, basis = tokens(evidence)
-    reading = _scaled(
-        run_j(evidence), 1 / float(amounts.sum()), "J/token", label_of(evidence, label)
-    )
-    return _weakened(reading, basis)
+    energy, per_token = run_j(evidence), 1 / float(amounts.sum())
+    return _scaled(energy, per_token, "J/token", label_of(evidence, label), basis)
 
 
 def joules_per_10k_tokens(evidence: Evidence) -> Reading:
@@ -204,12 +203,8 @@ def joules_per_10k_tokens(evidence: Evidence) -> Reading:
 def joules_per_step(evidence: Evidence) -> Reading:
     """Energy over steps of the same window."""
     need_devices(evidence)
-    reading = _scaled(run_j(evidence), 1 / steps_of(evidence), "J/step")
-    return _weakened(reading, evidence.steps_basis)
-
-
-def _weakened(reading: Reading, basis: Basis) -> Reading:
-    return replace(reading, basis=weakest(reading.basis, basis))
+    energy, per_step = run_j(evidence), 1 / steps_of(evidence)
+    return _scaled(energy, per_step, "J/step", basis=evidence.steps_basis)
 
 
 _SENSOR = ("an energy counter or power readings",)

@@ -11,22 +11,38 @@ with all devices. Requests are no steps: they differ in length, and overlap.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.definitions.achievable import calibration_of, differences
 from ergmeter.metrics.definitions.energy import joules_per_token, run_j
 from ergmeter.metrics.definitions.tokens import need_all_rows
-from ergmeter.metrics.device_energy import boundary, curve_of
-from ergmeter.metrics.energy_curve import EnergyCurve, merged
+from ergmeter.metrics.device_energy import EnergyCurve, boundary, curve_of
 from ergmeter.metrics.evidence.samples import BOUNDARY, cached_for_kinds, cached_result
-from ergmeter.metrics.phases import PHASE_TITLES, PRECEDENCE, Spans, precedence, spans_of, union_of
-from ergmeter.records import PHASES, Basis, Device, FloatArray, Reading, TimeArray, mapped, weakest
+from ergmeter.metrics.phases import (
+    PHASE_TITLES,
+    PRECEDENCE,
+    Spans,
+    merged,
+    precedence,
+    spans_of,
+    union_of,
+)
+from ergmeter.records import (
+    COLUMN_KINDS,
+    Basis,
+    Device,
+    Reading,
+    TimeArray,
+    mapped,
+    weakest,
+)
 from ergmeter.stats.intervals import percentile
 from ergmeter.units import NS_PER_S, duration, number_of, scaled
 
@@ -240,7 +256,7 @@ def _as_calibrated(device: Device) -> tuple[float, str, Basis]:
 
 def _in_the_run(evidence: Evidence, device: Device) -> tuple[float, str, Basis]:
     """The mean over idle spans, without the time a device takes to come to rest."""
-    own = evidence.all_steps.where_each(lambda lane: lane["phase"] == PHASES.index("idle"))
+    own = evidence.all_steps.of_phase("idle")
     if not len(own):
         raise NotMeasurable("the run has no idle span")
     lane = own.longest
@@ -322,57 +338,51 @@ IDLE_METRICS = [
 # Energy of single steps.
 
 
-@dataclass(frozen=True, slots=True)
 class EachEnergy:
-    """Joules of all devices in each span, with lower and upper bounds."""
+    """Joules of all devices in each span, with lower and upper bounds.
 
-    joules: FloatArray
-    low_j: FloatArray
-    high_j: FloatArray
-    basis: Basis
-
-
-class _Sums:
-    """Sums of each span over devices, added one by one: all at once would not fit in memory."""
+    Devices are added one by one: those of a large run would not fit in memory together.
+    """
 
     def __init__(self, start_ns: TimeArray, end_ns: TimeArray) -> None:
         self._spans = start_ns, end_ns
         self._sums = np.zeros((3, len(start_ns)))
+        self.joules, self.low_j, self.high_j = self._sums
+        self.basis: Basis = "measured"
 
-    def add(self, evidence: Evidence, device: Device) -> Basis:
-        """Adds a device's energy in each span; returns its basis."""
+    def add(self, evidence: Evidence, device: Device) -> None:
+        """Add what a device drew in each span."""
         curve, basis = curve_of(evidence, device)
         self._sums += np.stack(curve.over_each(*self._spans))
-        return basis
-
-    def total(self, bases: list[Basis]) -> EachEnergy:
-        """The sums over all devices added so far."""
-        joules, low_j, high_j = self._sums
-        return EachEnergy(joules, low_j, high_j, weakest(*bases))
+        self.basis = weakest(self.basis, basis)
 
 
 def energy_of(evidence: Evidence, start_ns: TimeArray, end_ns: TimeArray) -> EachEnergy:
     """Energy of the run's devices in each of these spans; NaN where readings do not reach it."""
-    sums = _Sums(start_ns, end_ns)
-    return sums.total([sums.add(evidence, device) for device in boundary(evidence)])
+    each = EachEnergy(start_ns, end_ns)
+    for device in boundary(evidence):
+        each.add(evidence, device)
+    return each
 
 
 def steps_energy(evidence: Evidence) -> EachEnergy:
     """The energy of each counted step of the rank with the most rows."""
-    sums = _steps_sums(evidence)
-    return sums.total([_added(evidence, device) for device in boundary(evidence)])
+    each = _each_step(evidence)
+    for device in boundary(evidence):
+        _add_to_steps(evidence, device)
+    return each
 
 
 @cached_for_kinds(BOUNDARY)
-def _added(evidence: Evidence, device: Device) -> Basis:
+def _add_to_steps(evidence: Evidence, device: Device) -> None:
     """Add what a device drew in each step, once."""
-    return _steps_sums(evidence).add(evidence, device)
+    _each_step(evidence).add(evidence, device)
 
 
 @cached_result
-def _steps_sums(evidence: Evidence) -> _Sums:
+def _each_step(evidence: Evidence) -> EachEnergy:
     lane = step_rows(evidence)
-    return _Sums(lane.columns["start_ns"], lane.columns["end_ns"])
+    return EachEnergy(lane.columns["start_ns"], lane.columns["end_ns"])
 
 
 def step_rows(evidence: Evidence) -> Steps:
@@ -415,3 +425,37 @@ STEP_METRICS = [
     )
     for name, title, share in (("median", "median", 50), ("p95", "95th percentile", 95))
 ]
+
+
+# The tables of a run for export, with the energy of each step.
+
+
+def export_tables(evidence: Evidence) -> dict[str, pa.Table]:
+    """The tables that have columns, by name, with all hosts on one clock as in the report."""
+    tables = {name: evidence.run.table(name) for name in COLUMN_KINDS}
+    tables = {name: table for name, table in tables.items() if table.num_columns}
+    if "steps" in tables:
+        tables["steps"] = _with_energy(evidence, tables["steps"])
+    return tables
+
+
+def _with_energy(evidence: Evidence, table: pa.Table) -> pa.Table:
+    """The steps with the energy of all devices in each, as in the report.
+
+    With several ranks only the one with the most steps has energy: otherwise a sum over the column
+    would count each joule once per rank. Steps without energy in the report have none here.
+    """
+    try:
+        lane = step_rows(evidence)
+        start_ns, end_ns = (table[name].to_numpy() for name in ("start_ns", "end_ns"))
+        each = energy_of(evidence, start_ns, end_ns)
+    except NotMeasurable:
+        return table
+    numbers = np.unique(lane["writer"]).astype(int)
+    writers = [evidence.run.writers[number].header["writer"] for number in numbers]
+    is_own = pc.is_in(table["writer"], pa.array(writers)).to_numpy()
+    columns = {"energy_j": each.joules, "energy_low_j": each.low_j, "energy_high_j": each.high_j}
+    for name, values in columns.items():
+        absent = ~is_own | np.isnan(values)
+        table = table.append_column(name, pa.array(values, mask=absent))
+    return table

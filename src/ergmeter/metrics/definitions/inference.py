@@ -38,7 +38,7 @@ from ergmeter.metrics.evidence.requests import (
     why_not_timed,
 )
 from ergmeter.metrics.evidence.samples import cached_result
-from ergmeter.records import PHASES, Basis, FloatArray, Reading, mapped, weakest
+from ergmeter.records import Basis, FloatArray, Reading, mapped, weakest
 from ergmeter.stats.intervals import percentile
 from ergmeter.units import NS_PER_S, duration, number_of
 
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from ergmeter.metrics.evidence.requests import Offered
     from ergmeter.metrics.evidence.steps import Steps
 
-_PREFILL, _DECODE = PHASES.index("prefill"), PHASES.index("decode")
 _CHUNKS = "a chunk with text stands for a token: the server sends no usage"
 _NO_LOAD = "this is not a run of `erg load`"
 _MANY_INDICES = 2.0**40  # more requests than one writer numbers
@@ -72,7 +71,7 @@ class Requests:
 def prefills(evidence: Evidence) -> Steps:
     """The prefill spans that count."""
     rows = evidence.all_steps if evidence.trains else evidence.counted
-    spans = rows.where_each(lambda lane: lane["phase"] == _PREFILL)
+    spans = rows.of_phase("prefill")
     if not len(spans):
         raise NotMeasurable(f"no requests were timed: {why_not_timed(evidence)}")
     need_rows(evidence)
@@ -83,7 +82,7 @@ def requests(evidence: Evidence) -> Requests:
     """The requests that count, by the number that their two spans share."""
     prefill = prefills(evidence)
     rows = evidence.all_steps if evidence.trains else evidence.counted
-    decode = rows.where_each(lambda lane: lane["phase"] == _DECODE)
+    decode = rows.of_phase("decode")
     asked, answered = (rows["writer"] * _MANY_INDICES + rows["index"] for rows in (prefill, decode))
     _, of_prefill, of_decode = np.intersect1d(asked, answered, return_indices=True)
     pairs = Requests(prefill.where(of_prefill), decode.where(of_decode))
@@ -98,7 +97,7 @@ def requests(evidence: Evidence) -> Requests:
 
 def generated(evidence: Evidence, decode: Steps) -> tuple[FloatArray, Basis, str]:
     """Tokens of each decode span; where none was counted the chunks they came in, labelled."""
-    chunks_count = any(mark.name == "assumed" for mark in evidence.run.marks)
+    chunks_count = bool(evidence.marked("assumed"))
     if not (chunks_count and np.isnan(decode["tokens_real"]).all()):
         need_usage(evidence, decode)
     values = known_counts(decode, "tokens_real")
@@ -115,7 +114,7 @@ def generated(evidence: Evidence, decode: Steps) -> tuple[FloatArray, Basis, str
 
 
 def _clock(evidence: Evidence) -> str:
-    details = [mark.detail for mark in evidence.run.marks if mark.name == "latency_clock"]
+    details = evidence.marked("latency_clock")
     return f"; {details[-1]}" if details else ""
 
 
@@ -153,7 +152,8 @@ def ttft_s(evidence: Evidence, q: float) -> Reading:
     return Reading(value, "s", evidence.steps_basis, note=note + failures)
 
 
-def _tpot(evidence: Evidence) -> tuple[FloatArray, Basis, str]:
+def tpot_s(evidence: Evidence, q: float) -> Reading:
+    """Time per output token after the first: one figure a request."""
     decode = requests(evidence).decode
     tokens, basis, label = generated(evidence, decode)
     several = tokens > 1
@@ -163,15 +163,9 @@ def _tpot(evidence: Evidence) -> tuple[FloatArray, Basis, str]:
     alone = int((~several).sum())
     left_out = f", without {alone} of a single token" if alone else ""
     asked = f"{number_of(len(each_s), 'request')}{left_out}"
-    note = f"of {asked}: first to last token / (tokens - 1){label}"
-    return each_s, basis, note
-
-
-def tpot_s(evidence: Evidence, q: float) -> Reading:
-    """Time per output token after the first: one figure a request."""
-    each_s, basis, note = _tpot(evidence)
     value, failures = _percentile(evidence, each_s, q)
-    return Reading(value, "s", basis, note=note + failures)
+    note = f"of {asked}: first to last token / (tokens - 1){label}{failures}"
+    return Reading(value, "s", basis, note=note)
 
 
 def itl_s(evidence: Evidence, q: float) -> Reading:
@@ -194,9 +188,8 @@ def _tokens_per_chunk(evidence: Evidence, decode: Steps) -> tuple[str, Basis]:
         return f"; tokens of a chunk are not known: {reason}", "measured"
     if label:
         return label, weakest("measured", basis)
-    return f"; {float(tokens.sum()) / float(decode['micro_steps'].sum()):.3g} tokens a chunk", (
-        "measured"
-    )
+    per_chunk = float(tokens.sum()) / float(decode["micro_steps"].sum())
+    return f"; {per_chunk:.3g} tokens a chunk", "measured"
 
 
 @cached_result
@@ -306,7 +299,7 @@ class _Good:
 
 
 def _good(evidence: Evidence) -> _Good:
-    declared = [mark.detail for mark in evidence.run.marks if mark.name == "slo"]
+    declared = evidence.marked("slo")
     if not declared:
         raise NotMeasurable("no limits were declared: erg load --slo ttft=0.5,tpot=0.05")
     parts = (part.partition("=") for part in declared[-1].split(","))
@@ -342,7 +335,7 @@ def slo_attainment_frac(evidence: Evidence) -> Reading:
 
 def _need_end(evidence: Evidence) -> None:
     """Refuse what needs the requests in flight at the end, where the end was not written."""
-    if evidence.offered and not any(mark.name == END_MARK for mark in evidence.run.marks):
+    if evidence.offered and not evidence.marked(END_MARK):
         raise NotMeasurable(
             f"the run is {evidence.run.status}: requests in flight are recorded when a load ends"
         )
@@ -416,18 +409,18 @@ def prompt_tokens(evidence: Evidence) -> Reading:
         raise NotMeasurable(
             "the prefill spans have no token count: pass tokens= to meter.phase('prefill')"
         )
-    low, high = values.min(), values.max()
-    note = f"{low:.0f} to {high:.0f}, of {number_of(len(values), 'request')}"
-    return Reading(float(values.mean()), "tokens/request", evidence.steps_basis, note=note)
+    return _mean_length(values, evidence.steps_basis)
 
 
 def generated_tokens(evidence: Evidence) -> Reading:
     """Mean length of an answer."""
-    values, basis, label = generated(evidence, requests(evidence).decode)
-    note = (
-        f"{values.min():.0f} to {values.max():.0f}, of {number_of(len(values), 'request')}{label}"
-    )
-    return Reading(float(values.mean()), "tokens/request", basis, note=note)
+    return _mean_length(*generated(evidence, requests(evidence).decode))
+
+
+def _mean_length(tokens: FloatArray, basis: Basis, label: str = "") -> Reading:
+    many = number_of(len(tokens), "request")
+    note = f"{tokens.min():.0f} to {tokens.max():.0f}, of {many}{label}"
+    return Reading(float(tokens.mean()), "tokens/request", basis, note=note)
 
 
 def _energy_over(evidence: Evidence, amount: float, unit: str, basis: Basis, note: str) -> Reading:
@@ -454,7 +447,7 @@ def joules_per_request(evidence: Evidence) -> Reading:
 
 def client_cpu_frac(evidence: Evidence) -> Reading:
     """Share of one core that sending and receiving took: near 1 the client is what was measured."""
-    costs = [mark.detail for mark in evidence.run.marks if mark.name == END_MARK]
+    costs = evidence.marked(END_MARK)
     if not costs:
         if not is_load(evidence.run):
             raise NotMeasurable(_NO_LOAD)

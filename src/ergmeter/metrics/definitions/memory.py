@@ -20,6 +20,7 @@ from ergmeter.metrics.evidence.samples import (
     highest_of,
     inside,
     mean,
+    mean_over,
     or_none,
     prefetch,
     readings,
@@ -40,19 +41,23 @@ _S_PER_H = 3600.0
 _AMU = "amu"  # as its importer names it
 
 
+def _fullest(amounts: dict[str, float]) -> tuple[str, str]:
+    """The device with the most, and the beginning of a note if it is one of several."""
+    most = max(amounts, key=lambda device: amounts[device])
+    return most, f"of {most}, the fullest of {len(amounts)}" if len(amounts) > 1 else ""
+
+
 def highest(evidence: Evidence, column: str, devices: list[Device], note: str) -> Reading:
     """The highest reading of a column on any one device, over the whole run."""
     peaks = {d.id: highest_of(evidence, column, d) for d in devices}
-    most = max(peaks, key=lambda device: peaks[device])
-    of = f"of {most}, the fullest of {len(peaks)}; " if len(peaks) > 1 else ""
-    return Reading(peaks[most], "B", "measured", note=f"{of}{note}; over the whole run")
+    most, of = _fullest(peaks)
+    note = "; ".join(filter(None, (of, note, "over the whole run")))
+    return Reading(peaks[most], "B", "measured", note=note)
 
 
 def mean_bytes(evidence: Evidence, column: str, devices: list[Device], note: str) -> Reading:
     """The mean over the window of a column, mean over devices."""
-    means = [mean(evidence, column, device) for device in devices]
-    each = f"mean over {len(means)} devices; " if len(means) > 1 else ""
-    value = sum(means) / len(means)
+    value, each = mean_over([mean(evidence, column, device) for device in devices])
     return Reading(value, "B", "measured", note=f"{each}{note}; {evidence.window_note}")
 
 
@@ -89,18 +94,17 @@ def _in_use(evidence: Evidence, device: Device | None = None, *, mean: bool) -> 
 
 def device_peak_frac(evidence: Evidence, device: Device | None = None) -> Reading:
     """The most memory in use on a device (the fullest by its own size), of what it has."""
-    shares = {}
+    shares, notes = {}, {}
     for gpu in _gpus(evidence, device):
         total = gpu.facts.get("memory_total_bytes")
         if not total:
             raise NotMeasurable(f"{gpu.name} [{gpu.id}] does not say how much memory it has")
         most = highest_of(evidence, "memory_bytes", gpu)
-        shares[gpu.id] = (most / total, most, total)
-    fullest = max(shares, key=lambda device: shares[device])
-    share, most, total = shares[fullest]
-    of = f"of {fullest}, the fullest of {len(shares)}: " if len(shares) > 1 else ""
-    note = f"{of}{scaled(most, 'B')} of {scaled(total, 'B')}, in use by all programs; whole run"
-    return Reading(share, "frac", "measured", note=note)
+        shares[gpu.id] = most / total
+        notes[gpu.id] = f"{scaled(most, 'B')} of {scaled(total, 'B')}, in use by all programs"
+    fullest, of = _fullest(shares)
+    note = f"{f'{of}: ' if of else ''}{notes[fullest]}; whole run"
+    return Reading(shares[fullest], "frac", "measured", note=note)
 
 
 _NOBODYS = (
@@ -126,10 +130,9 @@ def device_program_peak_bytes(evidence: Evidence) -> Reading:
 def process_peak_bytes(evidence: Evidence) -> Reading:
     """The most resident memory of the program and its children, or of one of them alone."""
     peaks = {device.id: _process_peak(evidence, device) for device in sampled(evidence, "process")}
-    most = max(peaks, key=lambda device: peaks[device][0])
+    most, of = _fullest({device: value for device, (value, _) in peaks.items()})
     value, note = peaks[most]
-    of = f"of {most}, the fullest of {len(peaks)}; " if len(peaks) > 1 else ""
-    return Reading(value, "B", "measured", note=f"{of}{note}")
+    return Reading(value, "B", "measured", note="; ".join(filter(None, (of, note))))
 
 
 _READ = "the largest reading of resident memory, children included, pages they share once for each"
@@ -319,15 +322,15 @@ def allocator_mean_bytes(evidence: Evidence) -> Reading:
 
 def allocator_unused_frac(evidence: Evidence) -> Reading:
     """The share of reserved memory that tensors did not need even at their peak."""
-    worst: tuple[float, str] | None = None
+    unused = []
     for device in allocators(evidence):
         taken = highest_of(evidence, "reserved_bytes", device)
         needed = highest_of(evidence, "allocated_peak_bytes", device)
         amounts = f"{scaled(needed, 'B')} needed of {scaled(taken, 'B')} taken"
-        unused = (1 - needed / taken, f"{amounts}, each at its own peak; {device.id}; whole run")
-        worst = max(worst, unused) if worst else unused
-    assert worst is not None
-    return Reading(worst[0], "frac", "measured", note=worst[1])
+        note = f"{amounts}, each at its own peak; {device.id}; whole run"
+        unused.append((1 - needed / taken, note))
+    value, note = max(unused)
+    return Reading(value, "frac", "measured", note=note)
 
 
 _HIGHEST = ("reserved_bytes", "allocated_peak_bytes", "split_bytes")
@@ -411,14 +414,14 @@ def _during(evidence: Evidence, phase: str, t_ns: TimeArray) -> Any:  # noqa: AN
 
 
 def _highest(peaks: dict[str, Reading]) -> Reading:
-    most = max(peaks, key=lambda device: peaks[device].value)
-    of = f"of {most}, the fullest of {len(peaks)}; " if len(peaks) > 1 else ""
+    most, of = _fullest({device: peak.value for device, peak in peaks.items()})
     peak = peaks[most]
     # Another device may have had more, where it is known less well.
     bounds = [other.high for other in peaks.values() if other.high is not None]
     high = max((bound for bound in bounds if bound > peak.value), default=None)
     low = None if high is None else peak.value
-    return Reading(peak.value, "B", "measured", low, high, f"{of}{peak.note}; whole run")
+    note = "; ".join(filter(None, (of, peak.note, "whole run")))
+    return Reading(peak.value, "B", "measured", low, high, note)
 
 
 def _on_device(phase: str) -> Callable[[Evidence], Reading]:
@@ -432,10 +435,7 @@ def _on_device(phase: str) -> Callable[[Evidence], Reading]:
         )
         return Reading(float(in_use.max()), "B", "measured", note=note)
 
-    def compute(evidence: Evidence) -> Reading:
-        return _highest({d.id: of_one(evidence, d) for d in sampled(evidence, "gpu")})
-
-    return compute
+    return lambda evidence: _highest({d.id: of_one(evidence, d) for d in sampled(evidence, "gpu")})
 
 
 def _in_allocator(phase: str) -> Callable[[Evidence], Reading]:
@@ -447,10 +447,9 @@ def _in_allocator(phase: str) -> Callable[[Evidence], Reading]:
         read = float(allocated.values[during].max())
         risen, most = _marked(evidence, phase, marks.t_ns, marks.values)
         peak = max(read, risen)
+        note = f"the highest of {number_of(int(during.sum()), 'reading')} in {_WORDS[phase]}"
         if risen >= peak:
             note = f"the allocator's own mark, which rose to it in {_WORDS[phase]}"
-        else:
-            note = f"the highest of {number_of(int(during.sum()), 'reading')} in {_WORDS[phase]}"
         if peak >= most:
             return Reading(peak, "B", "measured", note=note)
         note += (
@@ -459,10 +458,7 @@ def _in_allocator(phase: str) -> Callable[[Evidence], Reading]:
         )
         return Reading(peak, "B", "measured", peak, most, note)
 
-    def compute(evidence: Evidence) -> Reading:
-        return _highest({d.id: of_one(evidence, d) for d in allocators(evidence)})
-
-    return compute
+    return lambda evidence: _highest({d.id: of_one(evidence, d) for d in allocators(evidence)})
 
 
 def _marked(

@@ -19,7 +19,8 @@ from ergmeter.metrics.definitions.tokens import (
     WORDS,
     all_steps_in,
     counted_basis,
-    guessed,
+    declared_amounts,
+    guess_note,
     label_of,
     need_rows,
     reported_counts,
@@ -31,7 +32,7 @@ from ergmeter.metrics.evidence import ranks
 from ergmeter.metrics.evidence.requests import why_not_timed
 from ergmeter.metrics.evidence.samples import ACCELERATORS
 from ergmeter.metrics.evidence.steps import RowAmounts, interval_in_order
-from ergmeter.records import PHASES, Basis, Reading, Reported
+from ergmeter.records import Basis, Reading, Reported
 from ergmeter.stats.intervals import mean_rate
 from ergmeter.units import number_of
 
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
 
 _NOT_TRAINING = ("eval", "val", "test", "predict")  # how names of other rates begin
-_DECODE = PHASES.index("decode")
 
 
 def samples(evidence: Evidence) -> tuple[RowAmounts, str, Basis]:
@@ -50,14 +50,11 @@ def samples(evidence: Evidence) -> tuple[RowAmounts, str, Basis]:
     if not ranks.is_declared(evidence, "samples"):
         values = reported_counts(evidence, rows, "samples")
     if values is not None:
-        guess = guessed(evidence, rows, "samples")
         whose = ranks.missing_ranks_note(evidence, "samples") or "all ranks"
-        note = f"{whose}; assumed: {guess}" if guess else whose
+        note = f"{whose}{guess_note(evidence, 'samples')}"
         return values, note, counted_basis(evidence, rows, "samples")
-    declared = evidence.settings.samples_per_step
-    if declared is not None:
-        share, each = declared / len(rows.lanes), all_steps_in(rows)
-        amounts = RowAmounts(rows, lambda lane: each.of(lane) * share)
+    if evidence.settings.samples_per_step is not None:
+        amounts = declared_amounts(rows, evidence.settings.samples_per_step)
         return amounts, "samples per step as declared", "assumed"
     if evidence.from_output:
         way = "the output names no samples: print samples=.."
@@ -137,10 +134,8 @@ def _of_column(evidence: Evidence, column: str, argument: str) -> Reading:
         as_printed = "tokens as printed, which may or may not count padding"
         label = as_printed if evidence.from_output else "padding included"
     basis = counted_basis(evidence, evidence.counted, "tokens")
-    guess = guessed(evidence, evidence.counted, "tokens")
-    note = f"{label}; assumed: {guess}" if guess else label
     whose = ranks.missing_ranks_note(evidence)
-    note += f", {whose}" if whose else ""
+    note = f"{label}{guess_note(evidence, 'tokens')}{f', {whose}' if whose else ''}"
     return rate(evidence, values, "tokens/s", basis, note)
 
 
@@ -184,34 +179,24 @@ def pace(evidence: Evidence) -> Reading:
     return rate(evidence, amounts, "steps/s", evidence.steps_basis, "optimizer steps", per=per)
 
 
-def _parameters(evidence: Evidence) -> int:
-    if evidence.settings.parameters is None:
+def _per_parameter_per_s(evidence: Evidence, what: str) -> Reading:
+    """EfficientLLM's TT and ST: tokens or samples over time, for each parameter of the model."""
+    ranks.need_all(evidence, what)
+    amounts, note, basis = tokens(evidence) if what == "tokens" else samples(evidence)
+    note = label_of(evidence, note) if what == "tokens" else note
+    parameters = evidence.settings.parameters
+    if parameters is None:
         raise NotMeasurable(
             "the number of parameters was not declared: --parameters, or Meter(parameters=...)"
         )
-    return evidence.settings.parameters
-
-
-def tokens_per_parameter_per_s(evidence: Evidence) -> Reading:
-    """EfficientLLM's TT: tokens over time, for each parameter of the model."""
-    ranks.need_all(evidence)
-    amounts, label, basis = tokens(evidence)
-    note = f"{label_of(evidence, label)}, {_parameters(evidence)} parameters"
-    return rate(evidence, amounts, "tokens/s/param", basis, note, per=_parameters(evidence))
-
-
-def samples_per_parameter_per_s(evidence: Evidence) -> Reading:
-    """EfficientLLM's ST: samples over time, for each parameter of the model."""
-    ranks.need_all(evidence, "samples")
-    amounts, note, basis = samples(evidence)
-    note = f"{note}, {_parameters(evidence)} parameters"
-    return rate(evidence, amounts, "samples/s/param", basis, note, per=_parameters(evidence))
+    note = f"{note}, {parameters} parameters"
+    return rate(evidence, amounts, f"{what}/s/param", basis, note, per=parameters)
 
 
 def generated_tokens_per_s(evidence: Evidence) -> Reading:
     """EfficientLLM's IT: tokens of the decode spans over the time of those spans."""
     rows = evidence.all_steps if evidence.trains else evidence.counted
-    rows = rows.where_each(lambda lane: lane["phase"] == _DECODE)
+    rows = rows.of_phase("decode")
     if not len(rows):
         raise NotMeasurable(f"no decode spans were recorded: {why_not_timed(evidence)}")
     rows = rows.where_each(ranks.counting(evidence, rows, "tokens_computed"))
@@ -228,6 +213,7 @@ def generated_tokens_per_s(evidence: Evidence) -> Reading:
     return Reading(value, "tokens/s", basis, low, high, note)
 
 
+_TT = "token throughput: tokens / parameters / time; does not grow with the length of the run"
 _speed = partial(Metric, unit="tokens/s", direction="higher", quantity="speed")
 
 METRICS = [
@@ -320,30 +306,20 @@ METRICS = [
         rule="steps_per_s",
         views=positions("card 170 in throughput"),
     ),
-    _speed(
-        "throughput.tokens_per_parameter_per_s",
-        "tokens/s per parameter",
-        unit="tokens/s/param",
-        formula="throughput.tokens_per_s / parameters",
-        needs=("steps with tokens", "parameters"),
-        compute=tokens_per_parameter_per_s,
-        aliases=efficientllm(
-            "TT",
-            "tokens/param/s",
-            "token throughput: tokens / parameters / time; does not grow with the length of the"
-            " run",
-        ),
-    ),
-    _speed(
-        "throughput.samples_per_parameter_per_s",
-        "samples/s per parameter",
-        unit="samples/s/param",
-        formula="throughput.samples_per_s / parameters",
-        needs=("steps with samples", "parameters"),
-        compute=samples_per_parameter_per_s,
-        aliases=efficientllm(
-            "ST", "samples/param/s", "sample throughput: samples / parameters / time"
-        ),
+    *(
+        _speed(
+            f"throughput.{what}_per_parameter_per_s",
+            f"{what}/s per parameter",
+            unit=f"{what}/s/param",
+            formula=f"throughput.{what}_per_s / parameters",
+            needs=(f"steps with {what}", "parameters"),
+            compute=partial(_per_parameter_per_s, what=what),
+            aliases=efficientllm(name, f"{what}/param/s", definition),
+        )
+        for what, name, definition in (
+            ("tokens", "TT", _TT),
+            ("samples", "ST", "sample throughput: samples / parameters / time"),
+        )
     ),
     Metric(
         "throughput.generated_tokens_per_s",

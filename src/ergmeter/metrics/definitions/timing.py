@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from ergmeter.metrics.definitions.tokens import all_steps_in, need_all_rows, nee
 from ergmeter.metrics.evidence.samples import cached_result
 from ergmeter.metrics.evidence.steps import RowAmounts, Steps, interval_in_order
 from ergmeter.metrics.phases import PHASE_TITLES
-from ergmeter.records import PHASES, FloatArray, Reading
+from ergmeter.records import FloatArray, Reading
 from ergmeter.stats.intervals import percentile_of_blocks
 from ergmeter.units import NS_PER_S, duration, number_of
 
@@ -54,12 +54,9 @@ class RankPace:
         late_s = self.between_s - np.median(self.between_s)
         slow, late = int(np.argmax(slow_s)), int(np.argmax(late_s))
         # Who is late has a short step: the longest of the others is then no longer than the usual.
-        if late_s[late] >= slow_s[slow]:
-            return self._named(late, "late", float(late_s[late]))
-        return self._named(slow, "slow", float(slow_s[slow]))
-
-    def _named(self, at: int, how: Literal["late", "slow"], by_s: float) -> Straggler:
-        return Straggler(self.ranks[at], self.hosts[at], how, by_s, by_s / self.step_s)
+        is_late = bool(late_s[late] >= slow_s[slow])
+        at, by_s = (late, float(late_s[late])) if is_late else (slow, float(slow_s[slow]))
+        return Straggler(self.ranks[at], self.hosts[at], is_late, by_s, by_s / self.step_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +65,18 @@ class Straggler:
 
     rank: int
     host: str
-    how: Literal["late", "slow"]
+    is_late: bool  # to each step; else it is slow in it
     by_s: float
     by_frac: float
 
     @property
     def text(self) -> str:
         """The straggler as a sentence."""
-        way = {
-            "late": "comes {} later to each step than the median rank, which waits for it",
-            "slow": "takes {} longer for each step than the median rank",
-        }
-        return f"rank {self.rank} on {self.host} {way[self.how].format(duration(self.by_s))}"
+        way = f"takes {duration(self.by_s)} longer for each step than the median rank"
+        if self.is_late:
+            way = f"comes {duration(self.by_s)} later to each step than the median rank,"
+            way += " which waits for it"
+        return f"rank {self.rank} on {self.host} {way}"
 
 
 @cached_result
@@ -109,7 +106,7 @@ def pace_of_ranks(evidence: Evidence) -> RankPace:
 def _medians(lane: Steps) -> tuple[int, int, float, float, float]:
     """A rank, its writer, and its medians: of the time in a step, between two steps, and from one's
     start to the next one's."""
-    steps = np.maximum(np.nan_to_num(lane["steps"], nan=1.0), 1.0)  # a row may be of several
+    steps = np.maximum(lane.step_counts, 1.0)  # a row may be of several
     inside = lane.duration_s / steps
     periods = np.diff(lane["start_ns"]) / NS_PER_S / steps[:-1]
     medians = (float(np.median(times)) for times in (inside, periods - inside[:-1], periods))
@@ -180,13 +177,11 @@ def _periods(evidence: Evidence, lane: Steps, most: float) -> FloatArray:
 
 def _note(evidence: Evidence, most: float) -> str:
     """`most`: the steps that one row stands for."""
-    if most > 1:
-        rows = "printed lines" if evidence.from_output else "rows"
-        several = f"{rows} stand for up to {most:.0f} steps, whose mean stands for each; "
-    else:
-        several = ""
-    way = "from one printed line" if evidence.from_output else "from one step's end"
-    return f"{several}{way} to the next; {evidence.window_note}"
+    rows, way = ("rows", "from one step's end")
+    if evidence.from_output:
+        rows, way = "printed lines", "from one printed line"
+    several = f"{rows} stand for up to {most:.0f} steps, whose mean stands for each; "
+    return f"{several if most > 1 else ''}{way} to the next; {evidence.window_note}"
 
 
 def step_s(evidence: Evidence) -> Reading:
@@ -260,7 +255,7 @@ def window_s(evidence: Evidence) -> Reading:
 def _slow_first_line(evidence: Evidence) -> str:
     """A hint if the first printed step is a compilation and is counted; else empty."""
     rows = evidence.counted.lanes[0]
-    steps = np.nan_to_num(rows["steps"], nan=1.0)
+    steps = rows.step_counts
     each_s = rows.duration_s / np.maximum(steps, 1)
     is_first = rows["start_ns"][0] <= evidence.work.lanes[0]["start_ns"][0]
     times = float(each_s[0] / np.median(each_s))
@@ -299,9 +294,8 @@ def before_first_step_s(evidence: Evidence) -> Reading:
     if evidence.from_output:
         raise NotMeasurable("printed lines do not say when the first step began: a Meter does")
     value = (first_ns - evidence.watched.start_ns) / NS_PER_S
-    early = evidence.all_steps.where_each(
-        lambda lane: (lane["phase"] == PHASES.index("eval")) & (lane["end_ns"] <= first_ns)
-    )
+    early = evidence.all_steps.of_phase("eval")
+    early = early.where_each(lambda lane: lane["end_ns"] <= first_ns)
     note = "loading and setting up"
     if len(early):
         note += f", and {duration(max(lane.busy_s for lane in early.lanes))} of evaluation"
@@ -309,15 +303,14 @@ def before_first_step_s(evidence: Evidence) -> Reading:
 
 
 def _phase_s(evidence: Evidence, phase: str) -> Reading:
-    rows = evidence.all_steps.where_each(lambda lane: lane["phase"] == PHASES.index(phase))
+    rows = evidence.all_steps.of_phase(phase)
     if not len(rows):
         raise NotMeasurable(f"no {phase} span was recorded (meter.phase({phase!r}))")
     need_all_rows(evidence)
     lanes = rows.lanes
     value = max(lane.busy_s for lane in lanes)
     longest = f", of the rank with the most of {len(lanes)}" if len(lanes) > 1 else ""
-    spans = "1 span" if len(rows) == 1 else f"{len(rows)} spans"
-    note = f"{spans}, whole run{longest}"
+    note = f"{number_of(len(rows), 'span')}, whole run{longest}"
     if _took_as_printed(evidence, rows):
         return Reading(value, "s", "reported", note=f"{note}; how long is the program's own word")
     return Reading(value, "s", evidence.steps_basis, note=note)

@@ -22,6 +22,7 @@ from ergmeter.metrics.evidence.ranks import (
     shared_tokens_note,
 )
 from ergmeter.metrics.evidence.requests import need_failures
+from ergmeter.metrics.evidence.samples import or_none
 from ergmeter.metrics.evidence.steps import Mask, RowAmounts, Steps
 from ergmeter.records import PHASES, Basis, FloatArray, Reading
 from ergmeter.runlog.dropped import dropped_steps
@@ -50,18 +51,20 @@ def guessed(evidence: Evidence, rows: Steps, what: str) -> str:
     if not evidence.from_output:
         return ""
     guesses = []
-    for mark in evidence.run.marks:
-        match = _GUESS.match(mark.detail) if mark.name == "assumed" else None
-        if match and _counts(match["name"]) == what:
-            guesses.append((match["made"], mark.detail))
+    for detail in evidence.marked("assumed"):
+        match = _GUESS.match(detail)
+        if match and any(part in match["name"] for part in _OF_SAMPLES) == (what == "samples"):
+            guesses.append((match["made"], detail))
     # A count that was taken back is uncertain whatever its lines stand for.
     if not any(made == "fell from" for made, _ in guesses) and not _stand_for_several(rows):
         return ""
     return "; ".join(dict.fromkeys(detail for _, detail in guesses))
 
 
-def _counts(name: str) -> str:
-    return "samples" if any(part in name for part in _OF_SAMPLES) else "tokens"
+def guess_note(evidence: Evidence, what: str) -> str:
+    """What was guessed about the counted "tokens" or "samples", for the end of a note."""
+    guess = guessed(evidence, evidence.counted, what)
+    return f"; assumed: {guess}" if guess else ""
 
 
 def _stand_for_several(rows: Steps) -> bool:
@@ -144,15 +147,20 @@ def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[RowAmounts, s
             basis = counted_basis(evidence, rows, "tokens")
             return values, "printed" if is_printed else label, basis
     if declared is not None:
-        share, each = declared / len(rows.lanes), all_steps_in(rows)
-        return RowAmounts(rows, lambda lane: each.of(lane) * share), "declared", "assumed"
+        return declared_amounts(rows, declared), "declared", "assumed"
     raise NotMeasurable("; ".join(reasons) or _no_tokens(evidence))
+
+
+def declared_amounts(rows: Steps, per_step: float) -> RowAmounts:
+    """A declared amount per step of all ranks, by row."""
+    share, each = per_step / len(rows.lanes), all_steps_in(rows)
+    return RowAmounts(rows, lambda lane: each.of(lane) * share)
 
 
 def need_usage(evidence: Evidence, rows: Steps) -> None:
     """Raises NotMeasurable if some of the requests have no token count."""
     for phase, what in (("decode", "answer"), ("prefill", "prompt")):
-        own = rows.where_each(lambda lane: lane["phase"] == PHASES.index(phase))  # noqa: B023
+        own = rows.of_phase(phase)
         without = int((np.isnan(own["tokens_real"]) & np.isnan(own["tokens_computed"])).sum())
         if 0 < without < len(own) or (without and evidence.offered):
             of = f"{without} of {number_of(len(own), what)}"
@@ -177,7 +185,7 @@ def _no_tokens(evidence: Evidence) -> str:
 
 def why_not_counted(evidence: Evidence, what: str, argument: str) -> str:
     """Why no step has a count of something, and the argument of meter.step that gives it."""
-    why = [mark.detail for mark in evidence.run.marks if mark.name == "tokens_not_counted"]
+    why = evidence.marked("tokens_not_counted")
     if why and "token" in what:
         return f"the integration did not count {what}: {why[-1]}"
     if evidence.from_output:
@@ -243,9 +251,8 @@ def steps_made(evidence: Evidence) -> float:
 
 
 def _no_training_steps(evidence: Evidence) -> str:
-    numbers = {int(n) for lane in evidence.all_steps.lanes for n in np.unique(lane["phase"])}
-    phases = " and ".join(PHASES[number] for number in sorted(numbers))
-    return f"no training steps: the run has only {phases} spans"
+    phases = [phase for phase in PHASES if len(evidence.all_steps.of_phase(phase))]
+    return f"no training steps: the run has only {' and '.join(phases)} spans"
 
 
 def steps_dropped(evidence: Evidence) -> Reading:
@@ -269,13 +276,12 @@ WHICH_TOKENS = {
 def label_of(evidence: Evidence, label: str) -> str:
     """Which tokens a figure counts, in words."""
     ranks = len(evidence.counted.lanes)
-    whose = (
-        "" if label == "declared" else missing_ranks_note(evidence) or shared_tokens_note(evidence)
-    )
+    whose, guess = "", ""
+    if label != "declared":
+        whose = missing_ranks_note(evidence) or shared_tokens_note(evidence)
+        guess = guess_note(evidence, "tokens")
     whose = whose or (f"all {ranks} ranks" if ranks > 1 else "")
-    over = f", {whose}" if whose else ""
-    guess = "" if label == "declared" else guessed(evidence, evidence.counted, "tokens")
-    return WHICH_TOKENS[label] + over + (f"; assumed: {guess}" if guess else "")
+    return f"{WHICH_TOKENS[label]}{f', {whose}' if whose else ''}{guess}"
 
 
 def total_tokens(evidence: Evidence) -> Reading:
@@ -294,10 +300,7 @@ def tokens_per_step(evidence: Evidence) -> Reading:
 
 def padding_frac(evidence: Evidence) -> Reading:
     """Share of the computed tokens that were padding."""
-    rows = evidence.counted
-    real, computed = (
-        reported_counts(evidence, rows, c) for c in ("tokens_real", "tokens_computed")
-    )
+    real, computed = _real_and_computed(evidence)
     if real is None or computed is None:
         lacking = "tokens_real" if real is None else "tokens_computed"
         argument = "tokens_real" if real is None else "tokens"
@@ -308,14 +311,16 @@ def padding_frac(evidence: Evidence) -> Reading:
 
 def positions_per_token(evidence: Evidence) -> float:
     """Positions that are computed for each real token; 1 where padding is unknown."""
-    try:
-        columns = ("tokens_real", "tokens_computed")
-        real, computed = (reported_counts(evidence, evidence.counted, c) for c in columns)
-    except NotMeasurable:
-        return 1.0
+    real, computed = or_none(_real_and_computed, evidence) or (None, None)
     if real is None or computed is None or not real.sum():
         return 1.0
     return computed.sum() / real.sum()
+
+
+def _real_and_computed(evidence: Evidence) -> tuple[RowAmounts | None, RowAmounts | None]:
+    rows = evidence.counted
+    real = reported_counts(evidence, rows, "tokens_real")
+    return real, reported_counts(evidence, rows, "tokens_computed")
 
 
 def steps(evidence: Evidence) -> Reading:

@@ -8,9 +8,8 @@ the last value is not a number, there is no reading.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric, positions
 from ergmeter.metrics.evidence.evidence import OUTPUT, Evidence
 from ergmeter.metrics.evidence.steps import Steps, read_steps
-from ergmeter.records import PHASES, Direction, Missing, Reading, Result
+from ergmeter.records import Direction, Missing, Reading, Result
 from ergmeter.units import NS_PER_S, significant
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from ergmeter.runlog.reader import Run
 
 _DIVERGED = "diverged: "  # how the reason begins where a loss is no number any more
-_TRAIN = PHASES.index("train")
 _OTHER_LOSS = re.compile("eval|val|test|load_balancing|aux|z_")
 _SOON_NS = NS_PER_S  # the loss of the last step is printed after it
 _HOW = {
@@ -133,7 +131,7 @@ def _not_numbers(rows: Steps, column: str, evidence: Evidence, stream: str) -> S
     steps = Steps(evidence.run.not_numbers(column, writers, stream))
     first_ns, last_ns = rows["end_ns"].min(), rows["end_ns"].max()
     inside = (steps["end_ns"] >= first_ns) & (steps["end_ns"] <= last_ns)
-    chosen = steps.where(inside & (steps["phase"] == _TRAIN))
+    chosen = steps.where(inside).of_phase("train")
     return chosen.where(np.argsort(chosen["end_ns"], kind="stable"))
 
 
@@ -160,7 +158,7 @@ def losses(run: Run) -> tuple[list[float], bool]:
     if not any(np.isfinite(lane["loss"]).any() for lane in steps.lanes):
         is_printed = bool(len(steps))
         steps, is_log = read_steps(run, "output"), True
-    train = steps.where_each(lambda lane: lane["phase"] == _TRAIN)
+    train = steps.of_phase("train")
     start_ns = train.lowest("start_ns") if len(train) else None
     first = _before_steps(run, start_ns) if is_log else []
     recorded = train.where_each(lambda lane: np.isfinite(lane["loss"]))
@@ -188,21 +186,24 @@ def _before_steps(run: Run, start_ns: int | None) -> list[float]:
     return [figure.value for figure in reported if figure.name == reported[0].name]
 
 
-def _metric(column: str, title: str, direction: Direction) -> Metric:
+def _metric(name: str, title: str, direction: Direction, **declared: Any) -> Metric:  # noqa: ANN401
     return Metric(
-        f"training.{column}",
+        f"training.{name}",
         title,
         "1",
         direction,
         f"the last {title} told in the window",
         (f"steps that tell their {title}",),
-        partial(_last, column),
+        partial(_last, name),
+        **declared,
     )
 
 
 METRICS = [
-    replace(
-        _metric("loss", "loss", "lower"),
+    _metric(
+        "loss",
+        "loss",
+        "lower",
         noun="training loss",
         scale="difference",
         column="loss",

@@ -17,6 +17,7 @@ from ergmeter.metrics.evidence.samples import (
     cached_result,
     mean,
     mean_activity,
+    mean_over,
     prefetch,
     rate,
     sampled,
@@ -46,14 +47,9 @@ _HOW = "by hardware counters"
 _EDGES = "interval from the readings at both ends"
 
 
-@cached_result
-def _failures(evidence: Evidence) -> list[str]:
-    return [mark.detail for mark in evidence.run.marks if mark.name == "activity_failed"]
-
-
 def _failed(evidence: Evidence, device: Device) -> str:
     """Why a device's counters stopped during the run; empty if they did not."""
-    marks = _failures(evidence)
+    marks = evidence.marked("activity_failed")
     details = [detail.removeprefix(f"{device.id}: ") for detail in marks if device.id in detail]
     return f" ({'; '.join(details)})" if details else ""
 
@@ -72,21 +68,12 @@ def _active(
     """Mean of a hardware counter over the accelerators, or of this one."""
     devices = sampled(evidence, "gpu") if device is None else [device]
     means = [_of_one(evidence, device, column) for device in devices]
-    each = f"mean over {len(means)} devices; " if len(means) > 1 else ""
-    value, low, high = (sum(parts) / len(means) for parts in zip(*means, strict=True))
+    (value, each), (low, _), (high, _) = map(mean_over, zip(*means, strict=True))
     note = f"{what}; {_HOW}; {_EDGES}; {each}{evidence.window_note}"
     return Reading(value, unit, "measured", low, high, note)
 
 
-_ACTIVITY_VIEWS = {
-    "graphics_frac": positions("ladder 20"),
-    "sm_frac": positions("card 410 in activity; ladder 30"),
-    "tensor_frac": positions("card 420 in activity; ladder 40"),
-    "dram_frac": positions("card 430 in activity"),
-}
-
-
-def _activity(column: str, title: str, direction: Direction, what: str) -> Metric:
+def _activity(column: str, title: str, direction: Direction, what: str, views: str = "") -> Metric:
     """The metric of a hardware counter. A rate is of each device, not of all together."""
     unit = "frac" if column.endswith("_frac") else "B/s"
     compute = partial(_active, column=column, unit=unit, what=what)
@@ -102,50 +89,37 @@ def _activity(column: str, title: str, direction: Direction, what: str) -> Metri
         kinds=("gpu",),
         upper_bound=1.0 if unit == "frac" else None,
         above_bound="a reading of the hardware counters is wrong",
-        views=_ACTIVITY_VIEWS.get(column, {}),
+        views=positions(views) if views else {},
     )
 
 
+_KERNEL = "share of time with any kernel resident"
+_SMS = "share of multiprocessors with a warp, also one that waits, mean over time"
+_WARPS = "warps that are resident, of those there is room for, mean over time"
 _TENSOR = "share of cycles in which the tensor pipes worked"
+_DRAM = "bytes moved to and from device memory, of its peak bandwidth"
+_FROM_LINKS, _TO_LINKS = "from each device over all its links", "to each device, all its links"
 ACTIVITY_METRICS = [
+    _activity("graphics_frac", "time with any kernel", "higher", _KERNEL, "ladder 20"),
     _activity(
-        "graphics_frac", "time with any kernel", "higher", "share of time with any kernel resident"
+        *("sm_frac", "multiprocessors at work", "higher", _SMS),
+        views="card 410 in activity; ladder 30",
     ),
+    _activity("occupancy_frac", "occupancy", "neither", _WARPS),
     _activity(
-        "sm_frac",
-        "multiprocessors at work",
-        "higher",
-        "share of multiprocessors with a warp, also one that waits, mean over time",
+        *("tensor_frac", "tensor pipes at work", "higher", f"{_TENSOR}, on whatever"),
+        views="card 420 in activity; ladder 40",
     ),
-    _activity(
-        "occupancy_frac",
-        "occupancy",
-        "neither",
-        "warps that are resident, of those there is room for, mean over time",
-    ),
-    _activity("tensor_frac", "tensor pipes at work", "higher", f"{_TENSOR}, on whatever"),
     _activity("tensor_half_frac", "tensor pipes, 16 bits (HMMA)", "neither", f"{_TENSOR} on HMMA"),
     _activity("tensor_int_frac", "tensor pipes, integers (IMMA)", "neither", f"{_TENSOR} on IMMA"),
     _activity(
         "tensor_double_frac", "tensor pipes, doubles (DFMA)", "neither", f"{_TENSOR} on DFMA"
     ),
-    _activity(
-        "dram_frac",
-        "device memory bandwidth",
-        "neither",
-        "bytes moved to and from device memory, of its peak bandwidth",
-    ),
+    _activity("dram_frac", "device memory bandwidth", "neither", _DRAM, "card 430 in activity"),
     _activity("pcie_sent_bytes_per_s", "PCIe, sent", "neither", "from each device over PCIe"),
     _activity("pcie_received_bytes_per_s", "PCIe, received", "neither", "to each device over PCIe"),
-    _activity(
-        "nvlink_sent_bytes_per_s", "NVLink, sent", "neither", "from each device over all its links"
-    ),
-    _activity(
-        "nvlink_received_bytes_per_s",
-        "NVLink, received",
-        "neither",
-        "to each device, all its links",
-    ),
+    _activity("nvlink_sent_bytes_per_s", "NVLink, sent", "neither", _FROM_LINKS),
+    _activity("nvlink_received_bytes_per_s", "NVLink, received", "neither", _TO_LINKS),
 ]
 
 
@@ -165,16 +139,15 @@ def _mean_gauge(
 ) -> Reading:
     """Mean of a gauge over the devices of a kind, or of this one."""
     devices = sampled(evidence, kind) if device is None else [device]
-    values = [mean(evidence, column, device) for device in devices]
-    each = f"mean over {len(values)} devices; " if len(values) > 1 else ""
-    together = f"{note}; {each}{evidence.window_note}"
+    value, each = mean_over([mean(evidence, column, device) for device in devices])
     unit = "frac" if column.endswith("_frac") else "Hz"
-    return Reading(sum(values) / len(values), unit, "measured", note=together)
+    return Reading(value, unit, "measured", note=f"{note}; {each}{evidence.window_note}")
 
 
 _BUSY = "share of time with any kernel resident, which is not the share of its peak"
 _ALL_CORES = "all cores, all programs"
 busy_frac = partial(_mean_gauge, column="busy_frac", kind="gpu", note=_BUSY)
+clock_hz = partial(_mean_gauge, column="clock_hz", kind="gpu", note="streaming multiprocessors")
 node_cpu_frac = partial(_mean_gauge, column="busy_frac", kind="node", note=_ALL_CORES)
 
 
@@ -257,18 +230,20 @@ def own_cpu_frac(evidence: Evidence) -> Reading:
     note += f"; {len(measured)} writers together" if len(measured) > 1 else ""
     early = len(devices) - len(measured)
     note += f"; {early} more ended before their cost was recorded" if early else ""
-    spent_s = sum(_own_cpu_s(evidence, device) for device in measured)
-    value = spent_s / evidence.watched.duration_s
-    return Reading(value, "frac", "measured", note=note + _folded(evidence))
+    return _own_share(evidence, measured, note)
 
 
 def device_own_cpu_frac(evidence: Evidence, device: Device) -> Reading:
     """One writer's share of the own CPU time. Shares add up: each is over the whole run."""
-    spent_s = _own_cpu_s(evidence, device)
-    if not spent_s:
+    if not _own_cpu_s(evidence, device):
         raise NotMeasurable(_why_no_cost(evidence))
     note = f"of one core, over the life of the whole run: {_counted(device)}"
-    value = spent_s / evidence.watched.duration_s
+    return _own_share(evidence, [device], note)
+
+
+def _own_share(evidence: Evidence, writers: list[Device], note: str) -> Reading:
+    cpu_s = sum(_own_cpu_s(evidence, device) for device in writers)
+    value = cpu_s / evidence.watched.duration_s
     return Reading(value, "frac", "measured", note=note + _folded(evidence))
 
 
@@ -298,6 +273,7 @@ def _folded(evidence: Evidence) -> str:
     return f"; of the one that cost most of {folded} writers" if folded > 1 else ""
 
 
+_of_gpu = partial(Metric, needs=("an accelerator",))
 _share = partial(Metric, unit="frac", upper_bound=1.0, above_bound=_ABOVE)
 
 METRICS = [
@@ -318,32 +294,29 @@ METRICS = [
         ),
         views=positions("card 400 in activity; ladder 10; otel 10 as hw.gpu.utilization"),
     ),
-    Metric(
+    _of_gpu(
         "utilization.clock_hz",
         "accelerator clock",
         "Hz",
         "higher",
         "mean over time and devices",
-        ("an accelerator",),
-        partial(_mean_gauge, column="clock_hz", kind="gpu", note="streaming multiprocessors"),
+        compute=clock_hz,
     ),
-    Metric(
+    _of_gpu(
         "utilization.temperature_max_c",
         "accelerator temperature",
         "C",
         "lower",
         "highest reading in the window",
-        ("an accelerator",),
-        temperature_max_c,
+        compute=temperature_max_c,
     ),
-    Metric(
+    _of_gpu(
         "utilization.throttled_frac",
         "clock held down",
         "frac",
         "lower",
         "readings with a clock limit other than idle / readings",
-        ("an accelerator",),
-        throttled_frac,
+        compute=throttled_frac,
         upper_bound=1.0,
         views=positions("card 900 in load"),
     ),

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.device_energy import CurveCache
 from ergmeter.metrics.evidence.gpu_use import GpuUse, gpu_names, gpu_use
 from ergmeter.metrics.evidence.ranks import aligned
 from ergmeter.metrics.evidence.requests import LOAD_MARK, Offered, offered
-from ergmeter.metrics.evidence.samples import Column, ResultCache, SampleColumns
+from ergmeter.metrics.evidence.samples import Column, ResultCache, SampleColumns, or_none
 from ergmeter.metrics.evidence.steps import Steps, Timed, read_steps
 from ergmeter.metrics.evidence.window import (
     LOOKED_AT_STEPS,
@@ -41,11 +40,12 @@ from ergmeter.metrics.evidence.window import (
 from ergmeter.records import PHASES, STEP_LOSS, Basis, Device, FloatArray, Flops, Mark, Window
 from ergmeter.runlog.reader import CUT_OFF, RUNNING, Run
 from ergmeter.runlog.segments import Series
-from ergmeter.units import duration
+from ergmeter.units import duration, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ergmeter.metrics.device_energy import DeviceCurves
     from ergmeter.runlog.settings import Settings
 
 OUTPUT = "output"  # the stream of steps that were seen in a program's output
@@ -62,8 +62,7 @@ _OF_THE_WINDOW = (
     *("counted", "_counted", "window", "span", "window_note", "timed", "whole_run"),
     *("_why_single_step", "has_company"),
 )
-_INFERENCE = (PHASES.index("prefill"), PHASES.index("decode"))
-_TRAIN = PHASES.index("train")
+_INFERENCE = ("prefill", "decode")
 
 
 class Evidence:
@@ -81,11 +80,10 @@ class Evidence:
         self.run = run
         self.settings = settings
         self.flops = tuple(flops) or run.flops  # under each convention, the chosen one first
-        self._heed_marks = (
-            heed_marks  # not if the reader of the run declares a warm-up of their own
-        )
+        self._heed_marks = heed_marks  # not if the reader declares a warm-up of their own
         self.results = ResultCache()
-        self.curve_cache = CurveCache()
+        # Of the device in use alone: those of all devices of a large run would fill memory.
+        self.device_curves: dict[str, DeviceCurves] = {}
         self._columns = SampleColumns(run)
 
     # -- steps --------------------------------------------------------------------------------
@@ -103,17 +101,15 @@ class Evidence:
     @cached_property
     def printed(self) -> Steps:
         """The training steps of the output, also where a Meter recorded them."""
-        rows = Steps(self.run.steps(OUTPUT))
-        return rows.where(rows["phase"] == _TRAIN)
+        return Steps(self.run.steps(OUTPUT)).of_phase("train")
 
     @cached_property
     def losses_beside_steps(self) -> Series:
         """Losses on printed lines that are in no step: the first, or of a bar drawn again."""
         losses = [reported for reported in self.run.printed if reported.name == STEP_LOSS]
-        t_ns = np.array([loss.t_ns for loss in losses], dtype=np.int64)
-        values = np.array([loss.value for loss in losses], dtype=float)
-        finite = np.isfinite(values)
-        return Series(t_ns[finite], values[finite])
+        finite = [loss for loss in losses if np.isfinite(loss.value)]
+        t_ns = np.array([loss.t_ns for loss in finite], dtype=np.int64)
+        return Series(t_ns, np.array([loss.value for loss in finite], dtype=float))
 
     @cached_property
     def _meter_steps(self) -> Steps:
@@ -124,8 +120,7 @@ class Evidence:
         """The spans the run is about: training steps, or prefill and decode in an inference run."""
         if self.several:
             raise NotMeasurable(self.several)
-        phases = (_TRAIN,) if self.trains else _INFERENCE
-        rows = self.all_steps.where_each(lambda lane: np.isin(lane["phase"], phases))
+        rows = self.all_steps.of_phase(*(("train",) if self.trains else _INFERENCE))
         if not len(rows):
             raise NotMeasurable(self._why_no_steps())
         return rows
@@ -144,9 +139,7 @@ class Evidence:
     @cached_property
     def trains(self) -> bool:
         """Whether the run is a training: its rows are optimizer steps."""
-        if not len(self.all_steps):
-            return False
-        return any((lane["phase"] == _TRAIN).any() for lane in self.all_steps.lanes)
+        return len(self.all_steps.of_phase("train")) > 0
 
     @cached_property
     def counted(self) -> Steps:
@@ -175,8 +168,7 @@ class Evidence:
         start_ns, end_ns = self._work_start_ns, self.work.highest("end_ns")
         if end_ns <= start_ns:
             raise NotMeasurable("the steps have no duration: all began and ended at one instant")
-        outer = Window(start_ns, end_ns)
-        return without_named(outer, self.all_steps)
+        return without_named(Window(start_ns, end_ns), self.all_steps)
 
     @cached_property
     def _work_start_ns(self) -> int:
@@ -247,7 +239,7 @@ class Evidence:
     @cached_property
     def offered(self) -> Offered | None:
         """The requests of `erg load` that count, failed ones included; None in any other run."""
-        if self.trains or not any(mark.name == LOAD_MARK for mark in self.run.marks):
+        if self.trains or not self.marked(LOAD_MARK):
             return None
         ends = [mark.t_ns for mark in self.run.marks if mark.name == "warmup_end"]
         since_ns = ends[-1] if ends and self._heed_marks else None
@@ -343,31 +335,26 @@ class Evidence:
     @cached_property
     def has_work(self) -> bool:
         """Whether there are steps to speak of."""
-        try:
-            return len(self.work) > 0
-        except NotMeasurable:
-            return False
+        return or_none(lambda: self.work) is not None
 
     @property
     def no_work(self) -> str:
         """Why there are no steps to speak of, in a few words. Only where `has_work` is False."""
         if self.several:
             return self.several
-        if any(mark.name == LOAD_MARK for mark in self.run.marks):
+        if self.marked(LOAD_MARK):
             return "no request was answered"
         if not len(self.all_steps):
             return "no steps were seen"
-        lanes = self.all_steps.lanes
-        others = sorted({int(phase) for lane in lanes for phase in np.unique(lane["phase"])})
-        return f"no training steps, only {', '.join(PHASES[phase] for phase in others)}"
+        others = [phase for phase in PHASES if len(self.all_steps.of_phase(phase))]
+        return f"no training steps, only {', '.join(others)}"
 
     @cached_property
     def _why_single_step(self) -> str:
         """Why a training of one step has no window; "" for all other runs."""
-        if not self.has_work or not self.trains or self.is_whole_run:
-            return ""
         try:
-            self._counted  # noqa: B018
+            if self.has_work and self.trains and not self.is_whole_run:
+                self._counted  # noqa: B018
         except NotMeasurable as error:
             return str(error) if isinstance(error, SingleStep) else ""
         return ""
@@ -426,7 +413,7 @@ class Evidence:
             made = self._of_one(self.counted)
             return f"over the whole run, {made}{whose} in {took}, since {_SINCE[self.started_by]}"
         start_ns, end_ns = self.window.start_ns, self.window.end_ns
-        before = self.work.where_each(lambda lane: _middle_ns(lane) < start_ns)
+        before = self.work.where_each(lambda lane: lane.middle_ns < start_ns)
         after = self.work.where_each(lambda lane: lane["end_ns"] > end_ns)
         left_out = f", after {self._of_one(before)} of warm-up" if len(before) else ""
         if self.settings.steps_range is not None:
@@ -476,22 +463,20 @@ class Evidence:
     @cached_property
     def _times_are_printed(self) -> bool:
         """Whether a log's clock is the step times that the program printed."""
-        marks = (mark.detail for mark in self.run.marks if mark.name == "assumed")
-        return self.is_imported and any(_SUMMED in detail for detail in marks)
+        return self.is_imported and any(_SUMMED in detail for detail in self.marked("assumed"))
 
     @cached_property
     def _step_times_are_printed(self) -> bool:
         """Whether step lines came in blocks, and give the times of their steps themselves."""
-        marks = (mark.detail for mark in self.run.marks if mark.name == "output_buffered")
-        return any(_STEP_TIMES_GIVEN in detail for detail in marks)
+        return any(_STEP_TIMES_GIVEN in detail for detail in self.marked("output_buffered"))
 
     def warmup(self) -> tuple[float, str]:
         """How many steps of a rank were left out at the start, and by which rule."""
         lane = self.work.longest
         before = np.zeros(len(lane), dtype=bool)
         if not self.is_whole_run:
-            before = np.asarray(_middle_ns(lane) < self.window.start_ns)
-        steps = float(np.nan_to_num(lane["steps"], nan=1.0)[before].sum())
+            before = np.asarray(lane.middle_ns < self.window.start_ns)
+        steps = float(lane.step_counts[before].sum())
         return steps, self._counted.rule
 
     @property
@@ -503,6 +488,10 @@ class Evidence:
     def timed(self) -> Timed:
         """The counted rows in the order in which they ended, for intervals of rates."""
         return Timed(self.counted, self.window)
+
+    def marked(self, name: str) -> list[str]:
+        """The details of all marks of a name, in order."""
+        return [mark.detail for mark in self.run.marks if mark.name == name]
 
     # -- devices ------------------------------------------------------------------------------
 
@@ -531,8 +520,7 @@ class Evidence:
     @cached_property
     def shared_devices(self) -> list[Device]:
         """Devices on which other programs computed."""
-        marks = [mark for mark in self.run.marks if mark.name == "device_shared"]
-        ids = {mark.detail.partition(" ")[0] for mark in marks}
+        ids = {detail.partition(" ")[0] for detail in self.marked("device_shared")}
         return [device for device in self.run.devices.values() if device.id in ids]
 
     @cached_property
@@ -545,10 +533,8 @@ class Evidence:
 
     def lost(self, device: Device) -> list[str]:
         """The marks written when a device could no longer be read."""
-        marks = (mark.detail for mark in self.run.marks if mark.name == "device_lost")
-        return [
-            detail for detail in marks if detail.startswith((f"{device.id}: ", f"{device.id} "))
-        ]
+        names = (f"{device.id}: ", f"{device.id} ")
+        return [detail for detail in self.marked("device_lost") if detail.startswith(names)]
 
     def why_no_device(self, what: str, *probes: str) -> str:
         """Why nothing of a kind was sampled: reasons of its probes, failures during the run."""
@@ -558,45 +544,31 @@ class Evidence:
         # That another maker's hardware is not there is no reason that anybody looks for.
         near = {name: why for name, why in reasons.items() if not _ELSEWHERE.match(why)}
         causes = [f"{name}: {why}" for name, why in (near or reasons).items()]
-        causes += [
-            mark.detail
-            for mark in self.run.marks
-            if mark.name == "probe_failed" and mark.detail.startswith(probes)
-        ]
+        causes += [why for why in self.marked("probe_failed") if why.startswith(probes)]
         own = [device for device in self.run.devices.values() if device.probe in probes]
         causes += [detail for device in own for detail in self.lost(device)]
         unused = self.gpus("unused")
-        causes += (
-            [f"{gpu_names(unused)} not used by this run"] if unused and "nvml" in probes else []
-        )
+        if unused and "nvml" in probes:
+            causes.append(f"{gpu_names(unused)} not used by this run")
         return f"no {what}" + (f" ({'; '.join(causes)})" if causes else " was sampled in this run")
 
     # -- inside -------------------------------------------------------------------------------
 
     def _why_no_steps(self) -> str:
-        unrecognised = [m.detail for m in self.run.marks if m.name == "output_unrecognised"]
-        if len(self.all_steps) or any(mark.name == LOAD_MARK for mark in self.run.marks):
+        unrecognised = self.marked("output_unrecognised")
+        if len(self.all_steps) or self.marked(LOAD_MARK):
             return self.no_work
         if unrecognised:
             return unrecognised[-1]
         return "no steps were recorded (use `with meter.step(...)`, or print step=.. tokens=..)"
 
 
-def _middle_ns(lane: Steps) -> FloatArray:
-    return (lane["start_ns"] + lane["end_ns"]) / 2
-
-
 def _in_words(rows: Steps, what: str) -> str:
     """How many steps; also how many rows (`what` they are), where a row is not one step."""
-    lines = _count(len(rows), what)
+    lines = number_of(len(rows), what)
     if np.isnan(rows["steps"]).any():
         return lines
     steps = int(rows["steps"].sum())
-    if np.isin(rows["phase"], _INFERENCE).all():
-        answers = int((rows["phase"] == _INFERENCE[0]).sum()) or len(rows)
-        return _count(answers, "answer")
-    return _count(steps, "step") + (f" ({lines})" if steps != len(rows) else "")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    if rows.is_of_phase(*_INFERENCE).all():
+        return number_of(int(rows.is_of_phase("prefill").sum()) or len(rows), "answer")
+    return number_of(steps, "step") + (f" ({lines})" if steps != len(rows) else "")

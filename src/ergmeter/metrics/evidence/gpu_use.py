@@ -146,12 +146,7 @@ def _processors(run: Run) -> set[str]:
 def _temperatures(run: Run, gpus: set[str]) -> dict[str, float]:
     """The temperature of the hottest GPU at the first and at the last reading."""
     series = run.series("temperature_c")
-    readings = [
-        column.values for device, column in series.items() if device in gpus and len(column.values)
-    ]
-    if not readings:
-        return {}
-    return {
-        "temperature_start_C": max(float(values[0]) for values in readings),
-        "temperature_end_C": max(float(values[-1]) for values in readings),
-    }
+    readings = [column.values for device, column in series.items() if device in gpus]
+    edges = {"temperature_start_C": 0, "temperature_end_C": -1}
+    read = [values for values in readings if len(values)]
+    return {name: max(float(v[at]) for v in read) for name, at in edges.items() if read}

@@ -21,7 +21,7 @@ from ergmeter.runlog.settings import WORDS, ParallelLayout
 from ergmeter.units import NS_PER_S, duration, number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.evidence.steps import Mask, Steps
@@ -41,8 +41,11 @@ def counting(evidence: Evidence, rows: Steps, column: str) -> Callable[[Steps], 
     if all(len(ranks) == 1 for ranks in groups.values()):
         return lambda lane: np.ones(len(lane), dtype=bool)
     totals = _tokens_by_rank(rows, column)
-    chosen = [max(ranks, key=lambda rank: (*totals.get(rank, (0, -1.0)), -rank))
-              for ranks in groups.values()]  # fmt: skip
+
+    def most_told(rank: int) -> tuple[int, float, int]:
+        return *totals.get(rank, (0, -1.0)), -rank
+
+    chosen = [max(ranks, key=most_told) for ranks in groups.values()]
     return lambda lane: np.isin(lane["rank"], chosen)
 
 
@@ -52,7 +55,11 @@ def shared_tokens_note(evidence: Evidence) -> str:
     ranks = max(world_size(evidence), sum(len(group) for group in groups.values()))
     if ranks == len(groups):
         return ""
-    layout = evidence.settings.layout or _sizes(evidence)
+    at = _first_coordinates(evidence)
+    sizes = (f"{n}={at[n][1]}" for n in WORDS if n in at and at[n][1] > 1)
+    layout = evidence.settings.layout or (
+        f"{','.join(sizes)} by the framework's word" if at else ""
+    )
     return f"{len(groups)} of {ranks} ranks, which share theirs with the others ({layout})"
 
 
@@ -71,13 +78,6 @@ def disagreement(evidence: Evidence, rows: Steps) -> str:
                     f" {sums[least]:.0f} and {sums[most]:.0f} of them: is the layout right?"
                 )
     return ""
-
-
-def groups_of(evidence: Evidence, ranks: Collection[int], column: str) -> tuple[int, int]:
-    """The number of groups these ranks belong to, and the number of all groups."""
-    shared = _shared(evidence, column)
-    present = sum(1 for group in _groups(evidence, shared).values() if set(group) & set(ranks))
-    return present, _how_many(evidence, shared)
 
 
 def world_size(evidence: Evidence) -> int:
@@ -103,10 +103,14 @@ def _how_many(evidence: Evidence, shared: tuple[str, ...]) -> int:
     declared = _coordinates_by_rank(evidence)
     if not declared or any("rank" in coordinate for coordinate in coordinates(evidence).values()):
         return everyone  # of some it is not known: each stands for itself
-    at = next(
-        filter(None, (declared_coordinates(writer.header) for writer in evidence.run.writers))
-    )
+    at = _first_coordinates(evidence)
     return prod(int(size) for name, (_, size) in at.items() if name not in shared)
+
+
+def _first_coordinates(evidence: Evidence) -> dict[str, list[int]]:
+    """The coordinate and size of each dimension, of the first writer that declares them."""
+    declared = (declared_coordinates(writer.header) for writer in evidence.run.writers)
+    return next(filter(None, declared), {})
 
 
 def _tokens_by_rank(rows: Steps, column: str) -> dict[int, tuple[int, float]]:
@@ -167,12 +171,8 @@ def declared_world_size(header: dict[str, Any]) -> int:
 
 def _coordinates_by_rank(evidence: Evidence) -> dict[int, dict[str, int]]:
     """The coordinates that frameworks declared, by rank."""
-    rank_of: dict[int, int] = {}  # by the first row of each writer
-    for lane in evidence.all_steps.lanes if len(evidence.all_steps) else ():
-        writers, first = np.unique(lane["writer"], return_index=True)
-        rank_of |= {int(w): int(lane["rank"][row]) for w, row in zip(writers, first, strict=True)}
     coordinates = {}
-    for writer, rank in sorted(rank_of.items()):
+    for writer, rank in sorted(ranks_by_writer(evidence).items()):
         header = evidence.run.writers[writer].header
         why = _why_unknown(header)
         if why:
@@ -185,6 +185,16 @@ def _coordinates_by_rank(evidence: Evidence) -> dict[int, dict[str, int]]:
     return coordinates
 
 
+def ranks_by_writer(evidence: Evidence) -> dict[int, int]:
+    """The rank of each writer that recorded steps, by its number and its first row."""
+    ranks: dict[int, int] = {}
+    for lane in evidence.all_steps.lanes if len(evidence.all_steps) else ():
+        writers, first = np.unique(lane["writer"], return_index=True)
+        numbers = np.nan_to_num(lane["rank"][first]).astype(int).tolist()
+        ranks |= zip(writers.astype(int).tolist(), numbers, strict=True)
+    return ranks
+
+
 def _why_unknown(header: dict[str, Any]) -> str:
     """Why a declared coordinate is not one among all ranks, such as a mesh of some of them."""
     at, everyone = declared_coordinates(header), declared_world_size(header)
@@ -192,23 +202,14 @@ def _why_unknown(header: dict[str, Any]) -> str:
     if at and everyone > 1 and placed != everyone:
         sizes = ", ".join(f"{name}={size}" for name, (_, size) in at.items())
         return f"the framework places {placed} of the {everyone} ranks ({sizes})"
-    return (
-        ""
-        if at
-        else next((str(o["unknown"]) for o in _declared_layouts(header) if "unknown" in o), "")
-    )
+    unknown = [str(o["unknown"]) for o in _declared_layouts(header) if "unknown" in o]
+    return unknown[0] if unknown and not at else ""
 
 
 def declared_coordinates(header: dict[str, Any]) -> dict[str, list[int]]:
     """The coordinate and size of each dimension in a writer's header."""
-    return next(
-        (
-            dict(layout["at"])
-            for layout in _declared_layouts(header)
-            if isinstance(layout.get("at"), dict)
-        ),
-        {},
-    )
+    declared = (layout.get("at") for layout in _declared_layouts(header))
+    return next((dict(at) for at in declared if isinstance(at, dict)), {})
 
 
 def _declared_layouts(header: dict[str, Any]) -> list[dict[str, Any]]:
@@ -216,15 +217,6 @@ def _declared_layouts(header: dict[str, Any]) -> list[dict[str, Any]]:
     training = header.get("training")
     layouts = (training.get("layout") if isinstance(training, dict) else None, header.get("layout"))
     return [layout for layout in layouts if isinstance(layout, dict)]
-
-
-def _sizes(evidence: Evidence) -> str:
-    for writer in evidence.run.writers:
-        at = declared_coordinates(writer.header)
-        if at:
-            sizes = (f"{n}={at[n][1]}" for n in WORDS if n in at and at[n][1] > 1)
-            return f"{','.join(sizes)} by the framework's word"
-    return ""
 
 
 # Clocks of hosts. Each host's monotonic clock is aligned by the time of day at which its writers
@@ -417,7 +409,10 @@ def why_not_all(evidence: Evidence, what: str = "tokens") -> str:
     if not missing:
         return ""
     world = world_size(evidence)
-    present, groups = groups_of(evidence, set(range(world)) - set(missing), what)
+    shared = _shared(evidence, what)
+    recorded = set(range(world)) - set(missing)
+    present = sum(not recorded.isdisjoint(ranks) for ranks in _groups(evidence, shared).values())
+    groups = _how_many(evidence, shared)
     if present >= groups:
         return ""
     some = ", ".join(map(str, missing[:_FEW])) + (", ..." if len(missing) > _FEW else "")

@@ -151,7 +151,7 @@ def _is_row(name: str) -> bool:
 
 def why_not_timed(evidence: Evidence) -> str:
     """Why a run has no timed generation, and what times it."""
-    details = [mark.detail for mark in evidence.run.marks if mark.name == _NOT_MEASURED]
+    details = evidence.marked(_NOT_MEASURED)
     if details:
         return f"a call of `generate` was not timed ({details[-1]})"
     return "`erg load`, integrations.generate and meter.phase('prefill' or 'decode') time requests"

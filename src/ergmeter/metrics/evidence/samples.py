@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.records import Device, FloatArray, TimeArray
+from ergmeter.records import Device, FloatArray, Missing, TimeArray
 from ergmeter.runlog.segments import Series, joined
 from ergmeter.units import NS_PER_S, duration
 
@@ -33,24 +33,8 @@ Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
 
 
-class ResultCache:
-    """Results of functions of one evidence, by function and arguments."""
-
-    def __init__(self) -> None:
-        self._results: dict[Hashable, object] = {}
-
-    def result(self, key: Hashable, compute: Callable[[], Answer]) -> Answer:
-        """The cached result, or NotMeasurable; computed on first use."""
-        if key not in self._results:
-            try:
-                self._results[key] = compute()
-            except NotMeasurable as error:
-                # Not the error itself, which holds on to the readings it came from.
-                self._results[key] = NotMeasurable(str(error))
-        result = self._results[key]
-        if isinstance(result, NotMeasurable):
-            raise NotMeasurable(str(result))
-        return cast("Answer", result)
+class ResultCache(dict[Hashable, object]):
+    """Results of functions of one evidence, or why there is none, by function and arguments."""
 
 
 def cached_result(
@@ -61,7 +45,12 @@ def cached_result(
     @wraps(compute)
     def cached(evidence: Evidence, /, *about: Asked.args, **further: Asked.kwargs) -> Answer:
         key = (compute, *map(_named, about), *further.items())
-        return evidence.results.result(key, lambda: compute(evidence, *about, **further))
+        if key not in evidence.results:  # the reason, as an error keeps its readings in memory
+            evidence.results[key] = or_missing(compute, evidence, *about, **further)
+        result = evidence.results[key]
+        if isinstance(result, Missing):
+            raise NotMeasurable(result.reason)
+        return cast("Answer", result)
 
     return cached
 
@@ -73,6 +62,32 @@ def or_none(
     try:
         return compute(*arguments, **further)
     except NotMeasurable:
+        return None
+
+
+def or_missing(
+    compute: Callable[Asked, Answer], /, *arguments: Asked.args, **further: Asked.kwargs
+) -> Answer | Missing:
+    """The result of a function; the reason if it is not measurable."""
+    try:
+        return compute(*arguments, **further)
+    except NotMeasurable as error:
+        return Missing(str(error))
+
+
+def or_noted(
+    absent: dict[str, str],
+    name: str,
+    compute: Callable[Asked, Answer],
+    /,
+    *arguments: Asked.args,
+    **further: Asked.kwargs,
+) -> Answer | None:
+    """The result of a function; None if it is not measurable, with the reason in `absent`."""
+    try:
+        return compute(*arguments, **further)
+    except NotMeasurable as error:
+        absent[name] = str(error)
         return None
 
 
@@ -195,6 +210,12 @@ def window_values(evidence: Evidence, column: str, device: Device) -> FloatArray
     return values
 
 
+def mean_over(values: Sequence[float]) -> tuple[float, str]:
+    """The mean over devices, and the beginning of a note if there are several."""
+    each = f"mean over {len(values)} devices; " if len(values) > 1 else ""
+    return sum(values) / len(values), each
+
+
 def throttled_share(evidence: Evidence, device: Device, mask: int) -> float:
     """The share of a device's readings in which it was throttled for one of these reasons."""
     bits = window_values(evidence, "throttled", device).astype(np.int64)
@@ -295,10 +316,10 @@ class SampleColumns:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._kept: dict[tuple[int, str], _Stream] = {}
+        self._loaded_columns: dict[tuple[int, str], dict[str, Series]] = {}
         self._largest: list[tuple[int, int, tuple[int, str]]] = []  # a heap of what is kept
         self._count = itertools.count()
-        self._held = 0
+        self._readings = 0  # in memory
         self._loaded: set[tuple[int, str]] = set()  # once, if it was let go or not
         self._names: dict[int, set[str]] = {}  # what each writer has said at all
         self._writers: dict[str, list[int]] = {}
@@ -320,9 +341,8 @@ class SampleColumns:
         return joined(parts) if parts else None
 
     def _said_by(self, number: int, column: str) -> dict[str, Series]:
-        stream = self._kept.get((number, column))
-        if stream is not None:
-            return stream.by_device
+        if (number, column) in self._loaded_columns:
+            return self._loaded_columns[number, column]
         if number not in self._names:
             self._names[number] = self._run.has_said(number)
         if column not in self._names[number]:
@@ -331,23 +351,24 @@ class SampleColumns:
         alone = (number, column) in self._loaded
         by_column = self._run.said_by(number, column, alone=alone)
         for name, by_device in by_column.items():
-            if (number, name) not in self._kept:
-                loaded = self._kept[number, name] = _Stream(by_device)
-                self._held += loaded.size
+            if (number, name) not in self._loaded_columns:
+                self._loaded_columns[number, name] = by_device
+                size = _size(by_device)
+                self._readings += size
                 self._loaded.add((number, name))
-                heapq.heappush(self._largest, (-loaded.size, next(self._count), (number, name)))
+                heapq.heappush(self._largest, (-size, next(self._count), (number, name)))
         self._let_go(but=number)
         return by_column[column]
 
     def _let_go(self, *, but: int) -> None:
         """Frees the largest streams above the limit, except those of the writer in use."""
         passed = []
-        while self._held > MAX_READINGS and self._largest:
+        while self._readings > MAX_READINGS and self._largest:
             entry = heapq.heappop(self._largest)
             if entry[2][0] == but:
                 passed.append(entry)
             else:
-                self._held -= self._kept.pop(entry[2]).size
+                self._readings -= _size(self._loaded_columns.pop(entry[2]))
         for entry in passed:
             heapq.heappush(self._largest, entry)
 
@@ -373,9 +394,6 @@ class Column(Mapping[str, Series]):
         return sum(1 for _ in self)
 
 
-class _Stream:
-    """One column of one writer, by device, with its size."""
-
-    def __init__(self, by_device: dict[str, Series]) -> None:
-        self.by_device = by_device
-        self.size = 1 + sum(len(series.t_ns) for series in by_device.values())
+def _size(by_device: dict[str, Series]) -> int:
+    """The readings of a column of one writer."""
+    return 1 + sum(len(series.t_ns) for series in by_device.values())

@@ -15,12 +15,13 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 
 import numpy as np
 
+from ergmeter.records import PHASES
 from ergmeter.runlog.segments import joined_steps
 from ergmeter.stats.intervals import cuts_of, interval_of, values_at
 from ergmeter.units import NS_PER_S
@@ -40,19 +41,23 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 class LazyColumns(Mapping[str, Array]):
-    """Columns that are loaded on first use and then cached."""
+    """Columns that are loaded on first use and then cached, or on every use."""
 
-    def __init__(self, names: tuple[str, ...], load: Callable[[str], Array]) -> None:
-        self._names = names
+    def __init__(
+        self, names: Iterable[str], load: Callable[[str], Array], *, is_cached: bool = True
+    ) -> None:
+        self._names = tuple(names)
         self._load = load
-        self._kept: dict[str, Array] = {}
+        self._cached: dict[str, Array] | None = {} if is_cached else None
 
     def __getitem__(self, name: str) -> Array:
-        if name not in self._kept:
-            if name not in self._names:
-                raise KeyError(name)
-            self._kept[name] = self._load(name)
-        return self._kept[name]
+        if name not in self._names:
+            raise KeyError(name)
+        if self._cached is None:
+            return self._load(name)
+        if name not in self._cached:
+            self._cached[name] = self._load(name)
+        return self._cached[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -72,20 +77,19 @@ class Spool:
 
     def put(self, columns: Mapping[str, Array]) -> Mapping[str, Array]:
         """Writes columns to the file and returns them read from it; as they are if that fails."""
-        places: dict[str, Array | tuple[int, int, np.dtype[Any]]] = {}
+        stored: dict[str, Callable[[], Array]] = {}
         for name, column in columns.items():
             if column.strides == (0,):  # one number for all rows
-                places[name] = np.broadcast_to(column[:1].copy(), len(column))
+                stored[name] = partial(np.broadcast_to, column[:1].copy(), len(column))
                 continue
             try:
-                places[name] = self._end, len(column), column.dtype
+                stored[name] = partial(self._read, self._end, len(column), column.dtype)
                 self._append(column)
             except OSError:  # a full disk, most likely
                 return columns
-        return Stored(self, places)
+        return LazyColumns(stored, lambda name: stored[name](), is_cached=False)
 
-    def read(self, at: int, rows: int, dtype: np.dtype[Any]) -> Array:
-        """Reads a column that `put` wrote."""
+    def _read(self, at: int, rows: int, dtype: np.dtype[Any]) -> Array:
         data = os.pread(self._fd, rows * dtype.itemsize, at)
         return np.frombuffer(data, dtype=dtype, count=rows)
 
@@ -95,26 +99,6 @@ class Spool:
             written = os.pwrite(self._fd, data, self._end)
             self._end += written
             data = data[written:]
-
-
-class Stored(Mapping[str, Array]):
-    """Columns in a spool, each read on every use."""
-
-    def __init__(
-        self, spool: Spool, places: dict[str, Array | tuple[int, int, np.dtype[Any]]]
-    ) -> None:
-        self._spool = spool
-        self._places = places
-
-    def __getitem__(self, name: str) -> Array:
-        stored = self._places[name]
-        return self._spool.read(*stored) if isinstance(stored, tuple) else stored
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
 
 
 Mask: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"  # a choice of rows: booleans or positions
@@ -141,8 +125,16 @@ class Steps:
             return self  # nothing is copied
         if isinstance(self.columns, LazyColumns):
             columns = self.columns
-            return Steps(LazyColumns(tuple(columns), lambda name: _chosen(columns[name], mask)))
+            return Steps(LazyColumns(columns, lambda name: _chosen(columns[name], mask)))
         return Steps({name: _chosen(column, mask) for name, column in self.columns.items()})
+
+    def of_phase(self, *phases: str) -> Steps:
+        """The rows of these phases."""
+        return self.where(self.is_of_phase(*phases)) if len(self) else self
+
+    def is_of_phase(self, *phases: str) -> Mask:
+        """Which rows are of these phases."""
+        return np.isin(self["phase"], [PHASES.index(phase) for phase in phases])
 
     def where_each(self, choose: Callable[[Steps], Mask]) -> Steps:
         """The rows chosen by a mask that is computed lane by lane."""
@@ -181,6 +173,21 @@ class Steps:
     def highest(self, name: str) -> int:
         """The most of a column of times."""
         return int(self[name].max())
+
+    @property
+    def step_counts(self) -> FloatArray:
+        """The optimizer steps of each row; 1 where a row does not say."""
+        return np.nan_to_num(self["steps"], nan=1.0)
+
+    @property
+    def steps_before(self) -> FloatArray:
+        """The optimizer steps of all rows before each row."""
+        return np.cumsum(self.step_counts) - self.step_counts
+
+    @property
+    def middle_ns(self) -> FloatArray:
+        """The instant half way between start and end of each row."""
+        return (self["start_ns"] + self["end_ns"]) / 2
 
     @cached_property
     def duration_s(self) -> FloatArray:
@@ -264,10 +271,10 @@ class Spooled(Steps):
     at: tuple[_Lane, ...]
 
     @classmethod
-    def of(cls, at: Iterable[_Lane]) -> Spooled:
-        """These lanes, without those that have no rows."""
+    def of(cls, names: Iterable[str], at: Iterable[_Lane]) -> Spooled:
+        """These lanes, without those that have no rows, with columns of these names."""
         lanes = tuple(lane for lane in at if lane.rows)
-        return cls(_JoinedColumns(lanes), lanes)
+        return cls(LazyColumns(names, partial(_joined_column, lanes), is_cached=False), lanes)
 
     def __len__(self) -> int:
         return sum(lane.rows for lane in self.at)
@@ -283,11 +290,16 @@ class Spooled(Steps):
             return Steps({name: column[mask] for name, column in self.columns.items()})
         edges = pairwise(accumulate((lane.rows for lane in self.at), initial=0))
         own = [lane.where(mask[a:b]) for lane, (a, b) in zip(self.at, edges, strict=True)]
-        return Spooled.of(own)
+        return Spooled.of(self.columns, own)
 
     def where_each(self, choose: Callable[[Steps], Mask]) -> Steps:
         """The rows chosen by a mask that is computed lane by lane."""
-        return Spooled.of(lane.where(choose(lane.steps())) for lane in self.at)
+        own = (lane.where(choose(lane.steps())) for lane in self.at)
+        return Spooled.of(self.columns, own)
+
+    def of_phase(self, *phases: str) -> Steps:
+        """The rows of these phases."""
+        return self.where_each(lambda lane: lane.is_of_phase(*phases))
 
     def lowest(self, name: str) -> int:
         """The least of a column of times."""
@@ -298,22 +310,9 @@ class Spooled(Steps):
         return max(lane.highest(name) for lane in self.lanes)
 
 
-class _JoinedColumns(Mapping[str, "Array"]):
-    """The columns of all lanes, joined on every use."""
-
-    def __init__(self, lanes: tuple[_Lane, ...]) -> None:
-        self._lanes = lanes
-
-    def __getitem__(self, name: str) -> Array:
-        if not self._lanes:
-            return np.empty(0)
-        return _side_by_side([lane.steps().columns[name] for lane in self._lanes])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter((*self._lanes[0].parts[0], "lane") if self._lanes else ("start_ns",))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+def _joined_column(lanes: tuple[_Lane, ...], name: str) -> Array:
+    columns = [lane.steps().columns[name] for lane in lanes]
+    return _side_by_side(columns) if columns else np.empty(0)
 
 
 def read_steps(run: Run, stream: str = "") -> Steps:
@@ -335,7 +334,8 @@ def read_steps(run: Run, stream: str = "") -> Steps:
     lanes: dict[int, list[Mapping[str, Array]]] = {}
     for part, lane in zip(parts, _lanes_of(map(_span, parts)).tolist(), strict=True):
         lanes.setdefault(lane, []).append(part)
-    return Spooled.of(_lane(number, own) for number, own in sorted(lanes.items()))
+    every = (_lane(number, own) for number, own in sorted(lanes.items()))
+    return Spooled.of((*parts[0], "lane"), every)
 
 
 def _lane(number: int, parts: Sequence[Mapping[str, Array]]) -> _Lane:

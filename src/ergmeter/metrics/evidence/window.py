@@ -12,13 +12,13 @@ interval; above that they stay in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.energy_curve import merged
+from ergmeter.metrics.phases import merged
 from ergmeter.records import PHASES, FloatArray, Mark, TimeArray, Window
 from ergmeter.units import NS_PER_S, duration, number_of
 
@@ -147,7 +147,9 @@ def after_warmup(
         )
     if (steps := settings.warmup_steps) is not None:
         rule = number_of(steps, "step")
-        return _counted(work, lambda lane: np.cumsum(_steps(lane)) - _steps(lane) >= steps, rule)
+        return _counted(
+            work, lambda lane: np.cumsum(lane.step_counts) - lane.step_counts >= steps, rule
+        )
     if settings.warmup_s is not None:
         until_ns = settings.warmup_s * NS_PER_S
         rule = f"{settings.warmup_s:g} s"
@@ -162,9 +164,9 @@ def _by_rule(work: Steps, periods_s: Callable[[Steps], FloatArray]) -> CountedRo
     remarks: dict[str, None] = {}
     total = 0.0
     for lane in work.lanes:
-        total = max(total, float(_steps(lane).sum()))
+        total = max(total, float(lane.step_counts.sum()))
         first = lane.where(np.arange(min(len(lane), LOOKED_AT_STEPS)))
-        steps = np.maximum(_steps(first), 1)
+        steps = np.maximum(first.step_counts, 1)
         each = steps.astype(int)
         step_s = np.repeat(periods_s(first) / each, each)
         start = slow_start(step_s)
@@ -230,9 +232,8 @@ def _in_range(work: Steps, first: int, last: int | None) -> CountedRows:
 
 def _numbers(lane: Steps) -> FloatArray:
     """Each row's number; where there is none, how many steps came before it."""
-    steps = _steps(lane)
     index = lane["index"]
-    return np.cumsum(steps) - steps if np.isnan(index).any() else index
+    return lane.steps_before if np.isnan(index).any() else index
 
 
 def _counted(
@@ -245,13 +246,13 @@ def _counted(
             raise NotMeasurable(_why_none(lane, rule))
         firsts.append(int(lane["start_ns"][int(np.argmax(mask))]))
     rows = _after(work, max(firsts))
-    start_ns = _start_of(work, rows, lambda lane: _middle(lane) < max(firsts))
+    start_ns = _start_of(work, rows, lambda lane: lane.middle_ns < max(firsts))
     return CountedRows(rows, max(start_ns, at_least_ns), rule)
 
 
 def _after(work: Steps, instant_ns: int) -> Steps:
     """Ranks start a step within a moment of each other: it counts if most of it lies after."""
-    return work.where_each(lambda lane: _middle(lane) >= instant_ns)
+    return work.where_each(lambda lane: lane.middle_ns >= instant_ns)
 
 
 def _start_of(work: Steps, rows: Steps, is_before: Callable[[Steps], Mask]) -> int:
@@ -260,17 +261,9 @@ def _start_of(work: Steps, rows: Steps, is_before: Callable[[Steps], Mask]) -> i
     return before.highest("end_ns") if len(before) else rows.lowest("start_ns")
 
 
-def _middle(lane: Steps) -> FloatArray:
-    return (lane["start_ns"] + lane["end_ns"]) / 2
-
-
-def _steps(lane: Steps) -> FloatArray:
-    return np.nan_to_num(lane["steps"], nan=1.0)
-
-
 def _why_none(lane: Steps, rule: str) -> str:
     lasted = duration((int(lane["end_ns"].max()) - int(lane["start_ns"][0])) / NS_PER_S)
-    steps = int(_steps(lane).sum())
+    steps = int(lane.step_counts.sum())
     return (
         f"the run is shorter than its warm-up: {number_of(steps, 'step')} in {lasted},"
         f" warm-up {rule}"
@@ -287,7 +280,6 @@ CUT_PHASES = ("eval", "checkpoint", "idle")
 UNCERTAIN_FRAC = 0.01  # of the window, up to which spans of uncertain beginning are cut
 
 _NAMES = {"eval": "evaluation", "checkpoint": "checkpoints", "idle": "pauses"}
-_TRAIN = PHASES.index("train")
 _NONE: TimeArray = np.empty(0, dtype=np.int64)
 
 
@@ -406,16 +398,11 @@ def without_named(outer: Window, all_steps: Steps) -> TrainingWindow:
     return TrainingWindow(TRAINING, *without(outer, out.begin_ns, out.end_ns))
 
 
-def _named(lane: Steps) -> Steps:
-    """A rank's spans that are no training."""
-    return lane.where(np.isin(lane["phase"], [PHASES.index(phase) for phase in CUT_PHASES]))
-
-
 def _naming_lane(all_steps: Steps) -> Steps:
     """The rank with the most time in such spans: often rank 0 alone saves and evaluates."""
 
     def named_ns(lane: Steps) -> float:
-        rows = _named(lane)
+        rows = lane.of_phase(*CUT_PHASES)
         return float((rows["end_ns"] - rows["start_ns"]).sum())
 
     return max(all_steps.lanes, key=named_ns)
@@ -466,13 +453,7 @@ class _Spans:
         return np.asarray(~self.is_beside & (self.end_ns > self.begin_ns))
 
     def where(self, mask: Mask) -> _Spans:
-        return _Spans(
-            self.phase[mask],
-            self.begin_ns[mask],
-            self.end_ns[mask],
-            self.is_known[mask],
-            self.is_beside[mask],
-        )
+        return _Spans(*(getattr(self, column.name)[mask] for column in fields(self)))
 
     def union_ns(self) -> int:
         starts, ends = merged(self.begin_ns, self.end_ns)
@@ -480,31 +461,28 @@ class _Spans:
 
     def tally(self) -> tuple[WindowCut, ...]:
         """The time under each name. An instant in several spans belongs to the first."""
-        return tuple(self._tally())
-
-    def _tally(self) -> Iterator[WindowCut]:
-        before = 0
-        for number, phase in enumerate(CUT_PHASES):
-            wanted = [PHASES.index(name) for name in CUT_PHASES[: number + 1]]
-            own = self.where(self.phase == PHASES.index(phase))
-            upto = self.where(np.isin(self.phase, wanted)).union_ns()
-            if len(own.phase) and upto > before:
-                yield WindowCut(phase, len(own.phase), (upto - before) / NS_PER_S)
-            before = upto
+        cuts, before_ns = [], 0
+        numbers = [PHASES.index(phase) for phase in CUT_PHASES]
+        for at, phase in enumerate(CUT_PHASES):
+            spans = int((self.phase == numbers[at]).sum())
+            upto_ns = self.where(np.isin(self.phase, numbers[: at + 1])).union_ns()
+            if upto_ns > before_ns:
+                cuts.append(WindowCut(phase, spans, (upto_ns - before_ns) / NS_PER_S))
+            before_ns = upto_ns
+        return tuple(cuts)
 
 
 def _spans(all_steps: Steps, outer: Window, *, printed: bool, on_gpu: bool) -> _Spans:
     """Spans of one rank, as ranks work in step, each checked against the steps of all ranks."""
     lane = _naming_lane(all_steps)
-    rows = _named(lane)
-    near = (rows["end_ns"] > outer.start_ns) & (rows["start_ns"] < outer.end_ns)
-    rows = rows.where(np.asarray(near))
+    rows = lane.of_phase(*CUT_PHASES)
+    rows = rows.where((rows["end_ns"] > outer.start_ns) & (rows["start_ns"] < outer.end_ns))
     if not len(rows):
         nothing = np.empty(0, dtype=bool)
         return _Spans(_NONE, _NONE, _NONE, nothing, nothing)
     start_ns, end_ns = rows["start_ns"].astype(np.int64), rows["end_ns"].astype(np.int64)
     host = _host_times(rows)
-    train = lane.where(lane["phase"] == _TRAIN)
+    train = lane.of_phase("train")
     begin_ns, finish_ns = host[0].copy(), np.maximum(end_ns, host[1])
     begin_ns, finish_ns, is_beside, by_device = _against(
         train, host, begin_ns, finish_ns, is_own=True
@@ -513,7 +491,7 @@ def _spans(all_steps: Steps, outer: Window, *, printed: bool, on_gpu: bool) -> _
     if printed and len(train):
         is_done |= _is_synchronised(train, start_ns)
     for other in _other_lanes(all_steps, lane):
-        steps = other.where(other["phase"] == _TRAIN)
+        steps = other.of_phase("train")
         begin_ns, finish_ns, beside, _ = _against(steps, host, begin_ns, finish_ns, is_own=False)
         is_beside |= beside
     begin_ns, finish_ns = (

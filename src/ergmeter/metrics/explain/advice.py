@@ -225,10 +225,6 @@ def record_next(
         commands.append("`erg calibrate` once on its machine, for the matmul ceiling")
     if missing.get("padding") == NO_PADDING and evidence.trains:
         commands.append("padding: pass tokens_real= to meter.step, or use an integration")
-    if len(evidence.devices("gpu")) > 1 and not _is_profiled(evidence):
+    if len(evidence.devices("gpu")) > 1 and not evidence.marked("profiled"):
         commands.append("communication: profile_steps=3 of a callback, or a torch trace")
     return tuple(commands)
-
-
-def _is_profiled(evidence: Evidence) -> bool:
-    return any(mark.name == "profiled" for mark in evidence.run.marks)

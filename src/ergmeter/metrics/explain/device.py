@@ -21,7 +21,7 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.hardware.table import candidates
 from ergmeter.metrics.catalog import catalogue
-from ergmeter.metrics.definitions.achievable import OF_PEAK, achievable_of_peak_frac, calibration_of
+from ergmeter.metrics.definitions.achievable import achievable_of_peak_frac
 from ergmeter.metrics.definitions.utilization import process_cores
 from ergmeter.metrics.evidence.samples import (
     begins_ns_of,
@@ -29,14 +29,15 @@ from ergmeter.metrics.evidence.samples import (
     mean,
     mean_activity,
     or_none,
+    or_noted,
     readings,
     sampled,
     throttled_share,
 )
 from ergmeter.metrics.explain.time import Fact, TimeSplit, percent
 from ergmeter.metrics.phases import Spans, covered_until_s
-from ergmeter.records import THROTTLE_BRAKE, THROTTLE_HEAT, THROTTLE_POWER_CAP, Reading, weakest
-from ergmeter.units import HZ_PER_MHZ, NS_PER_S
+from ergmeter.records import THROTTLE_BRAKE, THROTTLE_HEAT, THROTTLE_POWER_CAP, Reading
+from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
@@ -66,6 +67,7 @@ _FLOPS_PER_CYCLE = {
 }
 _NOT_ON_TENSOR_CORES = ("fp32", "fp64")
 _LINKS = ("nvlink_sent_bytes_per_s", "pcie_received_bytes_per_s")
+_BY_DRIVER = "utilization.busy_frac"
 _LONG_S = 5.0  # the driver's utilisation lags by up to a second
 
 
@@ -109,7 +111,6 @@ class DeviceActivity:
 
 def device_activity(evidence: Evidence, split: TimeSplit | None) -> DeviceActivity:
     """Activity of the devices in the window, without evaluation and checkpoints."""
-    absent: dict[str, str] = {}
     try:
         devices = sampled(evidence, "gpu")
     except NotMeasurable as error:
@@ -117,23 +118,18 @@ def device_activity(evidence: Evidence, split: TimeSplit | None) -> DeviceActivi
     aside = {phase: split.spans[phase] for phase in ("eval", "checkpoint")} if split else {}
     if not any(len(starts) for starts, _ in aside.values()):
         aside = {}
+    absent: dict[str, str] = {}
 
     def over(column: str) -> float | None:
-        try:
-            share = sum(_share(evidence, column, device, aside) for device in devices) / len(
-                devices
-            )
-            return _possible(f"activity.{column}", share)
-        except NotMeasurable as error:
-            absent[column] = str(error)
-            return None
+        return or_noted(absent, column, _training_share, evidence, column, devices, aside)
 
     busy, key = over("graphics_frac"), "activity.graphics_frac"
     if busy is None:
-        busy, key = _by_the_driver(evidence, devices, absent, is_whole=not aside)
-    clock, highest = clock_hz(evidence, devices, split, absent)
+        key = _BY_DRIVER
+        busy = or_noted(absent, "busy_frac", _by_driver, evidence, devices, is_whole=not aside)
+    clock, highest = or_noted(absent, "clock_hz", clock_hz, evidence, devices, split) or (None,) * 2
     capped, heat, brake = (
-        _throttled(evidence, devices, mask, absent)
+        or_noted(absent, "throttled", _throttled, evidence, devices, mask)
         for mask in (THROTTLE_POWER_CAP, THROTTLE_HEAT, THROTTLE_BRAKE)
     )
     cores = or_none(process_cores, evidence)
@@ -145,7 +141,7 @@ def device_activity(evidence: Evidence, split: TimeSplit | None) -> DeviceActivi
         over("dram_frac"),
         clock,
         highest,
-        peak_clock_hz(evidence, devices, absent),
+        or_noted(absent, "peak_clock_hz", peak_clock_hz, evidence, devices),
         capped,
         heat,
         brake,
@@ -154,6 +150,14 @@ def device_activity(evidence: Evidence, split: TimeSplit | None) -> DeviceActivi
         "derived" if aside else "measured",
         absent,
     )
+
+
+def _training_share(
+    evidence: Evidence, column: str, devices: list[Device], aside: dict[str, Spans]
+) -> float:
+    """Activity of training as a share of the window, mean over devices."""
+    shares = [_share(evidence, column, device, aside) for device in devices]
+    return _possible(f"activity.{column}", sum(shares) / len(shares))
 
 
 def _share(evidence: Evidence, column: str, device: Device, aside: dict[str, Spans]) -> float:
@@ -185,61 +189,44 @@ def _possible(key: str, share: float) -> float:
     return metric.usable(metric.checked(Reading(share, "frac", "measured"))).value
 
 
-def _by_the_driver(
-    evidence: Evidence, devices: list[Device], absent: dict[str, str], *, is_whole: bool
-) -> tuple[float | None, str]:
+def _by_driver(evidence: Evidence, devices: list[Device], *, is_whole: bool) -> float:
     """NVML's utilisation in place of counters, if the window is long enough."""
-    key = "utilization.busy_frac"
-    try:
-        share = sum(mean(evidence, "busy_frac", device) for device in devices) / len(devices)
-        if evidence.span.duration_s < _LONG_S:
-            raise NotMeasurable(
-                "the driver's utilisation lags by up to a second, too much for a window below"
-                f" {_LONG_S:g} s"
-            )
-        if not is_whole:
-            raise NotMeasurable(
-                "the driver's utilisation does not separate training from evaluation and"
-                " checkpoints in the window"
-            )
-        return _possible(key, share), key
-    except NotMeasurable as error:
-        absent["busy_frac"] = str(error)
-        return None, key
+    share = sum(mean(evidence, "busy_frac", device) for device in devices) / len(devices)
+    if evidence.span.duration_s < _LONG_S:
+        raise NotMeasurable(
+            "the driver's utilisation lags by up to a second, too much for a window below"
+            f" {_LONG_S:g} s"
+        )
+    if not is_whole:
+        raise NotMeasurable(
+            "the driver's utilisation does not separate training from evaluation and checkpoints"
+            " in the window"
+        )
+    return _possible(_BY_DRIVER, share)
 
 
 def clock_hz(
-    evidence: Evidence, devices: list[Device], split: TimeSplit | None, absent: dict[str, str]
-) -> tuple[float | None, float | None]:
+    evidence: Evidence, devices: list[Device], split: TimeSplit | None
+) -> tuple[float, float]:
     """The mean clock of readings within steps, and the highest of all."""
     means, highest = [], 0.0
-    try:
-        for device in devices:
-            series = readings(evidence, "clock_hz", device)
-            values = series.values[inside(evidence, series.t_ns)]
-            t_ns = series.t_ns[inside(evidence, series.t_ns)]
-            highest = max(highest, float(series.values.max()))
-            if split is not None and not evidence.from_output:
-                lane = evidence.counted.longest
-                row = np.searchsorted(lane.columns["start_ns"], t_ns, side="right") - 1
-                working = (row >= 0) & (t_ns <= lane.columns["end_ns"][np.maximum(row, 0)])
-                values = values[working] if working.any() else values
-            means.append(float(values.mean()))
-    except NotMeasurable as error:
-        absent["clock_hz"] = str(error)
-        return None, None
+    for device in devices:
+        series = readings(evidence, "clock_hz", device)
+        in_window = inside(evidence, series.t_ns)
+        values, t_ns = series.values[in_window], series.t_ns[in_window]
+        highest = max(highest, float(series.values.max()))
+        if split is not None and not evidence.from_output:
+            lane = evidence.counted.longest
+            row = np.searchsorted(lane.columns["start_ns"], t_ns, side="right") - 1
+            working = (row >= 0) & (t_ns <= lane.columns["end_ns"][np.maximum(row, 0)])
+            values = values[working] if working.any() else values
+        means.append(float(values.mean()))
     return sum(means) / len(means), highest
 
 
-def _throttled(
-    evidence: Evidence, devices: list[Device], mask: int, absent: dict[str, str]
-) -> float | None:
+def _throttled(evidence: Evidence, devices: list[Device], mask: int) -> float:
     """Share of readings throttled for one of these reasons."""
-    try:
-        return sum(throttled_share(evidence, device, mask) for device in devices) / len(devices)
-    except NotMeasurable as error:
-        absent["throttled"] = str(error)
-        return None
+    return sum(throttled_share(evidence, device, mask) for device in devices) / len(devices)
 
 
 def _links(evidence: Evidence, devices: list[Device]) -> dict[str, float]:
@@ -252,59 +239,26 @@ def _links(evidence: Evidence, devices: list[Device]) -> dict[str, float]:
     return rates
 
 
-def peak_clock_hz(
-    evidence: Evidence, devices: list[Device], absent: dict[str, str]
-) -> float | None:
+def peak_clock_hz(evidence: Evidence, devices: list[Device]) -> float:
     """The clock at which the datasheet's peak is reached."""
     if evidence.settings.peak_flops_per_s is not None:
-        absent["peak_clock_hz"] = "the peak was declared, and its clock was not"
-        return None
+        raise NotMeasurable("the peak was declared, and its clock was not")
     dtype = evidence.settings.dtype
     if dtype in _NOT_ON_TENSOR_CORES:
-        absent["peak_clock_hz"] = f"the peak of {dtype} is at another clock than that of 16 bits"
-        return None
+        raise NotMeasurable(f"the peak of {dtype} is at another clock than that of 16 bits")
     names = {evidence.settings.device or device.name for device in devices}
     try:
         (spec,) = {spec.key: spec for name in names for spec in candidates(name)}.values()
     except (NotMeasurable, ValueError):
-        absent["peak_clock_hz"] = "which clock the peak is at is not known"
-        return None
+        raise NotMeasurable("which clock the peak is at is not known") from None
     per_cycle, peak = _FLOPS_PER_CYCLE.get(spec.key), spec.peak_flops_per_s.get("bf16")
     if per_cycle is None or peak is None:
-        absent["peak_clock_hz"] = f"no source for the clock that the peak of {spec.name} is at"
-        return None
+        raise NotMeasurable(f"no source for the clock that the peak of {spec.name} is at")
     return peak / per_cycle
 
 
 # Measured by ergmeter's authors on one such device, 2026-11-15: a hint, not used in any metric.
 _ELSEWHERE = {"NVIDIA H200": "another H200 held about 80 % of its bf16 peak in products of 8192^3"}
-
-
-@dataclass(frozen=True)
-class Ceiling:
-    """The share of the peak that the computed matmuls need at the calibrated rate."""
-
-    needed_frac: float
-    basis: Basis
-    fact: Fact
-
-
-def ceiling(evidence: Evidence, activity: DeviceActivity, hardware_frac: float) -> Ceiling | None:
-    """The matmul ceiling; None without a calibration of this device and data type."""
-    try:
-        calibrated = achievable_of_peak_frac(evidence)
-        clock_hz = _clock_hz(evidence)
-    except NotMeasurable:
-        return None
-    rate, text = calibrated.value, f"products held {percent(calibrated.value)} of the peak"
-    if (
-        clock_hz is not None
-        and activity.peak_clock_hz is not None
-        and activity.clock_hz is not None
-    ):
-        rate *= activity.peak_clock_hz / clock_hz
-        text += f" at {clock_hz / HZ_PER_MHZ:.0f} MHz, {percent(rate)} of what that clock allows"
-    return Ceiling(hardware_frac / rate, weakest("derived", calibrated.basis), Fact(OF_PEAK, text))
 
 
 def why_no_ceiling(evidence: Evidence) -> str:
@@ -316,12 +270,3 @@ def why_no_ceiling(evidence: Evidence) -> str:
         hints = [f"; {hint}" for name, hint in _ELSEWHERE.items() if name in names]
         return f"{error}{''.join(hints)}"
     return ""
-
-
-def _clock_hz(evidence: Evidence) -> float | None:
-    """The mean clock of the calibrations; None if one of the devices has none."""
-    dtype = evidence.settings.dtype or "fp32"
-    devices = evidence.devices("gpu")
-    clocks = [calibration_of(device).matmul[dtype].clock_hz for device in devices]
-    clocks_hz = [clock for clock in clocks if clock is not None]
-    return sum(clocks_hz) / len(clocks_hz) if clocks_hz and len(clocks_hz) == len(clocks) else None

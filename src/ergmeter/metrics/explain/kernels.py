@@ -13,57 +13,44 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from ergmeter.metrics.definitions.achievable import OF_PEAK, achievable_of_peak_frac, calibration_of
 from ergmeter.metrics.definitions.profile import profiles
 from ergmeter.metrics.evidence.samples import or_none
-from ergmeter.metrics.explain.device import DeviceActivity, ceiling
 from ergmeter.metrics.explain.time import ACHIEVED, KERNELS, Fact, LossBlock, percent
 from ergmeter.records import Basis, weakest
 from ergmeter.units import HZ_PER_MHZ, scaled
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.metrics.explain.device import DeviceActivity
     from ergmeter.metrics.explain.flops import Achieved
 
-_PARTS = {
-    "communication": ("communication_alone_s", "communication, not hidden"),
-    "copies": ("copy_alone_s", "copies, not hidden"),
-}
-_KEYS = {
-    "communication": "profile.communication_alone_frac",
-    "copies": "profile.copy_alone_frac",
+# By the key of the block: the part of a profile, and the title.
+_EXPOSED = {
+    "communication": ("communication_alone", "communication, not hidden"),
+    "copies": ("copy_alone", "copies, not hidden"),
 }
 
 
-@dataclass(frozen=True)
-class ExposedCommunication:
-    """Blocks of communication and copies that no computation overlaps."""
-
-    blocks: tuple[LossBlock, ...]
-
-    @property
-    def share_frac(self) -> float:
-        """The sum of the blocks."""
-        return sum(block.share_frac for block in self.blocks)
-
-
-def exposed_communication(evidence: Evidence, level: float) -> ExposedCommunication | None:
+def exposed_communication(evidence: Evidence, level: float) -> tuple[LossBlock, ...]:
     """Exposed communication and copies: their share of profiled time with a kernel x `level`."""
     profiled = or_none(profiles, evidence) or []
     at_work_s = sum(float(profile["window_s"]) - float(profile["idle_s"]) for profile in profiled)
     if at_work_s <= 0:
-        return None
+        return ()
     blocks = []
-    for key, (column, title) in _PARTS.items():
-        share = sum(float(profile[column]) for profile in profiled) / at_work_s
+    for key, (part, title) in _EXPOSED.items():
+        share = sum(float(profile[f"{part}_s"]) for profile in profiled) / at_work_s
         if share > 0:
-            fact = Fact(_KEYS[key], f"{percent(share)} of profiled time with a kernel")
+            fact = Fact(f"profile.{part}_frac", f"{percent(share)} of profiled time with a kernel")
             why = "as in the profiled steps, of which the others are taken to be like"
             blocks.append(LossBlock(key, title, share * level, "derived", (fact,), why))
-    return ExposedCommunication(tuple(blocks)) if blocks else None
+    return tuple(blocks)
 
 
 TOP, CLOCK, SM, TENSOR, CEILING, HARDWARE = "top", "clock", "sm", "tensor", "ceiling", "hardware"
 
+_UNCOUNTED = "parts of tiles, masked attention, products computed again that nobody told of"
 # Key, title and reason of the block between two rungs, by the lower and (optional) upper rung.
 _BETWEEN = {
     (SM, ""): (
@@ -81,21 +68,13 @@ _BETWEEN = {
         "kernels that do not multiply",
         "element-wise kernels, copies, the optimizer, empty multiprocessors",
     ),
-    (CEILING, TENSOR): (
-        "uncounted",
-        "products beyond the count",
-        "parts of tiles, masked attention, products computed again that nobody told of",
-    ),
+    (CEILING, TENSOR): ("uncounted", "products beyond the count", _UNCOUNTED),
     (HARDWARE, CEILING): (
         "ceiling",
         "matmul ceiling",
         "what the best products lose too, as `erg calibrate` saw them on this device",
     ),
-    (HARDWARE, TENSOR): (
-        "uncounted",
-        "tensor pipes beyond the count",
-        "parts of tiles, masked attention, products computed again that nobody told of",
-    ),
+    (HARDWARE, TENSOR): ("uncounted", "tensor pipes beyond the count", _UNCOUNTED),
 }
 _ONE_BLOCK = (
     KERNELS,
@@ -127,18 +106,14 @@ def kernel_blocks(
 ) -> tuple[tuple[LossBlock, ...], LossBlock]:
     """The blocks between `level`, the time with a kernel, and MFU; and the block of MFU."""
     ladder = _ladder(evidence, activity, got, level)
-    blocks = [_between(upper, lower, activity) for upper, lower in _pairs(ladder)]
-    split = _split_exposed(
-        tuple(blocks), exposed_communication(evidence, level * (activity.clock_ratio or 1.0))
+    blocks = tuple(
+        _between(upper, lower, activity)
+        for upper, lower in pairwise(ladder)
+        if upper.share_frac != lower.share_frac
     )
+    exposed = exposed_communication(evidence, level * (activity.clock_ratio or 1.0))
     again, reached = _beyond(got, ladder[-1], activity)
-    return (*split, *again), reached
-
-
-def _pairs(ladder: list[Rung]) -> list[tuple[Rung, Rung]]:
-    return [
-        (upper, lower) for upper, lower in pairwise(ladder) if upper.share_frac != lower.share_frac
-    ]
+    return (*_split_exposed(blocks, exposed), *again), reached
 
 
 def _ladder(
@@ -160,12 +135,32 @@ def _ladder(
             rungs.append(Rung(key, share * scale, activity.basis, (fact,)))
     if got is None:
         return _falling(rungs)
-    last = Rung(HARDWARE, got.hardware_frac, got.mfu.basis, _counted(got))
+    last = Rung(HARDWARE, got.hardware_frac, got.mfu.basis, (got.fact,))
     most = min(rung.share_frac for rung in rungs if rung.key != TENSOR)
-    best = ceiling(evidence, activity, got.hardware_frac)
-    if best is not None and best.needed_frac <= most:
-        rungs.append(Rung(CEILING, best.needed_frac, best.basis, (best.fact,)))
+    best = or_none(_ceiling, evidence, activity, got.hardware_frac)
+    if best is not None and best.share_frac <= most:
+        rungs.append(best)
     return _falling([*rungs, last])
+
+
+def _ceiling(evidence: Evidence, activity: DeviceActivity, hardware_frac: float) -> Rung:
+    """The share of the peak that the matmuls need at the calibrated rate of this device."""
+    calibrated = achievable_of_peak_frac(evidence)
+    clock_hz = _calibration_clock_hz(evidence)
+    rate, text = calibrated.value, f"products held {percent(calibrated.value)} of the peak"
+    if clock_hz and activity.clock_ratio is not None and activity.peak_clock_hz is not None:
+        rate *= activity.peak_clock_hz / clock_hz
+        text += f" at {clock_hz / HZ_PER_MHZ:.0f} MHz, {percent(rate)} of what that clock allows"
+    basis = weakest("derived", calibrated.basis)
+    return Rung(CEILING, hardware_frac / rate, basis, (Fact(OF_PEAK, text),))
+
+
+def _calibration_clock_hz(evidence: Evidence) -> float | None:
+    """The mean clock of the calibrations; None if one of the devices has none."""
+    dtype = evidence.settings.dtype or "fp32"
+    clocks_hz = [calibration_of(d).matmul[dtype].clock_hz for d in evidence.devices("gpu")]
+    known_hz = [clock for clock in clocks_hz if clock is not None]
+    return sum(known_hz) / len(known_hz) if known_hz and len(known_hz) == len(clocks_hz) else None
 
 
 def _falling(rungs: list[Rung]) -> list[Rung]:
@@ -189,22 +184,23 @@ def _between(upper: Rung, lower: Rung, activity: DeviceActivity) -> LossBlock:
     )
     if upper.key == CLOCK:
         facts = lower.facts
-    if lower.key == TENSOR and activity.dram_frac is not None:
-        facts = (*facts, activity.fact("activity.dram_frac", activity.dram_frac, "bandwidth"))
     if lower.key == TENSOR:
-        facts = (*facts, *_link_facts(activity))
+        facts = (*facts, *_traffic_facts(activity))
     if activity.clock_ratio is None and lower.key == HARDWARE and upper.key != CEILING:
         why += "; and a clock below the peak's, if it was"
     return LossBlock(key, title, lost, basis, facts, why)
 
 
-def _link_facts(activity: DeviceActivity) -> tuple[Fact, ...]:
-    """Link traffic as evidence; it does not show that anything waited for it."""
-    return tuple(
+def _traffic_facts(activity: DeviceActivity) -> list[Fact]:
+    """Memory and link traffic as evidence; it does not show that anything waited for it."""
+    facts = []
+    if activity.dram_frac is not None:
+        facts.append(activity.fact("activity.dram_frac", activity.dram_frac, "bandwidth"))
+    return facts + [
         Fact(f"activity.{column}", f"{scaled(rate, 'B/s')} a device")
         for column, rate in activity.link_bytes_per_s.items()
         if rate > 0
-    )
+    ]
 
 
 def _clock_facts(activity: DeviceActivity) -> tuple[Fact, ...]:
@@ -215,16 +211,15 @@ def _clock_facts(activity: DeviceActivity) -> tuple[Fact, ...]:
     if activity.clock_high_hz is not None and activity.clock_high_hz > _HIGHER * activity.clock_hz:
         highest = f"{activity.clock_high_hz / HZ_PER_MHZ:.0f} MHz was seen at most"
         facts.append(Fact("utilization.clock_hz", highest))
-    if activity.capped_frac:
-        text = f"at the power limit in {100 * activity.capped_frac:.0f} % of readings"
-        facts.append(Fact("utilization.throttled_frac", text))
-    if activity.heat_frac:
-        text = f"throttled by heat in {100 * activity.heat_frac:.0f} % of readings"
-        facts.append(Fact("utilization.throttled_frac", text))
-    if activity.brake_frac:
-        share = f"{100 * activity.brake_frac:.0f} %"
-        text = f"slowed down or braked by the hardware in {share} of readings"
-        facts.append(Fact("utilization.throttled_frac", text))
+    facts += [
+        Fact("utilization.throttled_frac", f"{how} in {100 * share:.0f} % of readings")
+        for how, share in (
+            ("at the power limit", activity.capped_frac),
+            ("throttled by heat", activity.heat_frac),
+            ("slowed down or braked by the hardware", activity.brake_frac),
+        )
+        if share
+    ]
     return tuple(facts)
 
 
@@ -247,15 +242,15 @@ def _clock(lost: float, basis: Basis, activity: DeviceActivity) -> LossBlock:
 
 
 def _split_exposed(
-    blocks: tuple[LossBlock, ...], exposed: ExposedCommunication | None
+    blocks: tuple[LossBlock, ...], exposed: tuple[LossBlock, ...]
 ) -> tuple[LossBlock, ...]:
     """The blocks with exposed communication and copies split off non-matmul kernels."""
-    if exposed is None:
+    if not exposed:
         return blocks
     is_split = any(block.key == "not_multiplying" for block in blocks)
     whose = ("empty_sms", "not_multiplying") if is_split else (KERNELS,)
     theirs = [block for block in blocks if block.key in whose]
-    left = sum(block.share_frac for block in theirs) - exposed.share_frac
+    left = sum(block.share_frac for block in theirs) - sum(block.share_frac for block in exposed)
     if not theirs or left < 0:
         return blocks
     last = theirs[-1]
@@ -264,11 +259,7 @@ def _split_exposed(
     rest = LossBlock(last.key, title, left, weakest(*(t.basis for t in theirs)), facts, last.why)
     first = blocks.index(theirs[0])
     others = [block for block in blocks if block not in theirs]
-    return (*others[:first], *exposed.blocks, rest, *others[first:])
-
-
-def _counted(got: Achieved) -> tuple[Fact, ...]:
-    return (Fact("utilization.mfu_frac", percent(got.mfu.value)),)
+    return (*others[:first], *exposed, rest, *others[first:])
 
 
 _ENDS = {
@@ -304,5 +295,5 @@ def _beyond(
         )
     why = got.mfu.note if got.is_printed else got.mfu.note.partition("; ")[0]
     return tuple(blocks), LossBlock(
-        ACHIEVED, "the model's FLOPs (MFU)", got.mfu.value, got.mfu.basis, _counted(got), why
+        ACHIEVED, "the model's FLOPs (MFU)", got.mfu.value, got.mfu.basis, (got.fact,), why
     )

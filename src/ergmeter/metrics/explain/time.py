@@ -30,7 +30,7 @@ from ergmeter.metrics.phases import (
     why_no_stalls,
 )
 from ergmeter.records import Basis, FloatArray, TimeArray, weakest
-from ergmeter.units import NS_PER_S, duration
+from ergmeter.units import NS_PER_S, duration, number_of
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
@@ -75,9 +75,7 @@ class LossBlock:
 def percent(share: float) -> str:
     """A share as text in percent."""
     value = 100 * share
-    if abs(value) < 0.05:
-        return f"{value:.2g} %"
-    return f"{value:.1f} %"
+    return f"{value:.2g} %" if abs(value) < 0.05 else f"{value:.1f} %"
 
 
 # The time of the window.
@@ -135,18 +133,19 @@ def time_split(evidence: Evidence) -> TimeSplit:
         outside_s = period_s - covered_s([steps, *inside.values()], edges_ns)
         beyond_s = sum(extra_s.values(), np.zeros(len(outside_s)))
         parts_s["gaps"] = float((outside_s - beyond_in_gap(outside_s, beyond_s)).sum())
-    counts = {name: int((each > 0).sum()) for name, each in (named_s | extra_s).items()}
-    longest = {n: float(each.max(initial=0.0)) for n, each in (named_s | extra_s).items()}
+    each_s = named_s | extra_s
+    counts = {name: int((each > 0).sum()) for name, each in each_s.items()}
+    longest = {name: float(each.max(initial=0.0)) for name, each in each_s.items()}
     whole_s = float(period_s.sum())
     if evidence.is_whole_run:  # it begins before the first step and ends after the last
         whole_s = window.duration_s
         ends_ns = np.array([window.start_ns, edges_ns[0], edges_ns[-1], window.end_ns])
-        named = {phase: _ends(each) for phase, each in _named(owners, ends_ns).items()}
+        named = {phase: each[[0, 2]] for phase, each in _named(owners, ends_ns).items()}
         for phase, each in named.items():
             parts_s[phase] += float(each.sum())
             counts[phase] += int((each > 0).sum())
             longest[phase] = max(longest[phase], float(each.max()))
-        ends_s = _ends(np.diff(ends_ns) / NS_PER_S)
+        ends_s = (np.diff(ends_ns) / NS_PER_S)[[0, 2]]
         parts_s["around"] = float(ends_s.sum() - sum(each.sum() for each in named.values()))
         counts["around"], longest["around"] = 2, float(ends_s.max())
     if "gaps" in parts_s:
@@ -163,13 +162,8 @@ def time_split(evidence: Evidence) -> TimeSplit:
         extra_s,
         absent,
         evidence.steps_basis,
-        float(np.maximum(np.nan_to_num(lane["steps"], nan=1.0), 1.0).sum()),
+        float(np.maximum(lane.step_counts, 1.0).sum()),
     )
-
-
-def _ends(each: FloatArray) -> FloatArray:
-    """The first and the last of three periods."""
-    return np.asarray(each[[0, 2]])
 
 
 def _named(owners: dict[str, Spans], edges_ns: TimeArray) -> dict[str, FloatArray]:
@@ -200,15 +194,12 @@ TITLES = {
     **{phase: PHASE_TITLES[phase] for phase in ("prefill", "decode", "idle")},
 }
 _HOW = {
-    "checkpoint": "no training step runs meanwhile",
-    "eval": "no training step runs meanwhile",
+    **dict.fromkeys(("checkpoint", "eval", "prefill", "decode"), "no training step runs meanwhile"),
     "around": "starting, loading and ending the program",
     "slow_start": "the first steps took longer than the median; --warmup-steps leaves them out",
     "data": "spans that somebody named as waiting for data",
     "stalls": "time beyond the median step, of steps of twice the median or more",
     "gaps": "no step was open, and nothing says what for",
-    "prefill": "no training step runs meanwhile",
-    "decode": "no training step runs meanwhile",
     "idle": "spans that somebody named as idle",
 }
 _ASIDE = ("checkpoint", "eval", "prefill", "decode", "idle", "around")
@@ -272,10 +263,8 @@ def _fact(split: TimeSplit, name: str) -> Fact:
         return Fact("time.outside_steps_frac", f"{took}, {each} a step")
     longest = f", up to {duration(split.longest_s[name])}" if count > 1 else ""
     if name in NAMED:
-        times = f"{count} time{'s' if count != 1 else ''}"
-        is_metric = name in ("checkpoint", "eval", "data")
-        key = f"time.{name}_s" if is_metric else f"{name} spans"
-        return Fact(key, f"{took}, {times}{longest}")
+        key = f"time.{name}_s" if name in ("checkpoint", "eval", "data") else f"{name} spans"
+        return Fact(key, f"{took}, {number_of(count, 'time')}{longest}")
     usual = duration(float(np.median(split.left_s)))
     of = f"{count} of {len(split.left_s)} steps"
     return Fact("time.step_median_s", f"{took} beyond {usual} a step, {of}{longest}")

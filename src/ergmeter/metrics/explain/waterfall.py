@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.checks import flop_count_contradictions
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.energy_breakdown import energy_of
 from ergmeter.metrics.definitions.profile import profiles
 from ergmeter.metrics.definitions.timing import pace_of_ranks
 from ergmeter.metrics.definitions.utilization import other_programs
-from ergmeter.metrics.evidence.samples import or_none
+from ergmeter.metrics.evidence.samples import or_missing, or_none, or_noted
 from ergmeter.metrics.explain.advice import Change, changes, record_next, remarks
 from ergmeter.metrics.explain.device import device_activity, why_no_ceiling
 from ergmeter.metrics.explain.flops import Achieved, achieved, frozen_weights, peak_text
@@ -169,9 +168,11 @@ def levels(explanation: Explanation) -> tuple[WaterfallLevel, ...]:
 def explain(evidence: Evidence) -> Explanation:
     """The waterfall of a run."""
     missing: dict[str, str] = {}
-    split = _split(evidence, missing)
+    split = or_noted(missing, "steps", time_split, evidence)
     activity = device_activity(evidence, split)
-    got = _achieved(evidence, missing)
+    got = or_noted(missing, "mfu", achieved, evidence)
+    if got is not None and got.why_no_padding:
+        missing["padding"] = got.why_no_padding
     if got is not None and got.is_printed:
         activity = activity.without_peak("the program printed an MFU, and not which peak it is of")
     waits, level = wait_blocks(split, activity)
@@ -213,35 +214,13 @@ def explain(evidence: Evidence) -> Explanation:
 
 def _not_asked(evidence: Evidence, got: Achieved | None) -> dict[str, str]:
     """Reasons why there is no matmul ceiling and no communication block."""
-    reasons = {}
+    reasons: dict[str, str] = {}
     if got is not None and not got.is_printed and evidence.devices("gpu"):
         why = why_no_ceiling(evidence)
         reasons = {"matmul_ceiling": why} if why else {}
     if len(evidence.devices("gpu")) > 1:
-        try:
-            profiles(evidence)
-        except NotMeasurable as error:
-            reasons["communication"] = str(error)
+        or_noted(reasons, "communication", profiles, evidence)
     return reasons
-
-
-def _split(evidence: Evidence, missing: dict[str, str]) -> TimeSplit | None:
-    try:
-        return time_split(evidence)
-    except NotMeasurable as error:
-        missing["steps"] = str(error)
-        return None
-
-
-def _achieved(evidence: Evidence, missing: dict[str, str]) -> Achieved | None:
-    try:
-        result = achieved(evidence)
-    except NotMeasurable as error:
-        missing["mfu"] = str(error)
-        return None
-    if result.why_no_padding:
-        missing["padding"] = result.why_no_padding
-    return result
 
 
 def _of(got: Achieved | None) -> str:
@@ -256,10 +235,9 @@ def _with_joules(
     evidence: Evidence, split: TimeSplit | None, blocks: tuple[LossBlock, ...], reached: LossBlock
 ) -> tuple[Reading | Missing, tuple[LossBlock, ...], LossBlock]:
     """The window's energy, and the blocks with joules: measured for waits, else by share."""
-    try:
-        joules = joules_of(evidence, split)
-    except NotMeasurable as error:
-        return Missing(str(error)), blocks, reached
+    joules = or_missing(joules_of, evidence, split)
+    if isinstance(joules, Missing):
+        return joules, blocks, reached
     # A wait that the device worked through in part counts for its block's share.
     measured = {
         block.key: joules.parts_j[block.key] * block.share_frac / split.frac(block.key)
@@ -303,6 +281,3 @@ def _shared(
         return replace(block, joules=max(0.0, block.share_frac) * per_frac, joules_basis="derived")
 
     return tuple(map(with_joules, blocks)), with_joules(reached)
-
-
-__all__ = ["Change", "Explanation", "WaterfallLevel", "explain", "levels"]

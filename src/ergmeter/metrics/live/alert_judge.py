@@ -12,20 +12,25 @@ window after the warm-up, but the warm-up is paid for too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from ergmeter.metrics.live.alert_states import Growth, NotANumber, Silence, Speed, ThrottledState
-from ergmeter.metrics.live.rows import Elapsed, EnergyTotal, LiveRows, LiveTotals
-from ergmeter.units import J_PER_KWH, significant
+from ergmeter.metrics.live.rows import (
+    TRAIN,
+    Elapsed,
+    EnergyTotal,
+    LiveRows,
+    LiveTotals,
+    real_tokens,
+)
+from ergmeter.records import PHASES, THROTTLE_BRAKE, THROTTLE_HEAT, Device
+from ergmeter.units import J_PER_KWH, NS_PER_S, duration, scaled, significant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ergmeter.metrics.live.alert_rules import AlertRule
-    from ergmeter.metrics.live.alert_states import AlertEvent
-    from ergmeter.records import Device
     from ergmeter.runlog.settings import Settings
 
     class AlertState(Protocol):
@@ -40,6 +45,9 @@ if TYPE_CHECKING:
         def feed(self, rows: LiveRows) -> Iterable[AlertEvent]:
             """The alerts that began or ended."""
 
+
+# Time, value, threshold, text, device or writer, and whether it is over.
+AlertEvent: TypeAlias = "tuple[int, float, float, str, str, bool]"
 
 MAX_ONSETS = 20  # of one rule about one device or writer
 
@@ -131,6 +139,426 @@ class Judge:
         if not alert.is_over:
             self._onsets[key] = self._onsets.get(key, 0) + 1
         return self._onsets.get(key, 0) <= MAX_ONSETS
+
+
+# States of rules, kept between batches of rows. Each has hysteresis: it begins only after a while
+# (two stretches, some seconds, five rises) and ends only well beyond the limit. A value that
+# oscillates around the limit raises one alert.
+
+# A rate is over at least so long: single steps vary, and a waiting rank is not slow.
+STRETCH_NS = 10 * NS_PER_S
+ENOUGH = 5  # stretches before the median is used
+IN_A_ROW = 2  # slow stretches before it is an alert
+_MAX_RATES = 4096  # rates for the median; beyond, every other one is dropped
+_BACK = 0.5  # of the way back to the median, where it ends
+_BACK_ABSOLUTE = 0.05
+
+_AWAY = (PHASES.index("eval"), PHASES.index("checkpoint"))
+
+# The power cap is no reason for an alert: a busy GPU is at its cap.
+THROTTLED_NS = 2 * NS_PER_S
+FREE_NS = 10 * NS_PER_S
+
+RISES = 5
+_GONE_NS = 60 * NS_PER_S  # after so long without steps another writer's are counted
+_EDGES = 1000  # stretches that wait for a device without readings
+
+
+class _Lane:
+    """The steps of one writer in an incomplete stretch, and the rates of earlier ones."""
+
+    def __init__(self) -> None:
+        self.start_ns: int | None = None
+        self.ends = np.empty(0, np.int64)
+        self.amounts = np.empty(0)
+        self.away: list[tuple[int, int]] = []
+        self.rates: list[float] = []
+        self.stride, self.seen, self.slow = 1, 0, 0
+        self.is_raised = False
+
+    def keep(self, rate: float) -> None:
+        if self.seen % self.stride == 0:
+            self.rates.append(rate)
+        self.seen += 1
+        if len(self.rates) > _MAX_RATES:
+            self.rates, self.stride = self.rates[::2], self.stride * 2
+
+    def away_ns(self, start_ns: int, end_ns: int) -> int:
+        """Evaluation and checkpoints within a stretch, in ns."""
+        inside, reached_ns = 0, start_ns
+        for a, b in sorted(self.away):  # a checkpoint within an evaluation counts once
+            inside += max(0, min(b, end_ns) - max(a, reached_ns))
+            reached_ns = max(reached_ns, b)
+        self.away = [span for span in self.away if span[1] > end_ns]
+        return inside
+
+
+class Speed:
+    """A rule on tokens, samples or steps per second, or on the step time, over stretches."""
+
+    def __init__(self, rule: AlertRule) -> None:
+        self.rule = rule
+        self._lanes: dict[str, _Lane] = {}
+        self.is_told = False  # steps have the value; the rest takes time
+        self._is_judged = False
+
+    @property
+    def lacks(self) -> str:
+        """What is missing to judge it."""
+        if self._is_judged:
+            return ""
+        if not self.is_told:
+            is_of_steps = self.rule.subject in ("steps_per_s", "step_s")
+            what = self.rule.subject.split("_")[0]
+            return "no step was seen" if is_of_steps else f"no step tells its {what}"
+        stretch = duration(STRETCH_NS / NS_PER_S)
+        if not self.rule.is_relative:
+            return f"no stretch of {stretch} was seen whole"
+        stretches = max(lane.seen for lane in self._lanes.values())
+        return (
+            f"the run's median takes {ENOUGH} stretches of {stretch}, and one more;"
+            f" {stretches} seen"
+        )
+
+    def feed(self, rows: LiveRows) -> Iterator[AlertEvent]:
+        """Judge the stretches that have ended."""
+        for writer, steps in rows.steps.items():
+            lane = self._lanes.setdefault(writer, _Lane())
+            self._add(lane, steps)
+            yield from self._stretches(lane, writer if len(self._lanes) > 1 else "")
+
+    def _add(self, lane: _Lane, steps: dict[str, Any]) -> None:
+        away = np.isin(steps["phase"], _AWAY)
+        lane.away += list(
+            zip(steps["start_ns"][away].tolist(), steps["end_ns"][away].tolist(), strict=True)
+        )
+        train = steps["phase"] == TRAIN
+        amounts = self._amounts(steps)[train]
+        is_counted = ~np.isnan(amounts)
+        if not is_counted.any():
+            return
+        self.is_told = True
+        if lane.start_ns is None:
+            lane.start_ns = int(steps["start_ns"][train][is_counted][0])
+        lane.ends = np.concatenate([lane.ends, steps["end_ns"][train][is_counted]])
+        lane.amounts = np.concatenate([lane.amounts, amounts[is_counted]])
+
+    def _amounts(self, steps: dict[str, Any]) -> Any:  # noqa: ANN401  an array
+        if self.rule.subject == "tokens_per_s":
+            return real_tokens(steps)
+        return steps["samples" if self.rule.subject == "samples_per_s" else "steps"]
+
+    def _stretches(self, lane: _Lane, about: str) -> Iterator[AlertEvent]:
+        first = 0
+        totals = np.concatenate([[0.0], np.cumsum(lane.amounts)])
+        while lane.start_ns is not None:
+            last = int(np.searchsorted(lane.ends, lane.start_ns + STRETCH_NS, side="left"))
+            if last >= len(lane.ends):
+                break
+            end_ns = int(lane.ends[last])
+            span_ns = end_ns - lane.start_ns - lane.away_ns(lane.start_ns, end_ns)
+            amount = float(totals[last + 1] - totals[first])
+            if span_ns > 0 and amount > 0:
+                per_s = amount * NS_PER_S / span_ns
+                value = 1 / per_s if self.rule.subject == "step_s" else per_s
+                yield from self._judged(lane, value, end_ns, about)
+            first, lane.start_ns = last + 1, end_ns
+        lane.ends, lane.amounts = lane.ends[first:], lane.amounts[first:]
+
+    def _judged(self, lane: _Lane, value: float, t_ns: int, about: str) -> Iterator[AlertEvent]:
+        lane.keep(value)
+        rule, usual = self.rule, float(np.median(lane.rates))
+        if rule.is_relative and lane.seen <= ENOUGH:
+            return
+        self._is_judged = True
+        limit = usual * (1 + rule.limit) if rule.is_relative else rule.limit
+        way = 1 if rule.subject == "step_s" else -1  # the sign of worse
+        room = abs(limit - usual) * _BACK if rule.is_relative else limit * _BACK_ABSOLUTE
+        lane.slow = lane.slow + 1 if way * (value - limit) > 0 else 0
+        text = self._text(value, usual)
+        if not lane.is_raised and lane.slow >= IN_A_ROW:
+            lane.is_raised = True
+            yield t_ns, value, limit, text, about, False
+        elif lane.is_raised and way * (value - limit) < -room:
+            lane.is_raised = False
+            yield t_ns, value, limit, text, about, True
+
+    def _text(self, value: float, usual: float) -> str:
+        rule = self.rule
+        if not rule.is_relative:
+            return rule.limit_said(value)
+        share = abs(value / usual - 1) * 100
+        way = "above" if value > usual else "below"
+        return (
+            f"{rule.limit_said(value)}, {significant(share, 2)} % {way} the run's median of"
+            f" {rule.limit_said(usual)}"
+        )
+
+
+class NotANumber:
+    """A rule on a NaN or infinite loss or gradient norm, from steps or else from printed lines.
+
+    Lines count up to the first step with a value, by time, so that batching makes no difference.
+    """
+
+    def __init__(self, rule: AlertRule) -> None:
+        self.rule = rule
+        self.lacks = f"no step tells its {rule.subject.replace('_', ' ')}, and no line prints it"
+        self._raised: dict[str, bool] = {}
+        self._by_steps_ns: int | None = None  # the end of the first step with a value
+
+    def feed(self, rows: LiveRows) -> Iterator[AlertEvent]:
+        """The steps at which values became NaN or finite again."""
+        by_writer = {w: self._with_value(s) for w, s in rows.steps.items() if w not in rows.printed}
+        first = [int(steps["end_ns"][0]) for steps in by_writer.values() if len(steps["end_ns"])]
+        if self._by_steps_ns is None and first:
+            self._by_steps_ns = min(first)
+        for writer, steps in by_writer.items():
+            yield from self._turns(writer, steps)
+        for writer, lines in rows.printed.items():
+            told_lines = self._with_value(lines)
+            if self._by_steps_ns is not None:
+                early = told_lines["end_ns"] < self._by_steps_ns
+                told_lines = {name: column[early] for name, column in told_lines.items()}
+            yield from self._turns(writer, told_lines, how=", as printed")
+
+    def _with_value(self, steps: dict[str, Any]) -> dict[str, Any]:
+        """Value, end and index of the training steps that have a value."""
+        has_value = steps[f"{self.rule.subject}_told"] & (steps["phase"] == TRAIN)
+        return {name: steps[name][has_value] for name in (self.rule.subject, "end_ns", "index")}
+
+    def _turns(
+        self, writer: str, columns: dict[str, Any], *, how: str = ""
+    ) -> Iterator[AlertEvent]:
+        values, ends, numbers = columns[self.rule.subject], columns["end_ns"], columns["index"]
+        if not len(values):
+            return
+        self.lacks = ""
+        bad = ~np.isfinite(values)
+        before = np.concatenate([[self._raised.get(writer, False)], bad[:-1]])
+        for at in np.flatnonzero(bad != before).tolist():
+            step = "" if np.isnan(numbers[at]) else f" at step {numbers[at]:.0f}"
+            what = f"{self.rule.subject} {values[at]:g}{step}{how}"
+            yield int(ends[at]), float(values[at]), np.nan, what, writer, not bad[at]
+        self._raised[writer] = bool(bad[-1])
+
+
+class Silence:
+    """A rule on the time without the end of a step or phase, after the first one."""
+
+    def __init__(self, rule: AlertRule) -> None:
+        self.rule = rule
+        self.lacks = "no step was seen"
+        self._last_ns: int | None = None
+        self._is_raised = False
+
+    def feed(self, rows: LiveRows) -> Iterator[AlertEvent]:
+        """The times at which steps stopped and resumed."""
+        ends = [steps["end_ns"] for steps in rows.steps.values()]
+        limit_ns = round(self.rule.limit * NS_PER_S)
+        ends_ns = np.sort(np.concatenate(ends)) if ends else np.empty(0, np.int64)
+        if self._is_steady(ends_ns, limit_ns):
+            self._last_ns, ends_ns = max(int(ends_ns[-1]), self._last_ns or 0), ends_ns[:0]
+            self.lacks = ""
+        for end_ns in ends_ns.tolist():
+            yield from self._quiet_until(end_ns, limit_ns)
+            if self._is_raised:
+                self._is_raised = False
+                quiet_s = (end_ns - (self._last_ns or end_ns)) / NS_PER_S
+                text = f"a step after {duration(quiet_s)}"
+                yield end_ns, quiet_s, self.rule.limit, text, "", True
+            self._last_ns = max(end_ns, self._last_ns or 0)
+            self.lacks = ""
+        yield from self._quiet_until(rows.until_ns, limit_ns)
+
+    def _is_steady(self, ends: Any, limit_ns: int) -> bool:  # noqa: ANN401  an array
+        """True if no gap exceeds the limit, the usual case: steps need not be looped over."""
+        if self._is_raised or not len(ends):
+            return False
+        before_ns = ends[0] if self._last_ns is None else self._last_ns
+        return bool(np.diff(ends, prepend=before_ns).max() <= limit_ns)
+
+    def _quiet_until(self, t_ns: int, limit_ns: int) -> Iterator[AlertEvent]:
+        if self._last_ns is None or self._is_raised or t_ns - self._last_ns <= limit_ns:
+            return
+        self._is_raised = True
+        text = f"no step for {duration(self.rule.limit)}"
+        yield self._last_ns + limit_ns, self.rule.limit, self.rule.limit, text, "", False
+
+
+class ThrottledState:
+    """A rule on a device that is throttled by heat or a brake for some seconds."""
+
+    lacks = "no device tells why its clock is held down"
+
+    def __init__(self, rule: AlertRule, devices: Mapping[str, Device]) -> None:
+        self.rule = rule
+        self._devices = devices
+        self._since: dict[
+            str, tuple[bool, int, int]
+        ] = {}  # throttled, since when, for which reasons
+        self._raised: set[str] = set()
+
+    def feed(self, rows: LiveRows) -> Iterator[AlertEvent]:
+        """Judge the throttle reasons of each device."""
+        for device, (t_ns, values) in rows.samples.get("throttled", {}).items():
+            self.lacks = ""
+            bits = values.astype(np.int64)
+            is_throttled = (bits & (THROTTLE_HEAT | THROTTLE_BRAKE)) != 0
+            was, since_ns, why = self._since.get(device, (bool(is_throttled[0]), int(t_ns[0]), 0))
+            # Up to each change, and up to the last reading.
+            changes = np.flatnonzero(
+                np.concatenate([[was], is_throttled[:-1]]) != is_throttled
+            ).tolist()
+            first = 0
+            for at in changes:
+                why |= _reasons(bits[first:at], t_ns[first:at], since_ns + THROTTLED_NS)
+                yield from self._lasted(device, was, since_ns, int(t_ns[at]), why)
+                was, since_ns, why, first = bool(is_throttled[at]), int(t_ns[at]), 0, at
+            why |= _reasons(bits[first:], t_ns[first:], since_ns + THROTTLED_NS)
+            yield from self._lasted(device, was, since_ns, int(t_ns[-1]), why)
+            self._since[device] = (was, since_ns, why)
+
+    def _lasted(
+        self, device: str, is_throttled: bool, since_ns: int, until_ns: int, bits: int
+    ) -> Iterator[AlertEvent]:
+        if is_throttled and device not in self._raised and until_ns - since_ns >= THROTTLED_NS:
+            self._raised.add(device)
+            why = "heat" if bits & THROTTLE_HEAT else "a hardware slowdown or power brake"
+            text = f"{_name(self._devices, device)} is held down by {why}"
+            yield since_ns + THROTTLED_NS, float(bits), 0.0, text, device, False
+        if not is_throttled and device in self._raised and until_ns - since_ns >= FREE_NS:
+            self._raised.discard(device)
+            text = f"{_name(self._devices, device)} runs free again"
+            yield since_ns + FREE_NS, 0.0, 0.0, text, device, True
+
+
+def _reasons(bits: Any, t_ns: Any, until_ns: int) -> int:  # noqa: ANN401  arrays
+    """The reasons of all readings up to a time, so that batching makes no difference."""
+    return int(np.bitwise_or.reduce(bits[t_ns <= until_ns], initial=0))
+
+
+# Memory columns by kind of device; the first one with readings is used.
+_MEMORY = {
+    "process": ("memory_bytes",),
+    "gpu": ("process_bytes", "memory_bytes"),
+    "allocator": ("allocated_bytes",),
+}
+
+
+class Growth:
+    """A rule on memory growth: the minimum of each stretch rises five times in a row.
+
+    The minimum, as memory varies within a step; from the first step on, as loading a model also
+    fills memory.
+    """
+
+    lacks = "no step and no memory was seen together"
+
+    def __init__(self, rule: AlertRule, devices: Mapping[str, Device]) -> None:
+        self.rule = rule
+        self._devices = devices
+        self._steps_each = max(1, rule.over_steps // RISES)
+        self._lane = ""  # the writer whose steps are counted
+        self._lane_ns = 0  # the end of its last step
+        self._steps = 0.0
+        self._edges: list[int] = []
+        self._column: dict[str, str] = {}
+        self._pending: dict[str, tuple[Any, Any]] = {}
+        self._done_ns: dict[str, int] = {}
+        self._streaks: dict[str, list[float]] = {}
+        self._raised: set[str] = set()
+
+    def feed(self, rows: LiveRows) -> Iterator[AlertEvent]:
+        """Add samples and judge the stretches that have ended."""
+        self._count(rows)
+        for kind, columns in _MEMORY.items():
+            for column in columns:
+                for device, (t_ns, values) in rows.samples.get(column, {}).items():
+                    device_info = self._devices.get(device)
+                    if device_info is not None and device_info.kind == kind:
+                        self._take(device, column, t_ns, values)
+        for device in tuple(self._pending):
+            yield from self._stretches(device)
+        oldest_ns = min((self._done_ns.get(d, 0) for d in self._pending), default=0)
+        self._edges = [edge for edge in self._edges if edge > oldest_ns][-_EDGES:]
+
+    def _count(self, rows: LiveRows) -> None:
+        trained = [(s["end_ns"][s["phase"] == TRAIN], w) for w, s in rows.steps.items()]
+        for _, writer in sorted((int(e[0]), w) for e, w in trained if len(e)):
+            steps = rows.steps[writer]
+            train = steps["phase"] == TRAIN
+            if writer != self._lane and self._lane:
+                train &= steps["end_ns"] > self._lane_ns + _GONE_NS
+            if not train.any():
+                continue
+            self._lane = writer
+            self._lane_ns = int(steps["end_ns"][train][-1])
+            before, counted = self._steps, np.nan_to_num(steps["steps"][train], nan=1.0)
+            totals = before + np.cumsum(counted)
+            self._steps = float(totals[-1])
+            stretch = np.floor(totals / self._steps_each)
+            was = np.floor(np.concatenate([[before], totals[:-1]]) / self._steps_each)
+            edges = steps["end_ns"][train][stretch > was].tolist()
+            if not before:  # the first stretch begins with the end of the first step
+                edges = [int(steps["end_ns"][train][0]), *edges]
+            self._edges += edges
+
+    def _take(self, device: str, column: str, t_ns: Any, values: Any) -> None:  # noqa: ANN401
+        if self._column.setdefault(device, column) != column:
+            return
+        before = self._pending.get(device, (t_ns[:0], values[:0]))
+        self._pending[device] = (
+            np.concatenate([before[0], t_ns]),
+            np.concatenate([before[1], values]),
+        )
+
+    def _stretches(self, device: str) -> Iterator[AlertEvent]:
+        t_ns, values = self._pending[device]
+        first = 0
+        for edge in self._edges:
+            began_ns = self._done_ns.get(device)
+            if began_ns is not None and edge <= began_ns:
+                continue
+            last = int(np.searchsorted(t_ns, edge, side="right"))
+            if last >= len(t_ns):  # samples of this stretch may still come
+                break
+            if began_ns is not None and last > first:
+                yield from self._rose(device, float(values[first:last].min()), edge)
+            if began_ns is None or last > first:
+                first, self._done_ns[device] = last, edge
+        if not self._steps:  # memory before the first step is not growth
+            first = max(0, len(t_ns) - 1)
+        self._pending[device] = (t_ns[first:], values[first:])
+
+    def _rose(self, device: str, least: float, t_ns: int) -> Iterator[AlertEvent]:
+        self.lacks = ""
+        streak = self._streaks.setdefault(device, [])
+        if streak and least <= streak[-1]:
+            was, streak = streak[0], [least]
+            if device in self._raised:
+                self._raised.discard(device)
+                text = f"{_name(self._devices, device)} grows no more ({scaled(least, 'B')})"
+                yield t_ns, least, was * (1 + self.rule.limit), text, device, True
+        else:
+            streak = (
+                [*streak[:1], *streak[-RISES:], least] if len(streak) > RISES else [*streak, least]
+            )
+        self._streaks[device] = streak
+        limit = streak[0] * (1 + self.rule.limit)
+        if device not in self._raised and len(streak) > RISES and least >= limit:
+            self._raised.add(device)
+            grown = significant((least / streak[0] - 1) * 100, 3)
+            text = (
+                f"{_name(self._devices, device)} grew by {grown} % without a fall,"
+                f" {scaled(streak[0], 'B')} to {scaled(least, 'B')}"
+            )
+            yield t_ns, least, limit, text, device, False
+
+
+def _name(devices: Mapping[str, Device], device: str) -> str:
+    device_info = devices.get(device)
+    return device if device_info is None or device_info.kind == "gpu" else device_info.name
 
 
 class Limit:

@@ -26,11 +26,8 @@ if TYPE_CHECKING:
     from ergmeter.runlog.settings import Settings
 
 # Classes of rules, as in `--stop-on`.
-BUDGET, NAN, SPEED, MEMORY, THROTTLED, STALLED = (
-    *("budget", "nan", "throughput", "memory"),
-    *("throttled", "stalled"),
-)
-CLASSES = (BUDGET, NAN, SPEED, MEMORY, THROTTLED, STALLED)
+CLASSES = ("budget", "nan", "throughput", "memory", "throttled", "stalled")
+BUDGET, NAN, SPEED, MEMORY, THROTTLED, STALLED = CLASSES
 
 _SPEEDS = {
     "tokens_per_s": "tokens/s",
@@ -39,15 +36,8 @@ _SPEEDS = {
     "step_s": "s",
 }
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-JOULES = {
-    "J": 1.0,
-    "kJ": 1e3,
-    "MJ": 1e6,
-    "GJ": 1e9,
-    "Wh": J_PER_WH,
-    "kWh": J_PER_KWH,
-    "MWh": 1e3 * J_PER_KWH,
-}
+JOULES = {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "GJ": 1e9}
+JOULES |= {"Wh": J_PER_WH, "kWh": J_PER_KWH, "MWh": 1e3 * J_PER_KWH}
 _UNITS = {"energy": JOULES, "time": SECONDS, "stalled": SECONDS}
 _OVER_STEPS = 100
 
@@ -265,14 +255,8 @@ def noted_alerts(run: Run, ranks: Mapping[str, int]) -> list[NotedAlert]:
 def ranks_of(rule: str, writer: str, ranks: Mapping[str, int]) -> tuple[int, ...]:
     """The rank of an alert on a loss, if there are several ranks; else empty."""
     parsed_rule = rule_of(rule)
-    if (
-        parsed_rule is None
-        or parsed_rule.kind != NAN
-        or len(set(ranks.values())) < 2
-        or writer not in ranks
-    ):
-        return ()
-    return (ranks[writer],)
+    is_of_rank = parsed_rule is not None and parsed_rule.kind == NAN and writer in ranks
+    return (ranks[writer],) if is_of_rank and len(set(ranks.values())) > 1 else ()
 
 
 def merge_alerts(marked: list[NotedAlert], judged: Iterable[NotedAlert]) -> list[NotedAlert]:

@@ -33,13 +33,7 @@ SAMPLED = (
     *("temperature_c", "throttled", "busy_frac"),
 )
 STEPPED = (
-    "index",
-    "steps",
-    "tokens_computed",
-    "tokens_real",
-    "samples",
-    "loss",
-    "grad_norm",
+    *("index", "steps", "tokens_computed", "tokens_real", "samples", "loss", "grad_norm"),
     "rank",
 )
 _MAY_BE_NAN = ("loss", "grad_norm")
@@ -62,7 +56,9 @@ class RunFollower:
     def look(self, *, is_last: bool = False) -> tuple[LiveRows, LiveRows, bool]:
         """All new rows; rows that can be judged now; and whether there is more to read."""
         look = self._follower.look(is_last=is_last)
-        self._learn({part.writer for part in look.parts})
+        unknown = {part.writer for part in look.parts} - self.writers.keys()
+        if unknown:
+            self._learn(unknown)
         new = self._rows(look.parts, look.until_ns)
         self._waiting = joined_rows(self._waiting, new)
         ready, self._waiting = split_rows(self._waiting, look.until_ns)
@@ -90,17 +86,14 @@ class RunFollower:
     def learn(self) -> None:
         """Read the headers and devices of all writers."""
         names = (p.parent.name for p in self.run.glob("*/writer.json"))
-        for writer in sorted(w for w in names if not w.startswith(".")):
-            if self._only in (None, writer):
-                self._take_header(writer)
-        self._align()
+        writers = sorted(name for name in names if not name.startswith("."))
+        self._learn(writer for writer in writers if self._only in (None, writer))
 
     def _learn(self, writers: Iterable[str]) -> None:
-        unknown = [writer for writer in writers if writer not in self.writers]
-        for writer in unknown:
+        """Read the headers of these writers and put all on one clock."""
+        for writer in writers:
             self._take_header(writer)
-        if unknown:
-            self._align()
+        self._align()
 
     def _take_header(self, writer: str) -> None:
         with suppress(FormatError):  # it is being written

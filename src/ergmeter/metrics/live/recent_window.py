@@ -54,7 +54,10 @@ class Remaining:
 
 def remaining(evidence: Evidence) -> Remaining:
     """Progress of a run. NotMeasurable without a total step or token count."""
-    unit, total = _budget(evidence)
+    target = goal(writer.header for writer in evidence.run.writers)
+    if target is None:
+        raise NotMeasurable(_NO_BUDGET)
+    unit, total = target
     lane = evidence.work.longest
     done = float(steps_done(lane)) if unit == "steps" else _amount(evidence, lane, unit)
     try:
@@ -73,26 +76,16 @@ def goal(headers: Iterable[Mapping[str, Any]]) -> tuple[str, float] | None:
     for header in headers:
         budget = header.get("budget")
         budget = budget if isinstance(budget, dict) else {}
-        for unit in ("steps", "tokens", "FLOPs"):
-            total = budget.get(unit)
+        totals = [(unit, budget.get(unit)) for unit in ("steps", "tokens", "FLOPs")]
+        for unit, total in (*totals, ("steps", header.get("total_steps"))):
             if isinstance(total, int | float) and total > 0:
                 return unit, float(total)
-        total = header.get("total_steps")
-        if isinstance(total, int | float) and total > 0:
-            return "steps", float(total)
     return None
-
-
-def _budget(evidence: Evidence) -> tuple[str, float]:
-    target = goal(writer.header for writer in evidence.run.writers)
-    if target is None:
-        raise NotMeasurable(_NO_BUDGET)
-    return target
 
 
 def _amount(evidence: Evidence, lane: Steps, unit: str) -> float:
     if unit == "steps":
-        return float(np.nan_to_num(lane["steps"], nan=1.0).sum())
+        return float(lane.step_counts.sum())
     if unit == "tokens":
         return float(np.nansum(real_tokens(lane)))
     if not evidence.flops:
@@ -133,7 +126,9 @@ def evidence_since(run: Run, since_ns: int) -> Evidence:
 
 def _update(run: Run, evidence: Evidence, summary: Summary, *, final: bool) -> Update:
     window = evidence.span
-    done, wall_s = _steps_done(evidence), _wall_s(run, window.end_ns)
+    clock = run.writers[0].header["clock"]
+    wall_s = float(clock["wall_ns"] + window.end_ns - clock["monotonic_ns"]) / NS_PER_S
+    done = _steps_done(evidence)
     unbroken = readings_of(evidence.over(UNBROKEN), _ledger_keys()) if final else {}
     return Update(
         done, wall_s, window.outer, summary, final, window.duration_s, window.kind, unbroken
@@ -166,8 +161,3 @@ def _steps_done(evidence: Evidence) -> int:
     if last:
         return int(max(last)) + 1
     return int(sum(float(np.nansum(lane["steps"])) for lane in lanes))
-
-
-def _wall_s(run: Run, t_ns: int) -> float:
-    clock = run.writers[0].header["clock"]
-    return float(clock["wall_ns"] + t_ns - clock["monotonic_ns"]) / NS_PER_S

@@ -108,10 +108,10 @@ def _split_steps(
     late: dict[str, Any] = {}
     for writer, steps in by_writer.items():
         cut = int(np.searchsorted(steps["end_ns"], until_ns, side="right"))
-        for into, part in ((early, slice(0, cut)), (late, slice(cut, None))):
-            taken = {name: column[part] for name, column in steps.items()}
-            if len(taken["end_ns"]):
-                into[writer] = taken
+        if cut:
+            early[writer] = {name: column[:cut] for name, column in steps.items()}
+        if cut < len(steps["end_ns"]):
+            late[writer] = {name: column[cut:] for name, column in steps.items()}
     return early, late
 
 
@@ -163,12 +163,9 @@ class EnergyTotal:
                     increments_j = np.where(when <= self._counted_ns[device], increments_j, 0.0)
                 times.append(when)
                 joules.append(increments_j)
-        if not times:
-            self.new = (np.empty(0, np.int64), np.empty(0))
-            return
-        when, increments_j = np.concatenate(times), np.concatenate(joules)
+        when = np.concatenate([np.empty(0, np.int64), *times])
         order = np.argsort(when, kind="stable")
-        curve = self.joules + np.cumsum(increments_j[order])
+        curve = self.joules + np.cumsum(np.concatenate([np.empty(0), *joules])[order])
         self.new = (when[order], curve)
         self.joules = float(curve[-1]) if len(curve) else self.joules
 

@@ -20,7 +20,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import known_counts
 from ergmeter.metrics.evidence.evidence import Evidence
-from ergmeter.metrics.evidence.samples import mean, sampled
+from ergmeter.metrics.evidence.samples import mean, or_missing, sampled
 from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.metrics.evidence.window import TRAINING, TrainingWindow
 from ergmeter.metrics.summarize import settings_of
@@ -29,7 +29,7 @@ from ergmeter.runlog.settings import Settings
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
 
     from ergmeter.runlog.reader import Run
 
@@ -167,11 +167,11 @@ def _totals(stretch: _Stretch) -> Totals:
         stretch.window.end_ns,
         int(np.nansum(rows["steps"])),
         float(rows.duration_s.sum()),
-        _amount(lambda: _counts(rows, "tokens_real", "tokens_computed")),
-        _amount(lambda: _counts(rows, "samples")),
-        _amount(lambda: run_j(stretch).value),
-        _amount(lambda: _over_time(stretch, "memory_bytes")),
-        _amount(lambda: _over_time(stretch, "busy_frac")),
+        or_missing(_counts, rows, "tokens_real", "tokens_computed"),
+        or_missing(_counts, rows, "samples"),
+        or_missing(lambda: run_j(stretch).value),
+        or_missing(_over_time, stretch, "memory_bytes"),
+        or_missing(_over_time, stretch, "busy_frac"),
     )
 
 
@@ -189,18 +189,8 @@ def _over_time(stretch: _Stretch, column: str) -> float:
     return sum(means) / len(means) * stretch.window.duration_s
 
 
-def _amount(compute: Callable[[], float]) -> Amount:
-    try:
-        return compute()
-    except NotMeasurable as error:
-        return Missing(str(error))
-
-
 def _sum(earlier: Amount, later: Amount) -> Amount:
     """The sum; Missing if one of the two is."""
-    for amount in (earlier, later):
-        if isinstance(amount, Missing):
-            return amount
-    assert isinstance(earlier, float)
-    assert isinstance(later, float)
-    return earlier + later
+    if isinstance(earlier, Missing):
+        return earlier
+    return later if isinstance(later, Missing) else earlier + later

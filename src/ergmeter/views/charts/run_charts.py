@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import catalogue, in_view, refusal
-from ergmeter.metrics.roofline import Roofline, roofline
+from ergmeter.metrics.explain.flops import Roofline, roofline
 from ergmeter.metrics.time_breakdown import step_time_distribution, time_breakdown
 from ergmeter.records import Missing, Reading, Summary
 from ergmeter.units import duration, grouped, scaled, significant

@@ -37,7 +37,7 @@ PLAIN_MARKS = frozenset(
 
 def time_axis(evidence: Evidence) -> dict[str, Any]:
     """Return the time axis, from the run's start to its end."""
-    whole_s = timeline.watched(evidence).duration_s
+    whole_s = evidence.watched.duration_s
     return quantity(
         "t",
         "s since the run began",
@@ -125,7 +125,7 @@ def zoom() -> dict[str, Any]:
 
 def ground(evidence: Evidence) -> list[dict[str, Any]]:
     """Return the background: shade over uncounted time, and marks."""
-    whole_s = timeline.watched(evidence).duration_s
+    whole_s = evidence.watched.duration_s
     x = time_axis(evidence)
     try:
         span = evidence.span

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.explain.waterfall import Change, Explanation, WaterfallLevel, levels
+from ergmeter.metrics.explain.advice import Change
+from ergmeter.metrics.explain.waterfall import Explanation, WaterfallLevel, levels
 from ergmeter.records import Missing
 from ergmeter.units import grouped, scaled, significant
 from ergmeter.views.charts.chart import (

@@ -189,7 +189,7 @@ def report(evidence: Evidence, summary: Summary) -> str:
 
 def _run_span(evidence: Evidence) -> tuple[float, float]:
     try:
-        return 0.0, timeline.watched(evidence).duration_s
+        return 0.0, evidence.watched.duration_s
     except NotMeasurable:
         return 0.0, 1.0
 

@@ -27,6 +27,31 @@ def never_reached(_folder: Path) -> list[str]:
 
 
 CASES: list[Case] = [
+    *(
+        explains(fact, f"peak_clock_hz: {reason}", made, **settings)
+        for fact, reason, settings in (
+            (
+                "the peak was declared",
+                "the peak was declared, and its clock was not",
+                {"peak_flops_per_s": 1e15},
+            ),
+            (
+                "products in 32 bits",
+                "the peak of fp32 is at another clock than that of 16 bits",
+                {"dtype": "fp32"},
+            ),
+            (
+                "a device of which nobody has heard",
+                "which clock the peak is at is not known",
+                {"device": "unheard of"},
+            ),
+            (
+                "a card of which no document states the clock",
+                "no source for the clock that the peak of",
+                {"device": "l40s"},
+            ),
+        )
+    ),
     explains(
         "the driver's utilisation was read for 2 s",
         "busy_frac: the driver's utilisation lags by up to a second, too much for a window below"

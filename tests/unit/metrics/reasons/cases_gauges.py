@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ergmeter.metrics.roofline import roofline
+from ergmeter.metrics.explain.flops import roofline
 from ergmeter.records import Device, Flops, Mark, Sample, Step
 from ergmeter.runlog.identity import run_header
 from ergmeter.runlog.reader import Run

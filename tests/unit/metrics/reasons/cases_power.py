@@ -108,6 +108,13 @@ CASES = [
         **of_gpu(readings_of_gpu(-1, 21, power_w=0.0)),
     ),
     absent(
+        "a sensor that was read once",
+        "energy.run_j",
+        "one power reading alone",
+        settings=ALL,
+        **of_gpu(readings_of_gpu(5, 5.1, power_w=100.0)[:1]),
+    ),
+    absent(
         "a sensor that read infinite power once",
         "energy.run_j",
         "a power reading is not a number",
