@@ -17,8 +17,8 @@ import transformers
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
-from ergmeter.flops.families.seq2seq import SEQ2SEQ
-from ergmeter.flops.families.vision_towers import TEXTS, TOWERS
+from ergmeter.flops.families.encoders import SEQ2SEQ
+from ergmeter.flops.families.vision import TEXTS, TOWERS
 from ergmeter.flops.source import known_families
 
 FLOPS = Path(__file__).parents[1] / "src" / "ergmeter" / "flops"
