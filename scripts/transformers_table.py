@@ -137,7 +137,7 @@ def _literals() -> frozenset[str]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 words.add(node.value)
-    for what in ("encoder", "decoder"):  # seq2seq.py puts these together
+    for what in ("encoder", "decoder"):  # encoders.py puts these together
         words |= {f"{what}_{rest}" for rest in ("attention_heads", "ffn_dim", "layers")}
     return frozenset(words - _OF_ALL)
 

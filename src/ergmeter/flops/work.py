@@ -156,7 +156,13 @@ def step_work(
 
     `storage`, how weights and cache are kept, is for the bytes that inference moves.
     """
-    _check(graph, phase)
+    if phase not in PHASES:
+        raise UsageError(f"no phase {phase!r}; there are {', '.join(PHASES)}")
+    if phase == "decode" and not writes(graph):
+        raise UsageError(
+            f"this {graph.family} model writes no tokens one by one (it has no head of a causal"
+            " language model), so it has no decoding step: count prefill"
+        )
     first = convention(chosen)
     how = training or TrainedParts(is_checkpointing_assumed=True)
     adapted, trainable = trained_graph(graph, how)
@@ -209,16 +215,6 @@ def step_work(
     if params is not None and not work.of_params_given:
         raise UsageError("N was given, and no formula of N is defined for this step; leave it out")
     return work
-
-
-def _check(graph: Graph, phase: str) -> None:
-    if phase not in PHASES:
-        raise UsageError(f"no phase {phase!r}; there are {', '.join(PHASES)}")
-    if phase == "decode" and not writes(graph):
-        raise UsageError(
-            f"this {graph.family} model writes no tokens one by one (it has no head of a causal"
-            " language model), so it has no decoding step: count prefill"
-        )
 
 
 def _under_each(

@@ -118,13 +118,6 @@ def edge(c: ModelConfig, name: str) -> int:
     return c.integer(name)
 
 
-def _fixed_grid(c: ModelConfig) -> tuple[int, int]:
-    side = edge(c, "image_size") // edge(c, "patch_size")
-    if not side:
-        raise FormatError(f"{c.where}: patch_size is larger than image_size")
-    return side, side
-
-
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
@@ -140,11 +133,13 @@ def vit_block(c: ModelConfig, *, layer_norms: bool = True) -> EncoderBlock:
 def vit(c: ModelConfig, *, prefix: str) -> Tower:
     """A tower of such layers over an image of one size, with a learned position for each patch."""
     hidden = c.integer("hidden_size")
-    rows, columns = _fixed_grid(c)
+    side = edge(c, "image_size") // edge(c, "patch_size")
+    if not side:
+        raise FormatError(f"{c.where}: patch_size is larger than image_size")
     blocks = (vit_block(c),) * c.integer("num_hidden_layers")
     inputs = c.integer("num_channels", default=3) * edge(c, "patch_size") ** 2
-    base = Tower(hidden, blocks, (rows, columns), inputs, prefix, patch_bias=True)
-    return replace(base, tables=rows * columns * hidden, after_norm=2 * hidden)
+    base = Tower(hidden, blocks, (side, side), inputs, prefix, patch_bias=True)
+    return replace(base, tables=side * side * hidden, after_norm=2 * hidden)
 
 
 def _clip(c: ModelConfig, *, prefix: str, image_size: ImageSize | None) -> Tower:
@@ -447,7 +442,11 @@ def image_text(c: ModelConfig, image_size: ImageSize | None, architecture: str) 
     SigLIP: a pooling head above the images, a matrix above the texts; a scale and a bias.
     """
     b, is_clip = Builder(), c.model_type == "clip"
-    tower, features = _add_images(b, c, image_size)
+    vision = c.part("vision_config", kind=f"{c.model_type}_vision_model")
+    tower = tower_of(vision, prefix="vision_model", image_size=image_size)
+    add_tower(b, tower)
+    b.nodes[:] = renamed(b.nodes, "vision")
+    features = b.nodes[-1].name
     if is_clip:
         name, wide = "visual_projection", c.integer("projection_dim")
         features = b.linear(name, "projector", features, tower.hidden, wide, stream="images")
@@ -464,15 +463,6 @@ def image_text(c: ModelConfig, image_size: ImageSize | None, architecture: str) 
         lines.append(f"the class {architecture} is not known: counted as both towers")
     facts = {**image_facts(tower), "learned_positions": text.integer("max_position_embeddings")}
     return replace(_text_graph(b, text), family=c.model_type, assumptions=tuple(lines), facts=facts)
-
-
-def _add_images(b: Builder, c: ModelConfig, image_size: ImageSize | None) -> tuple[Tower, str]:
-    vision = c.part("vision_config", kind=f"{c.model_type}_vision_model")
-    tower = tower_of(vision, prefix="vision_model", image_size=image_size)
-    inner = Builder()
-    add_tower(inner, tower)
-    b.nodes.extend(renamed(inner.nodes, "vision"))
-    return tower, b.nodes[-1].name
 
 
 def _add_text(b: Builder, c: ModelConfig, mask: Mask) -> str:
