@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from ergmeter.cli import work_options as step
 from ergmeter.cli.options import flag, with_default, with_each
-from ergmeter.cli.run_options import with_forms
+from ergmeter.cli.run_options import Forms, with_forms
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.flops.estimate import estimate as engine
 from ergmeter.flops.estimate.arrangement import (
@@ -25,20 +25,17 @@ from ergmeter.flops.estimate.arrangement import (
 from ergmeter.flops.estimate.memory import step_memory
 from ergmeter.flops.estimate.storage import storage_of
 from ergmeter.flops.source import read_model
-from ergmeter.flops.work import step_work
+from ergmeter.flops.work import TrainedParts, step_work
 from ergmeter.hardware.grid import with_grid
-from ergmeter.hardware.table import candidates, parse_peak
+from ergmeter.hardware.table import DeviceSpec, candidates, parse_peak
 from ergmeter.records import Missing
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ergmeter.cli.run_options import Forms
     from ergmeter.flops.batch import Batch
     from ergmeter.flops.graph.graph import Graph
-    from ergmeter.flops.work import TrainedParts
-    from ergmeter.hardware.table import DeviceSpec
     from ergmeter.metrics.definitions.peaks import Peak
 
 _POSITIVE = click.IntRange(min=1, max=10**7)  # of devices and of parts of a step

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ergmeter.cli import work_options as step
 from ergmeter.cli.options import with_default
-from ergmeter.cli.run_options import with_forms
+from ergmeter.cli.run_options import Forms, with_forms
 from ergmeter.errors import FormatError, PluginError, UsageError
-
-if TYPE_CHECKING:
-    from ergmeter.cli.run_options import Forms
 
 
 @click.command()

@@ -8,11 +8,10 @@ import click
 
 from ergmeter.cli import work_options as step
 from ergmeter.cli.options import COUNT, with_default
-from ergmeter.cli.run_options import with_forms
+from ergmeter.cli.run_options import Forms, with_forms
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
-    from ergmeter.cli.run_options import Forms
     from ergmeter.metrics.definitions.peaks import Peak
     from ergmeter.records import Missing
 

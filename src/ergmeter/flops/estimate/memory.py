@@ -155,7 +155,7 @@ class _Layout:
                 f"nothing is trained: all that the loss comes from is frozen{frozen}, and an"
                 " estimate is of a training; leave something to train"
             )
-        self.tensors = SavedTensors(self.graph, batch, self.trainable, self.numbers, setup.kernels)
+        self.tensors = SavedTensors(self.graph, batch, self.parameters)
         self.saved = self._saved()
         self.stage_of = self._stages()
         after = {node.name for node in _after_layers(list(self.graph))}
@@ -301,7 +301,7 @@ class _Layout:
         else:
             flowing = self._residual_bytes(nodes[0])
         again = self.how.checkpointing == "selective"
-        walk = LayerBackward(self.tensors, self.parameters, self._share, recomputes_core=again)
+        walk = LayerBackward(self.tensors, self._share, recomputes_core=again)
         return walk.peak(nodes, saved, arriving, flowing)
 
     def _embedding_bytes(self, nodes: list[Node]) -> float:

@@ -29,24 +29,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ergmeter.flops.estimate.arrangement import FP32
-from ergmeter.flops.graph.graph import (
-    Attention,
-    Convolution,
-    Fold,
-    Linear,
-    Scan,
-    gradients,
-    trained_nodes,
-)
+from ergmeter.flops.estimate.arrangement import FP32, ParameterMemory
+from ergmeter.flops.graph.graph import Attention, Convolution, Fold, Graph, Linear, Node, Scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from ergmeter.flops.batch import Batch
     from ergmeter.flops.config import ModelConfig
-    from ergmeter.flops.estimate.arrangement import Kernels, ParameterMemory, Precision
-    from ergmeter.flops.graph.graph import Graph, Node, Trainable
 
 # What autograd saves by how a family's code is written.
 #
@@ -183,14 +173,11 @@ class Saved:
 class SavedTensors:
     """Visits the nodes with what each needs to know about those before it."""
 
-    def __init__(
-        self, graph: Graph, batch: Batch, trainable: Trainable, numbers: Precision, kernels: Kernels
-    ) -> None:
-        self.nodes = {node.name: node for node in graph}
+    def __init__(self, graph: Graph, batch: Batch, parameters: ParameterMemory) -> None:
+        self.parameters, self.nodes = parameters, parameters.nodes
         self.batch = batch.grid()  # padding is computed and kept like anything else
-        self.needs = gradients(graph, trainable)
-        self.trained = trained_nodes(graph, trainable)
-        self.numbers, self.kernels = numbers, kernels
+        self.needs, self.trained = parameters.needs, parameters.trained
+        self.numbers, self.kernels = parameters.numbers, parameters.setup.kernels
         self.widths = widths(graph)
         self.is_rotary = not any(node.role == "positions" for node in graph)
         self.code = code_traits(graph)
@@ -595,15 +582,10 @@ class LayerBackward:
     """Visits the nodes of one layer in reverse."""
 
     def __init__(
-        self,
-        tensors: SavedTensors,
-        parameters: ParameterMemory,
-        share: Callable[[bool], float],
-        *,
-        recomputes_core: bool,
+        self, tensors: SavedTensors, share: Callable[[bool], float], *, recomputes_core: bool
     ) -> None:
         """`share` of a device in what is, or is not, split by tensor parallelism."""
-        self.tensors, self.parameters, self.share = tensors, parameters, share
+        self.tensors, self.parameters, self.share = tensors, tensors.parameters, share
         self.recomputes_core = recomputes_core  # selective checkpointing
 
     def peak(
