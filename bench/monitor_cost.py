@@ -19,7 +19,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import tables
 from ergmeter.compat.training_monitor.monitor import calculate_mfu_with_profiler
-from ergmeter.flops.counted import count
 
 EVERY = (1, 10, 50, 100, 500)
 # Hidden size, layers, feed-forward, heads, key-value heads, vocabulary.
@@ -105,7 +104,6 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
                     made: Any = LlamaForCausalLM
                     model = made(config)
                 asked = model if kind == "config" else Plain(model)
-                count._counts.clear()  # what a model like it has left there
                 firsts.append(timed_ms(asked))
                 laters += [timed_ms(asked) for _ in range(20)]
             first, later = statistics.median(firsts), statistics.median(laters)

@@ -17,8 +17,8 @@ import transformers
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
-from ergmeter.flops.families.seq2seq import SEQ2SEQ
-from ergmeter.flops.families.vision_towers import TEXTS, TOWERS
+from ergmeter.flops.families.encoders import SEQ2SEQ
+from ergmeter.flops.families.vision import TEXTS, TOWERS
 from ergmeter.flops.source import known_families
 
 FLOPS = Path(__file__).parents[1] / "src" / "ergmeter" / "flops"
@@ -137,7 +137,7 @@ def _literals() -> frozenset[str]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 words.add(node.value)
-    for what in ("encoder", "decoder"):  # seq2seq.py puts these together
+    for what in ("encoder", "decoder"):  # encoders.py puts these together
         words |= {f"{what}_{rest}" for rest in ("attention_heads", "ffn_dim", "layers")}
     return frozenset(words - _OF_ALL)
 

@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from ergmeter.flops.graph.graph import Graph
     from ergmeter.flops.work import TrainedParts, Work
 
+
+def positive(_context: object, option: click.Parameter, value: float | None) -> float | None:
+    """Check a number that must be above 0: nan and infinity are none."""
+    if value is not None and not 0 < value < float("inf"):
+        raise click.BadParameter(f"must be a number above 0; got {value:g}", param=option)
+    return value
+
+
 _BATCH = [
     click.option("--seq-len", type=COUNT, help="Tokens of a sequence."),
     with_default("--batch-size", type=COUNT, default=1, help="Sequences of a step."),
@@ -88,21 +96,21 @@ CACHE_DTYPE = click.option(
     "--cache-dtype",
     help="What keys and values are kept in: bf16, fp8, int8, ... [default: as the model]",
 )
-_SHAPE = ("seq_len", "batch_size", "lengths", "source_len", "images", "image_size", "mtp")
-_HOW = ("lora", "freeze", "checkpointing")
-_REST = ("phase", "context", "convention", "weights_dtype", "cache_dtype")
+PARAMS = click.option(
+    "--params", type=float, callback=positive, help="Take this as N in formulas of N."
+)
+DEVICE = click.option("--device", help="By its driver's name or an alias; `erg peaks` lists them.")
+_STEP = [*_BATCH, *_TRAINING, PHASE, CONTEXT, CONVENTION, WEIGHTS_DTYPE, CACHE_DTYPE]
+_OF_A_STEP = (
+    *("seq_len", "batch_size", "lengths", "source_len", "images", "image_size", "mtp"),
+    *("lora", "freeze", "checkpointing", "phase", "context", "convention"),
+    *("weights_dtype", "cache_dtype"),
+)
 
 
 def with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options; the command gets `shape` and `training`, which makes what it says."""
-
-    @functools.wraps(function)
-    def wrapped(**options: Any) -> Any:  # noqa: ANN401  click passes what it parsed
-        shape = {name: options.pop(name) for name in _SHAPE}
-        how = {name: options.pop(name) for name in _HOW}
-        return function(shape=shape, training=functools.partial(_training, **how), **options)
-
-    return with_each(wrapped, [*_BATCH, *_TRAINING])
+    """Add the options of a batch and of what is trained."""
+    return with_each(function, [*_BATCH, *_TRAINING])
 
 
 def with_model(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,25 +119,22 @@ def with_model(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapped(**options: Any) -> Any:  # noqa: ANN401  click passes what it parsed
         model = options.pop("model_config")
-        model_options = {name: options.pop(name) for name in (*_SHAPE, *_HOW, *_REST)}
+        step = {name: options.pop(name) for name in _OF_A_STEP}
         if model is None:
-            _check_unused(model_options)
+            _check_unused(step)
             return function(flops=(), **options)
-        how = _training(**{name: model_options[name] for name in _HOW})
-        work = work_of(model, model_options, how, model_options)
-        return function(flops=tuple(work.flops.values()), **options)
+        return function(flops=tuple(work_of(model, step).flops.values()), **options)
 
     model = click.option(
         "--model-config", metavar="PATH", help="The model's config.json, for MFU; with --seq-len."
     )
-    options = [PHASE, CONTEXT, CONVENTION, WEIGHTS_DTYPE, CACHE_DTYPE]
-    return with_each(wrapped, [model, *_BATCH, *_TRAINING, *options])
+    return with_each(wrapped, [model, *_STEP])
 
 
-def _check_unused(model_options: dict[str, Any]) -> None:
+def _check_unused(options: dict[str, Any]) -> None:
     """Refuse options that describe a step if no model is given."""
     usual = {"batch_size": 1, "phase": "train", "convention": "exact"}
-    for name, value in model_options.items():
+    for name, value in options.items():
         if value and value != usual.get(name):
             raise UsageError(
                 f"--{name.replace('_', '-')} says how a model's step is counted, and no model is"
@@ -137,89 +142,82 @@ def _check_unused(model_options: dict[str, Any]) -> None:
             )
 
 
-def work_of(
-    model: str,
-    shape: dict[str, Any],
-    training: TrainedParts,
-    rest: dict[str, Any],
-    *,
-    params: float | None = None,
-) -> Work:
-    """The step that the options describe, counted; `rest`: phase, context, convention, types."""
+def work_of(model: str, options: dict[str, Any]) -> Work:
+    """The step that the options describe, counted."""
     from ergmeter.flops.estimate.storage import ASSUMED, storage_of
     from ergmeter.flops.source import read_model
     from ergmeter.flops.work import step_work
 
-    phase = rest["phase"]
-    weights, cache = rest["weights_dtype"], rest["cache_dtype"]
+    training, phase, params = training_of(options), options["phase"], options.get("params")
+    weights, cache = options["weights_dtype"], options["cache_dtype"]
     if phase != "train" and training.checkpointing != "none":
         raise UsageError("checkpointing is for training; leave it out of inference")
     if phase == "train" and (weights or cache):
         name = "--weights-dtype" if weights else "--cache-dtype"
         raise UsageError(f"{name} is for the bytes that inference moves; leave it out of training")
-    graph = graph_of(model, shape)
+    graph = graph_of(model, options)
     storage = ASSUMED
     if phase != "train":
         storage = storage_of(read_model(model), weights=weights, cache=cache)
     return step_work(
         graph,
-        batch_of(graph, shape, phase=phase, context=rest["context"]),
+        batch_of(graph, options, phase=phase, context=options["context"]),
         phase=phase,
         training=training,
-        chosen=rest["convention"],
+        chosen=options["convention"],
         params=int(params) if params else None,
         storage=storage,
     )
 
 
-def _training(
-    *, lora: str | None, freeze: tuple[str, ...], checkpointing: str | None
-) -> TrainedParts:
+def training_of(options: dict[str, Any]) -> TrainedParts:
+    """What the options say is trained and recomputed."""
     from ergmeter.flops.graph.adapters import Lora
     from ergmeter.flops.work import TrainedParts
 
+    lora, checkpointing = options["lora"], options["checkpointing"]
     return TrainedParts(
         lora=Lora.parse(lora) if lora else None,
-        frozen=freeze,
-        checkpointing=checkpointing or "none",  # type: ignore[arg-type]  # click has checked it
+        frozen=options["freeze"],
+        checkpointing=checkpointing or "none",
         is_checkpointing_assumed=checkpointing is None,
     )
 
 
 def batch_of(
-    graph: Graph, shape: dict[str, Any], *, phase: str = "train", context: int | None = None
+    graph: Graph, options: dict[str, Any], *, phase: str = "train", context: int | None = None
 ) -> Batch:
     """The batch that the options describe."""
     from ergmeter.flops.batch import Batch
     from ergmeter.flops.work import writes
 
-    seq_len = shape["seq_len"]
+    seq_len = options["seq_len"]
     if seq_len is None and "image_is_sequence" in graph.facts:
         seq_len = graph.facts["tokens_per_image"]
     if seq_len is None and not (phase == "decode" and context):
         raise UsageError("how long is a sequence? pass --seq-len")
     if context and phase == "train":
         raise UsageError("--context is a cache's, and training has none; leave it out")
-    if shape["lengths"] is not None and (context or phase == "decode"):
+    if options["lengths"] is not None and (context or phase == "decode"):
         raise UsageError("--lengths are of whole sequences; leave them out with a cached context")
-    _check_streams(graph, shape)
+    _check_streams(graph, options)
     if phase == "decode":
         context, seq_len = context if context is not None else seq_len, 1
     return Batch.of(
-        shape["batch_size"],
+        options["batch_size"],
         seq_len,
-        lengths=lengths_of(shape),
+        lengths=lengths_of(options),
         past=context or 0,
-        source_len=shape["source_len"],
-        images=shape["images"],
+        source_len=options["source_len"],
+        images=options["images"],
         last_logits=phase == "prefill" and writes(graph),
         facts=graph.facts,
     )
 
 
-def lengths_of(shape: dict[str, Any]) -> list[int] | None:
+def lengths_of(options: dict[str, Any]) -> list[int] | None:
     """The lengths of the documents, where they are given."""
-    lengths = shape["lengths"]
+    lengths = options["lengths"]
     if lengths is None:
         return None
     try:
@@ -230,32 +228,25 @@ def lengths_of(shape: dict[str, Any]) -> list[int] | None:
         ) from None
 
 
-def _check_streams(graph: Graph, shape: dict[str, Any]) -> None:
+def _check_streams(graph: Graph, options: dict[str, Any]) -> None:
     """Refuse what the model has no use for, and ask for what it can't do without."""
     streams = {node.stream for node in graph}
-    if shape["images"] and "tokens_per_image" not in graph.facts:
+    if options["images"] and "tokens_per_image" not in graph.facts:
         raise UsageError("this model sees no images; leave out --images")
-    if shape["source_len"] and "source" not in streams:
+    if options["source_len"] and "source" not in streams:
         raise UsageError("this model has no encoder; leave out --source-len")
-    if "source" in streams and not (shape["source_len"] or graph.facts.get("source_len")):
+    if "source" in streams and not (options["source_len"] or graph.facts.get("source_len")):
         raise UsageError("how much does the encoder read? pass --source-len")
 
 
-def positive(_context: object, option: click.Parameter, value: float | None) -> float | None:
-    """Check a number that must be above 0: nan and infinity are none."""
-    if value is not None and not 0 < value < float("inf"):
-        raise click.BadParameter(f"must be a number above 0; got {value:g}", param=option)
-    return value
-
-
-def graph_of(model: str, shape: dict[str, Any]) -> Graph:
+def graph_of(model: str, options: dict[str, Any]) -> Graph:
     """The model that the command names, for images of the size that the options give."""
     from ergmeter.flops.source import read_graph
 
-    size = shape["image_size"]
+    size = options["image_size"]
     if size is None:
-        return read_graph(model, further=shape["mtp"])
+        return read_graph(model, further=options["mtp"])
     height, _, width = size.lower().partition("x")
     if not (height.isdigit() and width.isdigit()):
         raise UsageError(f"--image-size takes HEIGHTxWIDTH in pixels, as 448x448; got {size!r}")
-    return read_graph(model, image_size=(int(height), int(width)), further=shape["mtp"])
+    return read_graph(model, image_size=(int(height), int(width)), further=options["mtp"])

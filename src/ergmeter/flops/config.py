@@ -216,7 +216,7 @@ class ModelConfig:
         value = self._value_or_default(name)
         if value is None:
             return None
-        if not isinstance(value, list) or not all(_is_count(number) for number in value):
+        if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value):
             raise self._wrong(name, "a list of whole numbers from 0", value)
         return list(value)
 
@@ -291,10 +291,6 @@ class ModelConfig:
         if default is None:
             raise MissingFieldError(self.where, names)
         return names[0], default
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _family(fields: dict[str, Any], where: str) -> str:

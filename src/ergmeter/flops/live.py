@@ -94,7 +94,8 @@ def _by_running(
     except ErgmeterError as error:
         return (), settings, f"{reason} ({error})"
     why = reason.partition("; pass ")[0]
-    assumptions = (_INPUTS_ONLY, _SOURCE) if _reads_a_source(model) else (_INPUTS_ONLY,)
+    reads_source = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    assumptions = (_INPUTS_ONLY, _SOURCE) if reads_source else (_INPUTS_ONLY,)
     flops = Flops(
         model_per_step=counted.needed.model,
         convention="counted",
@@ -112,10 +113,6 @@ def _by_running(
     return (flops,), filled, ""
 
 
-def _reads_a_source(model: object) -> bool:
-    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
-
-
 def model_work(model: object, seq_len: int | None) -> tuple[Work, str | None]:
     """The work of a step of one sequence, and what the model computes in, if it can be seen."""
     if seq_len is None:
@@ -123,7 +120,8 @@ def model_work(model: object, seq_len: int | None) -> tuple[Work, str | None]:
     if not hasattr(model, "named_parameters"):
         config = _config(model)
         graph = model_graph(config)
-        return step_work(graph, _sequence(graph, seq_len)), _declared_dtype(config)
+        declared = str(config.raw("dtype") or config.raw("torch_dtype")).rpartition(".")[2]
+        return step_work(graph, _sequence(graph, seq_len)), _DTYPES.get(declared)
     inner, assumed = _inside(model)
     if not hasattr(inner, "config"):
         raise NotMeasurable(
@@ -227,11 +225,6 @@ def _config(model: object) -> ModelConfig:
         f"model= takes a model of transformers, its configuration or the path of a config.json;"
         f" got {type(model).__name__}"
     )
-
-
-def _declared_dtype(config: ModelConfig) -> str | None:
-    dtype = config.raw("dtype") or config.raw("torch_dtype")
-    return _DTYPES.get(str(dtype).rpartition(".")[2])
 
 
 def _training(parameters: list[UnshardedParameter]) -> TrainedParts:

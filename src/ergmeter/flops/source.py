@@ -19,21 +19,21 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
 from ergmeter.flops.config import MissingFieldError, ModelConfig, defaults_of, read_config
+from ergmeter.flops.estimate.saved_activations import traits
 from ergmeter.flops.families import DECODERS
-from ergmeter.flops.families.berts import ENCODERS, encoder_graph
-from ergmeter.flops.families.seq2seq import SEQ2SEQ, seq2seq_graph
-from ergmeter.flops.families.vision_families import IMAGES, VISION
-from ergmeter.flops.families.vision_towers import (
+from ergmeter.flops.families.encoders import ENCODERS, SEQ2SEQ, encoder_graph, seq2seq_graph
+from ergmeter.flops.families.vision import (
+    IMAGES,
     LANGUAGE_ALONE,
+    VISION,
+    ImageSize,
     language_alone,
     vision_language_graph,
 )
-from ergmeter.flops.graph.decoder import decoder_graph
 from ergmeter.flops.graph.heads import with_head
-from ergmeter.flops.graph.layers import traits
+from ergmeter.flops.graph.layers import decoder_graph
 
 if TYPE_CHECKING:
-    from ergmeter.flops.families.vision_towers import ImageSize
     from ergmeter.flops.graph.graph import Graph
 
 # The graph of a configuration, of any family.
@@ -55,34 +55,24 @@ class UnknownArchitectureError(FormatError):
 _RUN = "`erg flops MODEL --engine counted` runs it, where transformers is installed"
 _LIVE = "a Meter counts the live model as it runs: pass it as model="
 # Families of transformers that people ask for and no reader is for: why, and what to do instead.
+_NOT_READ_FOR = (
+    ("its attention layers share one block's weights, each with adapters of its own", _RUN,
+     ("zamba", "zamba2")),
+    ("a learned index picks the keys that each query meets", _RUN,
+     ("deepseek_v32", "deepseek_v4", "glm_moe_dsa")),
+    ("its layers are of a kind that no reader is for", _RUN,
+     ("rwkv", "xlstm", "reformer", "xlnet", "deberta")),
+    ("some of its layers attend to images", _LIVE, ("mllama",)),
+    ("it is several models that hear, think and speak", _LIVE, ("qwen2_5_omni", "qwen3_omni_moe")),
+    ("it reads sound, at several rates", _LIVE,
+     ("wav2vec2", "wav2vec2-bert", "wav2vec2-conformer", "hubert", "wavlm", "seamless_m4t")),
+    ("it reads images, by other layers than a ViT's", _LIVE,
+     ("resnet", "convnext", "convnextv2", "efficientnet", "mobilevit", "swin", "swinv2", "beit",
+      "segformer", "timm_wrapper", "detr", "sam", "sam2", "blip", "blip-2")),
+)  # fmt: skip
 NOT_READ = {
-    **dict.fromkeys(
-        ("zamba", "zamba2"),
-        ("its attention layers share one block's weights, each with adapters of its own", _RUN),
-    ),
-    **dict.fromkeys(
-        ("deepseek_v32", "deepseek_v4", "glm_moe_dsa"),
-        ("a learned index picks the keys that each query meets", _RUN),
-    ),
-    **dict.fromkeys(
-        ("rwkv", "xlstm", "reformer", "xlnet", "deberta"),
-        ("its layers are of a kind that no reader is for", _RUN),
-    ),
-    "mllama": ("some of its layers attend to images", _LIVE),
-    **dict.fromkeys(
-        ("qwen2_5_omni", "qwen3_omni_moe"),
-        ("it is several models that hear, think and speak", _LIVE),
-    ),
-    **dict.fromkeys(
-        ("wav2vec2", "wav2vec2-bert", "wav2vec2-conformer", "hubert", "wavlm", "seamless_m4t"),
-        ("it reads sound, at several rates", _LIVE),
-    ),
-    **dict.fromkeys(
-        ("resnet", "convnext", "convnextv2", "efficientnet", "mobilevit", "swin", "swinv2", "beit",
-         "segformer", "timm_wrapper", "detr", "sam", "sam2", "blip", "blip-2"),
-        ("it reads images, by other layers than a ViT's", _LIVE),
-    ),
-}  # fmt: skip
+    family: (reason, instead) for reason, instead, families in _NOT_READ_FOR for family in families
+}
 
 
 def model_graph(

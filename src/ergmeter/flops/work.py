@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ergmeter.errors import NotMeasurable, UsageError
@@ -15,6 +16,8 @@ from ergmeter.records import Flops
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ergmeter.flops.batch import Batch, Sequences
     from ergmeter.flops.graph.graph import Graph, Node, Trainable
 
@@ -153,12 +156,19 @@ def step_work(
 
     `storage`, how weights and cache are kept, is for the bytes that inference moves.
     """
-    _check(graph, phase)
+    if phase not in PHASES:
+        raise UsageError(f"no phase {phase!r}; there are {', '.join(PHASES)}")
+    if phase == "decode" and not writes(graph):
+        raise UsageError(
+            f"this {graph.family} model writes no tokens one by one (it has no head of a causal"
+            " language model), so it has no decoding step: count prefill"
+        )
     first = convention(chosen)
     how = training or TrainedParts(is_checkpointing_assumed=True)
     adapted, trainable = trained_graph(graph, how)
     judge = trainable if phase == "train" else None
-    parts = _exact(adapted, batch, judge, how.checkpointing)
+    count = partial(step_flops, adapted, trainable=judge, checkpointing=how.checkpointing)
+    parts = _exact(count, batch)
     model_sizes, reason = _sizes(graph, params, phase)
     trained = sum(node.params for node in adapted if trainable(node))
     if judge is not None and not trained:
@@ -166,7 +176,7 @@ def step_work(
             "everything is frozen, so nothing is trained: freeze less, or count prefill"
         )
     moved = None if phase == "train" else forward_traffic(adapted, batch, storage)
-    padding = _row(adapted, batch, judge, how.checkpointing) if batch.is_grid else None
+    padding = _row(count, batch) if batch.is_grid else None
     frozen = judge is not None and trained != adapted.params
     job = _Job(batch, judge, how, parts, model_sizes, reason, frozen)
     assumed = (*adapted.assumptions, *_assumptions(graph, batch, phase, how))
@@ -205,16 +215,6 @@ def step_work(
     if params is not None and not work.of_params_given:
         raise UsageError("N was given, and no formula of N is defined for this step; leave it out")
     return work
-
-
-def _check(graph: Graph, phase: str) -> None:
-    if phase not in PHASES:
-        raise UsageError(f"no phase {phase!r}; there are {', '.join(PHASES)}")
-    if phase == "decode" and not writes(graph):
-        raise UsageError(
-            f"this {graph.family} model writes no tokens one by one (it has no head of a causal"
-            " language model), so it has no decoding step: count prefill"
-        )
 
 
 def _under_each(
@@ -363,32 +363,24 @@ def _is_named(node: Node, name: str) -> bool:
     return name in (node.part, node.role) or f".{name}." in f".{node.name}."
 
 
-def _exact(
-    graph: Graph, batch: Batch, trainable: Trainable | None, checkpointing: Checkpointing
-) -> Parts:
+def _exact(count: Callable[[Batch], Parts], batch: Batch) -> Parts:
     """FLOPs by part: of the documents, and what the grid and recomputation add."""
-    needed = step_flops(graph, batch, trainable=trainable, checkpointing=checkpointing)
+    needed = count(batch)
     if batch.is_grid:
         return needed
     # Padding is computed like any other row. Pairs are those of the documents, packed or padded:
     # what a kernel spends on pairs that need not meet is its own, and which kernel is not known.
-    computed = step_flops(graph, batch.computed(), trainable=trainable, checkpointing=checkpointing)
+    computed = count(batch.computed())
     return {
         part: replace(flops, recomputed=computed[part].hardware - flops.model)
         for part, flops in needed.items()
     }
 
 
-def _row(
-    graph: Graph, batch: Batch, trainable: Trainable | None, checkpointing: Checkpointing
-) -> float:
+def _row(count: Callable[[Batch], Parts], batch: Batch) -> float:
     """What one more position costs that holds no token: it goes through every layer and meets
     nothing. Under every convention: formulas of N have no word for it."""
-    without, with_one = (
-        total(step_flops(graph, rows, trainable=trainable, checkpointing=checkpointing)).hardware
-        for rows in (batch, replace(batch, padding=1))
-    )
-    return with_one - without
+    return total(count(replace(batch, padding=1))).hardware - total(count(batch)).hardware
 
 
 def _sizes(graph: Graph, params: int | None, phase: str) -> tuple[Sizes | None, str]:

@@ -100,9 +100,8 @@ class Calibration:
     measured: str  # when, in UTC
     conditions: dict[str, Any]  # library versions, driver, power limit, threads
     matmul: dict[str, CalibratedRate] = dataclasses.field(default_factory=dict)  # by type
-    bandwidth: dict[str, CalibratedRate] = dataclasses.field(
-        default_factory=dict
-    )  # by access pattern
+    # By access pattern.
+    bandwidth: dict[str, CalibratedRate] = dataclasses.field(default_factory=dict)
     idle: Idle | None = None
     refresh: dict[str, Refresh] = dataclasses.field(default_factory=dict)  # by sensor
     sweep: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)

@@ -170,8 +170,8 @@ def _row(key: str, fields: dict[str, Any], where: str) -> DeviceSpec:
         if field not in fields:
             raise FormatError(f"{where} {field} is missing; a row needs {', '.join(_REQUIRED)}")
     peaks = _peaks(fields["peak_tflop_per_s"], f"{where} peak_tflop_per_s")
-    memory = _scaled(fields.get("memory_gib"), _BYTES_PER_GIB)
-    there = _scaled(fields.get("driver_memory_mib"), _BYTES_PER_MIB)
+    memory, there = fields.get("memory_gib"), fields.get("driver_memory_mib")
+    bandwidth, tdp_w = fields.get("bandwidth_gb_per_s"), fields.get("tdp_w")
     return DeviceSpec(
         key=key,
         name=fields["name"],
@@ -179,15 +179,13 @@ def _row(key: str, fields: dict[str, Any], where: str) -> DeviceSpec:
         driver_names=tuple(fields.get("driver_names", ())),
         aliases=tuple(fields.get("aliases", ())),
         peak_flops_per_s=peaks,
-        bandwidth_bytes_per_s=_scaled(fields.get("bandwidth_gb_per_s"), _BYTES_PER_GB),
-        memory_bytes=None if memory is None else round(memory),
-        tdp_w=_scaled(fields.get("tdp_w"), 1.0),
+        bandwidth_bytes_per_s=bandwidth and bandwidth * _BYTES_PER_GB,
+        memory_bytes=memory and round(memory * _BYTES_PER_GIB),
+        tdp_w=tdp_w and float(tdp_w),
         source=fields["source"],
-        checked=fields.get("checked", ""),
-        confirmed=fields.get("confirmed", ""),
-        note=fields.get("note", ""),
+        **{name: fields.get(name, "") for name in ("checked", "confirmed", "note")},
         lacks=_lacks(fields.get("lacks", ()), peaks, f"{where} lacks"),
-        driver_memory_bytes=None if there is None else round(there),
+        driver_memory_bytes=there and round(there * _BYTES_PER_MIB),
         driver_memory_source=fields.get("driver_memory_source", fields["source"]),
     )
 
@@ -233,10 +231,6 @@ def _lacks(names: Sequence[str], peaks: Mapping[str, float], where: str) -> tupl
 def _check_type(dtype: str, where: str) -> None:
     if dtype not in DTYPES:
         raise FormatError(f"{where} has no type {dtype!r}; it may have {', '.join(DTYPES)}")
-
-
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
 
 
 def lookup(name: str, *, extra: Path | None = None) -> DeviceSpec:

@@ -17,10 +17,8 @@ from ergmeter.flops.analytic import step_flops, total
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.families import DECODERS
-from ergmeter.flops.families.berts import ENCODERS
-from ergmeter.flops.families.seq2seq import SEQ2SEQ
-from ergmeter.flops.families.vision_families import IMAGES, VISION
-from ergmeter.flops.families.vision_towers import LANGUAGE_ALONE
+from ergmeter.flops.families.encoders import ENCODERS, SEQ2SEQ
+from ergmeter.flops.families.vision import IMAGES, LANGUAGE_ALONE, VISION
 from ergmeter.flops.graph.graph import Attention, Linear
 from ergmeter.flops.source import known_families, model_graph
 from tests.unit.flops.family_cases import CASES, SCAN, TEXT, TWO, Case

@@ -14,7 +14,7 @@ from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.counted.built_model import count_config
 from ergmeter.flops.counted.count import count
-from ergmeter.flops.families.vision_towers import LANGUAGE_ALONE
+from ergmeter.flops.families.vision import LANGUAGE_ALONE
 from ergmeter.flops.graph.heads import is_bare
 from ergmeter.flops.live import model_work
 from ergmeter.flops.source import known_families, model_graph

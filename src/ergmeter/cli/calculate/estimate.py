@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-import functools
+from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from ergmeter.cli import work_options as step
 from ergmeter.cli.options import flag, with_default, with_each
-from ergmeter.cli.run_options import with_forms
-from ergmeter.cli.work_options import CACHE_DTYPE, WEIGHTS_DTYPE, batch_of, graph_of, with_batch
+from ergmeter.cli.run_options import Forms, with_forms
 from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.flops.estimate import estimate as engine
+from ergmeter.flops.estimate.arrangement import (
+    Kernels,
+    Parallel,
+    Setup,
+    check_model_split,
+    precision,
+    stored_as,
+)
+from ergmeter.flops.estimate.memory import step_memory
+from ergmeter.flops.estimate.storage import storage_of
+from ergmeter.flops.source import read_model
+from ergmeter.flops.work import TrainedParts, step_work
+from ergmeter.hardware.grid import with_grid
+from ergmeter.hardware.table import DeviceSpec, candidates, parse_peak
+from ergmeter.records import Missing
+from ergmeter.units import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ergmeter.cli.run_options import Forms
     from ergmeter.flops.batch import Batch
-    from ergmeter.flops.estimate.arrangement import Parallel, Setup
-    from ergmeter.flops.estimate.estimate import Room, Serving
     from ergmeter.flops.graph.graph import Graph
-    from ergmeter.flops.work import TrainedParts
-    from ergmeter.hardware.table import DeviceSpec
     from ergmeter.metrics.definitions.peaks import Peak
-    from ergmeter.records import Missing
 
 _POSITIVE = click.IntRange(min=1, max=10**7)  # of devices and of parts of a step
 
@@ -76,7 +88,7 @@ _MEMORY = [
     flag("--lora-dropout", help="Adapters have dropout."),
 ]
 _DEVICES = [
-    click.option("--device", help="By its driver's name or an alias; `erg peaks` lists them."),
+    step.DEVICE,
     click.option(
         "--num-devices", type=_POSITIVE, help="How many. [default: what the sizes below need]"
     ),
@@ -119,8 +131,8 @@ _SERVING = [
         "--inference",
         help="To serve, not to train: weights, and a cache for --batch-size x --seq-len.",
     ),
-    WEIGHTS_DTYPE,
-    CACHE_DTYPE,
+    step.WEIGHTS_DTYPE,
+    step.CACHE_DTYPE,
 ]
 
 
@@ -145,15 +157,8 @@ def check_serving(context: click.Context) -> None:
 
 
 def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add all of them to a command, which gets a grid that is named as its figure and source."""
-
-    @functools.wraps(function)
-    def wrapped(**options: Any) -> Any:  # noqa: ANN401  click passes what it parsed
-        from ergmeter.hardware.grid import with_grid
-
-        return function(**with_grid(options))
-
-    return with_each(wrapped, [*_MEMORY, *_DEVICES, *_PLAN, *_SERVING])
+    """Add all of them to a command."""
+    return with_each(function, [*_MEMORY, *_DEVICES, *_PLAN, *_SERVING])
 
 
 _MOST_TOKENS = 10**15  # of a step; more is a slip of the keyboard
@@ -163,13 +168,11 @@ _COMPUTED_IN = {"mixed": "bf16", "bf16-master": "bf16"}
 
 @click.command()
 @click.argument("model", metavar="MODEL_CONFIG")
-@with_batch
+@step.with_batch
 @with_options
 @with_forms
 def command(
     model: str,
-    shape: dict[str, Any],
-    training: Callable[[], TrainedParts],
     forms: Forms,
     **options: Any,  # noqa: ANN401  click passes what it parsed
 ) -> None:
@@ -184,82 +187,67 @@ def command(
     """
     from ergmeter.views.calculate import estimate as view
 
+    options = with_grid(options)
     if options["inference"]:
         check_serving(click.get_current_context())
     specs = _specs(options["device"])
     room = _room(options, specs)
     parallel = _parallel(options)
     if options["inference"]:
-        table = view.serving_estimate(_served(model, shape, options, parallel), room)
+        table = view.serving_estimate(_served(model, options, parallel), room)
     else:
-        table = _trained(model, shape, training(), options, parallel, specs, room)
+        table = _trained(model, options, parallel, specs, room)
     forms.show(view.document(table))
 
 
-def _served(
-    model: str, shape: dict[str, Any], options: dict[str, Any], parallel: Parallel
-) -> dict[str, Serving]:
+def _served(model: str, options: dict[str, Any], parallel: Parallel) -> dict[str, engine.Serving]:
     """Memory for serving, with the requested types and with others."""
-    from ergmeter.flops.estimate.arrangement import check_model_split
-    from ergmeter.flops.estimate.estimate import AS_ASKED, serving
-    from ergmeter.flops.estimate.storage import storage_of
-    from ergmeter.flops.source import read_model
-
-    graph = graph_of(model, shape)
+    graph = step.graph_of(model, options)
     check_model_split(graph, parallel)
-    batch, config = _batch(graph, shape), read_model(model)
+    batch, config = _batch(graph, options), read_model(model)
     weights, cache = options["weights_dtype"], options["cache_dtype"]
     types = {
-        AS_ASKED: (weights, cache),
+        engine.AS_ASKED: (weights, cache),
         "--weights-dtype fp8": ("fp8", cache),
         "--weights-dtype int4": ("int4", cache),
         "--cache-dtype fp8": (weights, "fp8"),
     }
     return {
-        name: serving(graph, batch, storage_of(config, weights=first, cache=other), parallel)
+        name: engine.serving(graph, batch, storage_of(config, weights=first, cache=other), parallel)
         for name, (first, other) in types.items()
     }
 
 
 def _trained(
     model: str,
-    shape: dict[str, Any],
-    how: TrainedParts,
     options: dict[str, Any],
     parallel: Parallel,
     specs: tuple[DeviceSpec, ...] | Missing,
-    room: Room | Missing,
+    room: engine.Room | Missing,
 ) -> Any:  # noqa: ANN401  loading its class would load the view
-    from ergmeter.flops.estimate.estimate import TrainingJob, memory_results, plan_results, ways
-    from ergmeter.flops.estimate.memory import step_memory
-    from ergmeter.flops.work import step_work
-    from ergmeter.records import Missing
     from ergmeter.views.calculate import estimate as view
 
+    how = step.training_of(options)
     for name in ("weights_dtype", "cache_dtype"):
         if options[name] is not None:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} is for --inference; a training has --dtype and --quantize")
-    graph = _graph(model, shape, options, how)
-    batch = _batch(graph, shape)
+    graph = _graph(model, options, how)
+    batch = _batch(graph, options)
     setup = _setup(options, parallel)
     memory = step_memory(graph, batch, training=how, setup=setup)
-    job = TrainingJob(graph, batch, how, setup)
-    changes = ways(job, None if isinstance(room, Missing) else room.usable_bytes)
+    job = engine.TrainingJob(graph, batch, how, setup)
+    changes = engine.ways(job, None if isinstance(room, Missing) else room.usable_bytes)
     work = step_work(graph, batch, training=how)
-    results = memory_results(memory, room, changes[0].most, spread=job.spread)
-    results |= plan_results(work.chosen, _plan(options, parallel, specs), _peak(options, specs))
+    results = engine.memory_results(memory, room, changes[0].most, spread=job.spread)
+    plan, peak = _plan(options, parallel, specs), _peak(options, specs)
+    results |= engine.plan_results(work.chosen, plan, peak)
     return view.training_estimate(memory, room, results, changes, work)
 
 
-def _graph(model: str, shape: dict[str, Any], options: dict[str, Any], how: TrainedParts) -> Graph:
+def _graph(model: str, options: dict[str, Any], how: TrainedParts) -> Graph:
     """The model's graph; a quantised checkpoint is noted, since it is not what is counted."""
-    from dataclasses import replace
-
-    from ergmeter.flops.estimate.arrangement import precision, stored_as
-    from ergmeter.flops.source import read_model
-
-    graph = graph_of(model, shape)
+    graph = step.graph_of(model, options)
     config, name = read_model(model), "quantization_config"
     inner = config.raw("text_config")
     stored = stored_as(config.raw(name) or (isinstance(inner, dict) and inner.get(name)))
@@ -274,8 +262,8 @@ def _graph(model: str, shape: dict[str, Any], options: dict[str, Any], how: Trai
     return replace(graph, assumptions=(*graph.assumptions, line))
 
 
-def _batch(graph: Graph, shape: dict[str, Any]) -> Batch:
-    batch = batch_of(graph, shape)
+def _batch(graph: Graph, options: dict[str, Any]) -> Batch:
+    batch = step.batch_of(graph, options)
     if batch.tokens > _MOST_TOKENS:
         raise UsageError(
             f"a step of --batch-size x --seq-len is at most {_MOST_TOKENS:.0e} tokens; got"
@@ -285,9 +273,8 @@ def _batch(graph: Graph, shape: dict[str, Any]) -> Batch:
 
 
 def _parallel(options: dict[str, Any]) -> Parallel:
-    from ergmeter.flops.estimate.arrangement import Parallel
-
-    model = options["tensor_parallel"] * options["pipeline_parallel"] * options["context_parallel"]
+    splits = {name: options[f"{name}_parallel"] for name in ("tensor", "pipeline", "context")}
+    model = prod(splits.values())
     devices, data = options["num_devices"], options["data_parallel"]
     if data is None:
         if devices is not None and devices % model:
@@ -301,26 +288,17 @@ def _parallel(options: dict[str, Any]) -> Parallel:
             f"data x tensor x pipeline x context parallelism is {data * model} devices, and"
             f" --num-devices is {devices}"
         )
-    return Parallel(
-        data,
-        options["tensor_parallel"],
-        options["pipeline_parallel"],
-        options["context_parallel"],
-        options["zero"],
-        options["sequence_parallel"],
-    )
+    zero, is_sequence_parallel = options["zero"], options["sequence_parallel"]
+    return Parallel(data, **splits, zero=zero, is_sequence_parallel=is_sequence_parallel)
 
 
 def _setup(options: dict[str, Any], parallel: Parallel) -> Setup:
-    from ergmeter.flops.estimate.arrangement import Kernels, Setup
-    from ergmeter.flops.estimate.estimate import CUBLAS_BYTES
-
-    own = "fused" if options["fused"] else "eager"
+    own: Any = "fused" if options["fused"] else "eager"
     kernels = Kernels(
         options["attention"],
-        own,  # type: ignore[arg-type]
-        own,  # type: ignore[arg-type]
-        options["loss"],
+        norm=own,
+        feed=own,
+        loss=options["loss"],
         adapter_bytes=4 if options["adapter_dtype"] == "fp32" else 2,
         has_adapter_dropout=options["lora_dropout"],
         has_cache=options["kv_cache"],
@@ -332,16 +310,13 @@ def _setup(options: dict[str, Any], parallel: Parallel) -> Setup:
         kernels,
         options["micro_batches"],
         parallel,
-        CUBLAS_BYTES,
+        engine.CUBLAS_BYTES,
         options["output"],
     )
 
 
 def _specs(device: str | None) -> tuple[DeviceSpec, ...] | Missing:
     """The rows that the device's name may mean; what all of them agree on is taken."""
-    from ergmeter.hardware.table import candidates
-    from ergmeter.records import Missing
-
     if device is None:
         return Missing("no device was given; `erg peaks` lists them")
     try:
@@ -350,14 +325,15 @@ def _specs(device: str | None) -> tuple[DeviceSpec, ...] | Missing:
         return Missing(str(error))
 
 
-def _room(options: dict[str, Any], specs: tuple[DeviceSpec, ...] | Missing) -> Room | Missing:
-    from ergmeter.flops.estimate.estimate import Room, check_stated
-    from ergmeter.records import Missing
-
-    check_stated("usable", options["usable"])  # whether or not there is something to use
-    check_stated("memory_gib", options["memory_gib"])
+def _room(
+    options: dict[str, Any], specs: tuple[DeviceSpec, ...] | Missing
+) -> engine.Room | Missing:
+    engine.check_stated("usable", options["usable"])  # whether or not there is something to use
+    engine.check_stated("memory_gib", options["memory_gib"])
     if options["memory_gib"] is not None:
-        return Room("the device", options["memory_gib"] * 2**30, "as given", options["usable"])
+        return engine.Room(
+            "the device", options["memory_gib"] * 2**30, "as given", options["usable"]
+        )
     if isinstance(specs, Missing):
         return Missing(f"pass --device or --memory-gib ({specs.reason})")
     keys = ", ".join(spec.key for spec in specs)
@@ -371,13 +347,11 @@ def _room(options: dict[str, Any], specs: tuple[DeviceSpec, ...] | Missing) -> R
         )
     size, source = sizes[0]
     name = specs[0].name if len(specs) == 1 else f"any of {keys}"
-    return Room(name, size, f"{name}, {source}", options["usable"])
+    return engine.Room(name, size, f"{name}, {source}", options["usable"])
 
 
 def _peak(options: dict[str, Any], specs: tuple[DeviceSpec, ...] | Missing) -> Peak | Missing:
-    from ergmeter.hardware.table import parse_peak
     from ergmeter.metrics.definitions.peaks import declared_peak, device_peak
-    from ergmeter.records import Missing
 
     dtype = _COMPUTED_IN.get(options["dtype"], options["dtype"])
     if options["peak"] is not None:
@@ -390,10 +364,7 @@ def _peak(options: dict[str, Any], specs: tuple[DeviceSpec, ...] | Missing) -> P
 
 def _instead(peak: Peak, specs: tuple[DeviceSpec, ...]) -> Peak:
     """A peak given beside a device: the note says what is still taken of the device."""
-    from dataclasses import replace
-
     from ergmeter.metrics.definitions.peaks import agreed
-    from ergmeter.units import scaled
 
     own = agreed(spec.peak_flops_per_s.get(peak.dtype) for spec in specs)
     instead_of = "" if own is None else f", not its {scaled(own, 'FLOP/s')}"
@@ -405,24 +376,21 @@ def _instead(peak: Peak, specs: tuple[DeviceSpec, ...]) -> Peak:
 
 def _plan(
     options: dict[str, Any], parallel: Parallel, specs: tuple[DeviceSpec, ...] | Missing
-) -> Any:  # noqa: ANN401  loading its class would load the engine
-    from ergmeter.flops.estimate.estimate import TrainingPlan
+) -> engine.TrainingPlan:
     from ergmeter.metrics.definitions.peaks import agreed
-    from ergmeter.records import Missing
 
     names = ("tokens", "mfu", "watts", "power_frac", "grid_g_per_kwh", "grid_source", "pue")
     stated = {name: options[name] for name in (*names, "pue_source", "price_per_hour", "currency")}
     tdp_w = None if isinstance(specs, Missing) else agreed(spec.tdp_w for spec in specs)
     if options["mfu_from"] is not None:
         stated["mfu"], stated["mfu_source"] = _measured_mfu(options["mfu_from"], stated["mfu"])
-    return TrainingPlan(parallel.devices, tdp_w=tdp_w, **stated)
+    return engine.TrainingPlan(parallel.devices, tdp_w=tdp_w, **stated)
 
 
 def _measured_mfu(path: str, also_given: float | None) -> tuple[float, str]:
     """The MFU of a run, and what it was of."""
     from ergmeter.metrics.catalog import catalogue
     from ergmeter.metrics.summarize import summarize
-    from ergmeter.records import Missing
     from ergmeter.runlog.reader import Run
 
     if also_given is not None:

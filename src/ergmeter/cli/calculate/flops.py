@@ -2,56 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from ergmeter.cli import work_options as step
 from ergmeter.cli.options import with_default
-from ergmeter.cli.run_options import with_forms
-from ergmeter.cli.work_options import (
-    CACHE_DTYPE,
-    CONTEXT,
-    CONVENTION,
-    PHASE,
-    WEIGHTS_DTYPE,
-    lengths_of,
-    positive,
-    with_batch,
-    work_of,
-)
+from ergmeter.cli.run_options import Forms, with_forms
 from ergmeter.errors import FormatError, PluginError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ergmeter.cli.run_options import Forms
-    from ergmeter.flops.work import TrainedParts
 
 
 @click.command()
 @click.argument("model", metavar="MODEL_CONFIG")
-@with_batch
-@PHASE
-@CONTEXT
-@WEIGHTS_DTYPE
-@CACHE_DTYPE
-@CONVENTION
+@step.with_batch
+@step.PHASE
+@step.CONTEXT
+@step.WEIGHTS_DTYPE
+@step.CACHE_DTYPE
+@step.CONVENTION
 @with_default(
     "--engine",
     type=click.Choice(["analytic", "counted"]),
     default="analytic",
     help="counted: build the model without its weights and run it; needs torch and transformers.",
 )
-@click.option("--params", type=float, callback=positive, help="Take this as N in formulas of N.")
+@step.PARAMS
 @with_forms
 def command(
     model: str,
-    shape: dict[str, Any],
-    training: Callable[[], TrainedParts],
     engine: str,
-    params: float | None,
     forms: Forms,
-    **rest: Any,  # noqa: ANN401  phase, context, convention, types
+    **options: Any,  # noqa: ANN401  click passes what it parsed
 ) -> None:
     """Count the FLOPs of one step of a model.
 
@@ -66,10 +47,10 @@ def command(
     from ergmeter.views.calculate.flops import flops_document
 
     if engine == "counted":
-        _count(model, shape, training(), {**rest, "params": params}, forms)
+        _count(model, options, forms)
         return
     try:
-        work = work_of(model, shape, training(), rest, params=params)
+        work = step.work_of(model, options)
     except UnknownArchitectureError as error:
         raise FormatError(f"{error}{_or_counted(model)}") from error
     forms.show(flops_document(work))
@@ -87,23 +68,19 @@ def _or_counted(model: str) -> str:
     return "; or run it: --engine counted" if is_known else ""
 
 
-def _count(
-    model: str,
-    shape: dict[str, Any],
-    training: TrainedParts,
-    rest: dict[str, Any],
-    forms: Forms,
-) -> None:
+def _count(model: str, options: dict[str, Any], forms: Forms) -> None:
     """Count by running the model, and say where the analytic engine differs."""
     from ergmeter.flops.batch import Batch
     from ergmeter.flops.source import read_model
     from ergmeter.views.calculate.flops import counted_document
 
-    _check_counted(shape, training, rest)
-    if shape["seq_len"] is None:
+    training = step.training_of(options)
+    seq_len, source_len = options["seq_len"], options["source_len"]
+    _check_counted(options)
+    if seq_len is None:
         raise UsageError("how long is a sequence? pass --seq-len")
-    batch = Batch.of(shape["batch_size"], shape["seq_len"], lengths=lengths_of(shape))
-    config, train, source_len = read_model(model), rest["phase"] == "train", shape["source_len"]
+    batch = Batch.of(options["batch_size"], seq_len, lengths=step.lengths_of(options))
+    config, train = read_model(model), options["phase"] == "train"
     adapted = None
     try:
         from ergmeter.flops.counted.built_model import adapted_model, count_step, cross_check
@@ -140,23 +117,23 @@ _NOT_COUNTED = {
 }
 
 
-def _check_counted(shape: dict[str, Any], training: TrainedParts, rest: dict[str, Any]) -> None:
+def _check_counted(options: dict[str, Any]) -> None:
     """Refuse what would be left out of the count."""
     other = "; leave it out, or use the analytic engine"
     for name, reason in _NOT_COUNTED.items():
-        if shape.get(name) or rest.get(name):
+        if options[name]:
             option = name.replace("_", "-")
             raise UsageError(f"--{option} is not for the counted engine: {reason}{other}")
-    if rest["phase"] == "decode":
+    if options["phase"] == "decode":
         raise UsageError(
             "the counted engine runs whole sequences, and decoding goes on from a cache that it"
             f" does not have{other}"
         )
-    if rest["convention"] != "exact":
+    if options["convention"] != "exact":
         raise UsageError(f"--convention is of formulas, and the counted engine has none{other}")
-    if training.checkpointing == "selective":
+    if options["checkpointing"] == "selective":
         raise UsageError(
             f"the counted engine checkpoints whole layers, as transformers does{other}"
         )
-    if shape["source_len"] and shape["lengths"]:
+    if options["source_len"] and options["lengths"]:
         raise UsageError("the counted engine takes --source-len or --lengths, not both")

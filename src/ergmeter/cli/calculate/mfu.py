@@ -6,69 +6,49 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ergmeter.cli import work_options as step
 from ergmeter.cli.options import COUNT, with_default
-from ergmeter.cli.run_options import with_forms
-from ergmeter.cli.work_options import (
-    CACHE_DTYPE,
-    CONTEXT,
-    CONVENTION,
-    PHASE,
-    WEIGHTS_DTYPE,
-    positive,
-    with_batch,
-    work_of,
-)
+from ergmeter.cli.run_options import Forms, with_forms
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ergmeter.cli.run_options import Forms
-    from ergmeter.flops.work import TrainedParts
     from ergmeter.metrics.definitions.peaks import Peak
     from ergmeter.records import Missing
 
 
 @click.command()
 @click.argument("model", metavar="MODEL_CONFIG")
-@with_batch
+@step.with_batch
 @click.option(
     "--tokens-per-s",
     type=float,
-    callback=positive,
+    callback=step.positive,
     help="Of all devices together; with --lengths, without padding.",
 )
 @click.option(
-    "--tokens-per-s-per-device", type=float, callback=positive, help="Of one device, instead."
+    "--tokens-per-s-per-device", type=float, callback=step.positive, help="Of one device, instead."
 )
-@click.option("--step-time", type=float, callback=positive, help="Seconds of a step, instead.")
-@click.option("--device", help="By its driver's name or an alias; `erg peaks` lists them.")
+@click.option("--step-time", type=float, callback=step.positive, help="Seconds of a step, instead.")
+@step.DEVICE
 @with_default("--num-devices", type=COUNT, default=1, help="How many.")
 @click.option("--dtype", help="The type products are computed in. Not given: bf16, as assumed.")
 @click.option("--peak", help="Dense peak of one device, if not the table's: 989.5T.")
 @click.option("--peak-source", help="Where that peak is from.")
-@CONVENTION
-@click.option("--params", type=float, callback=positive, help="Take this as N in formulas of N.")
-@PHASE
-@CONTEXT
-@WEIGHTS_DTYPE
-@CACHE_DTYPE
+@step.CONVENTION
+@step.PARAMS
+@step.PHASE
+@step.CONTEXT
+@step.WEIGHTS_DTYPE
+@step.CACHE_DTYPE
 @with_forms
 def command(
     model: str,
-    shape: dict[str, Any],
-    training: Callable[[], TrainedParts],
     tokens_per_s: float | None,
     tokens_per_s_per_device: float | None,
     step_time: float | None,
-    device: str | None,
     num_devices: int,
-    dtype: str | None,
-    peak: str | None,
-    peak_source: str | None,
-    params: float | None,
     forms: Forms,
-    **rest: Any,  # noqa: ANN401  phase, context, convention, types
+    **options: Any,  # noqa: ANN401  click passes what it parsed
 ) -> None:
     """Say what share of the hardware's peak a job got, from figures somebody printed.
 
@@ -78,15 +58,15 @@ def command(
     from ergmeter.records import dtype_named
     from ergmeter.views.calculate.flops import mfu_document
 
-    dtype = dtype_named(dtype)
-    work = work_of(model, shape, training(), rest, params=params)
+    dtype = dtype_named(options["dtype"])
+    work = step.work_of(model, options)
     speed, source = _speed(
         tokens_per_s, tokens_per_s_per_device, step_time, num_devices, work.batch.tokens_real
     )
     results = compute_results(
         list(work.flops.values()),
         TokenRate(speed, num_devices, "reported", source),
-        _peak(device, peak, peak_source, dtype),
+        _peak(options["device"], options["peak"], options["peak_source"], dtype),
     )
     forms.show(mfu_document(work, results))
 

@@ -22,7 +22,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.flops.analytic import Parts, step_flops, total
 from ergmeter.flops.batch import Batch, Pairs
-from ergmeter.flops.counted.count import count, count_built
+from ergmeter.flops.counted.count import count, run_once, text_inputs
+from ergmeter.flops.counted.meta_model import MetaModel, set_runnable
 from ergmeter.flops.counted.op_totals import AnalyticComparison, CountedStep, agreement, summed
 from ergmeter.flops.graph.adapters import ALL_LINEAR, EXPERTS, Lora
 from ergmeter.flops.source import UnknownArchitectureError, model_graph
@@ -98,24 +99,19 @@ def count_config(
     checkpointing on, `attention` is an implementation ("eager", "sdpa") in place of the usual one.
     FormatError for an architecture that transformers does not have.
     """
+
+    def build(_: MetaModel) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+        model: Any = _builder(made)(copy.deepcopy(made), attn_implementation=attention)
+        set_runnable(model.config)
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(trainable is None or trainable(name))
+        return model, (), text_inputs(model, batch_size, seq_len, source_len)
+
     with _quietly():
         made = _config(config)
-    key = (made.model_type, made.to_json_string(use_diff=False), attention)
-
-    def build() -> nn.Module:
-        return _builder(made)(copy.deepcopy(made), attn_implementation=attention)
-
-    with _quietly():
-        return count_built(
-            key,
-            build,
-            batch_size=batch_size,
-            seq_len=seq_len,
-            source_len=source_len,
-            train=train,
-            trainable=trainable,
-            checkpointing=checkpointing,
-        )
+        return run_once(build, train=train)
 
 
 @contextmanager

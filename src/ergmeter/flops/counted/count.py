@@ -4,9 +4,6 @@
 weightless copy of it (`meta_model`) under `Counter`. The model's own step is never run, and nothing
 moves between devices. The count is exact for what the copy computes, with all pairs of attention;
 operators that can't be counted are named.
-
-The result is cached while the model and the shapes stay the same, so it can be asked for at every
-step.
 """
 
 from __future__ import annotations
@@ -16,11 +13,9 @@ import logging
 import sys
 from bisect import bisect_right
 from collections import Counter as Counts
-from collections import OrderedDict
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
@@ -33,7 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.flops.analytic import PartFlops
 from ergmeter.flops.batch import Sequences
-from ergmeter.flops.counted.meta_model import MetaModel, set_runnable, unwrapped
+from ergmeter.flops.counted.meta_model import MetaModel
 from ergmeter.flops.counted.op_costs import POSITIONS, RULES, Call, looks_like_a_product
 from ergmeter.flops.counted.op_totals import CountedStep
 from ergmeter.flops.graph.graph import Attention
@@ -243,7 +238,7 @@ def _call_text(func: Any, name: str, kwargs: dict[str, Any]) -> str:  # noqa: AN
 
 # Counting a model.
 
-__all__ = ["CountedStep", "Counter", "count", "count_built"]
+__all__ = ["CountedStep", "Counter", "count"]
 
 # What a model that can't be run this way may raise: everything that is not the machine's fault.
 RAISED = (
@@ -251,11 +246,7 @@ RAISED = (
     *(ImportError, ArithmeticError),
 )
 _CURE = "pass inputs= it accepts, or count it from its configuration"
-_CACHE_SIZE = 128
-_PLAIN = (bool, int, float, str, tuple)  # what a module is told when it is made
 _torch_log = logging.getLogger("torch._subclasses.fake_tensor")  # prints what we raise
-_counts: OrderedDict[object, CountedStep] = OrderedDict()
-_faces: WeakKeyDictionary[nn.Module, _ModelKey] = WeakKeyDictionary()
 
 
 def count(
@@ -278,77 +269,33 @@ def count(
     The model, its hooks, gradients, generators and compiled code are left as they are.
     NotMeasurable where it can't be run without values: it decides by them, or a kernel insists.
     """
-    key = (_structure(model), _shapes(inputs), batch_size, seq_len, source_len, train, loss)
 
     def build(shadow: MetaModel) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
         copy = shadow.of(model)
-        fake_inputs = tree_map(partial(_faked, shadow), inputs)
-        if fake_inputs is None:
-            fake_inputs = _text(copy, batch_size=batch_size, seq_len=seq_len, source_len=source_len)
-        return (
-            (copy, (), dict(fake_inputs))
-            if hasattr(fake_inputs, "items")
-            else (copy, tuple(fake_inputs), {})
+        if inputs is None:
+            return copy, (), text_inputs(copy, batch_size, seq_len, source_len)
+        fake_inputs = tree_map(
+            lambda value: shadow.tensor(value) if isinstance(value, torch.Tensor) else value, inputs
         )
+        if hasattr(fake_inputs, "items"):
+            return copy, (), dict(fake_inputs)
+        return copy, tuple(fake_inputs), {}
 
-    def run() -> CountedStep:
-        counted = _run(build, train=train, loss=loss)
-        _check_untouched(model)
-        return counted
-
-    return _cached(key, run)
-
-
-def count_built(
-    key: object,
-    build: Callable[[], nn.Module],
-    *,
-    batch_size: int,
-    seq_len: int,
-    source_len: int | None = None,
-    train: bool = True,
-    trainable: Callable[[str], bool] | None = None,
-    checkpointing: bool = False,
-) -> CountedStep:
-    """The same for a text model that is only made for it, by `build`, on fake tensors.
-
-    `trainable` says by name which parameters are trained: all, if not given. `key` stands for what
-    `build` makes.
-    """
-
-    def made(_: MetaModel) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-        model: Any = build()
-        if hasattr(model, "config"):
-            set_runnable(model.config)
-        if checkpointing:
-            model.gradient_checkpointing_enable()
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(trainable is None or trainable(name))
-        fake_inputs = _text(model, batch_size=batch_size, seq_len=seq_len, source_len=source_len)
-        return model, (), fake_inputs
-
-    cache_key = (key, batch_size, seq_len, source_len, train, trainable, checkpointing)
-    return _cached(cache_key, lambda: _run(made, train=train, loss=None))
-
-
-def _cached(key: object, run: Callable[[], CountedStep]) -> CountedStep:
-    """The count under this key; `run` makes it where it is not cached."""
-    counted = _counts.pop(key, None) or run()
-    _counts[key] = counted  # the latest is the last to be dropped
-    while len(_counts) > _CACHE_SIZE:
-        _counts.popitem(last=False)
+    counted = run_once(build, train=train, loss=loss)
+    _check_untouched(model)
     return counted
 
 
 # Running the copy.
 
 
-def _run(
+def run_once(
     build: Callable[[MetaModel], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]],
     *,
     train: bool,
-    loss: Callable[[Any], torch.Tensor] | None,
+    loss: Callable[[Any], torch.Tensor] | None = None,
 ) -> CountedStep:
+    """The FLOPs of one step of the model that `build` makes, with its arguments."""
     shadow, counter = MetaModel(), Counter()
     try:
         with isolated():
@@ -446,17 +393,19 @@ def why_not_run(error: BaseException, *, cure: str = _CURE) -> str:
 # Inputs.
 
 
-def _text(
-    model: nn.Module, *, batch_size: int | None, seq_len: int | None, source_len: int | None
+def text_inputs(
+    model: nn.Module, batch_size: int | None, seq_len: int | None, source_len: int | None = None
 ) -> dict[str, Any]:
+    """Tokens of this shape under the names that the model's forward takes them by."""
     name = _taking_tokens(model)
     rows, length = _whole_number("batch_size", batch_size), _whole_number("seq_len", seq_len)
+    target = torch.zeros(rows, length, dtype=torch.long)
     if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return {name: torch.zeros(rows, length, dtype=torch.long)}
+        return {name: target}
     source = length if source_len is None else _whole_number("source_len", source_len)
     return {
         "input_ids": torch.zeros(rows, source, dtype=torch.long),
-        "decoder_input_ids": torch.zeros(rows, length, dtype=torch.long),
+        "decoder_input_ids": target,
     }
 
 
@@ -485,83 +434,3 @@ def _whole_number(name: str, value: int | None) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(f"{name} must be a whole number of 1 or more; got {value!r}")
     return value
-
-
-def _faked(shadow: MetaModel, value: Any) -> Any:  # noqa: ANN401
-    return shadow.tensor(value) if isinstance(value, torch.Tensor) else value
-
-
-# Recognising a model that was counted before.
-
-
-class _ModelKey:
-    """A key of what a model's count depends on, made quickly, without keeping the model alive.
-
-    Its structure is described once; after that only what can change is looked at: which modules and
-    parameters there are, which of these are trained, which are checkpointed.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        modules = tuple(unwrapped(model).modules())
-        self._refs = tuple(ref(module) for module in modules)
-        self._described = hash(tuple(_described(modules[0])))
-        self._children, self._parameters, _ = _parts(modules)
-
-    def key(self) -> tuple[object, ...] | None:
-        """Equal for two models only where their counts are; None if this one was rebuilt."""
-        modules = [reference() for reference in self._refs]
-        if None in modules:
-            return None
-        children, parameters, trained = _parts(modules)  # type: ignore[arg-type]
-        if children != self._children or parameters != self._parameters:
-            return None
-        own = [module.__dict__ for module in modules]
-        checkpointed = tuple([names.get("gradient_checkpointing") for names in own])
-        configuration = own[0].get("config")
-        kernels = (
-            getattr(configuration, "_attn_implementation", None),
-            getattr(configuration, "_experts_implementation", None),
-        )
-        return (self._described, hash(tuple(trained)), hash(checkpointed), str(kernels))
-
-
-def _parts(modules: Sequence[nn.Module]) -> tuple[list[int], list[int], list[bool]]:
-    """The modules in these, their parameters, and which of them are trained."""
-    parameters = [p for module in modules for p in module._parameters.values() if p is not None]
-    children = [id(child) for module in modules for child in module._modules.values()]
-    return children, [id(p) for p in parameters], [p.requires_grad for p in parameters]
-
-
-def _structure(model: nn.Module) -> tuple[object, ...]:
-    face = _faces.get(model)
-    key = face.key() if face is not None else None
-    if key is None:
-        face = _faces[model] = _ModelKey(model)
-        key = face.key()
-    assert key is not None
-    return key
-
-
-def _described(model: nn.Module) -> Iterator[object]:
-    """A model's structure: what it is made of, and how each piece was told to work."""
-    for name, module in model.named_modules():
-        own = vars(module).copy()  # a thread may be setting something on it
-        yield name, type(module)
-        yield repr([(k, v) for k, v in own.items() if k != "training" and isinstance(v, _PLAIN)])
-        forward = own.get("forward")
-        yield getattr(getattr(forward, "__func__", forward), "__code__", forward)
-    for name, parameter in model.named_parameters():
-        yield name, tuple(getattr(parameter, "ds_shape", parameter.shape))
-    configuration = getattr(model, "config", None)
-    if configuration is not None and hasattr(configuration, "to_json_string"):
-        yield configuration.to_json_string(use_diff=False)
-
-
-def _shapes(inputs: Any) -> object:  # noqa: ANN401
-    if inputs is None:
-        return None
-    leaves, form = tree_flatten(dict(inputs) if hasattr(inputs, "items") else inputs)
-    return str(form), tuple(
-        (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf)
-        for leaf in leaves
-    )

@@ -16,42 +16,30 @@ import copy
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from ergmeter.errors import NotMeasurable
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 # A module call without data: the module, and the shapes of its arguments.
 
 
+@dataclass(slots=True, eq=False)
 class TensorSpec:
     """A tensor without its values."""
 
-    __slots__ = ("dtype", "is_parameter", "requires_grad", "shape")
-
-    def __init__(
-        self,
-        shape: Iterable[int],
-        dtype: torch.dtype,
-        *,
-        requires_grad: bool = False,
-        is_parameter: bool = False,
-    ) -> None:
-        self.shape = tuple(int(size) for size in shape)
-        self.dtype = dtype
-        self.requires_grad = requires_grad
-        self.is_parameter = is_parameter
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool = False
+    is_parameter: bool = False
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorSpec:
         """The whole tensor's, where ranks hold pieces of it (ZeRO-3, DTensor)."""
         return cls(
-            getattr(tensor, "ds_shape", tensor.shape),
+            tuple(int(size) for size in getattr(tensor, "ds_shape", tensor.shape)),
             tensor.dtype,
             requires_grad=tensor.requires_grad,
             is_parameter=isinstance(tensor, nn.Parameter),
@@ -158,8 +146,7 @@ class MetaModel:
 
     def of(self, model: nn.Module) -> nn.Module:
         """The copy of a model, its parameters trained where the model's are."""
-        made: nn.Module = self._module(unwrapped(model))
-        return made
+        return self._module(unwrapped(model))
 
     def tensor(self, real: torch.Tensor) -> torch.Tensor:
         """A tensor of the same shape that holds nothing."""
@@ -185,7 +172,7 @@ class MetaModel:
         if type(value) in (list, tuple, set):
             return type(value)(self.mapped(item) for item in value)
         if _is_configuration(value):
-            return self._once(value, _eager_where_needed)
+            return self._once(value, lambda real: set_runnable(copy.deepcopy(real)))
         return value
 
     def _once(self, value: Any, make: Any) -> Any:  # noqa: ANN401
@@ -289,14 +276,7 @@ def _is_configuration(value: object) -> bool:
     return hasattr(value, "model_type") and hasattr(value, "_attn_implementation")
 
 
-def _eager_where_needed(configuration: Any) -> Any:  # noqa: ANN401
-    """A configuration like this one, whose model can be run on fake tensors."""
-    made = copy.deepcopy(configuration)
-    set_runnable(made)
-    return made
-
-
-def set_runnable(configuration: Any) -> None:  # noqa: ANN401
+def set_runnable(configuration: Any) -> Any:  # noqa: ANN401
     """Have transformers run what can run without values: no kernels from outside, no loops.
 
     A loop over the experts asks which tokens went where; a batch of products, one for each token
@@ -311,3 +291,4 @@ def set_runnable(configuration: Any) -> None:  # noqa: ANN401
             part._experts_implementation_internal = "batched_mm"
         if getattr(part, "use_cache", None):
             part.use_cache = False
+    return configuration

@@ -72,13 +72,9 @@ class StepRecord:
     dtype: str | None = None
     reason: str = ""  # why it was not counted from a configuration
 
-    def as_json(self) -> dict[str, Any]:
-        """The record as it is stored beside a request."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> StepRecord:
-        """The record from the result of `as_json`."""
+        """The record from its fields as they are stored beside a request."""
         groups = tuple(tuple(RecordedCall(**c) for c in group) for group in stored["groups"])
         analytic = tuple(Flops.from_json(entry) for entry in stored["analytic"])
         texts = {name: tuple(stored[name]) for name in ("not_counted", "assumptions")}
@@ -308,12 +304,6 @@ class CountRequest:
     sizes: tuple[int, ...] = ()  # calls in each group
     path: tuple[str, ...] = ()  # where installed packages are
 
-    def as_json(self) -> dict[str, Any]:
-        """All but the bytes."""
-        fields = asdict(self)
-        fields.pop("groups")
-        return fields
-
 
 FOLDER = ".flops"  # in a run directory, while something is to be counted
 
@@ -324,7 +314,8 @@ def write(request: CountRequest, record: StepRecord, folder: Path) -> None:
     staging.mkdir(parents=True)
     for number, data in enumerate(request.groups):
         (staging / f"{number}.pickle").write_bytes(data)
-    about = {**request.as_json(), "python": sys.executable, "record": record.as_json()}
+    about = {**asdict(request), "python": sys.executable, "record": asdict(record)}
+    del about["groups"]
     (staging / REQUEST).write_text(json.dumps(about))
     staging.rename(folder)
 

@@ -261,8 +261,8 @@ def _reduced_object(obj: Any) -> Any:  # noqa: ANN401
             return np.zeros, (obj.shape, obj.dtype.str)
         return NotImplemented
     if isinstance(obj, ReferenceType):
-        target = obj()
-        return (_reference, (target,)) if target is not None else (NotSent, ("dead reference",))
+        target = obj()  # kept alive in the copy
+        return (partial, (_same, target)) if target is not None else (NotSent, ("dead reference",))
     if isinstance(obj, MethodType | BuiltinMethodType):
         return _reduced_method(obj)
     if isinstance(obj, _lru_cache_wrapper):
@@ -303,9 +303,10 @@ def _flat_parameters(modules: Iterable[nn.Module]) -> dict[int, dict[str, Tensor
             if vector is None or not hasattr(vector, "_param_infos"):
                 continue
             for info, shape in zip(vector._param_infos, vector._shapes, strict=True):
-                specs.setdefault(id(info.module), {})[info.param_name] = TensorSpec(
-                    shape, vector.dtype, requires_grad=vector.requires_grad, is_parameter=True
+                spec = TensorSpec(
+                    tuple(shape), vector.dtype, vector.requires_grad, is_parameter=True
                 )
+                specs.setdefault(id(info.module), {})[info.param_name] = spec
             for info in getattr(vector, "_shared_param_infos", ()):
                 first = specs[id(info.prim_module)][info.prim_param_name]
                 specs.setdefault(id(info.module), {})[info.param_name] = first
@@ -344,11 +345,6 @@ def _is_installed(folder: Path) -> bool:
     program = getattr(sys.modules.get("__main__"), "__file__", None)
     own = {Path.cwd(), Path(program).resolve().parent if program else Path.cwd()}
     return folder.resolve() not in own and any(folder.glob("*.dist-info"))  # pip install --target
-
-
-def _reference(target: Any) -> Any:  # noqa: ANN401
-    """A weak reference's target, which is kept alive."""
-    return partial(_same, target)
 
 
 def _same(value: Any) -> Any:  # noqa: ANN401

@@ -16,10 +16,9 @@ from ergmeter.flops.graph.graph import Attention, Linear, gradients, trained_nod
 from ergmeter.units import number_of, scaled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from ergmeter.flops.graph.graph import Graph, Node, Trainable
-    from ergmeter.flops.graph.layers import ActivationTraits
     from ergmeter.flops.work import TrainedParts
 
 # Optimizers and quantisation: bytes per parameter.
@@ -53,16 +52,12 @@ def _moments(count: int) -> Callable[[Node, float], float]:
     return lambda node, size: count * node.params * size
 
 
-def _in_32_bits(count: int) -> Callable[[Node, float], float]:
-    return lambda node, _size: count * node.params * FP32
+def _two_in_32_bits(node: Node, _size: float) -> float:
+    return 2 * node.params * FP32
 
 
-def _in_8_bits(count: int) -> Callable[[Node, float], float]:
-    def moments(node: Node, _size: float) -> float:
-        each = FP32 if node.params < _LEAST_8BIT else 1 + FP32 / _BLOCK_8BIT
-        return count * node.params * each
-
-    return moments
+def _two_in_8_bits(node: Node, _size: float) -> float:
+    return 2 * node.params * (FP32 if node.params < _LEAST_8BIT else 1 + FP32 / _BLOCK_8BIT)
 
 
 def _factored(node: Node, _size: float) -> float:
@@ -101,10 +96,10 @@ OPTIMIZERS = {
             " two temporaries as large as the largest tensor",
             scratch="loop",
         ),
-        Optimizer("adamw-32bit", _in_32_bits(2), "two moments in 32 bits"),
-        Optimizer("adamw-8bit", _in_8_bits(2), "bitsandbytes: two moments in 8 bits"),
-        Optimizer("paged-adamw", _in_32_bits(2), "bitsandbytes, paged: 32 bits", is_paged=True),
-        Optimizer("paged-adamw-8bit", _in_8_bits(2), "bitsandbytes, paged: 8 bits", is_paged=True),
+        Optimizer("adamw-32bit", _two_in_32_bits, "two moments in 32 bits"),
+        Optimizer("adamw-8bit", _two_in_8_bits, "bitsandbytes: two moments in 8 bits"),
+        Optimizer("paged-adamw", _two_in_32_bits, "bitsandbytes, paged: 32 bits", is_paged=True),
+        Optimizer("paged-adamw-8bit", _two_in_8_bits, "bitsandbytes, paged: 8 bits", is_paged=True),
         Optimizer("lion", _moments(1), "one moment"),
         Optimizer("sgd", _moments(0), "nothing; weight decay would add a temporary"),
         Optimizer("sgd-momentum", _moments(1), "one moment"),
@@ -119,22 +114,6 @@ def optimizer(name: str) -> Optimizer:
     if name not in OPTIMIZERS:
         raise UsageError(f"no optimizer {name!r}; there are {', '.join(OPTIMIZERS)}")
     return OPTIMIZERS[name]
-
-
-def state_bytes(name: str, node: Node, number: int, master: int) -> tuple[float, float]:
-    """(device, host) bytes for a node's parameters; beside a master copy, moments are like it."""
-    chosen = optimizer(name)
-    copy = node.params * master if node.part != "lora" else 0
-    moments = chosen.moments(node, max(number, master))
-    return (copy, moments) if chosen.is_paged else (copy + moments, 0)
-
-
-def scratch_bytes(name: str, states: Iterable[float]) -> float:
-    """Temporaries of an optimizer's step, from the bytes of one moment of each tensor."""
-    scratch = optimizer(name).scratch
-    if scratch == "foreach":
-        return sum(states)
-    return 2 * max(states, default=0.0) if scratch == "loop" else 0.0
 
 
 QUANTISED = ("nf4", "nf4-double", "int8")  # as bitsandbytes keeps the matrices of a base
@@ -301,40 +280,6 @@ def _attention_of_text(graph: Graph) -> list[Attention]:
     return [work for node, work in graph.attentions() if node.stream not in IMAGE_STREAMS]
 
 
-def is_written_out(
-    work: Attention, numbers: Precision, kernels: Kernels, code: ActivationTraits
-) -> bool:
-    """True if attention writes out its probabilities, which are then saved.
-
-    torch's kernels for 32 bits take no grouped heads, so its sdpa writes those out whatever was
-    asked for: on an H200 that made 99 GB of 46. For capped scores, for sinks and for some older
-    families transformers has no sdpa, and takes the code that writes them out.
-    """
-    if kernels.attention != "sdpa":
-        return kernels.attention == "eager"
-    grouped = numbers.compute == FP32 and work.kv_heads != work.heads
-    return grouped or code.has_no_fused_attention or is_math(work, kernels, code)
-
-
-def is_math(work: Attention, kernels: Kernels, code: ActivationTraits) -> bool:
-    """True if torch's sdpa falls back to its math, which is in 32 bits.
-
-    It does for one head of keys that is to serve all queries without `enable_gqa` (Falcon 7B).
-    """
-    is_shared = code.is_masked_always and work.kv_heads == 1 < work.heads
-    return kernels.attention == "sdpa" and is_shared
-
-
-def is_masked(work: Attention, keys: int, kernels: Kernels, code: ActivationTraits) -> bool:
-    """True if torch's sdpa is handed a mask of every pair, for a window that it does not know.
-
-    transformers leaves it out for sequences shorter than the window.
-    """
-    window = work.window or work.chunk
-    needs_mask = code.is_masked_always or (window is not None and keys >= window)
-    return kernels.attention == "sdpa" and needs_mask
-
-
 def _cache(kernels: Kernels, how: TrainedParts) -> str:
     """True if the forward pass fills a cache of keys and values."""
     if kernels.has_cache and how.checkpointing != "full":
@@ -451,6 +396,10 @@ class ParameterMemory:
         """Bytes of one number of a trained parameter, and so of its gradient."""
         return self._adapter_bytes() if node.part == "lora" else self.numbers.weight
 
+    def _moment_bytes(self, node: Node) -> int:
+        """Bytes of one number of an optimizer's moment, which is like a master copy if any."""
+        return max(self._number_bytes(node), self.numbers.master)
+
     def _own(self, node: Node) -> bool:
         return self.trained[node.name] and node.params > 0
 
@@ -470,19 +419,25 @@ class ParameterMemory:
         if not self._own(node):
             return 0, 0
         share = self.split(node) * self.setup.parallel.sharded(1)
-        size, master = self._number_bytes(node), self.numbers.master
-        device, host = state_bytes(self.setup.optimizer, node, size, master)
-        return device / share, host / share
+        chosen = optimizer(self.setup.optimizer)
+        copy = node.params * self.numbers.master if node.part != "lora" else 0
+        moments = chosen.moments(node, self._moment_bytes(node))
+        if chosen.is_paged:
+            return copy / share, moments / share
+        return (copy + moments) / share, 0
 
     def scratch(self, nodes: list[Node]) -> float:
         """Temporaries of the optimizer's step over these nodes."""
         shards = self.setup.parallel.sharded(1)
-
-        def moment(node: Node) -> float:
-            size = max(self._number_bytes(node), self.numbers.master)
-            return node.params * size / (self.split(node) * shards)
-
-        return scratch_bytes(self.setup.optimizer, map(moment, filter(self._own, nodes)))
+        moments = [
+            node.params * self._moment_bytes(node) / (self.split(node) * shards)
+            for node in nodes
+            if self._own(node)
+        ]
+        scratch = optimizer(self.setup.optimizer).scratch
+        if scratch == "foreach":
+            return sum(moments)
+        return 2 * max(moments, default=0.0) if scratch == "loop" else 0.0
 
     def cast_bytes(self, node: Node) -> float:
         """Autocast's 16-bit copy of a matrix: kept until the backward pass has used it."""

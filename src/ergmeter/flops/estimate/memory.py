@@ -29,13 +29,10 @@ from ergmeter.flops.estimate.arrangement import (
     Setup,
     assumptions,
     check_sizes,
-    is_masked,
-    is_written_out,
     precision,
 )
 from ergmeter.flops.estimate.saved_activations import LayerBackward, LayerPeak, Saved, SavedTensors
 from ergmeter.flops.graph.graph import Attention, Fold, Graph, Linear, Node
-from ergmeter.flops.graph.layers import code_traits
 from ergmeter.flops.work import TrainedParts, trained_graph
 from ergmeter.units import scaled
 
@@ -95,15 +92,11 @@ def step_memory(
 ) -> Memory:
     """Bytes on the fullest device. The batch is a whole step's, of all devices."""
     how, plan = training or TrainedParts(), setup or Setup()
-    _check(how, plan)
-    return _Layout(graph, batch, how, plan).memory()
-
-
-def _check(how: TrainedParts, setup: Setup) -> None:
-    if setup.quantize is not None and how.lora is None:
+    if plan.quantize is not None and how.lora is None:
         raise UsageError("quantised weights can't be trained: add adapters with --lora")
-    if setup.micro_batches < 1:
-        raise UsageError(f"a step has 1 micro-batch or more; got {setup.micro_batches}")
+    if plan.micro_batches < 1:
+        raise UsageError(f"a step has 1 micro-batch or more; got {plan.micro_batches}")
+    return _Layout(graph, batch, how, plan).memory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +135,7 @@ class _Layout:
         if how.checkpointing == "full":  # transformers then turns the cache off
             setup = replace(setup, kernels=replace(setup.kernels, has_cache=False))
         self.batch, self.how, self.setup = batch, how, setup
-        self.numbers, self.code = precision(setup.dtype), code_traits(graph)
+        self.numbers = precision(setup.dtype)
         self.layers = list(dict.fromkeys(node.layer for node in graph if node.layer is not None))
         check_sizes(graph, batch, setup)
         parallel = setup.parallel
@@ -162,7 +155,7 @@ class _Layout:
                 f"nothing is trained: all that the loss comes from is frozen{frozen}, and an"
                 " estimate is of a training; leave something to train"
             )
-        self.tensors = SavedTensors(self.graph, batch, self.trainable, self.numbers, setup.kernels)
+        self.tensors = SavedTensors(self.graph, batch, self.parameters)
         self.saved = self._saved()
         self.stage_of = self._stages()
         after = {node.name for node in _after_layers(list(self.graph))}
@@ -306,10 +299,9 @@ class _Layout:
         if part == _HEAD:
             arriving = {node.name: loss.logits for node in nodes if node.role == "head"}
         else:
-            rows = self.batch.grid().rows(nodes[0].stream)
-            flowing = rows * self.graph.hidden * self.numbers.stream * self._share(is_split=False)
+            flowing = self._residual_bytes(nodes[0])
         again = self.how.checkpointing == "selective"
-        walk = LayerBackward(self.tensors, self.parameters, self._share, recomputes_core=again)
+        walk = LayerBackward(self.tensors, self._share, recomputes_core=again)
         return walk.peak(nodes, saved, arriving, flowing)
 
     def _embedding_bytes(self, nodes: list[Node]) -> float:
@@ -318,8 +310,7 @@ class _Layout:
         tied = {node.tied_to for node in nodes if node.tied_to and self.trained[node.name]}
         for node in nodes:
             if node.role == "embedding" and self.trained[node.name]:
-                rows = self.batch.grid().rows(node.stream) * self._share(is_split=False)
-                total += rows * self.graph.hidden * self.numbers.stream
+                total += self._residual_bytes(node)
                 total += self.parameters.gradient_bytes(node) if node.name in tied else 0.0
         return total
 
@@ -342,7 +333,11 @@ class _Layout:
     def _saved_bytes(self, nodes: list[Node], layers: dict[str, list[Node]]) -> dict[str, float]:
         """Bytes that wait for the backward pass, by part."""
         saved = dict.fromkeys([*layers, _HEAD, _EMBEDDING], 0.0)
-        inputs = self._input_bytes(layers) if self.how.checkpointing == "full" else {}
+        inputs: dict[str, float] = {}  # of checkpointed layers, saved if they have a gradient
+        if self.how.checkpointing == "full":
+            for layer, inside in layers.items():
+                if any(self.needs[node.name] for node in inside):
+                    inputs[layer] = self._residual_bytes(inside[0])
         here = {node.name for node in nodes}
         for each in self.saved:
             part = self.part_of[each.node]
@@ -353,30 +348,25 @@ class _Layout:
             saved[layer] += size
         return saved
 
-    def _input_bytes(self, layers: dict[str, list[Node]]) -> dict[str, float]:
-        """Bytes of a checkpointed layer's input, which it saves if it has a gradient."""
-        inputs: dict[str, float] = {}
-        for layer, inside in layers.items():
-            if any(self.needs[node.name] for node in inside):
-                rows = self.batch.grid().rows(inside[0].stream)
-                size = rows * self.graph.hidden * self.numbers.stream
-                inputs[layer] = size * self._share(is_split=False)
-        return inputs
+    def _residual_bytes(self, node: Node) -> float:
+        """Bytes of the residual stream, or of its gradient, over the rows of a node."""
+        rows = self.batch.grid().rows(node.stream)
+        return rows * self.graph.hidden * self.numbers.stream * self._share(is_split=False)
 
     def _output(self, nodes: list[Node]) -> _Output:
         """Bytes that the model returns: logits, and keys and values where it fills a cache."""
         logits, cache, copied = self._loss_bytes(nodes).logits, dict[str, float](), 0.0
         # Under autocast keys are rotated in 32 bits, so the cache is in 32; attention casts a copy.
-        kernels, size = self.setup.kernels, self.numbers.stream
-        for node in nodes if kernels.has_cache else []:
+        size = self.numbers.stream
+        for node in nodes if self.setup.kernels.has_cache else []:
             work = node.work
             if not isinstance(work, Attention) or work.mask != "causal" or work.keys is not None:
                 continue
             rows = self.batch.grid().rows(node.stream) * self.rows_share
             pair = work.kv_heads * (work.qk_dim + work.v_dim) / self.setup.parallel.tensor
             is_repeated = work.kv_heads != work.heads and (
-                is_written_out(work, self.numbers, kernels, self.code)
-                or is_masked(work, self.batch.seq_len, kernels, self.code)
+                self.tensors.is_written_out(work)
+                or self.tensors.is_masked(work, self.batch.seq_len)
             )
             if is_repeated or self.numbers.is_autocast:
                 copied += rows * pair * size

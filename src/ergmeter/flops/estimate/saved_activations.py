@@ -29,24 +29,129 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ergmeter.flops.estimate.arrangement import FP32, is_masked, is_math, is_written_out
-from ergmeter.flops.graph.graph import (
-    Attention,
-    Convolution,
-    Fold,
-    Linear,
-    Scan,
-    gradients,
-    trained_nodes,
-)
-from ergmeter.flops.graph.layers import code_traits
+from ergmeter.flops.estimate.arrangement import FP32, ParameterMemory
+from ergmeter.flops.graph.graph import Attention, Convolution, Fold, Graph, Linear, Node, Scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from ergmeter.flops.batch import Batch
-    from ergmeter.flops.estimate.arrangement import Kernels, ParameterMemory, Precision
-    from ergmeter.flops.graph.graph import Graph, Node, Trainable
+    from ergmeter.flops.config import ModelConfig
+
+# What autograd saves by how a family's code is written.
+#
+# Two models of the same sizes can save different tensors. A cap on the scores saves a second matrix
+# of scores. A norm that subtracts its mean twice saves two copies in 32 bits. An activation written
+# in Python saves five tensors instead of one. Each was read off torch's saved-tensor hooks for
+# transformers 5.22 on a CPU, and 5.17 on an H200.
+
+CAPPED_SCORES = "capped scores"
+CAPPED_LOGITS = "capped logits"
+SPELLED_OUT = "an activation spelled out"
+KEEPS_RESULT = "an activation that keeps its result"
+
+# Families by a trait of their code, a field of `ActivationTraits`.
+_FAMILIES: dict[str, tuple[str, ...]] = {
+    # They turn a part of each head and join it with the rest, so queries, and with them attention's
+    # result, are laid out in another order than the next matrix wants, which copies it.
+    "joins_heads": (
+        *("gpt_neox", "phi", "phi3", "stablelm", "glm", "glm4", "glm4_moe"),
+        *("deepseek_v2", "deepseek_v3", "kimi_k2"),
+    ),
+    # Elsewhere a norm without parameters stands for none at all.
+    "norms_bare": ("olmo", "nanochat"),
+    # Written out, their softmax is in the scores' own type, and one tensor serves twice.
+    "softmax_as_it_comes": ("gpt2", "gpt_oss", "falcon"),
+    # Written out, they multiply queries and keys in 32 bits.
+    "scores_in_32_bits": ("gptj", "gpt_neo"),
+    # transformers has no sdpa for them.
+    "has_no_sdpa": ("bloom", "gptj", "gpt_neo", "mpt"),
+    # They hand a mask to sdpa whether it is needed or not, and copy keys and values for each head.
+    "is_masked_always": ("falcon",),
+    # Their norms are torch's LayerNorm although they have no bias.
+    "is_layer_norm": ("mpt", "dbrx"),
+    # Their routers multiply in 32 bits, from a copy of what they are given.
+    "routes_in_32_bits": ("deepseek_v2", "deepseek_v3", "glm4_moe", "kimi_k2"),
+    # Extra keys that are no token: transformers has no fused kernel for them.
+    "has_sinks": ("gpt_oss",),
+}
+# They multiply by the scale before they round to 16 bits, so what is scaled is kept in 32.
+_SCALED_IN_32_BITS = ("gemma", "olmo2", "cohere", "gpt_oss")
+# They take the mean off twice, once for the variance, and keep both in 32 bits.
+_CENTRED = ("cohere",)
+# Clamped before and after: gate, up, both clamped, the sigmoid, and what it makes of the gate.
+_CLAMPED = ("gpt_oss",)
+# Activations that transformers writes in Python: 0.5 x (1 + tanh(...)) and its like. The others
+# are one operation of torch.
+_IN_PYTHON = ("gelu_new", "gelu_accurate", "gelu_python_tanh")
+_DEFAULT_ACTIVATIONS = {**dict.fromkeys(("gpt2", "phi", "gptj"), "gelu_new"), "opt": "relu"}
+# The derivative follows from the result, so torch keeps that and not what the activation was given.
+_FROM_RESULT = ("relu",)
+_DEFAULT_CAPS = {"gemma2": (True, True)}  # of scores, of logits, where a config does not say
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationTraits:
+    """Traits of a model's code beyond its matrices."""
+
+    scales_in_32_bits: bool
+    centres_twice: bool
+    joins_heads: bool
+    norms_bare: bool
+    softmax_as_it_comes: bool
+    scores_in_32_bits: bool
+    is_masked_always: bool
+    is_layer_norm: bool
+    routes_in_32_bits: bool
+    has_no_sdpa: bool
+    has_sinks: bool
+    caps_scores: bool
+    caps_logits: bool
+    keeps_result: bool  # of the activation, in place of what it is given
+    steps: int  # tensors that an activation keeps beyond what it is given
+
+    @property
+    def has_no_fused_attention(self) -> bool:
+        """True if transformers falls back to attention written out where sdpa is asked for."""
+        return self.caps_scores or self.has_sinks or self.has_no_sdpa
+
+
+def code_traits(graph: Graph) -> ActivationTraits:
+    """The traits of this model's code."""
+    family = graph.family
+    return ActivationTraits(
+        scales_in_32_bits=family.startswith(_SCALED_IN_32_BITS),
+        centres_twice=family.startswith(_CENTRED),
+        **{trait: family in families for trait, families in _FAMILIES.items()},
+        caps_scores=CAPPED_SCORES in graph.traits,
+        caps_logits=CAPPED_LOGITS in graph.traits,
+        keeps_result=KEEPS_RESULT in graph.traits,
+        steps=3 if SPELLED_OUT in graph.traits or family in _CLAMPED else 0,
+    )
+
+
+def traits(config: ModelConfig) -> frozenset[str]:
+    """The names of traits that follow from a configuration's fields."""
+    inner = config.raw("text_config")
+    fields = inner if isinstance(inner, dict) else config.fields
+    kind = str(fields.get("model_type") or config.model_type)
+    scores, logits = _DEFAULT_CAPS.get(kind, (False, False))
+    matching = set()
+    if fields.get("attn_logit_softcapping", scores):
+        matching.add(CAPPED_SCORES)
+    if fields.get("final_logit_softcapping", logits):
+        matching.add(CAPPED_LOGITS)
+    names = ("hidden_activation", "activation_function", "hidden_act")
+    used = next((fields[name] for name in names if fields.get(name)), None)
+    activation = used or _DEFAULT_ACTIVATIONS.get(kind)
+    if activation in _IN_PYTHON:
+        matching.add(SPELLED_OUT)
+    if activation in _FROM_RESULT:
+        matching.add(KEEPS_RESULT)
+    return frozenset(matching)
+
+
+# Saved tensors.
 
 _FEED = frozenset({"mlp", "experts", "shared expert"})
 _INDEX = 8  # bytes
@@ -68,14 +173,11 @@ class Saved:
 class SavedTensors:
     """Visits the nodes with what each needs to know about those before it."""
 
-    def __init__(
-        self, graph: Graph, batch: Batch, trainable: Trainable, numbers: Precision, kernels: Kernels
-    ) -> None:
-        self.nodes = {node.name: node for node in graph}
+    def __init__(self, graph: Graph, batch: Batch, parameters: ParameterMemory) -> None:
+        self.parameters, self.nodes = parameters, parameters.nodes
         self.batch = batch.grid()  # padding is computed and kept like anything else
-        self.needs = gradients(graph, trainable)
-        self.trained = trained_nodes(graph, trainable)
-        self.numbers, self.kernels = numbers, kernels
+        self.needs, self.trained = parameters.needs, parameters.trained
+        self.numbers, self.kernels = parameters.numbers, parameters.setup.kernels
         self.widths = widths(graph)
         self.is_rotary = not any(node.role == "positions" for node in graph)
         self.code = code_traits(graph)
@@ -288,9 +390,9 @@ class SavedTensors:
         if not any(self.needs[name] for name in node.of):
             return
         size = self.numbers.compute
-        is_eager = is_written_out(work, self.numbers, self.kernels, self.code)
+        is_eager = self.is_written_out(work)
         keys = self.keys(node, work)
-        masked = not is_eager and is_masked(work, keys, self.kernels, self.code)
+        masked = not is_eager and self.is_masked(work, keys)
         yield from self._met(node, work, is_eager=is_eager, masked=masked)
         out = self._keep(node, node.name, work.heads * work.v_dim * size, split=True, core=True)
         if not is_eager:
@@ -306,13 +408,42 @@ class SavedTensors:
             yield self._keep(node, f"{node.name}:tanh", each * size, split=True, core=True)
         softmax = self.softmax_bytes(work)
         yield self._keep(node, f"{node.name}:softmax", each * softmax, split=True, core=True)
-        if size != softmax and not is_math(work, self.kernels, self.code):
+        if size != softmax and not self.is_math(work):
             yield self._keep(node, f"{node.name}:cast", each * size, split=True, core=True)
+
+    def is_written_out(self, work: Attention) -> bool:
+        """True if attention writes out its probabilities, which are then saved.
+
+        torch's kernels for 32 bits take no grouped heads, so its sdpa writes those out whatever was
+        asked for: on an H200 that made 99 GB of 46. For capped scores, for sinks and for some older
+        families transformers has no sdpa, and takes the code that writes them out.
+        """
+        if self.kernels.attention != "sdpa":
+            return self.kernels.attention == "eager"
+        grouped = self.numbers.compute == FP32 and work.kv_heads != work.heads
+        return grouped or self.code.has_no_fused_attention or self.is_math(work)
+
+    def is_math(self, work: Attention) -> bool:
+        """True if torch's sdpa falls back to its math, which is in 32 bits.
+
+        It does for one head of keys that is to serve all queries without `enable_gqa` (Falcon 7B).
+        """
+        is_shared = self.code.is_masked_always and work.kv_heads == 1 < work.heads
+        return self.kernels.attention == "sdpa" and is_shared
+
+    def is_masked(self, work: Attention, keys: int) -> bool:
+        """True if torch's sdpa is handed a mask of every pair, for a window that it does not know.
+
+        transformers leaves it out for sequences shorter than the window.
+        """
+        window = work.window or work.chunk
+        needs_mask = self.code.is_masked_always or (window is not None and keys >= window)
+        return self.kernels.attention == "sdpa" and needs_mask
 
     def softmax_bytes(self, work: Attention) -> int:
         """Bytes of one probability in written-out attention; autocast has softmax in 32 bits."""
         as_it_comes = self.code.softmax_as_it_comes and not self.numbers.is_autocast
-        is_32_bits = is_math(work, self.kernels, self.code) or not as_it_comes
+        is_32_bits = self.is_math(work) or not as_it_comes
         return FP32 if is_32_bits else self.numbers.compute
 
     def keys(self, node: Node, work: Attention) -> int:
@@ -335,7 +466,7 @@ class SavedTensors:
         elif key == value:  # latent: keys are joined with their turned part, values a view
             values = work.v_dim if is_eager else self.widths[value] // work.kv_heads
             moved[key] = kv_heads * (work.qk_dim + values)
-        if is_math(work, self.kernels, self.code):
+        if self.is_math(work):
             size = FP32
         elif is_eager and self.code.scores_in_32_bits and size != FP32:
             moved = {query: moved[query] * 2, key: moved[key] * 2, value: moved[value]}
@@ -451,15 +582,10 @@ class LayerBackward:
     """Visits the nodes of one layer in reverse."""
 
     def __init__(
-        self,
-        tensors: SavedTensors,
-        parameters: ParameterMemory,
-        share: Callable[[bool], float],
-        *,
-        recomputes_core: bool,
+        self, tensors: SavedTensors, share: Callable[[bool], float], *, recomputes_core: bool
     ) -> None:
         """`share` of a device in what is, or is not, split by tensor parallelism."""
-        self.tensors, self.parameters, self.share = tensors, parameters, share
+        self.tensors, self.parameters, self.share = tensors, tensors.parameters, share
         self.recomputes_core = recomputes_core  # selective checkpointing
 
     def peak(
@@ -538,7 +664,7 @@ class LayerBackward:
         widths = _qkv_widths(work, work.kv_heads)
         for name, width in zip(node.of, widths, strict=True):
             sizes[name] = sizes.get(name, 0.0) + self._size(width, True, node)
-        if is_written_out(work, tensors.numbers, tensors.kernels, tensors.code):
+        if tensors.is_written_out(work):
             # At the softmax, whose result is needed; its copy for the product is freed already.
             self._free(node, f"{node.name}:cast")
             each = tensors.softmax_bytes(work)

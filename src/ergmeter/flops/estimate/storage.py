@@ -285,17 +285,13 @@ def _bitsandbytes(quantization: ModelConfig) -> StoredType | None:
 
 
 def _grouped(quantization: ModelConfig) -> StoredType:
-    """AWQ and GPTQ: a scale and a zero for each group."""
+    """AWQ, GPTQ and AutoRound: a scale and a zero for each group."""
+    if _method(quantization) == "auto_round" and quantization.raw("data_type") not in (None, "int"):
+        raise _not_understood(quantization, "data_type")
     bits = quantization.integer("bits", "w_bit")
     size = quantization.raw("group_size" if "group_size" in quantization else "q_group_size")
     group = None if size in (None, -1) else quantization.integer("group_size", "q_group_size")
     return StoredType(f"int{bits}", bits, 16 + bits, group)
-
-
-def _auto_round(quantization: ModelConfig) -> StoredType:
-    if quantization.raw("data_type") not in (None, "int"):
-        raise _not_understood(quantization, "data_type")
-    return _grouped(quantization)
 
 
 def _fp8(quantization: ModelConfig) -> StoredType:
@@ -324,7 +320,9 @@ def _modelopt(quantization: ModelConfig) -> StoredType | None:
 
 def _compressed(quantization: ModelConfig) -> StoredType | None:
     """compressed-tensors: groups of modules, of which all must be kept alike."""
-    _check_dense(quantization)
+    sparsity = quantization.raw("sparsity_config")
+    if sparsity and not (isinstance(sparsity, dict) and sparsity.get("format") == "dense"):
+        raise _not_understood(quantization, "sparsity_config")  # zeros are left out of the file
     groups = quantization.raw("config_groups")
     schemes = {
         _group(ModelConfig(group, where=quantization.where), quantization.word("format"))
@@ -337,13 +335,6 @@ def _compressed(quantization: ModelConfig) -> StoredType | None:
             " understood; pass --weights-dtype"
         )
     return schemes.pop() if schemes else None
-
-
-def _check_dense(quantization: ModelConfig) -> None:
-    """Refuse zeros that are left out of the file."""
-    sparsity = quantization.raw("sparsity_config")
-    if sparsity and not (isinstance(sparsity, dict) and sparsity.get("format") == "dense"):
-        raise _not_understood(quantization, "sparsity_config")
 
 
 def _group(quantization: ModelConfig, format_of_all: str | None) -> StoredType:
@@ -375,7 +366,7 @@ _METHODS: dict[str, Callable[[ModelConfig], StoredType | None]] = {
     "bitsandbytes": _bitsandbytes,
     "gptq": _grouped,
     "awq": _grouped,
-    "auto_round": _auto_round,
+    "auto_round": _grouped,
     "fp8": _fp8,
     "fbgemm_fp8": lambda _quantization: StoredType("fp8", 8, 32),
     "mxfp4": lambda _quantization: STORED_TYPES["mxfp4"],

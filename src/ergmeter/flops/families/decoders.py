@@ -17,6 +17,7 @@ from ergmeter.flops.families.pieces import (
     QWEN_SHARED_EXPERTS,
     Names,
     RoutedExperts,
+    Windows,
     after_the_dense,
     but_every,
     check_listed,
@@ -35,8 +36,6 @@ from ergmeter.flops.graph.layers import AttentionLayer, Decoder, Experts, Layer,
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from ergmeter.flops.families.pieces import Windows
 
 
 class Flag(NamedTuple):

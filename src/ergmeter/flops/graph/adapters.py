@@ -51,16 +51,13 @@ _TRANSLATED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenTargets:
-    """The nodes that get an adapter, each with how many times the rank it has; what to say."""
+def chosen_targets(
+    graph: Graph, targets: tuple[str, ...]
+) -> tuple[dict[str, int], tuple[str, ...]]:
+    """The nodes that get an adapter, each with how many times the rank it has; and notes.
 
-    ranks: dict[str, int]
-    notes: tuple[str, ...] = ()
-
-
-def chosen_targets(graph: Graph, targets: tuple[str, ...]) -> ChosenTargets:
-    """The nodes that the targets mean in this model. UsageError for a target that means none."""
+    UsageError for a target that means no node of this model.
+    """
     old = _TRANSLATED.get(graph.family) if _tensors(graph) else None
     ranks: dict[str, int] = {}
     if ALL_LINEAR in targets:
@@ -76,9 +73,7 @@ def chosen_targets(graph: Graph, targets: tuple[str, ...]) -> ChosenTargets:
         if not matches:
             raise UsageError(_nothing(graph, target))
         ranks.update(dict.fromkeys(matches, 1))
-    return ChosenTargets(
-        ranks, tuple(_targets_text(graph, targets, ranks, is_translated=old is not None))
-    )
+    return ranks, tuple(_targets_text(graph, targets, ranks, is_translated=old is not None))
 
 
 def _modules(graph: Graph) -> list[Node]:
@@ -244,10 +239,10 @@ class Lora:
 
 def with_adapters(graph: Graph, lora: Lora) -> tuple[Graph, Trainable]:
     """The graph with its adapters, and which of its nodes are trained: the adapters."""
-    targets = chosen_targets(graph, lora.targets)
+    ranks, notes = chosen_targets(graph, lora.targets)
     nodes: list[Node] = []
     for node in graph:
-        times = targets.ranks.get(node.name)
+        times = ranks.get(node.name)
         if times is None or not isinstance(node.work, Linear):
             nodes.append(node)
         else:
@@ -259,7 +254,7 @@ def with_adapters(graph: Graph, lora: Lora) -> tuple[Graph, Trainable]:
             " leave out dora, or target modules alone"
         )
     adapters = {node.name for node in nodes if node.part == "lora" and node.params}
-    assumptions = (*graph.assumptions, *targets.notes)
+    assumptions = (*graph.assumptions, *notes)
     changed = replace(graph, nodes=tuple(nodes), assumptions=assumptions)
     return changed, lambda node: node.name in adapters
 

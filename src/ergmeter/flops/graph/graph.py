@@ -149,7 +149,7 @@ class Graph:
     vocab: int
     assumptions: tuple[str, ...] = ()
     facts: dict[str, int] = field(default_factory=dict)  # what a batch needs to know of the model
-    traits: frozenset[str] = frozenset()  # what its code does that no size says: written.py
+    traits: frozenset[str] = frozenset()  # what its code does that no size says
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)
