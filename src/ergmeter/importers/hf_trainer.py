@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from ergmeter.importers.engine.pairs import Meaning, NamedNumber, count, number
 from ergmeter.importers.engine.parsed_line import Losses, ParsedLine
@@ -102,9 +102,9 @@ class HfTrainerImporter(StepLineImporter):
     looks_for = "Hugging Face Trainer dicts, `{'loss': 2.3, ..., 'epoch': 0.1}`"
     hints = LineHints((b"{'", b"%|", b"it [", b"it/s", b"s/it"))
 
-    def recognises(self, head: Sequence[str]) -> bool:
-        """True if one of these lines is a Trainer's dict. One line is enough."""
-        return any(kind_of(items_of(text)) is not None for text in reversed(head))
+    def is_own(self, text: str) -> bool:
+        """True if this line is a Trainer's dict."""
+        return kind_of(items_of(text)) is not None
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come. A dict waits for the bar that follows it."""

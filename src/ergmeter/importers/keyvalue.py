@@ -6,7 +6,7 @@ last: a line of a program that has its own importer is left to that one, which r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from ergmeter.errors import UsageError
 from ergmeter.importers.engine.pairs import HINTS
@@ -34,12 +34,10 @@ class KeyValueImporter(StepLineImporter):
             raise UsageError(f'tokens_are is "step", "line" or "total", not {tokens_are!r}')
         self._tokens_are = tokens_are
 
-    def recognises(self, head: Sequence[str]) -> bool:
-        """True if a step line is among these. One line is enough."""
+    def is_own(self, text: str) -> bool:
+        """True if this is a step line."""
         dialect = self.dialect()
-        return any(
-            dialect.wanted(text) and dialect.read(text)[1] == "step" for text in reversed(head)
-        )
+        return dialect.wanted(text) and dialect.read(text)[1] == "step"
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come; at most a few lines are held back."""

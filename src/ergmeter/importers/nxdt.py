@@ -15,7 +15,7 @@ each on its own line, several of which make one step.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, groupby, islice
 
@@ -84,7 +84,7 @@ def plain_figures(text: str) -> list[tuple[str, str]] | None:
     return [("step", numbered[1]), *figures] if numbered else figures
 
 
-def is_own(name: str) -> bool:
+def _is_step_figure(name: str) -> bool:
     """Whether this name makes plain lines NXDT's: a step time or a rate, whatever its unit."""
     return name.startswith("step_time") or name == "throughput" or "/" in name
 
@@ -227,13 +227,6 @@ _COUNTED = (
     "lasts as long as it says"
 )
 _EPOCH = re.compile(r"\bEpoch (\d{1,9}):")
-
-
-def _is_own(text: str) -> bool:
-    if NXDT in text:
-        return bool(_bar_figures(_fields(text)))
-    is_plain = any(is_own(name) for name, _ in plain_figures(text) or ())
-    return is_plain and Dialect().read(text)[1] == "other"  # and no step line of any loop
 
 
 class _Nxdt(Dialect):
@@ -404,9 +397,12 @@ class NxdtImporter(StepLineImporter):
     )
     dialect = _Nxdt
 
-    def recognises(self, head: Sequence[str]) -> bool:
-        """True if one of these lines is NXDT's. One line is enough."""
-        return any(_is_own(text) for text in reversed(head))
+    def is_own(self, text: str) -> bool:
+        """True if this line is NXDT's or NeMo's, or a plain line of a step time or a rate."""
+        if NXDT in text:
+            return bool(_bar_figures(_fields(text)))
+        is_plain = any(_is_step_figure(name) for name, _ in plain_figures(text) or ())
+        return is_plain and Dialect().read(text)[1] == "other"  # and no step line of any loop
 
     def words(self, recognised: str) -> LineHints:
         """Byte strings of which each wanted line holds one."""

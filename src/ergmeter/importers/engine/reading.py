@@ -6,7 +6,7 @@ become Reported. A Step is made only of counted tokens and of the times at which
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from ergmeter.importers.engine.pairs import NamedNumber
 from ergmeter.importers.engine.parsed_line import (
@@ -56,6 +56,14 @@ class StepLineImporter(Importer):
     """An importer of step lines: they become records, or columns by `read_log`."""
 
     dialect: type[Dialect] = Dialect  # how its lines are read
+
+    def is_own(self, text: str) -> bool:
+        """True if this line is in the importer's format; one such line is enough."""
+        raise NotImplementedError
+
+    def recognises(self, head: Sequence[str]) -> bool:
+        """True if one of these lines is in the importer's format."""
+        return any(map(self.is_own, head))
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come; at most a few lines are held back."""

@@ -81,6 +81,27 @@ class Dialect:
             self.notes.append(message)
 
 
+class NumberedLines(Dialect):
+    """Lines of one program: each has the step of the whole training, whichever rank prints it."""
+
+    whole_numbers = True
+    counts_all_ranks = True
+
+    def is_step(self, pairs: list[NamedNumber], text: str) -> bool:  # noqa: ARG002
+        """Every line with a step's number is one."""
+        return any(pair.means.kind == "step" for pair in pairs)
+
+    def is_evaluation(self, pairs: list[NamedNumber], text: str) -> bool:  # noqa: ARG002
+        """None of those that are wanted is."""
+        return False
+
+
+def with_step(pairs: Iterable[NamedNumber | None]) -> list[NamedNumber]:
+    """The figures that a line has, if the step's number is one of them; else none."""
+    figures = [pair for pair in pairs if pair is not None]
+    return figures if any(pair.means.kind == "step" for pair in figures) else []
+
+
 def of_hf_trainer(pairs: list[NamedNumber], text: str) -> bool:
     """A dict with an epoch and no step is transformers' own; another importer reads it better."""
     return "{'" in text and "'epoch'" in text and all(p.means.kind != "step" for p in pairs)
