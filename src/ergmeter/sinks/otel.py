@@ -17,8 +17,7 @@ from urllib.parse import urlsplit
 
 from ergmeter.errors import UsageError
 from ergmeter.metrics.catalog import catalogue, in_view
-from ergmeter.sinks.shared.options import PREFIX, TRACKER
-from ergmeter.sinks.shared.updates import SelectingSink, explanation, ucum
+from ergmeter.sinks.shared.updates import PREFIX, TRACKER, SelectingSink, explanation, ucum
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Observation

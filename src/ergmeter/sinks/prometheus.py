@@ -15,8 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ergmeter.errors import UsageError
-from ergmeter.sinks.shared.options import PREFIX, TRACKER
-from ergmeter.sinks.shared.updates import SelectingSink, explanation
+from ergmeter.sinks.shared.updates import PREFIX, TRACKER, SelectingSink, explanation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
