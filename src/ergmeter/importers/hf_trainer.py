@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from ergmeter.importers.engine.pairs import Meaning, NamedNumber, count, number
-from ergmeter.importers.engine.parsed_line import Losses, ParsedLine
+from ergmeter.importers.engine.parsed_line import STEP_FIGURES, Losses, ParsedLine
 from ergmeter.importers.engine.progress_bar import BarSteps, bar
 from ergmeter.importers.engine.reading import StepLineImporter, mixed_mark
 from ergmeter.importers.engine.spans import StepSpans
@@ -34,8 +34,6 @@ from ergmeter.units import NS_PER_S
 _MAX_CHARS = 65_536
 _ITEM = re.compile(r"'([^']{1,200})': ?(?:'([^']{0,60})'|([^,}']{1,60}))(?=[,}])")
 TOTALS = {"num_input_tokens_seen": "tokens_computed", "num_tokens": "tokens_real"}
-# Figures of a step dict that become fields of Step.
-FIGURES = ("loss", "learning_rate", "grad_norm")
 
 
 def items_of(text: str) -> dict[str, str]:
@@ -163,8 +161,9 @@ class _TrainerLines(StepLines):
 
     def _parsed(self, line: Line, items: dict[str, str]) -> ParsedLine:
         """A step dict with its time: a timestamp, the runtime it prints, or that of its bar."""
-        loss, rate, norm, epoch = (number(items.get(name, "")) for name in (*FIGURES, "epoch"))
-        parsed = ParsedLine("step", loss=loss, learning_rate=rate, grad_norm=norm, epoch=epoch)
+        parsed = ParsedLine("step")
+        for name in (*STEP_FIGURES, "epoch"):
+            setattr(parsed, name, number(items.get(name, "")))
         counts = {name: count(items.get(name, "")) for name in TOTALS}
         parsed.counts = {name: total for name, total in counts.items() if total is not None}
         parsed.totals = {TOTALS[name]: total for name, total in parsed.counts.items()}
@@ -238,7 +237,7 @@ class _Records:
         if step.is_timed:
             yield from self._push(step)
         if not step.is_timed or not self._spans.pending:  # it is part of no Step
-            yield from self._reported((name, getattr(step, name)) for name in FIGURES)
+            yield from self._reported(step.figures.items())
 
     def _push(self, step: ParsedLine) -> Iterator[Record]:
         if step.since_start_s and self._evaluated_ns is not None and not self._spans.opened:

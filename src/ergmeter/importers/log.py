@@ -228,7 +228,16 @@ class LogRun:
 
     def steady(self, *, skip_rows: int | None = None) -> Steady:
         """The run's throughput after its warm-up; by default a rule finds the warm-up's end."""
-        return steady(self, skip_rows=skip_rows)
+        first, rule = _first(self, skip_rows)
+        window = _Window(self, first, rule)
+        return Steady(
+            first,
+            len(self),
+            rule,
+            window.rate(self.samples, "sequences/s", _SEQUENCES),
+            window.rate(self.tokens, "tokens/s", ("tokens/s",)),
+            window.step_s(),
+        )
 
 
 @dataclass(frozen=True)
@@ -348,20 +357,6 @@ class Steady:
     sequences_per_s: Result
     tokens_per_s: Result
     step_s: Result
-
-
-def steady(run: LogRun, *, skip_rows: int | None = None) -> Steady:
-    """The steady state of a run in a log."""
-    first, rule = _first(run, skip_rows)
-    window = _Window(run, first, rule)
-    return Steady(
-        first,
-        len(run),
-        rule,
-        window.rate(run.samples, "sequences/s", _SEQUENCES),
-        window.rate(run.tokens, "tokens/s", ("tokens/s",)),
-        window.step_s(),
-    )
 
 
 def _first(run: LogRun, skip_rows: int | None) -> tuple[int, str]:

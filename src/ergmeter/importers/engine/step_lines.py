@@ -20,7 +20,7 @@ from ergmeter.importers.engine.pairs import (
     pairs,
     worth_reading,
 )
-from ergmeter.importers.engine.parsed_line import LineKind, ParsedLine
+from ergmeter.importers.engine.parsed_line import STEP_FIGURES, LineKind, ParsedLine
 from ergmeter.importers.engine.progress_bar import bar
 from ergmeter.importers.engine.timestamps import FileClock, epoch_ns, stamp_ns
 from ergmeter.ports import Line
@@ -107,7 +107,6 @@ def of_hf_trainer(pairs: list[NamedNumber], text: str) -> bool:
     return "{'" in text and "'epoch'" in text and all(p.means.kind != "step" for p in pairs)
 
 
-STEP_FIGURES = ("loss", "learning_rate", "grad_norm")
 _LONGEST_STEP_S = 1e6  # eleven days; a longer "step time" is some other number
 
 
@@ -266,8 +265,7 @@ class Numbering:
             return False
         if number != self._before[0]:
             return False
-        times = [_t_ns(each) for each in (self._before[1], self._last[1], line)]
-        before_ns, last_ns, now_ns = times
+        before_ns, last_ns, now_ns = map(_t_ns, (self._before[1], self._last[1], line))
         if before_ns is None or last_ns is None or now_ns is None:
             return True
         return now_ns - last_ns < max(last_ns - before_ns, 1)
