@@ -41,4 +41,4 @@ class KeyValueImporter(StepLineImporter):
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come; at most a few lines are held back."""
-        return RecordReader(self.dialect(), tokens_are=self._tokens_are).records(lines)
+        return RecordReader(self.step_lines(), tokens_are=self._tokens_are).records(lines)

@@ -83,11 +83,7 @@ class PrometheusSink(SelectingSink):
             if series not in families:
                 over = "at the end of the run: " if update.is_final else ""
                 families[series] = self._family(series, over + explanation(figure.key))
-            labels = {"run": self._run, "basis": figure.reading.basis}
-            if figure.device is not None:
-                labels["device"] = figure.device
-            if update.is_final:
-                labels["window"] = update.window_kind
+            labels = {"run": self._run, **self._labels(figure, update)}
             if figure.reading.impossible:
                 labels["impossible"] = "true"
             families[series].add_sample(series, labels, figure.value)

@@ -67,7 +67,7 @@ class StepLineImporter(Importer):
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come; at most a few lines are held back."""
-        return RecordReader(self.dialect()).records(lines)
+        return RecordReader(self.step_lines()).records(lines)
 
     def step_lines(self) -> StepLines:
         """Reads its step lines one by one."""
@@ -77,9 +77,9 @@ class StepLineImporter(Importer):
 class RecordReader:
     """One pass over one output."""
 
-    def __init__(self, dialect: Dialect, *, tokens_are: Mode | None = None) -> None:
-        self._dialect = dialect
-        self._step_lines = StepLines(dialect)
+    def __init__(self, step_lines: StepLines, *, tokens_are: Mode | None = None) -> None:
+        self._step_lines = step_lines
+        self._dialect = step_lines.dialect
         self._modes: dict[str, Mode] = {name: m for name, (_, m) in COUNTS.items() if m}
         self._understood: dict[str, str] = {}  # by name: what its counts were taken for
         if tokens_are is not None:

@@ -157,6 +157,15 @@ class SelectingSink(DeclaredSink):
         """The values of an update by a tracker's names."""
         return self._names.tagged(self._selection.figures(update), is_final=update.is_final)
 
+    def _labels(self, figure: SinkValue, update: Update) -> dict[str, str]:
+        """What qualifies a value: its basis, its device and, of a run, the window."""
+        labels: dict[str, str] = {"basis": figure.reading.basis}
+        if figure.device is not None:
+            labels["device"] = figure.device
+        if update.is_final:
+            labels["window"] = update.window_kind
+        return labels
+
     def close(self) -> None:
         """Nothing is buffered."""
 
