@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import tables
-from ergmeter.load import level, preflight
+from ergmeter.load import level, request_body
 from ergmeter.load.client import Pulse, RequestTarget, address
 from ergmeter.load.pacing import Closed, LevelLength
-from ergmeter.load.prompts import MadeUp
+from ergmeter.load.request_body import MadeUp
 
 TTFT_S, TPOT_S, TOKENS = 0.1, 0.01, 64
 IDEAL_S = TTFT_S + (TOKENS - 1) * TPOT_S
@@ -83,7 +83,7 @@ Taken = tuple[float, float, float, float]  # tokens/s, TTFT, TPOT, CPU share
 
 def ours(url: str, at_once: int) -> Taken:
     """`erg load`, its writing of a run included."""
-    asking = preflight.Asking(RequestTarget(address(url, "chat")), "chat", "m", {}, {})
+    asking = request_body.Asking(RequestTarget(address(url, "chat")), "chat", "m", {}, {})
     plan = level.LevelPlan(
         asking, MadeUp(16, TOKENS, 0), Closed(at_once), LevelLength(requests=ROUNDS_EACH * at_once),
         warmup=at_once, why_no_energy="not wanted",

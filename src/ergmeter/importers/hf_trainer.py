@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from ergmeter.importers.engine.pairs import Meaning, NamedNumber, count, number
-from ergmeter.importers.engine.parsed_line import Losses, ParsedLine
+from ergmeter.importers.engine.parsed_line import STEP_FIGURES, Losses, ParsedLine
 from ergmeter.importers.engine.progress_bar import BarSteps, bar
-from ergmeter.importers.engine.reading import StepLineImporter, mixed_mark
-from ergmeter.importers.engine.spans import StepSpans
-from ergmeter.importers.engine.step_lines import Dialect, MixedNumbers, StepLines
+from ergmeter.importers.engine.reading import RecordReader, StepLineImporter, mixed_mark
+from ergmeter.importers.engine.step_lines import Dialect, StepLines
 from ergmeter.importers.engine.timestamps import BarClock, stamp_ns
 from ergmeter.ports import Line, LineHints
 from ergmeter.records import Mark, Record, Reported, Step
@@ -34,8 +33,6 @@ from ergmeter.units import NS_PER_S
 _MAX_CHARS = 65_536
 _ITEM = re.compile(r"'([^']{1,200})': ?(?:'([^']{0,60})'|([^,}']{1,60}))(?=[,}])")
 TOTALS = {"num_input_tokens_seen": "tokens_computed", "num_tokens": "tokens_real"}
-# Figures of a step dict that become fields of Step.
-FIGURES = ("loss", "learning_rate", "grad_norm")
 
 
 def items_of(text: str) -> dict[str, str]:
@@ -102,13 +99,13 @@ class HfTrainerImporter(StepLineImporter):
     looks_for = "Hugging Face Trainer dicts, `{'loss': 2.3, ..., 'epoch': 0.1}`"
     hints = LineHints((b"{'", b"%|", b"it [", b"it/s", b"s/it"))
 
-    def recognises(self, head: Sequence[str]) -> bool:
-        """True if one of these lines is a Trainer's dict. One line is enough."""
-        return any(kind_of(items_of(text)) is not None for text in reversed(head))
+    def is_own(self, text: str) -> bool:
+        """True if this line is a Trainer's dict."""
+        return kind_of(items_of(text)) is not None
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come. A dict waits for the bar that follows it."""
-        return _Records().records(lines)
+        return _TrainerReader(_TrainerLines()).records(lines)
 
     def step_lines(self) -> StepLines:
         """The step dicts one by one, each with its step."""
@@ -163,8 +160,9 @@ class _TrainerLines(StepLines):
 
     def _parsed(self, line: Line, items: dict[str, str]) -> ParsedLine:
         """A step dict with its time: a timestamp, the runtime it prints, or that of its bar."""
-        loss, rate, norm, epoch = (number(items.get(name, "")) for name in (*FIGURES, "epoch"))
-        parsed = ParsedLine("step", loss=loss, learning_rate=rate, grad_norm=norm, epoch=epoch)
+        parsed = ParsedLine("step")
+        for name in (*STEP_FIGURES, "epoch"):
+            setattr(parsed, name, number(items.get(name, "")))
         counts = {name: count(items.get(name, "")) for name in TOTALS}
         parsed.counts = {name: total for name, total in counts.items() if total is not None}
         parsed.totals = {TOTALS[name]: total for name, total in parsed.counts.items()}
@@ -186,47 +184,42 @@ class _TrainerLines(StepLines):
         return parsed
 
 
-class _Records:
-    """One pass over one output."""
+class _TrainerReader(RecordReader):
+    """Dicts become records. An epoch that falls begins another run, as a number does elsewhere."""
 
-    def __init__(self) -> None:
-        self._lines = _TrainerLines()
-        self._spans = StepSpans()
-        self._losses = Losses()
-        self._epochs = MixedNumbers()
-        self._is_mixed = False
-        self._epoch: float | None = None  # of the last step dict
-        self._evaluated_ns: int | None = None  # the end of the last evaluation
-        self._now_ns = 0
+    def __init__(self, step_lines: _TrainerLines) -> None:
+        super().__init__(step_lines)
+        self._trainer = step_lines
         self._unnumbered = False  # a step dict had no number
-        self._noted: set[str] = set()
 
-    def records(self, lines: Iterable[Line]) -> Iterator[Record]:
+    def _all(self, lines: Iterable[Line]) -> Iterator[Record]:
         for line in lines:
             items = items_of(line.text)
-            yield from self._steps(self._lines.steps(line, items))
+            yield from self._read_steps(self._trainer.steps(line, items))
             kind = kind_of(items)
-            if kind == "train" and self._lines.is_twice:
+            if kind == "train" and self._trainer.is_twice:
                 yield from self._tell("twice")
             elif kind in ("eval", "final"):
-                yield from self._steps(self._lines.flush())
+                yield from self._read_steps(self._trainer.flush())
                 yield from self._result(line, kind, items)
             elif (
-                not items and line.t_ns is not None and not (self._lines.waiting or self._is_mixed)
+                not items
+                and line.t_ns is not None
+                and not (self._trainer.waiting or self._is_mixed)
             ):
                 yield from self._spans.tick(line.t_ns)
-        yield from self._steps(self._lines.flush())
+        yield from self._read_steps(self._trainer.flush())
         if not self._is_mixed:
             yield from self._spans.end()
-            if self._unnumbered and self._lines.bars.total is None:
+            if self._unnumbered and self._trainer.bars.total is None:
                 yield Mark(self._now_ns, "value_refused", _NO_BAR)
 
-    def _steps(self, steps: Iterator[ParsedLine]) -> Iterator[Record]:
+    def _read_steps(self, steps: Iterator[ParsedLine]) -> Iterator[Record]:
         for step in steps:
             if not self._is_mixed:
-                yield from self._step(step)
+                yield from self._read_step(step)
 
-    def _step(self, step: ParsedLine) -> Iterator[Record]:
+    def _read_step(self, step: ParsedLine) -> Iterator[Record]:
         self._now_ns = step.t_ns if step.is_timed else self._now_ns
         yield from self._begin_again(step.epoch)
         if self._is_mixed:
@@ -234,13 +227,13 @@ class _Records:
         if step.is_timed:
             self._unnumbered |= step.number is None
             yield from self._tell_assumed(step)
-        yield from self._reported((pair.printed, pair.value) for pair in step.pairs)
+        yield from self._report((pair.printed, pair.value) for pair in step.pairs)
         if step.is_timed:
-            yield from self._push(step)
+            yield from self._push_step(step)
         if not step.is_timed or not self._spans.pending:  # it is part of no Step
-            yield from self._reported((name, getattr(step, name)) for name in FIGURES)
+            yield from self._report(step.figures.items())
 
-    def _push(self, step: ParsedLine) -> Iterator[Record]:
+    def _push_step(self, step: ParsedLine) -> Iterator[Record]:
         if step.since_start_s and self._evaluated_ns is not None and not self._spans.opened:
             # Without an evaluation at its start (`eval_on_start`).
             since_s = (step.t_ns - self._evaluated_ns) / NS_PER_S
@@ -250,7 +243,6 @@ class _Records:
         for record in self._spans.push(step):
             yield record
             if isinstance(record, Mark) and record.name == "restarted":
-                self._noted.clear()
                 yield from self._tell_assumed(step)
 
     def _begin_again(self, epoch: float | None) -> Iterator[Record]:
@@ -258,16 +250,15 @@ class _Records:
         last, self._epoch = self._epoch, epoch
         if epoch is None or not math.isfinite(epoch):
             return
-        self._is_mixed = self._epochs.take(round(epoch * _PARTS))
+        self._is_mixed = self._numbers.take(round(epoch * _PARTS))
         if self._is_mixed:
-            recent = ", ".join(f"{parts / _PARTS:g}" for parts in list(self._epochs.recent)[-4:])
+            recent = ", ".join(f"{parts / _PARTS:g}" for parts in list(self._numbers.recent)[-4:])
             yield mixed_mark(self._now_ns, f"epochs such as {recent}")
         elif last is not None and epoch < last:
             yield from self._spans.end()
             detail = f"the epoch went from {last:g} back to {epoch:g}"
             yield Mark(self._now_ns, "restarted", detail)
             self._losses = Losses()
-            self._noted.clear()
 
     def _result(self, line: Line, kind: str, items: dict[str, str]) -> Iterator[Record]:
         """The dict of an evaluation, or the final one of a training, which ends there."""
@@ -276,13 +267,13 @@ class _Records:
         if self._is_mixed:
             return
         values = ((name, number(text)) for name, text in items.items() if name != "epoch")
-        yield from self._reported(values)
+        yield from self._report(values)
         yield from self._evaluation(t_ns, items) if kind == "eval" else self._spans.end()
 
     def _evaluation(self, t_ns: int | None, items: dict[str, str]) -> Iterator[Record]:
         name = next(name for name in items if name.endswith("_runtime"))
         took_s = positive(items[name])
-        if t_ns is None and self._lines.bar_ns is not None and self._spans.opened:
+        if t_ns is None and self._trainer.bar_ns is not None and self._spans.opened:
             yield from self._tell("eval_inside")
         if t_ns is None or took_s is None:
             return
@@ -296,21 +287,19 @@ class _Records:
         if start_ns < t_ns:
             yield Step(start_ns, t_ns, steps=None, phase="eval", loss=loss)
 
-    def _reported(self, values: Iterable[tuple[str, float | None]]) -> Iterator[Record]:
+    def _report(self, values: Iterable[tuple[str, float | None]]) -> Iterator[Record]:
         for name, value in values:
             if value is not None:
                 yield Reported(self._now_ns, name, value, _unit(name))
 
     def _tell_assumed(self, step: ParsedLine) -> Iterator[Record]:
-        rounded = ("rounded",) if step.totals and self._lines.is_rounded else ()
+        rounded = ("rounded",) if step.totals and self._trainer.is_rounded else ()
         for what in (step.clock, *step.totals, *rounded):
             if what in _ASSUMED:
                 yield from self._tell(what)
 
     def _tell(self, what: str) -> Iterator[Record]:
-        if what not in self._noted:
-            self._noted.add(what)
-            yield Mark(self._now_ns, "assumed", _ASSUMED[what])
+        return self._say(self._now_ns, _ASSUMED[what])
 
 
 def _is_fresh(runtime_s: float, items: dict[str, str], parsed: ParsedLine) -> bool:

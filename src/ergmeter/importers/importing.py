@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -54,17 +53,17 @@ class ImportRequest:
     one_device: bool = False  # that a log of nvidia-smi which names none is of one
 
 
-@dataclass(frozen=True)
+@dataclass
 class ImportedRun:
     """A run that was made: where, and its step lines."""
 
-    path: Path
-    steps: int  # spans that were timed
-    first_step: int | None
-    last_step: int | None
-    notes: tuple[str, ...]
     began: str = ""  # why it is another run than the one before
-    why_no_steps: str = ""
+    path: Path = Path()
+    steps: int = 0  # spans that were timed
+    first_step: int | None = None
+    last_step: int | None = None
+    notes: list[str] = field(default_factory=list)
+    why_no_steps: str = ""  # or no further ones
     readings: int = 0  # of devices
 
 
@@ -125,7 +124,7 @@ def _make_runs(
         runs.append(sink.close(choice.importer.sampled_devices()))
     if not runs:
         cut = ", and is a compressed log that ends half way" if log.is_cut_off else ""
-        why = f": {sink.why_no_steps}" if sink.why_no_steps else ""
+        why = f": {sink.run.why_no_steps}" if sink.run.why_no_steps else ""
         raise FormatError(
             f"{log.path}: recognised as {choice.importer.name}, but it holds no step{cut}{why}"
         )
@@ -139,22 +138,15 @@ class _Sink:
         self, request: ImportRequest, format_name: str, *, number: int, began: str = ""
     ) -> None:
         self._request = request
-        self._began = began
+        self.run = ImportedRun(began)
         self._format = format_name
         self._number = number
         self._early: list[Record] = []
         self._writer: Writer | None = None
-        self._is_made = False
-        self._run = Path()
         self._shift_ns = 0
         self._opened_ns = self._last_ns = 0
         self._batches: dict[str, list[Any]] = {"steps": [], "reported": [], "samples": []}
-        self._readings: Counter[str] = Counter()  # by device
-        self._count = 0
-        self._first: int | None = None
-        self._final: int | None = None
-        self._notes: list[str] = []
-        self.why_no_steps = ""  # or no further ones
+        self._devices: set[str] = set()  # ids of those with readings
 
     @property
     def has_records(self) -> bool:
@@ -163,7 +155,7 @@ class _Sink:
 
     def take(self, record: Record) -> None:
         if isinstance(record, Mark) and record.name in _WHY_NO_STEPS:
-            self.why_no_steps = record.detail
+            self.run.why_no_steps = record.detail
         if self._writer is None:
             self._early.append(record)
             if isinstance(record, Step | Sample) or len(self._early) >= _BEFORE_FIRST:
@@ -177,46 +169,38 @@ class _Sink:
             self._open()
         writer = self._writer
         assert writer is not None
-        if not self._count:
-            self.take(Mark(0, "output_unrecognised", self.why_no_steps or _UNTIMED))
+        if not self.run.steps:
+            self.take(Mark(0, "output_unrecognised", self.run.why_no_steps or _UNTIMED))
         for table in self._batches:
             self._flush(table)
-        if self._readings:
-            writer.extend_header(devices=[d for d in devices if d.id in self._readings])
+        if self._devices:
+            writer.extend_header(devices=[d for d in devices if d.id in self._devices])
         writer.mark(Mark(self._last_ns, "ended", IMPORTED))
         writer.mark(Mark(self._last_ns, "closed"))
         writer.close()
-        return ImportedRun(
-            self._run,
-            self._count,
-            self._first,
-            self._final,
-            tuple(self._notes),
-            self._began,
-            "" if self._count else self.why_no_steps,
-            self._readings.total(),
-        )
+        self.run.why_no_steps = "" if self.run.steps else self.run.why_no_steps
+        return self.run
 
     def discard(self) -> None:
         """Remove what was written, if anything was."""
-        if self._is_made:
-            shutil.rmtree(self._run, ignore_errors=True)
+        if self.run.path != Path():
+            shutil.rmtree(self.run.path, ignore_errors=True)
 
     def _open(self) -> None:
         """Make the run, of the first time there is, and write what has waited for it."""
         times = [r.start_ns if isinstance(r, Step) else r.t_ns for r in self._early]
         began_ns = min((t_ns for t_ns in times if t_ns > 0), default=0)
-        self._run = self._path()
+        path = self._path()
         header = run_header(self._name, ["erg", "import", str(self._request.log)])
         imported = {"log": str(self._request.log), "format": self._format, "run": self._number}
-        create_run(self._run.absolute(), {**header, "imported": imported})
-        self._is_made = True
+        create_run(path.absolute(), {**header, "imported": imported})
+        self.run.path = path
         writer = _writer_header(self._request)
         self._opened_ns = self._last_ns = time.monotonic_ns()
         wall_ns = began_ns if began_ns > _WALL_NS else time.time_ns()
         writer["clock"] = {"monotonic_ns": self._opened_ns, "wall_ns": wall_ns}
         self._shift_ns = self._opened_ns - began_ns
-        self._writer = Writer(self._run, header=writer)
+        self._writer = Writer(path, header=writer)
         early, self._early = self._early, []
         for record in early:
             self._write(record)
@@ -239,34 +223,33 @@ class _Sink:
         if isinstance(record, Step):
             start_ns, end_ns = record.start_ns + self._shift_ns, record.end_ns + self._shift_ns
             self._last_ns = max(self._last_ns, end_ns)
-            self._note_step(record)
+            self._count(record)
             self._put("steps", Step(start_ns, end_ns, *_BESIDE_TIMES(record)))
         elif isinstance(record, Reported):
             t_ns = self._shifted(record.t_ns)
             self._put("reported", Reported(t_ns, record.name, record.value, record.unit))
         elif isinstance(record, Sample):
-            self._readings[record.device] += 1
+            self.run.readings += 1
+            self._devices.add(record.device)
             self._put("samples", Sample(self._shifted(record.t_ns), *_BESIDE_TIME(record)))
         elif isinstance(record, Mark):
             self._writer.mark(replace(record, t_ns=self._shifted(record.t_ns)))
-            self._notes.append(record.detail)
+            self.run.notes.append(record.detail)
 
     def _shifted(self, t_ns: int) -> int:
         """A time on the run's clock; records from before the first time are at its beginning."""
-        shifted_ns = t_ns + self._shift_ns
-        if shifted_ns < self._opened_ns:
-            shifted_ns = self._opened_ns
-        if shifted_ns > self._last_ns:
-            self._last_ns = shifted_ns
+        shifted_ns = max(t_ns + self._shift_ns, self._opened_ns)
+        self._last_ns = max(self._last_ns, shifted_ns)
         return shifted_ns
 
-    def _note_step(self, step: Step) -> None:
+    def _count(self, step: Step) -> None:
         if step.phase != "train":
             return
-        self._count += 1
+        run = self.run
+        run.steps += 1
         if step.index is not None:
-            self._first = step.index if self._first is None else self._first
-            self._final = step.index
+            run.first_step = step.index if run.first_step is None else run.first_step
+            run.last_step = step.index
 
     def _put(self, table: str, row: Record) -> None:
         self._batches[table].append(row)

@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from functools import cached_property
 from itertools import islice, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -55,10 +55,9 @@ class LogColumns:
         self.first_stamp_ns: int | None = None  # of those that are not the clock
         self.last_stamp_ns: int | None = None
         self.notes: list[str] = []
-        self._plain = {name: array("d") for name in _PLAIN}
+        self._plain: dict[str, array[float]] = {name: array("d") for name in _PLAIN}
         self._counts: dict[str, array[float]] = {}
         self._rates: dict[str, array[float]] = {}
-        self._line_units: set[str] = set()  # units that the last row has
         self._has_loss = bytearray()  # of each row: a loss was printed, if only `nan`
 
     def __len__(self) -> int:
@@ -66,15 +65,14 @@ class LogColumns:
 
     def add(self, parsed: ParsedLine) -> None:
         """Adds a step line: a further row, or more about the last one."""
-        if parsed.number is not None and parsed.number == self._last("step"):
-            self._complete_row(parsed)
-        else:
-            for column, value in zip(self._plain.values(), _plain_values(parsed), strict=True):
-                column.append(_NAN if value is None else value)
-            self._has_loss.append(parsed.loss is not None)
-            self._line_units.clear()
-        if self.clock is None:
-            self.clock = parsed.clock
+        if parsed.number is None or parsed.number != self._last("step"):
+            self._has_loss.append(False)
+        has_loss = self._has_loss[-1]
+        for name, value in zip(_PLAIN, _plain_values(parsed), strict=True):
+            if value is not None and not (name == "loss" and has_loss):  # `nan` is a fact
+                self._put(self._plain, name, value)
+        self._has_loss[-1] |= parsed.loss is not None
+        self.clock = self.clock or parsed.clock
         self.of_one_rank |= parsed.of_one_rank
         if parsed.stamp_ns is not None:
             self.first_stamp_ns = self.first_stamp_ns or parsed.stamp_ns
@@ -82,10 +80,7 @@ class LogColumns:
         for name, count in parsed.counts.items():
             self._put(self._counts, name, count)
         for means, printed, value, _ in parsed.pairs:
-            # Of two names for one thing, the first.
-            is_new = means.kind == "rate" and means.unit not in self._line_units
-            if is_new and "peak" not in printed:
-                self._line_units.add(means.unit)
+            if means.kind == "rate" and "peak" not in printed:  # of two names for one, the first
                 self._put(self._rates, means.unit, value)
 
     def restart_reason(self, parsed: ParsedLine) -> str:
@@ -102,17 +97,11 @@ class LogColumns:
         went_back = parsed.is_timed and parsed.t_ns / NS_PER_S < last_s
         return "the time went back" if went_back else ""
 
-    def plain(self) -> dict[str, FloatArray]:
-        """The columns that need no reading."""
-        return {name: np.array(column) for name, column in self._plain.items()}
-
-    def has_loss(self) -> npt.NDArray[np.bool_]:
-        """Of each row whether a loss was printed, `nan` or not."""
-        return np.array(self._has_loss, dtype=bool)
-
-    def rates(self) -> dict[str, FloatArray]:
-        """The program's own printed rates, by unit."""
-        return {unit: self._filled(column) for unit, column in self._rates.items()}
+    def printed(self) -> dict[str, Any]:
+        """The columns that need no reading, by field of LogRun; rates by unit."""
+        plain = {name: self._filled(column) for name, column in self._plain.items()}
+        rates = {unit: self._filled(column) for unit, column in self._rates.items()}
+        return {**plain, "rates": rates, "has_loss": np.array(self._has_loss, dtype=bool)}
 
     def work(self, *fields: str) -> FloatArray:
         """The work since the row before, by the first of these fields of Step that was printed;
@@ -124,17 +113,10 @@ class LogColumns:
                 return max(candidates, key=lambda values: int(np.isfinite(values).sum()))
         return np.full(len(self), _NAN)
 
-    def _complete_row(self, parsed: ParsedLine) -> None:
-        """Fills what the last row does not have yet; a `nan` loss that was printed is a fact."""
-        for name, value in zip(_PLAIN, _plain_values(parsed), strict=True):
-            column = self._plain[name]
-            is_empty = not self._has_loss[-1] if name == "loss" else column[-1] != column[-1]
-            if value is not None and is_empty:
-                column[-1] = value
-        self._has_loss[-1] |= parsed.loss is not None
-
     def _last(self, name: str) -> float:
-        return self._plain[name][-1] if len(self) else _NAN
+        """The last row's value; NaN if it has none."""
+        column = self._plain[name]
+        return column[-1] if column and len(column) == len(self) else _NAN
 
     def _paused(self, parsed: ParsedLine) -> bool:
         """True if the time since the last row is longer than usual, or unknown."""
@@ -145,7 +127,7 @@ class LogColumns:
         return not 0 <= parsed.t_ns / NS_PER_S - times[-1] <= max(_GAP_S, _GAP_PERIODS * usual_s)
 
     def _since(self, name: str) -> FloatArray:
-        values, steps = self._filled(self._counts[name]), np.array(self._plain["step"])
+        values, steps = self._filled(self._counts[name]), self._filled(self._plain["step"])
         mode = COUNTS[name][1] or self._decided(name, values, steps)
         if mode == "total":
             grown = np.diff(values, prepend=_NAN)
@@ -246,7 +228,16 @@ class LogRun:
 
     def steady(self, *, skip_rows: int | None = None) -> Steady:
         """The run's throughput after its warm-up; by default a rule finds the warm-up's end."""
-        return steady(self, skip_rows=skip_rows)
+        first, rule = _first(self, skip_rows)
+        window = _Window(self, first, rule)
+        return Steady(
+            first,
+            len(self),
+            rule,
+            window.rate(self.samples, "sequences/s", _SEQUENCES),
+            window.rate(self.tokens, "tokens/s", ("tokens/s",)),
+            window.step_s(),
+        )
 
 
 @dataclass(frozen=True)
@@ -308,15 +299,13 @@ def read_log(
 
 
 def _run(columns: LogColumns, rate_steps: int) -> LogRun:
-    plain = columns.plain()
-    first_stamp, last_stamp = _stamps(columns, plain["t_s"])
+    printed = columns.printed()
+    first_stamp, last_stamp = _stamps(columns, printed["t_s"])
     return LogRun(
-        **plain,
+        **printed,
         clock=columns.clock,
         samples=columns.work("samples"),
         tokens=columns.work("tokens_real", "tokens_computed"),
-        rates=columns.rates(),
-        has_loss=columns.has_loss(),
         rate_steps=rate_steps,
         of_one_rank=columns.of_one_rank,
         first_stamp=first_stamp,
@@ -368,20 +357,6 @@ class Steady:
     sequences_per_s: Result
     tokens_per_s: Result
     step_s: Result
-
-
-def steady(run: LogRun, *, skip_rows: int | None = None) -> Steady:
-    """The steady state of a run in a log."""
-    first, rule = _first(run, skip_rows)
-    window = _Window(run, first, rule)
-    return Steady(
-        first,
-        len(run),
-        rule,
-        window.rate(run.samples, "sequences/s", _SEQUENCES),
-        window.rate(run.tokens, "tokens/s", ("tokens/s",)),
-        window.step_s(),
-    )
 
 
 def _first(run: LogRun, skip_rows: int | None) -> tuple[int, str]:

@@ -137,13 +137,9 @@ class CsvLog:
         return False
 
 
-def header(line: str) -> Header | None:
+def _header(cells: Sequence[str]) -> Header | None:
     """The header that a line is, if it is one: a column that we know among names of columns, or a
     figure's among any titles."""
-    return _header(_split(line))
-
-
-def _header(cells: Sequence[str]) -> Header | None:
     cells = cells if cells[-1] else cells[:-1]
     titles = [cell.partition(" [") for cell in cells]
     columns = [(_ALIASES.get(name, name), unit.removesuffix("]")) for name, _, unit in titles]
@@ -213,7 +209,7 @@ class NvidiaSmiImporter(Importer):
 
     def recognises(self, head: Sequence[str]) -> bool:
         """True if one of these lines is a header with a column that is read."""
-        headers = [header(text.strip()) for text in head]
+        headers = [_header(_split(text.strip())) for text in head]
         return any(
             columns
             and not set(_FIGURES).isdisjoint(columns.names)

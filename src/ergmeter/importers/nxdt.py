@@ -15,7 +15,7 @@ each on its own line, several of which make one step.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, groupby, islice
 
@@ -25,9 +25,8 @@ from ergmeter.importers.engine.pairs import (
     SECONDS,
     Meaning,
     NamedNumber,
-    count,
     meaning,
-    number,
+    named_number,
     of_evaluation,
     plain,
 )
@@ -84,7 +83,7 @@ def plain_figures(text: str) -> list[tuple[str, str]] | None:
     return [("step", numbered[1]), *figures] if numbered else figures
 
 
-def is_own(name: str) -> bool:
+def _is_step_figure(name: str) -> bool:
     """Whether this name makes plain lines NXDT's: a step time or a rate, whatever its unit."""
     return name.startswith("step_time") or name == "throughput" or "/" in name
 
@@ -117,11 +116,11 @@ class Groups:
         self.has_counted = False  # steps were numbered as they came
         self._open: dict[int | None, tuple[Line, dict[str, str]]] = {}
         self._numbers: dict[int | None, int] = {}
-        self._rates: list[Line] = []  # that wait
+        self._waiting: list[Line] = []  # groups that have only rates
         self._has_steps = False
 
     def __bool__(self) -> bool:
-        return bool(self._open or self._rates)
+        return bool(self._open or self._waiting)
 
     def take(self, line: Line, figures: list[tuple[str, str]]) -> Iterator[Line]:
         """Takes the next plain line and its figures. Yields the groups that are complete."""
@@ -145,7 +144,7 @@ class Groups:
     def drop(self) -> None:
         """Drops the open groups: they were configuration, not steps."""
         self._open.clear()
-        self._rates.clear()
+        self._waiting.clear()
 
     def _close(self, whose: int | None) -> Iterator[Line]:
         """A group as one line. It waits if it has nothing but rates, and may be no step."""
@@ -160,20 +159,17 @@ class Groups:
         fields = " | ".join(f"{name}={figure}" for name, figure in group.items())
         line = replace(first, text=f"{first.text}{GROUP}{fields}")
         has_rate = any(name == "throughput" or "/" in name for name in group)
+        self._waiting.append(line)
         if is_timed or is_numbered or (has_loss and has_rate):
             self._has_steps = True
         elif has_rate and not has_loss and first.t_ns is None and not self._has_steps:
-            self._rates.append(line)
-            self.rates_are_steps |= len(self._rates) >= _RATES
+            self.rates_are_steps |= len(self._waiting) >= _RATES
             if not self.rates_are_steps:
                 return
-            yield from self._let_go()
-            return
         yield from self._let_go()
-        yield line
 
     def _let_go(self) -> Iterator[Line]:
-        waiting, self._rates = self._rates, []
+        waiting, self._waiting = self._waiting, []
         yield from waiting
 
 
@@ -201,16 +197,9 @@ def _label(line: Line) -> int | None:
     return label
 
 
-def group_figures(text: str) -> Iterator[tuple[str, str]]:
-    """The names and figures of a group that was made one line."""
-    for part in text.rpartition(GROUP)[2].split(" | "):
-        name, _, figure = part.partition("=")
-        yield name, figure
-
-
 _SEQUENCES = Meaning("rate", "throughput", unit="sequences/s")
 _STEP_TIME = Meaning("own_time", "train_step_timing", unit="s")
-_NEMO_TIME = "train_step_timing in s"
+_OWN_NAMES = {"throughput": _SEQUENCES, "train_step_timing in s": _STEP_TIME}
 _OTHER_LOSSES = ("loss", "train_loss")  # Lightning's own `loss` is a running mean
 _BATCH = Meaning("count", "global_batch_size")
 _MEAN_STEPS = 10  # of its bar's throughput
@@ -227,13 +216,6 @@ _COUNTED = (
     "lasts as long as it says"
 )
 _EPOCH = re.compile(r"\bEpoch (\d{1,9}):")
-
-
-def _is_own(text: str) -> bool:
-    if NXDT in text:
-        return bool(_bar_figures(_fields(text)))
-    is_plain = any(is_own(name) for name, _ in plain_figures(text) or ())
-    return is_plain and Dialect().read(text)[1] == "other"  # and no step line of any loop
 
 
 class _Nxdt(Dialect):
@@ -283,9 +265,13 @@ class _Nxdt(Dialect):
         if NXDT in text:
             pairs = self._without_rounding(_fields(text))
         elif GROUP in text:
-            pairs = list(_figures(group_figures(text)))
+            fields = text.rpartition(GROUP)[2].split(" | ")
+            pairs = list(_figures(field.partition("=")[::2] for field in fields))
         else:
-            pairs = [_in_sequences(pair) for pair in super().pairs(text)]
+            pairs = [
+                pair._replace(means=_SEQUENCES) if pair.means.name == "throughput" else pair
+                for pair in super().pairs(text)
+            ]
         if any(pair.means is _SEQUENCES for pair in pairs):
             self.note(_MEAN_OF_TEN if NXDT in text else _MEANS_SEQUENCES)
         return pairs
@@ -340,10 +326,6 @@ class _Nxdt(Dialect):
         self._exact = step, total
 
 
-def _in_sequences(pair: NamedNumber) -> NamedNumber:
-    return pair._replace(means=_SEQUENCES) if pair.means.name == "throughput" else pair
-
-
 def _fields(text: str) -> dict[str, str]:
     """The names and figures of a bar or of NeMo's line: in any order, none required."""
     text = plain(text[:MAX_CHARS])
@@ -383,14 +365,8 @@ def _of_line(text: str) -> list[tuple[str, str]]:
 
 def _figures(fields: Iterable[tuple[str, str]]) -> Iterator[NamedNumber]:
     for name, figure in fields:
-        if name == "throughput":
-            means: Meaning | None = _SEQUENCES
-        else:
-            means = _STEP_TIME if name == _NEMO_TIME else meaning(name)
-        is_integer = means is not None and means.kind in ("step", "count")
-        value = count(figure) if is_integer else number(figure)
-        if means is not None and value is not None:
-            yield NamedNumber(means, name, value)
+        if pair := named_number(_OWN_NAMES.get(name) or meaning(name), name, figure):
+            yield pair
 
 
 class NxdtImporter(StepLineImporter):
@@ -404,9 +380,12 @@ class NxdtImporter(StepLineImporter):
     )
     dialect = _Nxdt
 
-    def recognises(self, head: Sequence[str]) -> bool:
-        """True if one of these lines is NXDT's. One line is enough."""
-        return any(_is_own(text) for text in reversed(head))
+    def is_own(self, text: str) -> bool:
+        """True if this line is NXDT's or NeMo's, or a plain line of a step time or a rate."""
+        if NXDT in text:
+            return bool(_bar_figures(_fields(text)))
+        is_plain = any(_is_step_figure(name) for name, _ in plain_figures(text) or ())
+        return is_plain and Dialect().read(text)[1] == "other"  # and no step line of any loop
 
     def words(self, recognised: str) -> LineHints:
         """Byte strings of which each wanted line holds one."""

@@ -11,11 +11,10 @@ global batch size 64, sequence length 8192`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from ergmeter.importers.engine.pairs import MAX_CHARS, NUMBER, Meaning, NamedNumber, number, plain
 from ergmeter.importers.engine.reading import StepLineImporter
-from ergmeter.importers.engine.step_lines import Dialect
+from ergmeter.importers.engine.step_lines import NumberedLines, with_step
 from ergmeter.ports import LineHints
 
 _FIGURE = re.compile(
@@ -50,10 +49,7 @@ def is_torchtitan(text: str) -> bool:
     return "memory:" in text and "GiB(" in text and ("tps:" in text or "wps:" in text)
 
 
-class _TorchTitan(Dialect):
-    whole_numbers = True
-    counts_all_ranks = True
-
+class _TorchTitan(NumberedLines):
     def __init__(self) -> None:
         super().__init__()
         self._batch: tuple[int, int] | None = None  # samples of a step, tokens of a sample
@@ -77,9 +73,6 @@ class _TorchTitan(Dialect):
             NamedNumber(_TOKENS, "steps x global batch size x sequence length", samples * length),
         ]
 
-    def is_step(self, pairs: list[NamedNumber], text: str) -> bool:  # noqa: ARG002
-        return any(pair.means.kind == "step" for pair in pairs)
-
     def is_evaluation(self, pairs: list[NamedNumber], text: str) -> bool:  # noqa: ARG002
         return "validate step:" in text
 
@@ -90,7 +83,7 @@ def _figures(text: str) -> list[NamedNumber]:
         value = number(figure.replace(",", ""))
         if value is not None and (name != "step" or value.is_integer()):
             pairs.append(NamedNumber(_MEANS[name], name, value * _SCALE.get(unit, 1.0)))
-    return pairs if any(pair.means.kind == "step" for pair in pairs) else []
+    return with_step(pairs)
 
 
 class TorchTitanImporter(StepLineImporter):
@@ -101,9 +94,7 @@ class TorchTitanImporter(StepLineImporter):
     hints = LineHints((b"GiB(", _STARTS.encode()))
     dialect = _TorchTitan
 
-    def recognises(self, head: Sequence[str]) -> bool:
-        """True if one of these lines is torchtitan's. One line is enough."""
-        return any(
-            (is_torchtitan(text) and bool(_figures(text))) or _BATCH.search(text) is not None
-            for text in reversed(head)
-        )
+    def is_own(self, text: str) -> bool:
+        """True if this line is torchtitan's, or the one before its first that names the batch."""
+        is_step = is_torchtitan(text) and bool(_figures(text))
+        return is_step or _BATCH.search(text) is not None

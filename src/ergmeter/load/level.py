@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from ergmeter.load.answer import Answer
-    from ergmeter.load.preflight import Asking
-    from ergmeter.load.prompts import FromFile, MadeUp
+    from ergmeter.load.request_body import Asking, FromFile, MadeUp
 
 REQUESTS_FILE = "requests.jsonl"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

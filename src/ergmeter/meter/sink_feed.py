@@ -20,7 +20,7 @@ from ergmeter.errors import ErgmeterError, NotMeasurable, PluginError, UsageErro
 from ergmeter.meter.run_plan import print_notice
 from ergmeter.ports import DeclaredSink, Sink, SinkRequest, Update
 from ergmeter.records import Mark
-from ergmeter.sinks.shared.options import checked_options, missing_library
+from ergmeter.sinks.shared.updates import checked_options, missing_library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

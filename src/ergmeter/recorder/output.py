@@ -133,10 +133,9 @@ def start_relay(channels: list[Channel]) -> tuple[int, int]:
 
 def _same_file(fd: int, other: int) -> bool:
     try:
-        a, b = os.fstat(fd), os.fstat(other)
+        return os.path.sameopenfile(fd, other)
     except OSError:
         return False
-    return (a.st_dev, a.st_ino, a.st_rdev) == (b.st_dev, b.st_ino, b.st_rdev)
 
 
 def _is_closed(fd: int) -> bool:

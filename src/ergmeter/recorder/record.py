@@ -196,7 +196,9 @@ def record(request: RecordRequest) -> Recording:
     signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     relay_pid, report_fd = start_relay(channels)
     output = RelayedOutput(report_fd)
-    around = Around(run, _own_environment(environment), RecordingCost(relay_pid))
+    # Where a launcher starts a recorder for each rank, each measures its own command alone.
+    own = {name: value for name, value in environment.items() if name != "LOCAL_WORLD_SIZE"}
+    around = Around(run, own, RecordingCost(relay_pid))
     meter.plan = replace(meter.plan, around=around)
     reader = OutputReader(output, meter, tokens_are=request.tokens_are)
     measured = _started(meter)
@@ -222,13 +224,10 @@ def record(request: RecordRequest) -> Recording:
     code = os.waitstatus_to_exitcode(status)
     reader.finish(time.monotonic_ns(), patience_s=_OUTPUT_WAIT_S)
     if measured and not reader.steps and not _has_steps(run):
-        _say_nothing_was_seen(
-            request,
-            run,
-            meter,
-            reader,
-            failed=_ended(code).replace("killed", "was killed") if code else "",
-        )
+        why = hook.why_no_steps(run, request.command) if request.hook else ""
+        failed = _ended(code).replace("killed", "was killed") if code else ""
+        if (nothing := unrecognised(reader, why, failed)) is not None:
+            meter.record(nothing)
     shutil.rmtree(run / hook.FOLDER, ignore_errors=True)
     counts.finish(meter)
     meter.close(_ended(code))
@@ -249,14 +248,6 @@ def _new_run(request: RecordRequest, name: str) -> tuple[Path, dict[str, str]]:
         environment |= hook.environment(environment)
         (run / hook.FOLDER).mkdir()
     return run, environment
-
-
-def _say_nothing_was_seen(
-    request: RecordRequest, run: Path, meter: Meter, reader: OutputReader, *, failed: str
-) -> None:
-    why = hook.why_no_steps(run, request.command) if request.hook else ""
-    if (nothing := unrecognised(reader, why, failed)) is not None:
-        meter.record(nothing)
 
 
 def _ask_to_stop(pid: int, is_over: threading.Event) -> None:
@@ -355,12 +346,6 @@ def _environment(run: Path, request: RecordRequest) -> dict[str, str]:
     elif not request.keep_buffering:
         environment.setdefault("PYTHONUNBUFFERED", "1")
     return environment
-
-
-def _own_environment(environment: dict[str, str]) -> dict[str, str]:
-    """The command's environment for the probes. Where a launcher starts a recorder for each rank,
-    each measures its own command and not its neighbours'."""
-    return {name: value for name, value in environment.items() if name != "LOCAL_WORLD_SIZE"}
 
 
 def _spawn(

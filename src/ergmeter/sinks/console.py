@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ergmeter.errors import UsageError
 from ergmeter.metrics.catalog import catalogue, in_view
-from ergmeter.sinks.shared.options import choice
-from ergmeter.sinks.shared.updates import SelectingSink, SinkValue, readable
+from ergmeter.sinks.shared.updates import SelectingSink, SinkValue, choice, readable
 from ergmeter.units import duration
 
 if TYPE_CHECKING:

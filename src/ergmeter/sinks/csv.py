@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ergmeter.errors import UsageError
 from ergmeter.sinks.shared.appended_file import LEDGER_MEASURED, CsvFile, ledger_columns, ledger_row
-from ergmeter.sinks.shared.options import choice
-from ergmeter.sinks.shared.updates import SelectingSink
+from ergmeter.sinks.shared.updates import SelectingSink, choice
 
 if TYPE_CHECKING:
     from ergmeter.ports import SinkRequest, Update

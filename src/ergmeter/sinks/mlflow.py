@@ -12,8 +12,7 @@ import os
 from typing import TYPE_CHECKING, ClassVar
 
 from ergmeter.errors import UsageError
-from ergmeter.sinks.shared.options import TRACKER
-from ergmeter.sinks.shared.updates import SelectingSink
+from ergmeter.sinks.shared.updates import TRACKER, SelectingSink
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

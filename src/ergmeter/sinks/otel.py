@@ -17,8 +17,7 @@ from urllib.parse import urlsplit
 
 from ergmeter.errors import UsageError
 from ergmeter.metrics.catalog import catalogue, in_view
-from ergmeter.sinks.shared.options import PREFIX, TRACKER
-from ergmeter.sinks.shared.updates import SelectingSink, explanation, ucum
+from ergmeter.sinks.shared.updates import PREFIX, TRACKER, SelectingSink, explanation, ucum
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Observation
@@ -81,12 +80,7 @@ class OtelSink(SelectingSink):
         for figure in self._selection.figures(update):
             name = self._names.instrument(figure.key, is_final=update.is_final)
             self._observe(name, ucum(catalogue()[figure.key].unit), explanation(figure.key))
-            attributes: dict[str, str] = {"basis": figure.reading.basis}
-            if figure.device is not None:
-                attributes["device"] = figure.device
-            if update.is_final:
-                attributes["window"] = update.window_kind
-            attributes |= _mark(figure.reading)
+            attributes = self._labels(figure, update) | _mark(figure.reading)
             points.setdefault(name, []).append(Observation(figure.value, attributes))
         if self._options["hardware_names"] and not update.is_final:
             self._add_hardware(update, points)

@@ -15,8 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ergmeter.errors import UsageError
-from ergmeter.sinks.shared.options import PREFIX, TRACKER
-from ergmeter.sinks.shared.updates import SelectingSink, explanation
+from ergmeter.sinks.shared.updates import PREFIX, TRACKER, SelectingSink, explanation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,11 +83,7 @@ class PrometheusSink(SelectingSink):
             if series not in families:
                 over = "at the end of the run: " if update.is_final else ""
                 families[series] = self._family(series, over + explanation(figure.key))
-            labels = {"run": self._run, "basis": figure.reading.basis}
-            if figure.device is not None:
-                labels["device"] = figure.device
-            if update.is_final:
-                labels["window"] = update.window_kind
+            labels = {"run": self._run, **self._labels(figure, update)}
             if figure.reading.impossible:
                 labels["impossible"] = "true"
             families[series].add_sample(series, labels, figure.value)

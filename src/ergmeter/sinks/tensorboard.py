@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ergmeter.sinks.shared.appended_file import AppendedFile
-from ergmeter.sinks.shared.options import TRACKER
-from ergmeter.sinks.shared.updates import SelectingSink
+from ergmeter.sinks.shared.updates import TRACKER, SelectingSink
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import Summary

@@ -12,8 +12,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ergmeter.errors import UsageError
-from ergmeter.sinks.shared.options import TRACKER
-from ergmeter.sinks.shared.updates import SelectingSink
+from ergmeter.sinks.shared.updates import TRACKER, SelectingSink
 
 if TYPE_CHECKING:
     from ergmeter.ports import SinkRequest, Update

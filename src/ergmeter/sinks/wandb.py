@@ -15,8 +15,7 @@ import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ergmeter.errors import PluginError
-from ergmeter.sinks.shared.options import TRACKER
-from ergmeter.sinks.shared.updates import SelectingSink
+from ergmeter.sinks.shared.updates import TRACKER, SelectingSink
 
 if TYPE_CHECKING:
     from ergmeter.ports import SinkRequest, Update

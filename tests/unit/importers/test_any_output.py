@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergmeter.importers.efficientllm import EfficientLlmImporter
 from ergmeter.importers.hf_trainer import HfTrainerImporter
 from ergmeter.importers.keyvalue import KeyValueImporter
-from ergmeter.importers.megatron import MegatronImporter
+from ergmeter.importers.megatron import EfficientLlmImporter, MegatronImporter
 from ergmeter.importers.nxdt import NxdtImporter
 from ergmeter.importers.torchtitan import TorchTitanImporter
 from ergmeter.ports import Importer, Line

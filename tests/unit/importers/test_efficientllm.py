@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ergmeter.importers.efficientllm import EfficientLlmImporter
+from ergmeter.importers.megatron import EfficientLlmImporter
 from tests.unit.importers.captured import marks, reported, steps
 from tests.unit.importers.programs import S, efficientllm, from_file, live, megatron
 

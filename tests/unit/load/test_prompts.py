@@ -9,7 +9,7 @@ import pytest
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.load.pacing import LevelLength, Open
-from ergmeter.load.prompts import FromFile, MadeUp, Prompt, read_prompts
+from ergmeter.load.request_body import FromFile, MadeUp, Prompt, read_prompts
 
 
 def test_made_up_prompts_differ_from_their_first_words_on_and_repeat_with_their_seed() -> None:

@@ -225,7 +225,7 @@ def test_a_wrong_option_is_refused_at_once_and_a_text_is_no_list(tmp_path: Path)
 def test_a_sink_whose_library_is_not_here_is_told_of_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ergmeter.sinks.shared.options.find_spec", lambda _name: None)
+    monkeypatch.setattr("ergmeter.sinks.shared.updates.find_spec", lambda _name: None)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.delitem(sys.modules, "ergmeter.sinks.prometheus", raising=False)
     with Meter(tmp_path / "run", probes=(), sinks=["prometheus"]) as meter:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from ergmeter.load.client import Endpoint
     from ergmeter.load.level import LevelOutcome, LevelPlan
     from ergmeter.load.pacing import Closed, LevelLength, Open
-    from ergmeter.load.preflight import Asking
-    from ergmeter.load.prompts import FromFile, MadeUp
+    from ergmeter.load.request_body import Asking, FromFile, MadeUp
 
 _LIMITS = ("ttft", "tpot", "e2e")
 
@@ -207,7 +206,7 @@ def command(forms: Forms, **options: Any) -> int:  # noqa: ANN401  click passes 
     """
     import asyncio
 
-    from ergmeter.load import level, preflight
+    from ergmeter.load import level, request_body
 
     asking, prompts, why_no_energy = _what(options)
     paces = _paces(options)
@@ -216,7 +215,7 @@ def command(forms: Forms, **options: Any) -> int:  # noqa: ANN401  click passes 
     max_error_frac = _parse_share("--max-error-rate", options["max_error_rate"])
     _hide_headers()
     asking, prompts = asyncio.run(
-        preflight.prepare(asking, prompts, prompt_tokens=options["prompt_tokens"])
+        request_body.prepare(asking, prompts, prompt_tokens=options["prompt_tokens"])
     )
     done: list[tuple[LevelPlan, LevelOutcome]] = []
     with level.Interruption() as interruption:
@@ -245,8 +244,7 @@ def command(forms: Forms, **options: Any) -> int:  # noqa: ANN401  click passes 
 def _what(options: dict[str, Any]) -> tuple[Asking, MadeUp | FromFile, str]:
     """Who is asked what; and why this machine's devices are not the server's, if they are not."""
     from ergmeter.load.client import RequestTarget, address, why_remote
-    from ergmeter.load.preflight import Asking
-    from ergmeter.load.prompts import MadeUp, read_prompts
+    from ergmeter.load.request_body import Asking, MadeUp, read_prompts
 
     endpoint: Endpoint = options["endpoint"]
     where = address(options["url"], endpoint)

@@ -264,7 +264,7 @@ def pairs(text: str) -> list[NamedNumber]:
     text = plain(text[:MAX_CHARS])
     if text.lstrip().startswith("{") and (parsed := _json_pairs(text)) is not None:
         return parsed
-    return _with_bar(text, [pair for field in fields_of(text) if (pair := field.pair)])
+    return _with_bar(text, _figures_in(text))
 
 
 def is_evaluation_line(pairs: list[NamedNumber], text: str) -> bool:
@@ -294,38 +294,18 @@ def is_step_line(pairs: list[NamedNumber], text: str) -> bool:
     return bool(others) or not step.spaced or _ONLY_STEP.fullmatch(text) is not None
 
 
-class Field(NamedTuple):
-    """A name with a figure, as they stand in a line, whether or not they mean something."""
-
-    means: Meaning | None
-    printed: str
-    figure: str
-    suffix: str
-    start: int  # of the figure
-    spaced: bool
-
-    @property
-    def pair(self) -> NamedNumber | None:
-        """None if the name means nothing, or the figure does not go with it."""
-        return self.with_figure(self.figure)
-
-    def with_figure(self, figure: str) -> NamedNumber | None:
-        """The same with another figure."""
-        value = None if self.means is None else figure_of(self.means, figure, self.suffix)
-        if self.means is None or value is None:
-            return None
-        return NamedNumber(self.means, self.printed, value, self.spaced)
-
-
-def fields_of(text: str) -> list[Field]:
-    """The names with figures that stand in a line of text, and figures whose unit is their name."""
-    fields = [_named(text, match) for match in _PAIR.finditer(text)]
+def _figures_in(text: str) -> list[NamedNumber]:
+    """The named figures of a line of text, and figures whose unit is their name."""
+    figures: dict[int, NamedNumber] = {}  # by where the figure starts
+    for match in _PAIR.finditer(text):
+        if pair := _named(text, match):
+            figures[match.start(3)] = pair
     if "ms" in text or "/s" in text or "s/" in text or "batches" in text:
-        return _with_unnamed(text, fields)
-    return fields
+        _add_unnamed(text, figures)
+    return [figures[start] for start in sorted(figures)]
 
 
-def _named(text: str, match: re.Match[str]) -> Field:
+def _named(text: str, match: re.Match[str]) -> NamedNumber | None:
     printed, separator, figure, unit = match.groups()
     start = match.start()
     if start > 1 and text[start - 1] == " " and text[start - 2].isalpha():
@@ -341,7 +321,15 @@ def _named(text: str, match: re.Match[str]) -> Field:
             means = _STEP_TIME
         elif unit[0].isspace():
             suffix = ""  # of the words that follow, not of this figure
-    return Field(means, printed, figure, suffix, match.start(3), separator.isspace())
+    return named_number(means, printed, figure, suffix, spaced=separator.isspace())
+
+
+def named_number(
+    means: Meaning | None, printed: str, figure: str, suffix: str = "", *, spaced: bool = False
+) -> NamedNumber | None:
+    """The figure with its meaning; None if it means nothing or the suffix does not go with it."""
+    value = None if means is None else figure_of(means, figure, suffix)
+    return None if means is None or value is None else NamedNumber(means, printed, value, spaced)
 
 
 def _is_duration(printed: str, before: str) -> bool:
@@ -350,30 +338,28 @@ def _is_duration(printed: str, before: str) -> bool:
     return printed.lower() in _DURATIONS and (word is None or word[1].lower() in _OF_STEP)
 
 
-def _with_unnamed(text: str, fields: list[Field]) -> list[Field]:
-    """The fields, with figures that only have a unit: a step's time, a rate, a batch's number."""
-    named = {field.start for field in fields if field.means is not None}
-    kinds = {field.means.kind for field in fields if field.means is not None}
-    unnamed: list[Field] = []
+def _add_unnamed(text: str, figures: dict[int, NamedNumber]) -> None:
+    """Adds figures that only have a unit: a step's time, a rate, a batch's number."""
+    kinds = {pair.means.kind for pair in figures.values()}
+    unnamed: list[tuple[int, NamedNumber | None]] = []
     if "loss" in kinds and "step" not in kinds and (match := _OF_EPOCH.search(text)):
-        unnamed.append(Field(_BATCH, "batches", match[1], "", match.start(1), spaced=True))
-        unnamed.append(Field(_EPOCH_STEPS, "batches", match[2], "", match.start(2), spaced=True))
+        for group, means in enumerate((_BATCH, _EPOCH_STEPS), start=1):
+            pair = named_number(means, "batches", match[group], spaced=True)
+            unnamed.append((match.start(group), pair))
     if bar(text) is None:  # whose rates are smoothed
         for match in _UNNAMED.finditer(text):
             figure, a_step, rate, alone = match.groups()
-            if match.start(1) in named:
+            start, pair = match.start(1), None
+            if start in figures:
                 continue
             if rate:
-                unnamed.append(Field(meaning(rate), rate, figure, "", match.start(1), spaced=True))
+                pair = named_number(meaning(rate), rate, figure, spaced=True)
             elif "own_time" not in kinds and (a_step or _stands_alone(text, match)):
                 kinds.add("own_time")
-                name, unit = _STEP_TIME.name, a_step or alone
-                unnamed.append(Field(_STEP_TIME, name, figure, unit, match.start(1), spaced=True))
-    if not unnamed:
-        return fields
-    starts = {field.start for field in unnamed}
-    remaining = [field for field in fields if field.start not in starts]
-    return sorted([*remaining, *unnamed], key=lambda field: field.start)
+                unit = a_step or alone
+                pair = named_number(_STEP_TIME, _STEP_TIME.name, figure, unit, spaced=True)
+            unnamed.append((start, pair))
+    figures |= {start: pair for start, pair in unnamed if pair is not None}
 
 
 def _stands_alone(text: str, match: re.Match[str]) -> bool:
@@ -434,10 +420,9 @@ def _json_pairs(text: str) -> list[NamedNumber] | None:
     for inner in data.values():
         if isinstance(inner, dict):
             flat = {**inner, **flat}
-    pairs = []
-    for name, value in flat.items():
-        means = meaning(name) if len(name) <= 100 and type(value) in (int, float, str) else None
-        figure = None if means is None else figure_of(means, str(value)[:60], "")
-        if means is not None and figure is not None:
-            pairs.append(NamedNumber(means, name, figure))
-    return pairs
+    figures = (
+        named_number(meaning(name), name, str(value)[:60])
+        for name, value in flat.items()
+        if len(name) <= 100 and type(value) in (int, float, str)
+    )
+    return [pair for pair in figures if pair is not None]

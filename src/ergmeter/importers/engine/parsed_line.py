@@ -41,6 +41,7 @@ class Losses:
 
 
 Mode = Literal["step", "line", "total"]
+STEP_FIGURES = ("loss", "learning_rate", "grad_norm")
 LineKind = Literal["step", "again", "another rank", "evaluation", "other"]
 
 
@@ -78,6 +79,12 @@ class ParsedLine:
     restarted: str = ""  # why this line begins another run
     of_one_rank: bool = False  # other ranks print too, and each counts its own
     refused: dict[str, str] = field(default_factory=dict)  # messages about figures, by reason
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Those of its figures that are fields of Step, by name."""
+        values = ((name, getattr(self, name)) for name in STEP_FIGURES)
+        return {name: value for name, value in values if value is not None}
 
     @property
     def totals_from_zero(self) -> bool:

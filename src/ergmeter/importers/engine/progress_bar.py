@@ -193,7 +193,7 @@ class BarSteps(Generic[T]):
     """Gives logs their step number, in order, or None where it can't be known."""
 
     def __init__(self) -> None:
-        self._total: int | None = None
+        self.total: int | None = None  # the steps of the training, by its bar
         self._barless = False  # there is no bar: nothing to wait for
         self._queue: deque[_Log[T]] = deque()
         self._pace: EpochPace | None = None  # once the first logs agree on one
@@ -213,7 +213,7 @@ class BarSteps(Generic[T]):
         self._fine |= round(epoch, 2) != epoch
         self._queue.append(_Log(item, Epoch(epoch, fine=self._fine), self._last_bar))
         if len(self._queue) > _LONGEST_WAIT:
-            self._barless = self._total is None
+            self._barless = self.total is None
             if self._pace is None:
                 self._compare(final=True)
             yield self._popped()
@@ -241,29 +241,24 @@ class BarSteps(Generic[T]):
         while self._queue:
             log = self._queue[0]
             # The one log of a short training has nothing to be compared with but the end.
-            if self._pace is None and log.own == self._total:
-                log.n = self._total
+            if self._pace is None and log.own == self.total:
+                log.n = self.total
             yield self._popped()
-
-    @property
-    def total(self) -> int | None:
-        """The steps of the training, by its bar."""
-        return self._total
 
     def is_own(self, progress: Bar) -> bool:
         """Whether this was a bar of the training, once it was drawn."""
-        return not progress.described and not progress.nested and progress.total == self._total
+        return not progress.described and not progress.nested and progress.total == self.total
 
     def _is_training(self, progress: Bar) -> bool:
         """Whether this is the training's bar: undescribed, and the longest since one began."""
         if progress.described or progress.nested or progress.total is None:
             return False
-        if self._total is None or progress.n == 0 or progress.total > self._total:
-            if progress.total != self._total:
+        if self.total is None or progress.n == 0 or progress.total > self.total:
+            if progress.total != self.total:
                 self._pace = None
-            self._total, self._last_bar = progress.total, None
+            self.total, self._last_bar = progress.total, None
             self._barless = False
-        return progress.total == self._total
+        return progress.total == self.total
 
     def _hand_out(self, n: int) -> None:
         """Give the bar to the first log that has none, and compare what the logs have now."""
@@ -283,7 +278,7 @@ class BarSteps(Generic[T]):
 
     def _decide(self, log: _Log[T], pace: EpochPace) -> bool:
         """Give a log its number. False: the bar that tells it may still come."""
-        likely = pace.steps(log.epoch, self._total)
+        likely = pace.steps(log.epoch, self.total)
         if len(likely) == 1:
             wanted: int | None = likely[0]
         else:
@@ -311,7 +306,7 @@ class BarSteps(Generic[T]):
         return log.item, log.n
 
     def _by_epochs(self, log: _Log[T], pace: EpochPace) -> int | None:
-        likely = pace.steps(log.epoch, self._total)
+        likely = pace.steps(log.epoch, self.total)
         if len(likely) == 1:
             return likely[0]
         return next((n for n in (*log.after, pace.next_multiple) if n in likely), None)
@@ -332,7 +327,7 @@ class BarSteps(Generic[T]):
 
     def _heard(self, log: _Log[T]) -> bool:
         """Whether the bars around a log have been seen."""
-        return log.own is not None and (len(log.after) >= _AROUND or log.own == self._total)
+        return log.own is not None and (len(log.after) >= _AROUND or log.own == self.total)
 
     def _readings(self, logs: Sequence[_Log[T]]) -> Iterator[_Reading]:
         """The ways to give each of these logs a bar at one pace, each with its cost."""

@@ -6,12 +6,13 @@ become Reported. A Step is made only of counted tokens and of the times at which
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from ergmeter.importers.engine.pairs import NamedNumber
 from ergmeter.importers.engine.parsed_line import (
     COUNTS,
     HELD_LINES,
+    STEP_FIGURES,
     Losses,
     Mode,
     ParsedLine,
@@ -22,7 +23,6 @@ from ergmeter.importers.engine.parsed_line import (
 )
 from ergmeter.importers.engine.spans import StepSpans
 from ergmeter.importers.engine.step_lines import (
-    STEP_FIGURES,
     Dialect,
     MixedNumbers,
     StepLines,
@@ -57,9 +57,17 @@ class StepLineImporter(Importer):
 
     dialect: type[Dialect] = Dialect  # how its lines are read
 
+    def is_own(self, text: str) -> bool:
+        """True if this line is in the importer's format; one such line is enough."""
+        raise NotImplementedError
+
+    def recognises(self, head: Sequence[str]) -> bool:
+        """True if one of these lines is in the importer's format."""
+        return any(map(self.is_own, head))
+
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come; at most a few lines are held back."""
-        return RecordReader(self.dialect()).records(lines)
+        return RecordReader(self.step_lines()).records(lines)
 
     def step_lines(self) -> StepLines:
         """Reads its step lines one by one."""
@@ -69,11 +77,10 @@ class StepLineImporter(Importer):
 class RecordReader:
     """One pass over one output."""
 
-    def __init__(self, dialect: Dialect, *, tokens_are: Mode | None = None) -> None:
-        self._dialect = dialect
-        self._step_lines = StepLines(dialect)
+    def __init__(self, step_lines: StepLines, *, tokens_are: Mode | None = None) -> None:
+        self._step_lines = step_lines
+        self._dialect = step_lines.dialect
         self._modes: dict[str, Mode] = {name: m for name, (_, m) in COUNTS.items() if m}
-        self._unexplained = set(self._modes)
         self._understood: dict[str, str] = {}  # by name: what its counts were taken for
         if tokens_are is not None:
             unclear = (n for n, (field, m) in COUNTS.items() if m is None and field != "samples")
@@ -120,7 +127,6 @@ class RecordReader:
         """Yields the marks about assumptions again, for a further run."""
         self._noted.clear()
         self._dialect.notes.clear()
-        self._unexplained = {name for name, (_, mode) in COUNTS.items() if mode}
         yield from self._step_lines.clock.assumed_again(t_ns)
         for message in self._understood.values():
             yield Mark(t_ns, "assumed", message)
@@ -166,8 +172,7 @@ class RecordReader:
             yield from self._finish()
             yield Mark(t_ns, "restarted", parsed.restarted)
             self._begin()
-        if self._dialect.notes:
-            yield from self._say(self._now_ns if line.t_ns is None else t_ns, *self._dialect.notes)
+        yield from self._say(self._now_ns if line.t_ns is None else t_ns, *self._dialect.notes)
         if line.t_ns is None and self._step_lines.clock.is_untold and parsed.is_timed:
             yield from self._step_lines.clock.assumed_again(t_ns)
         self._now_ns = t_ns
@@ -236,12 +241,10 @@ class RecordReader:
         """Passes on the pending lines whose counts are understood."""
         while self._pending:
             first = self._pending[0]
+            for name in [name for name in first.counts if name not in self._modes]:
+                yield from self._decide(name, final=final)
             if not self._modes.keys() >= first.counts.keys():
-                for name in first.counts:
-                    if name not in self._modes:
-                        yield from self._decide(name, final=final)
-                if not self._modes.keys() >= first.counts.keys():
-                    return
+                return
             del self._pending[0]
             yield from self._push(first)
 
@@ -268,11 +271,9 @@ class RecordReader:
             yield Mark(self._pending[0].t_ns, "assumed", message)
 
     def _push(self, line: ParsedLine) -> Iterator[Record]:
-        if self._totals:
-            yield from self._disprove(line)
+        yield from self._disprove(line)
         line.understand(self._modes)
-        if line.counts:
-            yield from self._tell_multiplied(line)
+        yield from self._tell_multiplied(line)
         where = "a line without a step" if line.number is None else f"step {line.number}"
         yield from self._losses.watch(line.t_ns, line.loss, where)
         if line.evaluated_ns is not None:
@@ -304,8 +305,7 @@ class RecordReader:
         if last is None or line.number is None or line.number - last <= 1:
             return
         for name in line.counts:
-            is_used = COUNTS[name][0] not in line.totals
-            if is_used and self._modes[name] == "step" and name in self._unexplained:
-                self._unexplained.discard(name)
+            step_field, mode = COUNTS[name]
+            if mode == "step" and step_field not in line.totals:
                 message = f"{name}= taken times the steps a line covers, as if all had that many"
-                yield Mark(line.t_ns, "assumed", message)
+                yield from self._say(line.t_ns, message)

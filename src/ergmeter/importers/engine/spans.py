@@ -11,10 +11,11 @@ A line marks the end of its steps; they began when the line before it came. Thre
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass, field
 from statistics import median, median_low
+from typing import Any
 
 from ergmeter.importers.engine.parsed_line import ParsedLine
 from ergmeter.records import Mark, Step
@@ -50,12 +51,10 @@ class Span:
     lines: int = 0
     steps: int | None = 0
     last_steps: int | None = None
-    sums: dict[str, int] = field(default_factory=dict)
-    summed_lines: dict[str, int] = field(default_factory=dict)
+    sums: Counter[str] = field(default_factory=Counter)
+    summed_lines: Counter[str] = field(default_factory=Counter)
     totals: dict[str, int] = field(default_factory=dict)
-    loss: float | None = None
-    learning_rate: float | None = None
-    grad_norm: float | None = None
+    figures: dict[str, float] = field(default_factory=dict)  # loss, learning rate and the like
     stamped: bool = False  # its times were printed, and are not when its lines came
     # Its lines with their steps, each with further lines about the same step; for as long as all
     # came at one instant and say themselves how long their step took.
@@ -78,9 +77,7 @@ class Span:
         self.last_steps = steps
         self.totals = {}
         self._add_work(line, ())
-        self.loss = _or(line.loss, self.loss)
-        self.learning_rate = _or(line.learning_rate, self.learning_rate)
-        self.grad_norm = _or(line.grad_norm, self.grad_norm)
+        self.figures |= line.figures
 
     def complete(self, line: ParsedLine) -> None:
         """A further line about the step just seen: take what was not known yet."""
@@ -89,9 +86,9 @@ class Span:
         counted = {f for f, lines in self.summed_lines.items() if lines >= self.lines}
         counted |= set(self.totals)
         self._add_work(line, counted)
-        self.loss = _or(line.loss, self.loss) if line.is_bar else _or(self.loss, line.loss)
-        self.learning_rate = _or(self.learning_rate, line.learning_rate)
-        self.grad_norm = _or(self.grad_norm, line.grad_norm)
+        self.figures = {**line.figures, **self.figures}
+        if line.is_bar and line.loss is not None:
+            self.figures["loss"] = line.loss
 
     def stalled(self, edge: Edge) -> bool:
         """Whether the token totals stand still: printed rounded, they move once in many lines.
@@ -127,19 +124,10 @@ class Span:
 
     def step(self, edge: Edge, *, start_ns: int | None = None) -> Step:
         """The Step from the edge, or from `start_ns`, to the last line."""
-        return Step(
-            start_ns=edge.t_ns if start_ns is None else start_ns,
-            end_ns=self.t_ns,
-            index=self.number,
-            steps=self.steps,
-            loss=self.loss,
-            learning_rate=self.learning_rate,
-            grad_norm=self.grad_norm,
-            tokens_computed=self._count("tokens_computed", edge),
-            tokens_real=self._count("tokens_real", edge),
-            tokens_loss=self._count("tokens_loss", edge),
-            samples=self._count("samples", edge),
-        )
+        fields: dict[str, Any] = {**self.figures}
+        fields |= {name: self._count(name, edge) for name in (*self.sums, *self.totals)}
+        start_ns = edge.t_ns if start_ns is None else start_ns
+        return Step(start_ns, self.t_ns, index=self.number, steps=self.steps, **fields)
 
     def _add_work(self, line: ParsedLine, counted: Collection[str]) -> None:
         """Takes the line's counts, but for those that are counted already."""
@@ -147,23 +135,16 @@ class Span:
         for name, (value, mode) in line.amounts.items():
             if name not in counted:
                 steps = 1 if mode == "line" or self.last_steps is None else self.last_steps
-                self.sums[name] = self.sums.get(name, 0) + value * steps
-                self.summed_lines[name] = self.summed_lines.get(name, 0) + 1
+                self.sums[name] += value * steps
+                self.summed_lines[name] += 1
 
     def _count(self, name: str, edge: Edge) -> int | None:
         """The span's sum of a count, or None if one of its lines lacks it."""
-        if name not in self.sums and name not in self.totals:
-            return None
         total, before = self.totals.get(name), edge.totals.get(name)
         if total is not None and before is not None:
             return total - before if total > before else None
-        if self.summed_lines.get(name) != self.lines or self.sums[name] > MAX_COUNT:
-            return None
-        return self.sums[name]
-
-
-def _or(first: float | None, second: float | None) -> float | None:
-    return second if first is None else first
+        is_known = self.summed_lines[name] == self.lines and self.sums[name] <= MAX_COUNT
+        return self.sums[name] if is_known else None
 
 
 # A second line about the same step (`step=5 loss=..`, then `step=5 tokens=..`) still belongs to the

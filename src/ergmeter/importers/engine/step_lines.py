@@ -20,7 +20,7 @@ from ergmeter.importers.engine.pairs import (
     pairs,
     worth_reading,
 )
-from ergmeter.importers.engine.parsed_line import LineKind, ParsedLine
+from ergmeter.importers.engine.parsed_line import STEP_FIGURES, LineKind, ParsedLine
 from ergmeter.importers.engine.progress_bar import bar
 from ergmeter.importers.engine.timestamps import FileClock, epoch_ns, stamp_ns
 from ergmeter.ports import Line
@@ -81,12 +81,32 @@ class Dialect:
             self.notes.append(message)
 
 
+class NumberedLines(Dialect):
+    """Lines of one program: each has the step of the whole training, whichever rank prints it."""
+
+    whole_numbers = True
+    counts_all_ranks = True
+
+    def is_step(self, pairs: list[NamedNumber], text: str) -> bool:  # noqa: ARG002
+        """Every line with a step's number is one."""
+        return any(pair.means.kind == "step" for pair in pairs)
+
+    def is_evaluation(self, pairs: list[NamedNumber], text: str) -> bool:  # noqa: ARG002
+        """None of those that are wanted is."""
+        return False
+
+
+def with_step(pairs: Iterable[NamedNumber | None]) -> list[NamedNumber]:
+    """The figures that a line has, if the step's number is one of them; else none."""
+    figures = [pair for pair in pairs if pair is not None]
+    return figures if any(pair.means.kind == "step" for pair in figures) else []
+
+
 def of_hf_trainer(pairs: list[NamedNumber], text: str) -> bool:
     """A dict with an epoch and no step is transformers' own; another importer reads it better."""
     return "{'" in text and "'epoch'" in text and all(p.means.kind != "step" for p in pairs)
 
 
-STEP_FIGURES = ("loss", "learning_rate", "grad_norm")
 _LONGEST_STEP_S = 1e6  # eleven days; a longer "step time" is some other number
 
 
@@ -245,8 +265,7 @@ class Numbering:
             return False
         if number != self._before[0]:
             return False
-        times = [_t_ns(each) for each in (self._before[1], self._last[1], line)]
-        before_ns, last_ns, now_ns = times
+        before_ns, last_ns, now_ns = map(_t_ns, (self._before[1], self._last[1], line))
         if before_ns is None or last_ns is None or now_ns is None:
             return True
         return now_ns - last_ns < max(last_ns - before_ns, 1)
@@ -258,13 +277,9 @@ def _t_ns(line: Line) -> int | None:
 
 # Numbers of several programs in one output. Those of epochs fall to the same start each time. Those
 # of programs that print in turn fall again and again, each time to a higher one: 5, 1005, 6, 1006.
-# Those of programs that print in blocks, or of an evaluation that counts its own steps, go on where
-# they stopped: 1 to 80, 1 to 80, 81 to 160.
 
 
 _WATCHED = 8  # numbers in which three falls are found
-_EVEN = 3  # numbers at one stride: where such a run stops, another may resume it
-_LEAP = 2  # times the stride
 
 
 class MixedNumbers:
@@ -272,28 +287,11 @@ class MixedNumbers:
 
     def __init__(self) -> None:
         self.recent: deque[int] = deque(maxlen=_WATCHED)
-        self._stride = 0  # of the present run of numbers
-        self._length = 1  # of that run; 0 if it is not even
-        self._next_of_stopped: deque[int] = deque(maxlen=_WATCHED)
 
     def take(self, number: int) -> bool:
         """Takes the next number. True if it can't be of the same program as those before."""
-        last = self.recent[-1] if self.recent else number
-        stride = number - last
-        if not self.recent or stride:
+        if not self.recent or number != self.recent[-1]:
             self.recent.append(number)
-        if not stride:
-            return False
-        if stride > 0 and self._length == 1:
-            self._stride = stride
-        if 0 < stride <= _LEAP * self._stride:
-            self._length = self._length + 1 if stride == self._stride and self._length else 0
-            return False
-        is_even, self._length = self._length >= _EVEN, 1
-        if is_even and number in self._next_of_stopped:
-            return True
-        if is_even and stride < 0:
-            self._next_of_stopped.append(last + self._stride)
         falls = [later for earlier, later in pairwise(self.recent) if later < earlier][-3:]
         return len(falls) == 3 and falls[0] < falls[1] < falls[2]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from functools import lru_cache
 from typing import Literal
 
@@ -102,15 +102,9 @@ def _ns(day: str, clock: str, fraction: str | None, zone: str) -> int | None:
 @lru_cache(maxsize=64)
 def _epoch_s(day: str, clock: str, zone: str) -> int | None:
     try:
-        moment = datetime.fromisoformat(f"{day}T{clock}").replace(tzinfo=timezone.utc)
+        return int(datetime.strptime(f"{day} {clock}{zone}", "%Y-%m-%d %H:%M:%S%z").timestamp())
     except ValueError:
         return None
-    offset = timedelta()
-    if zone != "Z":
-        offset = timedelta(hours=int(zone[1:3]), minutes=int(zone[-2:]))
-        offset = -offset if zone[0] == "-" else offset
-    since_epoch = moment - datetime(1970, 1, 1, tzinfo=timezone.utc) - offset
-    return since_epoch.days * S_PER_DAY + since_epoch.seconds
 
 
 Clock = Literal["stamps", "step times", "bar"]
