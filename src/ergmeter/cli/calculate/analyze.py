@@ -305,14 +305,21 @@ def _check_alone() -> None:
 
 
 def _compare(paths: tuple[str, ...], *, form: str, page: Path | None) -> None:
-    from ergmeter.neuron.compare import compare
-    from ergmeter.neuron.earlier_output import read_outputs
-    from ergmeter.views.analyze.compare import document
+    from dataclasses import replace
 
-    comparison = compare(read_outputs(paths))
-    forms: dict[str, Any] = {"text": "terminal", "json": "json", "md": "markdown"}
-    Forms(forms[form]).show(document(comparison))
+    from ergmeter.compare.run_curves import compared_curves
+    from ergmeter.neuron.earlier_output import compare_outputs, comparison_keys, read_outputs
+    from ergmeter.views.compare import comparison_document
+
+    outputs = read_outputs(paths)
+    comparison = compare_outputs(outputs)
+    curves = None if page is None else compared_curves(comparison.groups)
+    document = comparison_document(comparison, curves, lists_runs=True)
+    keys = comparison_keys(comparison, outputs)
+    groups = [a | b for a, b in zip(document.data["groups"], keys["groups"], strict=True)]
+    document = replace(document, data=document.data | keys | {"groups": groups})
+    Forms.of(form).show(document)
     if page is not None:
         from ergmeter.views.render.html import html
 
-        write_page(page, html(document(comparison, has_charts=True)), is_told_apart=form != "text")
+        write_page(page, html(document), is_told_apart=form != "text")
