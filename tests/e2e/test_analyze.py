@@ -17,7 +17,7 @@ import pytest
 
 from ergmeter.neuron.score import Baseline, Score
 from ergmeter.records import Reading
-from ergmeter.views.analyze.console import score_section
+from ergmeter.views.calculate.analyze_console import score_section
 from tests.e2e.conftest import ERG, PYTHON, Lab
 from tests.unit.neuron.graphs import Computation, config, module, one_dot, write
 from tests.unit.neuron.test_agreement import megatron

@@ -24,8 +24,6 @@ from ergmeter.neuron.compile_cache import (
     runs_of,
 )
 from ergmeter.neuron.kernels import GraphResult, NkiSummary, graph_result, summarize
-from ergmeter.neuron.log_agreement import about_log, is_printed, reconcile
-from ergmeter.neuron.metrics import NKI, SCORE, THROUGHPUT
 from ergmeter.neuron.mfu import (
     TERA,
     Figures,
@@ -35,9 +33,17 @@ from ergmeter.neuron.mfu import (
     machine,
     original_estimate,
 )
-from ergmeter.neuron.score import Baseline, Score
-from ergmeter.neuron.throughput import LogSummary, Throughput, summarize_log, throughput
+from ergmeter.neuron.score import NKI, SCORE, THROUGHPUT, Baseline, Score
 from ergmeter.neuron.training_job import NeuronJob, read_job, read_training_file
+from ergmeter.neuron.training_log import (
+    LogSummary,
+    Throughput,
+    about_log,
+    is_printed,
+    reconcile,
+    summarize_log,
+    throughput,
+)
 from ergmeter.records import Missing, Reading, Result, weakest
 from ergmeter.units import NO_UNIT
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.flops.conventions import CONVENTIONS
 from ergmeter.metrics.definitions.compute import HFU, MFU
 from ergmeter.neuron.kernels import LOWER_BOUND, UNCERTAIN
-from ergmeter.neuron.metrics import JSON_NAMES, NKI, SCORE, TFLOP, TFLOP_PER_S, THROUGHPUT
 from ergmeter.neuron.mfu import BACKENDS, TERA, VERSION, impossible_mfu
-from ergmeter.neuron.score import REMARK
+from ergmeter.neuron.score import JSON_NAMES, NKI, REMARK, SCORE, TFLOP, TFLOP_PER_S, THROUGHPUT
 from ergmeter.records import Missing, Reading
 from ergmeter.version import __version__
 

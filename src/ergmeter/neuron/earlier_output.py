@@ -21,8 +21,8 @@ from ergmeter.compare.grouping import why_other_terms
 from ergmeter.compare.pairing import CompareOptions
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.definitions.compute import MFU
-from ergmeter.neuron.metrics import COMPARED, JSON_NAMES, NKI, SCORE, UNITS
 from ergmeter.neuron.mfu import PEAK_TFLOP_PER_S_PER_NODE, impossible_mfu, impossible_score
+from ergmeter.neuron.score import COMPARED, JSON_NAMES, NKI, SCORE, UNITS
 from ergmeter.records import Missing, Reading, Result, mapped
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from ergmeter.neuron.earlier_output import (
     entry_of,
     read_outputs,
 )
-from ergmeter.neuron.metrics import NKI, SCORE, THROUGHPUT
+from ergmeter.neuron.score import NKI, SCORE, THROUGHPUT
 from ergmeter.records import Missing, Reading
 from ergmeter.views.compare import comparison_document
 from ergmeter.views.render.terminal import show

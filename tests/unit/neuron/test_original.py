@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.compat.nki_llama.document import analyze_compat, original_files, original_summary
-from ergmeter.compat.nki_llama.original_inputs import (
+from ergmeter.compat.nki_llama import (
     OriginalCount,
+    analyze_compat,
     original_count,
+    original_files,
+    original_summary,
     read_original_log,
 )
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.neuron.analysis import AnalysisRequest
 from ergmeter.neuron.kernels import GraphResult
 from ergmeter.neuron.mfu import OriginalEstimate, original_estimate, sequence_flops
-from ergmeter.neuron.throughput import LogTimes, LossStatistics, Statistics, StepNumbers
+from ergmeter.neuron.training_log import LogTimes, LossStatistics, Statistics, StepNumbers
 from tests.unit.neuron.graphs import Computation, config, module, one_dot, packed, piece, write
 
 LLAMA_8B = str(Path(__file__).parents[2] / "data" / "configs" / "llama-3.1-8b.json")

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ergmeter.compat.nki_llama.document import analyze_compat, compat_document
+from ergmeter.compat.nki_llama import analyze_compat, compat_document
 from ergmeter.neuron.analysis import AnalysisRequest, analyze
 from ergmeter.neuron.document import document
 from ergmeter.neuron.earlier_output import compare_outputs, comparison_keys, read_outputs
-from ergmeter.views.analyze.console import summary_section
+from ergmeter.views.calculate.analyze_console import summary_section
 
 DATA = Path(__file__).parents[2] / "data"
 YAML = DATA / "neuron" / "llama3_8b_sft.yaml"

@@ -163,7 +163,7 @@ def command(
         _check_output(Path(path), request)
     check_page(page, [Path(path)] if path is not None else ())
     analysis = _analyze(request, compat=compat, is_quiet=form != "text", per_file=print_per_file)
-    from ergmeter.views.analyze.document import document
+    from ergmeter.views.calculate.analyze import document
 
     shown = document(analysis, most_graphs=_GRAPHS_IN_MARKDOWN)
     text = json.dumps(shown.data, indent=4, allow_nan=False)
@@ -193,10 +193,10 @@ def main() -> None:
 
 def _analyze(request: AnalysisRequest, *, compat: bool, is_quiet: bool, per_file: bool) -> Analysis:
     from ergmeter.neuron.analysis import AnalysisProgress
-    from ergmeter.views.analyze import console as view
+    from ergmeter.views.calculate import analyze_console as view
 
     if compat:
-        from ergmeter.compat.nki_llama.document import analyze_compat as analyze
+        from ergmeter.compat.nki_llama import analyze_compat as analyze
     else:
         from ergmeter.neuron.analysis import analyze
 
