@@ -15,7 +15,7 @@ Fields: TypeAlias = dict[int, list[int | Span]]
 
 _VARINT, _FIXED64, _BYTES, _GROUP, _END_GROUP, _FIXED32 = range(6)
 _MAX_GROUPS = 100  # protobuf's limit on nesting
-_TAG_BITS, SIZE_BITS = 32, 31
+_TAG_BITS, _SIZE_BITS = 32, 31
 
 
 class Malformed(Exception):  # noqa: N818  becomes a FormatError where the file's name is known
@@ -85,7 +85,7 @@ def field(data: Buffer, at: int) -> tuple[int, int | Span | None, int]:
         size = data[at]
         at += 1
         if size > 0x7F:
-            size, at = short(data, at - 1, bits=SIZE_BITS)
+            size, at = short(data, at - 1, bits=_SIZE_BITS)
         return tag >> 3, (at, at + size), at + size
     if wire == _VARINT:
         value, at = varint(data, at)
@@ -110,7 +110,7 @@ def message(data: Buffer, start: int, end: int) -> Fields:
                 size = data[at + 1]
                 at += 2
                 if size > 0x7F:
-                    size, at = short(data, at - 1, bits=SIZE_BITS)
+                    size, at = short(data, at - 1, bits=_SIZE_BITS)
                 number, value, at = tag >> 3, (at, at + size), at + size
             else:
                 number, value, at = field(data, at)
@@ -153,7 +153,7 @@ def _past(data: Buffer, at: int, wire: int) -> int:
     if wire == _VARINT:
         return varint(data, at)[1]
     if wire == _BYTES:
-        size, at = short(data, at, bits=SIZE_BITS)
+        size, at = short(data, at, bits=_SIZE_BITS)
         return at + size
     return at + (8 if wire == _FIXED64 else 4)
 
