@@ -11,7 +11,7 @@ import json
 import math
 import mmap
 import re
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -171,7 +171,7 @@ def _started(request: AnalysisRequest) -> Analysis:
         tflop_per_s_per_node=rate * tflop / nodes,
         inputs=input_rows(request, sizes),
         model=model_version(request.model_config),
-        log=None if log is None else log.summary(),
+        log=log,
         original=ORIGINAL,
     )
 
@@ -220,7 +220,7 @@ def _check(request: AnalysisRequest) -> None:
         raise UsageError(f"--log-file {request.log_file}: is no file")
 
 
-def _throughput(request: AnalysisRequest, log: OriginalLog | None) -> tuple[float, str]:
+def _throughput(request: AnalysisRequest, log: LogSummary | None) -> tuple[float, str]:
     """Sequences per second, and where they are from."""
     if request.throughput:
         return request.throughput, _DECLARED
@@ -322,113 +322,64 @@ _BAR = re.compile(
 )
 _LOSS, _STEP, _RATE = "reduced_train_loss", "global_step", "throughput"  # what it writes out
 _SINGLE = {name: re.compile(f"{name}={_NUMBER}") for name in (_LOSS, _STEP, _RATE)}
-_MARK = f"{_LOSS}="
 
 
-@dataclass
-class Values:
-    """Statistics of a column; consecutive equal values count once."""
-
-    once: bool = True
-    count: int = 0
-    total: float = 0.0
-    least: float | None = None
-    most: float | None = None
-    first: float | None = None
-    last: float | None = None
-
-    def add(self, text: str) -> None:
-        """The next value, if the text is one."""
-        value = _number(text)
-        if value is None or (self.once and self.count and value == self.last):
-            return
-        self.count += 1
-        self.total += value
-        self.first = value if self.first is None else self.first
-        self.last = value
-        self.least = value if self.least is None else min(self.least, value)
-        self.most = value if self.most is None else max(self.most, value)
-
-    @property
-    def average(self) -> float | None:
-        """The plain mean."""
-        return self.total / self.count if self.count else None
-
-    @property
-    def statistics(self) -> tuple[float | None, float | None, float | None, int]:
-        """Average, least, most and count."""
-        return self.average, self.least, self.most, self.count
-
-
-@dataclass
-class OriginalLog:
-    """A log's values, as the original reads them."""
-
-    path: str
-    steps: set[int] = field(default_factory=set)
-    stamps: set[str] = field(default_factory=set)
-    first_stamp: str | None = None
-    last_stamp: str | None = None
-    modified: str | None = None
-    step_times: Values = field(default_factory=lambda: Values(once=False))
-    throughput: Values = field(default_factory=Values)
-    losses: Values = field(default_factory=Values)
-
-    def read(self, line: str) -> None:
-        """The next line."""
-        stamp = _STAMP.search(line)
-        if stamp and stamp[1] not in self.stamps:
-            self.stamps.add(stamp[1])
-            self.first_stamp = self.first_stamp or stamp[1]
-            self.last_stamp = stamp[1]
-        if "step_time" in line and (timed := _STEP_TIME.search(line)):
-            self.step_times.add(timed[1])
-        if _MARK in line:
-            self._read_metrics(line)
-
-    def _read_metrics(self, line: str) -> None:
-        bar = _BAR.search(line)
-        if bar:
-            values: dict[str, str] = dict(zip(_NAMES, bar.groups()[1:], strict=True))
-        else:
-            singles = {name: pattern.search(line) for name, pattern in _SINGLE.items()}
-            values = {name: match[1] for name, match in singles.items() if match}
-        self.losses.add(values.get(_LOSS, ""))
-        self.throughput.add(values.get(_RATE, ""))
-        step = _number(values.get(_STEP, ""))
-        self.steps |= set() if step is None else {int(step)}
-
-    def summary(self) -> LogSummary:
-        """Its statistics, warm-up included."""
-        first, last = min(self.steps, default=None), max(self.steps, default=None)
-        losses = self.losses
-        return LogSummary(
-            self.path,
-            LogTimes(self.first_stamp, self.last_stamp, self.modified),
-            StepNumbers(len(self.steps), first, last),
-            Statistics(*self.step_times.statistics),
-            Statistics(*self.throughput.statistics),
-            LossStatistics(*losses.statistics, first=losses.first, last=losses.last),
-        )
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def read_original_log(path: str) -> OriginalLog:
-    """Read a log as the original does, line by line."""
-    log = OriginalLog(path)
+def read_original_log(path: str) -> LogSummary:
+    """Reads a log as the original does, line by line; statistics include the warm-up."""
+    stamps: dict[str, None] = {}  # each once, in the order of their first lines
+    steps: set[int] = set()
+    step_times: list[float] = []
+    columns: dict[str, list[float]] = {_LOSS: [], _RATE: []}
     with Path(path).open(encoding="utf-8", errors="replace") as stream:  # a bare \r ends a line too
         for line in stream:
-            log.read(line)
-    if log.first_stamp is None:
-        written = datetime.fromtimestamp(Path(path).stat().st_mtime)
-        log.modified = written.strftime("%Y-%m-%d %H:%M:%S")
-    return log
+            if stamp := _STAMP.search(line):
+                stamps.setdefault(stamp[1])
+            if "step_time" in line and (timed := _STEP_TIME.search(line)):
+                step_times += _numbers(timed[1])
+            if f"{_LOSS}=" not in line:
+                continue
+            printed = _printed(line)
+            steps.update(int(step) for step in _numbers(printed.get(_STEP, "")))
+            for name, values in columns.items():
+                values += [
+                    value for value in _numbers(printed.get(name, "")) if values[-1:] != [value]
+                ]
+    written = datetime.fromtimestamp(Path(path).stat().st_mtime).strftime("%Y-%m-%d %H:%M:%S")
+    first, last = next(iter(stamps), None), next(reversed(stamps), None)
+    losses = columns[_LOSS]
+    return LogSummary(
+        path,
+        LogTimes(first, last, None if stamps else written),
+        StepNumbers(len(steps), min(steps, default=None), max(steps, default=None)),
+        Statistics(*_statistics(step_times)),
+        Statistics(*_statistics(columns[_RATE])),
+        LossStatistics(
+            *_statistics(losses), next(iter(losses), None), next(reversed(losses), None)
+        ),
+    )
+
+
+def _printed(line: str) -> dict[str, str]:
+    """The values of a line by name, as text: of a progress bar, else one by one."""
+    if bar := _BAR.search(line):
+        return dict(zip(_NAMES, bar.groups()[1:], strict=True))
+    singles = {name: pattern.search(line) for name, pattern in _SINGLE.items()}
+    return {name: match[1] for name, match in singles.items() if match}
+
+
+def _numbers(text: str) -> list[float]:
+    """The number that a text is; empty if it is none."""
+    try:
+        return [float(text)]
+    except ValueError:
+        return []
+
+
+def _statistics(values: list[float]) -> tuple[float | None, float | None, float | None, int]:
+    """Average, least, most and count."""
+    if not values:
+        return None, None, None, 0
+    return sum(values) / len(values), min(values), max(values), len(values)
 
 
 # Multiply-adds as the original counts them: every dot of every computation once. Calls, loops and
