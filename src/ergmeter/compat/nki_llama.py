@@ -34,7 +34,7 @@ from ergmeter.neuron.analysis import (
     model_version,
 )
 from ergmeter.neuron.compile_cache import Choice, graph_file
-from ergmeter.neuron.document import FORMAT, input_documents, original_document, versions
+from ergmeter.neuron.document import FORMAT, input_documents, obtained, original_document, versions
 from ergmeter.neuron.kernels import GraphResult, NkiSummary
 from ergmeter.neuron.mfu import (
     PEAK_TFLOP_PER_S_PER_NODE,
@@ -62,31 +62,32 @@ if TYPE_CHECKING:
 
     from ergmeter.neuron.analysis import AnalysisRequest, Watch
 
-QUIRKS = (
-    "tflops_per_second is TFLOP of one sequence, not per second",
-    "FLOPs count the embedding lookup as a matrix product, the softmax as 6 operations a pair and"
-    " every pair of tokens, causal or not",
-    "query and output projections are hidden x hidden, whatever head_dim says; LoRA is counted as"
-    " full training",
-    "the peak is that of whole instances, 3040 TFLOP/s (trn1) or 10672 (trn2) a node, whatever"
-    " trainer.devices says; nodes are those of --num-nodes, else 1",
-    "without a throughput 100 sequences/s are taken",
-    "the log's throughput is the mean of all printed values that differ from the one before,"
-    " warm-up included; exponents are cut off (2.73e-5 reads as 2.73)",
-    "MACs are summed over every computation of every graph once: no loop counts, no convolutions,"
-    " both branches of a condition, unreadable and absent kernel MACs as 0",
-    "average, minimum and maximum NKI ratio leave out the graphs at 0",
-    "what config.json leaves out is taken from transformers' LlamaConfig: hidden_size 4096, 32"
-    " heads and layers, intermediate_size 11008, vocab_size 32000",
+ORIGINAL = OriginalVersion(
+    VERSION,
+    quirks_kept=(
+        "tflops_per_second is TFLOP of one sequence, not per second",
+        "FLOPs count the embedding lookup as a matrix product, the softmax as 6 operations a pair"
+        " and every pair of tokens, causal or not",
+        "query and output projections are hidden x hidden, whatever head_dim says; LoRA is counted"
+        " as full training",
+        "the peak is that of whole instances, 3040 TFLOP/s (trn1) or 10672 (trn2) a node, whatever"
+        " trainer.devices says; nodes are those of --num-nodes, else 1",
+        "without a throughput 100 sequences/s are taken",
+        "the log's throughput is the mean of all printed values that differ from the one before,"
+        " warm-up included; exponents are cut off (2.73e-5 reads as 2.73)",
+        "MACs are summed over every computation of every graph once: no loop counts, no"
+        " convolutions, both branches of a condition, unreadable and absent kernel MACs as 0",
+        "average, minimum and maximum NKI ratio leave out the graphs at 0",
+        "what config.json leaves out is taken from transformers' LlamaConfig: hidden_size 4096, 32"
+        " heads and layers, intermediate_size 11008, vocab_size 32000",
+    ),
+    not_kept=(
+        "--per-file-scores gives scores without --calculate-score as well, as the guide has it;"
+        " there the original gives none",
+        "a log that is not there is an error instead of a warning",
+        "unreadable kernel configurations are counted instead of announced one by one",
+    ),
 )
-NOT_KEPT = (
-    "--per-file-scores gives scores without --calculate-score as well, as the guide has it; there"
-    " the original gives none",
-    "a log that is not there is an error instead of a warning",
-    "unreadable kernel configurations are counted instead of announced one by one",
-)
-
-ORIGINAL = OriginalVersion(VERSION, QUIRKS, NOT_KEPT)
 DEFAULT_SEQ_PER_S = 100.0
 # Its own also name model.hlo_module.pb and graph.hlo, which these match first.
 PATTERNS = ("*.hlo_module.pb", "*.hlo")
@@ -228,20 +229,15 @@ def _throughput(request: AnalysisRequest, log: LogSummary | None) -> tuple[float
     return (mean, _MEAN) if mean else (DEFAULT_SEQ_PER_S, _ASSUMED)
 
 
-def _obtained(analysis: Analysis) -> dict[str, dict[str, Any]]:
+def _obtained(analysis: Analysis) -> dict[str, Any]:
     """How its metrics were obtained: without intervals, by the formulas listed as quirks."""
-
-    def origin(key: str, **more: str) -> dict[str, Any]:
-        reading = analysis.readings[key]
-        assert isinstance(reading, Reading)
-        return {"basis": reading.basis, "low": None, "high": None, "note": reading.note, **more}
-
+    origins = obtained(analysis)
     return {
-        "throughput_seq_per_sec": origin(THROUGHPUT, formula=analysis.pace.formula),
-        "mfu_percent": origin(MFU),
-        "training_score": origin(MFU),  # also where no score was asked for
-        "tflops_per_second": origin(TFLOP),
-        "overall_nki_ratio": origin(NKI),
+        "throughput_seq_per_sec": origins["throughput_seq_per_sec"],
+        "mfu_percent": origins["mfu_percent"],
+        "training_score": origins["mfu_percent"],  # also where no score was asked for
+        "tflops_per_second": origins["tflop_per_sequence"],
+        "overall_nki_ratio": origins["overall_nki_ratio"],
     }
 
 
@@ -286,23 +282,17 @@ def _graphs(paths: Sequence[str], watch: Watch) -> tuple[tuple[GraphResult, ...]
     graphs = []
     unreadable = 0
     for done, path in enumerate(paths, start=1):
-        graph, not_read = _graph(path)
-        unreadable += not_read
+        name, file = Path(path).name, graph_file(path)
+        try:
+            macs, nki_macs, not_read = original_count(path)
+            graph = GraphResult(path, name, file.module, file.compiler, macs, nki_macs)
+            unreadable += not_read
+        except (ValueError, OSError) as error:
+            graph = GraphResult(path, name, None, None, 0, 0, str(error))
         graphs.append(graph)
         watch(AnalysisProgress("counting graphs", done, len(paths)))
         watch(GraphCounted(path))
     return tuple(graphs), unreadable
-
-
-def _graph(path: str) -> tuple[GraphResult, int]:
-    name, file = Path(path).name, graph_file(path)
-    try:
-        count = original_count(path)
-    except (ValueError, OSError) as error:
-        return GraphResult(path, name, None, None, 0, 0, str(error)), 0
-    return GraphResult(
-        path, name, file.module, file.compiler, count.macs, count.nki_macs
-    ), count.unreadable
 
 
 # A log as the original's second version reads it: progress-bar lines of one trainer. Its faults are

@@ -62,12 +62,7 @@ class _Cost(NamedTuple):
         """The sum with that of a callee, which runs so often."""
         if below is _NO_COST:  # as of most
             return self
-        return _Cost(
-            _bounded(self.macs + times * below.macs),
-            _bounded(self.opaque + times * below.opaque),
-            _bounded(self.kernel_calls + times * below.kernel_calls),
-            _bounded(self.uncounted_flops + times * below.uncounted_flops),
-        )
+        return _Cost(*(_bounded(a + times * b) for a, b in zip(self, below, strict=True)))
 
 
 _NO_COST = _Cost(0, 0, 0, 0)

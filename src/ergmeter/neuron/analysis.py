@@ -137,14 +137,12 @@ def check_request(request: AnalysisRequest, *, is_original: bool = False) -> Non
         "--loss-improvement": base.loss_improvement,
         "--convergence-rate": base.convergence_rate,
     }
-    for option, value in sizes.items():
+    baselines = {"--base-mfu": base.mfu_percent, "--base-throughput": base.throughput_seq_per_s}
+    for option, value in (sizes | baselines).items():
         if value is None or (is_original and value == 0):
             continue
-        if not 0 < value < float("inf"):
-            raise UsageError(f"{option} must be a number above 0; got {value:g}")
-    baselines = {"--base-mfu": base.mfu_percent, "--base-throughput": base.throughput_seq_per_s}
-    for option, value in baselines.items():
-        if not math.isfinite(value) or (value <= 0 and not is_original):
+        may_be_negative = is_original and option in baselines
+        if not math.isfinite(value) or (value < 0 and not may_be_negative) or value == 0:
             raise UsageError(f"{option} must be a number above 0; got {value:g}")
 
 

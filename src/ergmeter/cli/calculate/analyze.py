@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ergmeter.neuron.analysis import Analysis, AnalysisProgress, AnalysisRequest, Event
+    from ergmeter.views.document import Document
 
 FORMATS = ("text", "json", "md")
 
@@ -178,10 +179,13 @@ def command(
     else:
         click.echo(f"\nMetrics saved to: {path}")
     if page is not None:
-        from ergmeter.views.render.html import html
+        _write_page(page, document(analysis, most_graphs=_GRAPHS_ON_A_PAGE), form=form)
 
-        written = html(document(analysis, most_graphs=_GRAPHS_ON_A_PAGE))
-        write_page(page, written, is_told_apart=form != "text")
+
+def _write_page(page: Path, document: Document, *, form: str) -> None:
+    from ergmeter.views.render.html import html
+
+    write_page(page, html(document), is_told_apart=form != "text")
 
 
 def main() -> None:
@@ -284,6 +288,9 @@ def _progress() -> Iterator[Callable[[AnalysisProgress], None]]:
         yield show
 
 
+_OF_COMPARE = ("earlier", "compare", "as_json", "as_markdown", "form", "page")
+
+
 def _check_alone() -> None:
     """Refuse options that --compare would leave without effect."""
     from click.core import ParameterSource
@@ -292,14 +299,7 @@ def _check_alone() -> None:
     for option in context.command.params:
         name = option.name or ""
         is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if is_given and name not in (
-            "earlier",
-            "compare",
-            "as_json",
-            "as_markdown",
-            "form",
-            "page",
-        ):
+        if is_given and name not in _OF_COMPARE:
             message = "--compare goes with files, --json, --md, --format and --html"
             raise UsageError(f"{message}; leave out {option.opts[0]}")
 
@@ -320,6 +320,4 @@ def _compare(paths: tuple[str, ...], *, form: str, page: Path | None) -> None:
     document = replace(document, data=document.data | keys | {"groups": groups})
     Forms.of(form).show(document)
     if page is not None:
-        from ergmeter.views.render.html import html
-
-        write_page(page, html(document), is_told_apart=form != "text")
+        _write_page(page, document, form=form)
