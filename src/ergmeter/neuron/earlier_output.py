@@ -223,12 +223,11 @@ def comparison_keys(comparison: Comparison, outputs: Sequence[EarlierOutput]) ->
     `changed` and `not_comparable` are in relation to the group before.
     """
     by_path = {output.path: output for output in outputs}
-    groups: list[dict[str, Any]] = []
+    groups = []
     before = comparison.groups[0]
     for group in comparison.groups:
-        members = [by_path[entry.source] for entry in group.entries]
-        inputs = members[0].inputs
-        old = groups[-1]["inputs"] if groups else inputs
+        old, inputs = (by_path[side.entries[0].source].inputs for side in (before, group))
+        is_first = group is before
         groups.append(
             {
                 "inputs": inputs,
@@ -240,7 +239,7 @@ def comparison_keys(comparison: Comparison, outputs: Sequence[EarlierOutput]) ->
                 "not_comparable": [
                     JSON_NAMES[m.key].name
                     for m in comparison.measures
-                    if group is not before and why_other_terms(before, group, m)
+                    if not is_first and why_other_terms(before, group, m)
                 ],
                 "metrics": {
                     JSON_NAMES[m.key].name: _spread(values)
@@ -248,24 +247,21 @@ def comparison_keys(comparison: Comparison, outputs: Sequence[EarlierOutput]) ->
                     if (values := _values(group.entries, m.key))
                     and not why_other_terms(group, group, m)
                 },
-                "outputs": [
-                    {
-                        "path": output.path,
-                        "original": output.is_original,
-                        **{name: _json_value(entry, key) for name, key in _KEYS.items()},
-                        "impossible": {
-                            name: why
-                            for name, key in _KEYS.items()
-                            if (why := output.impossible.get(key))
-                        },
-                    }
-                    for output, entry in zip(members, group.entries, strict=True)
-                ],
+                "outputs": [_output_keys(by_path[entry.source], entry) for entry in group.entries],
             }
         )
         before = group
-    convention, _ = _common_convention(outputs)
-    return {"convention": convention, "groups": groups}
+    return {"convention": _common_convention(outputs)[0], "groups": groups}
+
+
+def _output_keys(output: EarlierOutput, entry: Entry) -> dict[str, Any]:
+    reasons = {name: output.impossible.get(key) for name, key in _KEYS.items()}
+    return {
+        "path": output.path,
+        "original": output.is_original,
+        **{name: _json_value(entry, key) for name, key in _KEYS.items()},
+        "impossible": {name: why for name, why in reasons.items() if why},
+    }
 
 
 def _json_value(entry: Entry, key: str) -> float | None:
