@@ -17,7 +17,7 @@ import pytest
 
 from ergmeter.neuron.score import Baseline, Score
 from ergmeter.records import Reading
-from ergmeter.views.analyze.console import score_section
+from ergmeter.views.calculate.analyze_console import score_section
 from tests.e2e.conftest import ERG, PYTHON, Lab
 from tests.unit.neuron.graphs import Computation, config, module, one_dot, write
 from tests.unit.neuron.test_agreement import megatron
@@ -400,7 +400,7 @@ def test_outputs_of_both_kinds_are_compared(example: Lab) -> None:
     assert means == pytest.approx([15.477] * len(means), abs=5e-4)
     assert [len(group["outputs"]) for group in found["groups"]] == [2, 1]
     shown = example.run(ERG, "analyze", "--compare", "a.json", "b.json", "c.json").stdout.decode()
-    assert "mean of 2" in shown
+    assert "the original against erg analyze (1 and 2 runs)" in shown
     assert example.run(ERG, "analyze", "--compare", "a.json").returncode == 2
 
 

@@ -18,6 +18,7 @@ from ergmeter.compare.grouping import (
     fairness,
     group_entries,
     mixed_facts,
+    why_other_terms,
 )
 from ergmeter.compare.pairing import (
     CompareOptions,
@@ -27,7 +28,6 @@ from ergmeter.compare.pairing import (
     pair_contrast,
     pair_sides,
     pooled_verdict,
-    why_other_start,
 )
 from ergmeter.compare.time_to_loss import ENERGY, SMOOTHING, TIME, to_target
 from ergmeter.compare.verdicts import (
@@ -137,6 +137,8 @@ class Comparison:
         """The mean of a group's runs in one metric. NotMeasurable if there is none."""
         if measured.key in (TIME, ENERGY):
             _need_all(measured, group)
+        if mixed := why_other_terms(group, group, measured):
+            raise NotMeasurable(mixed)
         wrong = impossible_entry(group, measured.key)
         own = [entry.value(measured.key) for entry in group.entries]
         values = [value for value in own if value is not None]
@@ -391,7 +393,7 @@ def _verdict(
 ) -> Verdict:
     if measured.is_quality and fair.of_losses and not options.anyway:
         return absent_verdict(measured, f"not comparable: {'; '.join(fair.of_losses)}")
-    why = why_other_start(baseline, other, measured)
+    why = why_other_terms(baseline, other, measured)
     if why and not options.anyway:
         return absent_verdict(measured, why)
     try:

@@ -95,6 +95,7 @@ class Measure:
     label: str  # its name in rules and tables of cells
     keys: tuple[str, ...]  # the metrics to compare by, the best first
     quantity: str  # equal for metrics that are transforms of one another
+    same_facts: tuple[str, ...] = ()  # facts that must be equal on both sides
 
     @property
     def every_key(self) -> tuple[str, ...]:
@@ -142,6 +143,7 @@ def _measure(metric: Metric) -> Measure:
         label=metric.rule or metric.key,
         keys=metric.alternatives or (metric.key,),
         quantity=metric.tested_quantity,
+        same_facts=metric.same_facts,
     )
 
 

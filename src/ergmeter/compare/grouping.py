@@ -14,14 +14,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from ergmeter.compare.entry import BATCH, SOURCE, Group, column_of
+from ergmeter.compare.entry import BATCH, NOT_COMPARABLE, SOURCE, Group, column_of
+from ergmeter.compare.verdicts import OF_WHOLE_RUN
 from ergmeter.errors import UsageError
 from ergmeter.units import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ergmeter.compare.entry import Entry
+    from ergmeter.compare.entry import Entry, Measure
 
 _WORK = {
     "model": "model",
@@ -65,9 +66,16 @@ _AROUND = {
     "power_limit_W": "power limit",
     **{n: n for n in ("driver", "torch", "transformers", "peft", "trl", "bitsandbytes", "unsloth")},
     "git_commit": "commit",
+    "num_nodes": "nodes",
+    "neuronxcc": "Neuron compiler",
+}
+# Facts that single metrics declare: where they differ, those metrics alone are not comparable.
+_OF_SINGLE_METRICS = {
+    "counted_by": "what counts the graphs",
     "score_offset": "offset of the score",
     "base_mfu": "baseline MFU of the score",
     "base_throughput": "baseline throughput of the score",
+    "score_convention": "convention of the score's MFU",
 }
 WHOLE_RUN_FROM = "whole_run_from"  # where a whole run begins: at the command, or at the Meter
 # Facts that every training has: listed as unknown if neither side has them. Others may be absent
@@ -197,11 +205,24 @@ def fairness(baseline: Group, other: Group, by: Sequence[str]) -> Fairness:
 def differing_facts(groups: Sequence[Group]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """All facts in which groups differ: the title, and the values of each group."""
     rows = []
-    for column, title in (_WORK | _WAYS | _AROUND).items():
+    for column, title in (_WORK | _WAYS | _AROUND | _OF_SINGLE_METRICS).items():
         values = [sorted(group.values(column)) for group in groups]
         if any(own != values[0] for own in values):
             rows.append((title, tuple(_listed(own) if own else "not said" for own in values)))
     return tuple(rows)
+
+
+def why_other_terms(baseline: Group, other: Group, measured: Measure) -> str:
+    """Why a metric's values are not comparable by the facts that it declares; else empty."""
+    for name in measured.same_facts:
+        sides = baseline.values(name), other.values(name)
+        if len(set.union(*sides)) > 1:
+            title = _OF_SINGLE_METRICS.get(name, name)
+            return f"{NOT_COMPARABLE}{title} differs ({_both(*sides)})"
+    starts = baseline.values(WHOLE_RUN_FROM) | other.values(WHOLE_RUN_FROM)
+    if OF_WHOLE_RUN in measured.key and len(starts) > 1:
+        return f"{NOT_COMPARABLE}one whole run is since the command, one the Meter"
+    return ""
 
 
 def _is_wanting(column: str, baseline: Group, other: Group) -> bool:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ergmeter.compare.entry import NOT_COMPARABLE, Entry, Group, Measure, fact, over_one_window
-from ergmeter.compare.grouping import WHOLE_RUN_FROM, fairness
-from ergmeter.compare.verdicts import OF_WHOLE_RUN, Verdict
+from ergmeter.compare.grouping import fairness, why_other_terms
+from ergmeter.compare.verdicts import Verdict
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.metrics.evidence.window import TRAINING
 from ergmeter.stats.ratio import Contrast, Scale, SingleRuns, contrast
@@ -412,15 +412,7 @@ def why_incomparable(pair: ConfigurationPair, measured: Measure) -> str:
     assumed = [entry for entry in (*pair.new.ok, *pair.ref.ok) if measured.key in entry.assumed]
     if assumed:
         return f"{assumed[0].source}: {measured.noun} rests on an assumption"
-    return why_other_start(pair.ref, pair.new, measured)
-
-
-def why_other_start(baseline: Group, other: Group, measured: Measure) -> str:
-    """Why metrics over the whole run are not comparable; empty if they are."""
-    starts = [group.values(WHOLE_RUN_FROM) for group in (baseline, other)]
-    if OF_WHOLE_RUN in measured.key and len(set.union(*starts)) > 1:
-        return f"{NOT_COMPARABLE}one whole run is since the command, one the Meter"
-    return ""
+    return why_other_terms(pair.ref, pair.new, measured)
 
 
 # Names of configurations, by the settings in which they differ.

@@ -10,12 +10,10 @@ entry. So call graphs that are exponential to walk take linear time.
 
 from __future__ import annotations
 
-import gc
 import io
 import mmap
 import zlib
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
@@ -62,12 +60,7 @@ class _Cost(NamedTuple):
         """The sum with that of a callee, which runs so often."""
         if below is _NO_COST:  # as of most
             return self
-        return _Cost(
-            _bounded(self.macs + times * below.macs),
-            _bounded(self.opaque + times * below.opaque),
-            _bounded(self.kernel_calls + times * below.kernel_calls),
-            _bounded(self.uncounted_flops + times * below.uncounted_flops),
-        )
+        return _Cost(*(_bounded(a + times * b) for a, b in zip(self, below, strict=True)))
 
 
 _NO_COST = _Cost(0, 0, 0, 0)
@@ -460,27 +453,14 @@ def count_bytes(data: bytes, name: str = "", *, reader: str | None = None) -> Mo
         return _counted(unpacked, name, reader)
 
 
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Pauses the garbage collector, which would visit the index's many objects repeatedly."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 def _counted(data: Buffer, name: str, reader: str | None) -> ModuleCount:
     if not data:
         raise FormatError(f"{name}: empty (byte 0)")
     try:
-        with _collector_paused():
-            try:
-                return count(read(data, reader=reader))
-            except Unparsed:
-                return count(read(data, reader="python"))
+        try:
+            return count(read(data, reader=reader))
+        except Unparsed:
+            return count(read(data, reader="python"))
     except Malformed as error:
         text = _foreign_format(data) or f"damaged or not an HLO module: {error.what}"
         raise FormatError(f"{name}: {text} (byte {error.offset})") from None

@@ -29,8 +29,7 @@ KINDS = {
         b"reduce-scatter".split(),
         APPLYING,
     ),
-    # Those that call nothing; the last two name what their async-start has begun. It would be
-    # enough to see that they name no computation, but looking takes a third of the time.
+    # Those that call nothing; the last two name what their async-start has begun.
     **dict.fromkeys(
         b"parameter add multiply subtract divide negate broadcast reshape transpose convert select "
         b"compare exponential log rsqrt sqrt power tanh maximum minimum and or not slice "
@@ -39,4 +38,3 @@ KINDS = {
         QUIET,
     ),
 }
-QUIET_OPCODES = frozenset(opcode for opcode, kind in KINDS.items() if kind == QUIET)

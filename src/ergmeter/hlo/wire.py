@@ -1,7 +1,7 @@
 """Reads protobuf messages without a schema, skipping the fields that are not needed.
 
 A literal of hundreds of megabytes is skipped by its length prefix, so its pages are never read.
-Damage is whatever protobuf's own parser refuses.
+Damage is whatever protobuf's own parser refuses, and groups, which HLO does not have.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ Buffer: TypeAlias = bytes | mmap.mmap
 Span: TypeAlias = tuple[int, int]
 Fields: TypeAlias = dict[int, list[int | Span]]
 
-_VARINT, _FIXED64, _BYTES, _GROUP, _END_GROUP, _FIXED32 = range(6)
-_MAX_GROUPS = 100  # protobuf's limit on nesting
-_TAG_BITS, SIZE_BITS = 32, 31
+_VARINT, _BYTES = 0, 2  # wire types; groups are none of proto3, in which HLO is written
+_FIXED_BYTES = {1: 8, 5: 4}
+_TAG_BITS, _SIZE_BITS = 32, 31
 
 
 class Malformed(Exception):  # noqa: N818  becomes a FormatError where the file's name is known
@@ -85,12 +85,14 @@ def field(data: Buffer, at: int) -> tuple[int, int | Span | None, int]:
         size = data[at]
         at += 1
         if size > 0x7F:
-            size, at = short(data, at - 1, bits=SIZE_BITS)
+            size, at = short(data, at - 1, bits=_SIZE_BITS)
         return tag >> 3, (at, at + size), at + size
     if wire == _VARINT:
         value, at = varint(data, at)
         return tag >> 3, value, at
-    return tag >> 3, None, _skipped(data, at, tag)
+    if wire not in _FIXED_BYTES:
+        raise Malformed("no field of a message", at)
+    return tag >> 3, None, at + _FIXED_BYTES[wire]
 
 
 def message(data: Buffer, start: int, end: int) -> Fields:
@@ -110,7 +112,7 @@ def message(data: Buffer, start: int, end: int) -> Fields:
                 size = data[at + 1]
                 at += 2
                 if size > 0x7F:
-                    size, at = short(data, at - 1, bits=SIZE_BITS)
+                    size, at = short(data, at - 1, bits=_SIZE_BITS)
                 number, value, at = tag >> 3, (at, at + size), at + size
             else:
                 number, value, at = field(data, at)
@@ -125,37 +127,6 @@ def message(data: Buffer, start: int, end: int) -> Fields:
     if at != end:
         raise Malformed("a field longer than what holds it", last)
     return fields
-
-
-def _skipped(data: Buffer, at: int, tag: int) -> int:
-    """Where a field of a kind that HLO does not use ends; groups hold fields of every kind."""
-    open_groups: list[int] = []
-    start = at
-    while True:
-        wire, number = tag & 7, tag >> 3
-        if number == 0 or wire > _FIXED32:
-            raise Malformed("no field of a message", start)
-        if wire == _GROUP:
-            open_groups.append(number)
-        elif wire == _END_GROUP:
-            if not open_groups or open_groups.pop() != number:
-                raise Malformed("the end of a group that was not begun", start)
-        else:
-            at = _past(data, at, wire)
-        if len(open_groups) > _MAX_GROUPS:
-            raise Malformed("groups nested too deeply", start)
-        if not open_groups:
-            return at
-        tag, at = short(data, at, bits=_TAG_BITS)
-
-
-def _past(data: Buffer, at: int, wire: int) -> int:
-    if wire == _VARINT:
-        return varint(data, at)[1]
-    if wire == _BYTES:
-        size, at = short(data, at, bits=SIZE_BITS)
-        return at + size
-    return at + (8 if wire == _FIXED64 else 4)
 
 
 def spans(fields: Fields, number: int) -> list[Span]:

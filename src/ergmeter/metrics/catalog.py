@@ -98,6 +98,7 @@ class Metric:
     `quantity`: metrics that differ by a constant factor for equal work share it, so that a family
     of tests counts them once. Empty: its own key.
     `alternatives`: keys in order of preference; a comparison takes the first that both sides have.
+    `same_facts`: facts of runs that must be equal for two values of it to be comparable.
     `views`: where it appears, by the name of the view, and in which order (`positions`).
     """
 
@@ -117,6 +118,7 @@ class Metric:
     scale: Literal["ratio", "difference"] = "ratio"  # how two values are compared
     quantity: str = ""
     alternatives: tuple[str, ...] = ()
+    same_facts: tuple[str, ...] = ()
     scope: Scope = "run"
     column: str = ""  # in a bench's table of results
     rule: str = ""  # its name in the rules of a gate

@@ -20,8 +20,8 @@ from ergmeter.units import number_of, significant
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ergmeter.neuron.throughput import Throughput
     from ergmeter.neuron.training_job import NeuronJob
+    from ergmeter.neuron.training_log import Throughput
 
 # The guide calls 30 to 70 % typical for language models.
 _LOW_FRAC = 0.3

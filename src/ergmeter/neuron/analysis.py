@@ -24,8 +24,6 @@ from ergmeter.neuron.compile_cache import (
     runs_of,
 )
 from ergmeter.neuron.kernels import GraphResult, NkiSummary, graph_result, summarize
-from ergmeter.neuron.log_agreement import about_log, is_printed, reconcile
-from ergmeter.neuron.metrics import NKI, SCORE, THROUGHPUT
 from ergmeter.neuron.mfu import (
     TERA,
     Figures,
@@ -35,9 +33,17 @@ from ergmeter.neuron.mfu import (
     machine,
     original_estimate,
 )
-from ergmeter.neuron.score import Baseline, Score
-from ergmeter.neuron.throughput import LogSummary, Throughput, summarize_log, throughput
+from ergmeter.neuron.score import NKI, SCORE, THROUGHPUT, Baseline, Score
 from ergmeter.neuron.training_job import NeuronJob, read_job, read_training_file
+from ergmeter.neuron.training_log import (
+    LogSummary,
+    Throughput,
+    about_log,
+    is_printed,
+    reconcile,
+    summarize_log,
+    throughput,
+)
 from ergmeter.records import Missing, Reading, Result, weakest
 from ergmeter.units import NO_UNIT
 
@@ -131,14 +137,12 @@ def check_request(request: AnalysisRequest, *, is_original: bool = False) -> Non
         "--loss-improvement": base.loss_improvement,
         "--convergence-rate": base.convergence_rate,
     }
-    for option, value in sizes.items():
+    baselines = {"--base-mfu": base.mfu_percent, "--base-throughput": base.throughput_seq_per_s}
+    for option, value in (sizes | baselines).items():
         if value is None or (is_original and value == 0):
             continue
-        if not 0 < value < float("inf"):
-            raise UsageError(f"{option} must be a number above 0; got {value:g}")
-    baselines = {"--base-mfu": base.mfu_percent, "--base-throughput": base.throughput_seq_per_s}
-    for option, value in baselines.items():
-        if not math.isfinite(value) or (value <= 0 and not is_original):
+        may_be_negative = is_original and option in baselines
+        if not math.isfinite(value) or (value < 0 and not may_be_negative) or value == 0:
             raise UsageError(f"{option} must be a number above 0; got {value:g}")
 
 

@@ -8,18 +8,17 @@ lists the choices.
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
-import zlib
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.hlo.files import DOUBLES, STUBS, WRAPPED, is_module_name, without_doubles
+from ergmeter.ports import LineHints
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -80,11 +79,8 @@ def runs_of(module: str | None, runs: dict[str, int]) -> int:
     return runs.get(name_in(runs, module) or "", 0)
 
 
-_MODULE = re.compile(rb"MODULE_[0-9A-Za-z]+(?:\+[0-9A-Za-z]+)?")
-_MOST_OF_A_NAME = 256
+_MODULE = re.compile(r"MODULE_[0-9A-Za-z]+(?:\+[0-9A-Za-z]+)?")
 _MOST_NAMES = 4
-_CHUNK_BYTES = 1 << 20
-_GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,26 +224,9 @@ def parse_time(text: str, *, option: str) -> datetime:
 
 
 def modules_named_in(path: str) -> frozenset[str]:
-    """Every MODULE_... that a log names; the file is read in pieces, whatever its size."""
-    names: set[bytes] = set()
-    try:
-        with _opened(Path(path)) as stream:
-            tail = b""
-            while piece := stream.read(_CHUNK_BYTES):
-                text = tail + piece
-                # A name that touches the end may go on in the next piece.
-                names.update(
-                    match[0] for match in _MODULE.finditer(text) if match.end() < len(text)
-                )
-                tail = text[-_MOST_OF_A_NAME:]
-            names.update(match[0] for match in _MODULE.finditer(tail))
-    except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{path} can't be read: {error}") from error
-    return frozenset(name.decode() for name in names)
+    """Every MODULE_... that a log names, packed with gzip or not."""
+    from ergmeter.importers.logfile import LogFile  # noqa: PLC0415  for those with a log
 
-
-def _opened(path: Path) -> BinaryIO:
-    """Opens a file, decompressing gzip."""
-    with path.open("rb") as stream:
-        is_packed = stream.read(2) == _GZIP
-    return cast("BinaryIO", gzip.open(path)) if is_packed else path.open("rb")
+    log = LogFile(path)
+    log.words = LineHints((b"MODULE_",))
+    return frozenset(name for line in log.lines() for name in _MODULE.findall(line.text))

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.flops.conventions import CONVENTIONS
 from ergmeter.metrics.definitions.compute import HFU, MFU
 from ergmeter.neuron.kernels import LOWER_BOUND, UNCERTAIN
-from ergmeter.neuron.metrics import JSON_NAMES, NKI, SCORE, TFLOP, TFLOP_PER_S, THROUGHPUT
 from ergmeter.neuron.mfu import BACKENDS, TERA, VERSION, impossible_mfu
-from ergmeter.neuron.score import REMARK
-from ergmeter.records import Missing, Reading
+from ergmeter.neuron.score import JSON_NAMES, NKI, REMARK, SCORE, THROUGHPUT
+from ergmeter.records import Reading
 from ergmeter.version import __version__
 
 if TYPE_CHECKING:
@@ -83,9 +82,16 @@ def missing(analysis: Analysis) -> dict[str, str]:
     return {key: why for key, why in reasons.items() if why}
 
 
+def reading_values(analysis: Analysis) -> dict[str, float | None]:
+    """Every metric by its name in the JSON and in its unit there; None where it is missing."""
+    values = {name: analysis.value(key) for key, name in JSON_NAMES.items()}
+    return {n.name: None if value is None else value * n.scale for n, value in values.items()}
+
+
 def original_keys(analysis: Analysis) -> Json:
     """The original's keys that need no graphs."""
-    rate, request = analysis.value(THROUGHPUT), analysis.request
+    values, request = reading_values(analysis), analysis.request
+    rate = values["throughput_seq_per_sec"]
     return {
         "model_config": request.model_config,
         "batch_size": analysis.batch_size,
@@ -93,16 +99,12 @@ def original_keys(analysis: Analysis) -> Json:
         "num_nodes": analysis.nodes,
         "hardware_backend": request.hw_backend,
         "throughput_seq_per_sec": rate,
-        "mfu_percent": _percent(analysis.value(MFU)),
-        "tflops_per_second": analysis.value(TFLOP_PER_S),
+        "mfu_percent": values["mfu_percent"],
+        "tflops_per_second": values["tflops_per_second"],
         "throughput_tflops_per_node": analysis.tflop_per_s_per_node,
         "seq_per_second_per_node": None if rate is None else rate / analysis.nodes,
         "time_per_batch_seconds": None if rate is None else analysis.batch_size / rate,
     }
-
-
-def _percent(frac: float | None) -> float | None:
-    return None if frac is None else 100 * frac
 
 
 def summary_keys(analysis: Analysis, nki: NkiSummary) -> Json:
@@ -229,19 +231,17 @@ def _doubt(mark: str) -> dict[str, bool]:
     return {"is_lower_bound": mark == LOWER_BOUND, "is_uncertain": mark == UNCERTAIN}
 
 
-def _obtained(analysis: Analysis) -> Json:
+def obtained(analysis: Analysis) -> Json:
     """How each metric was obtained, by its key; missing metrics have no entry."""
     origins: Json = {}
     for key, reading in analysis.readings.items():
-        if isinstance(reading, Missing):
-            continue
-        name = JSON_NAMES[key]
-        low, high = (None if e is None else e * name.scale for e in (reading.low, reading.high))
-        origins[name.name] = {
-            "basis": reading.basis, "low": low, "high": high, "note": reading.note
-        }  # fmt: skip
-        if key == THROUGHPUT:
-            origins[name.name]["formula"] = analysis.pace.formula
+        if isinstance(reading, Reading):
+            name, scale = JSON_NAMES[key].name, JSON_NAMES[key].scale
+            ends = {"low": reading.low, "high": reading.high}
+            scaled = {end: None if value is None else value * scale for end, value in ends.items()}
+            origins[name] = {"basis": reading.basis, **scaled, "note": reading.note}
+            if key == THROUGHPUT:
+                origins[name]["formula"] = analysis.pace.formula
     return origins
 
 
@@ -260,7 +260,7 @@ def _beyond(analysis: Analysis, details: JobDetails) -> Json:
     """The keys that the original's document does not have."""
     figures, job, machine, theirs = details.figures, details.job, details.machine, analysis.estimate
     flops, mfu, by_name = figures.flops, analysis.readings[MFU], figures.mfu_by_convention
-    hardware = flops.hardware_per_step
+    hardware, values = flops.hardware_per_step, reading_values(analysis)
     marked = impossible(analysis)
     if theirs is not None and theirs.mfu_percent and (why := impossible_mfu(theirs.mfu_percent)):
         marked[_ORIGINAL_MFU] = why
@@ -271,16 +271,19 @@ def _beyond(analysis: Analysis, details: JobDetails) -> Json:
         "sequence_length_from": job.seq_len_from,
         "convention": flops.convention,
         "convention_formula": CONVENTIONS[flops.convention].formula,
-        "tflop_per_sequence": analysis.value(TFLOP),
+        "tflop_per_sequence": values["tflop_per_sequence"],
         "hardware_tflop_per_sequence": None if hardware is None else hardware / TERA,
-        "hfu_percent": _percent(analysis.value(HFU)),
+        "hfu_percent": values["hfu_percent"],
         "mfu_basis": mfu.basis if isinstance(mfu, Reading) else None,
         "mfu_note": mfu.note if isinstance(mfu, Reading) else None,
         "throughput_basis": analysis.pace.source,
-        "obtained": _obtained(analysis),
+        "obtained": obtained(analysis),
         "inputs": input_documents(analysis),
         "conventions": {
-            name: {"tflop_per_sequence": each / TERA, "mfu_percent": _percent(by_name.get(name))}
+            name: {
+                "tflop_per_sequence": each / TERA,
+                "mfu_percent": 100 * by_name[name] if name in by_name else None,
+            }
             for name, each in figures.by_convention.items()
         },
         "original_count": None if theirs is None else {"version": VERSION} | asdict(theirs),

@@ -1,33 +1,43 @@
-"""Reads earlier outputs of `erg analyze` or of the original, as entries of a comparison.
+"""Reads earlier outputs of `erg analyze` or of the original, and compares them as entries.
 
 The original has its own FLOPs, peak and nodes, under the same keys as ours. So its MFU is listed
-under "the original's", which our documents also have, in `original_count`.
+under "the original's", which our documents also have, in `original_count`. Outputs are compared
+under a convention that all of them have. Outputs with the same inputs are repeats.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+import statistics
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ergmeter.compare.comparison import Comparison, compare
 from ergmeter.compare.entry import Entry, SourceEntries, Wanted, facts_of
+from ergmeter.compare.grouping import why_other_terms
+from ergmeter.compare.pairing import CompareOptions
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.definitions.compute import MFU
-from ergmeter.neuron.metrics import COMPARED, JSON_NAMES, NKI, SCORE, UNITS
 from ergmeter.neuron.mfu import PEAK_TFLOP_PER_S_PER_NODE, impossible_mfu, impossible_score
-from ergmeter.records import Missing, Reading, Result
+from ergmeter.neuron.score import COMPARED, JSON_NAMES, NKI, SCORE, UNITS
+from ergmeter.records import Missing, Reading, Result, mapped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 THEIRS = "the original's"  # its count, in place of a convention
 _KEYS = {JSON_NAMES[key].name: key for key in COMPARED}
-METRICS = tuple(_KEYS)
 _BEGINNING_BYTES = 1 << 14
 _INPUTS = ("batch_size", "sequence_length", "num_nodes", "hardware_backend")
+# Facts that tell groups apart; inputs that follow from others are not among them.
+_GROUPED_BY = (
+    *("counted_by", "model", "tuning", "lora_r", "lora_targets", "batch_size", "seq_len"),
+    *("device", "num_nodes", "devices_per_node", "peak_tflops_per_second", "neuronxcc"),
+)
+_NOT_STATED = "not stated"
 _FACTORS = ("mfu_improvement", "throughput_improvement", "loss_improvement", "convergence_rate")
 
 
@@ -90,17 +100,6 @@ class EarlierOutput:
         return sorted(str(name) for name in named if name)
 
     @property
-    def has_score(self) -> bool:
-        """True if it has a score."""
-        return isinstance(self.entry.figures[SCORE], Reading)
-
-    @property
-    def score_base(self) -> tuple[float | None, float | None]:
-        """The score's baseline: MFU in percent and sequences/s."""
-        parts = _part(self.document, "training_score_breakdown")
-        return _number(parts, "base_mfu"), _number(parts, "base_throughput")
-
-    @property
     def score_offset(self) -> float | None:
         """The offset added to the NKI ratio; derived from the factors if not recorded."""
         parts = _part(self.document, "training_score_breakdown")
@@ -117,21 +116,39 @@ class EarlierOutput:
     def entry(self) -> Entry:
         """Its inputs as facts, also by a ledger's names, and its metrics as readings by key."""
         facts, lora = self.inputs, _part(self.document, "lora")
+        checksum = facts["config_sha256"]
         facts |= {
-            "model": facts["config_sha256"] or facts["model_config"],
+            "counted_by": facts.pop("counted by"),
+            "model": str(checksum)[:12] if checksum else facts["model_config"],
             "device": facts["hardware_backend"],
             "seq_len": facts["sequence_length"],
             "steps": _number(_part(self.document, "log_metrics"), "steps", "count"),
             "precision": _part(self.document, "peak").get("dtype"),
             "convention": self.convention,
-            "score_offset": self.score_offset,
         }
         if facts.pop("lora") is not None:
             facts["tuning"] = "lora" if lora else "full"
             facts |= {"lora_r": lora.get("r"), "lora_targets": lora.get("targets")} if lora else {}
-        facts["base_mfu"], facts["base_throughput"] = self.score_base
         figures = {key: self._figure(name, key) for name, key in _KEYS.items()}
+        if isinstance(figures[SCORE], Reading):
+            base = _part(self.document, "training_score_breakdown")
+            facts |= {name: _number(base, name) for name in ("base_mfu", "base_throughput")}
+            facts |= {"score_offset": self.score_offset, "score_convention": self.convention}
         return Entry(self.path, self.path, facts_of(facts), figures, kind="analysis")
+
+    def entry_under(self, convention: str | None) -> Entry:
+        """Its entry with MFU under a convention; without MFU if the outputs have none in common."""
+        own, entry = self.entry.figures[MFU], self.entry
+        if convention == self.convention or not isinstance(own, Reading) or own.impossible:
+            mfu: Result = own
+        elif convention is not None and convention in self.mfu_by_convention:
+            value = self.mfu_by_convention[convention] / 100
+            ratio = value / own.value if own.value else 1.0
+            mfu = replace(mapped(own, lambda frac: frac * ratio), value=value, note=convention)
+        else:
+            mfu = Missing("the outputs have no convention in common")
+        facts = {**entry.facts, **facts_of({"convention": convention})}
+        return replace(entry, figures={**entry.figures, MFU: mfu}, facts=facts)
 
     def _figure(self, name: str, key: str) -> Result:
         at = ("nki_analysis", "summary", name) if key == NKI else (name,)
@@ -145,39 +162,18 @@ class EarlierOutput:
             value / scale, UNITS[key], "reported",
             None if low is None else low / scale, None if high is None else high / scale,
             note=self.convention if key == MFU else str(origin.get("note") or ""),
-            impossible=self._wrong.get(key, ""),
+            impossible=self.impossible.get(key, ""),
         )  # fmt: skip
 
     @property
-    def _wrong(self) -> dict[str, str]:
-        """Why MFU and score are impossible. Older outputs do not record it."""
+    def impossible(self) -> dict[str, str]:
+        """Why MFU and score are impossible, by key, or "". Older outputs do not record it."""
         mfu = _number(self.document, "mfu_percent")
         if mfu is None:
             return {}
         own = str(_part(self.document, "impossible").get("mfu_percent") or "")
         why = own or impossible_mfu(mfu)
         return {MFU: why, SCORE: impossible_score(why)}
-
-    def impossible(self, metric: str) -> str:
-        """Why a metric cannot be right; "" where it can."""
-        return self._wrong.get(_KEYS[metric], "")
-
-    def value(self, metric: str, *, convention: str | None) -> float | None:
-        """One of the metrics, to compute with; MFU under a convention. None if it is impossible."""
-        if self.impossible(metric):
-            return None
-        if metric == "mfu_percent":
-            return self.mfu_by_convention.get(convention) if convention else None
-        return self.entry.value(_KEYS[metric])
-
-    def summary(self, convention: str | None) -> dict[str, Any]:
-        """Its metrics as JSON, and why one is impossible."""
-        return {
-            "path": self.path,
-            "original": self.is_original,
-            **{name: self.value(name, convention=convention) for name in METRICS},
-            "impossible": {name: why for name in METRICS if (why := self.impossible(name))},
-        }
 
 
 def read_outputs(paths: Sequence[str]) -> list[EarlierOutput]:
@@ -190,6 +186,129 @@ def read_outputs(paths: Sequence[str]) -> list[EarlierOutput]:
             raise UsageError(f"--compare: {path} is given twice; a repeat is another run's output")
         resolved.add(Path(path).resolve())
     return [EarlierOutput(path, _read(path)) for path in paths]
+
+
+def compare_outputs(outputs: Sequence[EarlierOutput]) -> Comparison:
+    """Compares outputs, those with equal inputs as repeats, under a convention that all have."""
+    convention, notes = _common_convention(outputs)
+    notes += _about_counts(outputs)
+    if len({json.dumps(output.inputs) for output in outputs}) == 1:
+        notes.append("all outputs have the same inputs: they are repeats of one run")
+    entries = [output.entry_under(convention) for output in outputs]
+    by = _group_columns(entries)
+    unstated = dict.fromkeys(by, _NOT_STATED)
+    entries = [replace(e, facts={**unstated, **e.facts}, remarks=tuple(notes)) for e in entries]
+    present = [key for key in COMPARED if any(isinstance(e.figures[key], Reading) for e in entries)]
+    options = CompareOptions(by, metrics=tuple(present or COMPARED))
+    return compare(SourceEntries(tuple(entries)), options)
+
+
+def _group_columns(entries: Sequence[Entry]) -> tuple[str, ...]:
+    """The facts that differ, and those that only some outputs state, where these split a group."""
+
+    def groups(names: list[str]) -> int:
+        return len({tuple(entry.facts.get(name) for name in names) for entry in entries})
+
+    stated = {name: {e.facts[name] for e in entries if name in e.facts} for name in _GROUPED_BY}
+    by = [name for name, values in stated.items() if len(values) > 1]
+    for name in _GROUPED_BY:
+        if groups([*by, name]) > groups(by):
+            by.append(name)
+    return tuple(by) or ("device",)
+
+
+def comparison_keys(comparison: Comparison, outputs: Sequence[EarlierOutput]) -> dict[str, Any]:
+    """The convention and, for each group, its inputs, changes, spreads and outputs, as JSON.
+
+    `changed` and `not_comparable` are in relation to the group before.
+    """
+    by_path = {output.path: output for output in outputs}
+    groups = []
+    before = comparison.groups[0]
+    for group in comparison.groups:
+        old, inputs = (by_path[side.entries[0].source].inputs for side in (before, group))
+        is_first = group is before
+        groups.append(
+            {
+                "inputs": inputs,
+                "changed": {
+                    name: [old[name], new]
+                    for name, new in inputs.items()
+                    if new != old[name] and None not in (new, old[name])
+                },
+                "not_comparable": [
+                    JSON_NAMES[m.key].name
+                    for m in comparison.measures
+                    if not is_first and why_other_terms(before, group, m)
+                ],
+                "metrics": {
+                    JSON_NAMES[m.key].name: _spread(values)
+                    for m in comparison.measures
+                    if (values := _values(group.entries, m.key))
+                    and not why_other_terms(group, group, m)
+                },
+                "outputs": [_output_keys(by_path[entry.source], entry) for entry in group.entries],
+            }
+        )
+        before = group
+    return {"convention": _common_convention(outputs)[0], "groups": groups}
+
+
+def _output_keys(output: EarlierOutput, entry: Entry) -> dict[str, Any]:
+    reasons = {name: output.impossible.get(key) for name, key in _KEYS.items()}
+    return {
+        "path": output.path,
+        "original": output.is_original,
+        **{name: _json_value(entry, key) for name, key in _KEYS.items()},
+        "impossible": {name: why for name, why in reasons.items() if why},
+    }
+
+
+def _json_value(entry: Entry, key: str) -> float | None:
+    value = entry.value(key)
+    return None if value is None else value * JSON_NAMES[key].scale
+
+
+def _values(entries: Sequence[Entry], key: str) -> list[float]:
+    values = (_json_value(entry, key) for entry in entries)
+    return [value for value in values if value is not None]
+
+
+def _spread(values: Sequence[float]) -> dict[str, float | None]:
+    """Mean and spread over repeats; the standard deviation is that of the sample (n - 1)."""
+    return {
+        "count": len(values),
+        "mean": statistics.fmean(values),
+        "standard_deviation": statistics.stdev(values) if len(values) > 1 else None,
+        "min": min(values),
+        "max": max(values),
+    }
+
+
+def _common_convention(outputs: Sequence[EarlierOutput]) -> tuple[str | None, list[str]]:
+    """The convention to compare MFUs under, and a note about it."""
+    own = {output.convention for output in outputs}
+    if len(own) == 1:
+        return min(own), [f"MFU is under {min(own)}"]
+    common = set.intersection(*(set(output.mfu_by_convention) for output in outputs))
+    listed = " and ".join(sorted(own))
+    if not common:
+        return None, [f"MFU is not compared: the outputs have no convention in common ({listed})"]
+    chosen = next((o.convention for o in outputs if o.convention in common), min(common))
+    return chosen, [f"the outputs' own MFUs are under {listed}; all are compared under {chosen}"]
+
+
+def _about_counts(outputs: Sequence[EarlierOutput]) -> list[str]:
+    if len({output.is_original for output in outputs}) < 2:
+        return []
+    has_lora = any(output.inputs["lora"] not in (None, "none") for output in outputs)
+    lora = ", LoRA as full training" if has_lora else ""
+    return [
+        f"the original counts every model as a dense Llama{lora}, and its peak is that of whole"
+        " instances",
+        "NKI ratios of the original count every computation once, ours what runs: they are not"
+        " comparable",
+    ]
 
 
 def entry_of(path: str) -> Entry:

@@ -26,13 +26,13 @@ from ergmeter.flops.work import TrainedParts, Work, step_work, trained_graph
 from ergmeter.hardware.table import lookup
 from ergmeter.metrics.definitions.compute import HFU, MFU, TokenRate, compute_results
 from ergmeter.metrics.definitions.peaks import Peak
-from ergmeter.neuron.metrics import TFLOP, TFLOP_PER_S, THROUGHPUT
+from ergmeter.neuron.score import TFLOP, TFLOP_PER_S, THROUGHPUT
 from ergmeter.records import BOUND_TOLERANCE, Flops, Missing, Reading, Result, mapped, weakest
 
 if TYPE_CHECKING:
     from ergmeter.flops.graph.graph import Graph
-    from ergmeter.neuron.throughput import Throughput
     from ergmeter.neuron.training_job import NeuronJob
+    from ergmeter.neuron.training_log import Throughput
 
 TERA = 1e12
 

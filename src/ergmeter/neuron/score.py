@@ -1,4 +1,6 @@
-"""The training score of nki-llama: a product of five factors, each shown.
+"""Keys and JSON names of the metrics of `erg analyze`, and the training score of nki-llama.
+
+The score is a product of five factors, each shown.
 
 Score = MFU/base x throughput/base x loss x convergence x (offset + NKI ratio). The offset is 1 in
 the guide and in the version of June 2025, 0.1 in later ones; which one was used is recorded.
@@ -12,6 +14,33 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ergmeter.metrics.catalog import every_metric, in_view
+
+THROUGHPUT = "throughput.samples_per_s"
+TFLOP = "analysis.tflop_per_sequence"
+TFLOP_PER_S = "analysis.tflop_per_s"
+NKI = "analysis.nki_frac"
+SCORE = "analysis.score"
+
+
+class JsonName(NamedTuple):
+    """A metric's name and unit in the JSON, and the scale from our unit to it."""
+
+    name: str
+    unit: str
+    scale: float
+
+
+JSON_NAMES = {
+    key: JsonName(at.label, at.group, 100.0 if at.group == "%" else 1.0)
+    for key, at in in_view("analyze json").items()
+}
+UNITS = {key: every_metric()[key].unit for key in JSON_NAMES}
+FORMULAS = {key: every_metric()[key].formula for key in JSON_NAMES}
+TITLES = {key: at.label or every_metric()[key].title for key, at in in_view("analyze").items()}
+COMPARED = tuple(in_view("analyze compare"))
 
 REMARK = (
     "at a fixed model, sequence length and hardware, MFU and throughput are the same gain: it is"

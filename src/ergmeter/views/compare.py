@@ -32,6 +32,7 @@ from ergmeter.views.charts.compare_charts import (
 )
 from ergmeter.views.charts.compare_curves import ABOUT, course_charts
 from ergmeter.views.document import (
+    EVERYWHERE,
     VERDICTS,
     AxisChoice,
     ChartGrid,
@@ -71,11 +72,16 @@ _PAGES: tuple[Medium, ...] = ("html",)
 
 
 def comparison_document(
-    comparison: Comparison, curves: ComparedCurves | None = None, *, x: Axis | None = None
+    comparison: Comparison,
+    curves: ComparedCurves | None = None,
+    *,
+    x: Axis | None = None,
+    lists_runs: bool = False,
 ) -> Document:
     """Return verdicts, means of the groups, ratios, every run and notes.
 
     `curves`: those of the runs, for a page, which gets charts with them. `x`: their first axis.
+    `lists_runs`: the terminal lists every run too.
     """
     charts = compare_charts(comparison) if curves else []
     front = tuple(ChartGrid((chart,)) for chart in charts if chart.id == PARETO)
@@ -94,7 +100,12 @@ def comparison_document(
             (_differences(comparison),),
             media=_FILES,
         ),
-        Section("runs", "every run", (_run_table(comparison),), media=_FILES),
+        Section(
+            "runs",
+            "every run",
+            (_run_table(comparison),),
+            media=EVERYWHERE if lists_runs else _FILES,
+        ),
         Section("notes", "notes", tuple(_notes(comparison))),
     )
     return Document(

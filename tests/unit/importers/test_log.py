@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ergmeter.importers.log import ParsedLog, read_log
-from ergmeter.neuron.throughput import LossStatistics, summarize_log
+from ergmeter.neuron.training_log import LossStatistics, summarize_log
 from ergmeter.records import Missing, Reading
 from tests.unit.importers.captured import capture
 from tests.unit.importers.programs import TITAN_STARTS, megatron, nxdt, titan

@@ -8,7 +8,7 @@ import pytest
 
 from ergmeter.importers.log import ParsedLog, read_log
 from ergmeter.importers.nxdt import NxdtImporter
-from ergmeter.neuron.throughput import summarize_log
+from ergmeter.neuron.training_log import summarize_log
 from ergmeter.ports import Line
 from ergmeter.records import Reading
 from tests.unit.importers.captured import marks, steps

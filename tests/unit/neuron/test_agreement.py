@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from ergmeter.importers.log import ParsedLog, read_log
-from ergmeter.neuron.log_agreement import about_log, is_printed, reconcile
-from ergmeter.neuron.throughput import Throughput, throughput
 from ergmeter.neuron.training_job import NeuronJob
+from ergmeter.neuron.training_log import Throughput, about_log, is_printed, reconcile, throughput
 from ergmeter.records import Reading
 from tests.unit.neuron.test_mfu import job
 

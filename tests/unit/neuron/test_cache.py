@@ -119,8 +119,8 @@ def test_modules_are_found_in_a_log_also_across_its_pieces(
 ) -> None:
     log = tmp_path / "train.log"
     log.write_text(f"{'x' * 50}\nUsing a cached neff at /c/{NEW}/{SECOND}/model.neff. Exiting\n")
-    for size in (7, 64, 1 << 20):
-        monkeypatch.setattr("ergmeter.neuron.compile_cache._CHUNK_BYTES", size)
+    for size in (64, 1 << 20):
+        monkeypatch.setattr("ergmeter.importers.logfile._BLOCK_BYTES", size)
         assert modules_named_in(str(log)) == {SECOND}
     (tmp_path / "train.log.gz").write_bytes(gzip.compress(log.read_bytes()))
     assert modules_named_in(str(tmp_path / "train.log.gz")) == {SECOND}

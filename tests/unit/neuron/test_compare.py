@@ -10,14 +10,21 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ergmeter.compare.entry import Wanted
-from ergmeter.errors import FormatError, UsageError
+from ergmeter.compare.comparison import Comparison
+from ergmeter.compare.entry import Wanted, measure
+from ergmeter.compare.verdicts import Verdict
+from ergmeter.errors import FormatError, NotMeasurable, UsageError
 from ergmeter.metrics.definitions.compute import MFU
-from ergmeter.neuron.compare import OutputComparison, compare
-from ergmeter.neuron.earlier_output import AnalysisSource, entry_of, read_outputs
-from ergmeter.neuron.metrics import NKI, SCORE, THROUGHPUT
+from ergmeter.neuron.earlier_output import (
+    AnalysisSource,
+    compare_outputs,
+    comparison_keys,
+    entry_of,
+    read_outputs,
+)
+from ergmeter.neuron.score import NKI, SCORE, THROUGHPUT
 from ergmeter.records import Missing, Reading
-from ergmeter.views.analyze.compare import document
+from ergmeter.views.compare import comparison_document
 from ergmeter.views.render.terminal import show
 
 
@@ -48,73 +55,127 @@ def ours(exact: float, compiler: str, **more: Any) -> dict[str, Any]:
     } | more  # fmt: skip
 
 
-def compared(tmp_path: Path, *documents: dict[str, Any]) -> OutputComparison:
+def compared(tmp_path: Path, *documents: dict[str, Any]) -> tuple[Comparison, dict[str, Any]]:
+    """The comparison of outputs, and its keys in the JSON."""
     paths = []
     for number, output in enumerate(documents):
         path = tmp_path / f"{number}.json"
         path.write_text(json.dumps(output))
         paths.append(str(path))
-    return compare(read_outputs(paths))
+    outputs = read_outputs(paths)
+    comparison = compare_outputs(outputs)
+    return comparison, comparison_keys(comparison, outputs)
+
+
+def verdict(comparison: Comparison, key: str) -> Verdict:
+    """The verdict on a metric of the only pair."""
+    (pair,) = comparison.pairs
+    (of_key,) = (each for each in pair.verdicts if each.measure.key == key)
+    return of_key
 
 
 def test_repeats_have_a_mean_and_a_spread(tmp_path: Path) -> None:
-    found = compared(tmp_path, *(ours(mfu, "2.18") for mfu in (13.0, 14.0, 15.0)))
-    (group,) = found.groups
-    spread = group.spreads["mfu_percent"]
-    assert (spread.count, spread.mean, spread.min, spread.max) == (3, 14.0, 13.0, 15.0)
-    assert spread.standard_deviation == pytest.approx(1.0)  # sqrt((1 + 0 + 1) / 2)
-    assert found.convention == "exact"
-    assert found.notes == ()
+    comparison, keys = compared(tmp_path, *(ours(mfu, "2.18") for mfu in (13.0, 14.0, 15.0)))
+    (group,) = keys["groups"]
+    spread = group["metrics"]["mfu_percent"]
+    assert (spread["count"], spread["mean"], spread["min"], spread["max"]) == (3, 14.0, 13.0, 15.0)
+    assert spread["standard_deviation"] == pytest.approx(1.0)  # sqrt((1 + 0 + 1) / 2)
+    assert keys["convention"] == "exact"
+    assert any("repeats of one run" in note for note in comparison.notes)
 
 
 def test_another_compiler_is_another_group_and_says_what_changed(tmp_path: Path) -> None:
-    found = compared(tmp_path, ours(13.0, "2.16"), ours(14.0, "2.18"), ours(14.2, "2.18"))
-    first, second = found.groups
-    assert len(second.outputs) == 2
-    assert second.changed == {"neuronxcc": ("2.16", "2.18")}
-    assert first.spreads["mfu_percent"].standard_deviation is None
+    comparison, keys = compared(
+        tmp_path, ours(13.0, "2.16"), ours(14.0, "2.18"), ours(14.2, "2.18")
+    )
+    assert comparison.group_by == ("neuronxcc",)
+    assert [group.name for group in comparison.groups] == ["2.16", "2.18"]
+    first, second = keys["groups"]
+    assert len(second["outputs"]) == 2
+    assert second["changed"] == {"neuronxcc": ["2.16", "2.18"]}
+    assert first["changed"] == {}
+    assert first["metrics"]["mfu_percent"]["standard_deviation"] is None
     other = ours(14.0, "2.18", versions={"neuronxcc": ["2.18"], "model": {"config_sha256": "d"}})
-    changed = compared(tmp_path, ours(14.0, "2.18"), other).groups[1].changed
-    assert changed == {"config_sha256": ("abc", "d")}
+    _, keys = compared(tmp_path, ours(14.0, "2.18"), other)
+    assert keys["groups"][1]["changed"] == {"config_sha256": ["abc", "d"]}
+
+
+def test_a_change_is_against_the_group_before(tmp_path: Path) -> None:
+    _, keys = compared(tmp_path, *(ours(13.0, compiler) for compiler in ("1", "2", "3")))
+    assert keys["groups"][2]["changed"] == {"neuronxcc": ["2", "3"]}
+
+
+def test_inputs_that_differ_are_the_question_and_no_refusal(tmp_path: Path) -> None:
+    comparison, _ = compared(
+        tmp_path, ours(13.0, "2.18"), ours(14.0, "2.18", batch_size=32, sequence_length=2048)
+    )
+    assert comparison.group_by == ("batch_size", "seq_len")
+    assert comparison.is_comparable
+    assert verdict(comparison, MFU).contrast is not None
 
 
 def test_the_original_s_output_is_compared_under_its_own_count(tmp_path: Path) -> None:
-    found = compared(tmp_path, original(15.477), ours(15.477 * 197.63 / 224.04, "2.18"))
-    assert found.convention == "the original's"
-    values = [group.spreads["mfu_percent"].mean for group in found.groups]
+    comparison, keys = compared(tmp_path, original(15.477), ours(15.477 * 197.63 / 224.04, "2.18"))
+    assert keys["convention"] == "the original's"
+    values = [group["metrics"]["mfu_percent"]["mean"] for group in keys["groups"]]
     assert values == pytest.approx([15.477, 15.477])
-    assert any("all are shown under the original's" in note for note in found.notes)
-    assert any("scores hold MFUs under exact and the original's" in note for note in found.notes)
+    assert any("all are compared under the original's" in note for note in comparison.notes)
+    words = verdict(comparison, SCORE).words
+    assert "not comparable: convention of the score's MFU differs" in words
+    assert "(the original's / exact)" in words
+    assert verdict(comparison, NKI).state == "absent"
+    assert "what counts the graphs differs" in verdict(comparison, NKI).words
     # What one of them does not say is no change.
-    assert found.groups[1].changed == {"counted by": ("the original", "erg analyze")}
-    assert found.groups[1].not_comparable == ("overall_nki_ratio", "training_score")
+    assert keys["groups"][1]["changed"] == {"counted by": ["the original", "erg analyze"]}
+    assert keys["groups"][1]["not_comparable"] == ["overall_nki_ratio", "training_score"]
+
+
+def test_mfu_keeps_its_interval_under_another_convention(tmp_path: Path) -> None:
+    obtained = {"mfu_percent": {"low": 12.0, "high": 14.0}}
+    comparison, _ = compared(tmp_path, original(15.0), ours(13.0, "2.18", obtained=obtained))
+    mfu = comparison.groups[1].entries[0].figures[MFU]
+    assert isinstance(mfu, Reading)
+    more = 224.04 / 197.63
+    assert (mfu.low, mfu.value, mfu.high) == pytest.approx((0.12 * more, 0.13 * more, 0.14 * more))
 
 
 def test_what_has_no_count_in_common_is_not_compared(tmp_path: Path) -> None:
     alone = ours(13.0, "2.18", original_count=None)
-    found = compared(tmp_path, original(15.0), alone)
-    assert found.convention is None
-    assert "mfu_percent" not in found.groups[0].spreads
-    assert "no convention in common" in found.notes[0]
+    comparison, keys = compared(tmp_path, original(15.0), alone)
+    assert keys["convention"] is None
+    assert "mfu_percent" not in keys["groups"][0]["metrics"]
+    assert "no convention in common" in comparison.notes[0]
 
 
 def test_an_offset_that_was_not_recorded_is_found_from_the_factors(tmp_path: Path) -> None:
-    found = compared(tmp_path, original(15.0, offset=1.0), original(15.0, offset=0.1))
-    assert [output.score_offset for group in found.groups for output in group.outputs] == [1.0, 0.1]
-    assert any("offsets 0.1 and 1" in note for note in found.notes)
+    comparison, keys = compared(tmp_path, original(15.0, offset=1.0), original(15.0, offset=0.1))
+    (group,) = comparison.groups  # the offset is no input of the training
+    assert [entry.facts["score_offset"] for entry in group.entries] == ["1", "0.1"]
+    assert "training_score" not in keys["groups"][0]["metrics"]
+    with pytest.raises(NotMeasurable, match=r"offset of the score differs \(0\.1, 1"):
+        comparison.mean(group, measure(SCORE))
 
 
 def test_the_compiler_of_an_original_s_output_is_in_its_files(tmp_path: Path) -> None:
     files = [{"neuronxcc_version": "neuronxcc-2.18"}, {"status": "error"}]
     nki = {"summary": {"overall_nki_ratio": 0.2}, "per_file_metrics": files}
-    found = compared(tmp_path, original(15.0, nki_analysis=nki), original(15.0))
-    assert found.groups[0].inputs["neuronxcc"] == "neuronxcc-2.18"
-    assert len(found.groups) == 2
+    comparison, keys = compared(tmp_path, original(15.0, nki_analysis=nki), original(15.0))
+    assert keys["groups"][0]["inputs"]["neuronxcc"] == "neuronxcc-2.18"
+    assert [group.name for group in comparison.groups] == ["neuronxcc-2.18", "not stated"]
 
 
 def test_a_value_that_is_null_is_left_out_of_the_mean(tmp_path: Path) -> None:
-    found = compared(tmp_path, ours(13.0, "2.18"), ours(13.0, "2.18", training_score=None))
-    assert found.groups[0].spreads["training_score"].count == 1
+    _, keys = compared(tmp_path, ours(13.0, "2.18"), ours(13.0, "2.18", training_score=None))
+    assert keys["groups"][0]["metrics"]["training_score"]["count"] == 1
+
+
+def test_an_impossible_mfu_is_marked_and_in_no_mean(tmp_path: Path) -> None:
+    _, keys = compared(tmp_path, original(737.0), original(15.0))
+    (group,) = keys["groups"]
+    assert group["metrics"]["mfu_percent"]["count"] == 1
+    first = group["outputs"][0]
+    assert first["mfu_percent"] is None
+    assert set(first["impossible"]) == {"mfu_percent", "training_score"}
 
 
 def test_files_that_are_no_outputs_are_refused(tmp_path: Path) -> None:
@@ -134,15 +195,12 @@ def test_files_that_are_no_outputs_are_refused(tmp_path: Path) -> None:
         read_outputs([str(path), str(tmp_path / "." / ".." / tmp_path.name / "a.json")])
 
 
-def test_on_a_terminal_of_80_columns_every_value_is_whole(tmp_path: Path) -> None:
+def test_every_output_is_listed_on_the_terminal(tmp_path: Path) -> None:
     mfus = (13.123, 13.456, 13.789)
-    found = compared(tmp_path, *(ours(mfu, "2.16") for mfu in mfus), ours(13.4559, "2.18"))
-    shown = text_of(found)
+    shown = text_of(tmp_path, *(ours(mfu, "2.16") for mfu in mfus), ours(13.4559, "2.18"))
     lines = [line.split() for line in shown.splitlines()]
-    assert ["mean", "of", "3", "13.456", "1.8258", "0.2", "1.2"] in lines
-    assert ["±", "standard", "deviation", "0.33", "0.045", "0", "0"] in lines
-    assert ["2.json", "13.789", "1.871", "0.2", "1.2"] in lines
-    assert "MFU % +0.0 %" in shown  # a thousandth less
+    assert ["2.16", "3", "13.5", "%", "1.825", "20", "%", "1.2"] in lines
+    assert any(line[1].endswith("2.json") and line[2] == "13.8" for line in lines if len(line) > 9)
     assert "…" not in shown
 
 
@@ -157,50 +215,47 @@ def test_an_mfu_that_is_no_number_is_refused(tmp_path: Path, mfu: str) -> None:
         read_outputs([str(tmp_path), str(other)])
 
 
-def test_a_mean_over_some_of_the_repeats_says_over_how_many(tmp_path: Path) -> None:
-    known = ours(13.0, "2.16")
-    absent = ours(13.0, "2.16") | {"training_score": None}
-    shown = text_of(compared(tmp_path, known, absent))
-    (mean,) = (line for line in shown.splitlines() if line.startswith("mean of 2"))
-    assert mean.split()[-3:] == ["1.2", "(of", "1)"]
-
-
-def text_of(found: OutputComparison) -> str:
-    console = Console(width=80, file=StringIO())
-    show(document(found), console)
+def text_of(tmp_path: Path, *documents: dict[str, Any]) -> str:
+    comparison, _ = compared(tmp_path, *documents)
+    console = Console(width=240, file=StringIO())
+    show(comparison_document(comparison, lists_runs=True), console)
     shown: str = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
     return shown
 
 
-def test_a_change_names_its_files_and_says_where_it_lies_against_the_repeats(
-    tmp_path: Path,
-) -> None:
-    repeats = [ours(mfu, "2.16") for mfu in (13.0, 14.0)]  # apart by 0.71
-    near, far = (compared(tmp_path, *repeats, ours(mfu, "2.18")) for mfu in (14.0, 18.0))
-    said = " ".join(text_of(near).split())
-    assert "0.json and 1 more → 2.json: neuronxcc 2.16 → 2.18: MFU % +3.7 % (within the" in said
-    assert "MFU % +33.3 % (beyond the spread of the repeats)" in " ".join(text_of(far).split())
-    once = compared(tmp_path, ours(13.0, "2.16"), ours(14.0, "2.18"))
-    assert "no run was repeated" in once.notes[-1]
-    assert "the spread of the repeats" not in text_of(once)
+def test_a_mean_over_some_of_the_repeats_says_over_how_many(tmp_path: Path) -> None:
+    absent = ours(13.0, "2.16") | {"training_score": None}
+    assert "1 of 2 runs of trn1 have it" in text_of(tmp_path, ours(13.0, "2.16"), absent)
 
 
-def test_scores_that_are_not_comparable_have_no_mean_and_no_change(tmp_path: Path) -> None:
-    same = compared(tmp_path, original(15.0, offset=1.0), original(15.0, offset=0.1))
-    assert "training_score" not in same.groups[0].spreads
-    found = compared(tmp_path, original(15.0), original(15.0, offset=0.1, batch_size=32))
-    assert "score not comparable" in text_of(found)
-    assert found.document()["groups"][1]["not_comparable"] == ["training_score"]
-    bare = original(15.0, training_score_breakdown={})
-    notes = compared(tmp_path, bare, ours(13.0, "2.18")).notes
-    assert any("scores hold MFUs under exact and the original's" in note for note in notes)
+def test_a_difference_is_shown_where_the_repeats_do_not_explain_it(tmp_path: Path) -> None:
+    repeats = [ours(mfu, "2.16") for mfu in (13.0, 13.1, 13.2)]
+    near, far = (
+        compared(tmp_path, *repeats, *(ours(mfu + more, "2.18") for mfu in (13.0, 13.1, 13.2)))[0]
+        for more in (0.01, 5.0)
+    )
+    assert verdict(near, MFU).state == "not shown"
+    assert verdict(far, MFU).state == "better"
+    once, _ = compared(tmp_path, ours(13.0, "2.16"), ours(14.0, "2.18"))
+    assert verdict(once, MFU).state == "no interval"
 
 
-def test_lora_is_an_object_for_programs_and_a_phrase_for_people(tmp_path: Path) -> None:
+def test_scores_that_are_not_comparable_have_no_change(tmp_path: Path) -> None:
+    comparison, keys = compared(tmp_path, original(15.0), original(15.0, offset=0.1, batch_size=32))
+    assert verdict(comparison, SCORE).state == "absent"
+    assert keys["groups"][1]["not_comparable"] == ["training_score"]
+
+
+def test_lora_is_an_object_for_programs_and_groups_by_its_settings(tmp_path: Path) -> None:
     adapters = {"r": 16, "targets": ["q_proj", "v_proj"]}
-    found = compared(tmp_path, ours(13.0, "2.18", lora=None), ours(13.0, "2.18", lora=adapters))
-    assert found.document()["groups"][1]["changed"] == {"lora": ["none", adapters]}
-    assert "lora none → r=16 on q_proj, v_proj: " in " ".join(text_of(found).split())
+    comparison, keys = compared(
+        tmp_path, ours(13.0, "2.18", lora=None), ours(13.0, "2.18", lora=adapters)
+    )
+    assert keys["groups"][1]["changed"] == {"lora": ["none", adapters]}
+    assert [group.name for group in comparison.groups] == ["full", "lora"]
+    higher = ours(13.0, "2.18", lora=adapters | {"r": 32})
+    comparison, _ = compared(tmp_path, ours(13.0, "2.18", lora=adapters), higher)
+    assert [group.name for group in comparison.groups] == ["16", "32"]
 
 
 def test_an_output_is_an_entry_with_facts_and_readings(tmp_path: Path) -> None:

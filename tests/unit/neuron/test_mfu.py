@@ -13,10 +13,10 @@ import pytest
 
 from ergmeter.errors import UsageError
 from ergmeter.flops.graph.adapters import Lora
-from ergmeter.neuron.metrics import TFLOP_PER_S
 from ergmeter.neuron.mfu import Figures, figures, machine
-from ergmeter.neuron.throughput import Throughput
+from ergmeter.neuron.score import TFLOP_PER_S
 from ergmeter.neuron.training_job import NeuronJob
+from ergmeter.neuron.training_log import Throughput
 from ergmeter.records import Missing, Reading
 
 LLAMA_8B = Path(__file__).parents[2] / "data" / "configs" / "llama-3.1-8b.json"

@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.compat.nki_llama.document import analyze_compat, original_files, original_summary
-from ergmeter.compat.nki_llama.original_inputs import (
+from ergmeter.compat.nki_llama import (
     OriginalCount,
+    analyze_compat,
     original_count,
+    original_files,
+    original_summary,
     read_original_log,
 )
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.neuron.analysis import AnalysisRequest
 from ergmeter.neuron.kernels import GraphResult
 from ergmeter.neuron.mfu import OriginalEstimate, original_estimate, sequence_flops
-from ergmeter.neuron.throughput import LogTimes, LossStatistics, Statistics, StepNumbers
+from ergmeter.neuron.training_log import LogTimes, LossStatistics, Statistics, StepNumbers
 from tests.unit.neuron.graphs import Computation, config, module, one_dot, packed, piece, write
 
 LLAMA_8B = str(Path(__file__).parents[2] / "data" / "configs" / "llama-3.1-8b.json")
@@ -136,9 +138,9 @@ def test_equal_neighbours_count_once_in_its_mean(tmp_path: Path) -> None:
     log = read_original_log(log_of(tmp_path, *lines))
     assert log.throughput.count == 3
     assert log.throughput.average == pytest.approx(4 / 3)
-    assert log.summary().steps == StepNumbers(5, 0, 4)
+    assert log.steps == StepNumbers(5, 0, 4)
     losses = LossStatistics(6.9, 6.9, 6.9, 1, first=6.9, last=6.9)
-    assert log.summary().losses == losses  # the exponent is lost
+    assert log.losses == losses  # the exponent is lost
 
 
 def test_a_bar_it_does_not_know_is_read_name_by_name(tmp_path: Path) -> None:
@@ -148,12 +150,12 @@ def test_a_bar_it_does_not_know_is_read_name_by_name(tmp_path: Path) -> None:
     )
     log = read_original_log(log_of(tmp_path, line))
     assert (log.throughput.average, log.losses.average) == (0.108, 6.93)
-    assert log.steps == {7}
+    assert log.steps == StepNumbers(1, 7, 7)
 
 
 def test_what_the_guide_documents_it_does_not_read_but_for_step_times(tmp_path: Path) -> None:
     lines = ("step_time: 1.5", "throughput: 150.5", "seq/s: 150.5", "loss: 2.345", "step_time: 1.5")
-    found = read_original_log(log_of(tmp_path, *lines)).summary()
+    found = read_original_log(log_of(tmp_path, *lines))
     assert found.throughput.average is None
     assert found.losses.count == 0
     assert found.step_times == Statistics(1.5, 1.5, 1.5, 2)
@@ -165,7 +167,7 @@ def test_the_last_time_is_the_last_new_one_and_without_any_it_is_the_file_s(tmp_
         "[2025-06-10 09:37:40,288] y",
         "[2025-06-10 09:37:36.2: z",
     )
-    stamps = read_original_log(log_of(tmp_path, *lines)).summary().timestamps
+    stamps = read_original_log(log_of(tmp_path, *lines)).timestamps
     assert stamps == LogTimes("2025-06-10 09:37:36", "2025-06-10 09:37:40", None)
-    stamps = read_original_log(log_of(tmp_path, "no time")).summary().timestamps
+    stamps = read_original_log(log_of(tmp_path, "no time")).timestamps
     assert stamps.file_modification is not None

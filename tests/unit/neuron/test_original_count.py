@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from ergmeter.compat.nki_llama.document import analyze_compat, compat_document
+from ergmeter.compat.nki_llama import analyze_compat, compat_document
 from ergmeter.neuron.analysis import AnalysisRequest, analyze
-from ergmeter.neuron.compare import compare
 from ergmeter.neuron.document import document
-from ergmeter.neuron.earlier_output import read_outputs
-from ergmeter.views.analyze.console import summary_section
+from ergmeter.neuron.earlier_output import compare_outputs, comparison_keys, read_outputs
+from ergmeter.views.calculate.analyze_console import summary_section
 
 DATA = Path(__file__).parents[2] / "data"
 YAML = DATA / "neuron" / "llama3_8b_sft.yaml"
@@ -106,12 +105,15 @@ def test_compared_with_compat_the_same_job_has_the_same_mfu_and_the_counts_diffe
     for name, content in zip(("a.json", "b.json"), both(model, **more), strict=True):
         (tmp_path / name).write_text(json.dumps(content))
         paths.append(str(tmp_path / name))
-    found = compare(read_outputs(paths))
-    first, second = (group.spreads["mfu_percent"].mean for group in found.groups)
+    outputs = read_outputs(paths)
+    found = compare_outputs(outputs)
+    keys = comparison_keys(found, outputs)
+    first, second = (group["metrics"]["mfu_percent"]["mean"] for group in keys["groups"])
     assert first == second
-    assert found.convention == "the original's"
-    assert found.groups[1].changed["counted by"] == ("erg analyze", "the original")
+    assert keys["convention"] == "the original's"
+    changed = keys["groups"][1]["changed"]
+    assert changed["counted by"] == ["erg analyze", "the original"]
     said = " ".join(found.notes)
     assert "a dense Llama" in said
     assert ("LoRA" in said) is ("config" in more)
-    assert ("peak_tflops_per_second" in found.groups[1].changed) is ("hw_backend" in more)
+    assert ("peak_tflops_per_second" in changed) is ("hw_backend" in more)

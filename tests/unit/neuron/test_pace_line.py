@@ -8,7 +8,7 @@ import pytest
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.importers.log import ParsedLog, read_log
-from ergmeter.neuron.throughput import pace_line, throughput
+from ergmeter.neuron.training_log import pace_line, throughput
 from ergmeter.records import Reading
 from tests.unit.neuron.test_agreement import megatron
 from tests.unit.neuron.test_mfu import job

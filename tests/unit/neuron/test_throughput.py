@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ergmeter.importers.log import ParsedLog, read_log
-from ergmeter.neuron.throughput import Throughput, throughput
+from ergmeter.neuron.training_log import Throughput, throughput
 from tests.unit.neuron.test_mfu import job
 
 

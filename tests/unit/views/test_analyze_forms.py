@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.compat.nki_llama.document import analyze_compat
+from ergmeter.compat.nki_llama import analyze_compat
 from ergmeter.neuron.analysis import Analysis, AnalysisRequest, Watch, analyze
 from ergmeter.neuron.score import Baseline
-from ergmeter.views.analyze.console import result_lines
-from ergmeter.views.analyze.document import document
+from ergmeter.views.calculate.analyze import document
+from ergmeter.views.calculate.analyze_console import result_lines
 from tests.e2e.test_analyze import bar
 from tests.unit.neuron.graphs import config, one_dot, write
 from tests.unit.views.test_four_forms import cells, forms_of, is_in, leaves, numbers, words

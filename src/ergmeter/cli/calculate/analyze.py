@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ergmeter.neuron.analysis import Analysis, AnalysisProgress, AnalysisRequest, Event
+    from ergmeter.views.document import Document
 
 FORMATS = ("text", "json", "md")
 
@@ -163,7 +164,7 @@ def command(
         _check_output(Path(path), request)
     check_page(page, [Path(path)] if path is not None else ())
     analysis = _analyze(request, compat=compat, is_quiet=form != "text", per_file=print_per_file)
-    from ergmeter.views.analyze.document import document
+    from ergmeter.views.calculate.analyze import document
 
     shown = document(analysis, most_graphs=_GRAPHS_IN_MARKDOWN)
     text = json.dumps(shown.data, indent=4, allow_nan=False)
@@ -178,10 +179,13 @@ def command(
     else:
         click.echo(f"\nMetrics saved to: {path}")
     if page is not None:
-        from ergmeter.views.render.html import html
+        _write_page(page, document(analysis, most_graphs=_GRAPHS_ON_A_PAGE), form=form)
 
-        written = html(document(analysis, most_graphs=_GRAPHS_ON_A_PAGE))
-        write_page(page, written, is_told_apart=form != "text")
+
+def _write_page(page: Path, document: Document, *, form: str) -> None:
+    from ergmeter.views.render.html import html
+
+    write_page(page, html(document), is_told_apart=form != "text")
 
 
 def main() -> None:
@@ -193,10 +197,10 @@ def main() -> None:
 
 def _analyze(request: AnalysisRequest, *, compat: bool, is_quiet: bool, per_file: bool) -> Analysis:
     from ergmeter.neuron.analysis import AnalysisProgress
-    from ergmeter.views.analyze import console as view
+    from ergmeter.views.calculate import analyze_console as view
 
     if compat:
-        from ergmeter.compat.nki_llama.document import analyze_compat as analyze
+        from ergmeter.compat.nki_llama import analyze_compat as analyze
     else:
         from ergmeter.neuron.analysis import analyze
 
@@ -284,6 +288,9 @@ def _progress() -> Iterator[Callable[[AnalysisProgress], None]]:
         yield show
 
 
+_OF_COMPARE = ("earlier", "compare", "as_json", "as_markdown", "form", "page")
+
+
 def _check_alone() -> None:
     """Refuse options that --compare would leave without effect."""
     from click.core import ParameterSource
@@ -292,27 +299,25 @@ def _check_alone() -> None:
     for option in context.command.params:
         name = option.name or ""
         is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if is_given and name not in (
-            "earlier",
-            "compare",
-            "as_json",
-            "as_markdown",
-            "form",
-            "page",
-        ):
+        if is_given and name not in _OF_COMPARE:
             message = "--compare goes with files, --json, --md, --format and --html"
             raise UsageError(f"{message}; leave out {option.opts[0]}")
 
 
 def _compare(paths: tuple[str, ...], *, form: str, page: Path | None) -> None:
-    from ergmeter.neuron.compare import compare
-    from ergmeter.neuron.earlier_output import read_outputs
-    from ergmeter.views.analyze.compare import document
+    from dataclasses import replace
 
-    comparison = compare(read_outputs(paths))
-    forms: dict[str, Any] = {"text": "terminal", "json": "json", "md": "markdown"}
-    Forms(forms[form]).show(document(comparison))
+    from ergmeter.compare.run_curves import compared_curves
+    from ergmeter.neuron.earlier_output import compare_outputs, comparison_keys, read_outputs
+    from ergmeter.views.compare import comparison_document
+
+    outputs = read_outputs(paths)
+    comparison = compare_outputs(outputs)
+    curves = None if page is None else compared_curves(comparison.groups)
+    document = comparison_document(comparison, curves, lists_runs=True)
+    keys = comparison_keys(comparison, outputs)
+    groups = [a | b for a, b in zip(document.data["groups"], keys["groups"], strict=True)]
+    document = replace(document, data=document.data | keys | {"groups": groups})
+    Forms.of(form).show(document)
     if page is not None:
-        from ergmeter.views.render.html import html
-
-        write_page(page, html(document(comparison, has_charts=True)), is_told_apart=form != "text")
+        _write_page(page, document, form=form)

@@ -181,6 +181,7 @@ METRICS = [
         "higher",
         "multiply-adds that NKI kernels state / all multiply-adds of the graphs",
         upper_bound=1.0,
+        same_facts=("counted_by",),
         views=positions("analyze 60; analyze json 60 as overall_nki_ratio; analyze compare 30"),
     ),
     _analysed(
@@ -190,6 +191,7 @@ METRICS = [
         "higher",
         "MFU / base x throughput / base x loss x convergence x (offset + NKI share)",
         needs=("a model's configuration", "a throughput", "compiled graphs (HLO)", "a baseline"),
+        same_facts=("score_offset", "base_mfu", "base_throughput", "score_convention"),
         views=positions("analyze 70; analyze json 70 as training_score; analyze compare 40"),
     ),
 ]

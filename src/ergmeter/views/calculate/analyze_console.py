@@ -15,9 +15,8 @@ from ergmeter.metrics.definitions.compute import HFU, MFU
 from ergmeter.neuron.analysis import Event, GraphCounted, Started
 from ergmeter.neuron.compile_cache import abbreviated_list
 from ergmeter.neuron.kernels import LEGEND, LOWER_BOUND, UNCERTAIN, decimals
-from ergmeter.neuron.metrics import SCORE, TFLOP, TFLOP_PER_S, THROUGHPUT
 from ergmeter.neuron.mfu import BACKENDS, TERA, OriginalEstimate, impossible_mfu
-from ergmeter.neuron.score import REMARK
+from ergmeter.neuron.score import REMARK, SCORE, TFLOP, TFLOP_PER_S, THROUGHPUT
 from ergmeter.records import Reading, Result
 from ergmeter.units import number_of, significant
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from ergmeter.neuron.analysis import Analysis, JobDetails
     from ergmeter.neuron.kernels import GraphResult, NkiSummary
     from ergmeter.neuron.score import Score
-    from ergmeter.neuron.throughput import LogSummary, LossStatistics, Statistics
+    from ergmeter.neuron.training_log import LogSummary, LossStatistics, Statistics
 
 _COLUMNS = 80
 _WIDE, _NARROW = 60, 50  # of the rules that the original draws

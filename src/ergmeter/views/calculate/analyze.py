@@ -9,21 +9,31 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.compat.nki_llama.document import compat_document
+from ergmeter.compat.nki_llama import compat_document
 from ergmeter.errors import NotMeasurable
 from ergmeter.flops.conventions import CONVENTIONS
 from ergmeter.metrics.definitions.compute import HFU, MFU
 from ergmeter.neuron.document import document as json_document
 from ergmeter.neuron.document import missing
 from ergmeter.neuron.kernels import LOWER_BOUND, UNCERTAIN, by_work, decimals, percent
-from ergmeter.neuron.metrics import FORMULAS, JSON_NAMES, NKI, SCORE, TFLOP, THROUGHPUT, TITLES
 from ergmeter.neuron.mfu import TERA
-from ergmeter.neuron.score import REMARK, Factor, Score
-from ergmeter.neuron.throughput import PaceLine, pace_line
+from ergmeter.neuron.score import (
+    FORMULAS,
+    JSON_NAMES,
+    NKI,
+    REMARK,
+    SCORE,
+    TFLOP,
+    THROUGHPUT,
+    TITLES,
+    Factor,
+    Score,
+)
+from ergmeter.neuron.training_log import PaceLine, pace_line
 from ergmeter.records import Missing, Reading
 from ergmeter.units import grouped, number_of, significant
 from ergmeter.version import __version__
-from ergmeter.views.analyze.console import (
+from ergmeter.views.calculate.analyze_console import (
     IMPOSSIBLE,
     bound,
     frac_percentage,

@@ -1,1 +1,0 @@
-"""The original Trainium calculator's own numbers, with its quirks listed."""

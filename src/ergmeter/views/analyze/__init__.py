@@ -1,1 +1,0 @@
-"""Output of `erg analyze` (Trainium): terminal, Markdown, HTML, comparison."""
