@@ -43,7 +43,7 @@ from ergmeter.integrations.training import Training
 from ergmeter.integrations.unsettled_steps import Fetch, device_events
 from ergmeter.metrics.definitions.peaks import table_peak
 from ergmeter.records import BOUND_TOLERANCE, Missing
-from ergmeter.runlog.process_group import world_size
+from ergmeter.runlog.process_group import own_rank, world_size
 
 if TYPE_CHECKING:
     from torch import nn
@@ -87,53 +87,45 @@ class MonitorSettings:
         cls, config: Config | None, *, flops_profile_freq: int | None, world: int
     ) -> MonitorSettings:
         """Read a configuration. An argument overrides it."""
-        config = config if isinstance(config, Mapping) else {}
+        config = _mapping(config)
         deepspeed = _deepspeed(config)
-        asked, source = _profile_freq(config, flops_profile_freq)
-        freq = {
-            n: _whole_number(_at(config, f"monitor.freq.{n}")) or d for n, d in _FREQUENCIES.items()
-        }
-        micro_steps = (
-            _whole_number(deepspeed.get("gradient_accumulation_steps"))
-            or _whole_number(_at(config, "training.gradient_accumulation_steps"))
-            or _whole_number(config.get("gradient_accumulation_steps"))
-            or 1
+        asked, source = _first_number(
+            (flops_profile_freq, "the argument"),
+            *((_at(config, key), key) for key in _PROFILE_KEYS),
+            (_PROFILE_FREQ, "the default"),
         )
-        batch, whence = _batch(config, deepspeed, micro_steps, world)
+        accumulation = "gradient_accumulation_steps"
+        micro_steps, _ = _first_number(
+            (deepspeed.get(accumulation), "deepspeed"),
+            (_at(config, f"training.{accumulation}"), "training"),
+            (config.get(accumulation), "root"),
+        )
+        micro_steps = micro_steps or 1
+        micro = _whole_number(deepspeed.get("train_micro_batch_size_per_gpu")) or 0
+        batch, batch_from = _first_number(
+            (deepspeed.get("train_batch_size"), "deepspeed.train_batch_size"),
+            (micro * micro_steps * world, f"deepspeed: {micro} x {micro_steps} x {world} ranks"),
+            (config.get("train_batch_size"), "train_batch_size"),
+        )
         return cls(
-            flops_profile_freq=asked,
+            flops_profile_freq=asked or _PROFILE_FREQ,
             flops_profile_freq_from=source,
-            freq=freq,
+            freq={
+                name: _whole_number(_at(config, f"monitor.freq.{name}")) or usual
+                for name, usual in _FREQUENCIES.items()
+            },
             micro_steps=micro_steps,
             batch_size=batch,
-            batch_size_from=whence,
+            batch_size_from=batch_from,
             seq_length=_whole_number(_at(config, "model.max_sequence_length")),
             wandb=_mapping(config.get("wandb")),
         )
 
 
-def _profile_freq(config: Config, argument: int | None) -> tuple[int, str]:
-    if _whole_number(argument):
-        return int(argument or 0), "the argument"
-    for key in _PROFILE_KEYS:
-        freq = _whole_number(_at(config, key))
-        if freq:
-            return freq, key
-    return _PROFILE_FREQ, "the default"
-
-
-def _batch(
-    config: Config, deepspeed: Config, micro_steps: int, world: int
-) -> tuple[int | None, str]:
-    """Sequences per step: DeepSpeed's total, the product of its parts, or the root's value."""
-    total = _whole_number(deepspeed.get("train_batch_size"))
-    if total:
-        return total, "deepspeed.train_batch_size"
-    micro = _whole_number(deepspeed.get("train_micro_batch_size_per_gpu"))
-    if micro:
-        return micro * micro_steps * world, f"deepspeed: {micro} x {micro_steps} x {world} ranks"
-    root = _whole_number(config.get("train_batch_size"))
-    return (root, "train_batch_size") if root else (None, "not in the configuration")
+def _first_number(*candidates: tuple[object, str]) -> tuple[int | None, str]:
+    """The first whole number of 1 or more, and where it is from."""
+    numbers = ((_whole_number(value), source) for value, source in candidates)
+    return next((pair for pair in numbers if pair[0]), (None, "not in the configuration"))
 
 
 def _deepspeed(config: Config) -> Config:
@@ -379,16 +371,6 @@ NO_MASK = "no attention_mask was given to log_step, so the tokens of the step ar
 # -- the monitor -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Logged:
-    """A logged step, until its tokens are here."""
-
-    entry: dict[str, Any]
-    step_s: float | None
-    masked: Masked | None
-    skip_wandb: bool
-
-
 class TrainingMonitor(Guarded):
     """Writes every step to a run, to training_log.json and, on request, to W&B."""
 
@@ -421,7 +403,8 @@ class TrainingMonitor(Guarded):
         self._training = Training(dtype=dtype, peak_flops_per_s=peak_flops_per_s)
         self._dtype = dtype
         self._peak: Amount | None = peak_flops_per_s
-        self._waiting: deque[_Logged] = deque()
+        # Logged steps until their tokens are here: entry, mask, and whether W&B gets no row.
+        self._waiting: deque[tuple[dict[str, Any], Masked | None, bool]] = deque()
         self._start_ns: int | None = None  # of the step under way, where it is known
         self._holds_evaluation = False  # the step under way
         self._began_s: float | None = None
@@ -484,7 +467,7 @@ class TrainingMonitor(Guarded):
         if real_time_flops is not None:
             entry["real_time_flops"] = float(real_time_flops)
         self._last_step = int(step)
-        self._waiting.append(_Logged(entry, step_s, masked, skip_wandb))
+        self._waiting.append((entry, masked, skip_wandb))
         self._settle()
         if self._is_first:
             self._log.save_if_due(self._total_s)
@@ -622,24 +605,29 @@ class TrainingMonitor(Guarded):
     def _settle(self, *, wait: bool = False) -> None:
         """Finish the steps whose tokens are here, in order."""
         while self._waiting:
-            masked = self._waiting[0].masked
+            entry, masked, skip_wandb = self._waiting[0]
             if not (wait or masked is None or masked.is_here):
                 return
-            self._finish(self._waiting.popleft())
+            self._waiting.popleft()
+            if self._is_first:
+                self._finish(entry, masked, skip_wandb=skip_wandb)
 
-    def _finish(self, logged: _Logged) -> None:
-        if not self._is_first:
-            return
-        figures = self._figures(logged.step_s, logged.masked)
+    def _finish(self, entry: dict[str, Any], masked: Masked | None, *, skip_wandb: bool) -> None:
+        figures = self._figures(entry["step_time"], masked)
         values = {n: None if isinstance(v, Missing) else v for n, v in figures.items()}
-        entry, step = logged.entry, logged.entry["step"]
+        step = entry["step"]
         entry |= {name: values.get(name) for name in ("mfu", "tokens_per_second")}
         self._log.append(entry)
         if step % self.flops_profile_freq == 0:
             mfu = figures["mfu"]
             shown_mfu = f"- ({mfu.reason})" if isinstance(mfu, Missing) else _marked_mfu(mfu)
             say(f"🔍 步骤 {step}: 使用profiler计算MFU = {shown_mfu}\n")
-        row = {} if logged.skip_wandb else self._row(step, entry, values)
+        row: dict[str, Any] = {}
+        if not skip_wandb and step % self.freq["training_log_freq"] == 0:
+            row |= {f"training/{name}": entry[name] for name in ("loss", "epoch", "grad_norm")}
+            row["training/lr"] = entry["learning_rate"]
+        if not skip_wandb and step % self.freq["perf_log_freq"] == 0:
+            row |= {f"perf/{name}": value for name, value in values.items()}
         if row:
             self._rows.log(row, step=step)
 
@@ -675,21 +663,10 @@ class TrainingMonitor(Guarded):
             return {**figures, "mfu": Missing(str(error))}
         figures |= {"actual_flops": flops, "flops_per_second": flops / step_s}
         peak = self._peak_flops_per_s()
-        figures["mfu"] = peak if isinstance(peak, Missing) else flops / step_s / peak
-        if not isinstance(figures["mfu"], Missing):
-            figures["mfu_percent"] = 100 * figures["mfu"]
-        return figures
-
-    def _row(
-        self, step: int, entry: Mapping[str, Any], values: Mapping[str, float | None]
-    ) -> dict[str, Any]:
-        row: dict[str, Any] = {}
-        if step % self.freq["training_log_freq"] == 0:
-            row |= {f"training/{name}": entry[name] for name in ("loss", "epoch", "grad_norm")}
-            row["training/lr"] = entry["learning_rate"]
-        if step % self.freq["perf_log_freq"] == 0:
-            row |= {f"perf/{name}": value for name, value in values.items()}
-        return row
+        if isinstance(peak, Missing):
+            return {**figures, "mfu": peak}
+        mfu = flops / step_s / peak
+        return {**figures, "mfu": mfu, "mfu_percent": 100 * mfu}
 
     def _token_flops(self, length: float) -> float:
         if self.model_ref is None:
@@ -715,10 +692,8 @@ class TrainingMonitor(Guarded):
 
 
 def _rank() -> int:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return int(torch.distributed.get_rank())
-    rank = os.environ.get("RANK", "0")
-    return int(rank) if rank.isdigit() else 0
+    rank, launched = own_rank(), os.environ.get("RANK", "0")
+    return rank if rank is not None else int(launched) if launched.isdigit() else 0
 
 
 def _float(value: Any) -> float | None:  # noqa: ANN401  a number, or what holds one

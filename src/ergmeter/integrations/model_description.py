@@ -420,8 +420,7 @@ class Description:
         if self._declared_flops:
             return
         self._meter.plan = replace(self._meter.plan, flops=(), no_flops=why)
-        if self._meter._handover is not None:
-            self._meter._handover.describe(flops=[], no_flops=why)
+        self._meter.header(flops=[], no_flops=why)
 
     # -- what is written --------------------------------------------------------------------------
 
@@ -444,9 +443,7 @@ class Description:
         meter.plan = replace(meter.plan, settings=settings, flops=tuple(flops), no_flops=reason)
         if not self._declared_flops:
             _written[meter] = meter.plan.flops
-        if meter._handover is not None:
-            facts = {"flops": [], "no_flops": "", **meter.plan.facts()}
-            meter._handover.describe(**facts)
+        meter.header(**{"flops": [], "no_flops": "", **meter.plan.facts()})
 
 
 def _are_equal(values: Sequence[float]) -> bool:

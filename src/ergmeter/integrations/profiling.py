@@ -208,14 +208,11 @@ def _is_another() -> bool:
     One that waits for its turn, or warms up, is not "enabled". But each is counted from where it
     is made to where it is closed, among those who count steps for torch.
     """
-    counting = getattr(autograd_profiler, "KinetoStepTracker", None)
-    made = getattr(counting, "_step_dict", {})
+    made = autograd_profiler.KinetoStepTracker._step_dict
     is_on = autograd_profiler._is_profiler_enabled  # of any thread
     return _COUNTED_AS in made or is_on or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
 
 
 def _activities() -> list[ProfilerActivity]:
-    activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
-    return activities
+    on_device = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+    return [ProfilerActivity.CPU, *on_device]

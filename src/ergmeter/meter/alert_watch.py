@@ -25,12 +25,13 @@ import urllib.error
 import urllib.request
 import weakref
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ergmeter.errors import UsageError
+from ergmeter.meter.handover import FirstFailure
 from ergmeter.meter.run_plan import DeviceClaim, print_notice
 from ergmeter.metrics.live.alert_rules import (
     NAN,
@@ -94,17 +95,12 @@ def _words(command: str) -> tuple[str, ...]:
     return words
 
 
-def _address(webhook: str | None) -> str | None:
-    if webhook is None:
-        return None
-    try:
+def _address(webhook: str) -> str:
+    with suppress(ValueError):
         parts = urlsplit(webhook)
-        is_good = parts.scheme in ("http", "https") and bool(parts.hostname)
-    except ValueError:
-        is_good = False
-    if not is_good:
-        raise UsageError(f"a webhook is an http:// or https:// address; got {webhook!r}")
-    return webhook
+        if parts.scheme in ("http", "https") and parts.hostname:
+            return webhook
+    raise UsageError(f"a webhook is an http:// or https:// address; got {webhook!r}")
 
 
 class Notices:
@@ -274,8 +270,10 @@ def planned_alerts(
             )
     if (command is not None or webhook is not None) and not rules:
         raise UsageError("a command or a webhook for alerts, and no alert to tell of; give one")
-    words = _words(command) if command is not None else ()
-    channels = NoticeChannels(command=words, webhook=_address(webhook))
+    channels = NoticeChannels(
+        command=() if command is None else _words(command),
+        webhook=None if webhook is None else _address(webhook),
+    )
     return AlertPlan(rules, stops, channels)
 
 
@@ -311,7 +309,7 @@ class Alarm:
         self._claims: dict[str, DeviceClaim] = {}  # by rule, to tell of a loss for this node
         weakref.finalize(self, _release, self._claims)  # held so long, they are no leak
         self._unjudged: set[str] = set()  # rules of which it was said that nothing is seen for them
-        self._failed = False
+        self._guarded = FirstFailure(mark, "alarm_failed")
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="ergmeter-alarm", daemon=True)
         self.cpu_s = 0.0
@@ -327,7 +325,7 @@ class Alarm:
         if not self._thread.is_alive():
             flush()
             before_s = time.thread_time()  # of the thread that closes, beside its own
-            self._guarded(partial(self._look, is_last=True))
+            self._guarded(self._look, is_last=True)
             self.cpu_s += time.thread_time() - before_s
         if self._followed is not None:
             self._followed[0].close()
@@ -337,15 +335,6 @@ class Alarm:
         while not self._stopping.wait(EVERY_S):
             self._guarded(self._look)
             self.cpu_s = time.thread_time()
-
-    def _guarded(self, look: Callable[[], None]) -> None:
-        try:
-            look()
-        except Exception as error:  # noqa: BLE001  our failure is a mark, not the training's end
-            if not self._failed:
-                self._failed = True
-                message = f"{type(error).__name__}: {error}"[:1000]
-                self._mark(Mark(time.monotonic_ns(), "alarm_failed", message))
 
     def _look(self, *, is_last: bool = False) -> None:
         following, judge = self._followed or self._begun()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock, get_ident
@@ -33,14 +33,15 @@ from ergmeter.meter.run_plan import (
     Budget,
     Progress,
     RunPlan,
+    listed,
     os_error_text,
     print_notice,
     probe_names,
-    progress,
 )
 from ergmeter.meter.sink_feed import EVERY_S, Feed, planned
 from ergmeter.records import PHASES, Flops, Mark, Phase, Record, Reported, Step, StepValues, Summary
 from ergmeter.runlog.settings import Settings
+from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -113,7 +114,7 @@ class Meter:
             no_flops=no_flops,
             around=around,
             alerts=planned_alerts(
-                (*_texts(alerts), *(budget.rules if budget else ())),
+                (*listed("alerts", alerts), *(budget.rules if budget else ())),
                 stop_on=stop_on,
                 command=alert_command,
                 webhook=alert_webhook,
@@ -204,7 +205,7 @@ class Meter:
         """Time that is no training step: evaluation, a checkpoint, waiting for data, decoding."""
         if phase not in PHASES:
             raise UsageError(f"no phase {phase!r}; there are {', '.join(PHASES)}")
-        return StepSpan(self, phase, tokens, samples, tokens_real, None)
+        return StepSpan(self, phase, tokens, samples, tokens_real)
 
     def step_begin(self) -> None:
         """Begin the step that `step_end` will close here, and not where the last one ended."""
@@ -229,25 +230,11 @@ class Meter:
             raise UsageError("step_end was called inside `with meter.step()`, which ends by itself")
         start_ns = self._ends_ns.get(thread, self._started_ns)
         self._ends_ns[thread] = end_ns
-        values: StepValues = (
-            start_ns,
-            end_ns,
-            next(self._numbers["train"]),
-            1,
-            "train",
-            tokens,
-            tokens_real,
-            tokens_loss,
-            samples,
-            micro_steps,
-            loss,
-            learning_rate,
-            grad_norm,
-            0,
-            None,
-            None,
-        )
-        self._append(values)
+        span = StepSpan(
+            self, "train", tokens, samples, tokens_real, tokens_loss,
+            micro_steps, loss, learning_rate, grad_norm,
+        )  # fmt: skip
+        self._append(span.values(start_ns, end_ns))
 
     def mark(self, name: str, detail: str = "") -> None:
         """Name this instant. `meter.mark("warmup_end")` ends the warm-up here."""
@@ -285,19 +272,25 @@ class Meter:
         from ergmeter.flops.live import live_flops  # noqa: PLC0415  only for those who ask
 
         flops, model_settings, no_flops = live_flops(model, seq_len, self.plan.settings)
-        self.plan = replace(self.plan, settings=model_settings, flops=flops, no_flops=no_flops)
+        self.revise(settings=model_settings, flops=flops, no_flops=no_flops)
+
+    def revise(self, **changes: Any) -> None:  # noqa: ANN401  fields of RunPlan
+        """Change the plan while the run is measured, and write its settings and FLOPs again."""
+        self.plan = replace(self.plan, **changes)
+        self.header(**self.plan.facts())
+
+    def header(self, **facts: Any) -> None:  # noqa: ANN401  parts of the writer's header
+        """Add to the header of this process's share, while it is measured."""
         if self._handover is not None:
-            self._handover.describe(**self.plan.facts())
+            self._handover.describe(**facts)
 
     def explain(self, unavailable: Mapping[str, str]) -> None:
         """Say why some probes are not read here, by name."""
-        if self._handover is not None:
-            self._handover.describe(unavailable=unavailable)
+        self.header(unavailable=unavailable)
 
     def workload(self, facts: Mapping[str, object]) -> None:
         """Say what is trained and how, for those who compare runs: backend, optimizer, ..."""
-        if self._handover is not None:
-            self._handover.describe(workload=dict(facts))
+        self.header(workload=dict(facts))
 
     def continue_from(self, step: int) -> None:
         """Number the next training step so: a training that was resumed has done those before."""
@@ -322,24 +315,27 @@ class Meter:
 
     def progress(self) -> Progress:
         """How much of the budget this rank has done, and when the rest will be."""
-        budget = self.plan.budget
-        if budget is None or not budget.has_goal:
+        goals = self.plan.budget.goals if self.plan.budget else {}
+        if not goals:
             raise UsageError("no budget was declared: Meter(budget=Budget(tokens=...))")
         handover = self._handover
         if handover is None:
             raise UsageError("the Meter is not measuring")
         handover.collect()
         pending = handover.pending
-        done: float = pending.tokens if budget.unit == "tokens" else pending.train_steps
-        if budget.unit == "FLOPs":
+        [(unit, total)] = goals.items()
+        done: float = pending.tokens if unit == "tokens" else pending.train_steps
+        if unit == "FLOPs":
             if not self.plan.flops:
                 raise UsageError("a budget in FLOPs needs Meter(model=...) or Meter(flops=...)")
             flops = self.plan.flops[0]
             done *= flops.model_per_step
             if flops.tokens_per_step and pending.tokens:  # steps differ in size
                 done = pending.tokens * flops.model_per_step / flops.tokens_per_step
-        elapsed_ns = (pending.last_ns or 0) - (pending.first_ns or 0)
-        return progress(budget, done, elapsed_ns / 1e9)
+        elapsed_s = ((pending.last_ns or 0) - (pending.first_ns or 0)) / NS_PER_S
+        left = max(0.0, total - done)
+        eta_s = left * elapsed_s / done if done > 0 and elapsed_s > 0 else None
+        return Progress(done, total, unit, eta_s)
 
     def summary(self) -> Summary:
         """Every metric of the run so far."""
@@ -367,15 +363,8 @@ class Meter:
     def _start_feed(self, handover: HandOver) -> None:
         if self._sinks:
             self._feed = Feed(
-                self._sinks,
-                handover.run,
-                name=self.plan.name,
-                every_s=self._sinks_every_s,
-                flush=handover.flush,
-                mark=handover.marks.append,
-                is_first=lambda: handover.rank == 0,
+                self._sinks, handover, name=self.plan.name, every_s=self._sinks_every_s
             )
-            handover.costs.append(partial(getattr, self._feed, "cpu_s"))
             self._feed.start()
 
     def _start_alarm(self, handover: HandOver) -> None:
@@ -453,53 +442,26 @@ class Meter:
         return self._handover
 
 
-def _texts(alerts: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(alerts, str):
-        raise UsageError(f"alerts is a list; got {alerts!r}: give alerts=[{alerts!r}]")
-    return tuple(alerts)
-
-
 # One open step. This is our only code on the training thread. Entering takes a timestamp last and
 # leaving takes one first, so our cost lies outside the step.
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class StepSpan:
     """A step between its start and its end. Set its attributes at any time before the end."""
 
-    __slots__ = (
-        "_meter",
-        "_start_ns",
-        "_thread",
-        "grad_norm",
-        "learning_rate",
-        "loss",
-        "micro_steps",
-        "phase",
-        "samples",
-        "tokens",
-        "tokens_loss",
-        "tokens_real",
-    )
-
-    def __init__(
-        self,
-        meter: Meter,
-        phase: str,
-        tokens: int | None,
-        samples: int | None,
-        tokens_real: int | None,
-        tokens_loss: int | None,
-    ) -> None:
-        self._meter = meter
-        self.phase = phase
-        self.tokens = tokens
-        self.samples = samples
-        self.tokens_real = tokens_real
-        self.tokens_loss = tokens_loss
-        self.loss: float | None = None
-        self.learning_rate: float | None = None
-        self.grad_norm: float | None = None
-        self.micro_steps = 0
+    _meter: Meter
+    phase: str
+    tokens: int | None
+    samples: int | None
+    tokens_real: int | None
+    tokens_loss: int | None = None
+    micro_steps: int = 0
+    loss: float | None = None
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    _thread: int = 0
+    _start_ns: int = 0
 
     def micro_step(
         self,
@@ -536,27 +498,18 @@ class StepSpan:
         meter._spans.pop(thread, None)
         meter._ends_ns[thread] = end_ns
         if kind is None:
-            values: StepValues = (
-                self._start_ns,
-                end_ns,
-                next(meter._numbers[self.phase]),
-                1,
-                self.phase,
-                self.tokens,
-                self.tokens_real,
-                self.tokens_loss,
-                self.samples,
-                self.micro_steps or 1,
-                self.loss,
-                self.learning_rate,
-                self.grad_norm,
-                0,
-                None,
-                None,
-            )
-            meter._append(values)
+            meter._append(self.values(self._start_ns, end_ns))
         else:
             meter.mark("step_failed", f"{self.phase}: {kind.__name__}")
+
+    def values(self, start_ns: int, end_ns: int) -> StepValues:
+        """The fields of a Step, in their order; takes the next number of its phase."""
+        number = next(self._meter._numbers[self.phase])
+        return (
+            start_ns, end_ns, number, 1, self.phase,
+            self.tokens, self.tokens_real, self.tokens_loss, self.samples, self.micro_steps or 1,
+            self.loss, self.learning_rate, self.grad_norm, 0, None, None,
+        )  # fmt: skip
 
 
 def _plus(total: int | None, more: int | None) -> int | None:

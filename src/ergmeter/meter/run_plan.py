@@ -9,7 +9,6 @@ it ends, is killed or its probe fails, another takes over within a second. Count
 
 from __future__ import annotations
 
-import difflib
 import errno
 import hashlib
 import os
@@ -21,7 +20,7 @@ import weakref
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ergmeter import registry
 from ergmeter.errors import UsageError
@@ -113,40 +112,25 @@ class Budget:
     hours: float | None = None
 
     def __post_init__(self) -> None:
-        goals = [value for value in (self.steps, self.tokens, self.flops) if value is not None]
         limits = [value for value in (self.kwh, self.cost, self.hours) if value is not None]
-        if len(goals) > 1 or not goals + limits or not all(value > 0 for value in goals + limits):
+        amounts = [*self.goals.values(), *limits]
+        if len(self.goals) > 1 or not amounts or not all(amount > 0 for amount in amounts):
             raise UsageError(
                 "a budget is one positive number of this rank's steps, tokens or FLOPs, and what"
                 f" the run may use up: kwh, cost, hours; got {self!r}"
             )
 
     @property
-    def has_goal(self) -> bool:
-        """True if the budget has a goal."""
-        return any(value is not None for value in (self.steps, self.tokens, self.flops))
+    def goals(self) -> dict[str, float]:
+        """What is to be reached, by unit: one goal at most. Limits are among the alerts."""
+        goals = {"steps": self.steps, "tokens": self.tokens, "FLOPs": self.flops}
+        return {unit: float(total) for unit, total in goals.items() if total is not None}
 
     @property
     def rules(self) -> tuple[str, ...]:
         """The limits, as alert rules."""
         limits = (("energy", self.kwh, " kWh"), ("cost", self.cost, ""), ("time", self.hours, " h"))
         return tuple(f"{what} > {much:g}{unit}" for what, much, unit in limits if much is not None)
-
-    def as_json(self) -> dict[str, float]:
-        """The goal, for the writer's header; limits are among the alerts."""
-        return {self.unit: self.total} if self.has_goal else {}
-
-    @property
-    def unit(self) -> str:
-        """The unit of the goal."""
-        if self.steps is not None:
-            return "steps"
-        return "tokens" if self.tokens is not None else "FLOPs"
-
-    @property
-    def total(self) -> float:
-        """The goal's amount."""
-        return float(self.steps or self.tokens or self.flops or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +148,15 @@ class Progress:
         return self.done / self.total
 
 
-def progress(budget: Budget, done: float, elapsed_s: float) -> Progress:
-    """The progress of a rank after this much work and time, at its mean rate."""
-    left = max(0.0, budget.total - done)
-    eta_s = left * elapsed_s / done if done > 0 and elapsed_s > 0 else None
-    return Progress(done, budget.total, budget.unit, eta_s)
-
-
 _LAUNCHES = 1000  # of one name on one day
+_Value = TypeVar("_Value")
+
+
+def listed(option: str, values: Iterable[_Value]) -> tuple[_Value, ...]:
+    """The values of an option that takes a list. UsageError for a text, whose letters they'd be."""
+    if isinstance(values, str):
+        raise UsageError(f"{option} is a list; got {values!r}: give {option}=[{values!r}]")
+    return tuple(values)
 
 
 def probe_names(asked: Iterable[str] | None) -> tuple[str, ...] | None:
@@ -179,14 +164,9 @@ def probe_names(asked: Iterable[str] | None) -> tuple[str, ...] | None:
     that is not available here."""
     if asked is None:
         return None
-    if isinstance(asked, str):
-        raise UsageError(f"probes is a list; got {asked!r}: give probes=[{asked!r}]")
-    names, available = tuple(asked), registry.names("probes")
+    names = listed("probes", asked)
     for name in names:
-        if name not in available:
-            near = difflib.get_close_matches(name, available, n=1, cutoff=0.4)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UsageError(f"no probe {name!r}{hint} (there are: {', '.join(available)})")
+        registry.check_name("probes", "probe", name)
     return names
 
 
@@ -348,7 +328,7 @@ class RunPlan:
         header["unavailable"] = opened.unavailable
         header["probes"] = {probe.name: {"period_s": probe.period_s} for probe in opened.probes}
         if self.budget is not None:
-            header["budget"] = self.budget.as_json()
+            header["budget"] = self.budget.goals
         if self.alerts is not None and self.alerts.rules:
             header["alerts"] = self.alerts.as_json()
         cost_s = self.around.cost_s if self.around else None
