@@ -330,7 +330,8 @@ class RunPlan:
         if self.budget is not None:
             header["budget"] = self.budget.goals
         if self.alerts is not None and self.alerts.rules:
-            header["alerts"] = self.alerts.as_json()
+            rules = [rule.text for rule in self.alerts.rules]
+            header["alerts"] = {"rules": rules, "stop_on": list(self.alerts.stop_on)}
         cost_s = self.around.cost_s if self.around else None
         devices = [_own_device(header["writer"], whole_processes=cost_s is not None)]
         devices += [device for probe in opened.probes for device in probe.devices]
