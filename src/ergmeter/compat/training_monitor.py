@@ -658,7 +658,9 @@ class TrainingMonitor(Guarded):
         # Attention grows with the square of a length: the one length that all rows could have.
         length = squares / real
         try:
-            flops = tokens * self._token_flops(length)
+            if self.model_ref is None:
+                raise NotMeasurable("the model is not known: TrainingMonitor(..., model=model)")
+            flops = tokens * knowledge(self.model_ref).token_flops(self.model_ref, length)
         except ErgmeterError as error:
             return {**figures, "mfu": Missing(str(error))}
         figures |= {"actual_flops": flops, "flops_per_second": flops / step_s}
@@ -667,11 +669,6 @@ class TrainingMonitor(Guarded):
             return {**figures, "mfu": peak}
         mfu = flops / step_s / peak
         return {**figures, "mfu": mfu, "mfu_percent": 100 * mfu}
-
-    def _token_flops(self, length: float) -> float:
-        if self.model_ref is None:
-            raise NotMeasurable("the model is not known: TrainingMonitor(..., model=model)")
-        return knowledge(self.model_ref).token_flops(self.model_ref, length)
 
     def _peak_flops_per_s(self) -> Amount:
         """The peak of this rank's device, looked up once."""

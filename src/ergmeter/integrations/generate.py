@@ -112,8 +112,11 @@ class Measured:
         with self._until_it_fails():
             asked, times = self._prepared(arguments, options)
         if asked is not None and times is not None:
-            criteria = _with_clock(times, asked.options)
-            arguments, options = (), {**asked.options, "stopping_criteria": criteria}
+            from transformers import StoppingCriteriaList  # noqa: PLC0415  loaded if there is a model
+
+            criteria = [*(asked.options.get("stopping_criteria") or ()), times]
+            options = {**asked.options, "stopping_criteria": StoppingCriteriaList(criteria)}
+            arguments = ()
         self.is_inside = True
         try:
             output = original(*arguments, **options)
@@ -344,12 +347,6 @@ def _by_name(arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, A
     signature = inspect.signature(GenerationMixin.generate)
     names = [name for name in signature.parameters if name != "self"]
     return {**dict(zip(names, arguments, strict=False)), **options}
-
-
-def _with_clock(times: _Times, options: dict[str, Any]) -> Any:  # noqa: ANN401
-    from transformers import StoppingCriteriaList  # noqa: PLC0415
-
-    return StoppingCriteriaList([*(options.get("stopping_criteria") or ()), times])
 
 
 def _lengths(new: torch.Tensor, eos_ids: list[int]) -> list[int]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from functools import wraps
 from time import monotonic_ns
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
@@ -26,7 +27,6 @@ from ergmeter.runlog.process_group import framework_layout
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from types import FrameType
 
     from ergmeter.meter import Meter
     from ergmeter.records import Phase
@@ -233,13 +233,11 @@ def _counting_generation(trainer: Any, training: Training | None) -> Any:  # noq
 
 def _trainer_around(callback: TrainerCallback) -> Any:  # noqa: ANN401  a Trainer, or None
     """The trainer among our callers that has this callback: callbacks are not passed it."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, _line in walk_stack(sys._getframe(1)):
         caller = frame.f_locals.get("self")
         callbacks = getattr(getattr(caller, "callback_handler", None), "callbacks", ())
         if any(other is callback for other in callbacks):
             return caller
-        frame = frame.f_back
     return None
 
 

@@ -136,8 +136,11 @@ class Profile(Guarded):
             self._give_up(_ANOTHER)
             return
         self._thread = get_ident()
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
         self._profiler = profile(
-            activities=_activities(),
+            activities=activities,
             schedule=schedule(wait=0, warmup=_WARMUP, active=self._steps, repeat=1),
         )
         self._profiler.__enter__()
@@ -211,8 +214,3 @@ def _is_another() -> bool:
     made = autograd_profiler.KinetoStepTracker._step_dict
     is_on = autograd_profiler._is_profiler_enabled  # of any thread
     return _COUNTED_AS in made or is_on or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
-
-
-def _activities() -> list[ProfilerActivity]:
-    on_device = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-    return [ProfilerActivity.CPU, *on_device]

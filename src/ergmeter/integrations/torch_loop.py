@@ -13,6 +13,7 @@ waited for; `torch.steps` has the rules. The loss is not visible: pass it to
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
 _MOST_WRAPPED = 5
 
 
+@dataclass(eq=False, repr=False)
 class Watched(LastRun):
     """A watched loop, until `close` or the end of the program."""
 
-    def __init__(self, loop: Loop, training: Training, handle: Any) -> None:  # noqa: ANN401
-        self._loop = loop
-        self._handle = handle
-        self._training = training
-        self._is_closed = False
+    _loop: Loop
+    _training: Training
+    _handle: Any  # of torch's post-hook
+    _is_closed: bool = False
 
     def logged(self, **values: Any) -> None:  # noqa: ANN401
         """Values of the last step: loss, learning_rate, grad_norm. Tensors are not waited for."""

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         """To read a device that another process reads for us as long as it lives."""
 
         stands_by: bool
+        is_silent: bool  # takes nothing over from anybody
 
         def taken(self) -> Opened:
             """Its probe, if it falls to us now."""
@@ -65,24 +67,24 @@ LONGEST_STOP_S = 60.0
 DEVICE_S = 5.0
 
 
+@dataclass(slots=True)
 class FirstFailure:
     """Calls parts of our own work. The first failure becomes a mark, never the training's end."""
 
-    def __init__(self, mark: Callable[[Mark], None], name: str, about: str = "") -> None:
-        self._mark = mark
-        self._name = name
-        self._about = about
-        self._is_marked = False
+    mark: Callable[[Mark], None]
+    name: str
+    about: str = ""  # the start of the mark's text
+    is_marked: bool = False
 
     def __call__(self, work: Callable[..., object], *args: Any, **options: Any) -> None:  # noqa: ANN401
         """Does this part."""
         try:
             work(*args, **options)
         except Exception as error:  # noqa: BLE001  our failure is a mark, not the training's end
-            if not self._is_marked:
-                self._is_marked = True
-                message = f"{self._about}{type(error).__name__}: {error}"[:1000]
-                self._mark(Mark(time.monotonic_ns(), self._name, message))
+            if not self.is_marked:
+                self.is_marked = True
+                message = f"{self.about}{type(error).__name__}: {error}"[:1000]
+                self.mark(Mark(time.monotonic_ns(), self.name, message))
 
 
 class HandOver:
@@ -366,7 +368,7 @@ class HandOver:
                 self.duties.remove(duty)
                 self.add(opened)
                 names = ", ".join(probe.name for probe in opened.probes) or "nothing"
-                if not getattr(duty, "is_silent", False):
+                if not duty.is_silent:
                     self.marks.append(Mark(time.monotonic_ns(), "took_over", names))
 
     def _ask_where(self) -> None:

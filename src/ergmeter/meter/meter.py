@@ -368,7 +368,7 @@ class Meter:
             self._feed.start()
 
     def _start_alarm(self, handover: HandOver) -> None:
-        plan = self.plan.alerts
+        plan, around = self.plan.alerts, self.plan.around
         if plan is not None and plan.rules:
             self._alarm = Alarm(
                 plan,
@@ -376,21 +376,14 @@ class Meter:
                 settings=self.plan.settings,
                 mark=handover.marks.append,
                 # Around a command its processes tell the steps, each in a share of its own.
-                only=None if self.plan.around else handover.writer_id,
+                only=None if around else handover.writer_id,
                 is_first=lambda: handover.rank == 0,
-                rank=lambda: handover.rank if self._is_one_of(handover) else None,
-                on_stop=self._stop_asked,
+                # Where other ranks have a Meter of their own beside this one.
+                rank=lambda: handover.rank if handover.has_others and not around else None,
+                on_stop=lambda: self.on_stop() if self.on_stop is not None else None,
             )
             handover.costs.append(partial(getattr, self._alarm, "cpu_s"))
             self._alarm.start()
-
-    def _is_one_of(self, handover: HandOver) -> bool:
-        """Whether other ranks have a Meter of their own beside this one."""
-        return handover.has_others and not self.plan.around
-
-    def _stop_asked(self) -> None:
-        if self.on_stop is not None:
-            self.on_stop()
 
     def _last(self, handover: HandOver, ended: str) -> None:
         """What is to be done before the files are closed."""

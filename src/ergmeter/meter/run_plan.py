@@ -18,7 +18,7 @@ import sys
 import threading
 import weakref
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -244,20 +244,10 @@ class RunPlan:
         pid: int | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Opened:
-        opened = Opened()
         around = self.around.environment if self.around else os.environ
-        for name in names:
-            request = ProbeRequest(
-                pid=pid
-                or os.getpid(),  # whose descendants the program's processes are, in any case
-                path=str(path),
-                environment=dict(environment or around),
-                options=dict(self.probe_options.get(name, {})),
-            )
-            probe_opened = open_probes(request, [name])
-            opened.probes += probe_opened.probes
-            opened.unavailable |= probe_opened.unavailable
-        return opened
+        # Without a pid our own, whose descendants the program's processes are in any case.
+        request = ProbeRequest(pid or os.getpid(), str(path), dict(environment or around))
+        return open_probes(request, names, options=self.probe_options)
 
     def _joined(self, run: Path) -> HandOver:
         """Join the run of the recorder around this program."""
@@ -274,10 +264,10 @@ class RunPlan:
         try:
             path = self._made(path, run_header(self.name, sys.argv, group=group))
             is_made = group is None
+            names = (*default_probes(), "allocator") if self.probes is None else self.probes
             if group is None:
-                names = (*default_probes(), "allocator") if self.probes is None else self.probes
                 return self._share(path, self._opened(names, path=Path.cwd()))
-            return self._ranks_share(path, group)
+            return self._ranks_share(path, group, names)
         except OSError as error:
             if is_made:
                 shutil.rmtree(path, ignore_errors=True)
@@ -301,16 +291,12 @@ class RunPlan:
         if self.settings.layout is not None and world > 1:
             ParallelLayout.parsed(self.settings.layout).check(world)
 
-    def _ranks_share(self, run: Path, group: str) -> HandOver:
+    def _ranks_share(self, run: Path, group: str, names: tuple[str, ...]) -> HandOver:
         """The share of one of several ranks: its own process, and the devices if it is the first
         here that asks for them."""
-        wanted = (*default_probes(), "allocator") if self.probes is None else self.probes
-        opened = self._opened([n for n in wanted if n in _OWN_PROBES], path=Path.cwd())
-        duties = [
-            _Duty(self, name, word=f"{group}|{run.absolute()}")
-            for name in wanted
-            if name not in _OWN_PROBES
-        ]
+        opened = self._opened([n for n in names if n in _OWN_PROBES], path=Path.cwd())
+        word = f"{group}|{run.absolute()}"
+        duties = [_Duty(self, name, word=word) for name in names if name not in _OWN_PROBES]
         for duty in duties:
             first = duty.taken()
             opened.probes += first.probes
@@ -364,13 +350,13 @@ def _own_device(writer: str, *, whole_processes: bool) -> Device:
 _OWN_PROBES = ("process", "allocator")
 
 
+@dataclass(eq=False)
 class _AllocatorLater:
     """Opens the allocator's probe once the program itself has initialised CUDA, never before."""
 
-    def __init__(self, plan: RunPlan) -> None:
-        self._plan = plan
-        self.stands_by = True
-        self.is_silent = True  # it takes nothing over from anybody
+    plan: RunPlan
+    stands_by: bool = True
+    is_silent: bool = True  # it takes nothing over from anybody
 
     def taken(self) -> Opened:
         """The probe, if CUDA is in use by now."""
@@ -378,19 +364,20 @@ class _AllocatorLater:
         if torch is None or not torch.cuda.is_initialized():
             return Opened()
         self.stands_by = False
-        return self._plan._opened(["allocator"], path=Path.cwd())
+        return self.plan._opened(["allocator"], path=Path.cwd())
 
 
+@dataclass(eq=False)
 class _Duty:
     """The duty to read a device for all ranks of this node that see it."""
 
-    def __init__(self, plan: RunPlan, name: str, *, word: str) -> None:
-        self._plan = plan
-        self.name = name
-        self._word = word
-        self._claim: DeviceClaim | None = None
-        self._over = threading.Event()
-        self.stands_by = False  # somebody else reads
+    plan: RunPlan
+    name: str
+    word: str
+    stands_by: bool = False  # somebody else reads
+    is_silent: bool = False
+    _claim: DeviceClaim | None = None
+    _over: threading.Event = field(default_factory=threading.Event)
 
     def taken(self) -> Opened:
         """The probe, if nobody reads for us yet; why it can't work here; or nothing."""
@@ -398,10 +385,10 @@ class _Duty:
             return Opened()
         # Ranks are children of one launcher, which is how they are told from other programs.
         several = {"LOCAL_WORLD_SIZE": "2", **os.environ}
-        opened = self._plan._opened([self.name], path=Path.cwd(), environment=several)
+        opened = self.plan._opened([self.name], path=Path.cwd(), environment=several)
         devices = sorted(device.id for probe in opened.probes for device in probe.devices)
         if self._claim is None:
-            self._claim = DeviceClaim(self._word, self.name, *devices)
+            self._claim = DeviceClaim(self.word, self.name, *devices)
         if not opened.probes:
             self.stands_by = False
             self._claim.release()

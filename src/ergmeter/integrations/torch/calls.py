@@ -17,12 +17,14 @@ from dataclasses import replace
 from enum import Enum
 from math import prod
 from threading import get_ident
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.checkpoint import CheckpointFunction
 
 from ergmeter.flops.counted.meta_model import ModuleCall, TensorSpec, ids_shape
 from ergmeter.flops.counted.op_costs import PRODUCT_NAME
@@ -377,14 +379,8 @@ def _is_whole_in_graph(call: ModuleCall) -> bool:
 
 def _is_in_reentrant_checkpoint() -> bool:
     """True if a checkpoint makes this call, first without gradients."""
-    checkpoint: Any = sys.modules.get("torch.utils.checkpoint")
-    frame: Any = sys._getframe(1)
-    wanted = getattr(getattr(checkpoint, "CheckpointFunction", None), "forward", None)
-    while frame is not None and wanted is not None:
-        if frame.f_code is wanted.__code__:
-            return True
-        frame = frame.f_back
-    return False
+    forward: Any = CheckpointFunction.forward
+    return any(frame.f_code is forward.__code__ for frame, _ in walk_stack(sys._getframe(1)))
 
 
 def _is_checkpointed() -> bool:
