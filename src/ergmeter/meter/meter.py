@@ -230,11 +230,13 @@ class Meter:
             raise UsageError("step_end was called inside `with meter.step()`, which ends by itself")
         start_ns = self._ends_ns.get(thread, self._started_ns)
         self._ends_ns[thread] = end_ns
-        span = StepSpan(
-            self, "train", tokens, samples, tokens_real, tokens_loss,
-            micro_steps, loss, learning_rate, grad_norm,
+        number = next(self._numbers["train"])
+        values: StepValues = (
+            start_ns, end_ns, number, 1, "train",
+            tokens, tokens_real, tokens_loss, samples, micro_steps,
+            loss, learning_rate, grad_norm, 0, None, None,
         )  # fmt: skip
-        self._append(span.values(start_ns, end_ns))
+        self._append(values)
 
     def mark(self, name: str, detail: str = "") -> None:
         """Name this instant. `meter.mark("warmup_end")` ends the warm-up here."""
@@ -491,18 +493,16 @@ class StepSpan:
         meter._spans.pop(thread, None)
         meter._ends_ns[thread] = end_ns
         if kind is None:
-            meter._append(self.values(self._start_ns, end_ns))
+            number = next(meter._numbers[self.phase])
+            values: StepValues = (
+                self._start_ns, end_ns, number, 1, self.phase,
+                self.tokens, self.tokens_real, self.tokens_loss, self.samples,
+                self.micro_steps or 1,
+                self.loss, self.learning_rate, self.grad_norm, 0, None, None,
+            )  # fmt: skip
+            meter._append(values)
         else:
             meter.mark("step_failed", f"{self.phase}: {kind.__name__}")
-
-    def values(self, start_ns: int, end_ns: int) -> StepValues:
-        """The fields of a Step, in their order; takes the next number of its phase."""
-        number = next(self._meter._numbers[self.phase])
-        return (
-            start_ns, end_ns, number, 1, self.phase,
-            self.tokens, self.tokens_real, self.tokens_loss, self.samples, self.micro_steps or 1,
-            self.loss, self.learning_rate, self.grad_norm, 0, None, None,
-        )  # fmt: skip
 
 
 def _plus(total: int | None, more: int | None) -> int | None:
