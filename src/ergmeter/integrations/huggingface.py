@@ -153,7 +153,7 @@ class ErgmeterCallback(TrainingCallback, TrainerCallback):
         if _size_of(trainer, "cp_size") > 1 and training.meter is not None:
             # On context-parallel ranks `training_step` cuts the batch after we have counted it.
             # Sequence parallelism (Ulysses) cuts it in its data loader, before.
-            training.meter.header(whole_sequences=True)
+            training.meter._header(whole_sequences=True)
         self._replace("training_step", self._counted(trainer.training_step))
         self._generates = _counting_generation(trainer, self._training)
         for name, phase in _PHASES.items():

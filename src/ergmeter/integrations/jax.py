@@ -180,7 +180,7 @@ class JaxTraining(LastRun, Guarded):
             flops, reason = meter.plan.flops, meter.plan.no_flops
         settings = meter.plan.settings
         settings = replace(settings, parameters=settings.parameters or self._parameters)
-        meter.revise(settings=settings, flops=flops, no_flops=reason)
+        meter._revise(settings=settings, flops=flops, no_flops=reason)
 
 
 def _number_of(parameters: Any) -> int | None:  # noqa: ANN401

@@ -416,7 +416,7 @@ class Description:
             why = f"ergmeter failed to count them ({type(error).__name__}: {error})"[:500]
             if not self._declared_flops:
                 self._meter.plan = replace(self._meter.plan, flops=(), no_flops=why)
-                self._meter.header(flops=[], no_flops=why)
+                self._meter._header(flops=[], no_flops=why)
 
     # -- what is written --------------------------------------------------------------------------
 
@@ -440,7 +440,7 @@ class Description:
         meter.plan = replace(meter.plan, settings=settings, flops=tuple(flops), no_flops=reason)
         if not self._declared_flops:
             _written[meter] = meter.plan.flops
-        meter.header(**{"flops": [], "no_flops": "", **meter.plan.facts()})
+        meter._header(**{"flops": [], "no_flops": "", **meter.plan.facts()})
 
 
 def _are_equal(values: Sequence[float]) -> bool:

@@ -254,7 +254,7 @@ class Training(Guarded):
         """Set the precision of products, where neither the Meter nor the weights tell."""
         meter = self.meter
         if dtype is not None and meter is not None and meter.plan.settings.dtype is None:
-            meter.revise(settings=replace(meter.plan.settings, dtype=dtype))
+            meter._revise(settings=replace(meter.plan.settings, dtype=dtype))
 
     @guarded
     def step_cancelled(self) -> None:
@@ -300,7 +300,7 @@ class Training(Guarded):
     def total_steps(self, number: float) -> None:
         """Set the planned number of steps, for the ETA; ignored where it is unknown."""
         if self.meter is not None and 0 < number < float("inf"):
-            self.meter.header(total_steps=int(number))
+            self.meter._header(total_steps=int(number))
 
     # -- inside -----------------------------------------------------------------------------------
 

@@ -274,25 +274,25 @@ class Meter:
         from ergmeter.flops.live import live_flops  # noqa: PLC0415  only for those who ask
 
         flops, model_settings, no_flops = live_flops(model, seq_len, self.plan.settings)
-        self.revise(settings=model_settings, flops=flops, no_flops=no_flops)
+        self._revise(settings=model_settings, flops=flops, no_flops=no_flops)
 
-    def revise(self, **changes: Any) -> None:  # noqa: ANN401  fields of RunPlan
+    def _revise(self, **changes: Any) -> None:  # noqa: ANN401  fields of RunPlan
         """Change the plan while the run is measured, and write its settings and FLOPs again."""
         self.plan = replace(self.plan, **changes)
-        self.header(**self.plan.facts())
+        self._header(**self.plan.facts())
 
-    def header(self, **facts: Any) -> None:  # noqa: ANN401  parts of the writer's header
+    def _header(self, **facts: Any) -> None:  # noqa: ANN401  parts of the writer's header
         """Add to the header of this process's share, while it is measured."""
         if self._handover is not None:
             self._handover.describe(**facts)
 
     def explain(self, unavailable: Mapping[str, str]) -> None:
         """Say why some probes are not read here, by name."""
-        self.header(unavailable=unavailable)
+        self._header(unavailable=unavailable)
 
     def workload(self, facts: Mapping[str, object]) -> None:
         """Say what is trained and how, for those who compare runs: backend, optimizer, ..."""
-        self.header(workload=dict(facts))
+        self._header(workload=dict(facts))
 
     def continue_from(self, step: int) -> None:
         """Number the next training step so: a training that was resumed has done those before."""
@@ -317,17 +317,16 @@ class Meter:
 
     def progress(self) -> Progress:
         """How much of the budget this rank has done, and when the rest will be."""
-        goals = self.plan.budget.goals if self.plan.budget else {}
-        if not goals:
+        budget = self.plan.budget
+        if budget is None or not budget.has_goal:
             raise UsageError("no budget was declared: Meter(budget=Budget(tokens=...))")
         handover = self._handover
         if handover is None:
             raise UsageError("the Meter is not measuring")
         handover.collect()
         pending = handover.pending
-        [(unit, total)] = goals.items()
-        done: float = pending.tokens if unit == "tokens" else pending.train_steps
-        if unit == "FLOPs":
+        done: float = pending.tokens if budget.unit == "tokens" else pending.train_steps
+        if budget.unit == "FLOPs":
             if not self.plan.flops:
                 raise UsageError("a budget in FLOPs needs Meter(model=...) or Meter(flops=...)")
             flops = self.plan.flops[0]
@@ -335,9 +334,9 @@ class Meter:
             if flops.tokens_per_step and pending.tokens:  # steps differ in size
                 done = pending.tokens * flops.model_per_step / flops.tokens_per_step
         elapsed_s = ((pending.last_ns or 0) - (pending.first_ns or 0)) / NS_PER_S
-        left = max(0.0, total - done)
+        left = max(0.0, budget.total - done)
         eta_s = left * elapsed_s / done if done > 0 and elapsed_s > 0 else None
-        return Progress(done, total, unit, eta_s)
+        return Progress(done, budget.total, budget.unit, eta_s)
 
     def summary(self) -> Summary:
         """Every metric of the run so far."""

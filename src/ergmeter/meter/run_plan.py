@@ -112,19 +112,34 @@ class Budget:
     hours: float | None = None
 
     def __post_init__(self) -> None:
+        goals = self.as_json()
         limits = [value for value in (self.kwh, self.cost, self.hours) if value is not None]
-        amounts = [*self.goals.values(), *limits]
-        if len(self.goals) > 1 or not amounts or not all(amount > 0 for amount in amounts):
+        amounts = [*goals.values(), *limits]
+        if len(goals) > 1 or not amounts or not all(amount > 0 for amount in amounts):
             raise UsageError(
                 "a budget is one positive number of this rank's steps, tokens or FLOPs, and what"
                 f" the run may use up: kwh, cost, hours; got {self!r}"
             )
 
-    @property
-    def goals(self) -> dict[str, float]:
-        """What is to be reached, by unit: one goal at most. Limits are among the alerts."""
+    def as_json(self) -> dict[str, float]:
+        """The goal by its unit, for the writer's header; limits are among the alerts."""
         goals = {"steps": self.steps, "tokens": self.tokens, "FLOPs": self.flops}
         return {unit: float(total) for unit, total in goals.items() if total is not None}
+
+    @property
+    def has_goal(self) -> bool:
+        """True if the budget has a goal."""
+        return bool(self.as_json())
+
+    @property
+    def unit(self) -> str:
+        """The unit of the goal."""
+        return next(iter(self.as_json()), "FLOPs")
+
+    @property
+    def total(self) -> float:
+        """The goal's amount."""
+        return sum(self.as_json().values())
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -314,7 +329,7 @@ class RunPlan:
         header["unavailable"] = opened.unavailable
         header["probes"] = {probe.name: {"period_s": probe.period_s} for probe in opened.probes}
         if self.budget is not None:
-            header["budget"] = self.budget.goals
+            header["budget"] = self.budget.as_json()
         if self.alerts is not None and self.alerts.rules:
             rules = [rule.text for rule in self.alerts.rules]
             header["alerts"] = {"rules": rules, "stop_on": list(self.alerts.stop_on)}
