@@ -18,7 +18,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import tables
-from ergmeter.compat.training_monitor.monitor import calculate_mfu_with_profiler
+from ergmeter.compat.training_monitor import calculate_mfu_with_profiler
 
 EVERY = (1, 10, 50, 100, 500)
 # Hidden size, layers, feed-forward, heads, key-value heads, vocabulary.

@@ -5,12 +5,13 @@ A plugin is imported only when it is loaded, so its module may have heavy import
 
 from __future__ import annotations
 
+import difflib
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
-from ergmeter.errors import PluginError
+from ergmeter.errors import PluginError, UsageError
 
 Kind = Literal["probes", "importers", "metrics", "flops", "sinks", "launchers", "entries"]
 
@@ -29,6 +30,15 @@ def _entry_points(kind: Kind) -> dict[str, EntryPoint]:
 def names(kind: Kind) -> list[str]:
     """The installed plugins of a kind, by name."""
     return sorted(_entry_points(kind))
+
+
+def check_name(kind: Kind, noun: str, name: str) -> None:
+    """Raises UsageError for a plugin that is not installed, with the nearest name and all names."""
+    available = names(kind)
+    if name not in available:
+        near = difflib.get_close_matches(name, available, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"no {noun} {name!r}{hint} (there are: {', '.join(available)})")
 
 
 def load(kind: Kind, name: str) -> Any:  # noqa: ANN401  each kind has its own protocol, in ports

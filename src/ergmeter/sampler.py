@@ -18,8 +18,8 @@ import contextlib
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from ergmeter import registry
 from ergmeter.errors import ErgmeterError
@@ -57,11 +57,20 @@ def default_probes() -> tuple[str, ...]:
 
 
 def open_probes(
-    request: ProbeRequest, names: Iterable[str], *, wait_s: float = 2 * HANG_S
+    request: ProbeRequest,
+    names: Iterable[str],
+    *,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    wait_s: float = 2 * HANG_S,
 ) -> Opened:
-    """Construct the probes. One that can't work, or hangs, is left out with its reason."""
+    """Construct the probes. One that can't work, or hangs, is left out with its reason.
+
+    `options` has those of a probe by its name, where the request's are not for all.
+    """
     opened = Opened()
     for name in names:
+        if options is not None:
+            request = replace(request, options=dict(options.get(name, {})))
         result = _open_in_time(request, name, wait_s=wait_s)
         if isinstance(result, str):
             opened.unavailable[name] = result

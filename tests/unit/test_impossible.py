@@ -338,7 +338,7 @@ def test_metrics_servers_carry_the_mark(tmp_path: Path) -> None:
 
 
 def test_the_monitor_s_line_is_marked() -> None:
-    torch_monitor = pytest.importorskip("ergmeter.compat.training_monitor.monitor")
+    torch_monitor = pytest.importorskip("ergmeter.compat.training_monitor")
     assert torch_monitor._marked_mfu(9.85) == "9.8500 (impossible: above 1)"
     assert torch_monitor._marked_mfu(0.4) == "0.4000"
 

@@ -22,7 +22,6 @@ Amount: TypeAlias = "int | Later | None"
 
 _IDS = "input_ids"
 _PROMPT = "prompt_input_ids"
-_HOST = ("cpu",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +219,7 @@ def _fits(value: Any, ids: Any) -> bool:  # noqa: ANN401
 def _near(value: Any) -> Any:  # noqa: ANN401
     """A torch tensor in host memory as the numpy array it shares it with, which counts ten times
     as fast; whatever else as it is."""
-    if value is None or getattr(getattr(value, "device", None), "type", None) not in _HOST:
+    if value is None or getattr(getattr(value, "device", None), "type", None) != "cpu":
         return value
     try:
         return value.numpy()
@@ -245,17 +244,14 @@ def is_later(value: Any) -> bool:  # noqa: ANN401
     device = getattr(value, "device", None)
     if device is None:
         return False
-    return getattr(device, "type", None) not in _HOST and not _is_on_host(device)
+    # The host is "cpu" itself in numpy, of type "cpu" in torch, of platform "cpu" in jax.
+    names = (device, getattr(device, "type", None), getattr(device, "platform", None))
+    return not any(name == "cpu" for name in names)
 
 
 def _amount(value: Any) -> Amount:  # noqa: ANN401
     """The number itself if it is in host memory, else the tensor on its device."""
     return value if is_later(value) else int(value)
-
-
-def _is_on_host(device: Any) -> bool:  # noqa: ANN401
-    """True for a host device of numpy ("cpu") or jax (an object with a platform)."""
-    return device == "cpu" or getattr(device, "platform", None) in _HOST
 
 
 def _sum(amounts: list[Amount]) -> Amount:

@@ -111,22 +111,25 @@ class Measured:
         asked = times = None
         with self._until_it_fails():
             asked, times = self._prepared(arguments, options)
+        if asked is not None and times is not None:
+            from transformers import StoppingCriteriaList  # noqa: PLC0415  loaded if there is a model
+
+            criteria = [*(asked.options.get("stopping_criteria") or ()), times]
+            options = {**asked.options, "stopping_criteria": StoppingCriteriaList(criteria)}
+            arguments = ()
         self.is_inside = True
         try:
-            if asked is None or times is None:
-                return original(*arguments, **options)
-            output = original(
-                **{**asked.options, "stopping_criteria": _with_clock(times, asked.options)}
-            )
+            output = original(*arguments, **options)
         finally:
             self.is_inside = False
-        with self._until_it_fails():
-            self._write(asked, times, getattr(output, "sequences", output))
+        if asked is not None:
+            with self._until_it_fails():
+                self._write(asked, times, getattr(output, "sequences", output))
         return output
 
     def _prepared(
         self, arguments: tuple[Any, ...], options: dict[str, Any]
-    ) -> tuple[_Asked, _Times] | tuple[None, None]:
+    ) -> tuple[_Asked | None, _Times | None]:
         """The call's arguments and the clock of its tokens; or None and a mark with the reason."""
         asked = _Asked(self._model(), _by_name(arguments, options))
         why_not = asked.why_not
@@ -146,7 +149,8 @@ class Measured:
             message = " ".join(f"{type(error).__name__}: {error}".split())
             self._tell("generate_not_measured", message[:300])
 
-    def _write(self, asked: _Asked, times: _Times, sequences: torch.Tensor) -> None:
+    def _write(self, asked: _Asked, times: _Times | None, sequences: torch.Tensor) -> None:
+        assert times is not None
         tokens_ns = times.tokens_ns()
         if not tokens_ns:
             return
@@ -202,22 +206,13 @@ class Measured:
 class GeneratedTokens(Measured):
     """Counts the tokens that a model generates during its training, without timing them."""
 
-    def generated(
-        self, original: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
-    ) -> Any:  # noqa: ANN401  whatever generate gives
-        """Generate, and record the number of new tokens."""
-        self.is_inside = True
-        try:
-            output = original(*arguments, **options)
-        finally:
-            self.is_inside = False
-        with self._until_it_fails():
-            asked = _Asked(self._model(), _by_name(arguments, options))
-            sequences = getattr(output, "sequences", output)
-            prompt = 1 if asked.model.config.is_encoder_decoder else asked.prompt_length
-            tokens = sum(_lengths(sequences[:, prompt:], asked.eos_ids))
-            self._record(Reported(monotonic_ns(), GENERATED, float(tokens), "tokens"))
-        return output
+    def _prepared(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[_Asked, None]:
+        return _Asked(self._model(), _by_name(arguments, options)), None
+
+    def _write(self, asked: _Asked, _times: _Times | None, sequences: torch.Tensor) -> None:
+        prompt = 1 if asked.model.config.is_encoder_decoder else asked.prompt_length
+        tokens = sum(_lengths(sequences[:, prompt:], asked.eos_ids))
+        self._record(Reported(monotonic_ns(), GENERATED, float(tokens), "tokens"))
 
 
 GENERATED = "generated_tokens"
@@ -352,12 +347,6 @@ def _by_name(arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, A
     signature = inspect.signature(GenerationMixin.generate)
     names = [name for name in signature.parameters if name != "self"]
     return {**dict(zip(names, arguments, strict=False)), **options}
-
-
-def _with_clock(times: _Times, options: dict[str, Any]) -> Any:  # noqa: ANN401
-    from transformers import StoppingCriteriaList  # noqa: PLC0415
-
-    return StoppingCriteriaList([*(options.get("stopping_criteria") or ()), times])
 
 
 def _lengths(new: torch.Tensor, eos_ids: list[int]) -> list[int]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from functools import wraps
 from time import monotonic_ns
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
@@ -26,7 +27,6 @@ from ergmeter.runlog.process_group import framework_layout
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from types import FrameType
 
     from ergmeter.meter import Meter
     from ergmeter.records import Phase
@@ -61,10 +61,8 @@ class ErgmeterCallback(TrainingCallback, TrainerCallback):
         """
         if meter is not None and (out is not None or options):
             raise UsageError("give meter= or what to make one of, not both")
-        self._asked = meter
-        if meter is None:
-            # Wrong options raise now, not once the model is loaded.
-            self._asked = Training(out=out, **options).own
+        # Wrong options raise now, not once the model is loaded.
+        self._asked = meter or Training(out=out, **options).own
         self._prepare(looks_on=bool(options.get("looks_on")))
         self._out = out
         self._chosen_meter = meter
@@ -152,8 +150,10 @@ class ErgmeterCallback(TrainingCallback, TrainerCallback):
                 "tokens_not_counted",
                 "ranks share their batches (tensor, context, ...) and nobody says which: layout=",
             )
-        if _size_of(trainer, "cp_size") > 1:
-            _counts_whole_sequences(training)
+        if _size_of(trainer, "cp_size") > 1 and training.meter is not None:
+            # On context-parallel ranks `training_step` cuts the batch after we have counted it.
+            # Sequence parallelism (Ulysses) cuts it in its data loader, before.
+            training.meter._header(whole_sequences=True)
         self._replace("training_step", self._counted(trainer.training_step))
         self._generates = _counting_generation(trainer, self._training)
         for name, phase in _PHASES.items():
@@ -233,13 +233,11 @@ def _counting_generation(trainer: Any, training: Training | None) -> Any:  # noq
 
 def _trainer_around(callback: TrainerCallback) -> Any:  # noqa: ANN401  a Trainer, or None
     """The trainer among our callers that has this callback: callbacks are not passed it."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, _line in walk_stack(sys._getframe(1)):
         caller = frame.f_locals.get("self")
         callbacks = getattr(getattr(caller, "callback_handler", None), "callbacks", ())
         if any(other is callback for other in callbacks):
             return caller
-        frame = frame.f_back
     return None
 
 
@@ -256,15 +254,6 @@ def _is_laid_out(trainer: Any, training: Training) -> bool:  # noqa: ANN401
     """True if the ranks with equal batches are known, so that a reader counts them once."""
     declared = training.meter is not None and training.meter.plan.settings.layout is not None
     return declared or "at" in (framework_layout(trainer.model) or {})
-
-
-def _counts_whole_sequences(training: Training) -> None:
-    """True on context-parallel ranks: `training_step` cuts the batch after we have counted it.
-
-    Sequence parallelism (Ulysses) cuts it in its data loader, before.
-    """
-    if training.meter is not None and training.meter._handover is not None:
-        training.meter._handover.describe(whole_sequences=True)
 
 
 def _ranks_share_batches(trainer: Any) -> bool:  # noqa: ANN401

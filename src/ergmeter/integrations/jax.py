@@ -167,7 +167,7 @@ class JaxTraining(LastRun, Guarded):
         """Add model size and FLOPs of a step to the run, at the first batch."""
         self._is_described = True
         meter = self._training.meter
-        if meter is None or meter._handover is None:
+        if meter is None:
             return
         flops, reason = self._flops, self._no_flops
         ids = next((leaf for leaf in jax.tree.leaves(batch) if is_ids(leaf)), None)
@@ -178,11 +178,9 @@ class JaxTraining(LastRun, Guarded):
                 flops = (replace(flops[0], tokens_per_step=prod(ids.shape)),)
         if not flops and meter.plan.flops:  # the Meter was given some
             flops, reason = meter.plan.flops, meter.plan.no_flops
-        settings = replace(
-            meter.plan.settings, parameters=meter.plan.settings.parameters or self._parameters
-        )
-        meter.plan = replace(meter.plan, settings=settings, flops=flops, no_flops=reason)
-        meter._handover.describe(**meter.plan.facts())
+        settings = meter.plan.settings
+        settings = replace(settings, parameters=settings.parameters or self._parameters)
+        meter._revise(settings=settings, flops=flops, no_flops=reason)
 
 
 def _number_of(parameters: Any) -> int | None:  # noqa: ANN401
@@ -238,10 +236,7 @@ def _lowered_flops(lowered: Any) -> tuple[tuple[Flops, ...], str]:  # noqa: ANN4
     except FormatError as error:
         return (), str(error)
     if _AGAIN.encode() in module:
-        return (
-            (),
-            "jax.checkpoint computes a part again, and what that is can't be told apart",
-        )
+        return (), "jax.checkpoint computes a part again, and what that is can't be told apart"
     unknown = (*count.unknown_loops, *count.unknown_calls)
     if unknown:
         return (), f"what the compiled step holds can't be counted whole: {', '.join(unknown)}"

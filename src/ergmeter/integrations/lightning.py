@@ -16,7 +16,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import PluginError
@@ -81,14 +81,10 @@ class ErgmeterCallback(TrainingCallback, Guarded, _Callback):
         self._counts_tokens = True
         self._comes_late = False  # a module that takes the loader itself: its batch is known after
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """The arguments, from which a spawned process makes it again."""
-        return {"_arguments": self._arguments}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make it again in a spawned process."""
-        meter, options = state["_arguments"]
-        self.__init__(meter, **options)  # type: ignore[misc]
+        meter, options = self._arguments
+        return partial(type(self), meter=meter, **options), ()
 
     # -- life -----------------------------------------------------------------------------------
 

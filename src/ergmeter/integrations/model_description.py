@@ -413,22 +413,18 @@ class Description:
         try:
             yield
         except Exception as error:  # noqa: BLE001  the program's modules may fail in any way
-            self._give_up(error)
-
-    def _give_up(self, error: Exception) -> None:
-        why = f"ergmeter failed to count them ({type(error).__name__}: {error})"[:500]
-        if self._declared_flops:
-            return
-        self._meter.plan = replace(self._meter.plan, flops=(), no_flops=why)
-        if self._meter._handover is not None:
-            self._meter._handover.describe(flops=[], no_flops=why)
+            why = f"ergmeter failed to count them ({type(error).__name__}: {error})"[:500]
+            if not self._declared_flops:
+                self._meter.plan = replace(self._meter.plan, flops=(), no_flops=why)
+                self._meter._header(flops=[], no_flops=why)
 
     # -- what is written --------------------------------------------------------------------------
 
     def _write(self, why_not: str = _WAITING) -> None:
         record, meter = self._record, self._meter
         assert record is not None
-        counts = self._counts or _not_counted(record, why_not)
+        uncounted = [[CallFlops(error=why_not)] * len(group) for group in record.groups]
+        counts = self._counts or uncounted
         reason = ""
         flops: Sequence[Any] = ()
         try:
@@ -444,17 +440,11 @@ class Description:
         meter.plan = replace(meter.plan, settings=settings, flops=tuple(flops), no_flops=reason)
         if not self._declared_flops:
             _written[meter] = meter.plan.flops
-        if meter._handover is not None:
-            facts = {"flops": [], "no_flops": "", **meter.plan.facts()}
-            meter._handover.describe(**facts)
+        meter._header(**{"flops": [], "no_flops": "", **meter.plan.facts()})
 
 
 def _are_equal(values: Sequence[float]) -> bool:
     return max(values) - min(values) <= _EQUAL_FRAC * max(values)
-
-
-def _not_counted(record: StepRecord, why: str) -> list[list[CallFlops]]:
-    return [[CallFlops(error=why)] * len(group) for group in record.groups]
 
 
 def may_count_here() -> bool:

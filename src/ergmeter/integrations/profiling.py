@@ -136,8 +136,11 @@ class Profile(Guarded):
             self._give_up(_ANOTHER)
             return
         self._thread = get_ident()
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
         self._profiler = profile(
-            activities=_activities(),
+            activities=activities,
             schedule=schedule(wait=0, warmup=_WARMUP, active=self._steps, repeat=1),
         )
         self._profiler.__enter__()
@@ -208,14 +211,6 @@ def _is_another() -> bool:
     One that waits for its turn, or warms up, is not "enabled". But each is counted from where it
     is made to where it is closed, among those who count steps for torch.
     """
-    counting = getattr(autograd_profiler, "KinetoStepTracker", None)
-    made = getattr(counting, "_step_dict", {})
+    made = autograd_profiler.KinetoStepTracker._step_dict
     is_on = autograd_profiler._is_profiler_enabled  # of any thread
     return _COUNTED_AS in made or is_on or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
-
-
-def _activities() -> list[ProfilerActivity]:
-    activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
-    return activities

@@ -13,6 +13,7 @@ import sys
 import time
 from contextlib import suppress
 from functools import wraps
+from operator import itemgetter
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -38,12 +39,8 @@ _MOST_NAMES = 1000
 _NOT_TRAINING = ("val", "eval", "test", "dev")  # how folders of a second writer are called
 # What loops call the loss of a step, where they do not call it that.
 _LOSSES = {
-    "loss/train",
-    "train loss",
-    "training/loss",
-    "training_loss",
-    "losses/train",
-    "loss_train",
+    *("loss/train", "train loss", "training/loss"),
+    *("training_loss", "losses/train", "loss_train"),
 }
 
 
@@ -81,16 +78,42 @@ class Taps:
         """Wrap this tracker's logging functions."""
         if name == "wandb":
             run = module.sdk.wandb_run.Run
-            run.log = _then(run.log, lambda args, kwargs: _first(args[1:], kwargs, "data"), self)
+            run.log = self._tapped(run.log, ("self", "data"), itemgetter("data"))
             module.init = self._tapping_init(module, module.init)  # type: ignore[attr-defined]
         elif name == "mlflow":
-            module.log_metric = _then(module.log_metric, _pair_of("key", "value", 0), self)  # type: ignore[attr-defined]
-            module.log_metrics = _then(  # type: ignore[attr-defined]
-                module.log_metrics, lambda args, kwargs: _first(args, kwargs, "metrics"), self
+            module.log_metric = self._tapped(  # type: ignore[attr-defined]
+                module.log_metric, ("key", "value"), lambda call: {call["key"]: call["value"]}
+            )
+            module.log_metrics = self._tapped(  # type: ignore[attr-defined]
+                module.log_metrics, ("metrics",), itemgetter("metrics")
             )
         else:  # TensorBoard
             writer = module.SummaryWriter
-            writer.add_scalar = _then(writer.add_scalar, _scalar, self)
+            writer.add_scalar = self._tapped(
+                writer.add_scalar, ("self", "tag", "scalar_value"), _scalar
+            )
+
+    def _tapped(
+        self,
+        log: Callable[..., Any],
+        names: tuple[str, ...],
+        values: Callable[[dict[str, Any]], Any],
+    ) -> Callable[..., Any]:
+        """A tracker's function whose values are recorded too: by its arguments under `names`."""
+
+        @wraps(log)
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            result = log(*args, **kwargs)
+            try:
+                logged = values({**dict(zip(names, args, strict=False)), **kwargs})
+            except (KeyError, TypeError):  # a call that we do not understand
+                logged = None
+            if isinstance(logged, dict):
+                self.record(logged)
+            return result
+
+        setattr(call, _OURS, True)
+        return call
 
     def _tapping_init(self, wandb: Any, init: Callable[..., Any]) -> Callable[..., Any]:  # noqa: ANN401
         """`wandb.init` under mode="disabled" returns a run with a `log` of its own."""
@@ -101,7 +124,7 @@ class Taps:
             try:
                 log = run.log
                 if not hasattr(log, _OURS):
-                    run.log = _then(log, lambda args, kwargs: _first(args, kwargs, "data"), self)
+                    run.log = self._tapped(log, ("data",), itemgetter("data"))
                     if wandb.log == log:
                         wandb.log = run.log
             except Exception as error:  # noqa: BLE001  never break training
@@ -111,44 +134,11 @@ class Taps:
         return call
 
 
-def _then(
-    log: Callable[..., Any], values: Callable[[Any, Any], Any], taps: Taps
-) -> Callable[..., Any]:
-    @wraps(log)
-    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        result = log(*args, **kwargs)
-        try:
-            logged = values(args, kwargs)
-        except (KeyError, IndexError, TypeError):  # a call that we do not understand
-            logged = None
-        if isinstance(logged, dict):
-            taps.record(logged)
-        return result
-
-    setattr(call, _OURS, True)
-    return call
-
-
-def _first(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:  # noqa: ANN401
-    return args[0] if args else kwargs.get(name)
-
-
-def _pair_of(key: str, value: str, skip: int) -> Callable[[Any, Any], dict[str, Any]]:
-    def pair(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        rest = args[skip:]
-        name = rest[0] if rest else kwargs[key]
-        return {name: rest[1] if len(rest) > 1 else kwargs[value]}
-
-    return pair
-
-
-def _scalar(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _scalar(call: dict[str, Any]) -> dict[str, Any]:
     """A scalar by its tag, under its writer's folder if there are several writers."""
-    pair = _pair_of("tag", "scalar_value", 1)(args, kwargs)
-    folder = PurePath(str(getattr(args[0], "log_dir", ""))).name
-    if folder.lower().startswith(_NOT_TRAINING):
-        return {f"{folder}/{tag}": value for tag, value in pair.items()}
-    return pair
+    folder = PurePath(str(getattr(call["self"], "log_dir", ""))).name
+    prefix = f"{folder}/" if folder.lower().startswith(_NOT_TRAINING) else ""
+    return {f"{prefix}{call['tag']}": call["scalar_value"]}
 
 
 def _number(value: Any) -> float | None:  # noqa: ANN401

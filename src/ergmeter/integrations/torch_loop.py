@@ -13,6 +13,7 @@ waited for; `torch.steps` has the rules. The loss is not visible: pass it to
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,25 +22,25 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ergmeter.errors import UsageError
 from ergmeter.integrations.torch import patches
 from ergmeter.integrations.torch.steps import Loop
-from ergmeter.integrations.training import Training
+from ergmeter.integrations.training import LastRun, Training
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ergmeter.meter import Meter
     from ergmeter.records import Summary
 
 _MOST_WRAPPED = 5
 
 
-class Watched:
+@dataclass(eq=False, repr=False)
+class Watched(LastRun):
     """A watched loop, until `close` or the end of the program."""
 
-    def __init__(self, loop: Loop, training: Training, handle: Any) -> None:  # noqa: ANN401
-        self._loop = loop
-        self._handle = handle
-        self._training = training
-        self._path: Path | None = None
-        self._is_closed = False
+    _loop: Loop
+    _training: Training
+    _handle: Any  # of torch's post-hook
+    _is_closed: bool = False
 
     def logged(self, **values: Any) -> None:  # noqa: ANN401
         """Values of the last step: loss, learning_rate, grad_norm. Tensors are not waited for."""
@@ -52,20 +53,20 @@ class Watched:
     @property
     def path(self) -> Path:
         """The run directory, once there was a step."""
-        meter = self._training.meter
-        if meter is not None:
-            self._path = meter.path
-        if self._path is None and self._loop.off and not self._is_closed:
+        return self._last_meter().path
+
+    def _last_meter(self) -> Meter:
+        self._meter = self._training.meter or self._meter
+        if self._meter is None and self._loop.off and not self._is_closed:
             raise UsageError("another `watch` took the place of this one before a step: use that")
-        if self._path is None:
+        if self._meter is None:
             raise UsageError("no optimizer has stepped since `watch`, so there is no run yet")
-        return self._path
+        return self._meter
 
     def close(self) -> None:
         """Stop watching, and close the run."""
         self._is_closed = True
-        if self._training.meter is not None:
-            self._path = self._training.meter.path
+        self._meter = self._training.meter or self._meter
         self._handle.remove()
         if self._loop in patches.loops:
             patches.loops.remove(self._loop)
@@ -73,14 +74,9 @@ class Watched:
 
     def summary(self) -> Summary:
         """Every metric of the run so far. The loop may go on."""
-        from ergmeter.metrics.summarize import summarize  # noqa: PLC0415  loads numpy and pyarrow
-        from ergmeter.runlog.reader import Run  # noqa: PLC0415
-
-        meter = self._training.meter
-        if meter is None:
-            return summarize(Run.open(self.path))
-        self._training.catch_up()
-        return meter.summary()
+        if self._training.meter is not None:
+            self._training.catch_up()
+        return super().summary()
 
     def __enter__(self) -> Watched:
         return self

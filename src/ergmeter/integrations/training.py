@@ -22,7 +22,7 @@ from ergmeter.errors import UsageError
 from ergmeter.integrations.batches import Counts, count_samples, count_tokens
 from ergmeter.integrations.guard import Guarded, Stopping, guarded
 from ergmeter.integrations.model_description import Description
-from ergmeter.integrations.unsettled_steps import UnsettledSteps, device_events
+from ergmeter.integrations.unsettled_steps import Brief, UnsettledSteps, device_events
 from ergmeter.meter import Meter, active_meters
 from ergmeter.meter.clock import moment
 from ergmeter.meter.run_plan import print_notice
@@ -57,9 +57,9 @@ class Training(Guarded):
         is_count = isinstance(profile_steps, int) and not isinstance(profile_steps, bool)
         if not is_count or profile_steps < 0:
             raise UsageError(f"profile_steps is a number, 0 or more; got {profile_steps!r}")
-        self._own = self.own = Meter(**options) if meter is None else None
+        self.own = Meter(**options) if meter is None else None
         # True for the hook of `erg record`: any other Meter or callback has priority.
-        self._looks_on = self._own is not None and self._own.looks_on
+        self._looks_on = self.own is not None and self.own.looks_on
         self._chosen_meter = meter
         self.meter: Meter | None = None
         self.failed = ""
@@ -98,7 +98,7 @@ class Training(Guarded):
         if others and self._looks_on:
             self.failed = "this process is measured already"
             return
-        self.meter = self._chosen_meter or (others[0] if others else self._own)
+        self.meter = self._chosen_meter or (others[0] if others else self.own)
         assert self.meter is not None
         if self.meter not in others:
             self.meter.start()
@@ -147,7 +147,7 @@ class Training(Guarded):
         self.meter = None
         if self._calls is not None:
             self._calls.detach()
-        if meter is self._own:
+        if meter is self.own:
             meter.close(ended)
 
     def rest(self) -> None:
@@ -155,7 +155,7 @@ class Training(Guarded):
 
         The run ends with the process, or where another training begins in it.
         """
-        if self.failed or self.meter is None or self.meter is not self._own:
+        if self.failed or self.meter is None or self.meter is not self.own:
             self.end()
             return
         if self._profile is not None:
@@ -202,16 +202,18 @@ class Training(Guarded):
             is_unknown = not counts
         elif self._model is not None:
             counts = self._model.in_model_layout(counts)
-        self._hold(
-            Step(
-                start_ns=start_ns,
-                end_ns=end_ns,
-                index=self._index,
-                micro_steps=micro_steps or max(1, len(counts)),
-                learning_rate=learning_rate,
-            ),
-            [] if is_unknown else counts,
+        step = Step(
+            start_ns,
+            end_ns,
+            self._index,
+            micro_steps=micro_steps or max(1, len(counts)),
+            learning_rate=learning_rate,
         )
+        counts = [] if is_unknown else counts
+        laters = [later for count in counts for later in count.laters]
+        self._before(counts, is_paused=True)
+        self._last = step
+        self._append(step, counts, device_events(laters) if laters else None)
 
     def stepped(
         self,
@@ -228,13 +230,17 @@ class Training(Guarded):
         """
         if self.failed and self.is_over():
             return
-        model, rows = self._model, self._unsettled.rows
+        model = self._model
         if self._logged or model is None or not model.is_settled:
             self._before(counts)
-        rows.append(((start_ns, end_ns, self._index, micro_steps), counts, after))
+        self._append((start_ns, end_ns, self._index, micro_steps), counts, after)
+
+    def _append(self, step: Brief, counts: list[Counts], after: Any) -> None:  # noqa: ANN401
+        rows = self._unsettled.rows
+        rows.append((step, counts, after))
         self._index += 1
         if self._profile is not None:
-            self._profiled()
+            self._profile.step()  # which never raises
         if len(rows) > _MOST_UNSETTLED:
             self.fail(OverflowError(_TOO_MANY))
 
@@ -248,9 +254,7 @@ class Training(Guarded):
         """Set the precision of products, where neither the Meter nor the weights tell."""
         meter = self.meter
         if dtype is not None and meter is not None and meter.plan.settings.dtype is None:
-            meter.plan = replace(meter.plan, settings=replace(meter.plan.settings, dtype=dtype))
-            if meter._handover is not None:
-                meter._handover.describe(**meter.plan.facts())
+            meter._revise(settings=replace(meter.plan.settings, dtype=dtype))
 
     @guarded
     def step_cancelled(self) -> None:
@@ -295,9 +299,8 @@ class Training(Guarded):
     @guarded
     def total_steps(self, number: float) -> None:
         """Set the planned number of steps, for the ETA; ignored where it is unknown."""
-        handover = self.meter._handover if self.meter is not None else None
-        if handover is not None and 0 < number < float("inf"):
-            handover.describe(total_steps=int(number))
+        if self.meter is not None and 0 < number < float("inf"):
+            self.meter._header(total_steps=int(number))
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -333,16 +336,6 @@ class Training(Guarded):
 
             self._calls = tokens_of_calls(model)
 
-    def _hold(self, step: Step, counts: list[Counts]) -> None:
-        self._index += 1
-        laters = [later for count in counts for later in count.laters]
-        self._before(counts, is_paused=True)
-        self._last = step
-        self._unsettled.rows.append((step, counts, device_events(laters) if laters else None))
-        self._profiled()
-        if len(self._unsettled.rows) > _MOST_UNSETTLED:
-            raise OverflowError(_TOO_MANY)
-
     @guarded
     def _before(self, counts: list[Counts], *, is_paused: bool = False) -> None:
         """Prepare to store a step."""
@@ -355,11 +348,6 @@ class Training(Guarded):
         logged, self._logged = self._logged, {}
         last, self._last = self._last, None
         self._unsettled.complete(logged, last)
-
-    @guarded
-    def _profiled(self) -> None:
-        if self._profile is not None:
-            self._profile.step()
 
     def is_over(self) -> bool:
         """True after a failure; then the profiler is stopped, on the training's thread."""

@@ -12,11 +12,11 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from traceback import walk_stack
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
 
     from ergmeter.meter.meter import Meter
 
@@ -133,16 +133,9 @@ def _wait_for_imports() -> None:
 def _is_importing() -> bool:
     here = threading.get_ident()
     ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith("ergmeter")}
-    frames = [frame for ident, frame in sys._current_frames().items() if ident in ours - {here}]
-    return any(_is_in_import(frame) for frame in frames)
-
-
-def _is_in_import(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return True
-        frame = frame.f_back
-    return False
+    newest = [frame for ident, frame in sys._current_frames().items() if ident in ours - {here}]
+    frames = (caller for frame in newest for caller, _ in walk_stack(frame))
+    return any(frame.f_code.co_filename.startswith("<frozen importlib") for frame in frames)
 
 
 def _after_fork() -> None:

@@ -25,12 +25,13 @@ import urllib.error
 import urllib.request
 import weakref
 from collections import deque
-from dataclasses import dataclass, field
-from functools import partial
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ergmeter.errors import UsageError
+from ergmeter.meter.handover import FirstFailure
 from ergmeter.meter.run_plan import DeviceClaim, print_notice
 from ergmeter.metrics.live.alert_rules import (
     NAN,
@@ -94,17 +95,12 @@ def _words(command: str) -> tuple[str, ...]:
     return words
 
 
-def _address(webhook: str | None) -> str | None:
-    if webhook is None:
-        return None
-    try:
+def _address(webhook: str) -> str:
+    with suppress(ValueError):
         parts = urlsplit(webhook)
-        is_good = parts.scheme in ("http", "https") and bool(parts.hostname)
-    except ValueError:
-        is_good = False
-    if not is_good:
-        raise UsageError(f"a webhook is an http:// or https:// address; got {webhook!r}")
-    return webhook
+        if parts.scheme in ("http", "https") and parts.hostname:
+            return webhook
+    raise UsageError(f"a webhook is an http:// or https:// address; got {webhook!r}")
 
 
 class Notices:
@@ -251,10 +247,6 @@ class AlertPlan:
     stop_on: tuple[str, ...] = ()
     ways: NoticeChannels = field(default_factory=NoticeChannels)
 
-    def as_json(self) -> dict[str, Any]:
-        """The fields for the writer's header."""
-        return {"rules": [rule.text for rule in self.rules], "stop_on": list(self.stop_on)}
-
 
 def planned_alerts(
     alerts: str | Iterable[str],
@@ -274,47 +266,43 @@ def planned_alerts(
             )
     if (command is not None or webhook is not None) and not rules:
         raise UsageError("a command or a webhook for alerts, and no alert to tell of; give one")
-    words = _words(command) if command is not None else ()
-    channels = NoticeChannels(command=words, webhook=_address(webhook))
+    channels = NoticeChannels(
+        command=() if command is None else _words(command),
+        webhook=None if webhook is None else _address(webhook),
+    )
     return AlertPlan(rules, stops, channels)
 
 
+@dataclass(eq=False)
 class Alarm:
-    """Judges a run while it is written. `should_stop` says that it had better end."""
+    """Judges a run while it is written. `should_stop` says that it had better end.
 
-    def __init__(
-        self,
-        plan: AlertPlan,
-        run: Path,
-        *,
-        settings: Settings,
-        mark: Callable[[Mark], None],
-        only: str | None = None,
-        is_first: Callable[[], bool] = lambda: True,
-        rank: Callable[[], int | None] = lambda: None,
-        on_stop: Callable[[], None] | None = None,
-    ) -> None:
-        """`only`: the writer whose share is judged; left out, all of the run. `rank`: whose that is
-        among several ranks with an alarm each. `on_stop` hears once that the run should stop."""
-        self.should_stop = False
-        self._plan = plan
-        self._run = run
-        self._settings = settings
-        self._mark = mark
-        self._only = only
-        self._is_first = is_first
-        self._rank = rank
-        self._on_stop = on_stop
-        self._notices = Notices(plan.ways, mark=mark)
+    `only` is the writer whose share is judged; left out, all of the run. `rank` is whose that is
+    among several ranks with an alarm each. `on_stop` hears once that the run should stop.
+    """
+
+    plan: AlertPlan
+    run: Path
+    _: KW_ONLY
+    settings: Settings
+    mark: Callable[[Mark], None]
+    only: str | None = None
+    is_first: Callable[[], bool] = lambda: True
+    rank: Callable[[], int | None] = lambda: None
+    on_stop: Callable[[], None] | None = None
+    should_stop: bool = field(default=False, init=False)
+    cpu_s: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self._notices = Notices(self.plan.ways, mark=self.mark)
         self._followed: tuple[RunFollower, Judge] | None = None
         self._lost: dict[str, set[str]] = {}  # by rule, the writers whose loss is none now
         self._claims: dict[str, DeviceClaim] = {}  # by rule, to tell of a loss for this node
         weakref.finalize(self, _release, self._claims)  # held so long, they are no leak
         self._unjudged: set[str] = set()  # rules of which it was said that nothing is seen for them
-        self._failed = False
+        self._guarded = FirstFailure(self.mark, "alarm_failed")
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="ergmeter-alarm", daemon=True)
-        self.cpu_s = 0.0
 
     def start(self) -> None:
         """Begin to watch."""
@@ -327,7 +315,7 @@ class Alarm:
         if not self._thread.is_alive():
             flush()
             before_s = time.thread_time()  # of the thread that closes, beside its own
-            self._guarded(partial(self._look, is_last=True))
+            self._guarded(self._look, is_last=True)
             self.cpu_s += time.thread_time() - before_s
         if self._followed is not None:
             self._followed[0].close()
@@ -337,15 +325,6 @@ class Alarm:
         while not self._stopping.wait(EVERY_S):
             self._guarded(self._look)
             self.cpu_s = time.thread_time()
-
-    def _guarded(self, look: Callable[[], None]) -> None:
-        try:
-            look()
-        except Exception as error:  # noqa: BLE001  our failure is a mark, not the training's end
-            if not self._failed:
-                self._failed = True
-                message = f"{type(error).__name__}: {error}"[:1000]
-                self._mark(Mark(time.monotonic_ns(), "alarm_failed", message))
 
     def _look(self, *, is_last: bool = False) -> None:
         following, judge = self._followed or self._begun()
@@ -361,12 +340,12 @@ class Alarm:
         from ergmeter.metrics.live.alert_judge import Judge  # noqa: PLC0415  numpy and pyarrow
         from ergmeter.metrics.live.follow import RunFollower  # noqa: PLC0415
 
-        following = RunFollower(self._run, only=self._only)
+        following = RunFollower(self.run, only=self.only)
         following.learn()
         judge = Judge(
-            self._plan.rules,
+            self.plan.rules,
             devices=following.devices,
-            settings=self._settings,
+            settings=self.settings,
             start_ns=following.start_ns,
         )
         self._followed = (following, judge)
@@ -374,32 +353,32 @@ class Alarm:
 
     def _say_unjudged(self, unjudged: dict[str, str], *, is_last: bool) -> None:
         """Reports, once, a rule that can't be judged in this run."""
-        for rule, lacks in unjudged.items() if self._is_first() else ():
+        for rule, lacks in unjudged.items() if self.is_first() else ():
             if rule not in self._unjudged:
                 self._unjudged.add(rule)
                 print_notice(f"alert {rule!r} is not judged{'' if is_last else ' so far'}: {lacks}")
             if is_last:
-                self._mark(Mark(time.monotonic_ns(), "alert_unjudged", f"{rule}: {lacks}"[:1000]))
+                self.mark(Mark(time.monotonic_ns(), "alert_unjudged", f"{rule}: {lacks}"[:1000]))
 
     def _raised(self, alert: Alert, *, may_stop: bool) -> None:
         name = "alert_over" if alert.is_over else "alert"
-        self._mark(Mark(alert.t_ns, name, alert.text[:1000]))
+        self.mark(Mark(alert.t_ns, name, alert.text[:1000]))
         is_news = self._is_news(alert)
         if alert.is_over:
             return
         if is_news:
             alert_json = {**alert.as_json(), "text": self._with_rank(alert)}
-            self._notices.tell({**alert_json, "run": str(self._run), "pid": os.getpid()})
-        if may_stop and alert.rule.kind in self._plan.stop_on and not self.should_stop:
+            self._notices.tell({**alert_json, "run": str(self.run), "pid": os.getpid()})
+        if may_stop and alert.rule.kind in self.plan.stop_on and not self.should_stop:
             self.should_stop = True
-            self._mark(Mark(time.monotonic_ns(), "stop_asked", alert.text[:1000]))
-            if self._on_stop is not None:
-                self._on_stop()
+            self.mark(Mark(time.monotonic_ns(), "stop_asked", alert.text[:1000]))
+            if self.on_stop is not None:
+                self.on_stop()
 
     def _is_news(self, alert: Alert) -> bool:
         """True if this rank reports the alert: not the first rank's, nor a second lost loss."""
         if alert.rule.kind != NAN:
-            return self._is_first() or not alert.rule.is_of_all_ranks
+            return self.is_first() or not alert.rule.is_of_all_ranks
         lost = self._lost.setdefault(alert.rule.text, set())
         if alert.is_over:
             lost.discard(alert.about)
@@ -415,14 +394,14 @@ class Alarm:
 
     def _tells_for_node(self, rule: AlertRule) -> bool:
         """True if no other rank of this node has reported a lost loss."""
-        if self._rank() is None:
+        if self.rank() is None:
             return True
-        whose = ("alert", str(self._run.resolve()), rule.text)
+        whose = ("alert", str(self.run.resolve()), rule.text)
         return self._claims.setdefault(rule.text, DeviceClaim(*whose)).take()
 
     def _with_rank(self, alert: Alert) -> str:
         """Its text; of a loss that is one rank's among several, with the rank."""
-        rank = self._rank() if alert.rule.kind == NAN else None
+        rank = self.rank() if alert.rule.kind == NAN else None
         return alert.text if rank is None else f"{alert.text} (rank {rank})"
 
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         """To read a device that another process reads for us as long as it lives."""
 
         stands_by: bool
+        is_silent: bool  # takes nothing over from anybody
 
         def taken(self) -> Opened:
             """Its probe, if it falls to us now."""
@@ -65,6 +67,26 @@ LONGEST_STOP_S = 60.0
 DEVICE_S = 5.0
 
 
+@dataclass(slots=True)
+class FirstFailure:
+    """Calls parts of our own work. The first failure becomes a mark, never the training's end."""
+
+    mark: Callable[[Mark], None]
+    name: str
+    about: str = ""  # the start of the mark's text
+    is_marked: bool = False
+
+    def __call__(self, work: Callable[..., object], *args: Any, **options: Any) -> None:  # noqa: ANN401
+        """Does this part."""
+        try:
+            work(*args, **options)
+        except Exception as error:  # noqa: BLE001  our failure is a mark, not the training's end
+            if not self.is_marked:
+                self.is_marked = True
+                message = f"{self.about}{type(error).__name__}: {error}"[:1000]
+                self.mark(Mark(time.monotonic_ns(), self.name, message))
+
+
 class HandOver:
     """Owns the writer and the sampler of one process. `steps` and `marks` may be appended to by
     any thread."""
@@ -84,6 +106,7 @@ class HandOver:
         self.reported: deque[Reported] = deque()
         self.pending = PendingSteps(self.marks.append)
         self._timeline = Timeline(self.marks.append)
+        self._guarded = FirstFailure(self.marks.append, "handover_failed")
         self._header_facts: deque[dict[str, Any]] = deque()
         self._writer = writer
         self._sampler = sampler
@@ -101,7 +124,6 @@ class HandOver:
         self._cpu_s: dict[str, float] = {}  # by thread
         self._own_due_s = 0.0
         self._given_rank: int | None = None
-        self._failed = False
         self._ending: Mark | None = None
         self._finished = False
         self._paused: list[threading.Lock] = []
@@ -114,7 +136,6 @@ class HandOver:
         self.on_end: list[Callable[[], None]] = []
         self.costs: list[Callable[[], float]] = []  # CPU seconds of other threads of ours
         self._where: dict[str, Any] = {}  # this rank among the others, as it was asked last
-        self._header_where: dict[str, Any] = {}  # and as the header has it
 
     @property
     def run(self) -> Path:
@@ -167,7 +188,7 @@ class HandOver:
         if not self._stopping.is_set():
             self._guarded(self._ask_where)
             # What the device still computes is drawn for, and is a step's.
-            self._guarded(partial(catch_up, DEVICE_S))
+            self._guarded(catch_up, DEVICE_S)
             self._guarded(self._stand_in)
             self._guarded(self._sampler.stop)
             self.duties.clear()  # or what is let go of now would be taken up again
@@ -226,20 +247,20 @@ class HandOver:
         """Take over what the program has made so far. With `wait`, also what a device still has."""
         with self._collecting:
             for source in self.sources:
-                self._guarded(partial(source, wait=wait))
+                self._guarded(source, wait=wait)
             backlog = len(self.steps)
             waiting = backlog + len(self.pending)
             for first in range(0, max(1, backlog), CHUNK_ROWS):
                 rows = [self.steps.popleft() for _ in range(min(CHUNK_ROWS, backlog - first))]
                 timed = self._timeline.passed(rows)
-                self._guarded(partial(self._add, timed, waiting))
+                self._guarded(self._add, timed, waiting)
                 self._moved_s = time.monotonic()
             if wait:
                 rest = self._timeline.give_up()
-                self._guarded(partial(self._add, rest, waiting))
+                self._guarded(self._add, rest, waiting)
             self._ask_rank()
-            self._guarded(partial(self._trim, self.marks, "marks"))
-            self._guarded(partial(self._trim, self.reported, "reported figures"))
+            self._guarded(self._trim, self.marks, "marks")
+            self._guarded(self._trim, self.reported, "reported figures")
 
     def _add(self, rows: list[StepValues], waiting: int) -> None:
         try:
@@ -262,14 +283,13 @@ class HandOver:
         try:
             while self._header_facts:
                 facts = self._header_facts.popleft()
-                self._guarded(partial(self._writer.extend_header, **facts))
+                self._guarded(self._writer.extend_header, **facts)
             # The samples first: a process killed in between has no steps that nothing was read for.
             if samples:
                 self._guarded(self._write_samples)
-            self._guarded(self._say_where)
             self._write_steps()
             reported = [self.reported.popleft() for _ in range(len(self.reported))]
-            self._guarded(partial(self._writer.write, "reported", reported))
+            self._guarded(self._writer.write, "reported", reported)
             self._write_marks()
         finally:
             self._at_disk = False
@@ -294,24 +314,15 @@ class HandOver:
             self._guarded(self._writer.close)
             self._at_disk = False
 
-    def _guarded(self, work: Callable[[], object]) -> None:
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001  our failure is a mark, not the training's end
-            if not self._failed:
-                self._failed = True
-                message = f"{type(error).__name__}: {error}"[:1000]
-                self.marks.append(Mark(time.monotonic_ns(), "handover_failed", message))
-
     def _write_marks(self) -> None:
         for _ in range(len(self.marks)):
-            self._guarded(partial(self._writer.mark, self.marks.popleft()))
+            self._guarded(self._writer.mark, self.marks.popleft())
 
     def _write_samples(self) -> None:
         samples, marks = self._sampler.drain()
         self.marks.extendleft(reversed(marks))
         for probe, rows in samples.items():
-            self._guarded(partial(self._writer.write, "samples", rows, stream=probe))
+            self._guarded(self._writer.write, "samples", rows, stream=probe)
         if time.monotonic() >= self._own_due_s:
             self._own_due_s = time.monotonic() + OWN_COST_EVERY_S
             self._write_own_cost()
@@ -357,14 +368,8 @@ class HandOver:
                 self.duties.remove(duty)
                 self.add(opened)
                 names = ", ".join(probe.name for probe in opened.probes) or "nothing"
-                if not getattr(duty, "is_silent", False):
+                if not duty.is_silent:
                     self.marks.append(Mark(time.monotonic_ns(), "took_over", names))
-
-    def _say_where(self) -> None:
-        """Writes the layout to the header, on the writing thread, as the disk may hang."""
-        if self._where != self._header_where:
-            self._header_where = self._where
-            self._writer.extend_header(**self._where)
 
     def _ask_where(self) -> None:
         """How many ranks there are, and where this one stands among them, once that is known.
@@ -375,15 +380,16 @@ class HandOver:
         answer = {} if world < 2 else {"world": world, "layout": framework_layout()}
         if answer and answer != self._where:
             self._where = answer
+            self.describe(**answer)
 
     def _write_steps(self) -> None:
         while columns := self.pending.take(WRITE_ROWS):
             columns["rank"] = (self._rank_now(),) * len(columns["start_ns"])
-            self._guarded(partial(self._write_columns, columns))
+            self._guarded(self._write_columns, columns)
             self._moved_s = time.monotonic()
         dropped = self.pending.take_dropped()
         if dropped is not None:
-            self._guarded(partial(self._writer.drop_steps, dropped))
+            self._guarded(self._writer.drop_steps, dropped)
 
     def _write_columns(self, columns: dict[str, Any]) -> None:
         write = partial(self._writer.write_columns, "steps", stream=self._stream)

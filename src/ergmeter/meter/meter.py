@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock, get_ident
@@ -33,14 +33,15 @@ from ergmeter.meter.run_plan import (
     Budget,
     Progress,
     RunPlan,
+    listed,
     os_error_text,
     print_notice,
     probe_names,
-    progress,
 )
 from ergmeter.meter.sink_feed import EVERY_S, Feed, planned
 from ergmeter.records import PHASES, Flops, Mark, Phase, Record, Reported, Step, StepValues, Summary
 from ergmeter.runlog.settings import Settings
+from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -113,7 +114,7 @@ class Meter:
             no_flops=no_flops,
             around=around,
             alerts=planned_alerts(
-                (*_texts(alerts), *(budget.rules if budget else ())),
+                (*listed("alerts", alerts), *(budget.rules if budget else ())),
                 stop_on=stop_on,
                 command=alert_command,
                 webhook=alert_webhook,
@@ -204,7 +205,7 @@ class Meter:
         """Time that is no training step: evaluation, a checkpoint, waiting for data, decoding."""
         if phase not in PHASES:
             raise UsageError(f"no phase {phase!r}; there are {', '.join(PHASES)}")
-        return StepSpan(self, phase, tokens, samples, tokens_real, None)
+        return StepSpan(self, phase, tokens, samples, tokens_real)
 
     def step_begin(self) -> None:
         """Begin the step that `step_end` will close here, and not where the last one ended."""
@@ -229,24 +230,12 @@ class Meter:
             raise UsageError("step_end was called inside `with meter.step()`, which ends by itself")
         start_ns = self._ends_ns.get(thread, self._started_ns)
         self._ends_ns[thread] = end_ns
+        number = next(self._numbers["train"])
         values: StepValues = (
-            start_ns,
-            end_ns,
-            next(self._numbers["train"]),
-            1,
-            "train",
-            tokens,
-            tokens_real,
-            tokens_loss,
-            samples,
-            micro_steps,
-            loss,
-            learning_rate,
-            grad_norm,
-            0,
-            None,
-            None,
-        )
+            start_ns, end_ns, number, 1, "train",
+            tokens, tokens_real, tokens_loss, samples, micro_steps,
+            loss, learning_rate, grad_norm, 0, None, None,
+        )  # fmt: skip
         self._append(values)
 
     def mark(self, name: str, detail: str = "") -> None:
@@ -285,19 +274,25 @@ class Meter:
         from ergmeter.flops.live import live_flops  # noqa: PLC0415  only for those who ask
 
         flops, model_settings, no_flops = live_flops(model, seq_len, self.plan.settings)
-        self.plan = replace(self.plan, settings=model_settings, flops=flops, no_flops=no_flops)
+        self._revise(settings=model_settings, flops=flops, no_flops=no_flops)
+
+    def _revise(self, **changes: Any) -> None:  # noqa: ANN401  fields of RunPlan
+        """Change the plan while the run is measured, and write its settings and FLOPs again."""
+        self.plan = replace(self.plan, **changes)
+        self._header(**self.plan.facts())
+
+    def _header(self, **facts: Any) -> None:  # noqa: ANN401  parts of the writer's header
+        """Add to the header of this process's share, while it is measured."""
         if self._handover is not None:
-            self._handover.describe(**self.plan.facts())
+            self._handover.describe(**facts)
 
     def explain(self, unavailable: Mapping[str, str]) -> None:
         """Say why some probes are not read here, by name."""
-        if self._handover is not None:
-            self._handover.describe(unavailable=unavailable)
+        self._header(unavailable=unavailable)
 
     def workload(self, facts: Mapping[str, object]) -> None:
         """Say what is trained and how, for those who compare runs: backend, optimizer, ..."""
-        if self._handover is not None:
-            self._handover.describe(workload=dict(facts))
+        self._header(workload=dict(facts))
 
     def continue_from(self, step: int) -> None:
         """Number the next training step so: a training that was resumed has done those before."""
@@ -338,8 +333,10 @@ class Meter:
             done *= flops.model_per_step
             if flops.tokens_per_step and pending.tokens:  # steps differ in size
                 done = pending.tokens * flops.model_per_step / flops.tokens_per_step
-        elapsed_ns = (pending.last_ns or 0) - (pending.first_ns or 0)
-        return progress(budget, done, elapsed_ns / 1e9)
+        elapsed_s = ((pending.last_ns or 0) - (pending.first_ns or 0)) / NS_PER_S
+        left = max(0.0, budget.total - done)
+        eta_s = left * elapsed_s / done if done > 0 and elapsed_s > 0 else None
+        return Progress(done, budget.total, budget.unit, eta_s)
 
     def summary(self) -> Summary:
         """Every metric of the run so far."""
@@ -367,19 +364,12 @@ class Meter:
     def _start_feed(self, handover: HandOver) -> None:
         if self._sinks:
             self._feed = Feed(
-                self._sinks,
-                handover.run,
-                name=self.plan.name,
-                every_s=self._sinks_every_s,
-                flush=handover.flush,
-                mark=handover.marks.append,
-                is_first=lambda: handover.rank == 0,
+                self._sinks, handover, name=self.plan.name, every_s=self._sinks_every_s
             )
-            handover.costs.append(partial(getattr, self._feed, "cpu_s"))
             self._feed.start()
 
     def _start_alarm(self, handover: HandOver) -> None:
-        plan = self.plan.alerts
+        plan, around = self.plan.alerts, self.plan.around
         if plan is not None and plan.rules:
             self._alarm = Alarm(
                 plan,
@@ -387,21 +377,14 @@ class Meter:
                 settings=self.plan.settings,
                 mark=handover.marks.append,
                 # Around a command its processes tell the steps, each in a share of its own.
-                only=None if self.plan.around else handover.writer_id,
+                only=None if around else handover.writer_id,
                 is_first=lambda: handover.rank == 0,
-                rank=lambda: handover.rank if self._is_one_of(handover) else None,
-                on_stop=self._stop_asked,
+                # Where other ranks have a Meter of their own beside this one.
+                rank=lambda: handover.rank if handover.has_others and not around else None,
+                on_stop=lambda: self.on_stop() if self.on_stop is not None else None,
             )
             handover.costs.append(partial(getattr, self._alarm, "cpu_s"))
             self._alarm.start()
-
-    def _is_one_of(self, handover: HandOver) -> bool:
-        """Whether other ranks have a Meter of their own beside this one."""
-        return handover.has_others and not self.plan.around
-
-    def _stop_asked(self) -> None:
-        if self.on_stop is not None:
-            self.on_stop()
 
     def _last(self, handover: HandOver, ended: str) -> None:
         """What is to be done before the files are closed."""
@@ -453,53 +436,26 @@ class Meter:
         return self._handover
 
 
-def _texts(alerts: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(alerts, str):
-        raise UsageError(f"alerts is a list; got {alerts!r}: give alerts=[{alerts!r}]")
-    return tuple(alerts)
-
-
 # One open step. This is our only code on the training thread. Entering takes a timestamp last and
 # leaving takes one first, so our cost lies outside the step.
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class StepSpan:
     """A step between its start and its end. Set its attributes at any time before the end."""
 
-    __slots__ = (
-        "_meter",
-        "_start_ns",
-        "_thread",
-        "grad_norm",
-        "learning_rate",
-        "loss",
-        "micro_steps",
-        "phase",
-        "samples",
-        "tokens",
-        "tokens_loss",
-        "tokens_real",
-    )
-
-    def __init__(
-        self,
-        meter: Meter,
-        phase: str,
-        tokens: int | None,
-        samples: int | None,
-        tokens_real: int | None,
-        tokens_loss: int | None,
-    ) -> None:
-        self._meter = meter
-        self.phase = phase
-        self.tokens = tokens
-        self.samples = samples
-        self.tokens_real = tokens_real
-        self.tokens_loss = tokens_loss
-        self.loss: float | None = None
-        self.learning_rate: float | None = None
-        self.grad_norm: float | None = None
-        self.micro_steps = 0
+    _meter: Meter
+    phase: str
+    tokens: int | None
+    samples: int | None
+    tokens_real: int | None
+    tokens_loss: int | None = None
+    micro_steps: int = 0
+    loss: float | None = None
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    _thread: int = 0
+    _start_ns: int = 0
 
     def micro_step(
         self,
@@ -536,24 +492,13 @@ class StepSpan:
         meter._spans.pop(thread, None)
         meter._ends_ns[thread] = end_ns
         if kind is None:
+            number = next(meter._numbers[self.phase])
             values: StepValues = (
-                self._start_ns,
-                end_ns,
-                next(meter._numbers[self.phase]),
-                1,
-                self.phase,
-                self.tokens,
-                self.tokens_real,
-                self.tokens_loss,
-                self.samples,
+                self._start_ns, end_ns, number, 1, self.phase,
+                self.tokens, self.tokens_real, self.tokens_loss, self.samples,
                 self.micro_steps or 1,
-                self.loss,
-                self.learning_rate,
-                self.grad_norm,
-                0,
-                None,
-                None,
-            )
+                self.loss, self.learning_rate, self.grad_norm, 0, None, None,
+            )  # fmt: skip
             meter._append(values)
         else:
             meter.mark("step_failed", f"{self.phase}: {kind.__name__}")

@@ -9,7 +9,6 @@ it ends, is killed or its probe fails, another takes over within a second. Count
 
 from __future__ import annotations
 
-import difflib
 import errno
 import hashlib
 import os
@@ -19,9 +18,9 @@ import sys
 import threading
 import weakref
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ergmeter import registry
 from ergmeter.errors import UsageError
@@ -113,40 +112,40 @@ class Budget:
     hours: float | None = None
 
     def __post_init__(self) -> None:
-        goals = [value for value in (self.steps, self.tokens, self.flops) if value is not None]
+        goals = self.as_json()
         limits = [value for value in (self.kwh, self.cost, self.hours) if value is not None]
-        if len(goals) > 1 or not goals + limits or not all(value > 0 for value in goals + limits):
+        amounts = [*goals.values(), *limits]
+        if len(goals) > 1 or not amounts or not all(amount > 0 for amount in amounts):
             raise UsageError(
                 "a budget is one positive number of this rank's steps, tokens or FLOPs, and what"
                 f" the run may use up: kwh, cost, hours; got {self!r}"
             )
 
+    def as_json(self) -> dict[str, float]:
+        """The goal by its unit, for the writer's header; limits are among the alerts."""
+        goals = {"steps": self.steps, "tokens": self.tokens, "FLOPs": self.flops}
+        return {unit: float(total) for unit, total in goals.items() if total is not None}
+
     @property
     def has_goal(self) -> bool:
         """True if the budget has a goal."""
-        return any(value is not None for value in (self.steps, self.tokens, self.flops))
+        return bool(self.as_json())
+
+    @property
+    def unit(self) -> str:
+        """The unit of the goal."""
+        return next(iter(self.as_json()), "FLOPs")
+
+    @property
+    def total(self) -> float:
+        """The goal's amount."""
+        return sum(self.as_json().values())
 
     @property
     def rules(self) -> tuple[str, ...]:
         """The limits, as alert rules."""
         limits = (("energy", self.kwh, " kWh"), ("cost", self.cost, ""), ("time", self.hours, " h"))
         return tuple(f"{what} > {much:g}{unit}" for what, much, unit in limits if much is not None)
-
-    def as_json(self) -> dict[str, float]:
-        """The goal, for the writer's header; limits are among the alerts."""
-        return {self.unit: self.total} if self.has_goal else {}
-
-    @property
-    def unit(self) -> str:
-        """The unit of the goal."""
-        if self.steps is not None:
-            return "steps"
-        return "tokens" if self.tokens is not None else "FLOPs"
-
-    @property
-    def total(self) -> float:
-        """The goal's amount."""
-        return float(self.steps or self.tokens or self.flops or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +163,15 @@ class Progress:
         return self.done / self.total
 
 
-def progress(budget: Budget, done: float, elapsed_s: float) -> Progress:
-    """The progress of a rank after this much work and time, at its mean rate."""
-    left = max(0.0, budget.total - done)
-    eta_s = left * elapsed_s / done if done > 0 and elapsed_s > 0 else None
-    return Progress(done, budget.total, budget.unit, eta_s)
-
-
 _LAUNCHES = 1000  # of one name on one day
+_Value = TypeVar("_Value")
+
+
+def listed(option: str, values: Iterable[_Value]) -> tuple[_Value, ...]:
+    """The values of an option that takes a list. UsageError for a text, whose letters they'd be."""
+    if isinstance(values, str):
+        raise UsageError(f"{option} is a list; got {values!r}: give {option}=[{values!r}]")
+    return tuple(values)
 
 
 def probe_names(asked: Iterable[str] | None) -> tuple[str, ...] | None:
@@ -179,14 +179,9 @@ def probe_names(asked: Iterable[str] | None) -> tuple[str, ...] | None:
     that is not available here."""
     if asked is None:
         return None
-    if isinstance(asked, str):
-        raise UsageError(f"probes is a list; got {asked!r}: give probes=[{asked!r}]")
-    names, available = tuple(asked), registry.names("probes")
+    names = listed("probes", asked)
     for name in names:
-        if name not in available:
-            near = difflib.get_close_matches(name, available, n=1, cutoff=0.4)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UsageError(f"no probe {name!r}{hint} (there are: {', '.join(available)})")
+        registry.check_name("probes", "probe", name)
     return names
 
 
@@ -264,20 +259,10 @@ class RunPlan:
         pid: int | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Opened:
-        opened = Opened()
         around = self.around.environment if self.around else os.environ
-        for name in names:
-            request = ProbeRequest(
-                pid=pid
-                or os.getpid(),  # whose descendants the program's processes are, in any case
-                path=str(path),
-                environment=dict(environment or around),
-                options=dict(self.probe_options.get(name, {})),
-            )
-            probe_opened = open_probes(request, [name])
-            opened.probes += probe_opened.probes
-            opened.unavailable |= probe_opened.unavailable
-        return opened
+        # Without a pid our own, whose descendants the program's processes are in any case.
+        request = ProbeRequest(pid or os.getpid(), str(path), dict(environment or around))
+        return open_probes(request, names, options=self.probe_options)
 
     def _joined(self, run: Path) -> HandOver:
         """Join the run of the recorder around this program."""
@@ -294,10 +279,10 @@ class RunPlan:
         try:
             path = self._made(path, run_header(self.name, sys.argv, group=group))
             is_made = group is None
+            names = (*default_probes(), "allocator") if self.probes is None else self.probes
             if group is None:
-                names = (*default_probes(), "allocator") if self.probes is None else self.probes
                 return self._share(path, self._opened(names, path=Path.cwd()))
-            return self._ranks_share(path, group)
+            return self._ranks_share(path, group, names)
         except OSError as error:
             if is_made:
                 shutil.rmtree(path, ignore_errors=True)
@@ -321,16 +306,12 @@ class RunPlan:
         if self.settings.layout is not None and world > 1:
             ParallelLayout.parsed(self.settings.layout).check(world)
 
-    def _ranks_share(self, run: Path, group: str) -> HandOver:
+    def _ranks_share(self, run: Path, group: str, names: tuple[str, ...]) -> HandOver:
         """The share of one of several ranks: its own process, and the devices if it is the first
         here that asks for them."""
-        wanted = (*default_probes(), "allocator") if self.probes is None else self.probes
-        opened = self._opened([n for n in wanted if n in _OWN_PROBES], path=Path.cwd())
-        duties = [
-            _Duty(self, name, word=f"{group}|{run.absolute()}")
-            for name in wanted
-            if name not in _OWN_PROBES
-        ]
+        opened = self._opened([n for n in names if n in _OWN_PROBES], path=Path.cwd())
+        word = f"{group}|{run.absolute()}"
+        duties = [_Duty(self, name, word=word) for name in names if name not in _OWN_PROBES]
         for duty in duties:
             first = duty.taken()
             opened.probes += first.probes
@@ -350,7 +331,8 @@ class RunPlan:
         if self.budget is not None:
             header["budget"] = self.budget.as_json()
         if self.alerts is not None and self.alerts.rules:
-            header["alerts"] = self.alerts.as_json()
+            rules = [rule.text for rule in self.alerts.rules]
+            header["alerts"] = {"rules": rules, "stop_on": list(self.alerts.stop_on)}
         cost_s = self.around.cost_s if self.around else None
         devices = [_own_device(header["writer"], whole_processes=cost_s is not None)]
         devices += [device for probe in opened.probes for device in probe.devices]
@@ -383,13 +365,13 @@ def _own_device(writer: str, *, whole_processes: bool) -> Device:
 _OWN_PROBES = ("process", "allocator")
 
 
+@dataclass(eq=False)
 class _AllocatorLater:
     """Opens the allocator's probe once the program itself has initialised CUDA, never before."""
 
-    def __init__(self, plan: RunPlan) -> None:
-        self._plan = plan
-        self.stands_by = True
-        self.is_silent = True  # it takes nothing over from anybody
+    plan: RunPlan
+    stands_by: bool = True
+    is_silent: bool = True  # it takes nothing over from anybody
 
     def taken(self) -> Opened:
         """The probe, if CUDA is in use by now."""
@@ -397,19 +379,20 @@ class _AllocatorLater:
         if torch is None or not torch.cuda.is_initialized():
             return Opened()
         self.stands_by = False
-        return self._plan._opened(["allocator"], path=Path.cwd())
+        return self.plan._opened(["allocator"], path=Path.cwd())
 
 
+@dataclass(eq=False)
 class _Duty:
     """The duty to read a device for all ranks of this node that see it."""
 
-    def __init__(self, plan: RunPlan, name: str, *, word: str) -> None:
-        self._plan = plan
-        self.name = name
-        self._word = word
-        self._claim: DeviceClaim | None = None
-        self._over = threading.Event()
-        self.stands_by = False  # somebody else reads
+    plan: RunPlan
+    name: str
+    word: str
+    stands_by: bool = False  # somebody else reads
+    is_silent: bool = False
+    _claim: DeviceClaim | None = None
+    _over: threading.Event = field(default_factory=threading.Event)
 
     def taken(self) -> Opened:
         """The probe, if nobody reads for us yet; why it can't work here; or nothing."""
@@ -417,10 +400,10 @@ class _Duty:
             return Opened()
         # Ranks are children of one launcher, which is how they are told from other programs.
         several = {"LOCAL_WORLD_SIZE": "2", **os.environ}
-        opened = self._plan._opened([self.name], path=Path.cwd(), environment=several)
+        opened = self.plan._opened([self.name], path=Path.cwd(), environment=several)
         devices = sorted(device.id for probe in opened.probes for device in probe.devices)
         if self._claim is None:
-            self._claim = DeviceClaim(self._word, self.name, *devices)
+            self._claim = DeviceClaim(self.word, self.name, *devices)
         if not opened.probes:
             self.stands_by = False
             self._claim.release()

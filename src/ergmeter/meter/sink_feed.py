@@ -8,24 +8,25 @@ sinks have a few seconds to deliver the rest.
 
 from __future__ import annotations
 
-import difflib
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ergmeter import registry
 from ergmeter.errors import ErgmeterError, NotMeasurable, PluginError, UsageError
-from ergmeter.meter.run_plan import print_notice
+from ergmeter.meter.handover import FirstFailure
+from ergmeter.meter.run_plan import listed, print_notice
 from ergmeter.ports import DeclaredSink, Sink, SinkRequest, Update
 from ergmeter.records import Mark
 from ergmeter.sinks.shared.updates import checked_options, missing_library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
 
+    from ergmeter.meter.handover import HandOver
     from ergmeter.runlog.reader import Run
 
 EVERY_S = 10.0
@@ -48,15 +49,10 @@ class SinkPlan:
 
 def planned(sinks: Iterable[str | tuple[str, Mapping[str, Any]] | Sink]) -> tuple[SinkPlan, ...]:
     """Parses the user's sinks: names, names with options, objects. Raises UsageError."""
-    if isinstance(sinks, str):
-        raise UsageError(f"sinks is a list; got {sinks!r}: give sinks=[{sinks!r}]")
-    plans = tuple(_plan(sink) for sink in sinks)
-    available = registry.names("sinks")
+    plans = tuple(_plan(sink) for sink in listed("sinks", sinks))
     for plan in plans:
-        if plan.made is None and plan.name not in available:
-            near = difflib.get_close_matches(plan.name, available, n=1, cutoff=0.4)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UsageError(f"no sink {plan.name!r}{hint} (there are: {', '.join(available)})")
+        if plan.made is None:
+            registry.check_name("sinks", "sink", plan.name)
         declared = _declared(plan)
         if declared is not None:
             checked_options(declared, plan.options)
@@ -138,17 +134,14 @@ class _Outlet:
             self._close(sink)
 
     def _opened(self) -> Sink | None:
-        while not self._gone:
+        sink = self._plan.made
+        while sink is None:
             try:
-                if self._plan.made is not None:
-                    return self._plan.made
-                made: Sink = registry.load("sinks", self._plan.name)(self._request)
+                sink = registry.load("sinks", self._plan.name)(self._request)
             except Exception as error:  # noqa: BLE001  anybody's library; training goes on
                 if not self._may_retry(error):
                     return None
-            else:
-                return made
-        return None
+        return sink
 
     def _deliver(self, sink: Sink) -> bool:
         """Sends the oldest update to the sink. False if the sink will never accept one again."""
@@ -197,35 +190,31 @@ class Feed:
     def __init__(
         self,
         plans: tuple[SinkPlan, ...],
-        run: Path,
+        handover: HandOver,
         *,
         name: str,
         every_s: float,
-        flush: Callable[[], None],
-        mark: Callable[[Mark], None],
-        is_first: Callable[[], bool],
     ) -> None:
-        self._run = run
+        self._handover = handover
+        self._run = handover.run
         self._every_s = every_s
-        self._flush = flush
-        self._mark = mark
-        self._is_first = is_first
+        self._guarded = FirstFailure(handover.marks.append, "sink_failed", "no updates: ")
         self._plans = plans
         self._name = name
         self._outlets: list[_Outlet] = []
         self._since_ns = 0
-        self._failed = False
         self._ended = ""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="ergmeter-feed", daemon=True)
-        self.cpu_s = 0.0
+        self._cpu_s = 0.0
+        handover.costs.append(lambda: self._cpu_s)
 
     def start(self) -> None:
         """Begin to feed. What can't be delivered for want of a library is said at once."""
         for plan in self._plans:
             declared = _declared(plan)
             message = missing_library(declared) if declared is not None else ""
-            if message and self._is_first():
+            if message and self._is_first:
                 print_notice(f"nothing goes to the sink {plan.name!r}: {message}")
         self._thread.start()
 
@@ -243,59 +232,57 @@ class Feed:
     def _loop(self) -> None:
         while not self._stopping.wait(self._every_s):
             self._feed(is_last=False)
-            self.cpu_s = time.thread_time()
         self._feed(is_last=True)
-        self.cpu_s = time.thread_time()
+
+    @property
+    def _is_first(self) -> bool:
+        """True on the rank that feeds for all."""
+        return self._handover.rank == 0
 
     def _feed(self, *, is_last: bool) -> None:
-        if not self._is_first():  # another rank feeds for all
+        if not self._is_first:
             return
-        updates = self._updates(is_last=is_last)
+        updates: list[Update] = []
+        self._guarded(self._add_newest, updates)
+        if is_last:
+            self._guarded(self._add_final, updates)
         if updates and not self._outlets:  # by the first step it is known which rank this is
-            run = str(self._run)
-            requests = [SinkRequest(run, self._name, dict(plan.options)) for plan in self._plans]
-            pairs = zip(self._plans, requests, strict=True)
-            self._outlets = [_Outlet(plan, request, self._mark) for plan, request in pairs]
+            self._outlets = [
+                _Outlet(
+                    plan,
+                    SinkRequest(str(self._run), self._name, dict(plan.options)),
+                    self._handover.marks.append,
+                )
+                for plan in self._plans
+            ]
         for update in updates:
             for outlet in self._outlets:
                 outlet.offer(update)
+        self._cpu_s = time.thread_time()
 
-    def _updates(self, *, is_last: bool) -> list[Update]:
-        from ergmeter.metrics.live.recent_window import recent, whole_run_update  # noqa: PLC0415  numpy and pyarrow
-        from ergmeter.runlog.reader import Run  # noqa: PLC0415
+    def _add_newest(self, updates: list[Update]) -> None:
+        """Adds the metrics since the last update, if a step has ended since."""
+        from ergmeter.metrics.live.recent_window import recent  # noqa: PLC0415  numpy and pyarrow
 
-        updates: list[Update] = []
-        try:
-            self._flush()
-            newest = recent(_newest(Run.open(self._run)), since_ns=self._since_ns)
+        self._handover.flush()
+        with suppress(NotMeasurable):
+            newest = recent(self._newest_training(), since_ns=self._since_ns)
             self._since_ns = newest.window.end_ns
             updates.append(newest)
-        except NotMeasurable:
-            pass  # no step has ended since
-        except Exception as error:  # noqa: BLE001  our failure is a mark, not the training's end
-            self._say_once(error)
-        try:
-            if is_last:
-                updates.append(_ended(whole_run_update(_newest(Run.open(self._run))), self._ended))
-        except NotMeasurable:
-            pass  # there never was one
-        except Exception as error:  # noqa: BLE001  our failure is a mark, as above
-            self._say_once(error)
-        return updates
 
-    def _say_once(self, error: Exception) -> None:
-        if not self._failed:
-            self._failed = True
-            message = f"no updates: {type(error).__name__}: {error}"[:1000]
-            self._mark(Mark(time.monotonic_ns(), "sink_failed", message))
+    def _add_final(self, updates: list[Update]) -> None:
+        """Adds the metrics of the whole run, if it has a step. It is still open, and has ended."""
+        from ergmeter.metrics.live.recent_window import whole_run_update  # noqa: PLC0415
 
+        with suppress(NotMeasurable):
+            update = whole_run_update(self._newest_training())
+            summary = replace(update.summary, status=self._ended)
+            updates.append(replace(update, summary=summary))
 
-def _newest(run: Run) -> Run:
-    """The run, or the last of several trainings in it."""
-    several = len(run.trainings)
-    return run.training(several) if several > 1 else run
+    def _newest_training(self) -> Run:
+        """The run, or the last of several trainings in it."""
+        from ergmeter.runlog.reader import Run  # noqa: PLC0415  numpy and pyarrow
 
-
-def _ended(update: Update, ended: str) -> Update:
-    """The run is still open for these very figures; it ended all the same."""
-    return replace(update, summary=replace(update.summary, status=ended))
+        run = Run.open(self._run)
+        several = len(run.trainings)
+        return run.training(several) if several > 1 else run

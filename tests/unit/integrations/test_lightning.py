@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,9 @@ def test_a_training_that_is_resumed_goes_on_counting(tmp_path: Path) -> None:
 def test_a_wrong_option_is_refused_where_it_is_given() -> None:
     with pytest.raises(UsageError, match="no setting 'warmup_step'"):
         ErgmeterCallback(warmup_step=3)
+
+
+def test_a_spawned_process_makes_the_callback_again_with_its_arguments(tmp_path: Path) -> None:
+    callback = ErgmeterCallback(tmp_path / "run", name="spawned")
+    again = pickle.loads(pickle.dumps(callback))
+    assert again._arguments == (None, {"out": tmp_path / "run", "name": "spawned"})

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ergmeter.compat.training_monitor import monitor
-from ergmeter.compat.training_monitor.monitor import calculate_mfu_with_profiler, get_gpu_peak_flops
+from ergmeter.compat import training_monitor as monitor
+from ergmeter.compat.training_monitor import calculate_mfu_with_profiler, get_gpu_peak_flops
 from ergmeter.errors import UsageError
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import ModelConfig

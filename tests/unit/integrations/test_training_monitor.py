@@ -13,13 +13,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ergmeter.compat.training_monitor.monitor import (
+from ergmeter.compat.training_monitor import (
+    Masked,
     MonitorSettings,
+    TrainingLog,
     TrainingMonitor,
     calculate_mfu_with_profiler,
     knowledge,
 )
-from ergmeter.compat.training_monitor.step_log import Masked, TrainingLog
 from ergmeter.integrations import guard
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Reading

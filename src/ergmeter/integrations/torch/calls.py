@@ -17,12 +17,14 @@ from dataclasses import replace
 from enum import Enum
 from math import prod
 from threading import get_ident
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any, TypeAlias
-from weakref import WeakSet, ref
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.checkpoint import CheckpointFunction
 
 from ergmeter.flops.counted.meta_model import ModuleCall, TensorSpec, ids_shape
 from ergmeter.flops.counted.op_costs import PRODUCT_NAME
@@ -35,9 +37,9 @@ if TYPE_CHECKING:
     CallListener: TypeAlias = "StepRecorder | Discovery"
 
 _Module: Any = nn.Module
-_is_grad_enabled = torch.is_grad_enabled
-_is_compiling = torch.compiler.is_compiling
-_backward_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+is_grad_enabled = torch.is_grad_enabled
+is_compiling = torch.compiler.is_compiling
+backward_task = torch._C._current_graph_task_id  # -1 outside of a backward pass
 _sequence_nr = torch._C._autograd._get_sequence_nr
 _saved_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
 # What only passes a call on to the module it wraps, which is called the same way.
@@ -86,7 +88,7 @@ class OutermostCalls:
 
     def _replacement(self, original: Any) -> Any:  # noqa: ANN401
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, N807
-            if _is_compiling() or self._thread != get_ident() or self._inside:
+            if is_compiling() or self._thread != get_ident() or self._inside:
                 return original(module, *args, **kwargs)
             is_wrapper = _is_transparent(module)
             self._inside = not is_wrapper
@@ -209,8 +211,7 @@ class StepRecorder:
         self.steps: list[StepCalls] = []
         self._nodes = CallNodes()
         self._now = StepCalls(self._nodes)
-        # By the id of a module, for as long as it is there.
-        self._parameters: dict[int, tuple[ref[nn.Module], list[nn.Parameter]]] = {}
+        self._parameters: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = WeakKeyDictionary()
         self._wrappers: list[nn.Module] = []  # that the present call is inside of
         self._backward: Any = None
         self._ours: Any = None
@@ -236,7 +237,7 @@ class StepRecorder:
         if self._backward is not None and torch.autograd.backward is self._ours:
             torch.autograd.backward = self._backward
         self._backward = self._ours = None
-        self._parameters = {}
+        self._parameters = WeakKeyDictionary()
         self._nodes = CallNodes()  # which hold the program's modules
         self._now = StepCalls(self._nodes)
 
@@ -276,9 +277,9 @@ class StepRecorder:
         if is_wrapper:
             self._wrappers.append(module)
             return _WRAPPER
-        if self.is_paused or _backward_task() != -1:
+        if self.is_paused or backward_task() != -1:
             return None
-        has_grad = _is_grad_enabled()
+        has_grad = is_grad_enabled()
         if not has_grad and not self.steps and not _is_in_reentrant_checkpoint():
             return None  # before the first step: it may be evaluation, and gone by then
         if has_grad and self.labels is not None and not self.is_evaluating():
@@ -329,14 +330,9 @@ class StepRecorder:
         self._nodes.add(start_nr, _sequence_nr(), key, call)
 
     def _parameters_of(self, module: nn.Module) -> list[nn.Parameter]:
-        number, books = id(module), self._parameters
-        if number not in books:
-
-            def gone(_dead: object) -> None:  # another one may get its id
-                books.pop(number, None)
-
-            books[number] = ref(module, gone), list(module.parameters())
-        return books[number][1]
+        if module not in self._parameters:
+            self._parameters[module] = list(module.parameters())
+        return self._parameters[module]
 
     def _generates(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensor = next((t for t in _tensors((args, kwargs)) if t.dim() >= 2), None)
@@ -348,7 +344,7 @@ class StepRecorder:
     def _walking_backward(self, backward: Any) -> Any:  # noqa: ANN401
         def call(tensors: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             try:
-                is_inner = _backward_task() != -1  # of a re-entrant checkpoint
+                is_inner = backward_task() != -1  # of a re-entrant checkpoint
                 if not (self.is_paused or is_inner or self.is_evaluating()):
                     self._now.backwards += 1
                     nodes = [
@@ -383,14 +379,8 @@ def _is_whole_in_graph(call: ModuleCall) -> bool:
 
 def _is_in_reentrant_checkpoint() -> bool:
     """True if a checkpoint makes this call, first without gradients."""
-    checkpoint: Any = sys.modules.get("torch.utils.checkpoint")
-    frame: Any = sys._getframe(1)
-    wanted = getattr(getattr(checkpoint, "CheckpointFunction", None), "forward", None)
-    while frame is not None and wanted is not None:
-        if frame.f_code is wanted.__code__:
-            return True
-        frame = frame.f_back
-    return False
+    forward: Any = CheckpointFunction.forward
+    return any(frame.f_code is forward.__code__ for frame, _ in walk_stack(sys._getframe(1)))
 
 
 def _is_checkpointed() -> bool:

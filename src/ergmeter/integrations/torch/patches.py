@@ -79,10 +79,10 @@ def patch_torch() -> None:
         return
     _wrapped.add("torch")
     module, optimizer = torch.nn.Module, torch.optim.Optimizer
-    module.train = _reporting_mode(module.train)  # type: ignore[method-assign]
-    optimizer.__init__ = _reporting_init(optimizer.__init__)  # type: ignore[method-assign]
+    module.train = _reporting(module.train, _mode_set)  # type: ignore[method-assign]
+    optimizer.__init__ = _reporting(optimizer.__init__, _optimizer_made)  # type: ignore[method-assign]
     iterator = torch.utils.data.dataloader._BaseDataLoaderIter
-    iterator.__next__ = _timed_fetch(iterator.__next__)  # type: ignore[method-assign]
+    iterator.__next__ = _reporting(iterator.__next__, _batch_fetched)  # type: ignore[method-assign]
     module._replicate_for_data_parallel = _unwrapping_replicate(module._replicate_for_data_parallel)  # type: ignore[method-assign]
     for name in SAVES:
         if name in sys.modules:
@@ -127,45 +127,42 @@ def _replace(holder: Any, name: str, save: Any, timed: Any) -> None:  # noqa: AN
                 setattr(other, attribute, timed)
 
 
-def _reporting_mode(train: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(train)
-    def call(self: Any, mode: bool = True) -> Any:  # noqa: ANN401  as torch's
-        result = train(self, mode)
-        for loop in loops:
-            loop.mode(self, training=mode)
+def _reporting(
+    original: Callable[..., Any], report: Callable[[Any, int], None]
+) -> Callable[..., Any]:
+    """A method that passes its object and the time of its call to `report` when it has returned."""
+
+    @wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        start_ns = time.monotonic_ns()
+        result = original(self, *args, **kwargs)
+        report(self, start_ns)
         return result
 
     return call
+
+
+def _mode_set(module: Any, _start_ns: int) -> None:  # noqa: ANN401
+    for loop in loops:
+        loop.mode(module, training=module.training)
+
+
+def _optimizer_made(optimizer: Any, _start_ns: int) -> None:  # noqa: ANN401
+    for loop in loops:
+        loop.optimizer_made(optimizer)
+
+
+def _batch_fetched(_iterator: object, start_ns: int) -> None:
+    for loop in loops:
+        loop.fetched(start_ns)
+    for waits in _waits:
+        waits.fetched(start_ns)
 
 
 def _unwrapping_replicate(replicate: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(replicate)
     def call(self: Any) -> Any:  # noqa: ANN401
         return without_wrapper(replicate(self))
-
-    return call
-
-
-def _reporting_init(init: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(init)
-    def call(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        init(self, *args, **kwargs)
-        for loop in loops:
-            loop.optimizer_made(self)
-
-    return call
-
-
-def _timed_fetch(fetch: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(fetch)
-    def call(self: Any) -> Any:  # noqa: ANN401
-        start_ns = time.monotonic_ns()
-        batch = fetch(self)
-        for loop in loops:
-            loop.fetched(start_ns)
-        for waits in _waits:
-            waits.fetched(start_ns)
-        return batch
 
     return call
 

@@ -17,7 +17,7 @@ from ergmeter.flops.counted.unsharded import sizes, unsharded_parameters
 from ergmeter.flops.live import dtype_of, model_work
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from torch import nn
 
@@ -75,7 +75,7 @@ def recorded_step(
     analytic: tuple[Flops, ...] = ()
     reason, dtype, positions, reread, head = "", None, None, None, _Head()
     unsharded = [step.outer.get(id(module), module) for module in modules]
-    parameters = unsharded_parameters(_Together(unsharded)) if unsharded else []
+    parameters = unsharded_parameters(torch.nn.ModuleList(unsharded))
     if modules:
         primary = [call for call in trained if call.module is modules[0]]
         try:
@@ -127,22 +127,6 @@ def _modules(calls: Sequence[ModuleCall]) -> list[nn.Module]:
     """Each module of these calls, the largest first."""
     modules = {id(call.module): call.module for call in calls}
     return sorted(modules.values(), key=lambda module: -sum(p.numel() for p in module.parameters()))
-
-
-class _Together:
-    """Several modules as one, to list their parameters."""
-
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._modules_in = modules
-
-    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        ids: set[int] = set()
-        several = len(self._modules_in) > 1
-        for number, outer in enumerate(self._modules_in):
-            for name, module in outer.named_modules():
-                if id(module) not in ids:
-                    ids.add(id(module))
-                    yield f"{number}.{name}" if several else name, module
 
 
 def _configured(primary: nn.Module, head: _Head, amounts: StepAmounts) -> Reread:

@@ -29,7 +29,12 @@ from ergmeter.integrations.batches import (
     is_ids,
     is_later,
 )
-from ergmeter.integrations.torch.calls import outermost
+from ergmeter.integrations.torch.calls import (
+    backward_task,
+    is_compiling,
+    is_grad_enabled,
+    outermost,
+)
 from ergmeter.integrations.training import shifts_labels
 from ergmeter.integrations.unsettled_steps import device_events
 from ergmeter.meter.clock import moment
@@ -48,12 +53,7 @@ if TYPE_CHECKING:
 _SHORT = {"torch.bfloat16": "bf16", "torch.float16": "fp16"}
 _ACCELERATE = ("bf16", "fp16")  # with fp8 some products are, and some are not
 # As Lightning and Fabric call it; "transformer-engine" is left out for the same reason.
-_LIGHTNING = {
-    "bf16-mixed": "bf16",
-    "bf16-true": "bf16",
-    "16-mixed": "fp16",
-    "16-true": "fp16",
-}
+_LIGHTNING = {"bf16-mixed": "bf16", "bf16-true": "bf16", "16-mixed": "fp16", "16-true": "fp16"}
 
 
 def call_precision(module: Any, wrapped: Any) -> str | None:  # noqa: ANN401  torch modules
@@ -101,9 +101,6 @@ _WRAPPED_IN = ("module", "_orig_mod")
 _MOST_COUNTS = 4096  # per module that is not known to be trained
 _SEQUENCE_FIRST = (torch.nn.RNNBase, torch.nn.MultiheadAttention)
 _KEPT_EVALS = 64
-_is_grad_enabled = torch.is_grad_enabled
-_is_compiling = torch.compiler.is_compiling
-_backward_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
 class Root:
@@ -140,10 +137,10 @@ class Root:
         """
         if self._thread not in (0, get_ident()):
             return False
-        if not _is_grad_enabled() or not (module.training or self.trains_in_eval):
+        if not is_grad_enabled() or not (module.training or self.trains_in_eval):
             self._call_outside_training(args, kwargs)
             return True
-        if _backward_task() != -1:
+        if backward_task() != -1:
             return False  # computed again for the backward pass
         if self.start_ns is None:
             self.start_ns = moment()
@@ -178,7 +175,7 @@ class Root:
         """A call for evaluation; in eval mode with gradients, perhaps for a training step."""
         now_ns = time.monotonic_ns()
         self._loop.evaluates(self, now_ns)
-        if not _is_grad_enabled() or _backward_task() != -1:
+        if not is_grad_enabled() or backward_task() != -1:
             return
         self._is_called(self.module())
         if self.aside is None:
@@ -385,7 +382,7 @@ def _look_first(module: nn.Module, look: Callable[[tuple[Any, ...]], None]) -> A
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         called = to()
         assert called is not None
-        if not _is_compiling():
+        if not is_compiling():
             look((*args, *kwargs.values()))
         return called._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
@@ -410,7 +407,7 @@ def _counting_call(root: Root, module: nn.Module) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         called, is_aside = to(), False
         assert called is not None
-        if root.active and not _is_compiling():
+        if root.active and not is_compiling():
             try:
                 is_aside = root.called(called, args, kwargs)
             except Exception as error:  # noqa: BLE001  never break training
@@ -477,7 +474,7 @@ class Discovery:
     ) -> Any:  # noqa: ANN401
         """An outermost call begins; a call inside a wrapper is the same call."""
         self._wrappers += is_wrapper
-        aside = self.inspect_call(module, args, kwargs) if self._wrappers <= is_wrapper else None
+        aside = self._aside(module, args, kwargs) if self._wrappers <= is_wrapper else None
         return (is_wrapper, aside) if is_wrapper or aside is not None else None
 
     def after(self, token: Any, result: Any) -> None:  # noqa: ANN401, ARG002
@@ -497,10 +494,8 @@ class Discovery:
         if module is not None:
             self._roots[module] = None
 
-    def inspect_call(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Root | None:
-        """An outermost call begins. Returns the root of a call outside training, else None."""
+    def _aside(self, module: nn.Module, args: Any, kwargs: Any) -> Root | None:  # noqa: ANN401
+        """The root of an outermost call outside training, else None."""
         if module not in self._roots:
             has_parameters = next(module.parameters(), None) is not None
             self._roots[module] = Root(module, self._loop) if has_parameters else None
@@ -630,7 +625,7 @@ class LossLabels:
         return merged, {**(after or {}), **later} if later else after
 
     def _count(self, values: tuple[Any, ...]) -> None:
-        if self._call is None or not _is_grad_enabled() or _backward_task() != -1:
+        if self._call is None or not is_grad_enabled() or backward_task() != -1:
             return  # detached; evaluation, or computed again for the backward pass
         try:
             if is_captured():

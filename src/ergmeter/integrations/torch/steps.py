@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 
-from ergmeter.integrations.torch.calls import StepRecorder
+from ergmeter.integrations.torch.calls import StepRecorder, is_compiling
 from ergmeter.integrations.torch.roots import (
     Discovery,
     LossLabels,
@@ -43,11 +43,14 @@ if TYPE_CHECKING:
 _EARLY_WAITS = 64
 _NO_START = "no call of the model was seen: a step is taken to last from the end of the one before"
 _CAPTURED = "steps recorded in a CUDA graph are not seen when it is replayed: use a Meter for them"
-_is_compiling = torch.compiler.is_compiling
 
 
 def _say_nothing(*_step: object) -> None:
     """Stands in for `Training.stepped` while there is no training."""
+
+
+def _nobody() -> None:
+    """Stands in for the reference to the one optimizer where there is none, or several."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +62,6 @@ class OptimizerStep:
     counts: list[Counts]
     micro_steps: int
     after: Any = None
-
-
-@dataclass
-class Newcomer:
-    """An optimizer of another model that may join the training or begin its own."""
-
-    optimizer: ref[Optimizer]
-    piece: OptimizerStep
 
 
 class Loop:
@@ -99,13 +94,15 @@ class Loop:
             self._declared_root.attach()
             self._record()
         self._roots: list[Root] = []  # of this training; the first is the one whose tokens count
-        self._members: dict[int, ref[Optimizer]] = {}
+        self._members: WeakSet[Optimizer] = WeakSet()
         self._root: Root | None = None  # the first of them
         self._say: Callable[..., None] = _say_nothing
         self._logged: dict[str, Any] = {}  # logged within the step under way
-        self._only = 0  # the one member's id, if there is one: all but a few loops
+        # The one member, if there is one: all but a few loops.
+        self._only: Callable[[], Optimizer | None] = _nobody
         self._round: set[int] = set()
-        self._newcomers: list[Newcomer] = []
+        # Optimizers of another model that may join the training or begin their own.
+        self._newcomers: list[tuple[ref[Optimizer], OptimizerStep]] = []
         self._unresolved: WeakSet[Optimizer] = WeakSet()
         self._roots_of: WeakKeyDictionary[Optimizer, Root | None] = WeakKeyDictionary()
         self._end_ns = 0
@@ -147,7 +144,7 @@ class Loop:
 
     def stepped(self, optimizer: Optimizer, *_hooked: object) -> None:
         """An optimizer has stepped."""
-        if self.off or _is_compiling():
+        if self.off or is_compiling():
             return
         end_ns = moment()
         root = self._root
@@ -155,7 +152,7 @@ class Loop:
             if is_captured():
                 self._say_captured()
             elif (
-                id(optimizer) == self._only
+                self._only() is optimizer
                 and root is not None
                 and root.start_ns is not None
                 and not (root.unknown or root.aside or root.on_device is not None)
@@ -184,16 +181,16 @@ class Loop:
             self._resolved(optimizer)
         elif training is None:
             self._begin(optimizer, [], end_ns)
-        elif id(optimizer) in self._members:
+        elif optimizer in self._members:
             self._member_stepped(optimizer, end_ns, training)
         else:
             self._other_stepped(optimizer, end_ns, training)
 
     def _member_stepped(self, optimizer: Optimizer, end_ns: int, training: Training) -> None:
-        for newcomer in self._newcomers:  # they stepped between two steps of ours: of one round
-            training.extend(newcomer.piece.end_ns)
-            self._join(newcomer.optimizer())
-            self._round.add(id(newcomer.optimizer()))
+        for newcomer, step in self._newcomers:  # between two steps of ours: of one round
+            training.extend(step.end_ns)
+            self._join(newcomer())
+            self._round.add(id(newcomer()))
         self._newcomers = []
         piece = self._piece(end_ns)
         if id(optimizer) in self._round or not self._round:
@@ -207,16 +204,14 @@ class Loop:
     def _other_stepped(self, optimizer: Optimizer, end_ns: int, training: Training) -> None:
         root = self._root_of(optimizer)
         began_ns = root.start_ns if root is not None else None
-        before = [
-            newcomer.piece for newcomer in self._newcomers if newcomer.optimizer() is optimizer
-        ]
+        before = [step for newcomer, step in self._newcomers if newcomer() is optimizer]
         if before or not self._members:
             self._begin(optimizer, before, end_ns)
         elif root in self._roots or began_ns is None or began_ns < self._end_ns:
             self._join(optimizer)  # of the same model, or of the same batch
             self._member_stepped(optimizer, end_ns, training)
         else:
-            self._newcomers.append(Newcomer(ref(optimizer), self._piece(end_ns, root)))
+            self._newcomers.append((ref(optimizer), self._piece(end_ns, root)))
             for other in self._roots:
                 other.take_step()
 
@@ -227,8 +222,8 @@ class Loop:
         if root is not None and root not in self._roots:
             root.active = True
             self._roots.append(root)
-        self._enter(optimizer)
-        self._only = 0
+        self._members.add(optimizer)
+        self._only = _nobody
 
     def _root_of(self, optimizer: Optimizer) -> Root | None:
         """The optimizer's root, searched for at its first step."""
@@ -268,9 +263,8 @@ class Loop:
         self._root = root
         self._logged = logged
         self._say = training.stepped
-        self._members = {}
-        self._enter(optimizer)
-        self._only = id(optimizer)
+        self._members = WeakSet([optimizer])
+        self._only = ref(optimizer)
         self._round = {id(optimizer)}
         recorder = self._recorder_now()
         piece = self._piece(end_ns)
@@ -294,16 +288,6 @@ class Loop:
         self._labels = recorder.labels
         recorder.arm()
         return recorder
-
-    def _enter(self, optimizer: Optimizer) -> None:
-        number, members = id(optimizer), self._members
-
-        def gone(_dead: object) -> None:  # and another one may get its id
-            members.pop(number, None)
-            if self._only == number:
-                self._only = 0
-
-        members[number] = ref(optimizer, gone)
 
     def end(self, *, is_followed: bool = False) -> None:
         """End the training; another begins if `is_followed`."""
@@ -338,11 +322,12 @@ class Loop:
         self._let_go_of_labels()
         for root in self._roots:
             root.active = False
-        self._roots, self._members, self._round, self._newcomers = [], {}, set(), []
+        self._roots, self._members, self._round, self._newcomers = [], WeakSet(), set(), []
         self._root = None
         self._say = _say_nothing
         self._logged = {}
-        self._only = self._end_ns = self._thread = 0
+        self._only = _nobody
+        self._end_ns = self._thread = 0
         self._marked = set()
         self.eval_ns = self._eval_fetch = None
 

@@ -21,26 +21,29 @@ import atexit
 import json
 import math
 import os
+import shutil
 import time
 import warnings
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
 
-from ergmeter.compat.training_monitor.step_log import Masked, TrainingLog, WandbRows
+from ergmeter.atomic_write import replacing
 from ergmeter.errors import ErgmeterError, NotMeasurable, UsageError
 from ergmeter.flops.counted.count import count
 from ergmeter.flops.live import model_work
-from ergmeter.integrations.guard import Guarded, guarded, say, warn_once
+from ergmeter.integrations.batches import Counts
+from ergmeter.integrations.guard import Guarded, guarded, reason_of, say, warn_once
 from ergmeter.integrations.training import Training
+from ergmeter.integrations.unsettled_steps import Fetch, device_events
 from ergmeter.metrics.definitions.peaks import table_peak
 from ergmeter.records import BOUND_TOLERANCE, Missing
-from ergmeter.runlog.process_group import world_size
+from ergmeter.runlog.process_group import own_rank, world_size
 
 if TYPE_CHECKING:
     from torch import nn
@@ -84,53 +87,45 @@ class MonitorSettings:
         cls, config: Config | None, *, flops_profile_freq: int | None, world: int
     ) -> MonitorSettings:
         """Read a configuration. An argument overrides it."""
-        config = config if isinstance(config, Mapping) else {}
+        config = _mapping(config)
         deepspeed = _deepspeed(config)
-        asked, source = _profile_freq(config, flops_profile_freq)
-        freq = {
-            n: _whole_number(_at(config, f"monitor.freq.{n}")) or d for n, d in _FREQUENCIES.items()
-        }
-        micro_steps = (
-            _whole_number(deepspeed.get("gradient_accumulation_steps"))
-            or _whole_number(_at(config, "training.gradient_accumulation_steps"))
-            or _whole_number(config.get("gradient_accumulation_steps"))
-            or 1
+        asked, source = _first_number(
+            (flops_profile_freq, "the argument"),
+            *((_at(config, key), key) for key in _PROFILE_KEYS),
+            (_PROFILE_FREQ, "the default"),
         )
-        batch, whence = _batch(config, deepspeed, micro_steps, world)
+        accumulation = "gradient_accumulation_steps"
+        micro_steps, _ = _first_number(
+            (deepspeed.get(accumulation), "deepspeed"),
+            (_at(config, f"training.{accumulation}"), "training"),
+            (config.get(accumulation), "root"),
+        )
+        micro_steps = micro_steps or 1
+        micro = _whole_number(deepspeed.get("train_micro_batch_size_per_gpu")) or 0
+        batch, batch_from = _first_number(
+            (deepspeed.get("train_batch_size"), "deepspeed.train_batch_size"),
+            (micro * micro_steps * world, f"deepspeed: {micro} x {micro_steps} x {world} ranks"),
+            (config.get("train_batch_size"), "train_batch_size"),
+        )
         return cls(
-            flops_profile_freq=asked,
+            flops_profile_freq=asked or _PROFILE_FREQ,
             flops_profile_freq_from=source,
-            freq=freq,
+            freq={
+                name: _whole_number(_at(config, f"monitor.freq.{name}")) or usual
+                for name, usual in _FREQUENCIES.items()
+            },
             micro_steps=micro_steps,
             batch_size=batch,
-            batch_size_from=whence,
+            batch_size_from=batch_from,
             seq_length=_whole_number(_at(config, "model.max_sequence_length")),
             wandb=_mapping(config.get("wandb")),
         )
 
 
-def _profile_freq(config: Config, argument: int | None) -> tuple[int, str]:
-    if _whole_number(argument):
-        return int(argument or 0), "the argument"
-    for key in _PROFILE_KEYS:
-        freq = _whole_number(_at(config, key))
-        if freq:
-            return freq, key
-    return _PROFILE_FREQ, "the default"
-
-
-def _batch(
-    config: Config, deepspeed: Config, micro_steps: int, world: int
-) -> tuple[int | None, str]:
-    """Sequences per step: DeepSpeed's total, the product of its parts, or the root's value."""
-    total = _whole_number(deepspeed.get("train_batch_size"))
-    if total:
-        return total, "deepspeed.train_batch_size"
-    micro = _whole_number(deepspeed.get("train_micro_batch_size_per_gpu"))
-    if micro:
-        return micro * micro_steps * world, f"deepspeed: {micro} x {micro_steps} x {world} ranks"
-    root = _whole_number(config.get("train_batch_size"))
-    return (root, "train_batch_size") if root else (None, "not in the configuration")
+def _first_number(*candidates: tuple[object, str]) -> tuple[int | None, str]:
+    """The first whole number of 1 or more, and where it is from."""
+    numbers = ((_whole_number(value), source) for value, source in candidates)
+    return next((pair for pair in numbers if pair[0]), (None, "not in the configuration"))
 
 
 def _deepspeed(config: Config) -> Config:
@@ -164,19 +159,216 @@ def _whole_number(value: object) -> int | None:
     return number if number >= 1 else None
 
 
-NO_MASK = "no attention_mask was given to log_step, so the tokens of the step are not known"
+# -- rows in W&B -----------------------------------------------------------------------------------
+# A missing value is left out of the row: 0 would lower every mean.
 
-# -- the monitor -----------------------------------------------------------------------------------
+_AXIS = "step"
+_PROJECT = "qwen_classification"  # the original's, where the configuration names none
+
+
+class WandbRows(Guarded):
+    """Sends rows to the script's W&B run where it has one, else to a new one."""
+
+    def __init__(self, settings: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        self._run: Any = None
+        self._is_own = False
+        if settings.get("enabled", False):
+            self._open(settings, config)
+
+    @guarded
+    def _open(self, settings: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        import wandb  # noqa: PLC0415  only for those who ask
+
+        self._is_own = wandb.run is None
+        self._run = wandb.run or wandb.init(
+            project=settings.get("project", _PROJECT),
+            name=settings.get("run_name"),
+            tags=list(settings.get("tags") or []),
+            notes=settings.get("notes"),
+            config=dict(config),
+            resume="allow",
+        )
+        self._run.define_metric(_AXIS)
+        for group in ("training/*", "perf/*", "eval/*"):
+            self._run.define_metric(group, step_metric=_AXIS)
+
+    @property
+    def is_open(self) -> bool:
+        """True while rows are sent."""
+        return self._run is not None
+
+    @guarded
+    def log(self, values: Mapping[str, Any], *, step: int | None = None) -> None:
+        """Add to the row of a step. None values are left out."""
+        if self._run is None:
+            return
+        present = {name: value for name, value in values.items() if value is not None}
+        if step is None:
+            self._run.log(present)
+        else:
+            self._run.log({**present, _AXIS: int(step)}, step=int(step))
+
+    @guarded
+    def finish(self) -> None:
+        """End the run, if it was made here."""
+        run, self._run = self._run, None
+        if run is not None and self._is_own:
+            run.finish()
+
+    def fail(self, error: Exception) -> None:
+        """An error of wandb ends the rows, and nothing else."""
+        self._run = None
+        warn_once(f"no rows to W&B: {reason_of(error)}")
+
+
+# -- training_log.json -----------------------------------------------------------------------------
+# The file is complete and valid at any time. Steps are appended, one a line, to
+# `training_log.steps.jsonl`; the document is rebuilt from it under another name and renamed. That
+# happens only when it has grown by a tenth, so all rebuilds together write about eleven times its
+# size. Only the newest steps stay in memory.
+
+RECENT_STEPS = 1000  # of the newest steps, in memory
+_GROWN_FRAC = 0.1
+_FLUSH_S = 1.0  # what a program that is killed may lose of the steps
+
+
+class TrainingLog(Guarded):
+    """Owns both files, from the first step. Files of an earlier training are moved aside.
+
+    A disk that fails ends it, with one line, and nothing else.
+    """
+
+    def __init__(self, path: Path, *, save_every: int) -> None:
+        self.path = path
+        self.steps_path = path.with_name(f"{path.stem}.steps.jsonl")
+        self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT_STEPS)
+        self.epochs: list[dict[str, Any]] = []
+        self._save_every = save_every
+        self._steps: IO[str] | None = None
+        self._count = 0
+        self._saved = 0
+        self._flushed_s = 0.0
+
+    @guarded
+    def append(self, entry: dict[str, Any]) -> None:
+        """Add a step."""
+        if self._steps is None:
+            self._steps = self._opened()
+        self.recent.append(entry)
+        self._steps.write(_line(entry))
+        self._count += 1
+        if time.monotonic() - self._flushed_s > _FLUSH_S:
+            self._flush()
+
+    @guarded
+    def save_if_due(self, total_s: float) -> None:
+        """Rebuild the document if it has grown enough."""
+        grown = self._count - self._saved
+        if grown >= max(self._save_every, _GROWN_FRAC * self._saved):
+            self.save(total_s)
+
+    @guarded
+    def save(self, total_s: float) -> None:
+        """Rebuild the document: every step and epoch, and the elapsed time."""
+        if self._steps is None:
+            self._steps = self._opened()
+        self._flush()
+        with replacing(self.path) as part, part.open("w", encoding="utf-8") as out:
+            out.write('{\n"step_logs": [')
+            with self.steps_path.open(encoding="utf-8") as lines:
+                first = lines.readline()
+                out.write(f"\n{first.rstrip()}" if first else "")
+                for line in lines:
+                    out.write(f",\n{line.rstrip()}")
+            epochs = ",\n".join(_line(epoch).rstrip() for epoch in self.epochs)
+            out.write(
+                f'\n],\n"epoch_logs": [\n{epochs}\n],\n"total_training_time": {total_s}\n}}\n'
+            )
+        self._saved = self._count
+
+    @guarded
+    def close(self) -> None:
+        """Close the file."""
+        if self._steps is not None:
+            self._steps.close()
+
+    def _opened(self) -> IO[str]:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        for path in (self.path, self.steps_path):
+            if path.exists():
+                shutil.move(path, _free_name(path))
+        return self.steps_path.open("w", encoding="utf-8")
+
+    def _flush(self) -> None:
+        if self._steps is not None:
+            self._steps.flush()
+        self._flushed_s = time.monotonic()
+
+
+def _free_name(path: Path) -> Path:
+    numbers = (path.with_name(f"{path.name}.{number}") for number in range(1, 1_000_000))
+    return next(name for name in numbers if not name.exists())
+
+
+def _line(entry: dict[str, Any]) -> str:
+    """An entry as JSON: non-finite values are null, and named beside."""
+    odd = {n: str(v) for n, v in entry.items() if isinstance(v, float) and not math.isfinite(v)}
+    if odd:
+        entry = {**entry, **dict.fromkeys(odd), "not_finite": odd}
+    return json.dumps(entry, ensure_ascii=False) + "\n"
+
+
+# -- tokens of a step ------------------------------------------------------------------------------
+# The mask of a logged step is that of this rank's last micro-batch. Every micro-batch and every
+# rank is assumed to have as many tokens; this is exact where there is one of each.
 
 
 @dataclass(frozen=True, slots=True)
-class _Logged:
-    """A logged step, until its tokens are here."""
+class Masked:
+    """Token sums of a mask, which may still be on a device."""
 
-    entry: dict[str, Any]
-    step_s: float | None
-    masked: Masked | None
-    skip_wandb: bool
+    rows: int
+    computed: int
+    real: Any
+    squares: Any  # sum over rows of their length squared: what attention pays for
+    fetch: Fetch | None
+
+    @classmethod
+    def of(cls, mask: Any, *, fetched: bool) -> Masked | None:  # noqa: ANN401  a tensor or an array
+        """The sums of a mask; None if it is no mask of token rows. `fetched`: they will be read."""
+        shape = tuple(getattr(mask, "shape", ()))
+        if not 1 <= len(shape) <= 2 or 0 in shape:
+            return None
+        rows, length = (1, int(shape[0])) if len(shape) == 1 else (int(shape[0]), int(shape[1]))
+        lengths = (mask != 0).sum(-1)
+        real, squares = lengths.sum(), (lengths * lengths).sum()
+        if getattr(getattr(mask, "device", None), "type", "cpu") == "cpu":
+            return cls(rows, rows * length, int(real), int(squares), None)
+        fetch = Fetch([real, squares], device_events([real])).start() if fetched else None
+        return cls(rows, rows * length, real, squares, fetch)
+
+    def counts(self, micro_steps: int) -> Counts:
+        """The counts, as a Training takes them."""
+        each = (self.computed, self.rows, self.real, self.squares)
+        computed, rows, real, squares = (micro_steps * amount for amount in each)
+        return Counts(computed, samples=rows, real=real, loss=None, squares=squares)
+
+    @property
+    def is_here(self) -> bool:
+        """True if the sums can be read without waiting."""
+        return self.fetch is None or self.fetch.is_here
+
+    def sums(self) -> tuple[int, int]:
+        """Real tokens, and the sum of squared lengths."""
+        if self.fetch is None:
+            return self.real, self.squares
+        real, squares = self.fetch.values()
+        return int(real), int(squares)
+
+
+NO_MASK = "no attention_mask was given to log_step, so the tokens of the step are not known"
+
+# -- the monitor -----------------------------------------------------------------------------------
 
 
 class TrainingMonitor(Guarded):
@@ -211,7 +403,8 @@ class TrainingMonitor(Guarded):
         self._training = Training(dtype=dtype, peak_flops_per_s=peak_flops_per_s)
         self._dtype = dtype
         self._peak: Amount | None = peak_flops_per_s
-        self._waiting: deque[_Logged] = deque()
+        # Logged steps until their tokens are here: entry, mask, and whether W&B gets no row.
+        self._waiting: deque[tuple[dict[str, Any], Masked | None, bool]] = deque()
         self._start_ns: int | None = None  # of the step under way, where it is known
         self._holds_evaluation = False  # the step under way
         self._began_s: float | None = None
@@ -274,7 +467,7 @@ class TrainingMonitor(Guarded):
         if real_time_flops is not None:
             entry["real_time_flops"] = float(real_time_flops)
         self._last_step = int(step)
-        self._waiting.append(_Logged(entry, step_s, masked, skip_wandb))
+        self._waiting.append((entry, masked, skip_wandb))
         self._settle()
         if self._is_first:
             self._log.save_if_due(self._total_s)
@@ -412,24 +605,29 @@ class TrainingMonitor(Guarded):
     def _settle(self, *, wait: bool = False) -> None:
         """Finish the steps whose tokens are here, in order."""
         while self._waiting:
-            masked = self._waiting[0].masked
+            entry, masked, skip_wandb = self._waiting[0]
             if not (wait or masked is None or masked.is_here):
                 return
-            self._finish(self._waiting.popleft())
+            self._waiting.popleft()
+            if self._is_first:
+                self._finish(entry, masked, skip_wandb=skip_wandb)
 
-    def _finish(self, logged: _Logged) -> None:
-        if not self._is_first:
-            return
-        figures = self._figures(logged.step_s, logged.masked)
+    def _finish(self, entry: dict[str, Any], masked: Masked | None, *, skip_wandb: bool) -> None:
+        figures = self._figures(entry["step_time"], masked)
         values = {n: None if isinstance(v, Missing) else v for n, v in figures.items()}
-        entry, step = logged.entry, logged.entry["step"]
+        step = entry["step"]
         entry |= {name: values.get(name) for name in ("mfu", "tokens_per_second")}
         self._log.append(entry)
         if step % self.flops_profile_freq == 0:
             mfu = figures["mfu"]
             shown_mfu = f"- ({mfu.reason})" if isinstance(mfu, Missing) else _marked_mfu(mfu)
             say(f"🔍 步骤 {step}: 使用profiler计算MFU = {shown_mfu}\n")
-        row = {} if logged.skip_wandb else self._row(step, entry, values)
+        row: dict[str, Any] = {}
+        if not skip_wandb and step % self.freq["training_log_freq"] == 0:
+            row |= {f"training/{name}": entry[name] for name in ("loss", "epoch", "grad_norm")}
+            row["training/lr"] = entry["learning_rate"]
+        if not skip_wandb and step % self.freq["perf_log_freq"] == 0:
+            row |= {f"perf/{name}": value for name, value in values.items()}
         if row:
             self._rows.log(row, step=step)
 
@@ -460,31 +658,17 @@ class TrainingMonitor(Guarded):
         # Attention grows with the square of a length: the one length that all rows could have.
         length = squares / real
         try:
-            flops = tokens * self._token_flops(length)
+            if self.model_ref is None:
+                raise NotMeasurable("the model is not known: TrainingMonitor(..., model=model)")
+            flops = tokens * knowledge(self.model_ref).token_flops(self.model_ref, length)
         except ErgmeterError as error:
             return {**figures, "mfu": Missing(str(error))}
         figures |= {"actual_flops": flops, "flops_per_second": flops / step_s}
         peak = self._peak_flops_per_s()
-        figures["mfu"] = peak if isinstance(peak, Missing) else flops / step_s / peak
-        if not isinstance(figures["mfu"], Missing):
-            figures["mfu_percent"] = 100 * figures["mfu"]
-        return figures
-
-    def _row(
-        self, step: int, entry: Mapping[str, Any], values: Mapping[str, float | None]
-    ) -> dict[str, Any]:
-        row: dict[str, Any] = {}
-        if step % self.freq["training_log_freq"] == 0:
-            row |= {f"training/{name}": entry[name] for name in ("loss", "epoch", "grad_norm")}
-            row["training/lr"] = entry["learning_rate"]
-        if step % self.freq["perf_log_freq"] == 0:
-            row |= {f"perf/{name}": value for name, value in values.items()}
-        return row
-
-    def _token_flops(self, length: float) -> float:
-        if self.model_ref is None:
-            raise NotMeasurable("the model is not known: TrainingMonitor(..., model=model)")
-        return knowledge(self.model_ref).token_flops(self.model_ref, length)
+        if isinstance(peak, Missing):
+            return {**figures, "mfu": peak}
+        mfu = flops / step_s / peak
+        return {**figures, "mfu": mfu, "mfu_percent": 100 * mfu}
 
     def _peak_flops_per_s(self) -> Amount:
         """The peak of this rank's device, looked up once."""
@@ -505,10 +689,8 @@ class TrainingMonitor(Guarded):
 
 
 def _rank() -> int:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return int(torch.distributed.get_rank())
-    rank = os.environ.get("RANK", "0")
-    return int(rank) if rank.isdigit() else 0
+    rank, launched = own_rank(), os.environ.get("RANK", "0")
+    return rank if rank is not None else int(launched) if launched.isdigit() else 0
 
 
 def _float(value: Any) -> float | None:  # noqa: ANN401  a number, or what holds one

@@ -1,1 +1,0 @@
-"""The profiler-based MFU monitor: its functions, its class, its log."""
