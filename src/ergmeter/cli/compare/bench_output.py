@@ -184,8 +184,7 @@ def report(
     --json has all cells and columns, as a list.
     """
     from ergmeter.bench import tables
-    from ergmeter.bench.memory import TABLE_COLUMNS, MemoryTable
-    from ergmeter.bench.overview import Overview
+    from ergmeter.bench.overview import TABLE_COLUMNS, MemoryTable, Overview
     from ergmeter.bench.results import batches
     from ergmeter.compat import fms
     from ergmeter.views.bench.report import memory_document, report_document
@@ -329,8 +328,7 @@ def compare(
     Both are directories of `erg bench run`, tables that `erg bench report` wrote, or FMS's files.
     """
 
-    from ergmeter.bench.entries import entries
-    from ergmeter.bench.results import batches
+    from ergmeter.bench.results import batches, entries
     from ergmeter.compare.comparison import compare_sides
     from ergmeter.compare.gate import parse_noise
     from ergmeter.compare.pairing import CompareOptions, where
