@@ -20,7 +20,7 @@ from ergmeter.compare.grouping import WHOLE_RUN_FROM, fairness
 from ergmeter.compare.verdicts import OF_WHOLE_RUN, Verdict
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.metrics.evidence.window import TRAINING
-from ergmeter.stats.ratio import Contrast, Scale, SingleRuns, contrast
+from ergmeter.stats.ratio import Contrast, RunNoise, Scale, SingleRuns, contrast
 from ergmeter.units import duration, significant
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def _split(sides: _Sides, columns: Sequence[str]) -> set[_Key]:
 def _check_column(name: str, sides: _Sides) -> None:
     for side, entries in zip(_SIDES, sides, strict=True):
         if not _tells(entries, name):
-            columns = [setting for setting in _setting_names(entries) if _tells(entries, setting)]
+            columns = [column for column in _column_names(entries) if _tells(entries, column)]
             near = difflib.get_close_matches(name, columns, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise UsageError(
@@ -228,8 +228,8 @@ def _chosen(entries: Sequence[Entry], chosen: Mapping[str, str], *, side: str) -
     names = {name for entry in entries for name in (*entry.settings, *entry.facts)}
     unknown = [name for name in chosen if name not in names]
     if unknown:
-        known = ", ".join(_setting_names(entries))
-        raise UsageError(f"no column {unknown[0]!r} to choose by; there are {known}")
+        columns = ", ".join(_column_names(entries))
+        raise UsageError(f"no column {unknown[0]!r} to choose by; there are {columns}")
     for name, value in chosen.items():
         matching = [entry for entry in entries if _part(entry, name) == spelled(value)]
         if not matching:
@@ -261,6 +261,12 @@ def _setting_names(entries: Sequence[Entry]) -> list[str]:
         name for name in (entries[0].settings if entries else ()) if counts[name] == len(entries)
     ]
     return [*usual, *sorted(set(counts) - set(usual))]
+
+
+def _column_names(entries: Sequence[Entry]) -> list[str]:
+    """The columns to match or choose by: settings of cells; facts of runs, which have none."""
+    facts = {name for entry in entries for name in entry.facts} - {"run", "notes", "started"}
+    return _setting_names(entries) or sorted(facts)
 
 
 def _tells(entries: Sequence[Entry], name: str) -> bool:
@@ -352,13 +358,13 @@ class CompareOptions:
     target_loss: float | None = None
     confidence: float = 0.95
     effect: float = 0.02
-    noise: Mapping[str, float] = field(default_factory=dict)  # of one run; "" for all metrics
+    noise: Mapping[str, RunNoise] = field(default_factory=dict)  # "" for all metrics
     by: tuple[str, ...] = ()  # the columns that configurations are matched by
     new_where: Mapping[str, str] = field(default_factory=dict)
     ref_where: Mapping[str, str] = field(default_factory=dict)
 
-    def noise_of(self, label: str) -> float | None:
-        """The stated noise of one run in a metric."""
+    def noise_of(self, label: str) -> RunNoise | None:
+        """The noise of one run in a metric, if it is known."""
         return self.noise.get(label, self.noise.get(""))
 
 
