@@ -269,11 +269,11 @@ def listed(directory: Path, every: bool, chosen: str | None, as_json: bool) -> N
 
     from ergmeter.bench.execute import state
     from ergmeter.bench.overview import CellListing, cell_document
-    from ergmeter.bench.plan import plan
+    from ergmeter.bench.plan.cells import read_cells
     from ergmeter.views.bench import progress as run
 
     wanted = _statuses(chosen)
-    cells = plan.cells(directory / state.PLAN)
+    cells = read_cells(directory / state.PLAN)
     rows = ((cell, state.read(state.directory_of(directory, cell))) for cell in cells)
     if as_json:
         _echo_list(
