@@ -31,7 +31,7 @@ from ergmeter.compare.entry import (
     rule_measures,
     rule_scale,
 )
-from ergmeter.compare.grouping import Fairness, fairness, mixed_facts
+from ergmeter.compare.grouping import mixed_facts
 from ergmeter.compare.pairing import (
     COUNTED,
     CompareOptions,
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ergmeter.compare.entry import Entry, Group
+    from ergmeter.compare.grouping import Fairness
     from ergmeter.compare.pairing import ConfigurationPair, Pairing
     from ergmeter.stats.ratio import Scale, Way
 
@@ -329,10 +330,11 @@ def gate(
         parse_rule(rule) if isinstance(rule, str) else rule for rule in rules or DEFAULT_RULES
     )
     pairing = pair_sides(new, ref, asked)
-    fair = [(pair, _fairness(pair)) for pair in pairing.both]
+    fair = [(pair, pair.fairness) for pair in pairing.both]
     refused = [(pair.name, "; ".join(each.refusals)) for pair, each in fair if each.refusals]
-    comparable = [pair for pair, each in fair if not each.refusals]
-    pairs = [pair for pair in comparable if pair.new.ok and pair.ref.ok]
+    pairs = [
+        (pair, each) for pair, each in fair if not each.refusals and pair.new.ok and pair.ref.ok
+    ]
     drafts = [draft for rule in wanted for draft in _drafts(pairs, rule, asked, is_plain=is_plain)]
     remarks = [remark for pair in pairing.pairs for remark in _remarks(pair)]
     remarks += [GateRemark(name, "absent", f"{NOT_COMPARABLE}{why}") for name, why in refused]
@@ -359,15 +361,6 @@ def gate(
     return replace(made, needed=tuple(rule for rule in wanted if rule not in spared))
 
 
-def _fairness(pair: ConfigurationPair) -> Fairness:
-    """Whether the two sides did the same work; bench cells are matched by their settings.
-
-    Columns of `--by` are not exempt: they are equal on both sides, what belongs to them may not be.
-    """
-    is_bench = all(entry.kind == "cell" for entry in (*pair.new.entries, *pair.ref.entries))
-    return Fairness() if is_bench else fairness(pair.ref, pair.new, ())
-
-
 def _fairness_notes(name: str, fair: Fairness) -> list[str]:
     notes = [f"{name}: {remark}" for remark in fair.remarks]
     if fair.explanations:
@@ -378,12 +371,16 @@ def _fairness_notes(name: str, fair: Fairness) -> list[str]:
 
 
 def _drafts(
-    pairs: Sequence[ConfigurationPair], rule: GateRule, options: CompareOptions, *, is_plain: bool
+    pairs: Sequence[tuple[ConfigurationPair, Fairness]],
+    rule: GateRule,
+    options: CompareOptions,
+    *,
+    is_plain: bool,
 ) -> list[Verdict]:
     """Each configuration under one rule, as if it were the only one."""
     drafts: list[Verdict] = []
     comparable: list[Verdict] = []
-    for pair in pairs:
+    for pair, fair in pairs:
         result = pair_contrast(pair, rule.measure, rule.scale, options)
         if result is None:
             # What REF has and NEW has not is no pass: it may be the very thing that broke.
@@ -394,7 +391,7 @@ def _drafts(
             continue
         key, change = result
         draft = Verdict(rule.measure, "absent", "", change, key=key, name=pair.name, rule=rule)
-        why = _not_alike(pair, draft) or why_incomparable(pair, rule.measure)
+        why = _not_alike(pair, draft) or why_incomparable(pair, fair, rule.measure)
         if why:
             drafts.append(replace(draft, state="inconclusive", words=why, is_tested=False))
             continue

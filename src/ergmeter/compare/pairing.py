@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ergmeter.compare.entry import NOT_COMPARABLE, Entry, Group, Measure, fact, over_one_window
-from ergmeter.compare.grouping import WHOLE_RUN_FROM, fairness
+from ergmeter.compare.grouping import WHOLE_RUN_FROM, Fairness, fairness
 from ergmeter.compare.verdicts import OF_WHOLE_RUN, Verdict
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.metrics.evidence.window import TRAINING
@@ -47,6 +47,16 @@ class ConfigurationPair:
     name: str
     new: Group
     ref: Group
+
+    @property
+    def fairness(self) -> Fairness:
+        """Whether the two sides did the same work; bench cells are matched by their settings.
+
+        Columns of `--by` are not exempt: they are equal on both sides, what belongs to them may not
+        be.
+        """
+        is_bench = all(entry.kind == "cell" for entry in (*self.new.entries, *self.ref.entries))
+        return Fairness() if is_bench else fairness(self.ref, self.new, ())
 
     def common_key(self, measured: Measure) -> str | None:
         """The first metric of a measure that both sides have; None if there is none."""
@@ -408,11 +418,8 @@ def pooled_verdict(verdicts: Sequence[Verdict], options: CompareOptions) -> Verd
     return Verdict(verdicts[0].measure, "differs", "", change, key=key)
 
 
-def why_incomparable(pair: ConfigurationPair, measured: Measure) -> str:
-    """Why one metric of a pair is not comparable; empty if it is, and for bench cells."""
-    if all(entry.kind == "cell" for entry in (*pair.new.entries, *pair.ref.entries)):
-        return ""
-    fair = fairness(pair.ref, pair.new, ())
+def why_incomparable(pair: ConfigurationPair, fair: Fairness, measured: Measure) -> str:
+    """Why one metric of a pair is not comparable; empty if it is."""
     if measured.is_quality and fair.of_losses:
         return f"{NOT_COMPARABLE}{'; '.join(fair.of_losses)}"
     assumed = [entry for entry in (*pair.new.ok, *pair.ref.ok) if measured.key in entry.assumed]

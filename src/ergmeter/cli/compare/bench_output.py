@@ -268,11 +268,12 @@ def listed(directory: Path, every: bool, chosen: str | None, as_json: bool) -> N
     from rich.console import Console
 
     from ergmeter.bench.execute import state
+    from ergmeter.bench.execute.outcome import Status
     from ergmeter.bench.overview import CellListing, cell_document
     from ergmeter.bench.plan.cells import read_cells
     from ergmeter.views.bench import progress as run
 
-    wanted = _statuses(chosen)
+    wanted = statuses("--status", chosen, get_args(Status))
     cells = read_cells(directory / state.PLAN)
     rows = ((cell, state.read(state.directory_of(directory, cell))) for cell in cells)
     if as_json:
@@ -360,13 +361,11 @@ def compare(
         Forms.of(form).show(view.cells_document(comparison))
 
 
-def _statuses(text: str | None) -> tuple[str, ...]:
-    """Those of --status; none where it is not given."""
-    from ergmeter.bench.execute.outcome import Status
-
+def statuses(option: str, text: str | None, allowed: Collection[str]) -> tuple[str, ...]:
+    """The statuses that an option names; none where it is not given."""
     if text is None:
         return ()
-    asked, allowed = tuple(text.replace(",", " ").split()), get_args(Status)
+    asked = tuple(text.replace(",", " ").split())
     if not asked or not set(asked) <= set(allowed):
-        raise click.UsageError(f"--status takes {', '.join(allowed)}, with commas; got {text!r}")
+        raise click.UsageError(f"{option} takes {', '.join(allowed)}, with commas; got {text!r}")
     return asked
