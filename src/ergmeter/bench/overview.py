@@ -1,4 +1,4 @@
-"""Summarises a bench for a page: an overview, a matrix of configurations, a list of cells.
+"""Summarises a bench for a page: overview, matrix of configurations, list of cells, memory.
 
 Rows are folded one at a time. Only the first `most` configurations are stored; the others are
 counted. A configuration has its metrics or the reason for their absence, never a zero, and
@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -18,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.bench.execute.outcome import FINAL, Status
 from ergmeter.bench.plan.cells import Cell, Value, repeats_of
+from ergmeter.bench.tables import MEMORY, STAGES
 from ergmeter.compare.pairing import COMMON, UNNAMED, naming_settings
 from ergmeter.metrics.catalog import Position, every_metric, in_view
 from ergmeter.stats.ratio import mean
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     import pyarrow as pa
 
@@ -472,3 +474,115 @@ def _rank(value: object) -> tuple[int, float, str]:
         return 0, float(str(value)), ""
     except ValueError:
         return 1, 0.0, str(value)
+
+
+# GPU memory of each cell.
+
+TABLE_COLUMNS = (
+    "index",
+    "id",
+    "group",
+    "scenario",
+    "repeat",
+    "num_gpus",
+    "status",
+    *MEMORY,
+    "missing",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLine:
+    """One line: source, subject, bytes (None if absent) and a note."""
+
+    by: str
+    of: str
+    value_bytes: float | None
+    note: str = ""
+
+
+class MemoryTable:
+    """The figures of the first `most` cells, and how many cells there are beside them."""
+
+    def __init__(self, *, most: int | None = None) -> None:
+        self._most = most
+        self.cells: list[tuple[str, list[MemoryLine]]] = []
+        self.more = 0
+
+    def add(self, batch: pa.Table) -> None:
+        """Some rows more. Cells that have not run have no figures, and no reason for that."""
+        for row in batch.select(TABLE_COLUMNS).to_pylist():
+            if row["status"] in ("pending", "running", "skipped"):
+                continue
+            if self._most is not None and len(self.cells) >= self._most:
+                self.more += 1
+                continue
+            name = f"{row['index']} {row['scenario'] or ''}".strip()
+            self.cells.append((name, list(memory_lines(row))))
+
+
+def memory_lines(row: Mapping[str, Any]) -> Iterator[MemoryLine]:
+    """All figures of a cell's row: the devices', the Trainer's, the allocator's."""
+    missing = json.loads(row["missing"] or "{}")
+    yield from _nvidia(row, missing)
+    yield from _trainer(row, missing)
+    peaks = row["memory_allocator_devices_bytes"]
+    if peaks:
+        ids = (row["memory_allocator_ids"] or "").split()
+        for of, peak in zip(ids, peaks, strict=True):
+            yield MemoryLine("torch allocator", of, peak, "peak in tensors, by our own probe")
+    else:
+        yield _absent("torch allocator", "memory_allocator_peak_bytes", missing)
+
+
+def _nvidia(row: Mapping[str, Any], missing: Mapping[str, str]) -> Iterator[MemoryLine]:
+    mean, source = row["memory_nvidia_mean_bytes"], row["memory_nvidia_from"] or "nvidia"
+    if mean is None:
+        yield _absent(source, "memory_nvidia_mean_bytes", missing)
+        return
+    each = row["memory_nvidia_devices_bytes"] or ()
+    ids = (row["memory_nvidia_ids"] or "").split() or [f"device {n}" for n, _ in enumerate(each)]
+    first = row["memory_nvidia_first_bytes"] or [None] * len(each)
+    for of, taken, before in zip(ids, each, first, strict=True):
+        text = "" if before is None else f"peak above the {_exact(before)} B of before"
+        yield MemoryLine(source, of, taken, text)
+    yield MemoryLine(source, "mean", mean, row["memory_nvidia_note"] or "FMS's figure")
+
+
+def _trainer(row: Mapping[str, Any], missing: Mapping[str, str]) -> Iterator[MemoryLine]:
+    by = "huggingface"
+    sums = {
+        "memory_hf_alloc_bytes": ("allocated", "FMS's program: most at the end of init or train"),
+        "memory_hf_peak_bytes": ("peak", "FMS's program: most within init or train"),
+        "memory_hf_peak_prose_bytes": ("peak, summed", "FMS's guide: all changes and peaks"),
+    }
+    if all(row[column] is None for column in sums):
+        yield _absent(by, "memory_hf_peak_bytes", missing)
+        return
+    if row["memory_hf_before_bytes"] is not None:
+        yield MemoryLine(by, "before init", row["memory_hf_before_bytes"])
+    for stage in STAGES.values():
+        left, peak = (row[f"memory_hf_{stage}_{what}_bytes"] for what in ("alloc", "peak"))
+        if left is not None:
+            yield MemoryLine(by, f"after {stage}", left)
+        if peak is not None:
+            yield MemoryLine(by, f"peak in {stage}", peak)
+    for column, (of, note) in sums.items():
+        if row[column] is not None:
+            yield MemoryLine(by, of, row[column], note)
+        elif column in missing:
+            yield MemoryLine(by, of, None, missing[column])
+    more = row["memory_hf_discrepancy_bytes"]
+    if more is not None:
+        yield MemoryLine(by, "guide less program", more, "the same" if not more else _DIFFER)
+
+
+_DIFFER = "the guide adds peaks of several stages, which were not there at once"
+
+
+def _absent(by: str, column: str, missing: Mapping[str, str]) -> MemoryLine:
+    return MemoryLine(by, "-", None, missing.get(column, "not told"))
+
+
+def _exact(value: float) -> str:
+    return f"{value:,.0f}".replace(",", " ")

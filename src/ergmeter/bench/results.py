@@ -1,54 +1,58 @@
-"""Makes a row of results for each cell, from what is in its directory.
+"""Makes a row of results for each cell from what is in its directory; rows become entries.
 
 Sources are the cell's run, the figures that transformers' Trainer printed and the log of
-`nvidia-smi`. A row is cached and used again until a file in the directory is newer. Rows are also
-read from the files that FMS published; their rows without metrics are failed cells.
+`nvidia-smi`. A row is cached and used again until a file in the directory is newer.
 
-The Trainer's tokens per second are one process's and count padding; its samples per second are of
-all processes. Our rates are of the steps after the warm-up. The Trainer's totals, which FMS's
-programs multiply with the runtime, are of the whole training.
+The Trainer's totals, which FMS's programs multiply with the runtime, are of the whole training; our
+rates are of the steps after the warm-up.
+
+The FMS guide adds each stage's temporary peak to the total; its program counts a peak only in the
+stage that had it. They differ if a model peaks in `init`; both are computed here. The first reading
+of `nvidia-smi` is the memory in use before, if the log began before the program. All devices are
+stored, since a mean hides the one that runs out. The log goes before NVML's probe, which may begin
+when the cell already holds memory.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import json
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.atomic_write import json_number, read_json, write_json, write_text
-from ergmeter.bench.execute import nvidia_smi_logger
-from ergmeter.bench.execute.state import RESULTS
-from ergmeter.bench.memory import (
-    BYTES_PER_MIB,
-    NVML,
-    SAVED,
-    of_devices,
-    of_smi,
-    of_trainer,
-    saved_by_trainer,
-)
+from ergmeter.bench.execute.state import CELL, PLAN, RESULTS, SMI_LOG, SMI_NOTE
 from ergmeter.bench.plan.cells import Cell, broken_expectations
 from ergmeter.bench.tables import (
     ARGUMENTS,
+    COLUMNS,
     DONE,
+    FROM_RUN,
     RATES,
-    READING_COLUMNS,
     READING_PARTS,
+    STAGES,
+    TRAINER,
     VERSION,
-    as_table,
+    RowReadings,
     batched,
     from_csv,
     from_parquet,
+    is_fms,
     is_ours,
     number,
     one_table,
+    read_fms_file,
+    trainer_figures,
+    with_headline_rate,
     write,
 )
-from ergmeter.compare.entry import FAILED
+from ergmeter.compare.entry import Entry, SourceEntries, Wanted, facts_of
+from ergmeter.compare.ledgers import is_ledger
 from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable, UsageError
+from ergmeter.importers.nvidia_smi import CsvLog, key_of
 from ergmeter.metrics.catalog import Metric, bench_columns
 from ergmeter.metrics.evidence.gpu_use import gpu_use
 from ergmeter.metrics.evidence.ranks import need_all
@@ -60,14 +64,14 @@ from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Iterable
 
     import pyarrow as pa
 
     from ergmeter.metrics.evidence.evidence import Evidence
 
-FROM_RUN, TRAINER = "run", "trainer"
+__all__ = ["batches", "collect", "complete", "entries", "load", "table", "write"]
+
 # A row holds these of all ranks. A Meter on one of them tells that rank's.
 _OF_ALL = {
     "real_tokens_per_s": "tokens",
@@ -173,137 +177,166 @@ def _allocators(run: Run, missing: dict[str, str]) -> dict[str, Any]:
     }
 
 
-_PRINTED = {
-    "loss": "train_loss",
-    "eval_loss": "eval_loss",
-    "epoch": "epoch",
-    "runtime_s": "train_runtime",
-    "samples_per_s": "train_samples_per_second",
-    "steps_per_s": "train_steps_per_second",
-    "computed_tokens_per_s_per_device": "train_tokens_per_second",
-}
+# GPU memory: by the Trainer's own sums, and by `nvidia-smi`.
+
+NVML, SMI = "nvml", "nvidia-smi"
+FMS_STAGES = ("init", "train")
+SAVED = "all_results.json"
+_IS_MEMORY = re.compile(r"_mem_[cg]pu")
+_USED = "memory.used"
 
 
-def fms_figures(results: Mapping[str, Any], num_gpus: int | None) -> dict[str, Any]:
-    """What transformers' Trainer printed at the end, as our columns.
+def saved_by_trainer(output_dir: Path) -> dict[str, float]:
+    """The memory in all_results.json, where `Trainer.save_metrics` puts what each stage returned.
 
-    Its train_tokens_per_second counts padding and is one process's; its train_samples_per_second
-    is of all processes together.
+    What evaluate and predict took is nowhere else: they print before their tracker is read.
     """
-    row: dict[str, Any] = {ours: number(results.get(name)) for ours, name in _PRINTED.items()}
-    per_device = row["computed_tokens_per_s_per_device"]
-    is_counted = per_device is not None and num_gpus
-    row["computed_tokens_per_s"] = per_device * num_gpus if is_counted else None
-    row["rates_from"] = TRAINER if row["runtime_s"] is not None else None
-    return row
+    saved = read_json(output_dir / SAVED).items()
+    figures = {name: number(value) for name, value in saved if _IS_MEMORY.search(name)}
+    return {name: value for name, value in figures.items() if value is not None}
 
 
-def with_headline_rate(row: dict[str, Any], missing: Mapping[str, str]) -> dict[str, Any]:
-    """The row with its headline rate: of real tokens where they were counted."""
-    kind = "real" if row.get("real_tokens_per_s") is not None else "computed"
-    for name in ("tokens_per_s", "tokens_per_s_per_device"):
-        for part in ("", *(f"_{part}" for part in READING_PARTS)):
-            row[f"{name}{part}"] = row.get(f"{kind}_{name}{part}")
-    for name in READING_COLUMNS:
-        if row.get(name) is not None:
-            row[f"{name}_basis"] = row.get(f"{name}_basis") or "reported"
-    row["tokens_counted"] = kind if row["tokens_per_s"] is not None else None
-    missing = {**_of_tokens(missing), **missing}
-    reasons = {name: why for name, why in missing.items() if row.get(name) is None}
-    row["missing"] = json.dumps(reasons, sort_keys=True)
-    return row
+def of_trainer(metrics: Mapping[str, object], missing: dict[str, str]) -> dict[str, float]:
+    """The columns of what a Trainer logged with `skip_memory_metrics=False`, on rank 0.
 
-
-def _of_tokens(missing: Mapping[str, str]) -> dict[str, str]:
-    """Why there is no headline rate: for want of what it is chosen from."""
-    reasons = {}
-    for ending in ("", "_per_device"):
-        for kind in ("real", "computed"):  # computed ones are what there is at the least
-            why = missing.get(f"{kind}_tokens_per_s{ending}") or missing.get(f"{kind}_tokens_per_s")
-            if why:
-                reasons[f"tokens_per_s{ending}"] = why
-    return reasons
-
-
-# Column, scale to bytes and theirs: of 30 May 2024 and later, of 27 May, of 21 May.
-_MEMORY: dict[str, tuple[str, float]] = {
-    "mem_nvidia_mem_reserved": ("memory_nvidia_mean_bytes", BYTES_PER_MIB),
-    "mem_peak_torch_mem_alloc_in_bytes": ("memory_hf_peak_bytes", 1.0),
-    "mem_torch_mem_alloc_in_bytes": ("memory_hf_alloc_bytes", 1.0),
-    "nvidia_mem_reserved": ("memory_nvidia_mean_bytes", BYTES_PER_MIB),
-    "peak_torch_mem_alloc_in_bytes": ("memory_hf_peak_bytes", 1.0),
-    "torch_mem_alloc_in_bytes": ("memory_hf_alloc_bytes", 1.0),
-    "reserved_gpu_mem": ("memory_nvidia_mean_bytes", BYTES_PER_MIB),
-    "alloc_gpu_memory_in_bytes": ("memory_hf_seed_bytes", 1.0),
-}
-TRAINER_METRICS = (
-    *("train_runtime", "train_samples_per_second", "train_tokens_per_second", "train_loss"),
-)
-_NEEDED = ("num_gpus", "per_device_train_batch_size")
-
-
-def read_fms_file(path: Path) -> pa.Table:
-    """The rows of a `benchmarks.csv` or `raw_summary.csv` of any of the three generations."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path} can't be read as a table: {error}") from error
-    reader = csv.DictReader(io.StringIO(text, newline=""))
-    header = reader.fieldnames or []
-    if not set(TRAINER_METRICS) & set(header):
-        raise FormatError(
-            f"{path} is no table of results: it has none of {', '.join(TRAINER_METRICS)}"
-            f" ({', '.join(header[:6]) or 'it is empty'}, ...)"
-        )
-    return as_table([_fms_row(row, line, path) for line, row in enumerate(reader)])
-
-
-def _fms_row(fms_cells: Mapping[str, str | None], index: int, path: Path) -> dict[str, Any]:
-    cells = {name: value.strip() for name, value in fms_cells.items() if name and value}
-    gpus = number(cells.get("num_gpus"))
-    row: dict[str, Any] = {
-        "index": index,
-        "repeat": 1,
-        "num_gpus": int(gpus) if gpus else None,
-        "nodes": 1,
-        "scenario": cells.get("scenario"),  # in files of ours
-        "path": f"{path}, line {index + 2}",
-        "device": cells.get("gpu_device_name"),
-        "settings": json.dumps({k: v for k, v in cells.items() if k in ARGUMENTS}, sort_keys=True),
-        "raw": json.dumps(cells),
+    Of each stage what was allocated when it ended, and the most during it; then FMS's sums. Apple's
+    devices keep no peak.
+    """
+    before = number(metrics.get("before_init_mem_gpu"))
+    deltas = {
+        stage: delta
+        for key, stage in STAGES.items()
+        if (delta := number(metrics.get(f"{key}_mem_gpu_alloc_delta"))) is not None
     }
-    row |= {name: cells.get(name) for name in ARGUMENTS}
-    row["framework_config"] = row["framework_config"] or "none"
-    row |= fms_figures(cells, row["num_gpus"])
-    row |= _fms_memory(cells)
-    row["status"], row["reason"] = _fms_outcome(cells)
-    return with_headline_rate(row, {"real_tokens_per_s": "FMS counts padding with the rest"})
+    fms = [stage for stage in FMS_STAGES if stage in deltas]
+    if before is None or not fms:
+        why = _why_no_trainer_memory(metrics)
+        missing |= {name: why for name in COLUMNS if name.startswith("memory_hf_")}
+        return {}
+    row = {"memory_hf_before_bytes": before}
+    total = before
+    peaked: dict[str, float] = {}  # above the end of the stage
+    for key, stage in STAGES.items():
+        end, peak = (f"memory_hf_{stage}_{what}_bytes" for what in ("alloc", "peak"))
+        if stage not in deltas:
+            why = "it was not called, or only within train(), whose memory it is then"
+            missing |= dict.fromkeys((end, peak), f"the Trainer told no memory of {stage}: {why}")
+            continue
+        total += deltas[stage]
+        row[end] = total
+        above = number(metrics.get(f"{key}_mem_gpu_peaked_delta"))
+        if above is None:
+            missing[peak] = f"the Trainer's tracker was told no peak of the stage {stage}"
+        else:
+            row[peak] = total + above
+            peaked[stage] = above
+    row["memory_hf_alloc_bytes"] = max(before, *(row[f"memory_hf_{s}_alloc_bytes"] for s in fms))
+    no_peak = next((stage for stage in fms if stage not in peaked), None)
+    if no_peak is not None:
+        names = (
+            f"memory_hf_{name}_bytes" for name in ("peak", "peak_prose", "discrepancy", "seed")
+        )
+        missing |= dict.fromkeys(names, missing[f"memory_hf_{no_peak}_peak_bytes"])
+        return row
+    highest = max(before, *(row[f"memory_hf_{stage}_peak_bytes"] for stage in fms))
+    prose = before + sum(deltas[stage] + peaked[stage] for stage in fms)
+    return row | {
+        "memory_hf_peak_bytes": highest,
+        "memory_hf_peak_prose_bytes": prose,
+        "memory_hf_discrepancy_bytes": prose - highest,
+        "memory_hf_seed_bytes": prose,  # FMS's first program (May 2024) has the guide's sum
+    }
 
 
-def _fms_memory(cells: Mapping[str, str]) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for theirs, (ours, scale) in _MEMORY.items():
-        # The first generation may have written its unit into the cell.
-        value = number(cells.get(theirs, "").removesuffix("MiB").strip())
-        if value is not None and ours not in row:
-            row[ours] = value * scale
-    if "memory_hf_seed_bytes" in row:
-        row["memory_hf_peak_prose_bytes"] = row["memory_hf_seed_bytes"]
-    if "memory_nvidia_mean_bytes" in row:
-        row["memory_nvidia_from"] = "reference"
-    return row
+def _why_no_trainer_memory(metrics: Mapping[str, object]) -> str:
+    if "before_init_mem_gpu" in metrics:
+        return "the Trainer logged no memory of its init or train stage"
+    if "before_init_mem_cpu" in metrics:
+        return "the Trainer's memory tracker saw no GPU"
+    return "the Trainer did not log memory: --memory huggingface, or --skip_memory_metrics False"
 
 
-def _fms_outcome(cells: Mapping[str, str]) -> tuple[str, str]:
-    status = cells.get("status")  # in files of ours, of cells that failed
-    if status in FAILED:
-        return status, "as the reference says; it does not say why"
-    if any(number(cells.get(name)) is not None for name in TRAINER_METRICS):
-        return "ok", ""
-    read_as = next((name for name in _MEMORY if name.endswith("reserved") and name in cells), None)
-    reading = f"; nvidia-smi had read {cells[read_as]} MiB" if read_as else ""
-    return "error", f"it failed: the reference has no metrics for it, and does not say why{reading}"
+def smi_peaks(path: Path) -> dict[str, tuple[float, float]]:
+    """The first reading of memory.used and the highest, by device.
 
+    The file is what `nvidia-smi --query-gpu <any keywords> --format csv` wrote, at any interval.
+    """
+    log = CsvLog()
+    used: dict[str, tuple[float, float]] = {}
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for row in log.rows(file):
+            key, value = key_of(row.cells), row.figure(_USED)
+            if value is not None:
+                device = row.cells[key] if key else "0"
+                first, highest = used.get(device, (value, value))
+                used[device] = first, max(highest, value)
+    if _USED not in log.names:
+        raise FormatError(
+            f"{path}: no column {_USED} in its first line ({log.first or 'empty'}); log with"
+            " --query-gpu timestamp,name,index,memory.used --format csv"
+        )
+    if not used:
+        raise NotMeasurable(f"{path.name} holds no reading of {_USED}")
+    return used
+
+
+def of_devices(taken: Mapping[str, tuple[float, float]], source: str) -> dict[str, Any]:
+    """The columns of memory by device: the first reading and the highest."""
+    above = [most - first for first, most in taken.values()]
+    return {
+        "memory_nvidia_ids": " ".join(taken),
+        "memory_nvidia_devices_bytes": above,
+        "memory_nvidia_first_bytes": [first for first, _ in taken.values()],
+        "memory_nvidia_mean_bytes": sum(above) / len(above),
+        "memory_nvidia_peak_bytes": max(above),
+        "memory_nvidia_from": source,
+    }
+
+
+def _of_all_nodes(cell: Path, name: str) -> list[Path]:
+    """The files of this name in a cell: its own, then those of its nodes."""
+    stem, _, ending = name.partition(".")
+    own = [cell / name] if (cell / name).is_file() else []
+    return [*own, *sorted(cell.glob(f"{stem}.node*.{ending}"))]
+
+
+def _smi_logs(cell: Path) -> dict[str, Path]:
+    """The logs of a cell by the prefix of their devices' ids, which is empty for a single node."""
+    paths = _of_all_nodes(cell, SMI_LOG)
+    return {"" if path.name == SMI_LOG else f"{path.suffixes[-2][1:]}/": path for path in paths}
+
+
+def of_smi(cell: Path, row: Mapping[str, Any], missing: dict[str, str]) -> dict[str, Any]:
+    """The columns of the cell's log, over those that the row has of NVML."""
+    try:
+        for path in _of_all_nodes(cell, SMI_NOTE):
+            problem = read_json(path).get("problem")
+            if problem:
+                raise NotMeasurable(str(problem))
+        logs = _smi_logs(cell)
+        nodes = row.get("nodes") or 1
+        if logs and len(logs) != nodes:
+            raise NotMeasurable(
+                f"{len(logs)} of {nodes} nodes left a log of nvidia-smi,"
+                " and the peak may be another's"
+            )
+        devices = {
+            f"{node}{device}": readings
+            for node, path in logs.items()
+            for device, readings in smi_peaks(path).items()
+        }
+        if devices:
+            return of_devices(devices, SMI)
+        why = missing.get("memory_device_peak_bytes", "no device's memory was read")
+    except (NotMeasurable, FormatError) as error:
+        why = str(error)
+        if row.get("memory_nvidia_from"):
+            return {"memory_nvidia_note": f"read by NVML in the cell's run, not logged: {why}"}
+    missing |= {name: why for name in COLUMNS if name.startswith("memory_nvidia_")}
+    return {}
+
+
+# The whole training, by the Trainer's names.
 
 RUNTIME, LOSS = "train_runtime", "train_loss"
 # By their names: our column, and whose counts must all be there for it.
@@ -358,13 +391,14 @@ def _counted(path: Path) -> tuple[dict[str, float], float | None]:
     return counts, took_s
 
 
-__all__ = ["batches", "collect", "complete", "load", "table", "write"]
+# Rows of cells.
 
 ROW = "row.json"
 _INPUTS = (
     *("cell.json", "status.json", "results.json", "run/run.json"),
-    *(nvidia_smi_logger.LOG, nvidia_smi_logger.NOTE, f"hf/{SAVED}"),
+    *(SMI_LOG, SMI_NOTE, f"hf/{SAVED}"),
 )
+_SMI_OF_NODES = "gpu_memory_logs.node*"
 _PREFIX = "exp_"
 _ADDED = "measured_by_ergmeter"  # names in results.json that no program told, joined by spaces
 
@@ -443,7 +477,8 @@ _MAKING = 7
 def _stamp(cell: Path) -> list[int]:
     """When what a row is made of was last written; the run's own files are written under run/."""
     stamp = [VERSION, _MAKING]
-    for name in (*_INPUTS, *nvidia_smi_logger.of_nodes(cell)):
+    of_nodes = sorted(path.name for path in cell.glob(_SMI_OF_NODES))
+    for name in (*_INPUTS, *of_nodes):
         try:
             stamp.append((cell / name).stat().st_mtime_ns)
         except OSError:
@@ -462,7 +497,7 @@ def _row(cell: Path) -> dict[str, Any]:
     row["max_seq_length"] = row["max_seq_length"] or _text(settings.get("max_seq_len"))
     missing: dict[str, str] = {}
     devices = row["num_gpus"] * row["nodes"] if row["num_gpus"] else None
-    row |= fms_figures(results, devices)
+    row |= trainer_figures(results, devices)
     row = _with_run(row, run_columns(cell / "run", missing, num_gpus=devices))
     results = {**saved_by_trainer(cell / "hf"), **results}
     row |= of_trainer(results, missing)
@@ -562,3 +597,111 @@ def _keep(path: Path, row: Mapping[str, Any]) -> None:
     """A reader may have no right to write there, and two may come at once."""
     with suppress(OSError):
         write_text(path, json.dumps(row))
+
+
+# Cells as entries of a comparison.
+
+_USUAL = ("scenario", "num_gpus", "nodes", *ARGUMENTS)
+# Where a cell ran, and FMS's axis, which is the argument max_seq_length.
+_NO_SETTINGS = ("output_dir", "results_csv", "process_port", "max_seq_len")
+_RATES = {
+    FROM_RUN: "of the steps after the warm-up",
+    TRAINER: "of the whole training, as transformers printed them",
+}
+_TRACKED = ("_mem_cpu", "_mem_gpu")  # in the names of the Trainer's memory metrics
+_SMI_SOURCES = (SMI, "reference")
+_FACTS_OF_WORK = {
+    "model_name_or_path": "model",
+    "max_seq_length": "seq_len",
+    "per_device_train_batch_size": "batch_size",
+    "gradient_accumulation_steps": "grad_accum",
+    "torch_dtype": "precision",
+}
+_FACTS = ("id", "scenario", "device", "path", "started", "rates_from", "tokens_counted")
+
+
+class CellSource:
+    """A directory of `erg bench run`, one of its cells, a table of results, or a file of FMS."""
+
+    def recognises(self, path: Path) -> bool:
+        """True for a bench directory, a cell, a Parquet file, or a CSV with its columns."""
+        if path.is_dir():
+            cells = (path, *cell_directories(path))
+            is_cell = any((cell / name).is_file() for cell in cells for name in (CELL, RESULTS))
+            return is_cell or (path / PLAN).is_file()
+        if path.suffix == ".parquet":
+            return True
+        if path.suffix != ".csv" or not path.is_file() or is_ledger(path):
+            return False
+        return is_ours(path) or is_fms(path)
+
+    def read(self, path: Path, wanted: Wanted) -> SourceEntries:  # noqa: ARG002  a row has all
+        """The cells, failed ones included; those that were never to run are left out."""
+        if (path / CELL).is_file():
+            return SourceEntries((entry_of(collect(path), argument=str(path)),))
+        return SourceEntries(tuple(entries(batches(path), argument=str(path))))
+
+
+def entries(batches: Iterable[pa.Table], *, argument: str = "") -> Iterator[Entry]:
+    """An entry for each row that was to run."""
+    for batch in batches:
+        for row in batch.to_pylist():
+            if row["status"] == "skipped":
+                continue
+            filled = {name: value for name, value in row.items() if value is not None}
+            try:
+                yield entry_of(filled, argument=argument)
+            except (LookupError, ValueError, TypeError, AttributeError) as error:
+                where = f"{argument}: the row of cell {row['index']}"
+                raise FormatError(f"{where} is damaged: {type(error).__name__}: {error}") from error
+
+
+def entry_of(row: dict[str, Any], *, argument: str = "") -> Entry:
+    """The entry of one row of results."""
+    further = json.loads(row.get("settings") or "{}")
+    settings = {name: row.get(name) for name in _USUAL}
+    settings |= {
+        n: further[n] for n in sorted(further) if n not in COLUMNS and n not in _NO_SETTINGS
+    }
+    facts = facts_of({name: row.get(name) for name in _FACTS})
+    facts |= facts_of({ours: row.get(name) for name, ours in _FACTS_OF_WORK.items()})
+    if row.get("rates_from") == FROM_RUN:
+        facts["window"] = row.get("window") or UNBROKEN
+    path = Path(row["path"]) if row.get("path") else None
+    run = path / "run" if path is not None and (path / "run").is_dir() else None
+    return Entry(
+        row.get("path") or argument,
+        argument,
+        facts,
+        RowReadings(row),
+        run,
+        kind="cell",
+        status=row["status"],
+        reason=row.get("reason") or "",
+        broken=row.get("claims_broken") or "",
+        settings=settings,
+        configuration_id=row.get("group") or "",
+        conditions=_conditions(row),
+        again=(lambda: entry_of(collect(path, keep=False), argument=argument))
+        if path is not None and run is not None
+        else None,
+    )
+
+
+def _conditions(row: Mapping[str, Any]) -> dict[str, str | None]:
+    """How a cell was measured. A published file does not say what was off."""
+    raw = row.get("raw") or "{}"
+    is_tracked = any(part in raw for part in _TRACKED) and any(
+        part in name for name in json.loads(raw) for part in _TRACKED
+    )
+    is_measured = bool(row.get("id"))
+    smi = "on" if row.get("memory_nvidia_from") in _SMI_SOURCES else "off"
+    return {
+        "scenario": row.get("scenario"),
+        "device": row.get("device"),
+        "rates are": _RATES.get(row.get("rates_from") or ""),
+        "the Trainer's memory tracker was": (
+            "on" if is_tracked else "off" if is_measured else None
+        ),
+        "nvidia-smi beside each cell was": smi if is_measured else None,
+    }

@@ -1,8 +1,12 @@
-"""The columns of a table of results, and its files: Parquet or CSV, read back without loss.
+"""The columns of a table of results, its files (Parquet, CSV, FMS's), and a row's metrics.
 
 Every table has all columns in this order, whether they vary or not, so that two files line up.
 Other settings are in `settings`, and what else a program printed is in `raw`. Rows are read and
-written in batches; a file is replaced as a whole.
+written in batches; a file is replaced as a whole. Rows of FMS's files without metrics are failed
+cells.
+
+The Trainer's tokens per second are one process's and count padding; its samples per second are of
+all processes.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ import csv
 import io
 import itertools
 import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,9 +26,11 @@ import pyarrow.parquet as pq
 from ergmeter.atomic_write import replacing
 from ergmeter.compare.entry import FAILED
 from ergmeter.errors import FormatError, UsageError
+from ergmeter.metrics.catalog import Metric, bench_columns
+from ergmeter.records import Missing, Reading, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 VERSION = 1
@@ -86,6 +94,8 @@ FIGURES = {
     "energy_j": pa.float64(),
     "mean_w": pa.float64(),
 }
+# Keys of transformers' TrainerMemoryTracker, and the names of the methods that they stand for.
+STAGES = {"init": "init", "train": "train", "eval": "evaluate", "test": "predict"}
 MEMORY = {
     "memory_nvidia_mean_bytes": pa.float64(),  # peak above the first reading, mean of the devices
     "memory_nvidia_peak_bytes": pa.float64(),  # the same, of the device with most
@@ -98,7 +108,7 @@ MEMORY = {
     "memory_hf_before_bytes": pa.float64(),
     **{
         f"memory_hf_{stage}_{what}_bytes": pa.float64()
-        for stage in ("init", "train", "evaluate", "predict")
+        for stage in STAGES.values()
         for what in ("alloc", "peak")
     },
     "memory_hf_alloc_bytes": pa.float64(),  # FMS's program: the most at the end of init or train
@@ -244,10 +254,18 @@ def documents(table: pa.Table) -> Iterator[dict[str, Any]]:
 
 def is_ours(path: Path) -> bool:
     """Whether a CSV file begins as `write` begins one."""
+    return {"id", "status", *RATES} <= set(_header(path))
+
+
+def is_fms(path: Path) -> bool:
+    """True if a CSV file has a metric of FMS's files."""
+    return bool(set(TRAINER_METRICS) & set(_header(path)))
+
+
+def _header(path: Path) -> list[str]:
     csv.field_size_limit(_LONGEST)
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        header = next(csv.reader(file), [])
-    return {"id", "status", *RATES} <= set(header)
+        return next(csv.reader(file), [])
 
 
 def from_parquet(path: Path) -> Iterator[pa.Table]:
@@ -297,3 +315,182 @@ def _typed(name: str, cell: str | None) -> Any:  # noqa: ANN401  whatever the co
         return read.get(kind, str)(cell)
     except ValueError as error:
         raise ValueError(f"{name} can't be {cell[:40]!r}") from error
+
+
+# A row of results.
+
+BYTES_PER_MIB = 2**20
+FROM_RUN, TRAINER = "run", "trainer"  # whose rates a row has
+_PRINTED = {
+    "loss": "train_loss",
+    "eval_loss": "eval_loss",
+    "epoch": "epoch",
+    "runtime_s": "train_runtime",
+    "samples_per_s": "train_samples_per_second",
+    "steps_per_s": "train_steps_per_second",
+    "computed_tokens_per_s_per_device": "train_tokens_per_second",
+}
+
+
+def trainer_figures(results: Mapping[str, Any], num_gpus: int | None) -> dict[str, Any]:
+    """What transformers' Trainer printed at the end, as our columns.
+
+    Its train_tokens_per_second counts padding and is one process's; its train_samples_per_second
+    is of all processes together.
+    """
+    row: dict[str, Any] = {ours: number(results.get(name)) for ours, name in _PRINTED.items()}
+    per_device = row["computed_tokens_per_s_per_device"]
+    is_counted = per_device is not None and num_gpus
+    row["computed_tokens_per_s"] = per_device * num_gpus if is_counted else None
+    row["rates_from"] = TRAINER if row["runtime_s"] is not None else None
+    return row
+
+
+def with_headline_rate(row: dict[str, Any], missing: Mapping[str, str]) -> dict[str, Any]:
+    """The row with its headline rate: of real tokens where they were counted."""
+    kind = "real" if row.get("real_tokens_per_s") is not None else "computed"
+    for name in ("tokens_per_s", "tokens_per_s_per_device"):
+        for part in ("", *(f"_{part}" for part in READING_PARTS)):
+            row[f"{name}{part}"] = row.get(f"{kind}_{name}{part}")
+    for name in READING_COLUMNS:
+        if row.get(name) is not None:
+            row[f"{name}_basis"] = row.get(f"{name}_basis") or "reported"
+    row["tokens_counted"] = kind if row["tokens_per_s"] is not None else None
+    missing = {**_of_tokens(missing), **missing}
+    reasons = {name: why for name, why in missing.items() if row.get(name) is None}
+    row["missing"] = json.dumps(reasons, sort_keys=True)
+    return row
+
+
+def _of_tokens(missing: Mapping[str, str]) -> dict[str, str]:
+    """Why there is no headline rate: for want of what it is chosen from."""
+    reasons = {}
+    for ending in ("", "_per_device"):
+        for kind in ("real", "computed"):  # computed ones are what there is at the least
+            why = missing.get(f"{kind}_tokens_per_s{ending}") or missing.get(f"{kind}_tokens_per_s")
+            if why:
+                reasons[f"tokens_per_s{ending}"] = why
+    return reasons
+
+
+# Column, scale to bytes and theirs: of 30 May 2024 and later, of 27 May, of 21 May.
+_FMS_MEMORY: dict[str, tuple[str, float]] = {
+    "mem_nvidia_mem_reserved": ("memory_nvidia_mean_bytes", BYTES_PER_MIB),
+    "mem_peak_torch_mem_alloc_in_bytes": ("memory_hf_peak_bytes", 1.0),
+    "mem_torch_mem_alloc_in_bytes": ("memory_hf_alloc_bytes", 1.0),
+    "nvidia_mem_reserved": ("memory_nvidia_mean_bytes", BYTES_PER_MIB),
+    "peak_torch_mem_alloc_in_bytes": ("memory_hf_peak_bytes", 1.0),
+    "torch_mem_alloc_in_bytes": ("memory_hf_alloc_bytes", 1.0),
+    "reserved_gpu_mem": ("memory_nvidia_mean_bytes", BYTES_PER_MIB),
+    "alloc_gpu_memory_in_bytes": ("memory_hf_seed_bytes", 1.0),
+}
+TRAINER_METRICS = (
+    *("train_runtime", "train_samples_per_second", "train_tokens_per_second", "train_loss"),
+)
+
+
+def read_fms_file(path: Path) -> pa.Table:
+    """The rows of a `benchmarks.csv` or `raw_summary.csv` of any of the three generations."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FormatError(f"{path} can't be read as a table: {error}") from error
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    header = reader.fieldnames or []
+    if not set(TRAINER_METRICS) & set(header):
+        raise FormatError(
+            f"{path} is no table of results: it has none of {', '.join(TRAINER_METRICS)}"
+            f" ({', '.join(header[:6]) or 'it is empty'}, ...)"
+        )
+    return as_table([_fms_row(row, line, path) for line, row in enumerate(reader)])
+
+
+def _fms_row(fms_cells: Mapping[str, str | None], index: int, path: Path) -> dict[str, Any]:
+    cells = {name: value.strip() for name, value in fms_cells.items() if name and value}
+    gpus = number(cells.get("num_gpus"))
+    row: dict[str, Any] = {
+        "index": index,
+        "repeat": 1,
+        "num_gpus": int(gpus) if gpus else None,
+        "nodes": 1,
+        "scenario": cells.get("scenario"),  # in files of ours
+        "path": f"{path}, line {index + 2}",
+        "device": cells.get("gpu_device_name"),
+        "settings": json.dumps({k: v for k, v in cells.items() if k in ARGUMENTS}, sort_keys=True),
+        "raw": json.dumps(cells),
+    }
+    row |= {name: cells.get(name) for name in ARGUMENTS}
+    row["framework_config"] = row["framework_config"] or "none"
+    row |= trainer_figures(cells, row["num_gpus"])
+    row |= _fms_memory(cells)
+    row["status"], row["reason"] = _fms_outcome(cells)
+    return with_headline_rate(row, {"real_tokens_per_s": "FMS counts padding with the rest"})
+
+
+def _fms_memory(cells: Mapping[str, str]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for theirs, (ours, scale) in _FMS_MEMORY.items():
+        # The first generation may have written its unit into the cell.
+        value = number(cells.get(theirs, "").removesuffix("MiB").strip())
+        if value is not None and ours not in row:
+            row[ours] = value * scale
+    if "memory_hf_seed_bytes" in row:
+        row["memory_hf_peak_prose_bytes"] = row["memory_hf_seed_bytes"]
+    if "memory_nvidia_mean_bytes" in row:
+        row["memory_nvidia_from"] = "reference"
+    return row
+
+
+def _fms_outcome(cells: Mapping[str, str]) -> tuple[str, str]:
+    status = cells.get("status")  # in files of ours, of cells that failed
+    if status in FAILED:
+        return status, "as the reference says; it does not say why"
+    if any(number(cells.get(name)) is not None for name in TRAINER_METRICS):
+        return "ok", ""
+    read_as = next(
+        (name for name in _FMS_MEMORY if name.endswith("reserved") and name in cells), None
+    )
+    reading = f"; nvidia-smi had read {cells[read_as]} MiB" if read_as else ""
+    return "error", f"it failed: the reference has no metrics for it, and does not say why{reading}"
+
+
+class RowReadings(Mapping[str, Result]):
+    """The metrics of a row by key of the catalogue, made when they are asked for."""
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        self._row = row
+        self._missing: dict[str, str] = dict(json.loads(row.get("missing") or "{}"))
+        self._impossible: dict[str, str] = dict(json.loads(row.get("impossible") or "{}"))
+
+    def __getitem__(self, key: str) -> Result:
+        metric = _by_key()[key]
+        value = self._row.get(metric.column)
+        if value is None:
+            return Missing(self._missing[metric.column])
+        parts = {part: self._row.get(f"{metric.column}_{part}") for part in READING_PARTS}
+        return Reading(
+            value,
+            metric.unit,
+            parts["basis"] or "reported",
+            parts["low"],
+            parts["high"],
+            parts["note"] or "",
+            self._impossible.get(metric.column, ""),
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for key in _by_key() if key in self)
+
+    def __contains__(self, key: object) -> bool:
+        metric = _by_key().get(str(key))
+        if metric is None:
+            return False
+        return self._row.get(metric.column) is not None or metric.column in self._missing
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+@cache
+def _by_key() -> dict[str, Metric]:
+    return {metric.key: metric for metric in bench_columns().values()}

@@ -38,8 +38,9 @@ def listed(_context: object, _parameter: object, text: str | None) -> tuple[str,
 NOISE = repeated(
     "--noise",
     "noises",
-    metavar="[METRIC=]SHARE",
-    help="How much a single run scatters, where runs were not repeated: 1%, or loss=0.2%.",
+    metavar="[METRIC=]SHARE|PATH",
+    help="How much a single run scatters, where runs were not repeated: 1%, loss=0.2%, or a path of"
+    " repeats (runs, a ledger, a bench) to measure it on.",
 )
 BY = click.option(
     "--by",

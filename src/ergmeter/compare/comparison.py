@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from ergmeter.compare.entry import Entry, Group, Measure, SourceEntries, measure, rule_measure
@@ -58,7 +58,8 @@ class Front:
     """The Pareto front over some metrics: groups on it, and groups beaten with their betters.
 
     A group is beaten only by one that is shown to be better in some metric and worse in none, so
-    that noise moves no group off the front. Single runs are compared by their values (`remark`).
+    that noise moves no group off the front. What is shown is corrected by Holm's method over all
+    pairs of groups, metric by metric. Single runs are compared by their values (`remark`).
     """
 
     axes: tuple[str, ...]
@@ -67,14 +68,22 @@ class Front:
     remark: str = ""
 
 
-def _sign(axis: Measure, contrast: Contrast) -> int:
-    """1 if shown to be better, -1 if worse, 0 if not shown."""
-    if min(contrast.repeats) > 1 and not contrast.is_shown:
-        return 0
-    if contrast.value == contrast.neutral:
-        return 0
-    is_more = contrast.value > contrast.neutral
-    return 1 if is_more == (axis.direction == "higher") else -1
+def _signs(axis: Measure, contrasts: Sequence[Contrast], confidence: float) -> list[int]:
+    """Of each contrast 1 if shown to be better, -1 if worse, 0 if not shown.
+
+    Single runs count by their values.
+    """
+    tested = [(n, p) for n, c in enumerate(contrasts) if (p := c.p_value()) is not None]
+    shown = holm([p for _, p in tested], 1.0 - confidence)
+    rejected = {number for (number, _), is_shown in zip(tested, shown, strict=True) if is_shown}
+    signs = []
+    for number, result in enumerate(contrasts):
+        is_shown = result.is_shown and number in rejected
+        is_open = min(result.repeats) > 1 and not is_shown
+        is_better = (result.value > result.neutral) == (axis.direction == "higher")
+        is_same = result.value == result.neutral
+        signs.append(0 if is_open or is_same else 1 if is_better else -1)
+    return signs
 
 
 _JOULES = "energy.joules_per_token"
@@ -424,18 +433,31 @@ def _front(comparison: Comparison) -> Front | None:
     if len(groups) < 2 or len(axes) < 2:
         return None
     confidence = comparison.options.confidence
-    is_single = False
-    beaten: dict[str, tuple[str, ...]] = {}
-    for group, rival in permutations(groups, 2):
-        try:
-            contrasts = [contrast_of(rival, group, axis, confidence=confidence) for axis in axes]
-        except NotMeasurable:
-            return None
-        is_single |= any(min(result.repeats) == 1 for result in contrasts)
-        signs = [_sign(axis, result) for axis, result in zip(axes, contrasts, strict=True)]
-        if max(signs) > 0 and min(signs) >= 0:
-            beaten[group.name] = (*beaten.get(group.name, ()), rival.name)
+    pairs = list(combinations(groups, 2))
+    try:
+        by_axis = [
+            [contrast_of(rival, group, axis, confidence=confidence) for group, rival in pairs]
+            for axis in axes
+        ]
+    except NotMeasurable:
+        return None
+    signs = [_signs(axis, own, confidence) for axis, own in zip(axes, by_axis, strict=True)]
+    beaters: dict[str, set[str]] = {}
+    for (group, rival), of_rival in zip(pairs, zip(*signs, strict=True), strict=True):
+        if max(of_rival) > 0 and min(of_rival) >= 0:
+            beaters.setdefault(group.name, set()).add(rival.name)
+        elif min(of_rival) < 0 and max(of_rival) <= 0:
+            beaters.setdefault(rival.name, set()).add(group.name)
+    names = [group.name for group in groups]
+    beaten = {
+        name: tuple(other for other in names if other in beaters[name])
+        for name in names
+        if name in beaters
+    }
+    is_single = any(min(result.repeats) == 1 for own in by_axis for result in own)
     remark = "by plain values: some have a single run" if is_single else ""
+    if not is_single and len(pairs) > 1:
+        remark = f"Holm's method over {len(pairs)} pairs of groups"
     on = tuple(group.name for group in groups if group.name not in beaten)
     return Front(tuple(axis.key for axis in axes), on, beaten, remark)
 

@@ -58,6 +58,7 @@ class Entry:
     configuration_id: str = ""  # equal for repeats of one bench configuration
     conditions: Mapping[str, str | None] = field(default_factory=dict)  # how it was measured
     again: Callable[[], Entry | None] | None = None  # computes it again over the training window
+    flops_per_token: float | None = None  # under the convention in its facts
 
     def value(self, key: str) -> float | None:
         """A metric's value; None if it is missing or impossible."""

@@ -17,12 +17,21 @@ if their facts show that they did (`grouping.fairness`).
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from ergmeter.compare.entry import NOT_COMPARABLE, Measure, rule_measure, rule_measures, rule_scale
-from ergmeter.compare.grouping import Fairness, fairness
+from ergmeter.compare.entry import (
+    NOT_COMPARABLE,
+    Measure,
+    read_side,
+    rule_measure,
+    rule_measures,
+    rule_scale,
+)
+from ergmeter.compare.grouping import mixed_facts
 from ergmeter.compare.pairing import (
     COUNTED,
     CompareOptions,
@@ -34,19 +43,20 @@ from ergmeter.compare.pairing import (
     why_incomparable,
 )
 from ergmeter.compare.verdicts import State, Verdict
-from ergmeter.errors import UsageError
+from ergmeter.errors import FormatError, NotMeasurable, UsageError
 from ergmeter.records import Missing, Reading
-from ergmeter.stats.ratio import PAIRED, Contrast, benjamini_hochberg
-from ergmeter.units import duration, scaled, significant
+from ergmeter.stats.ratio import PAIRED, Contrast, RunNoise, benjamini_hochberg, pooled_noise
+from ergmeter.units import duration, number_of, scaled, significant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ergmeter.compare.entry import Entry, Group
+    from ergmeter.compare.grouping import Fairness
     from ergmeter.compare.pairing import ConfigurationPair, Pairing
     from ergmeter.stats.ratio import Scale, Way
 
-# Rules and the stated noise of runs.
+# Rules and the noise of runs.
 
 DEFAULT_RULES = ("tokens_per_s -3%", "peak_memory +2%", "loss +-1%")
 _WRITTEN = re.compile(r"\s*([\w.]+)\s+(\+-|-\+|±|\+|-|)\s*(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(%?)\s*")
@@ -135,19 +145,62 @@ def parse_share(text: str) -> float:
     """A share as people write it: 1%, 0.01."""
     match = _SHARE.fullmatch(text)
     if not match:
-        raise UsageError(f"no share: {text!r}; write it as 1% or 0.01")
+        raise UsageError(f"no share: {text!r}; write it as 1% or 0.01, or give a path of repeats")
     return float(match[1]) / (100.0 if match[2] else 1.0)
 
 
-def parse_noise(texts: Sequence[str]) -> dict[str, float]:
-    """The stated noise of one run: by the metric's name in rules, and under "" for all metrics."""
-    noise_by_metric: dict[str, float] = {}
+def parse_noise(texts: Sequence[str], measures: Sequence[Measure] = ()) -> dict[str, RunNoise]:
+    """The noise of one run: by the metric's name in rules, and under "" for all metrics.
+
+    A text is a share, or a path of repeats in which the noise of `measures` is measured.
+    """
+    noise_by_metric: dict[str, RunNoise] = {}
     for text in texts:
         name, is_named, size = text.rpartition("=")
+        if Path(text).exists():
+            name, is_named, size = "", "", text
+        label = rule_measure(name.strip()).label if is_named else ""
+        if not _SHARE.fullmatch(size) and (Path(size).exists() or os.sep in size):
+            wanted = (rule_measure(label),) if label else measures
+            noise_by_metric |= measured_noise(Path(size), wanted)
+            continue
         value = parse_share(size)
         if value <= 0.0:
             raise UsageError(f"noise is a share above 0, such as 1%; got {text!r}")
-        noise_by_metric[rule_measure(name.strip()).label if is_named else ""] = value
+        noise_by_metric[label] = RunNoise(value)
+    return noise_by_metric
+
+
+def measured_noise(path: Path, measures: Sequence[Measure]) -> dict[str, RunNoise]:
+    """The scatter between the repeats under a path, by metric; several configurations are pooled.
+
+    UsageError if no metric was repeated, or if the runs of a configuration are no repeats.
+    """
+    source = read_side(path, [key for measured in measures for key in measured.every_key])
+    if not source.entries:
+        raise FormatError(source.left_out[0] if source.left_out else f"{path} holds no run")
+    groups = [
+        pair.new for pair in pair_sides(source.entries, source.entries, CompareOptions()).both
+    ]
+    is_bench = all(entry.kind == "cell" for entry in source.entries)
+    for group in groups:
+        mixed = () if is_bench else mixed_facts(group, ())
+        if mixed:
+            raise UsageError(f"--noise {path}: no repeats of one configuration: {mixed[0]}")
+    noise_by_metric = {}
+    for measured in measures:
+        for key in measured.every_key:
+            try:
+                share, dof = pooled_noise([group.numbers(key) for group in groups])
+            except NotMeasurable:
+                continue
+            runs = number_of(sum(len(group.numbers(key)) for group in groups), "repeat")
+            text = f"{runs} in {path} ({number_of(dof, 'degree')} of freedom)"
+            noise_by_metric[measured.label] = RunNoise(share, dof, text)
+            break
+    if not noise_by_metric:
+        names = ", ".join(measured.label for measured in measures)
+        raise UsageError(f"--noise {path}: no configuration there has two runs with {names}")
     return noise_by_metric
 
 
@@ -233,7 +286,7 @@ class Gate:
                 f"nothing to judge by {names}: no cell has it on both sides; {hint}both sides have"
                 f" {', '.join(there) or 'no figure'} (--allow-missing: judge by the other rules)"
             )
-        if self.needed and self.is_empty:
+        if self.needed and self.is_empty and not self.not_comparable:
             return "nothing to judge: no cell worked on both sides, or none has a figure on both"
         return ""
 
@@ -277,10 +330,11 @@ def gate(
         parse_rule(rule) if isinstance(rule, str) else rule for rule in rules or DEFAULT_RULES
     )
     pairing = pair_sides(new, ref, asked)
-    fair = [(pair, _fairness(pair)) for pair in pairing.both]
+    fair = [(pair, pair.fairness) for pair in pairing.both]
     refused = [(pair.name, "; ".join(each.refusals)) for pair, each in fair if each.refusals]
-    comparable = [pair for pair, each in fair if not each.refusals]
-    pairs = [pair for pair in comparable if pair.new.ok and pair.ref.ok]
+    pairs = [
+        (pair, each) for pair, each in fair if not each.refusals and pair.new.ok and pair.ref.ok
+    ]
     drafts = [draft for rule in wanted for draft in _drafts(pairs, rule, asked, is_plain=is_plain)]
     remarks = [remark for pair in pairing.pairs for remark in _remarks(pair)]
     remarks += [GateRemark(name, "absent", f"{NOT_COMPARABLE}{why}") for name, why in refused]
@@ -294,6 +348,7 @@ def gate(
         not_comparable=tuple(f"{name}: {why}" for name, why in refused),
         notes=(
             *(f"left out: {line}" for line in left_out),
+            *(f"{label}: {noise}" for label, noise in asked.noise.items() if noise.source),
             *(line for pair, each in fair for line in _fairness_notes(pair.name, each)),
         ),
         family=family,
@@ -306,15 +361,6 @@ def gate(
     return replace(made, needed=tuple(rule for rule in wanted if rule not in spared))
 
 
-def _fairness(pair: ConfigurationPair) -> Fairness:
-    """Whether the two sides did the same work; bench cells are matched by their settings.
-
-    Columns of `--by` are not exempt: they are equal on both sides, what belongs to them may not be.
-    """
-    is_bench = all(entry.kind == "cell" for entry in (*pair.new.entries, *pair.ref.entries))
-    return Fairness() if is_bench else fairness(pair.ref, pair.new, ())
-
-
 def _fairness_notes(name: str, fair: Fairness) -> list[str]:
     notes = [f"{name}: {remark}" for remark in fair.remarks]
     if fair.explanations:
@@ -325,12 +371,16 @@ def _fairness_notes(name: str, fair: Fairness) -> list[str]:
 
 
 def _drafts(
-    pairs: Sequence[ConfigurationPair], rule: GateRule, options: CompareOptions, *, is_plain: bool
+    pairs: Sequence[tuple[ConfigurationPair, Fairness]],
+    rule: GateRule,
+    options: CompareOptions,
+    *,
+    is_plain: bool,
 ) -> list[Verdict]:
     """Each configuration under one rule, as if it were the only one."""
     drafts: list[Verdict] = []
     comparable: list[Verdict] = []
-    for pair in pairs:
+    for pair, fair in pairs:
         result = pair_contrast(pair, rule.measure, rule.scale, options)
         if result is None:
             # What REF has and NEW has not is no pass: it may be the very thing that broke.
@@ -341,7 +391,7 @@ def _drafts(
             continue
         key, change = result
         draft = Verdict(rule.measure, "absent", "", change, key=key, name=pair.name, rule=rule)
-        why = _not_alike(pair, draft) or why_incomparable(pair, rule.measure)
+        why = _not_alike(pair, draft) or why_incomparable(pair, fair, rule.measure)
         if why:
             drafts.append(replace(draft, state="inconclusive", words=why, is_tested=False))
             continue

@@ -93,6 +93,7 @@ _PART_OF = {
     "seq_len": ("seq_len", "flops_per_token"),
 }
 _WARMER_C = 10.0
+_OTHER_MODEL = 2.0  # times the FLOPs per token: other lengths or adapters make less of a difference
 # As in `erg check`.
 MIN_WINDOW_S = 5.0
 MIN_STEPS = 10
@@ -177,6 +178,8 @@ def fairness(baseline: Group, other: Group, by: Sequence[str]) -> Fairness:
             refusals.append(f"{title} differs ({_both(*sides)})")
         elif not all(sides) and (any(sides) or _is_wanting(column, baseline, other)):
             unknown.append(title)
+    if "flops_per_token" not in exempt:
+        refusals += _other_models(baseline, other)
     ways = ((name, title) for name, title in _WAYS.items() if name not in exempt)
     unknown += [
         title for name, title in ways if bool(baseline.values(name)) != bool(other.values(name))
@@ -223,6 +226,19 @@ def why_other_terms(baseline: Group, other: Group, measured: Measure) -> str:
     if OF_WHOLE_RUN in measured.key and len(starts) > 1:
         return f"{NOT_COMPARABLE}one whole run is since the command, one the Meter"
     return ""
+
+
+def _other_models(baseline: Group, other: Group) -> Iterable[str]:
+    """A refusal if FLOPs per token show two models where a side does not name its own."""
+    sides = baseline.values("flops_per_token"), other.values("flops_per_token")
+    conventions = {text.partition(", ")[2] for texts in sides for text in texts}
+    each = [[e.flops_per_token for e in g.entries if e.flops_per_token] for g in (baseline, other)]
+    is_named = baseline.values("model") and other.values("model")
+    if is_named or len(conventions) != 1 or not all(each):
+        return
+    (low, high), (other_low, other_high) = ((min(flops), max(flops)) for flops in each)
+    if other_low > _OTHER_MODEL * high or low > _OTHER_MODEL * other_high:
+        yield f"FLOPs per token differ more than {_OTHER_MODEL:g} times ({_both(*sides)})"
 
 
 def _is_wanting(column: str, baseline: Group, other: Group) -> bool:

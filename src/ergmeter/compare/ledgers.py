@@ -17,13 +17,13 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from ergmeter.compare.entry import Entry, SourceEntries, fact, facts_of, why_left_out
 from ergmeter.errors import FormatError
 from ergmeter.metrics.catalog import LEDGER_SYSTEM, catalogue, checked, every_metric, in_view
 from ergmeter.metrics.evidence.window import UNBROKEN
-from ergmeter.records import Missing, Reading, Result
+from ergmeter.records import Basis, Missing, Reading, Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -103,6 +103,7 @@ def _joules_per_token(row: Mapping[str, float]) -> Result:
 
 # Columns that only our ledgers have: with them, a row's metrics are all of one window.
 _OURS = ("window_s", "status")
+_BASES: dict[str, Basis] = {basis: basis for basis in get_args(Basis)}
 _ADAPTER = re.compile(r"lora_r=(\d+)_alpha=(\d+)")
 _NEEDED = ("tok_per_s", "tokens_processed", "wall_s")
 _HEADER_BYTES = 2**16  # the longest first line of a ledger
@@ -116,7 +117,7 @@ class _Row:
 
 
 @cache
-def _columns() -> dict[str, tuple[str, str, float]]:
+def measured_columns() -> dict[str, tuple[str, str, float]]:
     """Key, unit and scale of each measured column, from the catalogue's SFT-Play aliases."""
     columns = {
         alias.name: (metric.key, metric.unit, alias.scale)
@@ -126,6 +127,13 @@ def _columns() -> dict[str, tuple[str, str, float]]:
     }
     further = {at.label: every_metric()[key] for key, at in in_view("ledger").items()}
     return {**columns, **{name: (m.key, m.unit, 1.0) for name, m in further.items()}}
+
+
+@cache
+def part_columns() -> dict[str, tuple[str, str]]:
+    """The columns of a reading's interval, basis and note: measured column and part, by name."""
+    parts = ("low", "high", "basis", "note")
+    return {f"{name}_{part}": (name, part) for name in measured_columns() for part in parts}
 
 
 def is_ledger(path: Path) -> bool:
@@ -229,7 +237,8 @@ def _misfit(row: _Row, header: list[str]) -> str:
 
 def _entry(cells: Mapping[str, str], *, source: str, argument: str, at: Path) -> Entry:
     numbers = _numbers(cells)
-    facts = facts_of({n: v for n, v in cells.items() if n not in _columns() or n == "warmup_s"})
+    measured = {*measured_columns(), *part_columns()} - {"warmup_s"}
+    facts = facts_of({name: value for name, value in cells.items() if name not in measured})
     adapter = _ADAPTER.match(facts.get("notes", ""))
     if adapter:  # the original wrote the LoRA settings into its notes
         facts = {"lora_r": adapter[1], "lora_alpha": adapter[2]} | facts
@@ -240,7 +249,8 @@ def _entry(cells: Mapping[str, str], *, source: str, argument: str, at: Path) ->
         ended = "running" if facts["status"] == "running" else "error"
         return Entry(source, argument, facts, {}, run, kind="ledger", status=ended, reason=why)
     if any(name in cells for name in _OURS) or not is_original(numbers):
-        return Entry(source, argument, facts, _figures(numbers, facts), run, kind="ledger")
+        figures = _figures(numbers, cells, facts)
+        return Entry(source, argument, facts, figures, run, kind="ledger")
     readings = original_readings(numbers)
     return Entry(source, argument, facts, readings, run, (REMARK,), ASSUMED, kind="ledger")
 
@@ -255,7 +265,8 @@ def _run(name: str | None, ledger: Path) -> Path | None:
 
 def _numbers(cells: Mapping[str, str]) -> dict[str, float]:
     numbers = {}
-    for name in (*_columns(), "energy_low_J", "energy_high_J", "steps"):
+    ends = (name for name, (_, part) in part_columns().items() if part in ("low", "high"))
+    for name in (*measured_columns(), *ends, "energy_low_J", "energy_high_J", "steps"):
         text = fact(cells.get(name))
         if text is None:
             continue
@@ -269,13 +280,24 @@ def _numbers(cells: Mapping[str, str]) -> dict[str, float]:
     return numbers
 
 
-def _figures(numbers: Mapping[str, float], facts: Mapping[str, str]) -> dict[str, Result]:
+def _figures(
+    numbers: Mapping[str, float], cells: Mapping[str, str], facts: Mapping[str, str]
+) -> dict[str, Result]:
     readings: dict[str, Result] = {}
     notes = _notes(facts.get("notes", ""))
     why = "the ledger's cell is empty" + (f" (notes of its row: {notes})" if notes else "")
-    for name, (key, unit, scale) in _columns().items():
+    for name, (key, unit, scale) in measured_columns().items():
         if name in numbers:
-            value = Reading(numbers[name] / scale, unit, "reported")
+            low, high = (numbers.get(f"{name}_{end}") for end in ("low", "high"))
+            basis = _BASES.get(cells.get(f"{name}_basis", ""), "reported")
+            value = Reading(
+                numbers[name] / scale,
+                unit,
+                basis,
+                None if low is None else low / scale,
+                None if high is None else high / scale,
+                cells.get(f"{name}_note", ""),
+            )
             readings[key] = checked(key, value) if key in catalogue() else value
         else:
             readings[key] = Missing(why)
@@ -285,11 +307,11 @@ def _figures(numbers: Mapping[str, float], facts: Mapping[str, str]) -> dict[str
         about = steps * min(1.0, window_s / wall_s)
         note = "its steps, by the window's share of the time"
         readings["steps.count"] = Reading(about, "steps", "derived", note=note)
-    return readings | _bounded(numbers)
+    return readings | ({} if "J_per_token_low" in numbers else _bounded(numbers))
 
 
 def _bounded(numbers: Mapping[str, float]) -> dict[str, Result]:
-    """J/token with its interval, if the row has one of the energy."""
+    """J/token with its interval, if a row of an earlier version has one of the energy."""
     energy, value = numbers.get("energy_J"), numbers.get("J_per_token")
     low, high = numbers.get("energy_low_J"), numbers.get("energy_high_J")
     if not energy or value is None or low is None or high is None:

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ergmeter.compare.entry import NOT_COMPARABLE, Entry, Group, Measure, fact, over_one_window
-from ergmeter.compare.grouping import fairness, why_other_terms
+from ergmeter.compare.grouping import Fairness, fairness, why_other_terms
 from ergmeter.compare.verdicts import Verdict
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.metrics.evidence.window import TRAINING
-from ergmeter.stats.ratio import Contrast, Scale, SingleRuns, contrast
+from ergmeter.stats.ratio import Contrast, RunNoise, Scale, SingleRuns, contrast
 from ergmeter.units import duration, significant
 
 if TYPE_CHECKING:
@@ -47,6 +47,16 @@ class ConfigurationPair:
     name: str
     new: Group
     ref: Group
+
+    @property
+    def fairness(self) -> Fairness:
+        """Whether the two sides did the same work; bench cells are matched by their settings.
+
+        Columns of `--by` are not exempt: they are equal on both sides, what belongs to them may not
+        be.
+        """
+        is_bench = all(entry.kind == "cell" for entry in (*self.new.entries, *self.ref.entries))
+        return Fairness() if is_bench else fairness(self.ref, self.new, ())
 
     def common_key(self, measured: Measure) -> str | None:
         """The first metric of a measure that both sides have; None if there is none."""
@@ -183,7 +193,7 @@ def _split(sides: _Sides, columns: Sequence[str]) -> set[_Key]:
 def _check_column(name: str, sides: _Sides) -> None:
     for side, entries in zip(_SIDES, sides, strict=True):
         if not _tells(entries, name):
-            columns = [setting for setting in _setting_names(entries) if _tells(entries, setting)]
+            columns = [column for column in _column_names(entries) if _tells(entries, column)]
             near = difflib.get_close_matches(name, columns, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise UsageError(
@@ -228,8 +238,8 @@ def _chosen(entries: Sequence[Entry], chosen: Mapping[str, str], *, side: str) -
     names = {name for entry in entries for name in (*entry.settings, *entry.facts)}
     unknown = [name for name in chosen if name not in names]
     if unknown:
-        known = ", ".join(_setting_names(entries))
-        raise UsageError(f"no column {unknown[0]!r} to choose by; there are {known}")
+        columns = ", ".join(_column_names(entries))
+        raise UsageError(f"no column {unknown[0]!r} to choose by; there are {columns}")
     for name, value in chosen.items():
         matching = [entry for entry in entries if _part(entry, name) == spelled(value)]
         if not matching:
@@ -261,6 +271,12 @@ def _setting_names(entries: Sequence[Entry]) -> list[str]:
         name for name in (entries[0].settings if entries else ()) if counts[name] == len(entries)
     ]
     return [*usual, *sorted(set(counts) - set(usual))]
+
+
+def _column_names(entries: Sequence[Entry]) -> list[str]:
+    """The columns to match or choose by: settings of cells; facts of runs, which have none."""
+    facts = {name for entry in entries for name in entry.facts} - {"run", "notes", "started"}
+    return _setting_names(entries) or sorted(facts)
 
 
 def _tells(entries: Sequence[Entry], name: str) -> bool:
@@ -352,13 +368,13 @@ class CompareOptions:
     target_loss: float | None = None
     confidence: float = 0.95
     effect: float = 0.02
-    noise: Mapping[str, float] = field(default_factory=dict)  # of one run; "" for all metrics
+    noise: Mapping[str, RunNoise] = field(default_factory=dict)  # "" for all metrics
     by: tuple[str, ...] = ()  # the columns that configurations are matched by
     new_where: Mapping[str, str] = field(default_factory=dict)
     ref_where: Mapping[str, str] = field(default_factory=dict)
 
-    def noise_of(self, label: str) -> float | None:
-        """The stated noise of one run in a metric."""
+    def noise_of(self, label: str) -> RunNoise | None:
+        """The noise of one run in a metric, if it is known."""
         return self.noise.get(label, self.noise.get(""))
 
 
@@ -402,11 +418,8 @@ def pooled_verdict(verdicts: Sequence[Verdict], options: CompareOptions) -> Verd
     return Verdict(verdicts[0].measure, "differs", "", change, key=key)
 
 
-def why_incomparable(pair: ConfigurationPair, measured: Measure) -> str:
-    """Why one metric of a pair is not comparable; empty if it is, and for bench cells."""
-    if all(entry.kind == "cell" for entry in (*pair.new.entries, *pair.ref.entries)):
-        return ""
-    fair = fairness(pair.ref, pair.new, ())
+def why_incomparable(pair: ConfigurationPair, fair: Fairness, measured: Measure) -> str:
+    """Why one metric of a pair is not comparable; empty if it is."""
     if measured.is_quality and fair.of_losses:
         return f"{NOT_COMPARABLE}{'; '.join(fair.of_losses)}"
     assumed = [entry for entry in (*pair.new.ok, *pair.ref.ok) if measured.key in entry.assumed]

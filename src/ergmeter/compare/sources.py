@@ -8,6 +8,7 @@ own, RUN:1 and RUN:2.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -236,6 +237,7 @@ def _entry(
         ended = "running" if status == RUNNING else "error"
         return _failed(run, source, argument, ended, why)
     evidence = evidence_of(run, wanted.settings)
+    each = _flops_per_token(evidence)
     ask_devices(evidence)
     readings = readings_of(evidence, (key for key in wanted.keys if key in catalogue()))
     diverged = divergence(readings)
@@ -246,12 +248,13 @@ def _entry(
     entry = Entry(
         source,
         argument,
-        _facts(evidence),
+        _facts(evidence, each),
         figures,
         run.path,
         tuple(remarks),
         training=training,
         cautions=(*damage, *_unfit(evidence, source)),
+        flops_per_token=each,
     )
     return SourceEntries((entry,))
 
@@ -263,8 +266,11 @@ def _failed(run: Run, source: str, argument: str, status: str, reason: str) -> S
     return SourceEntries(left_out=(f"{source}: {reason}",), failed=(entry,))
 
 
-def _facts(evidence: Evidence) -> dict[str, str]:
-    """Facts of the workload, and of the run where the workload has none."""
+def _facts(evidence: Evidence, flops: float | None) -> dict[str, str]:
+    """Facts of the workload, and of the run where the workload has none.
+
+    FLOPs of a token are with their convention: two conventions differ for the same work.
+    """
     run, declared = evidence.run, evidence.settings
     own = {
         **board_facts(run),
@@ -273,7 +279,7 @@ def _facts(evidence: Evidence) -> dict[str, str]:
         "name": run.name,
         "started": run.header.get("created"),
         "steps": _steps(evidence),
-        "flops_per_token": _flops(evidence),
+        "flops_per_token": flops and f"{scaled(flops, 'FLOP')}, {evidence.flops[0].convention}",
         "window": evidence.window_kind if evidence.trains else None,
         "whole_run_from": evidence.started_by if evidence.trains else None,
     }
@@ -287,15 +293,10 @@ def _steps(evidence: Evidence) -> float | None:
         return None
 
 
-def _flops(evidence: Evidence) -> str | None:
-    """FLOPs of a token with their convention: two conventions differ for the same work."""
-    if not evidence.flops:
-        return None
-    try:
-        each = flops_per_token(evidence.flops[0])
-    except NotMeasurable:
-        return None
-    return f"{scaled(each, 'FLOP')}, {evidence.flops[0].convention}"
+def _flops_per_token(evidence: Evidence) -> float | None:
+    with suppress(NotMeasurable):
+        return flops_per_token(evidence.flops[0]) if evidence.flops else None
+    return None
 
 
 def _unfit(evidence: Evidence, source: str) -> list[str]:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ergmeter.atomic_write import replacing
 from ergmeter.bench import tables
-from ergmeter.bench.memory import BYTES_PER_MIB
 from ergmeter.bench.results import TRAINER_NAMES
+from ergmeter.bench.tables import BYTES_PER_MIB
 from ergmeter.compare.entry import FAILED
 
 if TYPE_CHECKING:

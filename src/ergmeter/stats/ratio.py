@@ -7,7 +7,8 @@ With three to five repeats a percentile bootstrap claims a difference in 13 to 1
 there is none, a normal quantile in 9 to 12 %. Student's t keeps its 5 %: the paired interval for
 runs with one seed (n - 1 degrees of freedom), or Welch's for groups of different scatter (Welch
 1947; degrees of freedom after Satterthwaite 1946). One run on each side has no interval, unless
-the scatter of a run is stated. One run against repeats may take the scatter of the repeats.
+the scatter of a run is stated or was measured on other repeats. One run against repeats may take
+the scatter of the repeats.
 
 A loss is compared by its difference: it is a logarithm already, and exp(difference) is the ratio of
 perplexities.
@@ -112,14 +113,44 @@ def _below(t: float, dof: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class RunNoise:
+    """The standard deviation of one run, as a share of its value: stated, or measured.
+
+    `source`: the repeats that it was measured on, with so many degrees of freedom; empty if stated.
+    """
+
+    share: float
+    dof: float = _STATED_NOISE_DOF
+    source: str = ""
+
+    def __str__(self) -> str:
+        if not self.source:
+            return f"noise as given, {self.share * 100:g} % a run"
+        return f"noise of {self.source}, {self.share * 100:.2g} % a run"
+
+
+def pooled_noise(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """The scatter within groups of repeats as a share, and its degrees of freedom.
+
+    Pooled over the groups on logarithms. NotMeasurable if no group has two values above 0.
+    """
+    axes = [_axis(values, "ratio") for values in groups if len(values) > 1]
+    dof = sum(len(axis) - 1 for axis in axes)
+    if not dof:
+        raise NotMeasurable("no repeats")
+    squares = sum(_std(axis) ** 2 * (len(axis) - 1) for axis in axes)
+    return math.expm1(math.sqrt(squares / dof)), dof
+
+
+@dataclass(frozen=True, slots=True)
 class SingleRuns:
     """Where the scatter of a single run comes from.
 
-    `noise`: the stated standard deviation of one run, as a share of its value. Without it, a side
-    with repeats lends its scatter to the other if `names` (of A and of B) are set.
+    Without `noise`, a side with repeats lends its scatter to the other if `names` (of A and of B)
+    are set.
     """
 
-    noise: float | None = None
+    noise: RunNoise | None = None
     names: tuple[str, str] | None = None
 
 
@@ -173,12 +204,12 @@ def _single(
     """Error, degrees of freedom, noise and method if a side has one run; None if unknown."""
     repeated = max((a, b), key=len)
     if single.noise is not None:
-        share = single.noise
+        share = single.noise.share
         size = max(map(abs, plain.means))
         noise = math.log1p(share) if plain.scale == "ratio" else share * size
-        if noise == 0.0:
+        if share and noise == 0.0:
             return None
-        dof, method = _STATED_NOISE_DOF, f"noise as given, {share * 100:g} % a run"
+        dof, method = single.noise.dof, str(single.noise)
     elif single.names is not None and len(repeated) > 1:
         noise = _std(repeated)
         side = single.names[0 if len(a) > 1 else 1]

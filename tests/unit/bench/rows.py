@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ergmeter.bench.entries import entries
 from ergmeter.bench.overview import overview
+from ergmeter.bench.results import entries
 from ergmeter.bench.tables import as_table
 from ergmeter.compare import comparison
 from ergmeter.compare import gate as compare_gate

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from ergmeter.bench.plan.cells import Cell
-from ergmeter.bench.plan.expand import UnevenBatch, shared
-from ergmeter.bench.plan.plan import plan
+from ergmeter.bench.plan.plan import UnevenBatch, plan, shared
 from ergmeter.errors import UsageError
 
 DEFAULTS = """

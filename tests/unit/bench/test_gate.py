@@ -14,6 +14,7 @@ from ergmeter.compare.comparison import Comparison
 from ergmeter.compare.gate import POOLED, Gate, parse_noise, parse_rule
 from ergmeter.compare.pairing import CompareOptions
 from ergmeter.errors import UsageError
+from ergmeter.stats.ratio import RunNoise
 from ergmeter.views import gate as gate_view
 from ergmeter.views.render.markdown import markdown
 from tests.unit.bench.rows import (
@@ -179,7 +180,10 @@ def test_what_failed_is_missing_or_is_not_what_it_says_is_told() -> None:
         *repeats("d", "loss", [1.0]),
     ]
     found = gate(
-        as_table(new), as_table(ref), ["loss +-1%"], options=CompareOptions(noise={"": 0.001})
+        as_table(new),
+        as_table(ref),
+        ["loss +-1%"],
+        options=CompareOptions(noise={"": RunNoise(0.001)}),
     )
     told = {(one.name, one.state): one.words for one in found.remarks}
     assert "failed in NEW, worked in REF; oom: CUDA out of memory" in told["a", "worse"]

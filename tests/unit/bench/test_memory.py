@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergmeter.bench.memory import BYTES_PER_MIB, of_trainer, smi_peaks
-from ergmeter.bench.tables import MEMORY
+from ergmeter.bench.results import of_trainer, smi_peaks
+from ergmeter.bench.tables import BYTES_PER_MIB, MEMORY
 from ergmeter.errors import FormatError, NotMeasurable
 
 # The example that the FMS guide prints.

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ergmeter.bench import results
-from ergmeter.bench.memory import SAVED, STAGES
-from ergmeter.bench.tables import MEMORY
+from ergmeter.bench.results import SAVED
+from ergmeter.bench.tables import MEMORY, STAGES
 from ergmeter.records import Device, Sample
 from tests.runs import add_writer, even_steps, make_run
 from tests.unit.bench.test_memory import GUIDE

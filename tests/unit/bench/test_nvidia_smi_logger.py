@@ -17,8 +17,8 @@ import pytest
 
 from ergmeter.bench import results
 from ergmeter.bench.execute import nvidia_smi_logger, state
-from ergmeter.bench.memory import BYTES_PER_MIB
 from ergmeter.bench.plan.cells import Cell
+from ergmeter.bench.tables import BYTES_PER_MIB
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.records import Sample
 from tests.runs import GPU, add_writer, even_steps, make_run
@@ -111,7 +111,7 @@ def made(tmp_path: Path, code: str, query: nvidia_smi_logger.Query | None, **mor
     """The directory of a cell that has not run."""
     directory = tmp_path / "results" / "exp_0"
     directory.mkdir(parents=True)
-    words = ("{python}", "-c", code, "{run}", "{out}/" + nvidia_smi_logger.LOG)
+    words = ("{python}", "-c", code, "{run}", "{out}/" + state.SMI_LOG)
     cell = Cell(0, "id0", "s", {}, num_gpus=2, repeat=1, command=words, **more)
     (directory / state.CELL).write_text(json.dumps(cell.to_json()))
     if query is not None:
@@ -173,7 +173,7 @@ def test_any_keywords_and_any_interval_are_logged(tmp_path: Path, scripted: Path
     words = (scripted / "words").read_text().split()
     assert words[0] == "--query-gpu=uuid,power.draw,utilization.gpu,index,memory.used"
     assert words[-1] == "--loop-ms=250"
-    assert "61.05 W" in (directory / nvidia_smi_logger.LOG).read_text()
+    assert "61.05 W" in (directory / state.SMI_LOG).read_text()
     assert results.collect(directory)["memory_nvidia_ids"] == "GPU-0 GPU-1"
 
 
@@ -351,7 +351,7 @@ def test_a_cell_that_is_shown_all_devices_waits_for_a_reading_of_each(
     directory = made(tmp_path, "print()", OFTEN)
     around = {name: one for name, one in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     with nvidia_smi_logger.logged(directory, environment=around):
-        said = (directory / nvidia_smi_logger.LOG).read_text()
+        said = (directory / state.SMI_LOG).read_text()
     # On a busy machine a second reading may be there already.
     assert {line.split(", ")[2] for line in said.splitlines()[1:]} == {"0", "1"}, said
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ergmeter.bench import results
-from ergmeter.bench import results as references
+from ergmeter.bench import tables as references
 from ergmeter.errors import FormatError
 
 MIB = 2**20

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from ergmeter.bench import results
-from ergmeter.bench.execute import nvidia_smi_logger
+from ergmeter.bench.execute import state
 from ergmeter.bench.overview import overview
 from ergmeter.bench.plan.cells import Cell, Value
 from ergmeter.bench.tables import SCHEMA
@@ -228,7 +228,7 @@ def test_memory_of_both_ways_is_in_the_row(tmp_path: Path) -> None:
     }
     path = add_cell(tmp_path, 0, results_={**TRAINED, **said})
     log = "index, memory.used [MiB]\n0, 1 MiB\n1, 1 MiB\n0, 3 MiB\n1, 5 MiB\n"
-    (path / nvidia_smi_logger.LOG).write_text(log)
+    (path / state.SMI_LOG).write_text(log)
     (row,) = rows(tmp_path)
     assert row["memory_hf_alloc_bytes"] == 115
     assert row["memory_hf_peak_bytes"] == 165

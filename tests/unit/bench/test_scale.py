@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from ergmeter.bench.plan import plan as planfile
+from ergmeter.bench.plan import cells as planfile
 from ergmeter.bench.plan.cells import BenchPlan, Cell, Value
 from ergmeter.bench.tables import ROWS
 from ergmeter.errors import FormatError
@@ -138,9 +138,9 @@ def test_a_plan_is_read_a_cell_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     for indent in (None, 1):
         path.write_text(json.dumps(plan.to_json(), indent=indent))
-        assert tuple(planfile.cells(path)) == plan.cells == BenchPlan.read(path).cells
+        assert tuple(planfile.read_cells(path)) == plan.cells == BenchPlan.read(path).cells
     path.write_text(json.dumps(BenchPlan("s", ()).to_json()))
-    assert list(planfile.cells(path)) == []
+    assert list(planfile.read_cells(path)) == []
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "", '{"version": 9, "cells": []}', '{"cells": []}'])
@@ -148,13 +148,13 @@ def test_what_is_no_plan_is_no_list_of_cells(tmp_path: Path, text: str) -> None:
     path = tmp_path / "plan.json"
     path.write_text(text)
     with pytest.raises(FormatError, match=r"plan\.json is"):
-        list(planfile.cells(path))
+        list(planfile.read_cells(path))
     whole = json.dumps(BenchPlan("s", tuple(cells(3))).to_json())
     path.write_text(whole[:-20])
     with pytest.raises(FormatError, match="is no plan"):
-        list(planfile.cells(path))
+        list(planfile.read_cells(path))
     with pytest.raises(FormatError, match="no plan was made here"):
-        list(planfile.cells(tmp_path / "none.json"))
+        list(planfile.read_cells(tmp_path / "none.json"))
 
 
 def test_batches_are_smaller_than_what_the_ratio_is_measured_on() -> None:

@@ -17,7 +17,8 @@ import pytest
 from ergmeter.bench import results
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.bench.tables import as_table
-from ergmeter.compare.entry import Entry
+from ergmeter.compare.comparison import compare
+from ergmeter.compare.entry import Entry, SourceEntries
 from ergmeter.compare.gate import Gate, gate, parse_noise, parse_rule
 from ergmeter.compare.pairing import CompareOptions
 from ergmeter.compare.sources import read_entries
@@ -206,7 +207,11 @@ def test_pairs_of_equal_runs_are_red_in_at_most_one_case_of_twenty(scatter: floa
 
 
 def test_real_repeats_of_one_backend_are_red_in_one_case_of_twenty() -> None:
-    """Seven runs of each of three backends on an H200: every split into three and four."""
+    """Seven runs of each of three backends on an H200: every split into three and four, both ways.
+
+    Three runs of each were made two hours before the other four, and are slower by 7 to 9 %. So the
+    splits by session are no A/A pairs; without them 6 of 204 are red.
+    """
     by_backend: dict[str | None, list[Entry]] = {}
     for entry in read_entries([H200]).entries:
         by_backend.setdefault(entry.facts.get("backend"), []).append(entry)
@@ -214,13 +219,14 @@ def test_real_repeats_of_one_backend_are_red_in_one_case_of_twenty() -> None:
     red = []
     for several in by_backend.values():
         for chosen in itertools.combinations(range(7), 3):
-            new = [several[i] for i in chosen]
-            ref = [one for i, one in enumerate(several) if i not in chosen]
-            found = gate(new, ref, [SPEED, "joules_per_token +3%"])
-            assert found.verdicts[0].key == "throughput.tokens_per_s"
-            red.append(found.state == "worse")
-    # Shares come in steps of one split in 35.
-    assert sum(red) / len(red) <= 0.05 + 1 / 35
+            three = [several[i] for i in chosen]
+            four = [entry for i, entry in enumerate(several) if i not in chosen]
+            for new, ref in ((three, four), (four, three)):
+                found = gate(new, ref, [SPEED, "joules_per_token +3%"])
+                assert found.verdicts[0].key == "throughput.tokens_per_s"
+                red.append(found.state == "worse")
+    assert len(red) == 210
+    assert sum(red) <= 0.05 * len(red)
 
 
 def predicted_power(effect: float, limit: float, noise: float, repeats: int) -> float:
@@ -455,3 +461,113 @@ def test_sarif_has_a_location_and_each_rule_once(tmp_path: Path, erg: Erg) -> No
 def test_a_size_is_in_the_unit_of_the_name() -> None:
     assert parse_rule("vram_peak_MB +100").rise == pytest.approx(100e6)
     assert parse_rule("memory.device_peak_bytes +100").rise == 100.0
+
+
+# -- noise that was measured on other repeats -----------------------------------------------------
+
+
+def test_noise_is_measured_on_repeats_under_a_path(tmp_path: Path, erg: Erg) -> None:
+    new, ref = run(tmp_path / "new", step_s=1.06), run(tmp_path / "ref")
+    quiet = folder(tmp_path / "quiet", 1.0, 1.004, 0.996, 1.002, 0.998)
+    asked = ("gate", new, ref, "--rule", SPEED, "--json")
+    code, out, _ = erg(*asked, "--noise", quiet)
+    found = json.loads(out)
+    figure = found["judgements"][0]["figure"]
+    logs = np.log([1.0, 1.004, 0.996, 1.002, 0.998])
+    assert (code, found["state"]) == (1, "red")
+    assert figure["noise"] == pytest.approx(np.std(logs, ddof=1))
+    assert figure["freedom"] == 4
+    assert figure["error"] == pytest.approx(np.std(logs, ddof=1) * math.sqrt(2))
+    named = f"noise of 5 repeats in {quiet} (4 degrees of freedom), 0.32 % a run"
+    assert figure["basis"] == named
+    assert f"tokens_per_s: {named}" in found["notes"]
+    # Two repeats say little: Student's t with one degree of freedom, not a normal quantile.
+    two = folder(tmp_path / "two", 1.0, 1.01)
+    assert erg(*asked, "--noise", f"tokens_per_s={two}")[0] == 0
+    assert erg("gate", new, ref, "--rule", SPEED, "--noise", "0.7%")[0] == 1
+
+
+def test_noise_is_pooled_within_the_configurations_of_a_bench(tmp_path: Path, erg: Erg) -> None:
+    rows = repeats("a", "real_tokens_per_s", [100.0, 102.0])
+    rows += repeats("b", "real_tokens_per_s", [1000.0, 1010.0, 990.0])
+    results.write(as_table(rows), tmp_path / "bench.parquet")
+    new, ref = run(tmp_path / "new", step_s=1.1), run(tmp_path / "ref")
+    asked = ("gate", new, ref, "--rule", SPEED, "--json", "--noise")
+    figure = json.loads(erg(*asked, tmp_path / "bench.parquet")[1])["judgements"][0]["figure"]
+    squares = sum(np.var(np.log(v), ddof=1) * (len(v) - 1) for v in ([100, 102], [1000, 1010, 990]))
+    assert figure["noise"] == pytest.approx(math.sqrt(squares / 3))
+    assert figure["freedom"] == 3
+
+
+def test_a_path_without_repeats_is_no_noise(tmp_path: Path, erg: Erg) -> None:
+    new, ref = run(tmp_path / "new", step_s=1.06), run(tmp_path / "ref")
+    asked = ("gate", new, ref, "--rule", SPEED, "--noise")
+    code, _, said = erg(*asked, ref)
+    assert code == 2
+    assert "no configuration there has two runs with tokens_per_s" in said
+    assert erg(*asked, tmp_path / "no" / "such")[0] == 4
+    for length in (1024, 2048):
+        run(tmp_path / "mixed" / str(length), seq_len=length)
+    code, _, said = erg(*asked, tmp_path / "mixed")
+    assert code == 2
+    assert "no repeats of one configuration" in said
+
+
+def test_json_has_the_reason_where_nothing_was_judged(tmp_path: Path, erg: Erg) -> None:
+    ref = run(tmp_path / "ref")
+    code, out, said = erg("gate", tmp_path / "nowhere", ref, "--format", "json")
+    found = json.loads(out)
+    assert (code, found["state"], found["exit_code"]) == (4, "unreadable", 4)
+    assert said == f"erg gate: {found['problem']}\n"
+    for name, window in (("new", "training"), ("ref", "unbroken")):
+        row_of = repeats("g", "real_tokens_per_s", [1.0], rates_from="run", window=window)
+        results.write(as_table(row_of), tmp_path / f"{name}.csv")
+    code, out, said = erg("gate", tmp_path / "new.csv", tmp_path / "ref.csv", "--json")
+    found = json.loads(out)
+    assert (code, found["state"], found["exit_code"]) == (3, "not comparable", 3)
+    assert said == f"erg gate: {found['not_comparable'][0]}\n"
+
+
+def test_an_unknown_column_of_runs_is_refused_with_those_there_are(
+    tmp_path: Path, erg: Erg
+) -> None:
+    ref = folder(tmp_path / "ref", 1.0, 1.001, backend="torch", seq_len=8)
+    code, _, said = erg("gate", ref, ref, "--by", "backnd")
+    assert code == 2
+    assert "did you mean backend? there are backend, " in said
+    assert "seq_len" in said
+
+
+def test_models_without_a_name_are_told_apart_by_their_flops() -> None:
+    def side(flops: float, **facts: str) -> list[Entry]:
+        facts = {"flops_per_token": f"{flops:g} FLOP, exact", **facts}
+        return [replace(entry, facts=facts, flops_per_token=flops) for entry in entries([1.0] * 3)]
+
+    found = gate(side(7e9), side(48e9), [SPEED])
+    assert found.exit_code == 3
+    assert "FLOPs per token differ more than 2 times" in found.not_comparable[0]
+    assert gate(side(7e9), side(8e9), [SPEED]).exit_code == 0
+    assert gate(side(7e9, model="m"), side(48e9, model="m"), [SPEED]).exit_code == 0
+
+
+def test_the_pareto_front_is_corrected_over_all_pairs_of_groups() -> None:
+    def group(name: str, rates: list[float]) -> list[Entry]:
+        figures = [
+            {
+                "throughput.tokens_per_s": Reading(rate, "tokens/s", "measured"),
+                "memory.device_peak_bytes": Reading(1e9, "B", "measured"),
+            }
+            for rate in rates
+        ]
+        return [Entry(f"{name}{i}", name, {"backend": name}, own) for i, own in enumerate(figures)]
+
+    # By itself a pair with p = 0.03; among six pairs it is not shown.
+    near = group("a", [100.0, 101.0, 102.0]) + group("b", [103.5, 104.5, 106.5])
+    alone = compare(SourceEntries(tuple(near)), CompareOptions())
+    assert alone.front is not None
+    assert alone.front.beaten == {"a": ("b",)}
+    others = group("c", [100.5, 101.5, 104.0]) + group("d", [100.2, 101.2, 103.9])
+    several = compare(SourceEntries(tuple(near + others)), CompareOptions())
+    assert several.front is not None
+    assert several.front.beaten == {}
+    assert several.front.remark == "Holm's method over 6 pairs of groups"

@@ -56,6 +56,17 @@ def test_our_row_is_taken_as_it_stands(tmp_path: Path) -> None:
     assert not entry.remarks
 
 
+def test_a_reading_keeps_its_interval_basis_and_note(tmp_path: Path) -> None:
+    head = f"{OURS},tok_per_s_low,tok_per_s_high,tok_per_s_basis,tok_per_s_note,vram_peak_MB_low"
+    row = f"{OUR_ROW},1990,2010,measured,real tokens,9990"
+    (entry,) = read_ledger(ledger(tmp_path, head, row), argument="x").entries
+    assert entry.figures["throughput.tokens_per_s"] == Reading(
+        2000.0, "tokens/s", "measured", 1990.0, 2010.0, "real tokens"
+    )
+    assert reading(entry, "memory.device_peak_bytes").low == 9_990_000_000
+    assert not [name for name in entry.facts if name.startswith(("tok_per_s", "vram"))]
+
+
 def test_a_row_of_the_original_gives_the_true_rate_and_a_range_of_energy(tmp_path: Path) -> None:
     (entry,) = read_ledger(ledger(tmp_path, DOCUMENTED, ORIGINAL), argument="x").entries
     assert entry.value("throughput.tokens_per_s") == 2000

@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 
+from ergmeter.compare.ledgers import read_ledger
 from ergmeter.errors import PluginError, UsageError
 from ergmeter.runlog.reader import Run
 from ergmeter.workloads.sft import build_model, facts, ledger, tiny_model, training
@@ -204,6 +205,10 @@ def test_a_row_holds_what_really_ran(configuration: Write) -> None:
         *("tok_per_s", "energy_J", "avg_power_W", "peak_power_W", "J_per_token", "E10k_J"),
         *("vram_peak_MB", "vram_avg_MB"),
     ]
+    assert list(row)[-4:] == [f"mfu_{part}" for part in ("low", "high", "basis", "note")]
+    assert row["tok_per_s_basis"] == "measured"
+    (entry,) = read_ledger(Path("outputs/ledger.csv"), argument="x").entries
+    assert entry.figures["throughput.tokens_per_s"].note == row["tok_per_s_note"] != ""  # type: ignore[union-attr]
     assert row["optimizer"] == "torch.AdamW"
     assert (row["precision"], row["weights_dtype"]) == ("fp32", "fp32")
     assert row["kernels"] == "library"

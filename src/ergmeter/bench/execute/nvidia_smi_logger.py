@@ -25,11 +25,11 @@ import pynvml
 
 from ergmeter.atomic_write import read_json, write_json
 from ergmeter.bench.execute.launching import nvml_list
+from ergmeter.bench.execute.state import SMI_LOG, SMI_NOTE
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.probes import cuda_visible_devices
 
 PROGRAM = "nvidia-smi"
-LOG, NOTE = "gpu_memory_logs.csv", "gpu_memory_logs.json"  # in a cell's directory
 ASKED = "nvidia_smi.json"  # in that of the results
 KEYWORDS = ("timestamp", "name", "index", "memory.used")  # FMS's, as is its interval
 INTERVAL_S = 1.0
@@ -95,26 +95,6 @@ def lack(path: str | None = None) -> str:
     return ""
 
 
-def logs(cell: Path) -> dict[str, Path]:
-    """The logs of a cell: by what its devices' ids begin with, which is empty for a single node."""
-    of_nodes = {f"{path.suffixes[-2][1:]}/": path for path in sorted(cell.glob(_nodes(LOG)))}
-    return ({"": cell / LOG} if (cell / LOG).is_file() else {}) | of_nodes
-
-
-def of_nodes(cell: Path) -> list[str]:
-    """The names of what each of several nodes left: logs and notes."""
-    return sorted(path.name for name in (LOG, NOTE) for path in cell.glob(_nodes(name)))
-
-
-def problem(cell: Path) -> str:
-    """Why the log of a cell is not to be read; nothing where it is, or where none was asked for."""
-    for path in (cell / NOTE, *sorted(cell.glob(_nodes(NOTE)))):
-        problem = read_json(path).get("problem")
-        if problem:
-            return str(problem)
-    return ""
-
-
 def devices(environment: Mapping[str, str], gpus: Sequence[tuple[str, str]]) -> str:
     """The GPUs that a cell is shown, as nvidia-smi takes them; nothing where it is shown all.
 
@@ -167,17 +147,13 @@ def _named(name: str, suffix: str) -> str:
     return f"{stem}{suffix}{dot}{ending}"
 
 
-def _nodes(name: str) -> str:
-    return _named(name, ".node*")
-
-
 class _Log:
     """Owns the process."""
 
     def __init__(self, cell: Path, suffix: str) -> None:
         self._cell, self._suffix = cell, suffix
         self._name = cell.name + suffix
-        self._log = cell / _named(LOG, suffix)
+        self._log = cell / _named(SMI_LOG, suffix)
         self._process: subprocess.Popen[bytes] | None = None
         self._command: list[str] = []
         self._problem = ""
@@ -252,7 +228,7 @@ class _Log:
     def _keep(self) -> None:
         with suppress(OSError):
             note = {"command": shlex.join(self._command), "problem": self._problem}
-            write_json(self._cell / _named(NOTE, self._suffix), note)
+            write_json(self._cell / _named(SMI_NOTE, self._suffix), note)
 
 
 def ends_with_parent() -> Callable[[], None] | None:

@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from ergmeter.atomic_write import json_number, write_json
 from ergmeter.bench import results
-from ergmeter.bench.execute import launching, nvidia_smi_logger, state
+from ergmeter.bench.execute import launching, state
 from ergmeter.bench.execute.node_worker import Rendezvous, call_off
 from ergmeter.bench.execute.outcome import (
     KILLED,
@@ -52,7 +52,7 @@ from ergmeter.bench.execute.process import (
     kernel_kills,
     kills_since,
 )
-from ergmeter.bench.execute.state import CELL, RESULTS, CellState, Process
+from ergmeter.bench.execute.state import CELL, RESULTS, SMI_LOG, SMI_NOTE, CellState, Process
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import ErgmeterError
 from ergmeter.importers.hf_trainer import items_of, kind_of
@@ -139,7 +139,7 @@ def _last_losses(run: Run) -> list[float]:
     return list(last.values())
 
 
-_OUTPUTS = (STDOUT, STDERR, "run", "hf", RESULTS, nvidia_smi_logger.LOG, nvidia_smi_logger.NOTE)
+_OUTPUTS = (STDOUT, STDERR, "run", "hf", RESULTS, SMI_LOG, SMI_NOTE)
 _OF_NODES = ("stdout.node*", "stderr.node*", "gpu_memory_logs.node*")
 _LOOK_S = 0.5  # how soon another node's end is seen
 # Once a node has failed, the others have so long to say what they know of it.

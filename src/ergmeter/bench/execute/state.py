@@ -33,6 +33,7 @@ SILENT_S = 60.0
 PLAN, CELL, STATUS, RESULTS, DRIVER = (
     *("plan.json", "cell.json", "status.json", "results.json", "driver.json"),
 )
+SMI_LOG, SMI_NOTE = "gpu_memory_logs.csv", "gpu_memory_logs.json"  # of nvidia-smi, in a cell
 
 
 @dataclass(frozen=True, slots=True)

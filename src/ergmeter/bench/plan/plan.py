@@ -1,72 +1,107 @@
 """Plans a bench: the cells of a file of scenarios, with the command that each starts.
 
-Nothing is started and no device is needed. An argument that a scenario sets removes its axis; FMS
-multiplied by the axis all the same and ran one configuration under two numbers.
+Nothing is started and no device is needed.
+
+Values of the command line override the file's axes, and these the original's defaults. An argument
+that a scenario sets is no axis any more, unless it is requested as one. Cells are numbered in FMS's
+order: models, frameworks, then the axes of the bench, the last one changing first.
+
+An effective batch that does not divide by the devices is an error, or a constraint's reason; FMS
+rounds it down. An axis that changes nothing is an error too: its cells would differ by noise alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from ergmeter.bench.plan import data, fms
-from ergmeter.bench.plan.cells import VERSION, BenchPlan, Cell
-from ergmeter.bench.plan.expand import Asked, Check, Making
+from ergmeter.bench.execute import launching, outcome
+from ergmeter.bench.plan import data, erg_train, scenarios
+from ergmeter.bench.plan.cells import PYTHON, UNSLOTH_PYTHON, BenchPlan, Cell, Launch, Value
+from ergmeter.bench.plan.data import DataJob, data_job, original_name
 from ergmeter.bench.plan.scenarios import (
+    MODELS,
+    NONE,
+    BadCondition,
     Problems,
     Scenario,
     Scenarios,
     Template,
+    matches,
     read_scenarios,
-    template,
 )
 from ergmeter.config_file import hint
-from ergmeter.errors import FormatError, UsageError
 
-_BLANK = re.compile(r"\s*")
+# What benchmark.py takes where its flags say nothing.
+FMS_AXES: dict[str, tuple[Any, ...]] = {
+    "effective_batch_size": (4, 8),
+    "num_gpus": (1, 2),
+    "packing": (True,),
+    "max_seq_len": (4096,),
+}
+INTEGER_AXES = ("effective_batch_size", "num_gpus", "max_seq_len", "nodes")
 
-
-def cells(path: Path) -> Iterator[Cell]:
-    """The cells of the plan at this path, in its order, made one at a time."""
-    try:
-        for member in _members(path.read_text(encoding="utf-8"), path):
-            yield Cell.from_json(member)
-    except FileNotFoundError as error:
-        raise FormatError(f"{path} is not there: no plan was made here") from error
-    except NotADirectoryError as error:
-        raise UsageError(
-            f"{path.parent} is a file; name the directory of results that it is in"
-        ) from error
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise FormatError(f"{path} is no plan: {type(error).__name__}: {error}") from error
+BATCH = "per_device_train_batch_size"
+ACCUMULATION = "gradient_accumulation_steps"
+EFFECTIVE = "effective_batch_size"
+FRAMEWORK = "framework_config"
 
 
-def _members(text: str, path: Path) -> Iterator[dict[str, Any]]:
-    """The members of the list `cells` in the JSON object; the version comes before it."""
-    decoder = json.JSONDecoder()
+class UnevenBatch(Exception):  # noqa: N818  the text says what does not divide
+    """The effective batch can't be had on so many devices."""
 
-    def value(at: int) -> tuple[Any, int]:
-        """The value that begins behind this character, and where what follows it begins."""
-        item, end = decoder.raw_decode(text, _BLANK.match(text, at + 1).end())  # type: ignore[union-attr]
-        return item, _BLANK.match(text, end).end()  # type: ignore[union-attr]
 
-    (key, at), version = value(text.index("{")), None
-    while key != "cells":
-        item, at = value(at)
-        version = item if key == "version" else version
-        key, at = value(at)
-    if version != VERSION:
-        raise FormatError(f"{path} is of version {version!r}; this ergmeter reads {VERSION}")
-    at = text.index("[", at)
-    if text[_BLANK.match(text, at + 1).end()] == "]":  # type: ignore[union-attr]
-        return
-    while text[at] != "]":
-        item, at = value(at)
-        yield item
+def products(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Every combination; the last axis changes first."""
+    for values in itertools.product(*axes.values()):
+        yield dict(zip(axes, values, strict=True))
+
+
+def shared(arguments: Mapping[str, Any], *, effective: int | None, devices: int) -> dict[str, int]:
+    """What is to be added to the arguments, so that the effective batch is had.
+
+    The original's rule: with the accumulation given, the batch of a device is effective / devices
+    (the accumulation is left out of it, for compatibility); with the batch given, the accumulation
+    is effective / devices / batch; not both. Neither given is an error there; here it is as if the
+    accumulation were 1.
+    """
+    batch, accumulation = arguments.get(BATCH), arguments.get(ACCUMULATION)
+    if effective is None:
+        return {}
+    if batch is not None and accumulation is not None:
+        raise UnevenBatch(
+            f"{BATCH} and {ACCUMULATION} are both given, so that {EFFECTIVE} {effective} has no"
+            f" say; remove one of the three (null removes a default)"
+        )
+    each = _divided(effective, devices, f"{EFFECTIVE} {effective} on {devices} devices")
+    if batch is None:
+        return {BATCH: each} if accumulation is not None else {BATCH: each, ACCUMULATION: 1}
+    return {
+        ACCUMULATION: _divided(
+            each, int(batch), f"{EFFECTIVE} {effective} on {devices} devices in batches of {batch}"
+        )
+    }
+
+
+def _divided(number: int, by: int, what: str) -> int:
+    if by < 1 or number % by or number < by:
+        raise UnevenBatch(
+            f"{what} does not divide evenly; `exclude` leaves such cells out, a constraint"
+            f" ({EFFECTIVE} % num_gpus == 0) skips them"
+        )
+    return number // by
+
+
+Check: TypeAlias = Callable[[str], str | None]
+Patterns: TypeAlias = Sequence[Mapping[str, Any]]
+_OUTSIDE = (EFFECTIVE, "num_gpus", "nodes", FRAMEWORK)  # settings, but no arguments
+_SKIPS_MEMORY = "skip_memory_metrics"
 
 
 def plan(
@@ -108,7 +143,9 @@ def plan(
         "packing": packing,
         "max_seq_len": max_seq_len,
     }
-    asked = Asked(
+    expansion = Expansion(
+        scenario_file=scenario_file,
+        problems=problems,
         axes={name: list(values) for name, values in axes.items() if values is not None},
         template=None if command is None else _template(command, problems),
         otherwise=_template(otherwise, problems),
@@ -120,15 +157,14 @@ def plan(
         data_stage=data_stage,
         check=check,
     )
-    making = Making(scenario_file, problems, asked)
     chosen = _chosen(scenario_file, only, problems)
-    cells = list(_numbered([cell for scenario in chosen for cell in making.cells(scenario)]))
+    cells = list(_numbered([cell for scenario in chosen for cell in expansion.cells(scenario)]))
     problems.stop_if_any()
     if not cells:
         problems.add("has no cells to run: every scenario is left out, or all are excluded")
         problems.stop_if_any()
     settings = {
-        "axes": asked.axes,
+        "axes": expansion.axes,
         "only": list(only),
         "command": command,
         "slow": [
@@ -136,14 +172,14 @@ def plan(
             for scenario in scenario_file.scenarios
             if scenario.slow and scenario not in chosen
         ],
-        "data": [data.to_json(job) for job in making.jobs.values()],
+        "data": [data.to_json(job) for job in expansion.jobs.values()],
     }
     return BenchPlan(
         str(scenarios_path),
         tuple(cells),
         settings=settings,
-        keys=making.keys,
-        warnings=tuple(making.warnings),
+        keys=expansion.keys,
+        warnings=tuple(expansion.warnings),
     )
 
 
@@ -162,7 +198,7 @@ def _chosen(scenario_file: Scenarios, only: Sequence[str], problems: Problems) -
 
 def _template(command: str, problems: Problems) -> Template:
     try:
-        return template(command)
+        return scenarios.template(command)
     except ValueError as error:
         problems.add(f"--command {command!r}: {error}")
         problems.stop_if_any()
@@ -170,7 +206,7 @@ def _template(command: str, problems: Problems) -> Template:
 
 
 def _accelerate(path: Path | None, scenarios_path: Path) -> Path | None:
-    beside = scenarios_path.parent / fms.ACCELERATE
+    beside = scenarios_path.parent / scenarios.ACCELERATE
     return path or (beside if beside.is_file() else None)
 
 
@@ -178,3 +214,475 @@ def _numbered(cells: Sequence[Cell]) -> Iterator[Cell]:
     """First all first repeats: more repeats later leave the numbers as they were."""
     for index, cell in enumerate(sorted(cells, key=lambda member: member.repeat)):
         yield dataclasses.replace(cell, index=index)
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Expansion:
+    """Makes cells of a file's scenarios, as the caller asks for all of them.
+
+    `jobs`: what the data stage has to do for them; `keys`: what is not written down of them;
+    `warnings`: what is, and looks as if it should not be.
+    """
+
+    scenario_file: Scenarios
+    problems: Problems
+    axes: dict[str, list[Any]]
+    template: Template | None  # goes before the scenarios' own
+    otherwise: Template  # of scenarios that have none
+    repeats: int | None
+    timeout_s: float | None
+    warmup_s: float | None
+    accelerate_config: Path | None
+    log_memory_hf: bool | None
+    data_stage: bool
+    check: Check | None
+    jobs: dict[str, DataJob] = dataclasses.field(default_factory=dict)
+    keys: dict[str, str] = dataclasses.field(default_factory=dict)
+    warnings: list[str] = dataclasses.field(default_factory=list)
+
+    def cells(self, scenario: Scenario) -> Iterator[Cell]:
+        """All cells of one scenario, each repeat of each."""
+        template = self.template or scenario.template or self.otherwise
+        axes = self._axes(scenario, template)
+        wrong = list(scenario_complaints(self.scenario_file, scenario, template, axes))
+        data = {"data_processing": dict(scenario.data or {})}
+        for values in (scenario.arguments, axes, *scenario.include, data):
+            wrong += launching.secret_complaints(values)
+        for text in wrong:
+            self.problems.add(text, scenario=scenario.name)
+        if wrong:
+            return
+        looks = launching.secret_warning(template.words, scenario=scenario.name)
+        self.warnings += [looks] if looks else []
+        self.warnings += absent_models(scenario, template)
+        ids: set[str] = set()
+        for point, excluded in _points(scenario, template, axes):
+            try:
+                made = list(self._repeats(scenario, template, point, excluded=excluded))
+            except (UnevenBatch, erg_train.CannotMap, BadCondition) as error:
+                self.problems.add(str(error), scenario=scenario.name)
+                continue
+            if made and made[0].group not in ids:
+                ids.add(made[0].group)
+                yield from made
+
+    def _axes(self, scenario: Scenario, template: Template) -> dict[str, list[Any]]:
+        """The scenario's own first, then those of the whole bench, as the original orders them."""
+        asked, own = self.axes, scenario.axes
+        bench = {} if template.workload == "other" else {**FMS_AXES}
+        both = (BATCH, ACCUMULATION)
+        if all(name in scenario.arguments or name in own for name in both):
+            bench.pop(EFFECTIVE, None)
+        bench = {name: values for name, values in bench.items() if name not in scenario.arguments}
+        # In each of these the later goes before the earlier.
+        values = {**bench, **own, **asked}
+        last = [name for name in FMS_AXES if name in values]
+        first = {MODELS: scenario.models, FRAMEWORK: scenario.frameworks}
+        axes: dict[str, list[Any]] = {
+            name: list(values) for name, values in first.items() if values
+        }
+        axes |= {name: list(listed) for name, listed in own.items() if name not in last}
+        axes |= {name: list(values[name]) for name in last}
+        axes.setdefault("num_gpus", [1])
+        return axes
+
+    def _repeats(
+        self,
+        scenario: Scenario,
+        template: Template,
+        point: Mapping[str, Any],
+        *,
+        excluded: Patterns,
+    ) -> Iterator[Cell]:
+        cell, arguments = self._made(scenario, template, point)
+        # Once more: only now are the settings known that follow from others, such as the batch.
+        if any(matches(pattern, cell.settings) for pattern in excluded):
+            return
+        warmup_s = scenario.warmup_s if self.warmup_s is None else self.warmup_s
+        timeout_s = scenario.timeout_s if self.timeout_s is None else self.timeout_s
+        written = None
+        if template.workload == "erg" and not cell.skip:
+            tuning = self.scenario_file.frameworks[str(point.get(FRAMEWORK, NONE))].tuning or {}
+            if self.log_memory_hf is not None:
+                arguments = {**arguments, _SKIPS_MEMORY: not self.log_memory_hf}
+            written = erg_train.config(arguments, tuning, warmup_s=warmup_s)
+            wrong = self.check(written) if self.check else None
+            if wrong:
+                raise erg_train.CannotMap(wrong)
+        for repeat in range(1, (self.repeats or scenario.repeats or 1) + 1):
+            files = {erg_train.FILE: erg_train.reseeded(written, repeat)} if written else {}
+            made = dataclasses.replace(
+                cell, repeat=repeat, files=files, timeout_s=timeout_s, warmup_s=warmup_s
+            )
+            yield dataclasses.replace(made, id=made.digest(repeat))
+
+    def _made(
+        self, scenario: Scenario, template: Template, point: Mapping[str, Any]
+    ) -> tuple[Cell, dict[str, Any]]:
+        """A cell as it is for every repeat, and its arguments as they were written."""
+        gpus, nodes = int(point["num_gpus"]), int(point.get("nodes", 1))
+        arguments = {name: value for name, value in point.items() if name not in _OUTSIDE}
+        data = self._data(scenario, template, {**scenario.arguments, **arguments})
+        if data:
+            arguments[DATA_PATH] = data
+        arguments |= {k: v for k, v in scenario.arguments.items() if k not in point}
+        settings_so_far = {**{name: point[name] for name in _OUTSIDE if name in point}, **arguments}
+        skip = self._shared(scenario, arguments, settings_so_far, devices=gpus * nodes)
+        settings = {
+            name: scenarios.text(value) for name, value in {**settings_so_far, **arguments}.items()
+        }
+        if template.workload != "other":
+            settings.setdefault(FRAMEWORK, NONE)
+        # One rank needs no launcher, unless one is asked for.
+        launch: Launch = scenario.launch or (template.launch if gpus * nodes > 1 else "plain")
+        config = self.accelerate_config if launch == "accelerate" else None
+        cell = Cell(
+            index=0,
+            id="",
+            scenario=scenario.name,
+            settings=settings,
+            num_gpus=gpus,
+            nodes=nodes,
+            repeat=1,
+            command=self._command(template, settings, arguments),
+            launch=launch,
+            environment=self._environment(scenario, template, settings),
+            expects=tuple(
+                expected.claim for expected in scenario.expects if matches(expected.when, settings)
+            ),
+            skip=skip,
+            launch_options=("--config_file", str(config)) if config else (),
+        )
+        return cell, arguments
+
+    def _shared(
+        self,
+        scenario: Scenario,
+        arguments: dict[str, Any],
+        settings: Mapping[str, Any],
+        *,
+        devices: int,
+    ) -> str:
+        """Put each device's batch into the arguments; or why the cell is skipped."""
+        uneven = None
+        try:
+            arguments |= shared(arguments, effective=settings.get(EFFECTIVE), devices=devices)
+        except UnevenBatch as error:
+            uneven = error
+        skip = self._skipped(scenario, {**settings, **arguments})
+        if uneven is not None and not skip:
+            raise uneven
+        return skip
+
+    def _skipped(self, scenario: Scenario, settings: Mapping[str, Any]) -> str:
+        for condition in scenario.constraints:
+            if not condition.holds({**dict.fromkeys(condition.names), **settings}):
+                return condition.reason
+        if scenario.architectures:
+            architecture = known_architecture(self.scenario_file, str(settings.get(MODELS)))
+            if architecture not in scenario.architectures:
+                names = ", ".join(scenario.architectures)
+                return f"{architecture} is not of the architectures {names}"
+        return ""
+
+    def _data(
+        self, scenario: Scenario, template: Template, settings: Mapping[str, Any]
+    ) -> str | None:
+        """Where the cell's data will be; None where it has a file of its own, or needs none."""
+        stanza = scenario.data
+        if DATA_PATH in settings or (stanza is None and template.workload != "sft_trainer"):
+            return None
+        if not takes_data(scenario, template):
+            return None
+        job = data_job(
+            stanza or {},
+            model=str(settings.get(MODELS, "")),
+            response_template=settings.get("response_template"),
+            text_field=settings.get("dataset_text_field"),
+            as_pairs=template.workload == "erg" or _is_of_pairs(template, stanza or {}),
+        )
+        if self.data_stage:
+            self.jobs.setdefault(job.file, job)
+        elif template.workload == "sft_trainer":
+            return f"{{data}}/{original_name(job)}"
+        return f"{{data}}/{job.file}"
+
+    def _command(
+        self, template: Template, settings: Mapping[str, Any], arguments: Mapping[str, Any]
+    ) -> tuple[str, ...]:
+        remaining = dict(arguments)
+        if template.workload == "sft_trainer":
+            remaining["output_dir"] = "{hf}"
+            if _SKIPS_MEMORY not in remaining or self.log_memory_hf is not None:
+                remaining[_SKIPS_MEMORY] = self.log_memory_hf is False
+        if not template.takes_all or template.workload == "other":
+            named = template.names
+            remaining = {name: value for name, value in remaining.items() if name not in named}
+        words = template.command({**_ABSENT, **settings}, scenarios.as_flags(remaining))
+        if template.workload == "erg":
+            tuning = self.scenario_file.frameworks[str(settings[FRAMEWORK])].tuning
+            if (tuning or {}).get("backend") == "unsloth":
+                words = tuple(UNSLOTH_PYTHON if word == PYTHON else word for word in words)
+        return words
+
+    def _environment(
+        self, scenario: Scenario, template: Template, settings: Mapping[str, Value]
+    ) -> dict[str, str]:
+        self.keys |= launching.secret_variables(scenario.environment, scenario=scenario.name)
+        variables = {
+            name: launching.HIDDEN
+            if launching.is_secret(name, text)
+            else scenarios.fill(text, {**_ABSENT, **settings})
+            for name, text in scenario.environment.items()
+        }
+        framework = self.scenario_file.frameworks.get(str(settings.get(FRAMEWORK)))
+        if template.workload != "erg" and framework is not None and framework.file is not None:
+            variables[scenarios.CONFIG_VARIABLE] = str(framework.file)
+        return variables
+
+
+# What a template may name of any cell, also where nothing gives it a value.
+_ABSENT = dict.fromkeys((*_OUTSIDE, BATCH, ACCUMULATION, "nodes"))
+
+
+def _is_of_pairs(template: Template, stanza: Mapping[str, Any]) -> bool:
+    """Prompts and responses, unless text in one field is asked for, or tokens."""
+    asked = ("dataset_text_field", "tokenize")
+    return template.workload == "other" and not any(stanza.get(name) for name in asked)
+
+
+def _points(
+    scenario: Scenario, template: Template, axes: Mapping[str, list[Any]]
+) -> Iterator[tuple[dict[str, Any], Patterns]]:
+    """Every combination that is not excluded, then those that are included besides.
+
+    With each the patterns that may still exclude it.
+    """
+    excluded = [_named(pattern) for pattern in scenario.exclude]
+    defaults = {} if template.workload == "other" else {FRAMEWORK: NONE}
+    for point in products(axes):
+        if not any(
+            matches(pattern, {**defaults, **scenario.arguments, **point}) for pattern in excluded
+        ):
+            yield point, excluded
+    for more in scenario.include:
+        added = {
+            name: value if isinstance(value, list) else [value] for name, value in more.items()
+        }
+        for point in products({**axes, **added}):
+            yield point, ()
+
+
+def _named(pattern: Mapping[str, Any]) -> dict[str, Any]:
+    """With null for a framework as the shortname that it is in cells."""
+    if FRAMEWORK not in pattern:
+        return dict(pattern)
+    wanted = pattern[FRAMEWORK] if isinstance(pattern[FRAMEWORK], list) else [pattern[FRAMEWORK]]
+    return {**pattern, FRAMEWORK: [NONE if name is None else name for name in wanted]}
+
+
+_BUILTIN = {
+    "builtin:tiny": "LlamaForCausalLM",
+    "builtin:1b": "LlamaForCausalLM",
+    "builtin:tiny-seq2seq": "T5ForConditionalGeneration",
+}
+
+
+@lru_cache(maxsize=1024)
+def architecture(model: str) -> str | None:
+    """The name of its class, such as LlamaForCausalLM, or None if that is not known here."""
+    if model in _BUILTIN:
+        return _BUILTIN[model]
+    for path in _configs(model):
+        try:
+            named = json.loads(path.read_text(encoding="utf-8")).get("architectures")
+        except (OSError, ValueError, AttributeError):
+            continue
+        if isinstance(named, list) and named:
+            return str(named[0])
+    return None
+
+
+def _configs(model: str) -> list[Path]:
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return [folder / "config.json"]
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    snapshots = cache / f"models--{model.replace('/', '--')}" / "snapshots"
+    return sorted(snapshots.glob("*/config.json")) if "/" in model else []
+
+
+DATA_PATH = "training_data_path"
+_NEAR = 0.8  # FMS's shortnames have much in common
+
+
+def scenario_complaints(
+    scenario_file: Scenarios, scenario: Scenario, template: Template, axes: Mapping[str, list[Any]]
+) -> Iterator[str]:
+    """Everything that is wrong with it, a line each."""
+    yield from _setting_names(scenario_file, scenario, template, axes)
+    yield from _values(axes)
+    if template.workload == "erg":
+        yield from _of_erg_train(scenario, axes)
+    for name in scenario.frameworks or ():
+        yield from _framework(scenario_file, template, name)
+    for model in scenario.models if scenario.architectures else ():
+        if known_architecture(scenario_file, model) is None:
+            yield (
+                f"the architecture of {model} is not known here; write it under"
+                " model_architectures, or fetch its config.json"
+            )
+
+
+def _of_erg_train(scenario: Scenario, axes: Mapping[str, list[Any]]) -> Iterator[str]:
+    """What `erg train` does not support, as far as it is known without the arguments."""
+    for name in scenario.axes:
+        if name in axes and not erg_train.takes(name):
+            yield f"axes: erg train has nothing for {name!r}; {hint(name, erg_train.TAKEN)}"
+    for expected in scenario.expects:
+        name = expected.claim.name
+        if expected.claim.kind == "fact" and name not in outcome.ERG_TRAIN_FACTS:
+            suggestion = hint(name, outcome.ERG_TRAIN_FACTS)
+            yield f"expects {name!r}, which no run of erg train tells; {suggestion}"
+
+
+def absent_models(scenario: Scenario, template: Template) -> Iterator[str]:
+    """Folders of models that are not here: a warning, since a plan may be for another machine."""
+    for model in scenario.models if template.workload != "other" else ():
+        if model.startswith((".", "/")) and not Path(model).is_dir():
+            yield f"scenario {scenario.name!r}: there is no folder {model} here, which is its model"
+
+
+def known_architecture(scenario_file: Scenarios, model: str) -> str | None:
+    """The model's architecture from the scenario file, or from its config.json."""
+    return scenario_file.model_architectures.get(model) or architecture(model)
+
+
+def _setting_names(
+    scenario_file: Scenarios, scenario: Scenario, template: Template, axes: Mapping[str, list[Any]]
+) -> Iterator[str]:
+    names = {*scenario.arguments, *axes, *scenarios.OF_A_CELL, FRAMEWORK}
+    names |= {BATCH, ACCUMULATION, EFFECTIVE}
+    names |= {DATA_PATH} if scenario.data is not None else set()
+    used = [name for pattern in (*scenario.include, *scenario.exclude) for name in pattern]
+    used += [name for expected in scenario.expects for name in expected.when]
+    used += [name for constraint in scenario.constraints for name in sorted(constraint.names)]
+    for name in dict.fromkeys(used):
+        if name not in names:
+            yield f"{name!r} is no setting of it; {hint(name, sorted(names))}"
+    variables = [
+        text
+        for variable, text in scenario.environment.items()
+        if not launching.is_secret(variable, text)
+    ]
+    texts = [*template.words, *variables]
+    named = [
+        name for text in texts for name in scenarios.unknown_names(text, {*names, "arguments"})
+    ]
+    for name in dict.fromkeys(named):
+        yield f"{{{name}}} in the command or environment stands for nothing; " + hint(
+            name, sorted(names)
+        )
+    put = " ".join(texts)
+    if template.workload == "other":
+        yield from _framework_without_effect(scenario_file, axes, put)
+    if not template.takes_all:
+        yield from _axes_without_effect(axes, put)
+        yield from _arguments_without_effect(scenario, axes, put)
+        if scenario.data_is_own and not takes_data(scenario, template):
+            yield (
+                f"the command has no {{{DATA_PATH}}} in it, so that data_processing changes nothing"
+            )
+
+
+def takes_data(scenario: Scenario, template: Template) -> bool:
+    """Whether a file of the data stage gets to the command."""
+    if template.takes_all:
+        return True
+    put = " ".join((*template.words, *scenario.environment.values()))
+    return f"{{{DATA_PATH}}}" in put
+
+
+def _framework_without_effect(
+    scenario_file: Scenarios, axes: Mapping[str, list[Any]], put: str
+) -> Iterator[str]:
+    """A framework is no argument: it has to be named, or be a file in the environment."""
+    if f"{{{FRAMEWORK}}}" in put:
+        return
+    asked = [str(name) for name in axes.get(FRAMEWORK, ()) if name not in (None, NONE)]
+    by_name = {name: scenario_file.frameworks.get(name) for name in asked}
+    lost = [
+        name for name, framework in by_name.items() if framework is None or framework.file is None
+    ]
+    if lost:
+        yield (
+            f"the command has no {{{FRAMEWORK}}} in it, so that {FRAMEWORK} {', '.join(lost)}"
+            " changes nothing"
+        )
+
+
+def _axes_without_effect(axes: Mapping[str, list[Any]], put: str) -> Iterator[str]:
+    for name, values in axes.items():
+        if len(values) > 1 and name != FRAMEWORK and not _reaches(name, put):
+            yield f"the command has no {{{name}}} in it, so that the axis {name} changes nothing"
+
+
+def _arguments_without_effect(
+    scenario: Scenario, axes: Mapping[str, list[Any]], put: str
+) -> Iterator[str]:
+    single = [name for name, values in axes.items() if len(values) == 1 and values[0] is not None]
+    names = [*scenario.arguments, *(name for name in single if name != FRAMEWORK)]
+    lost = [name for name in dict.fromkeys(names) if not _reaches(name, put)]
+    if lost:
+        yield (
+            f"the command takes no {', '.join(lost)}: write {{{lost[0]}}} or {{arguments}} into it,"
+            " or leave out what has no effect (null removes a default)"
+        )
+
+
+def _reaches(name: str, put: str) -> bool:
+    """Whether a setting gets to the command, by itself or by what follows from it."""
+    follow = (BATCH, ACCUMULATION) if name == EFFECTIVE else ()
+    return name in scenarios.OF_A_CELL or any(
+        f"{{{setting}}}" in put for setting in (name, *follow)
+    )
+
+
+def _values(axes: Mapping[str, list[Any]]) -> Iterator[str]:
+    for name, values in axes.items():
+        for value in values:
+            is_whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
+            if name in INTEGER_AXES and not is_whole:
+                yield f"{name} takes whole numbers from 1; got {value!r}"
+            elif name == "packing" and not isinstance(value, bool):
+                yield f"packing takes true and false; got {value!r}"
+
+
+def _framework(scenario_file: Scenarios, template: Template, name: str) -> Iterator[str]:
+    framework = scenario_file.frameworks.get(name)
+    if framework is None:
+        near = hint(name, scenario_file.frameworks, cutoff=_NEAR)
+        lacks = "" if scenario_file.contents else f"; {_no_contents(scenario_file)}"
+        yield f"framework_config {name!r} is not known; {near}{lacks}"
+    elif template.workload == "erg" and framework.tuning is None:
+        yield (
+            f"framework_config {name!r} is a file of fms-acceleration, which erg train does not"
+            " read: --command sft_trainer runs it, or say under framework_configs which backend"
+            " stands for it"
+        )
+    elif template.workload == "sft_trainer" and framework.file is None and name != NONE:
+        yield (
+            f"framework_config {name!r} has no file for sft_trainer: name one of your own under"
+            f" framework_configs"
+            + ("" if scenario_file.contents else f"; {_no_contents(scenario_file)}")
+        )
+
+
+def _no_contents(scenario_file: Scenarios) -> str:
+    """FMS's shortnames are a file of its own, which may not be where it is looked for."""
+    places = " nor ".join(str(at) for at in scenarios.contents_places(scenario_file.path))
+    return (
+        f"FMS's shortnames are those of its {scenarios.CONTENTS}, for --command sft_trainer: it is"
+        f" neither {places}; put it there, or give --contents"
+    )

@@ -1,4 +1,4 @@
-"""Reads a file of scenarios and checks all of it before anything starts.
+"""Reads a file of scenarios and FMS's own files, and checks all before anything starts.
 
 FMS's keys are `scenarios`, each with `name`, `framework_config`, `slow` and `arguments`, and
 `data_processing`. The other keys are ours, in a scenario or at the top for all of them.
@@ -22,13 +22,13 @@ from pathlib import Path
 from types import CodeType
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, InstanceOf, StrictBool, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, StrictBool, model_validator
 
-from ergmeter.bench.plan import fms
 from ergmeter.bench.plan.cells import AT_START, BRACE, Expectation, Launch
 from ergmeter.config_file import (
     ConfigError,
     ConfigModel,
+    check,
     hint,
     read_yaml,
     usage_error,
@@ -218,6 +218,96 @@ _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h)?")
 MODELS = "model_name_or_path"
 
 
+# FMS's own files. Each scenario begins with the file's defaults; FMS lost a default for all later
+# scenarios once one had replaced it.
+
+NONE = "none"  # what the original writes for no framework
+DEFAULTS = "defaults.yaml"
+CONTENTS = "CONTENTS.yaml"
+ACCELERATE = "accelerate.yaml"
+CONFIG_VARIABLE = "ACCELERATION_FRAMEWORK_CONFIG_FILE"
+_SAMPLES = Path("../../sample-configurations")  # from its folder of scenarios
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """A shortname's meaning: a backend of `erg train`, or a file of fms-acceleration."""
+
+    name: str
+    tuning: Mapping[str, Any] | None = None
+    file: Path | None = None
+
+
+# Those whose like `erg train` has. accelerated-peft-bnb loads and wraps the model in a way of its
+# own and is not among them: run as plain bitsandbytes it would be its own baseline.
+BUILTIN = {
+    NONE: Framework(NONE, {"backend": "torch"}),
+    "torch": Framework("torch", {"backend": "torch"}),
+    "bnb": Framework("bnb", {"backend": "bnb", "bits": 4}),
+    "unsloth": Framework("unsloth", {"backend": "unsloth"}),
+    "baseline-peft-bnb": Framework("baseline-peft-bnb", {"backend": "bnb", "bits": 4}),
+}
+
+
+class _ListedFramework(BaseModel):
+    """An entry of CONTENTS.yaml; further keys have no use here."""
+
+    shortname: Annotated[str, BeforeValidator(str)]
+    filename: Annotated[str, BeforeValidator(str)]
+
+
+class _Contents(BaseModel):
+    framework_configs: list[_ListedFramework]
+
+
+def _default_arguments(path: Path | None, *, beside: Path) -> dict[str, Any]:
+    """The default arguments: of that file, or of the one beside the scenarios, if there is one."""
+    if path is None:
+        path = beside.parent / DEFAULTS
+        if not path.is_file():
+            return {}
+    return read_yaml(path).values
+
+
+def _merged(defaults: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A scenario's arguments over the defaults, in the original's order; null removes one."""
+    remaining = {name: value for name, value in defaults.items() if name not in arguments}
+    return {name: value for name, value in {**remaining, **arguments}.items() if value is not None}
+
+
+def _contents_path(path: Path | None, *, beside: Path) -> Path | None:
+    """The list of frameworks: given, beside the scenarios, or where the original has it."""
+    if path is not None:
+        return path
+    return next((at for at in contents_places(beside) if at.is_file()), None)
+
+
+def contents_places(beside: Path) -> tuple[Path, ...]:
+    """Where it is looked for."""
+    return tuple(at / CONTENTS for at in (beside.parent, beside.parent / _SAMPLES))
+
+
+def _listed_frameworks(path: Path | None) -> dict[str, Framework]:
+    """The frameworks of a CONTENTS.yaml by shortname; their files lie beside it."""
+    if path is None:
+        return {}
+    files = {}
+    for entry in check(_Contents, read_yaml(path)).framework_configs:
+        name = entry.shortname
+        tuning = BUILTIN[name].tuning if name in BUILTIN else None
+        files[name] = Framework(name, tuning, path.parent / entry.filename)
+    return files
+
+
+def text(value: Any) -> str | int | float | bool | None:  # noqa: ANN401  of YAML
+    """A setting as one value: the original joins a list's by spaces."""
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return str(value)
+
+
 @dataclass(frozen=True, slots=True)
 class Expected:
     """A claim, and the settings of the cells that it is made of; without any: of all."""
@@ -257,7 +347,7 @@ class Scenarios:
 
     path: Path
     scenarios: tuple[Scenario, ...]
-    frameworks: Mapping[str, fms.Framework]
+    frameworks: Mapping[str, Framework]
     model_architectures: Mapping[str, str]
     contents: Path | None = None  # the CONTENTS.yaml that was found
 
@@ -420,18 +510,18 @@ def read_scenarios(
         raise usage_error(path, [with_line(error, [file]) for error in errors])
     if defaults is None and settings.defaults is not None:
         defaults = path.parent / settings.defaults
-    default_arguments = fms.defaults(defaults, beside=path)
-    listed_in = fms.contents_path(contents, beside=path)
+    default_arguments = _default_arguments(defaults, beside=path)
+    listed_in = _contents_path(contents, beside=path)
     return Scenarios(
         path=path,
         scenarios=tuple(
             _with_shared(scenario, settings, default_arguments) for scenario in settings.scenarios
         ),
         frameworks={
-            **fms.BUILTIN,
-            **fms.contents(listed_in),
+            **BUILTIN,
+            **_listed_frameworks(listed_in),
             **{name: _framework(name, of, path) for name, of in settings.framework_configs.items()},
-            **{name: fms.Framework(name, file=Path(at)) for name, at in (frameworks or {}).items()},
+            **{name: Framework(name, file=Path(at)) for name, at in (frameworks or {}).items()},
         },
         model_architectures=settings.model_architectures,
         contents=listed_in,
@@ -451,10 +541,10 @@ def _of_scenario(error: ConfigError, values: Mapping[str, Any]) -> ConfigError:
     return error
 
 
-def _framework(name: str, settings: _OwnFramework, path: Path) -> fms.Framework:
+def _framework(name: str, settings: _OwnFramework, path: Path) -> Framework:
     file = None if settings.file is None else path.parent / settings.file
     tuning = settings.model_dump(include={"backend", "bits"}, exclude_unset=True)
-    return fms.Framework(name, tuning or None, file)
+    return Framework(name, tuning or None, file)
 
 
 def _with_shared(own: _OwnScenario, shared: _Shared, defaults: Mapping[str, Any]) -> Scenario:
@@ -463,7 +553,7 @@ def _with_shared(own: _OwnScenario, shared: _Shared, defaults: Mapping[str, Any]
     def first(name: str) -> Any:  # noqa: ANN401  any field
         return getattr(own if name in own.model_fields_set else shared, name)
 
-    arguments = fms.merged(defaults, own.arguments)
+    arguments = _merged(defaults, own.arguments)
     models = arguments.pop(MODELS, [])
     frameworks = own.framework_config
     if "framework_config" in own.model_fields_set:
@@ -475,7 +565,7 @@ def _with_shared(own: _OwnScenario, shared: _Shared, defaults: Mapping[str, Any]
         # An empty item of the list is no framework.
         frameworks=None
         if frameworks is None
-        else tuple(fms.NONE if name is None else str(name) for name in frameworks),
+        else tuple(NONE if name is None else str(name) for name in frameworks),
         slow=own.slow,
         template=first("command"),
         launch=first("launch"),

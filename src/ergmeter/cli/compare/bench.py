@@ -131,13 +131,8 @@ def check_needs(plan: BenchPlan, *, is_error: bool) -> None:
 
 def again(text: str | None, *, is_resumed: bool) -> tuple[str, ...]:
     """The statuses of --rerun."""
-    if text is None:
-        return ()
-    asked = tuple(text.replace(",", " ").split())
-    unknown = [status for status in asked if status not in AGAIN]
-    if unknown or not asked:
-        raise click.UsageError(f"--rerun takes {', '.join(AGAIN)}, with commas; got {text!r}")
-    if not is_resumed:
+    asked = bench_output.statuses("--rerun", text, AGAIN)
+    if asked and not is_resumed:
         raise click.UsageError("--rerun is of cells that have run: give --resume too")
     return asked
 

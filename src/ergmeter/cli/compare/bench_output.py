@@ -184,8 +184,7 @@ def report(
     --json has all cells and columns, as a list.
     """
     from ergmeter.bench import tables
-    from ergmeter.bench.memory import TABLE_COLUMNS, MemoryTable
-    from ergmeter.bench.overview import Overview
+    from ergmeter.bench.overview import TABLE_COLUMNS, MemoryTable, Overview
     from ergmeter.bench.results import batches
     from ergmeter.compat import fms
     from ergmeter.views.bench.report import memory_document, report_document
@@ -269,12 +268,13 @@ def listed(directory: Path, every: bool, chosen: str | None, as_json: bool) -> N
     from rich.console import Console
 
     from ergmeter.bench.execute import state
+    from ergmeter.bench.execute.outcome import Status
     from ergmeter.bench.overview import CellListing, cell_document
-    from ergmeter.bench.plan import plan
+    from ergmeter.bench.plan.cells import read_cells
     from ergmeter.views.bench import progress as run
 
-    wanted = _statuses(chosen)
-    cells = plan.cells(directory / state.PLAN)
+    wanted = statuses("--status", chosen, get_args(Status))
+    cells = read_cells(directory / state.PLAN)
     rows = ((cell, state.read(state.directory_of(directory, cell))) for cell in cells)
     if as_json:
         _echo_list(
@@ -329,16 +329,20 @@ def compare(
     Both are directories of `erg bench run`, tables that `erg bench report` wrote, or FMS's files.
     """
 
-    from ergmeter.bench.entries import entries
-    from ergmeter.bench.results import batches
+    from ergmeter.bench.results import batches, entries
     from ergmeter.compare.comparison import compare_sides
+    from ergmeter.compare.entry import rule_measure
     from ergmeter.compare.gate import parse_noise
     from ergmeter.compare.pairing import CompareOptions, where
+    from ergmeter.metrics.catalog import in_view
     from ergmeter.views import gate as view
 
     form = chosen_form(form, as_json=as_json, as_markdown=as_markdown)
     options = CompareOptions(
-        noise=parse_noise(noises), by=by, new_where=where(new_where), ref_where=where(ref_where)
+        noise=parse_noise(noises, [rule_measure(name) for name in in_view("bench compare")]),
+        by=by,
+        new_where=where(new_where),
+        ref_where=where(ref_where),
     )
     if rules and page is None:
         raise click.UsageError("--rule is for the page of --html; `erg gate` judges without one")
@@ -357,13 +361,11 @@ def compare(
         Forms.of(form).show(view.cells_document(comparison))
 
 
-def _statuses(text: str | None) -> tuple[str, ...]:
-    """Those of --status; none where it is not given."""
-    from ergmeter.bench.execute.outcome import Status
-
+def statuses(option: str, text: str | None, allowed: Collection[str]) -> tuple[str, ...]:
+    """The statuses that an option names; none where it is not given."""
     if text is None:
         return ()
-    asked, allowed = tuple(text.replace(",", " ").split()), get_args(Status)
+    asked = tuple(text.replace(",", " ").split())
     if not asked or not set(asked) <= set(allowed):
-        raise click.UsageError(f"--status takes {', '.join(allowed)}, with commas; got {text!r}")
+        raise click.UsageError(f"{option} takes {', '.join(allowed)}, with commas; got {text!r}")
     return asked

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import BY, NOISE, flag, path_option, repeated, with_default
-from ergmeter.cli.run_options import Forms, check_page, chosen_form, with_page, write_page
+from ergmeter.cli.run_options import (
+    Forms,
+    check_page,
+    chosen_form,
+    print_json,
+    with_page,
+    write_page,
+)
 from ergmeter.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
@@ -99,10 +106,12 @@ def command(
     form = chosen_form(form, as_json=as_json, as_markdown=as_markdown)
     check_page(page)
     wanted = [parse_rule(rule) for rule in rules or DEFAULT_RULES]
-    options = CompareOptions(confidence=confidence, noise=parse_noise(noises), by=by)
+    measures = [rule.measure for rule in wanted]
     try:
+        noise = parse_noise(noises, measures)
+        options = CompareOptions(confidence=confidence, noise=noise, by=by)
         new_side, ref_side = _sides(
-            new, ref, [key for rule in wanted for key in rule.measure.every_key]
+            new, ref, [key for measured in measures for key in measured.every_key]
         )
         judged = gate(
             new_side.entries,
@@ -114,12 +123,12 @@ def command(
             is_plain=plain,
             allow_missing=allow_missing,
         )
-    except (FormatError, OSError) as error:
+    except (FormatError, OSError, NotComparable) as error:
         click.echo(f"erg gate: {error}", err=True)
-        return UNREADABLE
-    except NotComparable as error:
-        click.echo(f"erg gate: {error}", err=True)
-        return NOT_COMPARABLE
+        exit_code = NOT_COMPARABLE if isinstance(error, NotComparable) else UNREADABLE
+        if form == "json":
+            print_json(_no_verdict(str(error), exit_code))
+        return exit_code
     _show(judged, form, page, new=new)
     if markdown:
         from ergmeter.views.gate import gate_document
@@ -130,6 +139,18 @@ def command(
     if judged.exit_code == 2:
         click.echo(f"erg gate: {judged.why_useless}", err=True)
     return judged.exit_code
+
+
+def _no_verdict(problem: str, exit_code: int) -> dict[str, object]:
+    """The JSON of a gate that judged nothing, by the keys of one that did."""
+    is_refused = exit_code == NOT_COMPARABLE
+    return {
+        "state": "not comparable" if is_refused else "unreadable",
+        "exit_code": exit_code,
+        "problem": problem,
+        "not_comparable": [problem] if is_refused else [],
+        "judgements": [],
+    }
 
 
 def _sides(new: Path, ref: Path, keys: Sequence[str]) -> tuple[SourceEntries, SourceEntries]:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ergmeter.bench.memory import MemoryTable
+    from ergmeter.bench.overview import MemoryTable
 
 _UNWELL = "!"
 _WRAPPED = ("tokens/s", "memory")

@@ -1,5 +1,7 @@
 """The energy ledger: one row a training, in SFT-Play's columns, then columns of what actually ran.
 
+The last columns are the interval, basis and note of each measured value.
+
 `CsvFile` takes a lock, writes complete rows and compares the header. If a row can't be written (a
 full disk, a file of other columns), it goes beside the ledger or is printed, with the reason. It is
 never lost, and never an exception after hours of training.
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ergmeter.compare.ledgers import measured_columns, part_columns
 from ergmeter.errors import UsageError
 from ergmeter.metrics.catalog import in_view
 from ergmeter.metrics.evidence.gpu_use import board_facts
@@ -39,7 +42,7 @@ MORE = (
     *("driver", "power_limit_W", "torch", "transformers", "peft", "trl", "bitsandbytes", "unsloth"),
     *("git_commit", "data_sha256", "config", "status", "started", "run"),
 )
-COLUMNS = (*appended_file.LEDGER_COLUMNS, *MORE)
+COLUMNS = (*appended_file.LEDGER_COLUMNS, *MORE, *part_columns())
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,11 @@ def row(run: Run, facts: Mapping[str, Any]) -> dict[str, object]:
     for key, at in in_view("ledger").items():
         reading = None if at.group else summary.readings[key]  # a group: of the facts
         cells[at.label] = reading.value if isinstance(reading, Reading) else None
+    for column, (name, part) in part_columns().items():
+        key, _, scale = measured_columns()[name]
+        reading = None if name in facts else summary.readings.get(key)
+        end = getattr(reading, part) if isinstance(reading, Reading) else None
+        cells[column] = end * scale if isinstance(end, float) else end
     energy = summary.readings["energy.run_j"]
     if isinstance(energy, Reading):
         cells["energy_low_J"], cells["energy_high_J"] = energy.low, energy.high
