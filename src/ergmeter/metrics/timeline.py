@@ -69,6 +69,21 @@ class PhaseSpans:
     end_s: FloatArray
     counts: TimeArray
 
+    @property
+    def total(self) -> int:
+        """The number of spans before merging."""
+        return int(self.counts.sum())
+
+    @property
+    def first_s(self) -> float:
+        """The start of the first span."""
+        return float(self.start_s.min())
+
+    @property
+    def last_s(self) -> float:
+        """The end of the last span."""
+        return float(self.end_s.max())
+
 
 def bounded_series(series: Series, *, zero_ns: int, points: int = POINTS) -> BoundedSeries:
     """A series in at most `points` points: the lowest and highest of each span, and breaks."""
@@ -191,6 +206,19 @@ def watched(evidence: Evidence) -> Window:
 def seconds(evidence: Evidence, t_ns: int) -> float:
     """A time in seconds on the time axis."""
     return (t_ns - zero_ns(evidence)) / NS_PER_S
+
+
+def uncounted_s(evidence: Evidence) -> list[tuple[float, float]]:
+    """The parts of the time axis before and after the counted window, as start and end."""
+    whole_s = watched(evidence).duration_s
+    try:
+        span = evidence.span
+        start_s, end_s = seconds(evidence, span.start_ns), seconds(evidence, span.end_ns)
+    except NotMeasurable:  # all of it is warm-up
+        start_s, end_s = whole_s, whole_s
+    return [
+        (low_s, high_s) for low_s, high_s in ((0.0, start_s), (end_s, whole_s)) if high_s > low_s
+    ]
 
 
 def phase_spans(evidence: Evidence, *, points: int = POINTS) -> list[PhaseSpans]:

@@ -34,18 +34,17 @@ from ergmeter.views.analyze.console import (
     remarks,
     without_a_loss,
 )
-from ergmeter.views.charts.chart import (
-    Chart,
-    Scale,
-    chart_of,
+from ergmeter.views.charts.chart import Chart, Scale, chart_of, rounded
+from ergmeter.views.charts.interval_chart import Axis, Dot, interval_chart
+from ergmeter.views.charts.vega import (
+    dots,
     filled,
     framed,
     layer,
     quantity,
-    rounded,
+    value_axis,
+    value_words,
 )
-from ergmeter.views.charts.interval_chart import Axis, Dot, interval_chart
-from ergmeter.views.charts.time_axis import dots, value_axis, value_words
 from ergmeter.views.document import (
     ChartPart,
     Document,

@@ -12,9 +12,9 @@ from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.views.charts.chart import Chart, config, with_colours
 from ergmeter.views.charts.run_charts import IDS as FIGURES
 from ergmeter.views.charts.run_charts import figure_charts
-from ergmeter.views.charts.time_axis import NEAREST
 from ergmeter.views.charts.time_charts import IDS as ON_TIME
 from ergmeter.views.charts.time_charts import time_charts
+from ergmeter.views.charts.vega import NEAREST
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

@@ -10,8 +10,8 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.explain.waterfall import Change, Explanation, WaterfallLevel, levels
 from ergmeter.records import Missing
 from ergmeter.units import grouped, scaled, significant
-from ergmeter.views.charts.chart import (
-    Chart,
+from ergmeter.views.charts.chart import Chart
+from ergmeter.views.charts.vega import (
     bar_texts,
     framed,
     layer,
