@@ -35,8 +35,8 @@ from ergmeter.runlog.manage.labels import Labels, labels_of
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S, duration, significant
+from ergmeter.views import bench as bench_report
 from ergmeter.views import compare, documents
-from ergmeter.views.bench import report as bench_report
 from ergmeter.views.charts import chart
 from ergmeter.views.charts.compare_charts import compare_charts, front_in_words, head
 from ergmeter.views.charts.compare_curves import ABOUT, course_charts
