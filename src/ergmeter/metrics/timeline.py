@@ -59,6 +59,11 @@ class BoundedSeries:
         index = int(np.nanargmax(self.values))
         return float(self.values[index]), float(self.t_s[index])
 
+    def within(self, start_s: float, end_s: float) -> BoundedSeries:
+        """The points from a start to an end."""
+        inside = (self.t_s >= start_s) & (self.t_s <= end_s)
+        return replace(self, t_s=self.t_s[inside], values=self.values[inside])
+
 
 @dataclass(frozen=True)
 class PhaseSpans:
@@ -177,6 +182,24 @@ def line_of(
         return line
     t_s, values = np.append(first_s, line.t_s), np.append(line.values[0], line.values)
     return replace(line, t_s=t_s, values=values)
+
+
+def part_of_line(
+    evidence: Evidence,
+    device: Device,
+    column: str,
+    *,
+    span_s: tuple[float, float],
+    points: int,
+    is_counter: bool,
+) -> BoundedSeries:
+    """One device's column between two times, bounded within them; a counter's growth per second."""
+    series = evidence.series(column)[device.id]
+    series = rate(series) if is_counter else series
+    start_ns = zero_ns(evidence)
+    first, last = series.t_ns.searchsorted([start_ns + end_s * NS_PER_S for end_s in span_s])
+    part = Series(series.t_ns[first:last], series.values[first:last])
+    return bounded_series(part, zero_ns=start_ns, points=points)
 
 
 def power_line(evidence: Evidence, device: Device, *, points: int = POINTS) -> BoundedSeries | None:
