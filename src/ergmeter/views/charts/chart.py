@@ -42,6 +42,9 @@ _COLOURS = {
     "c6": ("#56b4e9", "#f0e442"),
     "c7": ("#1b1f24", "#e8eaed"),
     "c8": ("#8c959f", "#848d97"),
+    "link": ("#0a5a8c", "#7cc4f0"),
+    "good": ("#00694c", "#3ecfa5"),
+    "bad": ("#a33600", "#ff9b5e"),
 }
 LIGHT, DARK = ({name: pair[at] for name, pair in _COLOURS.items()} for at in (0, 1))
 THEMES = {"light": LIGHT, "dark": DARK}

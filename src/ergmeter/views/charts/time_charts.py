@@ -368,23 +368,9 @@ def _short_name(device: Device) -> str:
     return f"{word} {device.id[:12] if index is None else index}"
 
 
-def _power_lines(evidence: Evidence) -> _Lines:
+def _boundary_lines(evidence: Evidence, line_of: Callable[..., BoundedSeries | None]) -> _Lines:
+    """Return the lines of the first energy devices by name; a single device by its full name."""
     devices = boundary(evidence)
-    lines = _device_lines(evidence, devices, timeline.power_line)
-    if not lines:
-        raise NotMeasurable(f"{devices[0].name} tells energy and no power")
-    return lines, _rest(devices)
-
-
-def _energy_lines(evidence: Evidence) -> _Lines:
-    devices = boundary(evidence)
-    return _device_lines(evidence, devices, timeline.energy_line), _rest(devices)
-
-
-def _device_lines(
-    evidence: Evidence, devices: Sequence[Device], line_of: Callable[..., BoundedSeries | None]
-) -> dict[str, BoundedSeries]:
-    """Return the lines of the first devices by name; a single device by its full name."""
     points = _POINTS // min(_LINES, len(devices))
     names = names_of(evidence, devices)
     if len(devices) == 1:
@@ -392,11 +378,11 @@ def _device_lines(
     lines = {
         names[device.id]: line_of(evidence, device, points=points) for device in devices[:_LINES]
     }
-    return {name: line for name, line in lines.items() if line is not None}
-
-
-def _rest(devices: Sequence[Device]) -> str:
-    return f"{_LINES} of {len(devices)} devices are shown" if len(devices) > _LINES else ""
+    present = {name: line for name, line in lines.items() if line is not None}
+    if not present:
+        raise NotMeasurable(f"{devices[0].name} tells energy and no power")
+    rest = f"{_LINES} of {len(devices)} devices are shown" if len(devices) > _LINES else ""
+    return present, rest
 
 
 def _step_lines(evidence: Evidence) -> _Lines:
@@ -411,8 +397,8 @@ def _loss_lines(evidence: Evidence) -> _Lines:
 
 
 _LINES_OF: dict[str, Callable[[Evidence], _Lines]] = {
-    "power": _power_lines,
-    "energy": _energy_lines,
+    "power": partial(_boundary_lines, line_of=timeline.power_line),
+    "energy": partial(_boundary_lines, line_of=timeline.energy_line),
     "steps": _step_lines,
     "loss": _loss_lines,
 }
