@@ -98,26 +98,15 @@ def mark(
     }
     if tooltip:
         encoding["tooltip"] = list(tooltip)
+    data = {"name": name} if rows is None else {"name": name, "values": rows}
+    layer = {"data": data, "mark": {"type": kind, **look, "aria": False}, "encoding": encoding}
     more = {"params": list(params), "transform": list(transform)}
-    present = {key: value for key, value in more.items() if value}
-    return layer(name, rows, {"type": kind, **look}, encoding, **present)
+    return layer | {key: value for key, value in more.items() if value}
 
 
 bar, line, point, rect, rule, text, tick = (
     partial(mark, kind) for kind in ("bar", "line", "point", "rect", "rule", "text", "tick")
 )
-
-
-def layer(
-    name: str,
-    values: Rows | None,
-    mark: dict[str, Any],
-    encoding: dict[str, Any],
-    **more: Any,  # noqa: ANN401  further fields of the layer
-) -> Layer:
-    """Return a layer with its data; with None, the data that an earlier layer has by this name."""
-    data = {"name": name} if values is None else {"name": name, "values": values}
-    return {"data": data, "mark": {**mark, "aria": False}, "encoding": encoding, **more}
 
 
 def axis(
@@ -182,13 +171,8 @@ def by_value(
     return {"field": field, "type": "nominal", "scale": scale, **chosen}
 
 
-def nominal_colours(field: str, colours: Mapping[str, str]) -> Channel:
-    """Return the colour encoding of a field: CSS colours by value."""
-    return by_value(field, colours)
-
-
-def quantity(field: str, title: str, **more: Any) -> Channel:  # noqa: ANN401
-    """Return the encoding of a quantitative field, such as an axis or a line of a tooltip."""
+def quantity(field: str, title: str, **more: str) -> Channel:
+    """Return a line of a tooltip for a quantity, with its d3 format."""
     return {"field": field, "type": "quantitative", "title": title, **more}
 
 

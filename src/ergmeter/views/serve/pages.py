@@ -114,7 +114,10 @@ def _read(package: str, path: str) -> str:
 
 
 def _colours() -> str:
-    light, dark = (f"color-scheme:{theme};{chart.style_variables(theme)}" for theme in chart.THEMES)
+    light, dark = (
+        f"color-scheme:{theme};{chart.style_variables(theme, with_states=True)}"
+        for theme in chart.THEMES
+    )
     return (
         f":root{{{light}}}:root[data-theme=dark]{{{dark}}}"
         f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}\n"
