@@ -25,8 +25,8 @@ from ergmeter.bench.plan.plan import plan
 from ergmeter.cli.compare.bench import wrong
 from ergmeter.compat import fms
 from ergmeter.errors import ErgmeterError, PluginError
-from ergmeter.views.bench import progress as bench_plan
-from ergmeter.views.bench import progress as bench_run
+from ergmeter.views import bench as bench_plan
+from ergmeter.views import bench as bench_run
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "scenarios.yaml"
 INTERRUPTED = 130

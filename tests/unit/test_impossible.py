@@ -27,7 +27,7 @@ from ergmeter.runlog.reader import Run
 from ergmeter.sinks.console import line
 from ergmeter.sinks.shared.updates import Names, SinkValue
 from ergmeter.views import compare as compare_view
-from ergmeter.views.bench.report import figure_in_words
+from ergmeter.views.bench import figure_in_words
 from ergmeter.views.calculate.machine import _of_peak
 from ergmeter.views.render.markdown import markdown
 from ergmeter.views.run import watch

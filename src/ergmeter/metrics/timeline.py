@@ -58,6 +58,11 @@ class BoundedSeries:
         index = int(np.nanargmax(self.values))
         return float(self.values[index]), float(self.t_s[index])
 
+    def within(self, start_s: float, end_s: float) -> BoundedSeries:
+        """The points from a start to an end."""
+        inside = (self.t_s >= start_s) & (self.t_s <= end_s)
+        return replace(self, t_s=self.t_s[inside], values=self.values[inside])
+
 
 @dataclass(frozen=True)
 class PhaseSpans:
@@ -67,6 +72,21 @@ class PhaseSpans:
     start_s: FloatArray
     end_s: FloatArray
     counts: TimeArray
+
+    @property
+    def total(self) -> int:
+        """The number of spans before merging."""
+        return int(self.counts.sum())
+
+    @property
+    def first_s(self) -> float:
+        """The start of the first span."""
+        return float(self.start_s.min())
+
+    @property
+    def last_s(self) -> float:
+        """The end of the last span."""
+        return float(self.end_s.max())
 
 
 def bounded_series(series: Series, *, zero_ns: int, points: int = POINTS) -> BoundedSeries:
@@ -163,6 +183,24 @@ def line_of(
     return replace(line, t_s=t_s, values=values)
 
 
+def part_of_line(
+    evidence: Evidence,
+    device: Device,
+    column: str,
+    *,
+    span_s: tuple[float, float],
+    points: int,
+    is_counter: bool,
+) -> BoundedSeries:
+    """One device's column between two times, bounded within them; a counter's growth per second."""
+    series = evidence.series(column)[device.id]
+    series = rate(series) if is_counter else series
+    start_ns = zero_ns(evidence)
+    first, last = series.t_ns.searchsorted([start_ns + end_s * NS_PER_S for end_s in span_s])
+    part = Series(series.t_ns[first:last], series.values[first:last])
+    return bounded_series(part, zero_ns=start_ns, points=points)
+
+
 def power_line(evidence: Evidence, device: Device, *, points: int = POINTS) -> BoundedSeries | None:
     """A device's power; from its energy counter if it has no power readings."""
     line = line_of(evidence, device, "power_w", points=points, is_counter=False)
@@ -185,6 +223,19 @@ def zero_ns(evidence: Evidence) -> int:
 def seconds(evidence: Evidence, t_ns: int) -> float:
     """A time in seconds on the time axis."""
     return (t_ns - zero_ns(evidence)) / NS_PER_S
+
+
+def uncounted_s(evidence: Evidence) -> list[tuple[float, float]]:
+    """The parts of the time axis before and after the counted window, as start and end."""
+    whole_s = evidence.watched.duration_s
+    try:
+        span = evidence.span
+        start_s, end_s = seconds(evidence, span.start_ns), seconds(evidence, span.end_ns)
+    except NotMeasurable:  # all of it is warm-up
+        start_s, end_s = whole_s, whole_s
+    return [
+        (low_s, high_s) for low_s, high_s in ((0.0, start_s), (end_s, whole_s)) if high_s > low_s
+    ]
 
 
 def phase_spans(evidence: Evidence) -> list[PhaseSpans]:

@@ -1,15 +1,19 @@
 """The gate's verdict (`erg gate`) and the comparison of two benches (`erg bench compare`).
 
-Each is one document. JSON and CSV name metrics, columns and states as earlier versions did.
+Each is one document; the verdict also has forms for CI systems. JSON and CSV name metrics, columns
+and states as earlier versions did.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+from xml.etree import ElementTree
 
 from ergmeter.compare.gate import (
     GATE_STATES,
@@ -20,7 +24,8 @@ from ergmeter.compare.gate import (
 )
 from ergmeter.compare.pairing import conditions, has_both_rates
 from ergmeter.metrics.catalog import every_metric
-from ergmeter.units import number_of, scaled, significant
+from ergmeter.units import number_of, printable, scaled, significant
+from ergmeter.version import __version__
 from ergmeter.views.charts.chart import Chart, Scale, scale_for
 from ergmeter.views.charts.interval_chart import Axis, Dot, Kind, interval_chart
 from ergmeter.views.document import (
@@ -35,6 +40,8 @@ from ergmeter.views.document import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ergmeter.compare.comparison import Comparison, GroupPair
     from ergmeter.compare.gate import Gate, GateRule, ResultWord
     from ergmeter.compare.verdicts import State, Verdict
@@ -451,3 +458,84 @@ def _scale(own: list[Verdict]) -> Scale:
     ends = (end for each in changes for end in (each.value, each.low, each.high))
     most = max(abs(end) for end in ends if end is not None)
     return scale_for(unit if unit in ("B", "J", "s") else "", most)
+
+
+# CI systems: JUnit XML, SARIF and GitHub's annotations. Inconclusive is a verdict of its own:
+# skipped in JUnit, a note in SARIF, a warning on GitHub.
+
+
+_REMARK = "remark"
+# By state: the level in SARIF, that on GitHub, and the element of JUnit.
+_LEVELS: dict[str, tuple[str, str, str]] = {
+    "error": ("error", "error", "error"),
+    "worse": ("error", "error", "failure"),
+    "inconclusive": ("note", "warning", "skipped"),
+    "absent": ("none", "notice", "skipped"),
+}
+
+
+def _problem(gate: Gate) -> list[tuple[str, str, str, str]]:
+    """Why the gate exits with 2 or 3, as a row; empty if it does not."""
+    if gate.exit_code == 3:
+        return [("error", "erg gate", "", f"not comparable: {gate.not_comparable[0]}")]
+    return [("error", "erg gate", "", gate.why_useless)] if gate.exit_code == 2 else []
+
+
+def junit(gate: Gate) -> str:
+    """Return JUnit XML: a test case for each verdict and remark."""
+    cases = [*_problem(gate), *gate_rows(gate)]
+    results = Counter(_LEVELS[state][2] for state, *_ in cases if state in _LEVELS)
+    counts = {"tests": len(cases), "failures": results["failure"]}
+    counts |= {"skipped": results["skipped"], "errors": results["error"]}
+    suite = ElementTree.Element("testsuite", {"name": "erg gate"})
+    suite.attrib |= {name: str(count) for name, count in counts.items()}
+    for state, name, rule, words in cases:
+        named = {"classname": printable(name), "name": printable(rule or _REMARK)}
+        case = ElementTree.SubElement(suite, "testcase", named)
+        if state in _LEVELS:
+            element = _LEVELS[state][2]
+            message = f"{state}: {words}" if element == "skipped" else words
+            ElementTree.SubElement(case, element, message=printable(message))
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def sarif(gate: Gate, *, new: Path) -> str:
+    """Return SARIF 2.1.0: a result for each verdict that is not a pass, located at NEW."""
+    names = dict.fromkeys((*map(str, gate.rules), _REMARK))
+    rules = [{"id": name, "shortDescription": {"text": name}} for name in names]
+    artifact = {"artifactLocation": {"uri": quote(new.as_posix())}, "region": {"startLine": 1}}
+    results: list[dict[str, Any]] = [
+        {
+            "ruleId": rule or _REMARK,
+            "level": _LEVELS[state][0],
+            "message": {"text": f"{name}: {words}"},
+            "locations": [{"physicalLocation": artifact}],
+        }
+        for state, name, rule, words in (*_problem(gate), *gate_rows(gate))
+        if state in _LEVELS
+    ]
+    driver = {"name": "erg gate", "version": __version__, "rules": rules}
+    body = {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "results": results}],
+    }
+    return json.dumps(body, indent=1) + "\n"
+
+
+def github(gate: Gate) -> str:
+    """Return workflow commands that GitHub Actions shows as annotations."""
+    title = _escaped(gate_title(gate))
+    level = "error" if _problem(gate) else _LEVELS.get(gate.state, _LEVELS["absent"])[1]
+    lines = [f"::{level} title=erg gate::{title}"]
+    lines += [
+        f"::{_LEVELS[state][1]} title=erg gate::{_escaped(': '.join(filter(None, rest)))}"
+        for state, *rest in (*_problem(gate), *gate_rows(gate))
+        if state in _LEVELS
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return printable(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

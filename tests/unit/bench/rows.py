@@ -17,7 +17,7 @@ from ergmeter.compare.comparison import Comparison, GroupPair
 from ergmeter.compare.gate import Gate
 from ergmeter.compare.pairing import CompareOptions, Pairing
 from ergmeter.stats.ratio import Contrast
-from ergmeter.views.bench.report import report_document
+from ergmeter.views.bench import report_document
 from ergmeter.views.document import Section, Table
 
 

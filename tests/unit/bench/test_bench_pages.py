@@ -11,7 +11,7 @@ import pytest
 
 from ergmeter.bench.overview import Overview
 from ergmeter.bench.tables import as_table
-from ergmeter.views.bench.report import report_document
+from ergmeter.views.bench import report_document
 from ergmeter.views.gate import cells_page
 from ergmeter.views.render.html import html as page_of
 from tests.unit.bench.rows import compare, gate, repeats, row

@@ -17,7 +17,7 @@ from ergmeter.bench.overview import (
 )
 from ergmeter.bench.tables import as_table
 from ergmeter.metrics.catalog import bench_columns
-from ergmeter.views.bench import report
+from ergmeter.views import bench as report
 from ergmeter.views.render.markdown import markdown
 from tests.unit.bench.rows import configuration_lines, row
 

@@ -16,7 +16,7 @@ from ergmeter.bench.plan import data as datastage
 from ergmeter.bench.plan.cells import BenchPlan, KnownDurations, estimate_duration, known_durations
 from ergmeter.bench.plan.plan import plan
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.views.bench.progress import document, plan_view
+from ergmeter.views.bench import document, plan_view
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios" / "scenarios.yaml"
 TEXT = "### Instruction:\n{0}\n\n### Response:"

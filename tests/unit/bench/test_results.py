@@ -19,7 +19,7 @@ from ergmeter.bench.plan.cells import Cell, Value
 from ergmeter.bench.tables import SCHEMA
 from ergmeter.compat import fms
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.views.bench.report import report_document
+from ergmeter.views.bench import report_document
 from ergmeter.views.render.markdown import markdown
 from ergmeter.views.render.terminal import show
 from tests.runs import GPU, add_writer, even_steps, make_run

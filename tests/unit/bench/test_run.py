@@ -14,7 +14,7 @@ from ergmeter.atomic_write import write_json
 from ergmeter.bench.execute import driver, launching, state
 from ergmeter.bench.launchers.local import LocalLauncher
 from ergmeter.bench.plan.cells import BenchPlan, Cell
-from ergmeter.views.bench import progress as run
+from ergmeter.views import bench as run
 
 Erg = Callable[..., tuple[int, str, str]]
 

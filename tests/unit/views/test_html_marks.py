@@ -6,8 +6,7 @@ from pathlib import Path
 
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Mark
-from ergmeter.views.charts.time_axis import marks_of
-from ergmeter.views.charts.time_charts import phase_chart
+from ergmeter.views.charts.time_charts import marks_of, phase_chart
 from tests.runs import even_steps, run_of
 
 S = 10**9

@@ -248,7 +248,7 @@ def plan_command(
     from rich.console import Console
 
     from ergmeter.bench.plan.cells import estimate_duration, known_durations
-    from ergmeter.views.bench import progress as bench_plan
+    from ergmeter.views import bench as bench_plan
 
     plan = planned(options)
     check_needs(plan, is_error=False)

@@ -37,7 +37,7 @@ _MOST = 200  # rows on a terminal
 def show_starts(plan: BenchPlan, out: Path, *, seed: int, rerun: Collection[str]) -> None:
     """Every cell as it would be started here, by their numbers; then the order that was drawn."""
     from ergmeter.bench.execute import driver, launching, state
-    from ergmeter.views.bench import progress as bench_plan
+    from ergmeter.views import bench as bench_plan
 
     for line in plan.warnings:
         click.echo(line, err=True)
@@ -66,7 +66,7 @@ def live_progress(progress: BenchProgress, out: Path) -> Iterator[Callable[[Benc
     from rich.live import Live
 
     from ergmeter.bench.overview import varying
-    from ergmeter.views.bench import progress as run
+    from ergmeter.views import bench as run
 
     names = varying(progress.plan.cells)
     console = Console(stderr=True)
@@ -96,7 +96,7 @@ def ending(progress: BenchProgress, out: Path, *, is_done: bool) -> int:
     from rich.console import Console
 
     from ergmeter.bench.overview import varying
-    from ergmeter.views.bench import progress as run
+    from ergmeter.views import bench as run
 
     console = Console()
     failed = progress.failed
@@ -187,7 +187,7 @@ def report(
     from ergmeter.bench.overview import TABLE_COLUMNS, MemoryTable, Overview
     from ergmeter.bench.results import batches
     from ergmeter.compat import fms
-    from ergmeter.views.bench.report import memory_document, report_document
+    from ergmeter.views.bench import memory_document, report_document
 
     as_json = forms.form == "json"
     if as_json and (memory or form != "text"):
@@ -271,7 +271,7 @@ def listed(directory: Path, every: bool, chosen: str | None, as_json: bool) -> N
     from ergmeter.bench.execute.outcome import Status
     from ergmeter.bench.overview import CellListing, cell_document
     from ergmeter.bench.plan.cells import read_cells
-    from ergmeter.views.bench import progress as run
+    from ergmeter.views import bench as run
 
     wanted = statuses("--status", chosen, get_args(Status))
     cells = read_cells(directory / state.PLAN)

@@ -190,19 +190,16 @@ def _check_trainings(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def _show(judged: Gate, form: str, page: Path | None, *, new: Path) -> None:
-    from ergmeter.views.gate import gate_document
+    from ergmeter.views import gate
 
     if page is not None:
         from ergmeter.views.render.html import html
 
-        write_page(page, html(gate_document(judged, with_charts=True)))
+        write_page(page, html(gate.gate_document(judged, with_charts=True)))
     if form in ("text", "md", "json"):
-        Forms.of(form).show(gate_document(judged))
+        Forms.of(form).show(gate.gate_document(judged))
+    elif form == "sarif":
+        click.echo(gate.sarif(judged, new=new), nl=False)
     else:
-        from ergmeter.views import ci_formats
-
-        if form == "sarif":
-            click.echo(ci_formats.sarif(judged, new=new), nl=False)
-        else:
-            render = ci_formats.junit if form == "junit" else ci_formats.github
-            click.echo(render(judged), nl=False)
+        render = gate.junit if form == "junit" else gate.github
+        click.echo(render(judged), nl=False)

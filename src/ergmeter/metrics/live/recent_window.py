@@ -124,6 +124,12 @@ def evidence_since(run: Run, since_ns: int) -> Evidence:
     return Evidence(part, settings_of(part, _ALL), heed_marks=False)
 
 
+def first_start_ns(run: Run, since_ns: int) -> int:
+    """When the first step that ended after `since_ns` began, on the rank that began it last."""
+    lanes = evidence_since(run, since_ns).counted.lanes
+    return min(since_ns, max(int(lane["start_ns"].min()) for lane in lanes if len(lane)))
+
+
 def _update(run: Run, evidence: Evidence, summary: Summary, *, final: bool) -> Update:
     window = evidence.span
     clock = run.writers[0].header["clock"]

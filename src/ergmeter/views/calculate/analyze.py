@@ -6,8 +6,9 @@ by their work and cut to the largest. Files that could not be read are listed ap
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ergmeter.compat.nki_llama import compat_document
 from ergmeter.errors import NotMeasurable
@@ -44,18 +45,9 @@ from ergmeter.views.calculate.analyze_console import (
     remarks,
     without_a_loss,
 )
-from ergmeter.views.charts.chart import (
-    Chart,
-    Scale,
-    chart_of,
-    filled,
-    framed,
-    layer,
-    quantity,
-    rounded,
-)
+from ergmeter.views.charts import vega
+from ergmeter.views.charts.chart import Chart, Scale, chart_of, rounded
 from ergmeter.views.charts.interval_chart import Axis, Dot, interval_chart
-from ergmeter.views.charts.time_axis import dots, value_axis, value_words
 from ergmeter.views.document import (
     ChartPart,
     Document,
@@ -488,38 +480,33 @@ def pace_chart(analysis: Analysis) -> Chart:
         "pace",
         f"throughput by {pace.over}",
         _UNIT,
-        framed(f"throughput by {pace.over}: {ends}", 190, _pace_chart_layers(pace, taken)),
+        vega.framed(f"throughput by {pace.over}: {ends}", 190, _pace_chart_layers(pace, taken)),
         table,
         note + bounds,
         legend=_PACE_CHART_LEGEND if taken is not None else _PACE_CHART_LEGEND[:1],
     )
 
 
-def _pace_chart_layers(pace_line: PaceLine, taken: float | None) -> list[dict[str, Any]]:
+def _pace_chart_layers(pace_line: PaceLine, taken: float | None) -> list[vega.Layer]:
     line, scale = pace_line.line, Scale(1.0, _UNIT)
     rows = [
         {"t": t, "v": rounded(value, scale)}
         for t, value in zip(line.t_s.tolist(), line.values.tolist(), strict=True)
     ]
     first, counted_from = rows[0]["t"], pace_line.counted_from
-    domain = [first, max(rows[-1]["t"], first + 1)]
-    ticks = {"expr": "max(3, floor(width / 70))"}
-    x = quantity(
-        "t", pace_line.over, scale={"domain": domain, "nice": False, "zero": False},
-        axis={"grid": False, "format": ",d", "tickMinStep": 1, "tickCount": ticks},
+    x = vega.axis(
+        "t", pace_line.over, domain=(first, max(rows[-1]["t"], first + 1)), zero=False, nice=False,
+        grid=False, format=",d", tickMinStep=1, tick_px=70,
     )  # fmt: skip
-    y, words = value_axis(rows, scale, has_zero=True), value_words(scale)
-    drawn = {"type": "line", "clip": True, "strokeWidth": 1.5, "color": "var(--c1)"}
-    drawn |= {"point": dots(line.readings, 14)}
-    encoding = {"x": x, "y": y, "tooltip": [quantity("t", pace_line.over, format=",d"), words]}
+    y = vega.value_axis(rows, scale, has_zero=True)
+    words = [vega.quantity("t", pace_line.over, format=",d"), vega.value_words(scale)]
     grey = [{"t": first, "e": counted_from}] if counted_from > first else []
-    shade = {"type": "rect", "clip": True, "color": "var(--shade)"}
     level = [] if taken is None else [{"v": rounded(taken, scale)}]
-    ruled = {"type": "rule", "color": "var(--c2)", "strokeWidth": 1.5}
-    return filled(
+    curve = partial(vega.line, color="c1", strokeWidth=1.5, point=vega.dots(line.readings, 14))
+    return vega.filled(
         [
-            layer("uncounted", grey, shade, {"x": x, "x2": {"field": "e"}}),
-            layer("points", rows, drawn, encoding),
-            layer("taken", level, ruled, {"y": {"field": "v", "type": "quantitative"}}),
+            vega.rect("uncounted", grey, x=x, x2="e", color="shade", clip=True),
+            curve("points", rows, x=x, y=y, tooltip=words, clip=True),
+            vega.rule("taken", level, y=vega.axis("v"), color="c2", strokeWidth=1.5),
         ]
     )

@@ -15,6 +15,7 @@ from ergmeter.flops.work import Work, step_work
 from ergmeter.metrics.definitions.compute import NotApplicable, percent
 from ergmeter.records import Missing, Reading, Result
 from ergmeter.units import grouped, number_of, scaled, significant
+from ergmeter.views.calculate.reference import markdown_table
 from ergmeter.views.document import (
     Document,
     HeadlinePart,
@@ -95,7 +96,28 @@ def _convention_data(convention: Convention) -> dict[str, Any]:
 
 def conventions_page() -> str:
     """Return the page docs/conventions.md."""
-    text_lines = [
+    counted = (
+        (
+            f"`{convention.name}`",
+            convention.formula,
+            convention.definition
+            + (f" Only for {convention.only_for}." if convention.only_for else ""),
+            convention.source,
+        )
+        for convention in CONVENTIONS.values()
+    )
+    heads = [f"T = {length}" for length in _LENGTHS]
+    graph = model_graph(ModelConfig(dict(_EXAMPLE), where="the example"))
+    works = [step_work(graph, Batch.of(1, length)) for length in _LENGTHS]
+    rows = []
+    for name in works[0].flops:
+        cells = []
+        for work, length in zip(works, _LENGTHS, strict=True):
+            flops, exact = work.flops[name].model_per_step, work.chosen.model_per_step
+            off = round(100 * (flops / exact - 1), 1) or 0.0  # no -0.0
+            cells.append(f"{flops / length / 1e9:.2f} ({off:+.1f} %)")
+        rows.append((f"`{name}`", *cells))
+    lines = [
         "# Conventions: how others count a training step",
         "",
         "<!-- Made by `erg conventions --markdown`; do not edit. -->",
@@ -106,35 +128,15 @@ def conventions_page() -> str:
         "for training every weight. `--convention NAME` chooses one; every report shows the spread",
         "over the rest that are defined for the model, and says which are not and why.",
         "",
-        "| name | per token | what it counts | source |",
-        "| --- | --- | --- | --- |",
-    ]
-    text_lines += [
-        f"| `{convention.name}` | {convention.formula}"
-        f" | {convention.definition}"
-        + (f" Only for {convention.only_for}." if convention.only_for else "")
-        + f" | {convention.source} |"
-        for convention in CONVENTIONS.values()
-    ]
-    text_lines += [
+        *markdown_table(("name", "per token", "what it counts", "source"), counted),
         "",
         "## Side by side",
         "",
         "Llama 3 8B, GFLOP per token of a full training step, and against `exact`:",
         "",
-        "| convention | " + " | ".join(f"T = {length}" for length in _LENGTHS) + " |",
-        "| --- | " + " | ".join("---:" for _ in _LENGTHS) + " |",
+        *markdown_table(("convention", *heads), rows, numbers=len(_LENGTHS)),
     ]
-    graph = model_graph(ModelConfig(dict(_EXAMPLE), where="the example"))
-    works = [step_work(graph, Batch.of(1, length)) for length in _LENGTHS]
-    for name in works[0].flops:
-        cells = []
-        for work, length in zip(works, _LENGTHS, strict=True):
-            flops, exact = work.flops[name].model_per_step, work.chosen.model_per_step
-            off = round(100 * (flops / exact - 1), 1) or 0.0  # no -0.0
-            cells.append(f"{flops / length / 1e9:.2f} ({off:+.1f} %)")
-        text_lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
-    return "\n".join(text_lines) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 # `erg flops` and `erg mfu`.

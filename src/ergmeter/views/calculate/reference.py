@@ -172,11 +172,11 @@ def hardware_page() -> str:
     shared = [(name, ", ".join(keys)) for name, keys in ambiguous_names().items()]
     lines = [
         head,
-        *_lines(("device", "name", *DTYPES, "GB/s", "GiB", "W", "note", "source"), table),
-        *("", "## Driver names", "", *_lines(("device", "names"), drivers)),
+        *markdown_table(("device", "name", *DTYPES, "GB/s", "GiB", "W", "note", "source"), table),
+        *("", "## Driver names", "", *markdown_table(("device", "names"), drivers)),
         *("", "## Memory as drivers report it", ""),
-        *_lines(("device", "MiB", "of nominal", "source"), reported),
-        *("", "## Names that need a choice", "", *_lines(("name", "devices"), shared)),
+        *markdown_table(("device", "MiB", "of nominal", "source"), reported),
+        *("", "## Names that need a choice", "", *markdown_table(("name", "devices"), shared)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -187,9 +187,12 @@ def _reported(spec: DeviceSpec) -> tuple[str, ...]:
     return (f"`{spec.key}`", f"{there / 2**20:.0f}", share, spec.driver_memory_source)
 
 
-def _lines(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table."""
-    return [f"| {' | '.join(cells)} |" for cells in (titles, ["---"] * len(titles), *rows)]
+def markdown_table(
+    titles: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: int = 0
+) -> list[str]:
+    """Return the lines of a Markdown table; so many columns at the end are of numbers."""
+    under = ["---"] * (len(titles) - numbers) + ["---:"] * numbers
+    return [f"| {' | '.join(cells)} |" for cells in (titles, under, *rows)]
 
 
 def _peak_texts(spec: DeviceSpec, *, digits: int = 6) -> dict[str, str]:
@@ -244,28 +247,23 @@ def _bound(metric: Metric) -> str:
 def metrics_page() -> str:
     """Return the page docs/metrics.md."""
     metrics = catalogue().values()
+    rows = (
+        (f"`{m.key}`", m.unit, m.direction, _bound(m), m.formula, ", ".join(m.needs) or "-")
+        for m in metrics
+    )
+    names = (
+        (f"`{alias.name}`", alias.system, f"`{m.key}`", alias.unit, alias.definition)
+        for m in metrics
+        for alias in m.aliases
+    )
     lines = [
         _METRICS_HEAD,
-        "| key | unit | better | bound | formula | needs |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    lines += [
-        f"| `{m.key}` | {m.unit} | {m.direction} | {_bound(m)} | {m.formula} |"
-        f" {', '.join(m.needs) or '-'} |"
-        for m in metrics
-    ]
-    lines += [
+        *markdown_table(("key", "unit", "better", "bound", "formula", "needs"), rows),
         "",
         "## Other systems' names",
         "",
         "`erg report RUN --metric NAME` takes these names too, and answers in the unit given here.",
         "",
-        "| name | system | is | unit | definition |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    lines += [
-        f"| `{a.name}` | {a.system} | `{m.key}` | {a.unit} | {a.definition} |"
-        for m in metrics
-        for a in m.aliases
+        *markdown_table(("name", "system", "is", "unit", "definition"), names),
     ]
     return "\n".join(lines) + "\n"

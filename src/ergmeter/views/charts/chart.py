@@ -1,4 +1,4 @@
-"""The chart type: a Vega-Lite specification, its data table, and the colours it is drawn in.
+"""The chart type: a Vega-Lite specification, its data table, and the palette it is drawn in.
 
 Areas start at 0, lines do not bridge missing readings, and each axis names its unit. A chart that
 cannot be drawn stays on the page with the reason. Pages and image files use the same specification.
@@ -42,10 +42,21 @@ _COLOURS = {
     "c6": ("#56b4e9", "#f0e442"),
     "c7": ("#1b1f24", "#e8eaed"),
     "c8": ("#8c959f", "#848d97"),
+    "link": ("#0a5a8c", "#7cc4f0"),
+    "good": ("#00694c", "#3ecfa5"),
+    "bad": ("#a33600", "#ff9b5e"),
 }
+_STATES = ("good", "bad")
 LIGHT, DARK = ({name: pair[at] for name, pair in _COLOURS.items()} for at in (0, 1))
 THEMES = {"light": LIGHT, "dark": DARK}
-SERIES = tuple(f"var(--c{number})" for number in range(1, 9))
+
+
+def css(colour: str) -> str:
+    """Return a colour of the palette as a CSS variable."""
+    return f"var(--{colour})"
+
+
+SERIES = tuple(css(f"c{number}") for number in range(1, 9))
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 
 
@@ -83,9 +94,13 @@ def with_colours(spec: Any, theme: str) -> Any:  # noqa: ANN401  whatever JSON c
     return spec
 
 
-def style_variables(theme: str) -> str:
-    """Return the colours as CSS declarations."""
-    return "".join(f"--{name}:{colour};" for name, colour in THEMES[theme].items())
+def style_variables(theme: str, *, with_states: bool = False) -> str:
+    """Return the colours as CSS declarations; `with_states`: those of a run's status too."""
+    return "".join(
+        f"--{name}:{colour};"
+        for name, colour in THEMES[theme].items()
+        if with_states or name not in _STATES
+    )
 
 
 _SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
@@ -139,74 +154,6 @@ def scale_for(unit: str, most: float) -> Scale:
         return Scale(1e-3, "ms") if most < 1 else Scale(1.0, "s")
     factor, prefix = next((step for step in _SI if abs(most) >= step[0]), _SI[-1])
     return Scale(factor, prefix + unit)
-
-
-# Parts of specifications.
-
-
-BY_COLOUR = {"field": "colour", "type": "nominal", "scale": None, "legend": None}
-BY_SHAPE = {**BY_COLOUR, "field": "shape"}
-
-
-def framed(description: str, height: int, layers: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a specification of these layers, as wide as its container."""
-    return {
-        "description": description,
-        "width": "container",
-        "height": height,
-        "autosize": {"type": "fit-x", "contains": "padding"},
-        "layer": layers,
-    }
-
-
-def filled(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the layers that have data: Vega warns about empty ones."""
-    return [layer for layer in layers if layer["data"].get("values", True)]
-
-
-def layer(
-    name: str,
-    values: list[dict[str, Any]] | None,
-    mark: dict[str, Any],
-    encoding: dict[str, Any],
-    **more: Any,  # noqa: ANN401  further fields of the layer
-) -> dict[str, Any]:
-    """Return a layer with its data; with None, the data that an earlier layer has by this name."""
-    data = {"name": name} if values is None else {"name": name, "values": values}
-    return {"data": data, "mark": {**mark, "aria": False}, "encoding": encoding, **more}
-
-
-_BAR_TEXT = {"type": "text", "align": "left", "baseline": "bottom", "dx": 3, "dy": -3}
-
-
-def bar_texts(y: dict[str, Any], **mark: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Return the layer of the texts `said` above the bars of the layer `points`."""
-    encoding = {
-        "x": {"value": 0},
-        "y": y,
-        "text": {"field": "said"},
-        "color": {"value": "var(--ink)"},
-    }
-    return layer("points", None, {**_BAR_TEXT, "fontSize": 11, **mark}, encoding)
-
-
-def quantity(field: str, title: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Return the encoding of a quantitative field, such as an axis or a line of a tooltip."""
-    return {"field": field, "type": "quantitative", "title": title, **more}
-
-
-def tooltip(titles: Mapping[str, str], **formats: str) -> list[dict[str, Any]]:
-    """Return a tooltip: titles by field, and d3 formats of some fields."""
-    return [
-        {"field": field, "title": title, **({"format": formats[field]} if field in formats else {})}
-        for field, title in titles.items()
-    ]
-
-
-def nominal_colours(field: str, colours: Mapping[str, str]) -> dict[str, Any]:
-    """Return the colour encoding of a field: CSS colours by value."""
-    scale = {"domain": list(colours), "range": list(colours.values())}
-    return {"field": field, "type": "nominal", "scale": scale}
 
 
 def rounded(value: float, scale: Scale) -> float | None:

@@ -18,19 +18,8 @@ from ergmeter.metrics.catalog import in_view
 from ergmeter.records import Reading
 from ergmeter.stats.ratio import UNBOUNDED, Mean
 from ergmeter.units import ratio_text, significant
-from ergmeter.views.charts.chart import (
-    BY_COLOUR,
-    BY_SHAPE,
-    Chart,
-    Scale,
-    Table,
-    chart_of,
-    filled,
-    framed,
-    layer,
-    scale_for,
-    tooltip,
-)
+from ergmeter.views.charts import vega
+from ergmeter.views.charts.chart import Chart, Scale, Table, chart_of, css, scale_for
 from ergmeter.views.charts.interval_chart import Axis, Dot, Kind, interval_chart
 from ergmeter.views.run.card import column_text, interval, value
 
@@ -136,14 +125,14 @@ def pareto_chart(comparison: Comparison) -> Chart:
         PARETO,
         TITLE,
         "",
-        framed(f"{TITLE}: {words}", _HEIGHT_PX, filled(_layers(rows, axes, scales))),
+        vega.framed(f"{TITLE}: {words}", _HEIGHT_PX, vega.filled(_layers(rows, axes, scales))),
         _table(front, means, axes),
         note,
         legend=legend,
     )
 
 
-def _named(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _named(rows: vega.Rows) -> vega.Rows:
     """Return the groups with a label: all if few, else those on the front, if those are few."""
     on = [row for row in rows if row["shape"] == _ON[1]]
     return next((few for few in (rows, on) if len(few) <= _NAMED), [])
@@ -168,7 +157,7 @@ def _point(
     group: Group, axes: list[Measure], means: list[Mean], scales: list[Scale], *, is_on: bool
 ) -> dict[str, Any]:
     colour, shape, _ = _ON if is_on else _BEATEN
-    row: dict[str, Any] = {"name": group.name, "shape": shape, "colour": f"var(--{colour})"}
+    row: dict[str, Any] = {"name": group.name, "shape": shape, "colour": css(colour)}
     for letter, axis, mean, scale in zip("yx", axes[:2], means[:2], scales[:2], strict=True):
         ends = {"": mean.value, "low": mean.low, "high": mean.high}
         if is_assumed(group, axis):  # repeats do not show the uncertainty
@@ -180,50 +169,44 @@ def _point(
     return row
 
 
-def _layers(
-    rows: list[dict[str, Any]], axes: list[Measure], scales: list[Scale]
-) -> list[dict[str, Any]]:
+def _layers(rows: vega.Rows, axes: list[Measure], scales: list[Scale]) -> list[vega.Layer]:
     titles = [_title(axis, scale) for axis, scale in zip(axes, scales, strict=True)]
-    x, y = (
-        {
-            "type": "quantitative",
-            "title": titles[at],
-            "scale": {"zero": False, "nice": True, "padding": 24},
-            "axis": {"format": ".1%" if scales[at].unit == "frac" else ",.4~r", "tickCount": 5},
-        }
-        for at in (1, 0)
+    y_of, x_of = (
+        partial(
+            vega.axis,
+            title=title,
+            zero=False,
+            nice=True,
+            padding=24,
+            format=".1%" if scale.unit == "frac" else ",.4~r",
+            ticks=5,
+        )
+        for title, scale in zip(titles[:2], scales[:2], strict=True)
     )
-    points = {"x": {**x, "field": "x"}, "y": {**y, "field": "y"}}
+    x, y = x_of("x"), y_of("y")
     across, upright = ([row for row in rows if row[end] is not None] for end in ("xlow", "ylow"))
-    rule = {"type": "rule", "strokeWidth": 1.5, "opacity": 0.7}
-    low_x = {**points, "x": {**x, "field": "xlow"}, "x2": {"field": "xhigh"}, "color": BY_COLOUR}
-    low_y = {**points, "y": {**y, "field": "ylow"}, "y2": {"field": "yhigh"}, "color": BY_COLOUR}
     heads = {"name": "group", "y": titles[0], "x": titles[1]}
     if len(axes) > 2:
         heads["third"] = head(axes[2])
-    words = tooltip(heads, y=",.4~r", x=",.4~r")
+    words = vega.tooltip(heads, y=",.4~r", x=",.4~r")
     is_right = "scale('x', datum.x) > width / 2"
-    name = {
-        "type": "text",
-        "fontSize": 12,
-        "dy": -11,
-        "align": {"expr": f"{is_right} ? 'right' : 'left'"},
-        "dx": {"expr": f"{is_right} ? -4 : 4"},
-        "limit": {"expr": "width / 2"},
-        "color": "var(--ink)",
-    }
-    third = {**name, "dy": 15, "fontSize": 11, "color": "var(--dim)"}
+    text = partial(
+        vega.text,
+        x=x,
+        y=y,
+        align=vega.computed(f"{is_right} ? 'right' : 'left'"),
+        dx=vega.computed(f"{is_right} ? -4 : 4"),
+        limit=vega.computed("width / 2"),
+    )
     thirds = rows if len(rows) <= _NAMED else []
-    dot = {"type": "point", "filled": True, "size": 130, "opacity": 1}
+    rule = partial(vega.rule, color=vega.BY_COLOUR, strokeWidth=1.5, opacity=0.7)
     return [
-        layer("across", across, rule, low_x),
-        layer("upright", upright, rule, low_y),
-        layer("names", _named(rows), name, {**points, "text": {"field": "name"}}),
-        layer("thirds", thirds, third, {**points, "text": {"field": "third"}}),
+        rule("across", across, x=x_of("xlow"), x2="xhigh", y=y),
+        rule("upright", upright, x=x, y=y_of("ylow"), y2="yhigh"),
+        text("names", _named(rows), text="name", color="ink", dy=-11, fontSize=12),
+        text("thirds", thirds, text="third", color="dim", dy=15, fontSize=11),
         # Above the texts, which have an outline.
-        layer(
-            "points", rows, dot, {**points, "color": BY_COLOUR, "shape": BY_SHAPE, "tooltip": words}
-        ),
+        vega.signs("points", rows, x=x, y=y, tooltip=words, size=130),
     ]
 
 

@@ -14,9 +14,9 @@ from ergmeter.compare.grouping import short_paths
 from ergmeter.compare.run_curves import AXES, CURVES, GROUPS, LINES, NO_DIRECTORY, REPEATS, RunCurve
 from ergmeter.records import Missing
 from ergmeter.units import duration, grouped
-from ergmeter.views.charts.chart import Chart, Scale, Table, framed, quantity, rounded, scale_for
+from ergmeter.views.charts import vega
+from ergmeter.views.charts.chart import Chart, Scale, Table, css, rounded, scale_for
 from ergmeter.views.charts.compare_charts import first_names
-from ergmeter.views.charts.time_axis import dots, line_layers, value_axis, value_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,58 +47,50 @@ class CurveLine:
     dash: int
 
 
-def _x_axes(lines: Sequence[CurveLine]) -> dict[str, dict[str, Any]]:
+def _x_axes(lines: Sequence[CurveLine]) -> dict[str, vega.Channel]:
     """Return the axes that any line has, from 0 to the longest end."""
-    axes: dict[str, dict[str, Any]] = {}
-    for axis in AXES:
-        ends = [end for line in lines if (end := line.course.end(axis)) is not None]
+    axes: dict[str, vega.Channel] = {}
+    for name in AXES:
+        ends = [end for line in lines if (end := line.course.end(name)) is not None]
         # Each token label has its own format: a common one would write 0 as 0M.
-        is_short = axis == "tokens"
-        labels = {"labelExpr": "format(datum.value, '.4~s')"} if is_short else {"format": ",.6~r"}
+        is_short = name == "tokens"
+        labels: dict[str, Any] = (
+            {"labelExpr": "format(datum.value, '.4~s')"} if is_short else {"format": ",.6~r"}
+        )
         if ends:
-            axes[axis] = quantity(
-                axis,
-                _TITLES[axis],
-                scale={"domain": [0, round(max(ends), 6) or 1.0], "nice": False},
-                axis={
-                    "grid": False,
-                    **labels,
-                    "tickCount": {"expr": "max(3, floor(width / 90))"},
-                },
+            domain = (0, round(max(ends), 6) or 1.0)
+            axes[name] = vega.axis(
+                name, _TITLES[name], domain=domain, nice=False, grid=False, tick_px=90, **labels
             )
     return axes
 
 
 def _layers(
-    lines: Sequence[CurveLine], scale: Scale, x: dict[str, Any], *, has_zero: bool
-) -> list[dict[str, Any]]:
+    lines: Sequence[CurveLine], scale: Scale, x: vega.Channel, *, has_zero: bool
+) -> list[vega.Layer]:
     """Return the lines, and the reading nearest to the pointer."""
     rows = [row for number, line in enumerate(lines) for row in _rows(number, line.course, scale)]
-    numbers = list(range(len(lines)))
-    field = {"field": "i", "type": "nominal", "legend": None}
-    colours = [f"var(--c{line.colour})" for line in lines]
-    dashes = [DASHES[line.dash] for line in lines]
-    mark = {"strokeWidth": 1.8, "point": dots(max(line.course.readings for line in lines), 16)}
-    axes = {
-        "x": x,
-        "y": value_axis(rows, scale, has_zero=has_zero),
-        "color": {**field, "scale": {"domain": numbers, "range": colours}},
-    }
-    of_lines = {
-        "strokeDash": {**field, "scale": {"domain": numbers, "range": dashes}},
-        "order": {"field": "time", "type": "quantitative"},
-    }
-    names = [{"i": number, "s": line.label} for number, line in enumerate(lines)]
-    look_up = {"lookup": "i", "from": {"data": {"values": names}, "key": "i", "fields": ["s"]}}
-    words = [
-        {"field": "s", "title": "run"},
-        value_words(scale),
-        *(quantity(axis, unit, format=",.6~r") for axis, unit in _UNITS.items()),
-    ]
-    return line_layers(rows, mark, axes, words, more_encoding=of_lines, transforms=[look_up])
+    colours = {number: css(f"c{line.colour}") for number, line in enumerate(lines)}
+    dashes = {number: DASHES[line.dash] for number, line in enumerate(lines)}
+    return vega.line_layers(
+        rows,
+        x=x,
+        y=vega.value_axis(rows, scale, has_zero=has_zero),
+        color=vega.by_value("i", colours, legend=False),
+        tooltip=[
+            *vega.tooltip({"s": "run"}),
+            vega.value_words(scale),
+            *(vega.quantity(axis, unit, format=",.6~r") for axis, unit in _UNITS.items()),
+        ],
+        labels=[line.label for line in lines],
+        strokeDash=vega.by_value("i", dashes, legend=False),
+        order=vega.axis("time"),
+        strokeWidth=1.8,
+        point=vega.dots(max(line.course.readings for line in lines), 16),
+    )
 
 
-def _rows(number: int, course: RunCurve, scale: Scale) -> list[dict[str, Any]]:
+def _rows(number: int, course: RunCurve, scale: Scale) -> vega.Rows:
     xs = {axis: values.tolist() for axis, values in course.x.items()}
     return [
         {
@@ -249,7 +241,7 @@ def _chart(courses: ComparedCurves, curve: Curve, labels: list[str], x: Axis | N
         f"{ID}{curve}",
         title,
         scale.unit,
-        framed(description, _HEIGHT_PX, layers),
+        vega.framed(description, _HEIGHT_PX, layers),
         _table(lines, scale),
         _note(courses, curve, lines, labels),
         legend=tuple((line.label, f"c{line.colour} dash{line.dash}") for line in lines),

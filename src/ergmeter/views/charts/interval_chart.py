@@ -7,18 +7,11 @@ above their dots: on an axis, long names would be cut or take the space of the d
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from ergmeter.views.charts.chart import (
-    BY_COLOUR,
-    BY_SHAPE,
-    Chart,
-    Table,
-    filled,
-    framed,
-    layer,
-    tooltip,
-)
+from ergmeter.views.charts import vega
+from ergmeter.views.charts.chart import Chart, Table, css
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,31 +96,39 @@ def interval_chart(
         (f"{LOOKS[kind][2]} {word}", LOOKS[kind][0]) for kind, word in words.items() if kind in used
     )
     tiers = _THREE if any(len(dot.name) > _LONG for dot in dots) else _TWO
-    layers = filled(_layers(dots, axis, tiers))
-    spec = framed(f"{title}: {described}{more}", tiers.px * len(dots), layers)
+    layers = vega.filled(_layers(dots, axis, tiers))
+    spec = vega.framed(f"{title}: {described}{more}", tiers.px * len(dots), layers)
     return Chart(id_, title, unit, spec, table, note, legend=legend)
 
 
-def _layers(dots: Sequence[Dot], axis: Axis, tiers: _Tiers) -> list[dict[str, Any]]:
+def _layers(dots: Sequence[Dot], axis: Axis, tiers: _Tiers) -> list[vega.Layer]:
     """Return the layers from back to front."""
     rows = [_row(number, dot) for number, dot in enumerate(dots)]
     present = [row for row in rows if row["v"] is not None]
     spans = [row for row in present if row["low"] is not None]
     limits = [{"i": n, "v": at} for n, dot in enumerate(dots) for at in dot.limits]
     line = [] if axis.neutral is None else [{"v": axis.neutral}]
-    x, y = _x(axis), _y(tiers.dot)
-    across = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y, "color": BY_COLOUR}
-    at = {"x": {**x, "field": "v"}, "y": y}
-    look = {"color": BY_COLOUR, "shape": BY_SHAPE, "tooltip": tooltip({"name": "of", "said": "is"})}
-    down_px = (tiers.dot - 0.5) * tiers.px  # ticks ignore the position within a band
-    tick = {"type": "tick", "orient": "vertical", "size": 20, "yOffset": down_px}
-    dot = {"type": "point", "filled": True, "size": 95, "opacity": 1}
+    x = partial(
+        vega.axis,
+        title=axis.title,
+        is_log=axis.is_log,
+        zero=None if axis.is_log else False,
+        nice=False,
+        padding=14,
+        format=axis.format,
+        tick_px=110,
+        labelOverlap="greedy",
+    )
+    y = vega.numbered_rows("i", at=tiers.dot)
+    tick: dict[str, Any] = {"orient": "vertical", "size": 20, "thickness": 3, "color": "ink"}
+    tick["yOffset"] = (tiers.dot - 0.5) * tiers.px  # ticks ignore the position within a band
+    words = vega.tooltip({"name": "of", "said": "is"})
     return [
         # Texts have an outline in the background colour, so that the line does not cross them.
-        layer("neutral", line, {"type": "rule", "color": "var(--dim)"}, {"x": at["x"]}),
-        layer("spans", spans, {"type": "rule", "strokeWidth": 3}, across),
-        layer("points", present, dot, {**at, **look}),
-        layer("limits", limits, {**tick, "thickness": 3, "color": "var(--ink)"}, at),
+        vega.rule("neutral", line, x=x("v"), color="dim"),
+        vega.rule("spans", spans, x=x("low"), x2="high", y=y, color=vega.BY_COLOUR, strokeWidth=3),
+        vega.signs("points", present, x=x("v"), y=y, tooltip=words, size=95),
+        vega.tick("limits", limits, x=x("v"), y=y, **tick),
         *_words(rows, tiers),
     ]
 
@@ -143,42 +144,21 @@ def _row(number: int, dot: Dot) -> dict[str, Any]:
         "low": ends[0],
         "high": ends[1],
         "shape": shape,
-        "colour": f"var(--{colour})",
+        "colour": css(colour),
     }
 
 
-def _x(axis: Axis) -> dict[str, Any]:
-    kind = {"type": "log"} if axis.is_log else {"zero": False}
-    ticks = {"expr": "max(3, floor(width / 110))"}
-    return {
-        "type": "quantitative",
-        "title": axis.title,
-        "scale": {**kind, "nice": False, "padding": 14},
-        "axis": {"format": axis.format, "tickCount": ticks, "labelOverlap": "greedy"},
-    }
-
-
-def _y(at: float) -> dict[str, Any]:
-    """Return the vertical encoding of a row; `at` is the position within its band."""
-    scale = {"type": "band", "padding": 0}
-    return {"field": "i", "type": "ordinal", "axis": None, "scale": scale, "bandPosition": at}
-
-
-def _words(rows: list[dict[str, Any]], tiers: _Tiers) -> list[dict[str, Any]]:
+def _words(rows: vega.Rows, tiers: _Tiers) -> list[vega.Layer]:
     """Return the texts of a row: name and value, cut to the width."""
-    mark = {"type": "text", "baseline": "middle", "align": "left", "limit": {"expr": "width"}}
-    name = {**mark, "fontSize": 12, "color": "var(--ink)"}
-    figure = {**mark, "fontSize": 11, "color": "var(--dim)"}
+    name_px, left = vega.computed("width"), vega.constant(0)
+    value: dict[str, Any] = {"x": left, "align": "left", "limit": name_px}
     if tiers.is_shared:
-        name["limit"] = {"expr": f"width - {_FIGURE_PX}"}
-        figure |= {"align": "right", "limit": _FIGURE_PX - 10}
-    at = {"value": "width" if tiers.is_shared else 0}
+        name_px = vega.computed(f"width - {_FIGURE_PX}")
+        value = {"x": vega.constant("width"), "align": "right", "limit": _FIGURE_PX - 10}
+    at_name, at_value = (vega.numbered_rows("i", at=at) for at in (tiers.name, tiers.figure))
+    name = partial(vega.text, "rows", rows, text="name", fontSize=12, color="ink")
+    figure = partial(vega.text, "rows", None, text="said", fontSize=11, color="dim")
     return [
-        layer(
-            "rows",
-            rows,
-            name,
-            {"x": {"value": 0}, "y": _y(tiers.name), "text": {"field": "name"}},
-        ),
-        layer("rows", None, figure, {"x": at, "y": _y(tiers.figure), "text": {"field": "said"}}),
+        name(x=left, y=at_name, align="left", limit=name_px, baseline="middle"),
+        figure(y=at_value, baseline="middle", **value),
     ]

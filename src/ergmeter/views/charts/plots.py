@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable, PluginError, UsageError
 from ergmeter.metrics.explain.waterfall import explain
+from ergmeter.units import grouped
 from ergmeter.views.charts.chart import Chart, config, with_colours
 from ergmeter.views.charts.run_charts import IDS as FIGURES
 from ergmeter.views.charts.run_charts import figure_charts
-from ergmeter.views.charts.time_axis import NEAREST
 from ergmeter.views.charts.time_charts import IDS as ON_TIME
 from ergmeter.views.charts.time_charts import time_charts
+from ergmeter.views.charts.vega import NEAREST
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -45,10 +46,7 @@ def charts(evidence: Evidence, summary: Summary, kinds: Collection[str]) -> list
 
 def reasons(charts: Iterable[Chart]) -> list[str]:
     """Return the reasons of charts that are not drawn, grouped."""
-    titles: dict[str, list[str]] = {}
-    for chart in charts:
-        if chart.spec is None:
-            titles.setdefault(chart.reason, []).append(chart.title)
+    titles = grouped((chart.reason, chart.title) for chart in charts if chart.spec is None)
     return [f"no plot of {', '.join(each)}: {why}" for why, each in titles.items()]
 
 
@@ -59,13 +57,10 @@ def plot(chart: Chart, run: str, *, form: str, theme: str = "light") -> bytes:
     spec = with_colours(_as_file(chart, run), theme)
     vega = converter()
     style = with_colours({**config(), "background": "var(--bg)"}, theme)
+    options = {"vl_version": vega_lite_version(), "config": style}
     if form == "svg":
-        return str(
-            vega.vegalite_to_svg(spec, vl_version=vega_lite_version(), config=style)
-        ).encode()
-    return bytes(
-        vega.vegalite_to_png(spec, vl_version=vega_lite_version(), scale=_PIXELS, config=style)
-    )
+        return str(vega.vegalite_to_svg(spec, **options)).encode()
+    return bytes(vega.vegalite_to_png(spec, **options, scale=_PIXELS))
 
 
 def _as_file(chart: Chart, run: str) -> dict[str, Any]:
@@ -91,22 +86,17 @@ def _as_file(chart: Chart, run: str) -> dict[str, Any]:
 def _still(spec: dict[str, Any], *, has_legend: bool) -> dict[str, Any]:
     """Return the specification without pointer layers, which are most of its bytes.
 
-    Files do not zoom, so marks on the frame are not clipped.
+    Files do not zoom, so marks may overlap the frame. A legend of one entry is left out.
     """
-    layers = [layer for layer in spec["layer"] if not _answers_a_pointer(layer)]
-    return {**spec, "layer": [_unclipped(layer, has_legend=has_legend) for layer in layers]}
-
-
-def _unclipped(layer: dict[str, Any], *, has_legend: bool) -> dict[str, Any]:
-    """Return a layer whose marks may overlap the frame, without a one-entry legend."""
-    encoding = dict(layer["encoding"])
-    if "color" in encoding and not has_legend:
-        encoding["color"] = {**encoding["color"], "legend": None}
-    return {**layer, "mark": {**layer["mark"], "clip": False}, "encoding": encoding}
-
-
-def _answers_a_pointer(layer: dict[str, Any]) -> bool:
-    return any(param.get("name") == NEAREST for param in layer.get("params", ()))
+    layers = []
+    for layer in spec["layer"]:
+        if any(param.get("name") == NEAREST for param in layer.get("params", ())):
+            continue
+        encoding = dict(layer["encoding"])
+        if "color" in encoding and not has_legend:
+            encoding["color"] = {**encoding["color"], "legend": None}
+        layers.append({**layer, "mark": {**layer["mark"], "clip": False}, "encoding": encoding})
+    return {**spec, "layer": layers}
 
 
 def converter() -> ModuleType:

@@ -9,6 +9,7 @@ of one device and one data type, named in the note.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
@@ -17,20 +18,8 @@ from ergmeter.metrics.explain.flops import Roofline, roofline
 from ergmeter.metrics.time_breakdown import step_time_distribution, time_breakdown
 from ergmeter.records import Missing, Reading, Summary
 from ergmeter.units import duration, grouped, scaled, significant
-from ergmeter.views.charts.chart import (
-    Chart,
-    Scale,
-    Table,
-    bar_texts,
-    chart_of,
-    framed,
-    layer,
-    nominal_colours,
-    quantity,
-    rounded,
-    scale_for,
-    tooltip,
-)
+from ergmeter.views.charts import vega
+from ergmeter.views.charts.chart import Chart, Scale, Table, chart_of, css, rounded, scale_for
 from ergmeter.views.run.card import interval, short_reason, value
 from ergmeter.views.run.explain import WATERFALL, waterfall_chart
 
@@ -61,28 +50,24 @@ def figure_charts(evidence: Evidence, summary: Summary, explained: Explanation) 
 
 
 def _bars(
-    description: str, rows: list[dict[str, Any]], *, title: str, is_share: bool = False
+    description: str, rows: vega.Rows, *, title: str, is_share: bool = False
 ) -> dict[str, Any]:
     """Return bars from 0 with their values above them."""
     order = [row["name"] for row in rows]
     most = max((row["v"] for row in rows if row["v"] is not None), default=1.0) or 1.0
-    y: dict[str, Any] = {"field": "name", "type": "nominal", "sort": order, "title": None}
-    y["axis"] = {"labelLimit": 170}
-    x = quantity(
+    y = vega.axis("name", None, kind="nominal", sort=order, labelLimit=170)
+    x = vega.axis(
         "v",
         title,
-        scale={"domain": [0, 1.0 if is_share and most <= 1 else most], "nice": False},
-        axis={"format": ".0%" if is_share else ",.6~r", "tickCount": 4},
+        domain=(0, 1.0 if is_share and most <= 1 else most),
+        nice=False,
+        format=".0%" if is_share else ",.6~r",
+        ticks=4,
     )
-    encoding = {
-        "x": x,
-        "y": y,
-        "color": {"value": "var(--c1)"},
-        "tooltip": tooltip({"name": "part", "said": "figure"}),
-    }
-    bar = {"type": "bar", "height": {"band": 0.45}, "yOffset": 6}
-    layers = [layer("points", rows, bar, encoding), bar_texts(y)]
-    return framed(description, 30 * len(rows), layers)
+    words = vega.tooltip({"name": "part", "said": "figure"})
+    bars = partial(vega.bar, "points", rows, band=0.45, yOffset=6, color=vega.constant(css("c1")))
+    layers = [bars(x=x, y=y, tooltip=words), vega.bar_texts(y)]
+    return vega.framed(description, 30 * len(rows), layers)
 
 
 # Step times.
@@ -107,48 +92,48 @@ def _step_times(evidence: Evidence) -> Chart:
         "step_times",
         "step times",
         scale.unit,
-        framed(f"distribution of step times: {text}", 190, [_step_time_bars(times, scale), lines]),
+        vega.framed(
+            f"distribution of step times: {text}", 190, [_step_time_bars(times, scale), lines]
+        ),
         _outliers(times),
         note,
         legend=tuple((line["s"], _LINES[line["s"]]) for line in lines["data"]["values"]),
     )
 
 
-def _step_time_bars(distribution: StepTimeDistribution, scale: Scale) -> dict[str, Any]:
+def _step_time_bars(distribution: StepTimeDistribution, scale: Scale) -> vega.Layer:
     edges = [rounded(edge, scale) for edge in distribution.edges_s.tolist()]
     counts = distribution.counts.tolist()
     rows = [
         {"t": low, "e": high, "n": count}
         for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)
     ]
-    ticks = {"expr": "max(3, floor(width / 70))"}
-    x = quantity(
+    x = vega.axis(
         "t",
         f"step time, {scale.unit}",
-        bin="binned",
-        scale={"zero": False, "nice": False, "domain": [edges[0], edges[-1]]},
-        axis={"grid": False, "format": ",.6~r", "tickCount": ticks},
+        domain=(edges[0], edges[-1]),
+        zero=False,
+        nice=False,
+        is_binned=True,
+        grid=False,
+        format=",.6~r",
+        tick_px=70,
     )
+    y = vega.axis("n", "steps", ticks=5, tickMinStep=1)
     titles = {"t": f"from, {scale.unit}", "e": f"to, {scale.unit}", "n": "steps"}
-    encoding = {
-        "x": x,
-        "x2": {"field": "e"},
-        "y": quantity("n", "steps", axis={"tickCount": 5, "tickMinStep": 1}),
-        "tooltip": tooltip(titles, t=".5~g", e=".5~g"),
-    }
-    return layer("points", rows, {"type": "bar", "color": "var(--c1)", "binSpacing": 1}, encoding)
+    words = vega.tooltip(titles, t=".5~g", e=".5~g")
+    return vega.bar("points", rows, x=x, x2="e", y=y, tooltip=words, color="c1", binSpacing=1)
 
 
-def _percentile_lines(distribution: StepTimeDistribution, scale: Scale) -> dict[str, Any]:
+def _percentile_lines(distribution: StepTimeDistribution, scale: Scale) -> vega.Layer:
     at_s = dict(zip(_LINES, (distribution.median_s, distribution.p95_s), strict=True))
     rows = [
         {"v": rounded(line_s, scale), "s": name}
         for name, line_s in at_s.items()
         if line_s <= float(distribution.edges_s[-1])
     ]
-    colour = nominal_colours("s", {name: f"var(--{colour})" for name, colour in _LINES.items()})
-    encoding = {"x": {"field": "v", "type": "quantitative"}, "color": colour}
-    return layer("lines", rows, {"type": "rule", "strokeWidth": 2}, encoding)
+    colours = vega.by_value("s", {name: css(colour) for name, colour in _LINES.items()})
+    return vega.rule("lines", rows, x=vega.axis("v"), color=colours, strokeWidth=2)
 
 
 def _outliers(distribution: StepTimeDistribution) -> Table:
@@ -172,7 +157,6 @@ _TERA = 1e12
 _REACH = 100.0  # times the ridge, to either side
 _ROOM = 10.0  # times the run's own work per byte, for its name to the right of it
 _ABOVE = 2.5  # times the highest roof, for the name on it
-_NAME = {"type": "text", "color": "var(--ink)", "fontSize": 11}
 
 
 def _roofline(evidence: Evidence) -> Chart:
@@ -180,11 +164,11 @@ def _roofline(evidence: Evidence) -> Chart:
     point = roofline(evidence)
     text = f"{significant(point.flops_per_byte)} FLOP/B, {scaled(point.flops_per_s, 'FLOP/s')}"
     described = f"roofline: this run at {text}, under the {point.bound_by} roof"
-    spec = framed(described, 230, _roofline_layers(point))
+    spec = vega.framed(described, 230, _roofline_layers(point))
     return Chart("roofline", "roofline", "TFLOP/s", spec, _roofline_table(point), point.note)
 
 
-def _roofline_layers(roofline: Roofline) -> list[dict[str, Any]]:
+def _roofline_layers(roofline: Roofline) -> list[vega.Layer]:
     ridge, bandwidth = roofline.ridge_flops_per_byte, roofline.bandwidth_bytes_per_s
     left = min(ridge / _REACH, roofline.flops_per_byte / 2)
     right = max(ridge * _REACH, roofline.flops_per_byte * _ROOM)
@@ -196,44 +180,31 @@ def _roofline_layers(roofline: Roofline) -> list[dict[str, Any]]:
         {"x": right, "y": peak},
     ]
     lowest = min(roof[0]["y"], reached) / 2
-    axes = {
-        "x": _log_axis("x", "FLOP per byte of device memory", left, right, ticks=5, format="~s"),
-        "y": _log_axis(
-            "y", "TFLOP/s", lowest, max(peak, reached) * _ABOVE, ticks=4, format=",.6~r"
-        ),
-    }
-    titles = {"s": "point", "x": "FLOP/B", "y": "TFLOP/s"}
-    encoding = {**axes, "tooltip": tooltip(titles, x=".4~g", y=".4~g")}
+    log = partial(vega.axis, is_log=True, nice=False, grid=False)
+    width, height = (left, right), (lowest, max(peak, reached) * _ABOVE)
+    x = log("x", "FLOP per byte of device memory", domain=width, ticks=5, format="~s")
+    y = log("y", "TFLOP/s", domain=height, ticks=4, format=",.6~r")
+    words = vega.tooltip({"s": "point", "x": "FLOP/B", "y": "TFLOP/s"}, x=".4~g", y=".4~g")
     run = [{"x": roofline.flops_per_byte, "y": reached, "s": "this run"}]
-    point = {"type": "point", "filled": True, "size": 140, "color": "var(--c2)"}
-    # Below and to the right there is no roof, wherever the run stands under it.
-    run_name = {**_NAME, "align": "left", "baseline": "top", "dx": 8, "dy": 4}
-    # Left of the slope nothing overlaps the bandwidth.
-    bandwidth_name = {**_NAME, "align": "right", "baseline": "bottom", "dx": -6, "dy": -3}
     slope = math.sqrt(left * ridge)
     on_slope = [{"x": slope, "y": slope * bandwidth / _TERA}]
-    peak_name = {**_NAME, "align": "right", "baseline": "bottom", "dy": -5}
-    peak_text = {"value": scaled(roofline.peak.flops_per_s, "FLOP/s")}
+    at = partial(vega.mark, x=x, y=y)
+    name = partial(at, "text", color="ink", fontSize=11)
+    above = partial(name, align="right", baseline="bottom")
     return [
-        layer("roof", roof, {"type": "line", "color": "var(--c1)", "strokeWidth": 2}, axes),
-        layer("points", run, point, encoding),
-        layer("points", None, run_name, {**axes, "text": {"field": "s"}}),
-        layer(
-            "bandwidth",
-            on_slope,
-            bandwidth_name,
-            {**axes, "text": {"value": scaled(bandwidth, "B/s")}},
+        at("line", "roof", roof, color="c1", strokeWidth=2),
+        at("point", "points", run, tooltip=words, filled=True, size=140, color="c2"),
+        # Below and to the right there is no roof, wherever the run stands under it.
+        name("points", None, text="s", align="left", baseline="top", dx=8, dy=4),
+        # Left of the slope nothing overlaps the bandwidth.
+        above("bandwidth", on_slope, text=vega.constant(scaled(bandwidth, "B/s")), dx=-6, dy=-3),
+        above(
+            "peak",
+            [{"x": right, "y": peak}],
+            text=vega.constant(scaled(roofline.peak.flops_per_s, "FLOP/s")),
+            dy=-5,
         ),
-        layer("peak", [{"x": right, "y": peak}], peak_name, {**axes, "text": peak_text}),
     ]
-
-
-def _log_axis(
-    field: str, title: str, low: float, high: float, *, ticks: int, format: str
-) -> dict[str, Any]:
-    scale = {"type": "log", "nice": False, "domain": [low, high]}
-    axis = {"format": format, "tickCount": ticks, "grid": False}
-    return quantity(field, title, scale=scale, axis=axis)
 
 
 def _roofline_table(roofline: Roofline) -> Table:
@@ -297,7 +268,7 @@ def _ladder(run: Run, summary: Summary) -> Chart:
     )
 
 
-def _described(rows: list[dict[str, Any]]) -> str:
+def _described(rows: vega.Rows) -> str:
     return ", ".join(f"{row['name']} {row['said']}" for row in rows)
 
 
@@ -343,7 +314,7 @@ def _breakdown_chart(
     note: str,
 ) -> Chart:
     """Return the bars of parts: title, amount, its text, and its share of the whole."""
-    rows: list[dict[str, Any]] = [
+    rows: vega.Rows = [
         {"name": name, "v": rounded(amount, scale), "said": f"{text} ({_percent(share_frac)})"}
         for name, amount, text, share_frac in parts
     ]

@@ -9,47 +9,72 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import timeline
 from ergmeter.metrics.device_energy import boundary
 from ergmeter.metrics.evidence.samples import sampled, why_absent
 from ergmeter.units import duration, grouped, significant
-from ergmeter.views.charts.chart import (
-    SERIES,
-    Chart,
-    Scale,
-    Table,
-    chart_of,
-    filled,
-    framed,
-    layer,
-    nominal_colours,
-    quantity,
-    rounded,
-    scale_for,
-)
-from ergmeter.views.charts.time_axis import (
-    LEFT,
-    NO_TITLE,
-    dots,
-    ground,
-    line_layers,
-    marks_left_out,
-    marks_of,
-    time_axis,
-    value_axis,
-    value_words,
-    zoom,
-)
+from ergmeter.views.charts import vega
+from ergmeter.views.charts.chart import SERIES, Chart, Scale, Table, chart_of, rounded, scale_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.timeline import BoundedSeries
-    from ergmeter.records import Device
+    from ergmeter.records import Device, Mark
+
+# The background that all charts share.
+
+
+_MOST_MARKS = 200
+_FIRST = (
+    *("alert", "alert_over", "alert_failed", "alarm_failed"),
+    *("stop_asked", "stop_failed"),
+)
+# Marks that are not shown.
+PLAIN_MARKS = frozenset(
+    {"opened", "closed", "ended", "ticks_missed", "alert_unjudged"}
+    | {"device_used", "device_unused", "device_unknown"}
+)
+
+
+def time_axis(evidence: Evidence) -> vega.Channel:
+    """Return the time axis, from the run's start to its end."""
+    ends_s = (0, round(evidence.watched.duration_s, 6))
+    return vega.axis(
+        "t", "s since the run began", domain=ends_s, nice=False, grid=False, tick_px=70
+    )
+
+
+def _ground(evidence: Evidence) -> list[vega.Layer]:
+    """Return the background: shade over uncounted time, and marks."""
+    x = time_axis(evidence)
+    shades = [{"t": start_s, "e": end_s} for start_s, end_s in timeline.uncounted_s(evidence)]
+    shade = vega.rect("uncounted", shades, x=x, x2="e", color="shade", clip=True)
+    marks = partial(vega.rule, "marks", marks_of(evidence), color="mark", strokeDash=[3, 3])
+    return vega.filled([shade, marks(x=x, clip=True)])
+
+
+def marks_of(evidence: Evidence) -> vega.Rows:
+    """Return the marks to show, alerts preferred, in order of time."""
+    marks = _worth_showing(evidence)
+    first = sorted(marks, key=lambda mark: mark.name not in _FIRST)[:_MOST_MARKS]
+    return [
+        {
+            "t": round(timeline.seconds(evidence, mark.t_ns), 6),
+            "name": mark.name,
+            "detail": mark.detail[:200],
+        }
+        for mark in sorted(first, key=lambda mark: mark.t_ns)
+    ]
+
+
+def _worth_showing(evidence: Evidence) -> list[Mark]:
+    return [mark for mark in evidence.run.marks if mark.name not in PLAIN_MARKS]
+
 
 # Phase strip.
 
@@ -73,46 +98,34 @@ def phase_chart(evidence: Evidence) -> Chart:
         evidence.work  # noqa: B018  says why there are no steps
         raise NotMeasurable("no span was recorded")
     order = [*(_PHASES[span.phase] for span in spans), *(["marks"] if marks else [])]
-    y: dict[str, Any] = {"field": "phase", "type": "nominal", "title": NO_TITLE, "sort": order}
-    y |= {"scale": {"domain": order}, "axis": LEFT}
+    y = vega.axis("phase", vega.NO_TITLE, kind="nominal", sort=order, domain=order, **vega.LEFT)
     x = time_axis(evidence)
-    layers = [*ground(evidence), _span_layer(spans, x, y), _mark_points(marks, x, y)]
-    described = ", ".join(f"{int(span.counts.sum())} {_PHASES[span.phase]}" for span in spans)
-    spec = framed(f"phases over time: {described}", 26 * len(order), filled(layers))
+    layers = [*_ground(evidence), _span_layer(spans, x, y), _mark_points(marks, x, y)]
+    described = ", ".join(f"{span.total} {_PHASES[span.phase]}" for span in spans)
+    spec = vega.framed(f"phases over time: {described}", 26 * len(order), vega.filled(layers))
     ranks = len(evidence.all_steps.lanes)
-    whose = f"of the rank that told the most of {ranks}" if ranks > 1 else ""
-    note = "; ".join(part for part in (whose, marks_left_out(evidence)) if part)
+    left_out = len(_worth_showing(evidence)) - _MOST_MARKS
+    notes = [f"of the rank that told the most of {ranks}"] if ranks > 1 else []
+    notes += [f"{left_out} more marks are not shown"] if left_out > 0 else []
     table = _phase_table(spans, marks)
-    return Chart("phases", "steps, phases and marks", "s", spec, table, note, on_time=True)
+    return Chart(
+        "phases", "steps, phases and marks", "s", spec, table, "; ".join(notes), on_time=True
+    )
 
 
 def _span_layer(
-    spans: Sequence[timeline.PhaseSpans], x: dict[str, Any], y: dict[str, Any]
-) -> dict[str, Any]:
+    spans: Sequence[timeline.PhaseSpans], x: vega.Channel, y: vega.Channel
+) -> vega.Layer:
     colours = dict(zip(_PHASES.values(), SERIES, strict=False))
     names = [_PHASES[span.phase] for span in spans]
-    colour = {**nominal_colours("phase", {name: colours[name] for name in names}), "legend": None}
-    encoding = {
-        "x": x,
-        "x2": {"field": "e"},
-        "y": y,
-        "color": colour,
-        "stroke": colour,
-        # Adjacent steps alternate in shade: a line between them would hide short ones.
-        "opacity": {"condition": {"test": "datum.odd === 1", "value": 0.65}, "value": 1},
-        "tooltip": [
-            {"field": "phase", "title": "phase"},
-            quantity("t", "from, s", format=".6~g"),
-            quantity("e", "to, s", format=".6~g"),
-            quantity("spans", "spans"),
-        ],
-    }
-    mark = {"type": "rect", "clip": True, "height": {"band": 0.7}, "strokeWidth": 0.5}
-    return layer("points", _span_rows(spans), mark, encoding, params=[zoom()])
-
-
-def _span_rows(spans: Sequence[timeline.PhaseSpans]) -> list[dict[str, Any]]:
-    return [
+    colour = vega.by_value("phase", {name: colours[name] for name in names}, legend=False)
+    words = [
+        *vega.tooltip({"phase": "phase"}),
+        vega.quantity("t", "from, s", format=".6~g"),
+        vega.quantity("e", "to, s", format=".6~g"),
+        vega.quantity("spans", "spans"),
+    ]
+    rows = [
         {
             "t": round(start, 6),
             "e": round(end, 6),
@@ -125,15 +138,31 @@ def _span_rows(spans: Sequence[timeline.PhaseSpans]) -> list[dict[str, Any]]:
             zip(span.start_s.tolist(), span.end_s.tolist(), span.counts.tolist(), strict=True)
         )
     ]
+    return vega.rect(
+        "points",
+        rows,
+        x=x,
+        x2="e",
+        y=y,
+        color=colour,
+        stroke=colour,
+        # Adjacent steps alternate in shade: a line between them would hide short ones.
+        opacity=vega.constant(1, when=("datum.odd === 1", 0.65)),
+        tooltip=words,
+        params=[vega.zoom()],
+        clip=True,
+        band=0.7,
+        strokeWidth=0.5,
+    )
 
 
-def _phase_table(spans: Sequence[timeline.PhaseSpans], marks: Sequence[dict[str, Any]]) -> Table:
+def _phase_table(spans: Sequence[timeline.PhaseSpans], marks: vega.Rows) -> Table:
     phases = (
         (
             _PHASES[span.phase],
-            str(int(span.counts.sum())),
-            f"{significant(float(span.start_s.min()))} s",
-            f"{significant(float(span.end_s.max()))} s",
+            str(span.total),
+            f"{significant(span.first_s)} s",
+            f"{significant(span.last_s)} s",
         )
         for span in spans
     )
@@ -144,18 +173,17 @@ def _phase_table(spans: Sequence[timeline.PhaseSpans], marks: Sequence[dict[str,
     return Table(("phase", "spans", "first from", "last to"), (*phases, *named))
 
 
-def _mark_points(
-    marks: list[dict[str, Any]], x: dict[str, Any], y: dict[str, Any]
-) -> dict[str, Any]:
+def _mark_points(marks: vega.Rows, x: vega.Channel, y: vega.Channel) -> vega.Layer:
+    rows = [{**row, "phase": "marks"} for row in marks]
     words = [
-        {"field": "name", "title": "mark"},
-        {"field": "detail", "title": "detail"},
-        quantity("t", "s", format=".6~g"),
+        *vega.tooltip({"name": "mark", "detail": "detail"}),
+        vega.quantity("t", "s", format=".6~g"),
     ]
-    rows = [{**mark, "phase": "marks"} for mark in marks]
-    triangle = {"type": "point", "shape": "triangle-down", "filled": True, "size": 70}
-    triangle |= {"color": "var(--mark)", "clip": True}
-    return layer("named_marks", rows, triangle, {"x": x, "y": y, "tooltip": words})
+    triangles = partial(vega.point, shape="triangle-down", filled=True, size=70, color="mark")
+    return triangles("named_marks", rows, x=x, y=y, tooltip=words, clip=True)
+
+
+# Lines.
 
 
 _LINES = 8  # that can be told apart
@@ -340,23 +368,9 @@ def _short_name(device: Device) -> str:
     return f"{word} {device.id[:12] if index is None else index}"
 
 
-def _power_lines(evidence: Evidence) -> _Lines:
+def _boundary_lines(evidence: Evidence, line_of: Callable[..., BoundedSeries | None]) -> _Lines:
+    """Return the lines of the first energy devices by name; a single device by its full name."""
     devices = boundary(evidence)
-    lines = _device_lines(evidence, devices, timeline.power_line)
-    if not lines:
-        raise NotMeasurable(f"{devices[0].name} tells energy and no power")
-    return lines, _rest(devices)
-
-
-def _energy_lines(evidence: Evidence) -> _Lines:
-    devices = boundary(evidence)
-    return _device_lines(evidence, devices, timeline.energy_line), _rest(devices)
-
-
-def _device_lines(
-    evidence: Evidence, devices: Sequence[Device], line_of: Callable[..., BoundedSeries | None]
-) -> dict[str, BoundedSeries]:
-    """Return the lines of the first devices by name; a single device by its full name."""
     points = _POINTS // min(_LINES, len(devices))
     names = names_of(evidence, devices)
     if len(devices) == 1:
@@ -364,11 +378,11 @@ def _device_lines(
     lines = {
         names[device.id]: line_of(evidence, device, points=points) for device in devices[:_LINES]
     }
-    return {name: line for name, line in lines.items() if line is not None}
-
-
-def _rest(devices: Sequence[Device]) -> str:
-    return f"{_LINES} of {len(devices)} devices are shown" if len(devices) > _LINES else ""
+    present = {name: line for name, line in lines.items() if line is not None}
+    if not present:
+        raise NotMeasurable(f"{devices[0].name} tells energy and no power")
+    rest = f"{_LINES} of {len(devices)} devices are shown" if len(devices) > _LINES else ""
+    return present, rest
 
 
 def _step_lines(evidence: Evidence) -> _Lines:
@@ -383,8 +397,8 @@ def _loss_lines(evidence: Evidence) -> _Lines:
 
 
 _LINES_OF: dict[str, Callable[[Evidence], _Lines]] = {
-    "power": _power_lines,
-    "energy": _energy_lines,
+    "power": partial(_boundary_lines, line_of=timeline.power_line),
+    "energy": partial(_boundary_lines, line_of=timeline.energy_line),
     "steps": _step_lines,
     "loss": _loss_lines,
 }
@@ -418,34 +432,26 @@ def _line_chart(evidence: Evidence, kind: _Kind) -> Chart:
         f"{label} from {scale.text(line.lowest[0])} to {scale.text(line.highest[0])}"
         for label, line in lines.items()
     )
-    axes = {
-        "x": time_axis(evidence),
-        "y": value_axis(rows, scale, has_zero=kind.has_zero),
-        "color": {
-            "field": "s",
-            "type": "nominal",
-            "scale": {"domain": list(lines)},
-            # For files: the page has legends that wrap.
-            "legend": {"columns": {"expr": "max(1, floor(width / 170))"}},
-        },
-    }
-    mark = {
-        "strokeWidth": 1.5,
-        "interpolate": "step-before" if _is_stepped(evidence, kind) else "linear",
-        "point": dots(max(line.readings for line in lines.values()), 14),
-    }
-    words = [
-        {"field": "s", "title": "line"},
-        value_words(scale),
-        quantity("t", "s", format=".6~g"),
-    ]
-    layers = [*ground(evidence), *line_layers(rows, mark, axes, words)]
+    layers = vega.line_layers(
+        rows,
+        x=time_axis(evidence),
+        y=vega.value_axis(rows, scale, has_zero=kind.has_zero),
+        color=vega.by_value("s", list(lines), legend=vega.WRAPPED_LEGEND),
+        tooltip=[
+            *vega.tooltip({"s": "line"}),
+            vega.value_words(scale),
+            vega.quantity("t", "s", format=".6~g"),
+        ],
+        strokeWidth=1.5,
+        interpolate="step-before" if _is_stepped(evidence, kind) else "linear",
+        point=vega.dots(max(line.readings for line in lines.values()), 14),
+    )
     legend = tuple((label, f"c{number}") for number, label in enumerate(lines, start=1))
     return Chart(
         kind.id,
         kind.title,
         scale.unit,
-        framed(description, 170, layers),
+        vega.framed(description, 170, [*_ground(evidence), *layers]),
         _table(lines, scale),
         note,
         on_time=True,

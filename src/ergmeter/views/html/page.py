@@ -215,8 +215,7 @@ def _own(name: str) -> str:
 
 
 def _style() -> str:
-    light, dark = style_variables("light") + "--link:#0a5a8c;", style_variables("dark")
-    dark += "--link:#7cc4f0;"
+    light, dark = style_variables("light"), style_variables("dark")
     return (
         f":root{{color-scheme:light;{light}}}"
         f"@media (prefers-color-scheme:dark){{:root{{color-scheme:dark;{dark}}}}}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
@@ -11,15 +12,8 @@ from ergmeter.metrics.explain.advice import Change
 from ergmeter.metrics.explain.waterfall import Explanation, WaterfallLevel, levels
 from ergmeter.records import Missing
 from ergmeter.units import grouped, scaled, significant
-from ergmeter.views.charts.chart import (
-    Chart,
-    bar_texts,
-    framed,
-    layer,
-    nominal_colours,
-    quantity,
-    tooltip,
-)
+from ergmeter.views.charts import vega
+from ergmeter.views.charts.chart import Chart, css
 from ergmeter.views.document import (
     BarCell,
     ChartPart,
@@ -147,7 +141,7 @@ def waterfall_chart(explanation: Explanation) -> Chart:
         "waterfall",
         WATERFALL,
         "%",
-        framed(f"waterfall: {described}", _ROW * len(rows), _waterfall_layers(rows, kinds)),
+        vega.framed(f"waterfall: {described}", _ROW * len(rows), _waterfall_layers(rows, kinds)),
         Table((*_WATERFALL_HEADS.values(), "seen"), tuple(table_rows)),
         "; ".join(filter(None, (f"100 % is {explanation.of}", energy_note(explanation)))),
         legend=tuple((kind, _legend_class(kind)) for kind in kinds if kind != PEAK),
@@ -191,26 +185,31 @@ def _bar_kind(level: WaterfallLevel, explanation: Explanation) -> str:
     return ONE_BLOCK if level.block.is_merged else LOST
 
 
-def _waterfall_layers(rows: list[dict[str, Any]], kinds: list[str]) -> list[dict[str, Any]]:
-    y = {"field": "at", "type": "ordinal", "axis": None}
-    x = quantity(
+def _waterfall_layers(rows: vega.Rows, kinds: list[str]) -> list[vega.Layer]:
+    y = vega.numbered_rows("at")
+    x = vega.axis(
         "low",
         "% of the peak",
-        scale={"domain": [0, max(row["high"] for row in rows)], "nice": False},
-        axis={"format": ".0%", "tickCount": 4, "grid": False},
+        domain=(0, max(row["high"] for row in rows)),
+        nice=False,
+        format=".0%",
+        ticks=4,
+        grid=False,
     )
-    edge = {
-        **nominal_colours("kind", {kind: f"var(--{_COLOURS[kind]})" for kind in kinds}),
-        "legend": None,
-    }
-    colour = {**edge, "legend": {"values": [kind for kind in kinds if kind != PEAK]}}
-    position = {"x": x, "x2": {"field": "high"}, "y": y}
-    encoding = {**position, "color": colour, "stroke": edge, "tooltip": tooltip(_WATERFALL_HEADS)}
-    bar = {"type": "bar", "height": {"band": 0.4}, "yOffset": 7}
+    colours = {kind: css(_COLOURS[kind]) for kind in kinds}
+    named = {"values": [kind for kind in kinds if kind != PEAK]}
+    bar = partial(vega.bar, x=x, x2="high", y=y, band=0.4, yOffset=7)
     return [
-        layer("points", rows, {**bar, "strokeWidth": 1}, encoding),  # the smallest is still a line
-        layer("stripes", _stripes(rows), {**bar, "color": "var(--bg)", "tooltip": None}, position),
-        bar_texts(y, limit={"expr": "width"}),
+        bar(
+            "points",
+            rows,
+            color=vega.by_value("kind", colours, legend=named),
+            stroke=vega.by_value("kind", colours, legend=False),
+            tooltip=vega.tooltip(_WATERFALL_HEADS),
+            strokeWidth=1,  # the smallest is still a line
+        ),
+        bar("stripes", _stripes(rows), color="bg", tooltip=None),
+        vega.bar_texts(y, limit=vega.computed("width")),
     ]
 
 

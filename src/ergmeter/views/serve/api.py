@@ -11,8 +11,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -37,6 +36,7 @@ MOST_COLUMNS = 12
 _DEFAULT_COLUMNS = "power_w"
 _KEEP_ALIVE_S = 10.0
 _ID = re.compile(r"[0-9a-f]{12}")
+_NO_IDS = "ids=: name runs by their ids, joined by commas"
 _YES = {"": False, "0": False, "1": True, "false": False, "true": True}
 
 
@@ -89,11 +89,6 @@ _SERIES = (
     ),
 )
 _IDS = _ids(MOST_COMPARED)
-_COMPARE = (
-    _IDS,
-    _query("group_by", "string"),
-    _query("anyway", "boolean", default=False),
-)
 _ERRORS = {
     400: "what was asked makes no sense; `error` says what would",
     401: "a token is needed",
@@ -128,12 +123,15 @@ def _object(key: str) -> dict[str, Any]:
     return {"type": "object", "required": [key]}
 
 
+_Answer: TypeAlias = "Callable[[AppState, Request], Awaitable[Response]]"
+
+
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
     """An address, its answer, and its description. `key` is a field of every answer."""
 
     path: str
-    answer: Callable[[_Api, Request], Awaitable[Response]]
+    answer: _Answer
     summary: str
     parameters: tuple[dict[str, Any], ...] = ()
     key: str = ""  # "": a stream of events
@@ -151,181 +149,190 @@ class _Endpoint:
         parameters = list(self.parameters)
         return {"get": {"summary": self.summary, "parameters": parameters, "responses": responses}}
 
+    @property
+    def route(self) -> Route:
+        """Return the route, whose errors have a status and a reason."""
 
-def routes(shared: AppState) -> list[Route]:
+        async def careful(request: Request) -> Response:
+            shared: AppState = request.app.state.shared
+            try:
+                return await self.answer(shared, request)
+            except _NotThereError as error:
+                return JSONResponse({"error": str(error)}, 404)
+            except TooManyError as error:
+                return JSONResponse({"error": str(error)}, 503)
+            except ErgmeterError as error:
+                why = shared.folder.relative(str(error))
+                return JSONResponse({"error": why}, 400 if isinstance(error, UsageError) else 422)
+
+        return Route(self.path, careful)
+
+
+_ENDPOINTS: list[_Endpoint] = []
+
+
+def _endpoint(
+    path: str, summary: str, *parameters: dict[str, Any], key: str = ""
+) -> Callable[[_Answer], _Answer]:
+    """Add the decorated function to the API."""
+
+    def added(answer: _Answer) -> _Answer:
+        _ENDPOINTS.append(_Endpoint(path, answer, summary, parameters, key))
+        return answer
+
+    return added
+
+
+def routes() -> list[Route]:
     """Return all routes under /api."""
-    api = _Api(shared)
-    described = _Endpoint("/api/openapi.json", _Api.described, "this description")
-    endpoints = (described, *_ENDPOINTS)
-    return [Route(e.path, _careful(partial(e.answer, api))) for e in endpoints]
-
-
-def _careful(
-    answer: Callable[[Request], Awaitable[Response]],
-) -> Callable[[Request], Awaitable[Response]]:
-    async def careful(request: Request) -> Response:
-        try:
-            return await answer(request)
-        except _NotThereError as error:
-            return JSONResponse({"error": str(error)}, 404)
-        except TooManyError as error:
-            return JSONResponse({"error": str(error)}, 503)
-        except ErgmeterError as error:
-            why = request.app.state.shared.folder.relative(str(error))
-            return JSONResponse({"error": why}, 400 if isinstance(error, UsageError) else 422)
-
-    return careful
+    description = _Endpoint("/api/openapi.json", _description, "this description")
+    return [endpoint.route for endpoint in (description, *_ENDPOINTS)]
 
 
 class _NotThereError(FormatError):
     """The id does not exist."""
 
 
-class _Api:
-    def __init__(self, shared: AppState) -> None:
-        self._shared = shared
-
-    async def described(self, _request: Request) -> Response:
-        return JSONResponse(openapi_document())
-
-    async def runs(self, request: Request) -> Response:
-        body = json.dumps(await self._shared.listing.rows(), default=str).encode()
-        tag = f'"{hash(body) & (2**64 - 1):x}"'
-        if request.headers.get("if-none-match") == tag:
-            return Response(status_code=304, headers={"etag": tag})
-        headers = {"etag": tag, "cache-control": "no-cache"}
-        return Response(body, headers=headers, media_type="application/json")
-
-    async def run(self, request: Request) -> Response:
-        return _json(await self._shared.read("document", await self._item_of(request, "run")))
-
-    async def row(self, request: Request) -> Response:
-        item = await self._item_of(request, "run")
-        return JSONResponse(await self._shared.listing.row_read(item))
-
-    async def charts(self, request: Request) -> Response:
-        item = await self._item_of(request, "run")
-        only = sorted(set(_words(request, "only", MOST_COLUMNS)))
-        return _json(await self._shared.charts(item, only))
-
-    async def series(self, request: Request) -> Response:
-        item = await self._item_of(request, "run")
-        columns = _words(request, "columns", MOST_COLUMNS) or [_DEFAULT_COLUMNS]
-        span = (_number(request, "from", -math.inf), _number(request, "to", math.inf))
-        if span[0] >= span[1]:
-            raise UsageError(f"from={span[0]:g} is not before to={span[1]:g}")
-        most = _number(request, "points", DEFAULT_POINTS)
-        if not 10 <= most <= MOST_POINTS:
-            raise UsageError(f"points={most:g} is not between 10 and {MOST_POINTS}")
-        return _json(await self._shared.read("series", item, columns, span, int(most)))
-
-    async def run_events(self, request: Request) -> Response:
-        return await self._stream([await self._item_of(request, "run")])
-
-    async def events(self, request: Request) -> Response:
-        ids = _words(request, "ids", MOST_WATCHED)
-        if not ids or not all(_ID.fullmatch(id) for id in ids):
-            raise UsageError("ids=: name runs by their ids, joined by commas")
-        items = {id: await asyncio.to_thread(self._shared.folder.item, id, "run") for id in ids}
-        # A vanished run must not end the stream of the others.
-        gone = [id for id, item in items.items() if item is None]
-        return await self._stream([item for item in items.values() if item is not None], gone)
-
-    async def compare(self, request: Request) -> Response:
-        items = await self._chosen(request, MOST_COMPARED)
-        by = _words(request, "group_by", MOST_COLUMNS)
-        anyway = request.query_params.get("anyway", "").lower()
-        if anyway not in _YES:
-            raise UsageError(f"anyway={anyway[:20]!r} is neither true nor false")
-        return _json(await self._shared.compared(items, by, anyway=_YES[anyway]))
-
-    async def benches(self, _request: Request) -> Response:
-        return await self._names("bench", "benches")
-
-    async def ledgers(self, _request: Request) -> Response:
-        return await self._names("ledger", "ledgers")
-
-    async def bench(self, request: Request) -> Response:
-        item = await self._item_of(request, "bench")
-        body = json.loads(await self._shared.read("bench", item))
-        runs = await asyncio.to_thread(self._shared.folder.items, "run")
-        # By cell directory, only runs that a scan found.
-        ids = {run.name.removesuffix("/run"): run.id for run in runs if run.bench == item.id}
-        return JSONResponse({**body, "runs": ids})
-
-    async def ledger(self, request: Request) -> Response:
-        return _json(await self._shared.read("ledger", await self._item_of(request, "ledger")))
-
-    async def _names(self, kind: Kind, word: str) -> Response:
-        items = await asyncio.to_thread(self._shared.folder.items, kind)
-        return JSONResponse({word: [{"id": item.id, "name": item.name} for item in items]})
-
-    async def _item_of(self, request: Request, kind: Kind) -> ServedItem:
-        return await self._item(request.path_params["id"], kind)
-
-    async def _item(self, id: str, kind: Kind) -> ServedItem:
-        item = None
-        if _ID.fullmatch(id):
-            item = await asyncio.to_thread(self._shared.folder.item, id, kind)
-        if item is None:
-            raise _NotThereError(f"no {kind} {id[:20]!r} here")
-        return item
-
-    async def _chosen(self, request: Request, most: int) -> list[ServedItem]:
-        ids = list(dict.fromkeys(_words(request, "ids", most)))
-        if not ids:
-            raise UsageError("ids=: name runs by their ids, joined by commas")
-        return [await self._item(id, "run") for id in ids]
-
-    async def _stream(self, items: list[ServedItem], gone: Sequence[str] = ()) -> Response:
-        watching = self._shared.tails.watch(items)
-        listener = await watching.__aenter__()
-
-        async def events() -> AsyncIterator[bytes]:
-            try:
-                yield b"retry: 1000\n\n"
-                for id in gone:
-                    yield _event(json.dumps({"id": id, "state": "gone"}).encode())
-                while True:
-                    event = await listener.next(_KEEP_ALIVE_S)
-                    # A comment line detects a closed connection.
-                    yield b"".join(map(_event, event)) or b": still here\n\n"
-            finally:
-                await watching.__aexit__(None, None, None)
-
-        return StreamingResponse(events(), media_type="text/event-stream")
+async def _description(_shared: AppState, _request: Request) -> Response:
+    return JSONResponse(openapi_document())
 
 
-_ENDPOINTS = (
-    _Endpoint("/api/runs", _Api.runs, "every run, with what has been read of it", key="runs"),
-    _Endpoint("/api/run/{id}", _Api.run, "what a run came to", (_ID_PARAMETER,), "readings"),
-    _Endpoint(
-        "/api/run/{id}/row", _Api.row, "a run as the list has it", (_ID_PARAMETER,), "is_pending"
-    ),
-    _Endpoint(
-        "/api/run/{id}/charts",
-        _Api.charts,
-        "charts of a run, as Vega-Lite",
-        (_ID_PARAMETER, _ONLY),
-        "charts",
-    ),
-    _Endpoint(
-        "/api/run/{id}/series",
-        _Api.series,
-        "readings over time",
-        (_ID_PARAMETER, *_SERIES),
-        "lines",
-    ),
-    _Endpoint("/api/run/{id}/events", _Api.run_events, "a run as it goes on", (_ID_PARAMETER,)),
-    _Endpoint("/api/events", _Api.events, "runs as they go on", (_ids(MOST_WATCHED),)),
-    _Endpoint("/api/compare", _Api.compare, "runs held against the first", _COMPARE, "groups"),
-    _Endpoint("/api/benches", _Api.benches, "the benches there are", key="benches"),
-    _Endpoint(
-        "/api/bench/{id}", _Api.bench, "the configurations of a bench", (_ID_PARAMETER,), "groups"
-    ),
-    _Endpoint("/api/ledgers", _Api.ledgers, "the energy ledgers there are", key="ledgers"),
-    _Endpoint("/api/ledger/{id}", _Api.ledger, "the rows of a ledger", (_ID_PARAMETER,), "rows"),
+@_endpoint("/api/runs", "every run, with what has been read of it", key="runs")
+async def _runs(shared: AppState, request: Request) -> Response:
+    body = json.dumps(await shared.listing.rows(), default=str).encode()
+    tag = f'"{hash(body) & (2**64 - 1):x}"'
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers={"etag": tag})
+    headers = {"etag": tag, "cache-control": "no-cache"}
+    return Response(body, headers=headers, media_type="application/json")
+
+
+@_endpoint("/api/run/{id}", "what a run came to", _ID_PARAMETER, key="readings")
+async def _run(shared: AppState, request: Request) -> Response:
+    return _json(await shared.read("document", await _item_of(shared, request, "run")))
+
+
+@_endpoint("/api/run/{id}/row", "a run as the list has it", _ID_PARAMETER, key="is_pending")
+async def _row(shared: AppState, request: Request) -> Response:
+    return JSONResponse(await shared.listing.row_read(await _item_of(shared, request, "run")))
+
+
+@_endpoint(
+    "/api/run/{id}/charts", "charts of a run, as Vega-Lite", _ID_PARAMETER, _ONLY, key="charts"
 )
+async def _charts(shared: AppState, request: Request) -> Response:
+    item = await _item_of(shared, request, "run")
+    only = sorted(set(_words(request, "only", MOST_COLUMNS)))
+    return _json(await shared.charts(item, only))
+
+
+@_endpoint("/api/run/{id}/series", "readings over time", _ID_PARAMETER, *_SERIES, key="lines")
+async def _series(shared: AppState, request: Request) -> Response:
+    item = await _item_of(shared, request, "run")
+    columns = _words(request, "columns", MOST_COLUMNS) or [_DEFAULT_COLUMNS]
+    span = (_number(request, "from", -math.inf), _number(request, "to", math.inf))
+    if span[0] >= span[1]:
+        raise UsageError(f"from={span[0]:g} is not before to={span[1]:g}")
+    most = _number(request, "points", DEFAULT_POINTS)
+    if not 10 <= most <= MOST_POINTS:
+        raise UsageError(f"points={most:g} is not between 10 and {MOST_POINTS}")
+    return _json(await shared.read("series", item, columns, span, int(most)))
+
+
+@_endpoint("/api/run/{id}/events", "a run as it goes on", _ID_PARAMETER)
+async def _run_events(shared: AppState, request: Request) -> Response:
+    return await _stream(shared, [await _item_of(shared, request, "run")])
+
+
+@_endpoint("/api/events", "runs as they go on", _ids(MOST_WATCHED))
+async def _events(shared: AppState, request: Request) -> Response:
+    ids = _run_ids(request, MOST_WATCHED)
+    if not all(_ID.fullmatch(id) for id in ids):
+        raise UsageError(_NO_IDS)
+    items = {id: await asyncio.to_thread(shared.folder.item, id, "run") for id in ids}
+    # A vanished run must not end the stream of the others.
+    gone = [id for id, item in items.items() if item is None]
+    return await _stream(shared, [item for item in items.values() if item is not None], gone)
+
+
+@_endpoint(
+    "/api/compare",
+    "runs held against the first",
+    _IDS,
+    _query("group_by", "string"),
+    _query("anyway", "boolean", default=False),
+    key="groups",
+)
+async def _compare(shared: AppState, request: Request) -> Response:
+    ids = dict.fromkeys(_run_ids(request, MOST_COMPARED))
+    items = [await _item(shared, id, "run") for id in ids]
+    by = _words(request, "group_by", MOST_COLUMNS)
+    anyway = request.query_params.get("anyway", "").lower()
+    if anyway not in _YES:
+        raise UsageError(f"anyway={anyway[:20]!r} is neither true nor false")
+    return _json(await shared.compared(items, by, anyway=_YES[anyway]))
+
+
+@_endpoint("/api/benches", "the benches there are", key="benches")
+async def _benches(shared: AppState, _request: Request) -> Response:
+    return await _names(shared, "bench", "benches")
+
+
+@_endpoint("/api/bench/{id}", "the configurations of a bench", _ID_PARAMETER, key="groups")
+async def _bench(shared: AppState, request: Request) -> Response:
+    item = await _item_of(shared, request, "bench")
+    body = json.loads(await shared.read("bench", item))
+    runs = await asyncio.to_thread(shared.folder.items, "run")
+    # By cell directory, only runs that a scan found.
+    ids = {run.name.removesuffix("/run"): run.id for run in runs if run.bench == item.id}
+    return JSONResponse({**body, "runs": ids})
+
+
+@_endpoint("/api/ledgers", "the energy ledgers there are", key="ledgers")
+async def _ledgers(shared: AppState, _request: Request) -> Response:
+    return await _names(shared, "ledger", "ledgers")
+
+
+@_endpoint("/api/ledger/{id}", "the rows of a ledger", _ID_PARAMETER, key="rows")
+async def _ledger(shared: AppState, request: Request) -> Response:
+    return _json(await shared.read("ledger", await _item_of(shared, request, "ledger")))
+
+
+async def _names(shared: AppState, kind: Kind, word: str) -> Response:
+    items = await asyncio.to_thread(shared.folder.items, kind)
+    return JSONResponse({word: [{"id": item.id, "name": item.name} for item in items]})
+
+
+async def _item_of(shared: AppState, request: Request, kind: Kind) -> ServedItem:
+    return await _item(shared, request.path_params["id"], kind)
+
+
+async def _item(shared: AppState, id: str, kind: Kind) -> ServedItem:
+    item = None
+    if _ID.fullmatch(id):
+        item = await asyncio.to_thread(shared.folder.item, id, kind)
+    if item is None:
+        raise _NotThereError(f"no {kind} {id[:20]!r} here")
+    return item
+
+
+async def _stream(shared: AppState, items: list[ServedItem], gone: Sequence[str] = ()) -> Response:
+    watching = shared.tails.watch(items)
+    listener = await watching.__aenter__()
+
+    async def events() -> AsyncIterator[bytes]:
+        try:
+            yield b"retry: 1000\n\n"
+            for id in gone:
+                yield _event(json.dumps({"id": id, "state": "gone"}).encode())
+            while True:
+                event = await listener.next(_KEEP_ALIVE_S)
+                # A comment line detects a closed connection.
+                yield b"".join(map(_event, event)) or b": still here\n\n"
+        finally:
+            await watching.__aexit__(None, None, None)
+
+    return StreamingResponse(events(), media_type="text/event-stream")
 
 
 def _event(data: bytes) -> bytes:
@@ -342,6 +349,13 @@ def _words(request: Request, name: str, most: int) -> list[str]:
     if len(words) > most:
         raise UsageError(f"{name}=: {len(words)} are more than {most}")
     return words
+
+
+def _run_ids(request: Request, most: int) -> list[str]:
+    ids = _words(request, "ids", most)
+    if not ids:
+        raise UsageError(_NO_IDS)
+    return ids
 
 
 def _number(request: Request, name: str, default: float) -> float:

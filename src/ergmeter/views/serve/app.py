@@ -50,7 +50,7 @@ def web_app(folder: Folder, access: Access | None = None, *, pool: Pool | None =
         shared.stop()
 
     app = Starlette(
-        routes=[*api.routes(shared), *pages.routes()],
+        routes=[*api.routes(), *pages.routes()],
         lifespan=life,
         exception_handlers={404: _not_found, 500: _failed},
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable
 from ergmeter.metrics.catalog import in_view
-from ergmeter.metrics.live.recent_window import evidence_since, recent
+from ergmeter.metrics.live.recent_window import first_start_ns, recent
 from ergmeter.records import Reading, Result
 from ergmeter.runlog.reader import RUNNING, Run
 from ergmeter.units import NS_PER_S, duration
@@ -24,13 +24,8 @@ _MARKS = 5
 _QUIET_S, _QUIET_STEPS = 30.0, 5  # after so long without a step, older metrics are hidden
 # Marks of every run that are not shown.
 _PLAIN = (
-    "opened",
-    "closed",
-    "device_used",
-    "device_unused",
-    "device_unknown",
-    "ended",
-    "ticks_missed",
+    *("opened", "closed", "ended", "ticks_missed"),
+    *("device_used", "device_unused", "device_unknown"),
 )
 
 
@@ -95,9 +90,7 @@ class LiveLook:
             self._since_ns = max(0, now_ns - round(_FIRST_S * NS_PER_S))
         try:
             if self._last["step"] is None:  # from the start of a step, not within one
-                lanes = evidence_since(run, self._since_ns).counted.lanes
-                starts_ns = [int(lane["start_ns"].min()) for lane in lanes if len(lane)]
-                self._since_ns = min(self._since_ns, max(starts_ns))
+                self._since_ns = first_start_ns(run, self._since_ns)
             keys = tuple(in_view("serve live"))
             update = recent(run, since_ns=self._since_ns, keys=keys)
         except NotMeasurable:

@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import html
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import metadata, resources
@@ -39,10 +40,6 @@ if TYPE_CHECKING:
 _TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _NAMES = ("app.css", "nav.css", "app.js", "theme.js", "watch.js", "icon.svg")
 _LIBRARY = "charts.js"
-_MORE = {
-    "light": "--link:#0a5a8c;--good:#00694c;--bad:#a33600;",
-    "dark": "--link:#7cc4f0;--good:#3ecfa5;--bad:#ff9b5e;",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +115,8 @@ def _read(package: str, path: str) -> str:
 
 def _colours() -> str:
     light, dark = (
-        f"color-scheme:{theme};{chart.style_variables(theme)}{more}"
-        for theme, more in _MORE.items()
+        f"color-scheme:{theme};{chart.style_variables(theme, with_states=True)}"
+        for theme in chart.THEMES
     )
     return (
         f":root{{{light}}}:root[data-theme=dark]{{{dark}}}"
@@ -155,14 +152,12 @@ def routes() -> list[Route]:
 
 async def _run(request: Request) -> Response:
     """Serve a run's report if ready at once, else a page that waits for it."""
-    shared = request.app.state.shared
     item = await _item(request, "run")
     if item is None:
         return _no_item(request, "run")
-    try:
-        body = await shared.report_soon(item, within_s=_AT_ONCE_S)
-    except ErgmeterError:
-        body = None  # the page says why
+    body = None
+    with suppress(ErgmeterError):  # the page says why
+        body = await request.app.state.shared.report_soon(item, within_s=_AT_ONCE_S)
     return HTMLResponse(frame("run", "Run", _template("run"))) if body is None else _as_page(body)
 
 

@@ -33,10 +33,9 @@ from ergmeter.metrics.summarize import evidence_of, readings_of, summary_of
 from ergmeter.records import COLUMN_KINDS, Device, Missing, Reading, Result
 from ergmeter.runlog.manage.labels import Labels, labels_of
 from ergmeter.runlog.reader import Run
-from ergmeter.runlog.segments import Series
-from ergmeter.units import NS_PER_S, duration, significant
+from ergmeter.units import duration, significant
+from ergmeter.views import bench as bench_report
 from ergmeter.views import compare, documents
-from ergmeter.views.bench import report as bench_report
 from ergmeter.views.charts import chart
 from ergmeter.views.charts.compare_charts import compare_charts, front_in_words, head
 from ergmeter.views.charts.compare_curves import ABOUT, course_charts
@@ -408,34 +407,25 @@ def _line(
     evidence: Evidence, device: Device | None, column: str, *, span: _Span, points: int
 ) -> dict[str, Any]:
     """Return a line of a chart, or the reason for its absence."""
+    is_counter = column in _COUNTERS
     try:
         if device is None:
             line = _OF_STEPS[column](evidence, points=points)
         else:
-            line = _sampled(evidence, device, column, span=span, points=points)
+            line = timeline.part_of_line(
+                evidence, device, column, span_s=span, points=points, is_counter=is_counter
+            )
     except NotMeasurable as error:
         return {"column": column, "device": None, "missing": str(error)}
-    inside = (line.t_s >= span[0]) & (line.t_s <= span[1])
+    within = line.within(*span)
     return {
         "column": column,
         "device": device.id if device else None,
-        "is_rate": column in _COUNTERS,  # rate per second of a counter
-        "t_s": line.t_s[inside].tolist(),
-        "values": line.values[inside].tolist(),
+        "is_rate": is_counter,  # rate per second of a counter
+        "t_s": within.t_s.tolist(),
+        "values": within.values.tolist(),
         "readings": line.readings,
     }
-
-
-def _sampled(
-    evidence: Evidence, device: Device, column: str, *, span: _Span, points: int
-) -> timeline.BoundedSeries:
-    """Return a column within a time span, downsampled within it."""
-    readings = evidence.series(column)[device.id]
-    readings = timeline.rate(readings) if column in _COUNTERS else readings
-    zero_ns = timeline.zero_ns(evidence)
-    first, last = readings.t_ns.searchsorted([zero_ns + end_s * NS_PER_S for end_s in span])
-    part = Series(readings.t_ns[first:last], readings.values[first:last])
-    return timeline.bounded_series(part, zero_ns=zero_ns, points=points)
 
 
 def _packed_json(body: dict[str, Any], root: str) -> bytes:

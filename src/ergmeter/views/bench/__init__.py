@@ -1,1 +1,0 @@
-"""Output of `erg bench`: plan, progress, report, comparison, pages."""
