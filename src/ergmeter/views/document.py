@@ -16,7 +16,7 @@ text in a part is plain: renderers escape it, wrap it and give it colours.
 
 `ergmeter.views.render` has the renderers: `terminal.show(document, console)`,
 `markdown.markdown(document)`, `html.html(document)` and `json.json_text(document)`. JSON prints
-`data`; the three others print the parts. Commands take `cli.run_options.with_forms`, which adds
+`data`; the three others print the parts. Commands take `cli.options.with_forms`, which adds
 `--json`, `--md` and `--html FILE`, and call `forms.show(document)`.
 
 - `HeadlinePart` is the answer. A terminal prints every one. Markdown and HTML leave out a first one

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from ergmeter import doctor
 from ergmeter.cli.main import main
-from ergmeter.cli.run_options import Forms
+from ergmeter.cli.options import Forms
 from ergmeter.doctor import ProbeFinding
 from ergmeter.records import Device
 from ergmeter.views.calculate.machine import calibration_document, doctor_document

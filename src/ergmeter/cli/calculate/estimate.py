@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ergmeter.cli.options import flag, with_default, with_each
-from ergmeter.cli.run_options import with_forms
+from ergmeter.cli.options import flag, with_default, with_each, with_forms
 from ergmeter.cli.work_options import CACHE_DTYPE, WEIGHTS_DTYPE, batch_of, graph_of, with_batch
 from ergmeter.errors import NotMeasurable, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ergmeter.cli.run_options import Forms
+    from ergmeter.cli.options import Forms
     from ergmeter.flops.batch import Batch
     from ergmeter.flops.estimate.arrangement import Parallel, Setup
     from ergmeter.flops.estimate.estimate import Room, Serving

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.options import with_default
-from ergmeter.cli.run_options import with_forms
+from ergmeter.cli.options import with_default, with_forms
 from ergmeter.cli.work_options import (
     CACHE_DTYPE,
     CONTEXT,
@@ -24,7 +23,7 @@ from ergmeter.errors import FormatError, PluginError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ergmeter.cli.run_options import Forms
+    from ergmeter.cli.options import Forms
     from ergmeter.flops.work import TrainedParts
 
 

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import COUNT, flag
-from ergmeter.cli.run_options import with_forms
+from ergmeter.cli.options import COUNT, flag, with_forms
 from ergmeter.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ergmeter.cli.run_options import Forms
+    from ergmeter.cli.options import Forms
     from ergmeter.hlo import FileCount
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ergmeter.cli.options import flag
-from ergmeter.cli.run_options import Forms
+from ergmeter.cli.options import Forms, flag
 from ergmeter.errors import UsageError
 
 

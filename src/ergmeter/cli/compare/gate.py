@@ -7,8 +7,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import BY, NOISE, flag, path_option, repeated, with_default
-from ergmeter.cli.run_options import Forms, check_page, chosen_form, with_page, write_page
+from ergmeter.cli.options import (
+    BY,
+    NOISE,
+    Forms,
+    check_page,
+    chosen_form,
+    flag,
+    path_option,
+    repeated,
+    with_default,
+    with_page,
+    write_page,
+)
 from ergmeter.errors import FormatError, UsageError
 
 if TYPE_CHECKING:

@@ -6,16 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import flag, repeated
-from ergmeter.cli.run_options import (
-    check_page,
-    print_json,
-    show_run,
-    with_page,
-    with_run,
-    with_settings,
-    write_page,
-)
+from ergmeter.cli.options import check_page, flag, print_json, repeated, with_page, write_page
+from ergmeter.cli.run_options import show_run, with_run, with_settings
 from ergmeter.cli.work_options import with_model
 
 if TYPE_CHECKING:

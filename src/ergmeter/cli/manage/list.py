@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.options import PATH, flag
-from ergmeter.cli.run_options import print_json
+from ergmeter.cli.options import PATH, flag, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

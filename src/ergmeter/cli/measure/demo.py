@@ -61,7 +61,8 @@ def command(seconds: int, out: Path | None, device: str, as_json: bool, quiet: b
 def _show(outcome: DemoOutcome, *, as_json: bool, hints: bool) -> None:
     from rich.console import Console
 
-    from ergmeter.cli.run_options import print_json, tell_next
+    from ergmeter.cli.options import print_json
+    from ergmeter.cli.run_options import tell_next
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.reader import Run
     from ergmeter.views import documents

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli.measure.torch_workload import needing, progress_bar
-from ergmeter.cli.options import flag, path_option, repeated, with_default
-from ergmeter.cli.run_options import print_json
+from ergmeter.cli.options import flag, path_option, print_json, repeated, with_default
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
