@@ -106,12 +106,12 @@ class Forms:
 
             show(document, console or rich_console.Console())
 
-    def write_page(self, document: Document) -> None:
-        """Write the page, if one was asked for."""
+    def write_page(self, document: Document, *, is_alone: bool = False) -> None:
+        """Write the page, if one was asked for, and print its path: on stdout if it `is_alone`."""
         if self.page is not None:
             from ergmeter.views.render.html import html
 
-            write_page(self.page, html(document))
+            write_page(self.page, html(document), is_told_apart=not is_alone)
 
 
 def with_forms(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli.options import COUNT, PATH, repeated, with_default, with_each
-from ergmeter.records import Flops, dtype_named
+from ergmeter.records import Flops, Summary, dtype_named
 from ergmeter.runlog.settings import Settings
 
 if TYPE_CHECKING:
@@ -298,25 +298,24 @@ def tell_damage(run: Run) -> int:
     return 1 if run.damage else 0
 
 
-def show_run(
-    console: Console,
-    run: Run,
-    settings: Settings | None = None,
-    *,
-    flops: Sequence[Flops] = (),
-    show_all: bool = False,
-) -> None:
+def show_run(console: Console, run: Run) -> None:
     """Print the card of a run. Of several trainings in it each has its own."""
-    from ergmeter.metrics.summarize import summarize
-    from ergmeter.views.run.card import card, every_metric, show
+    from ergmeter.views.render.terminal import show
+    from ergmeter.views.run.report import document
 
-    for part in parts(run):
-        summary = summarize(part, settings, flops=flops)
-        if show_all:
-            console.print(card(part, summary), every_metric(summary), sep="\n")
-        else:
-            show(console, part, summary)
+    show(document(summaries(run)), console)
     tell_next(console)
+
+
+def summaries(
+    run: Run, settings: Settings | None = None, flops: Sequence[Flops] = ()
+) -> list[tuple[Run, Summary]]:
+    """Return the run with its summary, or its trainings where there are several."""
+    from ergmeter.metrics.summarize import summarize
+
+    count = len(run.trainings)
+    trainings = [run.training(number + 1) for number in range(count)] if count > 1 else [run]
+    return [(training, summarize(training, settings, flops=flops)) for training in trainings]
 
 
 def tell_next(console: Console) -> None:
@@ -329,9 +328,3 @@ def tell_next(console: Console) -> None:
     is_looked_at = sys.stdout.isatty() and console.file.isatty()
     if is_looked_at and RUN_VARIABLE not in os.environ:
         console.print(_NEXT, style="dim", highlight=False)
-
-
-def parts(run: Run) -> list[Run]:
-    """The run itself, or its trainings where there are several."""
-    several = len(run.trainings)
-    return [run.training(number + 1) for number in range(several)] if several > 1 else [run]

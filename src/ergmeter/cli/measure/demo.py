@@ -66,7 +66,8 @@ def _show(outcome: DemoOutcome, *, as_json: bool, hints: bool) -> None:
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.reader import Run
     from ergmeter.views import documents
-    from ergmeter.views.run.card import show
+    from ergmeter.views.render.terminal import show
+    from ergmeter.views.run.report import document
 
     opened = Run.open(outcome.run)
     summary = summarize(opened)
@@ -74,7 +75,7 @@ def _show(outcome: DemoOutcome, *, as_json: bool, hints: bool) -> None:
         print_json(documents.report(opened, summary))
         return
     console = Console()
-    show(console, opened, summary)
+    show(document([(opened, summary)]), console)
     if hints:
         for line in (*_what_it_was(summary, outcome), *_WHERE_NEXT):
             click.echo(line)

@@ -191,10 +191,11 @@ def _card(run: Path) -> None:
 
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.reader import Run
-    from ergmeter.views.run.card import show
+    from ergmeter.views.render.terminal import show
+    from ergmeter.views.run.report import document
 
     opened = Run.open(run)
-    show(Console(), opened, summarize(opened))
+    show(document([(opened, summarize(opened))]), Console())
 
 
 def _tell_of_row(outcome: TrainingOutcome) -> None:

@@ -117,20 +117,25 @@ def check_document(checks: Sequence[tuple[Run, Fitness]]) -> Document:
     for run, fitness in checks:
         name = run.name if is_alone else run.path.resolve().name
         state = _STATES[fitness.verdict]
-        parts += [HeadlinePart(name, fitness.text, fitness.window, state), *_notes(fitness)]
+        parts += [HeadlinePart(name, fitness.text, fitness.window, state), *finding_notes(fitness)]
     subject = checks[0][0].name if is_alone else number_of(len(checks), "run")
     title = f"{subject}: fit to be compared?"
     return Document(title, tuple(parts), [check_data(*check) for check in checks])
 
 
-def _notes(fitness: Fitness) -> Iterator[Note]:
+def finding_notes(fitness: Fitness, run: Run | None = None) -> Iterator[Note]:
+    """Yield the findings, the checks that were passed, and those that could not be made.
+
+    With `run`, reasons are without what its probes said.
+    """
     for finding in fitness.findings:
         yield Note(finding.weight, finding.seen, finding.effect)
     if fitness.passed:
         yield Note("ok", ", ".join(name.replace("_", " ") for name in fitness.passed))
     unchecked = ((why, name.replace("_", " ")) for name, why in fitness.unchecked.items())
     for reason, names in grouped(unchecked).items():
-        yield Note("absent", f"{', '.join(names)} not checked: {reason}")
+        why = card.short_reason(reason, run) if run is not None else reason
+        yield Note("absent", f"{', '.join(names)} not checked: {why}")
 
 
 def check_data(run: Run, fitness: Fitness) -> dict[str, Any]:

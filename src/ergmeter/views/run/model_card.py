@@ -25,8 +25,7 @@ from ergmeter.records import Flops, Missing, Reading, Result, Summary
 from ergmeter.runlog.reader import FINISHED, IMPORTED, Run
 from ergmeter.units import printable, tallied
 from ergmeter.version import __version__
-from ergmeter.views.documents import label_lines
-from ergmeter.views.run.card import interval, value
+from ergmeter.views.run.card import interval, label_lines, value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
