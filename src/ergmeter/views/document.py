@@ -148,7 +148,8 @@ class Table:
 
     `strong_rows` are emphasised. Pages can be sorted by a column if `is_sortable`. A terminal
     leaves out the titles unless `has_head`. The first `row_titles` columns name the rows. If it
-    `is_grouped`, a row with a first cell begins a group, which a terminal sets apart.
+    `is_grouped`, a row with a first cell begins a group, which a terminal sets apart. A
+    terminal draws a line below the titles if it `has_rule`.
     """
 
     columns: tuple[str | TableColumn, ...]
@@ -159,6 +160,7 @@ class Table:
     strong_rows: frozenset[int] = frozenset()
     row_titles: int = 0
     is_grouped: bool = False
+    has_rule: bool = True
 
     @property
     def layout(self) -> tuple[TableColumn, ...]:
@@ -317,7 +319,7 @@ class Items:
 class Paragraph:
     """A paragraph, or a text to be copied verbatim, which is never wrapped.
 
-    In a frame, one that `is_one_line` is cut where there is no room for it.
+    One that `is_one_line` is cut where a terminal has no room for it.
     """
 
     text: str

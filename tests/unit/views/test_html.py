@@ -97,7 +97,7 @@ def test_tags_and_notes_are_text(tmp_path: Path) -> None:
     annotate(run.path, f"the cooler was off {EVIL}")
     page = shown(report_page(run))
     assert '<td class="short">tags</td><td class="short">baseline, h200</td>' in page
-    assert ">the cooler was off &lt;/<wbr>script&gt;&lt;script&gt;window.<wbr>hacked=1" in page
+    assert ">the cooler was off &lt;/script&gt;&lt;script&gt;window.<wbr>hacked=1" in page
     assert "<img" not in page
 
 
@@ -407,9 +407,9 @@ def test_a_page_is_written_beside_json_and_its_path_is_on_stderr(
     erg: Erg, ladder: Path, tmp_path: Path
 ) -> None:
     code, out, err = erg("report", ladder, "--json", "--html", tmp_path / "page.html")
-    assert (code, json.loads(out)["run"]) == (0, "ladder")
+    assert (code, json.loads(out)["run"]) == (0, "device")
     assert "page.html (" in err
-    assert "<h1>ladder: " in (tmp_path / "page.html").read_text()
+    assert "<h1>device: " in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize("option", ["--all", "--memory", "--metric=mfu"])

@@ -114,12 +114,19 @@ def _print(part: Part, console: Console) -> None:
         for text in part.texts:
             _print_hanging(console, "- ", text)
     elif isinstance(part, Paragraph):
-        console.print(_text(part.text, _STYLES[part.style]), soft_wrap=part.is_to_copy or None)
+        console.print(_paragraph(part), soft_wrap=part.is_to_copy or None)
 
 
 def _text(text: str, style: str = "") -> Text:
     """Return a text without control characters, which a terminal would act on."""
     return Text("".join(c if c.isprintable() or c == "\n" else " " for c in text), style)
+
+
+def _paragraph(paragraph: Paragraph) -> Text:
+    text = _text(paragraph.text, _STYLES[paragraph.style])
+    if paragraph.is_one_line:
+        text.no_wrap, text.overflow = True, "ellipsis"
+    return text
 
 
 def _headline(headline: HeadlinePart) -> Text:
@@ -154,9 +161,7 @@ def _framed(part: Table | Paragraph | Note, width: int) -> RenderableType:
     if isinstance(part, Table):
         return _grid(part, width)
     if isinstance(part, Paragraph):
-        text = _text(part.text, _STYLES[part.style])
-        text.no_wrap, text.overflow = part.is_one_line, "ellipsis" if part.is_one_line else None
-        return text
+        return _paragraph(part)
     if part.weight == "absent":
         return Text.assemble(_text(f"{part.text}: ", "yellow"), _text(part.effect))
     sign, style = _SIGNS[part.weight]
@@ -215,12 +220,13 @@ def _pieces(table: Table, width: int) -> Iterator[Table]:
 def _grid(table: Table, width: int) -> rich_table.Table:
     """Return a table in columns that fits into a width."""
     has_head = table.has_head and any(table.head)
+    has_box = has_head and table.has_rule
     grid = rich_table.Table(
-        box=box.SIMPLE_HEAD if has_head else None,
+        box=box.SIMPLE_HEAD if has_box else None,
         show_header=has_head,
         show_edge=False,
         pad_edge=False,
-        padding=(0, _gap(table, width, has_head=has_head), 0, 0),
+        padding=(0, _gap(table, width, has_box=has_box), 0, 0),
     )
     head_lines = max((title.count("\n") for title in table.head), default=0)
     for column in table.layout:
@@ -242,11 +248,11 @@ def _grid(table: Table, width: int) -> rich_table.Table:
     return grid
 
 
-def _gap(table: Table, width: int, *, has_head: bool) -> int:
+def _gap(table: Table, width: int, *, has_box: bool) -> int:
     """Return the padding of a cell: columns are two apart, or one if they fit only then."""
     widths = _widths(table)
     gap = _GAP if sum(widths) + _GAP * (len(widths) - 1) <= width else 1
-    return gap - has_head  # a box has a blank of its own between columns
+    return gap - has_box  # a box has a blank of its own between columns
 
 
 def _widths(table: Table) -> list[int]:
