@@ -114,7 +114,9 @@ class Forms:
             write_page(self.page, html(document), is_told_apart=not is_alone)
 
 
-def with_forms(function: Callable[..., Any]) -> Callable[..., Any]:
+def with_forms(
+    function: Callable[..., Any], *, markdown: tuple[str, ...] = ("--md", "--markdown")
+) -> Callable[..., Any]:
     """Add `--json`, `--md` and `--html` to a command, which gets them as `forms`."""
 
     @functools.wraps(function)
@@ -127,10 +129,14 @@ def with_forms(function: Callable[..., Any]) -> Callable[..., Any]:
 
     options = [
         flag("--json", "as_json", help="As JSON, in base units (FLOPs, bytes, seconds, joules)."),
-        flag("--md", "--markdown", "as_markdown", help="As Markdown, for an issue."),
+        flag(*markdown, "as_markdown", help="As Markdown, for an issue."),
         with_page,
     ]
     return with_each(wrapped, options)
+
+
+# Of reference tables, whose `--markdown` prints a page of the documentation.
+with_reference_forms = partial(with_forms, markdown=("--md",))
 
 
 def with_format(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -190,7 +190,7 @@ def _figures(run: Run, summary: Summary) -> Iterator[Table]:
         TableColumn("group", style="dim", no_wrap=True),
         TableColumn("metric", most_characters=_TITLE_CHARACTERS),
         TableColumn("value", "number", "strong"),
-        TableColumn("interval", style="dim", no_wrap=True),
+        TableColumn("spread", style="dim", no_wrap=True),
         TableColumn("basis", "basis"),
     )
     if rows:
