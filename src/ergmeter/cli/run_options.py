@@ -27,95 +27,85 @@ if TYPE_CHECKING:
     from ergmeter.runlog.reader import Run
 
 
-def _only_auto(_context: object, _parameter: object, value: str | None) -> str | None:
+def _only_auto(value: str) -> str:
     """The word `auto`; a number is an error that names the right option."""
-    if value not in (None, "auto"):
+    if value != "auto":
         how = "a number of steps is --warmup-steps, of seconds --warmup-s"
         raise click.BadParameter(f"{value!r} is not 'auto'; {how}")
     return value
 
 
-# By the field of `Settings` that each is for.
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "warmup_steps": {"type": click.IntRange(min=0), "help": "Leave out the first N steps."},
-    "warmup_s": {
-        "type": click.FloatRange(min=0),
-        "help": "Leave out the first S seconds of steps.",
-    },
-    "warmup": {
-        "callback": _only_auto,
-        "metavar": "[auto]",
-        "help": "Leave out a slow beginning by the default rule, whatever the run declares.",
-    },
-    "window": {
-        "metavar": "training|whole|STEP:STEP",
-        "help": "What the figures are over: the pace of training (default), the whole run, or the"
-        " steps with these numbers, the last not included.",
-    },
-    "parameters": {
-        "type": click.IntRange(min=1),
-        "help": "Parameters of the model, for TT and ST.",
-    },
-    "tokens_per_step": {
-        "type": click.IntRange(min=1),
-        "help": "Tokens of a step, all ranks, where the program does not say. Marked as assumed.",
-    },
-    "samples_per_step": {
-        "type": click.IntRange(min=1),
-        "help": "Samples of a step, all ranks, where the program does not say. Marked as assumed.",
-    },
-    "device": {
-        "help": "Whose peak and bandwidth to take, by its driver's name or an alias of `erg peaks`,"
-        " where it was not seen or is to be another."
-    },
-    "dtype": {"help": "What products are computed in (bf16, fp16, fp8, ...), for MFU."},
-    "peak": {"help": "Dense peak of one device, for MFU, if not the table's: 989.5T."},
-    "peak_source": {"help": "Where that peak is from."},
-    "devices": {
-        "metavar": "0,2|all|none",
-        "help": "Which GPUs count, by index or UUID, whatever was seen of their use.",
-    },
-    "num_devices": {
-        "type": click.IntRange(min=1),
-        "help": "Devices the tokens are of, where they can't be seen.",
-    },
-    "layout": {
-        "metavar": "tp=2,pp=4",
-        "help": "Which ranks work on the same tokens: sizes of tp, cp, pp (and ep, dp), where the"
+_NOT_NEGATIVE, _ONE_OR_MORE = click.FloatRange(min=0), click.FloatRange(min=1)
+# By the field of `Settings` that each is for: its type and its help.
+_OPTIONS: dict[str, tuple[Any, str]] = {
+    "warmup_steps": (click.IntRange(min=0), "Leave out the first N steps."),
+    "warmup_s": (_NOT_NEGATIVE, "Leave out the first S seconds of steps."),
+    "warmup": (
+        _only_auto,
+        "Leave out a slow beginning by the default rule, whatever the run declares.",
+    ),
+    "window": (
+        str,
+        "What the figures are over: the pace of training (default), the whole run, or the steps"
+        " with these numbers, the last not included.",
+    ),
+    "parameters": (COUNT, "Parameters of the model, for TT and ST."),
+    "tokens_per_step": (
+        COUNT,
+        "Tokens of a step, all ranks, where the program does not say. Marked as assumed.",
+    ),
+    "samples_per_step": (
+        COUNT,
+        "Samples of a step, all ranks, where the program does not say. Marked as assumed.",
+    ),
+    "device": (
+        str,
+        "Whose peak and bandwidth to take, by its driver's name or an alias of `erg peaks`,"
+        " where it was not seen or is to be another.",
+    ),
+    "dtype": (str, "What products are computed in (bf16, fp16, fp8, ...), for MFU."),
+    "peak": (str, "Dense peak of one device, for MFU, if not the table's: 989.5T."),
+    "peak_source": (str, "Where that peak is from."),
+    "devices": (str, "Which GPUs count, by index or UUID, whatever was seen of their use."),
+    "num_devices": (COUNT, "Devices the tokens are of, where they can't be seen."),
+    "layout": (
+        str,
+        "Which ranks work on the same tokens: sizes of tp, cp, pp (and ep, dp), where the"
         " framework does not say; order=tp-cp-ep-dp-pp if ranks are numbered otherwise.",
-    },
-    "job": {"help": "What this run is a part of, where a job is stopped and resumed (erg job)."},
-    "grid": {
-        "metavar": "NAME",
-        "help": "Country or region whose electricity it is: FR, DEU, CAMX (`erg grid` lists them).",
-    },
-    "grid_g_per_kwh": {
-        "type": click.FloatRange(min=0),
-        "help": "Carbon intensity of the grid, location-based, instead of --grid.",
-    },
-    "grid_source": {"help": "Where that intensity is from."},
-    "market_g_per_kwh": {
-        "type": click.FloatRange(min=0),
-        "help": "Carbon intensity by your contract, market-based; shown beside the grid's.",
-    },
-    "market_source": {"help": "Where that intensity is from: the contract, the certificates."},
-    "pue": {
-        "type": click.FloatRange(min=1),
-        "help": "Power usage effectiveness of the building.",
-    },
-    "pue_source": {"help": "Where that PUE is from."},
-    "embodied_kg": {
-        "type": click.FloatRange(min=0),
-        "help": "CO2e of making one device, in kg, for its share by --lifetime-h.",
-    },
-    "embodied_source": {"help": "Where that figure is from."},
-    "lifetime_h": {
-        "type": click.FloatRange(min=1),
-        "help": "Hours in use that a device's making is spread over.",
-    },
-    "price_per_gpu_hour": {"type": click.FloatRange(min=0), "help": "Of one device, as rented."},
-    "price_per_kwh": {"type": click.FloatRange(min=0), "help": "Of the electricity."},
-    "currency": {"help": "What the prices are in: USD, EUR, ..."},
+    ),
+    "job": (str, "What this run is a part of, where a job is stopped and resumed (erg job)."),
+    "grid": (
+        str,
+        "Country or region whose electricity it is: FR, DEU, CAMX (`erg grid` lists them).",
+    ),
+    "grid_g_per_kwh": (
+        _NOT_NEGATIVE,
+        "Carbon intensity of the grid, location-based, instead of --grid.",
+    ),
+    "grid_source": (str, "Where that intensity is from."),
+    "market_g_per_kwh": (
+        _NOT_NEGATIVE,
+        "Carbon intensity by your contract, market-based; shown beside the grid's.",
+    ),
+    "market_source": (str, "Where that intensity is from: the contract, the certificates."),
+    "pue": (_ONE_OR_MORE, "Power usage effectiveness of the building."),
+    "pue_source": (str, "Where that PUE is from."),
+    "embodied_kg": (
+        _NOT_NEGATIVE,
+        "CO2e of making one device, in kg, for its share by --lifetime-h.",
+    ),
+    "embodied_source": (str, "Where that figure is from."),
+    "lifetime_h": (_ONE_OR_MORE, "Hours in use that a device's making is spread over."),
+    "price_per_gpu_hour": (_NOT_NEGATIVE, "Of one device, as rented."),
+    "price_per_kwh": (_NOT_NEGATIVE, "Of the electricity."),
+    "currency": (str, "What the prices are in: USD, EUR, ..."),
+}
+_METAVARS = {
+    "warmup": "[auto]",
+    "window": "training|whole|STEP:STEP",
+    "devices": "0,2|all|none",
+    "layout": "tp=2,pp=4",
+    "grid": "NAME",
 }
 
 
@@ -134,9 +124,13 @@ def with_settings(function: Callable[..., Any]) -> Callable[..., Any]:
         settings = Settings.declared(None, declared)
         return function(settings=settings, **options)
 
-    for name, attributes in reversed(_OPTIONS.items()):
-        wrapped = click.option(f"--{name.replace('_', '-')}", **attributes)(wrapped)
-    return wrapped
+    options = [
+        click.option(
+            f"--{name.replace('_', '-')}", type=type_, help=text, metavar=_METAVARS.get(name)
+        )
+        for name, (type_, text) in _OPTIONS.items()
+    ]
+    return with_each(wrapped, options)
 
 
 def with_sinks(function: Callable[..., Any]) -> Callable[..., Any]:

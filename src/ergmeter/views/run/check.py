@@ -63,7 +63,8 @@ def list_document(directory: Path, runs: Sequence[ListedRun]) -> Document:
     measured = [key for key in titles if any(isinstance(r[key], Reading) for r in readings)]
     has_tags = any(listed.labels.tags for listed in runs)
     columns = (
-        *(f"run in {name}/", TableColumn("made", no_wrap=True)),
+        TableColumn(f"run in {name}/"),
+        TableColumn("made", no_wrap=True),
         TableColumn(f"{'status':<{_STATUS_CHARACTERS}}", no_wrap=True),
         *(TableColumn(titles[key], "number") for key in measured),
         *([TableColumn("tags", no_wrap=True)] if has_tags else []),

@@ -102,23 +102,19 @@ _BASES = (
 
 
 @dataclass(frozen=True)
-class OwnerFacts:
-    """Facts that the run does not contain and its owner may declare."""
-
-    location: str | None = None
-    training_type: str | None = None
-
-
-@dataclass(frozen=True)
 class Sources:
-    """A run, its summaries after warm-up and over all steps, and declarations."""
+    """A run, its summaries after warm-up and over all steps, and declarations.
+
+    The run contains neither location nor kind of training; its owner may declare them.
+    """
 
     run: Run
     summary: Summary
     all_steps: Summary
     settings: Settings
-    owner_facts: OwnerFacts
     flops: Sequence[Flops] = ()
+    location: str | None = None
+    training_type: str | None = None
 
 
 def figure(of: Sources, key: str) -> Result:
@@ -172,27 +168,16 @@ def metadata(of: Sources) -> dict[str, Any]:
         "emissions": float(f"{carbon.value:.4g}"),
         "source": f"ergmeter {__version__}: {printable(carbon.note)}",
     }
-    kind = of.owner_facts.training_type or _kind(of.flops or of.run.flops)
-    if kind:
-        emissions["training_type"] = kind
-    location = of.owner_facts.location or _source_link(of.settings.grid_source)
-    if location:
-        emissions["geographical_location"] = location
-    hardware = _hardware(of)
-    if hardware:
-        emissions["hardware_used"] = hardware
+    flops = of.flops or of.run.flops
+    adapted = "fine-tuning" if any(flop.convention in _ADAPTERS for flop in flops) else None
+    grid = next((row.name for row in grids() if row.text == of.settings.grid_source), None)
+    optional = {
+        "training_type": of.training_type or adapted,
+        "geographical_location": of.location or grid,
+        "hardware_used": _hardware(of),
+    }
+    emissions |= {name: text for name, text in optional.items() if text}
     return {"co2_eq_emissions": emissions}
-
-
-def _kind(flops: Sequence[Flops]) -> str | None:
-    """Return "fine-tuning" for adapters; None if unknown."""
-    has_adapters = any(flop.convention in _ADAPTERS for flop in flops)
-    return "fine-tuning" if has_adapters else None
-
-
-def _source_link(source: str | None) -> str | None:
-    """Return the name of the declared grid."""
-    return next((row.name for row in grids() if row.text == source), None)
 
 
 def _hardware(of: Sources) -> str:
@@ -208,7 +193,7 @@ def _hardware(of: Sources) -> str:
 
 def _metrics(of: Sources) -> list[Part]:
     """Return the table of metrics, and what its last column means."""
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (catalogue()[key].title, value(reading), interval(reading), reading.basis, over)
         for key, at in in_view("model card").items()
         if isinstance(reading := figure(of, key), Reading)
