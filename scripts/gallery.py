@@ -43,7 +43,7 @@ from ergmeter.views.compare import comparison_document
 from ergmeter.views.render.html import html
 from ergmeter.views.run.card import value
 from ergmeter.views.run.model_card import badge
-from ergmeter.views.run.report_page import report
+from ergmeter.views.run.report import document
 
 ROOT = Path(__file__).parents[1]
 RECORDING = ROOT / "tests" / "data" / "h200"
@@ -359,7 +359,8 @@ def make(docs: Path, runs: Path | None = None) -> None:
         for name, run in {**runs_of, WHOLE: whole_run(scratch)}.items():
             evidence, summary = evidence_of(run), summarize(run)
             figures[name] = Figures(evidence, summary)
-            (folder / f"{name}.html").write_text(report(evidence, summary), "utf-8")
+            page = html(document([(run, summary)], evidence=evidence))
+            (folder / f"{name}.html").write_text(page, "utf-8")
             files = {one.kind: one.file for one in PICTURES if one.run == name}
             for chart in charts(evidence, summary, files):
                 (folder / files[chart.id]).write_bytes(plot(chart, name, form="svg"))

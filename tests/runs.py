@@ -1,18 +1,25 @@
-"""Makes run directories with known contents, through the real writer."""
+"""Makes run directories with known contents, through the real writer; and shows them."""
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ergmeter.metrics.summarize import summarize
-from ergmeter.records import Device, Mark, Missing, Reading, Reported, Sample, Step
+from rich.console import Console
+
+from ergmeter.metrics.summarize import evidence_of, summarize
+from ergmeter.records import Device, Mark, Missing, Reading, Reported, Sample, Step, Summary
 from ergmeter.runlog.identity import run_header, writer_header
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 from ergmeter.runlog.writer import Writer, create_run
+from ergmeter.views.document import Document, Part
+from ergmeter.views.render.html import html
+from ergmeter.views.render.terminal import show
+from ergmeter.views.run import card, report
 
 GPU = Device("GPU-0", "gpu", "Test GPU", "nvml", {"power_field": "instant"})
 
@@ -90,3 +97,19 @@ def reason(run: Run, key: str, **settings: Any) -> str:
 
 # Every step that was recorded: which are warm-up depends on how busy a machine is.
 ALL_STEPS = Settings(window="unbroken")
+
+
+def report_page(run: Run) -> str:
+    """The HTML report."""
+    return html(report.document([(run, summarize(run))], evidence=evidence_of(run)))
+
+
+def printed(*parts: Part, width: int = 80) -> str:
+    """Parts of a document on a terminal of so many columns."""
+    out = io.StringIO()
+    show(Document("", parts), Console(file=out, width=width))
+    return out.getvalue()
+
+
+def printed_card(run: Run, summary: Summary | None = None, *, width: int = 80) -> str:
+    return printed(card.card(run, summary or summarize(run)), width=width)

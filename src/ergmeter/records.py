@@ -297,6 +297,13 @@ def mapped(reading: Reading, change: Callable[[float], float], **fields: Any) ->
     return replace(reading, value=change(reading.value), low=low, high=high, **fields)
 
 
+def spread_frac(reading: Reading) -> float | None:
+    """Half the interval as a share of the value; None without one, or if 0 is in it."""
+    if reading.low is None or reading.high is None or reading.low <= 0 <= reading.high:
+        return None
+    return (reading.high - reading.low) / 2 / abs(reading.value)
+
+
 @dataclass(frozen=True, slots=True)
 class Missing:
     """Why there is no number, in words for the person who expected one."""

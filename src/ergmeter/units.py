@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import pairwise
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ J_PER_WH = 3600.0
 J_PER_KWH = 3.6e6
 NO_UNIT = "1"  # a loss or a ratio
 
+BARS = "▁▂▃▄▅▆▇█"
 _SI = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")]
 
 
@@ -117,3 +120,22 @@ def duration(seconds: float) -> str:
     minutes, rest_s = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest_s:02d} s"
+
+
+def sparkline(values: Iterable[float], cells: int) -> str:
+    """A curve in at most so many bars, each the mean of equally many finite values.
+
+    The lowest mean is the lowest bar, the highest the highest. "" for fewer than two values.
+
+    >>> sparkline([0, 1, 2, 7], 10)
+    '▁▂▃█'
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < 2:
+        return ""
+    parts = min(cells, len(finite))
+    edges = [len(finite) * part // parts for part in range(parts + 1)]
+    means = [fmean(finite[start:end]) for start, end in pairwise(edges)]
+    low, height = min(means), max(means) - min(means)
+    levels = [(mean - low) / height if height else 0.0 for mean in means]
+    return "".join(BARS[round(level * (len(BARS) - 1))] for level in levels)

@@ -833,7 +833,7 @@ def _references() -> Iterator[Case]:
         widths=WIDTHS,
     )
     yield from erg(
-        "metrics-errors", "metrics mfuu; metrics nonsense; metrics mfu tokens; metrics --json"
+        "metrics-errors", "metrics mfuu; metrics nonsense; metrics mfu tokens; metrics --jsn"
     )
     yield from erg("conventions", "conventions", widths=WIDTHS)
     yield from erg("conventions-json", "conventions --json")

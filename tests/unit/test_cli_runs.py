@@ -42,8 +42,8 @@ def test_a_tag_is_shown_by_list_in_80_columns_and_no_figure_gives_way(
     _, out, _ = erg("list", runs)
     lines = [line.rstrip() for line in out.splitlines()]
     assert max(map(len, lines)) <= 80
-    assert lines[2] == "baseline, h200"
-    assert all("12,345" in line for line in (lines[1], lines[3]))
+    assert any(line.endswith("baseline, h200") for line in lines)
+    assert sum("12,345" in line for line in lines) == 2
     _, out, _ = erg("list", runs, "--json")
     assert [one["tags"] for one in json.loads(out)] == [["baseline", "h200"], []]
 

@@ -21,7 +21,7 @@ from ergmeter.compare.pairing import CompareOptions
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.definitions.compute import BANDWIDTH, HFU, MFU, MFU_BF16
 from ergmeter.metrics.live.frame import RunWatcher
-from ergmeter.metrics.summarize import evidence_of, summarize
+from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Device, Flops, Missing, Reading, Reported, is_above
 from ergmeter.runlog.reader import Run
 from ergmeter.sinks.console import line
@@ -32,10 +32,9 @@ from ergmeter.views.calculate.machine import _of_peak
 from ergmeter.views.render.markdown import markdown
 from ergmeter.views.run import watch
 from ergmeter.views.run.model_card import badge
-from ergmeter.views.run.report_page import report
 from ergmeter.views.serve import live
 from ergmeter.views.serve import responses as serve_work
-from tests.runs import add_writer, even_steps, make_run, reading, reason
+from tests.runs import add_writer, even_steps, make_run, reading, reason, report_page
 from tests.unit.bench.rows import gate
 from tests.unit.bench.rows import row as bench_row
 from tests.unit.metrics.test_achievable import RATE as CALIBRATED
@@ -197,8 +196,7 @@ def test_json_has_the_reason_in_a_field_of_its_own(run: Run, erg: Erg) -> None:
 
 
 def test_the_page_marks_the_tile(run: Run) -> None:
-    evidence = evidence_of(run)
-    html = report(evidence, summarize(run))
+    html = report_page(run)
     (tile,) = [one for one in html.split("<article ") if "<h3>MFU</h3>" in one]
     assert tile.startswith('class="card impossible"')
     assert f'<div class="value">{SHOWN}</div><div class="why">{WHY}</div>' in tile

@@ -1,15 +1,26 @@
-"""Short forms of click's options, which the commands declare theirs with."""
+"""Short forms of click's options, and the options that name a form of output or a file.
+
+A page never replaces a file that is no HTML page, nor another output of the same command.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
+import os
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+
+    from rich.console import Console
+
+    from ergmeter.views.document import Document
 
 PATH = click.Path(path_type=Path)
 COUNT = click.IntRange(min=1)
@@ -48,3 +59,180 @@ BY = click.option(
     metavar="COLUMNS",
     help="Match cells by these columns, joined by commas.",
 )
+
+
+_BEGINS = b"<!doctype html"
+_AS_WE_RUN = os.access in os.supports_effective_ids
+
+
+def print_json(document: object) -> None:
+    """Print a document as JSON, which has no NaN."""
+    click.echo(json.dumps(document, indent=1, allow_nan=False))
+
+
+_Form: TypeAlias = Literal["terminal", "csv", "json", "markdown"]
+_FORMATS: dict[str, _Form] = {"table": "terminal", "csv": "csv", "json": "json", "md": "markdown"}
+
+
+@dataclass(frozen=True)
+class Forms:
+    """The form in which a command was asked to show its document, and a page to write."""
+
+    form: _Form
+    page: Path | None = None
+
+    @classmethod
+    def of(cls, form: str, page: Path | None = None) -> Forms:
+        """The form by its name in `--format`."""
+        named: dict[str, _Form] = {"md": "markdown", "json": "json"}
+        return cls(named.get(form, "terminal"), page)
+
+    def show(self, document: Document, *, console: Console | None = None, csv: str = "") -> None:
+        """Write the page, then print the document, or its CSV."""
+        self.write_page(document)
+        if self.form == "json":
+            from ergmeter.views.render.json import json_text
+
+            click.echo(json_text(document))
+        elif self.form == "markdown":
+            from ergmeter.views.render.markdown import markdown
+
+            click.echo(markdown(document), nl=False)
+        elif self.form == "csv":
+            click.echo(csv, nl=False)
+        else:
+            from rich import console as rich_console
+
+            from ergmeter.views.render.terminal import show
+
+            show(document, console or rich_console.Console())
+
+    def write_page(self, document: Document, *, is_alone: bool = False) -> None:
+        """Write the page, if one was asked for, and print its path: on stdout if it `is_alone`."""
+        if self.page is not None:
+            from ergmeter.views.render.html import html
+
+            write_page(self.page, html(document), is_told_apart=not is_alone)
+
+
+def with_forms(
+    function: Callable[..., Any], *, markdown: tuple[str, ...] = ("--md", "--markdown")
+) -> Callable[..., Any]:
+    """Add `--json`, `--md` and `--html` to a command, which gets them as `forms`."""
+
+    @functools.wraps(function)
+    def wrapped(as_json: bool, as_markdown: bool, page: Path | None, **options: Any) -> Any:  # noqa: ANN401  click passes what it parsed
+        if as_json and as_markdown:
+            raise click.UsageError("--json and --md are two forms; give one")
+        check_page(page)
+        form: _Form = "json" if as_json else "markdown" if as_markdown else "terminal"
+        return function(forms=Forms(form, page), **options)
+
+    options = [
+        flag("--json", "as_json", help="As JSON, in base units (FLOPs, bytes, seconds, joules)."),
+        flag(*markdown, "as_markdown", help="As Markdown, for an issue."),
+        with_page,
+    ]
+    return with_each(wrapped, options)
+
+
+# Of reference tables, whose `--markdown` prints a page of the documentation.
+with_reference_forms = partial(with_forms, markdown=("--md",))
+
+
+def with_format(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--format` and the options of `with_forms` to a command, which gets `forms`."""
+
+    @functools.wraps(function)
+    def wrapped(form: str, forms: Forms, **options: Any) -> Any:  # noqa: ANN401  click passes what it parsed
+        is_json, is_markdown = forms.form == "json", forms.form == "markdown"
+        form = chosen_form(form, as_json=is_json, as_markdown=is_markdown)
+        return function(forms=replace(forms, form=_FORMATS[form]), **options)
+
+    formats = click.Choice(tuple(_FORMATS))
+    return with_default("--format", "form", type=formats, default="table")(with_forms(wrapped))
+
+
+def with_page(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--html` to a command, which gets it as `page`."""
+    return path_option(
+        "--html",
+        "page",
+        metavar="FILE",
+        help="Write one page with charts, that needs no network (pip install 'ergmeter[html]').",
+    )(function)
+
+
+def check_page(page: Path | None, outputs: Iterable[Path] = ()) -> None:
+    """Before the work: a page can be drawn and written, and replaces nothing but a page."""
+    if page is None:
+        return
+    check_writable(page, option="--html")
+    if _is_something_else(page):
+        raise click.UsageError(
+            f"--html {page}: there is a file that is no HTML page, which is not replaced; name"
+            " another"
+        )
+    if page.resolve() in [output.resolve() for output in outputs]:
+        raise click.UsageError(f"--html {page} is another output as well; name another file")
+    from ergmeter.views.charts.plots import converter
+
+    converter()
+
+
+def check_writable(path: Path, *, option: str) -> None:
+    """Refuse what is a directory, or has none to be in, or one that takes no file."""
+    if path.is_dir():
+        raise click.UsageError(f"{option} {path}: is a directory; it takes a file")
+    folder = path.parent
+    if not folder.is_dir():
+        what = "is no directory" if folder.exists() else "does not exist"
+        raise click.UsageError(f"{option} {path}: the directory {folder} {what}")
+    if not path.exists():
+        _check_access(folder, f"{option} {path}")
+    elif not os.access(path, os.W_OK, effective_ids=_AS_WE_RUN):
+        raise click.UsageError(f"{option} {path}: can't be written to; name another file")
+
+
+def check_folder(folder: Path, *, option: str) -> None:
+    """Refuse a directory that is something else, or can't be made or written to."""
+    paths = (folder, *folder.absolute().parents)
+    there = next(path for path in paths if path.exists() or path.is_symlink())
+    if not there.is_dir():
+        raise click.UsageError(f"{option} {folder}: {there} is no directory; name another")
+    _check_access(there, f"{option} {folder}")
+
+
+def _check_access(folder: Path, what: str) -> None:
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=_AS_WE_RUN):
+        raise click.UsageError(f"{what}: the directory {folder} can't be written to; name another")
+
+
+def write_page(page: Path, html: str, *, is_told_apart: bool = True) -> None:
+    """Write a page and print its path: on stderr if stdout has other output."""
+    page.write_text(html, encoding="utf-8")
+    click.echo(f"{page} ({len(html.encode()) / 1e6:.2f} MB)", err=is_told_apart)
+
+
+def _is_something_else(page: Path) -> bool:
+    """Whether there is a file that holds something and is no page; a pipe is not looked into."""
+    if not page.is_file():
+        return False
+    with page.open("rb") as file:
+        begins = file.read(len(_BEGINS))
+    return bool(begins) and begins.lower() != _BEGINS
+
+
+def chosen_form(form: str, *, as_json: bool, as_markdown: bool = False) -> str:
+    """What `--format`, `--json` and `--md` come to. UsageError if they name two forms."""
+    from click.core import ParameterSource
+
+    is_said = (
+        click.get_current_context().get_parameter_source("form") is ParameterSource.COMMANDLINE
+    )
+    asked = {"--json": "json"} if as_json else {}
+    asked |= {"--md": "md"} if as_markdown else {}
+    asked |= {f"--format {form}": form} if is_said else {}
+    if len(set(asked.values())) > 1:
+        raise click.UsageError(f"{' and '.join(asked)} are two forms; give one")
+    return next(iter(asked.values()), form)

@@ -16,7 +16,7 @@ text in a part is plain: renderers escape it, wrap it and give it colours.
 
 `ergmeter.views.render` has the renderers: `terminal.show(document, console)`,
 `markdown.markdown(document)`, `html.html(document)` and `json.json_text(document)`. JSON prints
-`data`; the three others print the parts. Commands take `cli.run_options.with_forms`, which adds
+`data`; the three others print the parts. Commands take `cli.options.with_forms`, which adds
 `--json`, `--md` and `--html FILE`, and call `forms.show(document)`.
 
 - `HeadlinePart` is the answer. A terminal prints every one. Markdown and HTML leave out a first one
@@ -27,8 +27,10 @@ text in a part is plain: renderers escape it, wrap it and give it colours.
   text without a head are a list of fields. On a terminal, a table with `row_titles` that is too
   wide continues below, with that many first columns repeated.
 - `ChartPart`: the chart on a page; its table (or the chart's own data table) and the chart's note
-  elsewhere. `ChartGrid`, `AxisChoice` and `HeatMap` are for pages alone; a table beside a heat map
-  has its numbers.
+  elsewhere. `ChartGrid`, `AxisChoice`, `TimeZoom`, `MetricCards` and `HeatMap` are for pages alone;
+  a table beside them has their numbers.
+- `Frame`: parts in a frame on a terminal, below a headline in Markdown. Pages leave it out: their
+  sections have its numbers.
 - `Note`: a finding or a verdict with its weight, and its effect, which may have several lines.
 - `Section`: parts under a title. Pages link to its id; a folded one starts closed there. `media`
   are those that show it.
@@ -118,12 +120,18 @@ class LinkCell(str):
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column: its title, how it is laid out and emphasised, and whether its text may wrap."""
+    """A column: its title, how it is laid out and emphasised, and whether its text may wrap.
+
+    On a terminal, it has at most `most_characters` if that is not 0, and the cells of a `below`
+    column are indented by `indent` characters.
+    """
 
     title: str = ""
     kind: ColumnKind = "text"
     style: Style = ""
     no_wrap: bool = False
+    most_characters: int = 0
+    indent: int = 3
 
 
 def columns_of(first: str, *numbers: str, no_wrap: bool = False) -> tuple[TableColumn, ...]:
@@ -139,7 +147,9 @@ class Table:
     """A table. A column that is just a title is one of text.
 
     `strong_rows` are emphasised. Pages can be sorted by a column if `is_sortable`. A terminal
-    leaves out the titles unless `has_head`. The first `row_titles` columns name the rows.
+    leaves out the titles unless `has_head`. The first `row_titles` columns name the rows. If it
+    `is_grouped`, a row with a first cell begins a group, which a terminal sets apart. A
+    terminal draws a line below the titles if it `has_rule`.
     """
 
     columns: tuple[str | TableColumn, ...]
@@ -149,6 +159,8 @@ class Table:
     has_head: bool = True
     strong_rows: frozenset[int] = frozenset()
     row_titles: int = 0
+    is_grouped: bool = False
+    has_rule: bool = True
 
     @property
     def layout(self) -> tuple[TableColumn, ...]:
@@ -261,6 +273,33 @@ class AxisChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeZoom:
+    """Buttons that zoom a page's charts over time, with the spans in seconds that they go to."""
+
+    run_s: tuple[float, float] = (0.0, 1.0)
+    counted_s: tuple[float, float] = (0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricCard:
+    """A metric on a page: value, interval and basis, and below them names and texts to unfold."""
+
+    title: str
+    value: str
+    interval: str
+    basis: str
+    impossible: str
+    details: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricCards:
+    """Metrics beside one another on a page. Elsewhere another part has their numbers."""
+
+    cards: tuple[MetricCard, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """A finding or a verdict, by its weight, and its effect in one or more lines."""
 
@@ -278,11 +317,25 @@ class Items:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph, or a text to be copied verbatim, which is never wrapped."""
+    """A paragraph, or a text to be copied verbatim, which is never wrapped.
+
+    One that `is_one_line` is cut where a terminal has no room for it.
+    """
 
     text: str
     is_to_copy: bool = False
     style: Style = ""
+    is_one_line: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Parts in a frame with a name and a status, coloured by its state."""
+
+    name: str
+    status: str
+    parts: tuple[Table | Paragraph | Note, ...]
+    state: State = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,10 +355,13 @@ Part: TypeAlias = (
     | ChartPart
     | ChartGrid
     | AxisChoice
+    | TimeZoom
+    | MetricCards
     | HeatMap
     | Note
     | Items
     | Paragraph
+    | Frame
     | Section
 )
 
@@ -335,17 +391,24 @@ class Document:
     @property
     def charts(self) -> list[Chart]:
         """All charts, in order."""
-        return list(_charts(self.parts))
+        charts: list[Chart] = []
+        for part in every_part(self.parts):
+            if isinstance(part, ChartPart):
+                charts.append(part.chart)
+            elif isinstance(part, ChartGrid):
+                charts += part.charts
+        return charts
 
 
-def _charts(parts: tuple[Part, ...]) -> Iterator[Chart]:
+def every_part(parts: tuple[Part, ...]) -> Iterator[Part]:
+    """Yield parts, each section before those inside it."""
     for part in parts:
-        if isinstance(part, ChartPart):
-            yield part.chart
-        elif isinstance(part, ChartGrid):
-            yield from part.charts
-        elif isinstance(part, Section):
-            yield from _charts(part.parts)
+        yield part
+        if isinstance(part, Section):
+            yield from every_part(part.parts)
+
+
+_FOR_PAGES = ChartGrid | AxisChoice | TimeZoom | MetricCards | HeatMap
 
 
 def as_text(parts: tuple[Part, ...], medium: Medium) -> tuple[Part, ...]:
@@ -361,7 +424,9 @@ def _as_text(part: Part, medium: Medium) -> tuple[Part, ...]:
         return part.as_text()
     if isinstance(part, Table):
         return (part.without("links"),)
-    is_left_out = isinstance(part, ChartGrid | AxisChoice | HeatMap) or (
+    if isinstance(part, Frame) and medium == "markdown":
+        return (HeadlinePart(part.name, part.status), *part.parts)
+    is_left_out = isinstance(part, _FOR_PAGES) or (
         isinstance(part, Section) and medium not in part.media
     )
     return () if is_left_out else (part,)

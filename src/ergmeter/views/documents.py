@@ -1,8 +1,4 @@
-"""Run summaries, labels and tables for programs: JSON, plain lines, CSV, Parquet.
-
-Labels are written by hand and by other tools. If they cannot be read, the view shows one line
-with the reason, and all metrics as usual.
-"""
+"""Run summaries, labels and tables for programs: JSON, plain lines, CSV, Parquet."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from ergmeter.metrics.summarize import evidence_of, settings_of
 from ergmeter.records import Missing, Reading, Result, Summary
 from ergmeter.runlog.format import training_of
 from ergmeter.runlog.manage.labels import labels_of
-from ergmeter.units import NO_UNIT, printable, significant
+from ergmeter.units import NO_UNIT, significant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,21 +24,6 @@ if TYPE_CHECKING:
 
     from ergmeter.runlog.reader import Run
     from ergmeter.runlog.settings import Settings
-
-# Labels.
-
-
-def label_lines(run: Run) -> list[tuple[str, str]]:
-    """Return tags in one line and each note in its own, as pairs of title and text."""
-    try:
-        labels = labels_of(run.path)
-    except FormatError as error:
-        return [("tags and notes", f"can't be read: {printable(str(error))}")]
-    tags = [("tags", ", ".join(map(printable, labels.tags)))] if labels.tags else []
-    return [
-        *tags,
-        *((f"note of {printable(at)[:10]}", printable(note)) for at, note in labels.notes),
-    ]
 
 
 def label_document(run: Run) -> dict[str, Any]:

@@ -122,12 +122,10 @@ class LlamaLayer(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """One layer."""
-        x = x + self._attention(self.attention_norm(x), cos, sin)
-        inner = self.forward_norm(x)
-        out: Tensor = x + self.down(F.silu(self.gate(inner)) * self.up(inner))
-        return out
+        x = x + self.attention(self.attention_norm(x), cos, sin)
+        return x + self.feed_forward(self.forward_norm(x))
 
-    def _attention(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def attention(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Mix each position with those before it."""
         q, k, v = (self._heads(project(x)) for project in (self.q, self.k, self.v))
         q, k = rotated(q, cos, sin), rotated(k, cos, sin)
@@ -137,6 +135,11 @@ class LlamaLayer(nn.Module):
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         joined: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return joined
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """Transform each position by itself: the SwiGLU."""
+        out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return out
 
     def _heads(self, x: Tensor) -> Tensor:
         """(batch, length, width) to (batch, heads, length, head_width)."""

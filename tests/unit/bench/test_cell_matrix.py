@@ -13,7 +13,7 @@ from ergmeter.bench.overview import Matrix, matrix, overview, report_of
 from ergmeter.bench.tables import as_table
 from ergmeter.compare.gate import configuration_results
 from ergmeter.views.bench import heat_map
-from ergmeter.views.html.page import rendered
+from ergmeter.views.render.html import rendered
 from tests.unit.bench.rows import gate, repeats, row
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from rich.console import Console
 
 from ergmeter import registry
 from ergmeter.cli.main import main
@@ -26,11 +25,9 @@ from ergmeter.metrics.catalog import (
     rule_names,
 )
 from ergmeter.metrics.evidence.evidence import Evidence
-from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Reading
 from ergmeter.runlog.reader import Run
-from ergmeter.views.run.card import card
-from tests.runs import add_writer, even_steps, make_run
+from tests.runs import add_writer, even_steps, make_run, printed_card
 
 RULES = {
     "tokens_per_s": ("real_tokens_per_s", "computed_tokens_per_s"),
@@ -238,10 +235,8 @@ def test_the_metric_of_a_plugin_takes_its_place_on_card_and_list_and_in_rules(
 ) -> None:
     run = make_run(tmp_path / "runs" / "run")
     add_writer(run, steps=even_steps(20, tokens_computed=100))
-    console = Console(width=100)
-    with console.capture() as printed:
-        console.print(card(Run.open(run), summarize(Run.open(run))))
-    rows = [" ".join(line.split()) for line in printed.get().splitlines()]
+    card = printed_card(Run.open(run), width=100)
+    rows = [" ".join(line.split()) for line in card.splitlines()]
     first = next(at for at, row in enumerate(rows) if "throughput tokens/s" in row)
     assert "answers per second 42 answers/s measured" in rows[first + 1]
 
@@ -249,6 +244,6 @@ def test_the_metric_of_a_plugin_takes_its_place_on_card_and_list_and_in_rules(
     with pytest.raises(SystemExit, match="0"):
         main(["list", str(tmp_path / "runs")])
     head, row = capsys.readouterr().out.splitlines()[:2]
-    assert head.split()[-5:] == ["tokens/s", "answers", "step", "J/token", "lasted"]
+    assert head.split()[-4:] == ["tokens/s", "answers", "step", "lasted"]
     assert row.split()[4:6] == ["100", "42"]
     assert rule_metric("answers").key == "plugin.answers_per_s"

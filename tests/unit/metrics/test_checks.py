@@ -17,8 +17,7 @@ from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Mark, Sample, Step
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
-from ergmeter.views.run.report_page import report
-from tests.runs import GPU, add_writer, even_steps, make_run, run_of
+from tests.runs import GPU, add_writer, even_steps, make_run, report_page, run_of
 from tests.unit.metrics.test_h200 import replayed
 from tests.unit.metrics.test_h200_run import unpacked
 
@@ -317,8 +316,8 @@ def test_the_command_says_not_known_and_does_not_fail(
 
 def test_the_page_says_what_the_command_says(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", steps=even_steps(40, tokens_computed=10))
-    page = report(evidence_of(run), summarize(run))
-    said = "Not known: 8 of 17 checks could not be made, throttling among them."
+    page = report_page(run)
+    said = "not known: 8 of 17 checks could not be made, throttling among them"
     assert f"<strong>{said}</strong>" in page
 
 

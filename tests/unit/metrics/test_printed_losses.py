@@ -20,9 +20,8 @@ from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.metrics.timeline import loss_line, loss_series
 from ergmeter.records import Mark, Step
 from ergmeter.runlog.reader import Run
-from ergmeter.views.run import card as terminal
 from ergmeter.views.run import watch
-from tests.runs import add_writer, even_steps, make_run, reading, reason
+from tests.runs import add_writer, even_steps, make_run, printed_card, reading, reason
 from tests.unit.importers.captured import reported, steps
 from tests.unit.importers.printed import live
 
@@ -111,9 +110,7 @@ def test_watching_shows_the_printed_loss_and_says_so(tmp_path: Path) -> None:
 def test_a_training_that_diverged_has_no_loss(tmp_path: Path) -> None:
     run = Run.open(looped(tmp_path / "run", lost_at(14)))
     assert reason(run, "training.loss") == f"diverged: {LOST}, as printed"
-    card = Console(width=100, record=True, file=io.StringIO())
-    card.print(terminal.card(run, summarize(run)))
-    shown = " ".join(card.export_text().replace("│", " ").split())
+    shown = " ".join(printed_card(run, width=100).replace("│", " ").split())
     assert f"! the training diverged: {LOST}, as printed" in shown
     assert " 4 to 2.7, then no number" in shown
 

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from ergmeter import doctor
 from ergmeter.cli.main import main
-from ergmeter.cli.run_options import Forms
+from ergmeter.cli.options import Forms
 from ergmeter.doctor import ProbeFinding
 from ergmeter.records import Device
 from ergmeter.views.calculate.machine import calibration_document, doctor_document
@@ -25,6 +25,7 @@ from ergmeter.views.document import (
     ChartGrid,
     ChartPart,
     Document,
+    Frame,
     HeadlinePart,
     Medium,
     Part,
@@ -64,6 +65,8 @@ COMMANDS = {
     "grids": ("grid",),
     "peaks": ("peaks",),
     "conventions": ("conventions palm",),
+    "metrics": ("metrics --md",),
+    "list": ("list runs", "runs"),
     "compare": ("compare repeats --group-by backend --anyway --html p.html", "repeats"),
     "compare single runs": ("compare plain phases ranks", "plain", "phases", "ranks"),
     "compare a ledger": ("compare ledgers/first.csv", "ledgers"),
@@ -75,7 +78,7 @@ LEFT_OUT = frozenset(
         *("share", "of peak", "vs exact", "a token", "lasted"),
         *("metric", "module", "operator", "block", "is", "seen", "change", "gain", "of", "over"),
         *("with", "limited by", "formula, a token", "began", "steps", "run", "GB on a device"),
-        *("cell", "note"),
+        *("cell", "note", "made", "spread", "curve"),
     }
 )
 
@@ -132,6 +135,8 @@ def tables(parts: tuple[Part, ...], medium: Medium) -> Iterator[Table]:
             yield part.table or part.chart.table or Table((), ())
         elif isinstance(part, ChartGrid) and medium == "html":
             yield from (chart.table for chart in part.charts if chart.table)
+        elif isinstance(part, Frame):
+            yield from tables(part.parts, medium) if medium != "html" else ()
         elif isinstance(part, Table):
             yield part
 
@@ -192,7 +197,30 @@ def test_the_forms_of_a_command_have_the_same_numbers(name: str, runner: Runner)
     # By op, the JSON has the counts of each file; facts of compared runs are texts, and the fields
     # of the others are sentences.
     in_json = name not in ("hlo by op", "grid", "conventions")
-    check(document, in_json=in_json, with_texts=name.startswith("compare"))
+    check(document, in_json=in_json, with_texts=name.startswith(("compare", "metrics")))
+
+
+@pytest.mark.parametrize("run", ["plain", "phases", "ranks", "calibrated", "served"])
+def test_the_forms_of_a_report_have_the_same_numbers(runner: Runner, run: str) -> None:
+    """The card on a terminal and in Markdown, the sections of the page, and JSON."""
+    document = document_of(runner, f"report {run} --md --html p.html", (run,))
+    check(document)
+    frame = document.parts[0]
+    assert isinstance(frame, Frame)
+    printed = numbers(" | ".join(row[2] for row in next(tables((frame,), "terminal")).rows))
+    assert len(printed) > 3
+    assert printed <= numbers(html_text(html(document)))
+
+
+def test_the_forms_of_every_metric_have_the_same_numbers(runner: Runner) -> None:
+    document = document_of(runner, "report plain --all --json", ("plain",))
+    check(document, with_texts=True)
+
+
+def test_the_forms_of_memory_over_time_have_the_same_numbers(runner: Runner) -> None:
+    document = document_of(runner, "report phases --memory --md", ("phases",))
+    for text in forms_of(document).values():
+        assert {64.9, 46, 40, 29, 33.5, 3.035} <= numbers(text)
 
 
 @pytest.mark.parametrize("option", ["", " --memory"])

@@ -28,9 +28,8 @@ from ergmeter.views.charts import plots
 from ergmeter.views.charts.chart import DARK, LIGHT, SERIES, Chart, scale_for, with_colours
 from ergmeter.views.charts.run_charts import figure_charts
 from ergmeter.views.charts.time_charts import time_charts
-from ergmeter.views.html.page import td
-from ergmeter.views.run.report_page import report
-from tests.runs import add_writer, even_steps, make_run, run_of
+from ergmeter.views.render.html import rendered
+from tests.runs import add_writer, even_steps, make_run, report_page, run_of
 
 pytest.importorskip("vl_convert")
 
@@ -46,10 +45,6 @@ def ladder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with tarfile.open(DATA / "bench.tar.gz") as packed:
         packed.extractall(path, filter="data")
     return path / "ladder"
-
-
-def page_of(run: Run) -> str:
-    return report(evidence_of(run), summarize(run))
 
 
 def charts_of(run: Run) -> dict[str, Chart]:
@@ -86,7 +81,7 @@ def test_nothing_that_a_run_says_is_markup(tmp_path: Path) -> None:
         unavailable={"rapl": EVIL},
         settings={"note": EVIL},
     )
-    page = page_of(Run.open(path))
+    page = report_page(Run.open(path))
     assert "hacked" in page
     assert "window.hacked=1</script>" not in page
     assert "<img" not in shown(page)
@@ -100,9 +95,9 @@ def test_tags_and_notes_are_text(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", steps=even_steps(10))
     tag(run.path, add=["baseline", "h200"])
     annotate(run.path, f"the cooler was off {EVIL}")
-    page = shown(page_of(run))
-    assert "<dt>tags</dt><dd>baseline, h200</dd>" in page
-    assert "<dd>the cooler was off &lt;/script&gt;&lt;script&gt;window.hacked=1" in page
+    page = shown(report_page(run))
+    assert '<td class="short">tags</td><td class="short">baseline, h200</td>' in page
+    assert ">the cooler was off &lt;/script&gt;&lt;script&gt;window.<wbr>hacked=1" in page
     assert "<img" not in page
 
 
@@ -111,9 +106,9 @@ def test_what_to_know_stands_below_the_figures_and_is_text(tmp_path: Path) -> No
         Mark(3 * S, "alert", f"energy > 1 kJ: {EVIL}"),
         Mark(3 * S, "stop_asked", "energy > 1 kJ: 1.2 kJ used"),
     ]
-    page = shown(page_of(run_of(tmp_path / "run", steps=even_steps(10), marks=marks)))
+    page = shown(report_page(run_of(tmp_path / "run", steps=even_steps(10), marks=marks)))
     figures = page.partition('id="figures"')[2].partition("</section>")[0]
-    told = figures.partition("<h3>To know</h3>")[2]
+    told = figures.partition('id="to-know"')[2]
     assert "<li>the run was asked to stop: energy &gt; 1 kJ: 1.2 kJ used</li>" in told
     assert f"<li>alert: energy &gt; 1 kJ: {escape(EVIL)}</li>" in told
     assert EVIL not in page
@@ -123,7 +118,7 @@ def test_the_directory_is_named_where_it_is_not_the_name_of_the_run(tmp_path: Pa
     for directory, is_named in (("2026-11-16-demo-8648", True), ("demo", False)):
         path = make_run(tmp_path / directory, name="demo")
         add_writer(path, steps=even_steps(10))
-        head = page_of(Run.open(path)).partition("<nav")[0]
+        head = report_page(Run.open(path)).partition("<nav")[0]
         assert ("directory 2026-11-16-demo-8648" in head) is is_named
 
 
@@ -139,13 +134,13 @@ def test_the_directory_is_named_where_it_is_not_the_name_of_the_run(tmp_path: Pa
     ],
 )
 def test_a_cell_is_as_wide_as_its_words_ask_for(words: str, cell: str) -> None:
-    assert td(words).startswith(cell)
+    assert rendered("td", words).startswith(cell)
 
 
 def test_the_policy_names_the_hash_of_each_script_and_of_the_style_and_allows_no_other(
     ladder: Path,
 ) -> None:
-    page = page_of(Run.open(ladder))
+    page = report_page(Run.open(ladder))
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
     assert policy.startswith("default-src 'none';")
     assert "unsafe" not in policy
@@ -159,7 +154,7 @@ def test_the_policy_names_the_hash_of_each_script_and_of_the_style_and_allows_no
 
 
 def test_the_page_loads_nothing_and_is_of_one_or_two_megabytes(ladder: Path) -> None:
-    page = page_of(Run.open(ladder))
+    page = report_page(Run.open(ladder))
     assert len(page) < 2_000_000
     assert not re.findall(r'(?:src|href)="(?!#)', shown(page))
 
@@ -272,7 +267,7 @@ def test_a_long_step_is_drawn_as_long_as_it_took(tmp_path: Path) -> None:
 def test_a_machine_without_an_accelerator_says_why_in_one_place(tmp_path: Path) -> None:
     why = "no NVML library here, so no NVIDIA driver"
     run = run_of(tmp_path / "run", steps=even_steps(20), unavailable={"nvml": why})
-    page = shown(page_of(run))
+    page = shown(report_page(run))
     assert page.count(f">{why}</td>") == 1
     assert "activity, clock, temperature. Why: no accelerator" in page
     above = page.partition('id="all"')[0]
@@ -285,19 +280,18 @@ def test_a_run_that_is_being_written_tells_how_far_it_is(tmp_path: Path) -> None
     steps = [Step(zero_ns + i * S, zero_ns + (i + 1) * S, index=i) for i in range(20)]
     clock = {"clock": {"monotonic_ns": zero_ns, "wall_ns": time.time_ns() - 20 * S}}
     add_writer(path, steps=steps, closed=False, header={**clock, "budget": {"steps": 80}})
-    page = shown(page_of(Run.open(path)))
+    page = shown(report_page(Run.open(path)))
     assert "20 of 80 steps (25.0%); left, at the counted rate: 60 s" in page
-    assert 'value="0.2500"' in page
 
 
 def test_a_run_being_written_without_a_budget_says_that_it_is_unknown(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run")
     add_writer(path, steps=even_steps(20), closed=False)
-    assert "Unknown: no total step or token count" in page_of(Run.open(path))
+    assert "Unknown: no total step or token count" in report_page(Run.open(path))
 
 
 def test_each_headline_opens_to_its_formula_and_its_note(ladder: Path) -> None:
-    page = shown(page_of(Run.open(ladder)))
+    page = shown(report_page(Run.open(ladder)))
     assert "<dd>FLOPs of a token x tokens/s / (devices x dense peak of the type" in page
     assert "of 989.5 TFLOP/s dense bf16 (NVIDIA H200 datasheet, checked 2026-11-15)" in page
     assert '<span class="badge reported">reported</span>' in page
@@ -409,10 +403,29 @@ def test_a_page_is_written_where_one_says(erg: Erg, ladder: Path, tmp_path: Path
     assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
 
 
-def test_a_page_and_json_at_once_is_misuse(erg: Erg, ladder: Path, tmp_path: Path) -> None:
-    code, _, err = erg("report", ladder, "--json", "--html", tmp_path / "page.html")
+def test_a_page_is_written_beside_json_and_its_path_is_on_stderr(
+    erg: Erg, ladder: Path, tmp_path: Path
+) -> None:
+    code, out, err = erg("report", ladder, "--json", "--html", tmp_path / "page.html")
+    assert (code, json.loads(out)["run"]) == (0, "device")
+    assert "page.html (" in err
+    assert "<h1>device: " in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("option", ["--all", "--memory", "--metric=mfu"])
+def test_a_page_has_everything_and_no_part_of_it_is_asked_for(
+    erg: Erg, ladder: Path, tmp_path: Path, option: str
+) -> None:
+    code, _, err = erg("report", ladder, option, "--html", tmp_path / "page.html")
     assert (code, "give it alone" in err) == (2, True)
     assert not (tmp_path / "page.html").exists()
+
+
+def test_a_page_alone_prints_just_its_path(erg: Erg, ladder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    code, out, _ = erg("report", ladder, "--html", page)
+    assert (code, out.splitlines()[1:]) == (0, [])
+    assert out.startswith(f"{page} (")
 
 
 def test_the_title_of_a_roofline_has_the_unit_of_its_axis(ladder: Path) -> None:

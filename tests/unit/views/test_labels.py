@@ -44,7 +44,7 @@ def test_json_has_them_as_they_were_written(erg: Erg, run: Path) -> None:
 def test_the_model_card_has_them_escaped(erg: Erg, run: Path) -> None:
     _, out, _ = erg("card", run)
     assert "\n- tags: baseline, h200\n" in out
-    assert r": hot &lt;img src=x onerror=alert(1)\> \[red\]a\|b\[/red\] \[31m\*c\*" in out
+    assert r": hot &lt;img src=x onerror=alert(1)&gt; \[red\]a\|b\[/red\] \[31m\*c\*" in out
 
 
 def test_the_list_has_the_last_note_of_a_run_and_how_many_there_are(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
-
-from rich.console import Console
 
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Device, Reading, Sample, Step
 from ergmeter.runlog.reader import Run
-from ergmeter.views.run.memory import timeline
-from tests.runs import even_steps, run_of
+from ergmeter.views.run.report import memory_document
+from tests.runs import even_steps, printed, run_of
 
 S = 10**9
 GB = 10**9
@@ -23,10 +20,7 @@ TORCH = Device(
 
 
 def shown(run: Run) -> list[str]:
-    console = Console(file=io.StringIO(), width=80)
-    console.print(timeline(run))
-    assert isinstance(console.file, io.StringIO)
-    lines = console.file.getvalue().splitlines()
+    lines = printed(*memory_document(run).parts).splitlines()
     assert all(len(line) <= 80 for line in lines)
     return lines
 

@@ -14,7 +14,7 @@ import pytest
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.runlog.reader import Run
 from ergmeter.views.charts.time_charts import time_charts
-from ergmeter.views.html.page import figure
+from ergmeter.views.render.html import rendered
 from tests.runs import even_steps, run_of
 from tests.unit.metrics.test_explain_made import made
 
@@ -164,7 +164,8 @@ def test_a_single_line_has_no_legend_and_several_have(erg: Erg, run: Path, tmp_p
         erg("plot", run, "--kind", kind, "-o", tmp_path / f"{kind}.svg")
     assert "role-legend" not in (tmp_path / "power.svg").read_text()
     assert "role-legend" in (tmp_path / "activity.svg").read_text()
-    power, activity = map(figure, time_charts(evidence_of(Run.open(run)), ("power", "activity")))
+    charts = time_charts(evidence_of(Run.open(run)), ("power", "activity"))
+    power, activity = (rendered("figure", chart) for chart in charts)
     assert "legend" not in power
     assert '<ul class="legend"><li class="c1">multiprocessors</li><li class="c2">' in activity
 

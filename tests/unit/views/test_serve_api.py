@@ -20,7 +20,7 @@ from ergmeter.records import Device, Mark, Sample
 from ergmeter.runlog.identity import writer_header
 from ergmeter.runlog.manage.labels import annotate, tag
 from ergmeter.runlog.writer import Writer
-from ergmeter.views.html.page import vega
+from ergmeter.views.render.html import vega
 from ergmeter.views.serve import api, pages
 from ergmeter.views.serve.pool import Pool
 from tests.runs import GPU, make_run

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from ergmeter.importers.importing import ImportRequest, import_log
 from ergmeter.metrics.catalog import catalogue
@@ -19,19 +17,19 @@ from ergmeter.runlog.identity import run_header
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 from ergmeter.runlog.writer import create_run
+from ergmeter.units import BARS
 from ergmeter.views import documents
 from ergmeter.views.run import card as terminal
-from tests.runs import add_writer, even_steps, run_of
+from ergmeter.views.run.report import _every_metric, document
+from tests.runs import add_writer, even_steps, printed, printed_card, run_of
 
 S = 10**9
 WIDTH = 80
 
 
 def shown(run: Run, *, width: int = WIDTH, **settings: Any) -> list[str]:
-    out = io.StringIO()
-    console = Console(file=out, width=width)
-    terminal.show(console, run, summarize(run, Settings(**settings)))
-    return out.getvalue().splitlines()
+    summary = summarize(run, Settings(**settings))
+    return printed(*document([(run, summary)]).parts, width=width).splitlines()
 
 
 def words(lines: list[str]) -> str:
@@ -56,7 +54,7 @@ def test_no_line_of_the_card_is_wider_than_the_terminal(tmp_path: Path) -> None:
     assert {len(line) for line in frame} == {WIDTH}
     (curve,) = (line for line in frame if "loss  " in line)
     assert "1.234e-05 to 0.002468" in curve
-    assert sum(character in terminal.BARS for character in curve) == terminal._CELLS
+    assert sum(character in BARS for character in curve) == terminal._CELLS
 
 
 def test_the_path_of_the_run_stands_whole_on_its_line_however_long(tmp_path: Path) -> None:
@@ -130,10 +128,8 @@ def test_the_warm_up_is_said_once_and_its_rule_where_that_is_news(
 )
 def test_an_interval_repeats_no_unit_and_loses_none(reading: Reading, said: str) -> None:
     assert terminal.interval(reading) == said
-    out = io.StringIO()
     summary = Summary("run", "finished", {"time.step_s": reading}, {}, ())
-    Console(file=out, width=WIDTH).print(terminal.every_metric(summary))
-    lines = out.getvalue().splitlines()
+    lines = printed(_every_metric(summary)).splitlines()
     assert lines[1:] == ([f"    {said}"] if said else [])
 
 
@@ -142,9 +138,7 @@ def test_a_bare_number_has_no_unit() -> None:
     loss = Reading(2.34, "1", "reported", 2.25, 2.5, note="the last")
     assert (terminal.value(loss), terminal.interval(loss)) == ("2.34", "2.25 to 2.5")
     summary = Summary("run", "finished", {"training.loss": loss}, {}, ())
-    out = io.StringIO()
-    Console(file=out, width=WIDTH).print(terminal.every_metric(summary))
-    assert out.getvalue().splitlines() == [
+    assert printed(_every_metric(summary)).splitlines() == [
         "training.loss  2.34  reported",
         "    2.25 to 2.5; the last",
     ]
@@ -153,10 +147,8 @@ def test_a_bare_number_has_no_unit() -> None:
 
 
 def test_notes_end_where_their_words_do(tmp_path: Path) -> None:
-    out = io.StringIO()
     summary = summarize(run_of(tmp_path / "run", steps=even_steps(20, tokens_computed=5)))
-    Console(file=out, width=WIDTH).print(terminal.every_metric(summary))
-    lines = out.getvalue().splitlines()
+    lines = printed(_every_metric(summary)).splitlines()
     assert len(lines) > 2 * len(summary.readings)
     assert [line for line in lines if line != line.rstrip()] == []
     assert max(map(len, lines)) <= WIDTH
@@ -193,11 +185,9 @@ def test_nothing_is_cut_off_at_80_columns_however_long_a_figure(tmp_path: Path) 
         "time.run_s": Reading(9e4, "s", "measured"),
         "overhead.cpu_frac": Reading(0.034, "frac", "measured"),
     }
-    out = io.StringIO()
-    card = terminal.card(run, dataclasses.replace(summary, readings={**summary.readings, **long}))
-    Console(file=out, width=WIDTH).print(card)
-    lines = out.getvalue().splitlines()
-    assert "…" not in out.getvalue()
+    long_summary = dataclasses.replace(summary, readings={**summary.readings, **long})
+    lines = printed_card(run, long_summary).splitlines()
+    assert not any("…" in line for line in lines)
     assert {len(line) for line in lines} == {WIDTH}
     assert any("12,345,678 tokens/s  < 0.1 %  measured" in line for line in lines)
     assert any("16,777,216 tokens/step  ± 3.0 %  reported" in line for line in lines)
@@ -218,11 +208,8 @@ def test_our_own_cost_is_on_the_card_of_a_run_that_is_not_just_start_up(
         "time.run_s": Reading(lasted_s, "s", "measured"),
         "overhead.cpu_frac": Reading(1.3, "frac", "measured"),
     }
-    out = io.StringIO()
-    Console(file=out, width=WIDTH).print(
-        terminal.card(run, dataclasses.replace(summary, readings=readings))
-    )
-    assert ("130 %" in out.getvalue()) == is_shown
+    card = printed_card(run, dataclasses.replace(summary, readings=readings))
+    assert ("130 %" in card) == is_shown
 
 
 def test_phases_say_that_they_are_of_the_whole_run(tmp_path: Path) -> None:
@@ -311,9 +298,7 @@ def test_the_first_printed_loss_is_drawn_where_steps_tell_none(tmp_path: Path) -
     path = create_run(tmp_path / "run", run_header("test", ["train.py"]))
     add_writer(path, steps=even_steps(70))
     add_writer(path, steps=printed, reported=[first], stream="output")
-    curve = terminal.loss_curve(Run.open(path))
-    assert curve is not None
-    assert curve.plain.strip() == "loss, as printed  █▇▆▅▄▃▂▁ 8 to 1"
+    assert "│ loss, as printed  █▇▆▅▄▃▂▁ 8 to 1 " in printed_card(Run.open(path))
 
 
 def test_the_loss_of_several_ranks_is_drawn_once(tmp_path: Path) -> None:
@@ -324,6 +309,4 @@ def test_the_loss_of_several_ranks_is_drawn_once(tmp_path: Path) -> None:
             for number, one in enumerate(even_steps(8, tokens_computed=10))
         ]
         add_writer(path, steps=steps)
-    curve = terminal.loss_curve(Run.open(path))
-    assert curve is not None
-    assert curve.plain.strip() == "loss  █▇▆▅▄▃▂▁ 8 to 1"
+    assert "│ loss  █▇▆▅▄▃▂▁ 8 to 1 " in printed_card(Run.open(path))

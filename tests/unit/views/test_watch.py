@@ -18,6 +18,7 @@ from ergmeter.cli.look.watch import _as_lines, _Looks, new_alerts
 from ergmeter.metrics.live.alert_rules import NotedAlert
 from ergmeter.metrics.live.frame import LiveFrame, RunWatcher
 from ergmeter.records import Device, Sample, Step
+from ergmeter.units import sparkline
 from ergmeter.views.run import watch
 from tests.runs import add_writer, even_steps, make_run
 
@@ -103,11 +104,11 @@ def test_a_line_for_a_file_has_the_same_figures(run: Path) -> None:
 
 
 def test_a_sparkline_goes_from_its_least_to_its_most() -> None:
-    assert watch.sparkline((0.0, 1.0, 2.0, 7.0), 10) == "▁▂▃█"
-    assert watch.sparkline((3.0, 3.0), 10) == "▁▁"
-    assert watch.sparkline((1.0,), 10) == ""
-    assert len(watch.sparkline(tuple(map(float, range(1000))), 40)) == 40
-    assert watch.sparkline((0.0, math.nan, 1.0), 10) == "▁█"
+    assert sparkline((0.0, 1.0, 2.0, 7.0), 10) == "▁▂▃█"
+    assert sparkline((3.0, 3.0), 10) == "▁▁"
+    assert sparkline((1.0,), 10) == ""
+    assert len(sparkline(tuple(map(float, range(1000))), 40)) == 40
+    assert sparkline((0.0, math.nan, 1.0), 10) == "▁█"
 
 
 def test_watch_once_shows_an_old_run_by_its_path_or_the_directory(erg: Erg, run: Path) -> None:

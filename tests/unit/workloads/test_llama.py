@@ -10,11 +10,9 @@ from ergmeter.workloads.demo_training import (
     LARGE,
     SMALL,
     Llama,
-    LlamaAttention,
     LlamaConfig,
-    RMSNorm,
+    LlamaLayer,
     Size,
-    SwiGLU,
     rotated,
     rotation,
 )
@@ -48,7 +46,7 @@ def test_a_later_token_does_not_change_earlier_logits_and_does_change_its_own() 
 
 
 def test_an_earlier_token_is_seen_by_later_positions() -> None:
-    attention = LlamaAttention(TINY)
+    attention = LlamaLayer(TINY).attention
     cos, sin = rotation(6, TINY.head_width, TINY.rotary_base)
     before = torch.randn(1, 6, TINY.width)
     after = before.clone()
@@ -86,19 +84,14 @@ def test_the_slowest_pair_turns_at_the_base_s_rate() -> None:
 
 
 def test_shared_heads_are_full_attention_with_repeated_keys_and_values() -> None:
-    shared = LlamaAttention(TINY)
-    full = LlamaAttention(LlamaConfig(11, 16, 2, 4, 4, 24, 32))
-    full.load_state_dict(
-        {
-            "q.weight": shared.q.weight,
-            "k.weight": heads_twice(shared.k.weight),
-            "v.weight": heads_twice(shared.v.weight),
-            "out.weight": shared.out.weight,
-        }
-    )
+    shared = LlamaLayer(TINY)
+    full = LlamaLayer(LlamaConfig(11, 16, 2, 4, 4, 24, 32))
+    weights = shared.state_dict()
+    twice = {name: heads_twice(weights[name]) for name in ("k.weight", "v.weight")}
+    full.load_state_dict({**weights, **twice})
     x = torch.randn(2, 9, TINY.width)
     cos, sin = rotation(9, TINY.head_width, TINY.rotary_base)
-    torch.testing.assert_close(shared(x, cos, sin), full(x, cos, sin))
+    torch.testing.assert_close(shared.attention(x, cos, sin), full.attention(x, cos, sin))
 
 
 def heads_twice(weight: torch.Tensor) -> torch.Tensor:
@@ -109,21 +102,21 @@ def heads_twice(weight: torch.Tensor) -> torch.Tensor:
 
 def test_attention_is_softmax_of_scaled_products_written_out() -> None:
     config = LlamaConfig(11, 4, 1, 1, 1, 8, 8)
-    attention = LlamaAttention(config)
+    layer = LlamaLayer(config)
     x = torch.randn(1, 3, 4)
     cos, sin = rotation(3, 4, config.rotary_base)
-    q, k = (rotated(project(x[0]), cos, sin) for project in (attention.q, attention.k))
-    v = attention.v(x[0])
+    q, k = (rotated(project(x[0]), cos, sin) for project in (layer.q, layer.k))
+    v = layer.v(x[0])
     rows = [torch.softmax(q[i] @ k[: i + 1].T / 4**0.5, dim=0) @ v[: i + 1] for i in range(3)]
-    torch.testing.assert_close(attention(x, cos, sin)[0], attention.out(torch.stack(rows)))
+    torch.testing.assert_close(layer.attention(x, cos, sin)[0], layer.out(torch.stack(rows)))
 
 
 def test_the_feed_forward_part_is_gated_written_out() -> None:
-    part = SwiGLU(TINY)
+    layer = LlamaLayer(TINY)
     x = torch.randn(3, TINY.width)
-    gate, up = x @ part.gate.weight.T, x @ part.up.weight.T
-    expected = (gate * torch.sigmoid(gate) * up) @ part.down.weight.T
-    torch.testing.assert_close(part(x), expected)
+    gate, up = x @ layer.gate.weight.T, x @ layer.up.weight.T
+    expected = (gate * torch.sigmoid(gate) * up) @ layer.down.weight.T
+    torch.testing.assert_close(layer.feed_forward(x), expected)
 
 
 # On a GPU only: some virtual machines name the CPU's bf16 instructions and die of them.
@@ -134,12 +127,6 @@ def test_bf16_autocast_gives_the_same_answer_to_bf16_s_precision() -> None:
         coarse = model(given)
     assert coarse.dtype == torch.bfloat16
     torch.testing.assert_close(coarse.float(), model(given), rtol=0.05, atol=0.01)
-
-
-def test_rms_norm_of_3_and_4_by_hand() -> None:
-    # The mean of 9 and 16 is 12.5.
-    normed = RMSNorm(2, epsilon=0.0)(torch.tensor([3.0, 4.0]))
-    torch.testing.assert_close(normed, torch.tensor([3 / 12.5**0.5, 4 / 12.5**0.5]))
 
 
 def test_parameters_by_hand() -> None:

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.options import COUNT, flag, repeated, with_default
-from ergmeter.cli.run_options import (
+from ergmeter.cli.options import (
+    COUNT,
     Forms,
     check_page,
     check_writable,
     chosen_form,
+    flag,
+    repeated,
+    with_default,
     with_page,
     write_page,
 )

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import click
 
-from ergmeter.cli.options import flag
-from ergmeter.cli.run_options import Forms
+from ergmeter.cli.options import Forms, flag, with_reference_forms
 
 
 @click.command()
 @click.argument("name", required=False)
 @flag("--markdown", help="The whole page, as in docs/conventions.md.")
-@flag("--json", "as_json", help="As JSON.")
-def command(name: str | None, markdown: bool, as_json: bool) -> None:
+@with_reference_forms
+def command(name: str | None, markdown: bool, forms: Forms) -> None:
     """Explain how FLOPs are counted under a convention; without NAME, list them all."""
     from ergmeter.flops.conventions import CONVENTIONS, convention
     from ergmeter.views.calculate import flops as view
@@ -21,4 +20,4 @@ def command(name: str | None, markdown: bool, as_json: bool) -> None:
         click.echo(view.conventions_page(), nl=False)
         return
     conventions = [convention(name)] if name else list(CONVENTIONS.values())
-    Forms("json" if as_json else "terminal").show(view.conventions_document(conventions))
+    forms.show(view.conventions_document(conventions))

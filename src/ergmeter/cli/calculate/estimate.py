@@ -10,8 +10,7 @@ import click
 from click.core import ParameterSource
 
 from ergmeter.cli import work_options as step
-from ergmeter.cli.options import flag, with_default, with_each
-from ergmeter.cli.run_options import Forms, with_forms
+from ergmeter.cli.options import Forms, flag, with_default, with_each, with_forms
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.flops.estimate import estimate as engine
 from ergmeter.flops.estimate.arrangement import (

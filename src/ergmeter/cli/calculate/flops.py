@@ -7,8 +7,7 @@ from typing import Any
 import click
 
 from ergmeter.cli import work_options as step
-from ergmeter.cli.options import with_default
-from ergmeter.cli.run_options import Forms, with_forms
+from ergmeter.cli.options import Forms, with_default, with_forms
 from ergmeter.errors import FormatError, PluginError, UsageError
 
 

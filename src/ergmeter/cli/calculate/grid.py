@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ergmeter.cli.run_options import Forms, with_forms
+from ergmeter.cli.options import Forms, with_forms
 
 
 @click.command()

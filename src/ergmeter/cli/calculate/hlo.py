@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import COUNT, flag
-from ergmeter.cli.run_options import Forms, with_forms
+from ergmeter.cli.options import COUNT, Forms, flag, with_forms
 from ergmeter.errors import FormatError, UsageError
 
 if TYPE_CHECKING:

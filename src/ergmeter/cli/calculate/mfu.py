@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli import work_options as step
-from ergmeter.cli.options import COUNT, with_default
-from ergmeter.cli.run_options import Forms, with_forms
+from ergmeter.cli.options import COUNT, Forms, with_default, with_forms
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ergmeter.cli.options import flag
-from ergmeter.cli.run_options import Forms
+from ergmeter.cli.options import Forms, flag, with_reference_forms
 from ergmeter.errors import UsageError
 
 
@@ -13,10 +12,10 @@ from ergmeter.errors import UsageError
 @click.argument("name", required=False)
 @click.option("--vendor", help="Just the devices of this vendor: nvidia, amd, google, aws, ...")
 @click.option("--dtype", help="Just the devices with a peak for this type, and just that peak.")
-@flag("--json", "as_json", help="As JSON, in FLOP/s, bytes and watts.")
+@with_reference_forms
 @flag("--markdown", help="The whole page, as in docs/hardware.md.")
 def command(
-    name: str | None, vendor: str | None, dtype: str | None, as_json: bool, markdown: bool
+    name: str | None, vendor: str | None, dtype: str | None, forms: Forms, markdown: bool
 ) -> None:
     """Show a device's peak, by its driver's name for it or an alias; without NAME, list all.
 
@@ -30,7 +29,6 @@ def command(
     if markdown:
         click.echo(reference.hardware_page(), nl=False)
         return
-    forms = Forms("json" if as_json else "terminal")
     if name:
         spec = lookup(name)
         if dtype:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ergmeter.cli.compare import bench_output
-from ergmeter.cli.options import COUNT, PATH, flag, path_option, repeated, with_default
-from ergmeter.cli.run_options import print_json
+from ergmeter.cli.options import COUNT, PATH, flag, path_option, print_json, repeated, with_default
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,11 +11,17 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from ergmeter.cli.options import BY, NOISE, PATH, flag, path_option, repeated, with_default
-from ergmeter.cli.run_options import (
+from ergmeter.cli.options import (
+    BY,
+    NOISE,
+    PATH,
     Forms,
     check_page,
     chosen_form,
+    flag,
+    path_option,
+    repeated,
+    with_default,
     with_forms,
     with_page,
     write_page,

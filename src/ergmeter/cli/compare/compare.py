@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import PATH, flag, listed, repeated, with_default
-from ergmeter.cli.run_options import with_format, with_settings
+from ergmeter.cli.options import PATH, flag, listed, repeated, with_default, with_format
+from ergmeter.cli.run_options import with_settings
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ergmeter.cli.run_options import Forms
+    from ergmeter.cli.options import Forms
     from ergmeter.compare.run_curves import Axis
     from ergmeter.runlog.settings import Settings
 

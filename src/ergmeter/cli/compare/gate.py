@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import BY, NOISE, flag, path_option, repeated, with_default
-from ergmeter.cli.run_options import (
+from ergmeter.cli.options import (
+    BY,
+    NOISE,
     Forms,
     check_page,
     chosen_form,
+    flag,
+    path_option,
     print_json,
+    repeated,
+    with_default,
     with_page,
     write_page,
 )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import flag, path_option, with_default
-from ergmeter.cli.run_options import check_writable, with_run, with_settings
+from ergmeter.cli.options import check_writable, flag, path_option, with_default
+from ergmeter.cli.run_options import with_run, with_settings
 from ergmeter.cli.work_options import with_model
 from ergmeter.errors import UsageError
 
@@ -70,10 +70,9 @@ def command(
         raise UsageError(f"{out} is for the card and for the badge; name another file")
     _check_one(run)
     summary = summarize(run, settings, flops=flops)
-    facts = view.OwnerFacts(location, training_type)
+    all_steps = _over_all_steps(run, settings, flops, summary)
     declared = settings_of(run, settings)
-    summary_filled = _unmeasured_filled(run, settings, flops, summary)
-    sources = view.Sources(run, summary, summary_filled, declared, facts, flops)
+    sources = view.Sources(run, summary, all_steps, declared, flops, location, training_type)
     text = view.page(sources)
     if badge is not None:
         badge.write_text(badge_svg(key, view.figure(sources, key)), "utf-8")
@@ -86,7 +85,7 @@ def command(
             click.echo(str(path), err=out is None)
 
 
-def _unmeasured_filled(
+def _over_all_steps(
     run: Run, settings: Settings, flops: tuple[Flops, ...], summary: Summary
 ) -> Summary:
     """The same with warm-up, evaluation and checkpoints: they emitted too."""

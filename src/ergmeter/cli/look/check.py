@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import PATH
-from ergmeter.cli.run_options import with_forms, with_settings, with_training
+from ergmeter.cli.options import PATH, with_forms
+from ergmeter.cli.run_options import with_settings, with_training
 
 if TYPE_CHECKING:
-    from ergmeter.cli.run_options import Forms
+    from ergmeter.cli.options import Forms
     from ergmeter.runlog.settings import Settings
 
 

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.run_options import with_forms, with_run, with_settings
+from ergmeter.cli.options import with_forms
+from ergmeter.cli.run_options import with_run, with_settings
 from ergmeter.cli.work_options import with_model
 
 if TYPE_CHECKING:
-    from ergmeter.cli.run_options import Forms
+    from ergmeter.cli.options import Forms
     from ergmeter.records import Flops
     from ergmeter.runlog.reader import Run
     from ergmeter.runlog.settings import Settings

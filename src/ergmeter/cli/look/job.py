@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import PATH, with_default
-from ergmeter.cli.run_options import with_forms
+from ergmeter.cli.options import PATH, with_default, with_forms
 
 if TYPE_CHECKING:
-    from ergmeter.cli.run_options import Forms
+    from ergmeter.cli.options import Forms
 
 
 @click.command()

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.options import flag, path_option, with_default
-from ergmeter.cli.run_options import check_folder, check_writable, with_run, with_settings
+from ergmeter.cli.options import check_folder, check_writable, flag, path_option, with_default
+from ergmeter.cli.run_options import with_run, with_settings
 from ergmeter.cli.work_options import with_model
 
 if TYPE_CHECKING:

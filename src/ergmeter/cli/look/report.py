@@ -6,28 +6,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import flag, repeated
-from ergmeter.cli.run_options import (
-    check_page,
-    print_json,
-    show_run,
-    with_page,
-    with_run,
-    with_settings,
-    write_page,
-)
+from ergmeter.cli.options import flag, print_json, repeated, with_forms
+from ergmeter.cli.run_options import summaries, tell_next, with_run, with_settings
 from ergmeter.cli.work_options import with_model
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from ergmeter.cli.options import Forms
     from ergmeter.records import Flops
     from ergmeter.runlog.reader import Run
     from ergmeter.runlog.settings import Settings
 
 
 @click.command()
-@flag("--json", "as_json", help="Everything, as JSON.")
 @repeated(
     "--metric",
     "metrics",
@@ -36,7 +26,7 @@ if TYPE_CHECKING:
 )
 @flag("--all", "show_all", help="Every metric, with notes and missing ones.")
 @flag("--memory", help="Just memory over time, by device and phase.")
-@with_page
+@with_forms
 @with_model
 @with_settings
 @with_run
@@ -44,11 +34,10 @@ def command(
     settings: Settings,
     flops: tuple[Flops, ...],
     run: Run,
-    as_json: bool,
     metrics: tuple[str, ...],
     show_all: bool,
     memory: bool,
-    page: Path | None,
+    forms: Forms,
 ) -> None:
     """Show what a run came to. Without RUN: the newest under runs/.
 
@@ -56,57 +45,70 @@ def command(
     run was made with; nothing is written. Where one command ran several trainings, each has a card
     of its own.
     """
-    from rich.console import Console
-
-    if memory and (as_json or metrics):
+    if memory and (metrics or forms.form == "json"):
         raise click.UsageError("--memory is to be looked at; `erg export` has the readings")
-    if page is not None:
-        if as_json or metrics or memory or show_all:
-            raise click.UsageError("--html has everything on its page: give it alone")
-        check_page(page)
-        _write_page(run, page, settings, flops)
+    if forms.page is not None and (metrics or memory or show_all):
+        raise click.UsageError("--html has everything on its page: give it alone")
+    if metrics:
+        _print_metrics(run, settings, flops, metrics, forms)
     elif memory:
-        from ergmeter.views.run.memory import timeline
+        from ergmeter.views.run.report import memory_document
 
-        Console().print(timeline(run))
-    elif as_json or metrics:
-        _print_figures(run, settings, flops, metrics, as_json=as_json)
+        forms.show(memory_document(run))
     else:
-        show_run(Console(), run, settings, flops=flops, show_all=show_all)
+        _show(run, settings, flops, forms, show_all=show_all)
 
 
-def _print_figures(
+def _print_metrics(
     run: Run,
     settings: Settings,
     flops: tuple[Flops, ...],
     metrics: tuple[str, ...],
-    *,
-    as_json: bool,
+    forms: Forms,
 ) -> None:
     from ergmeter.metrics.summarize import summarize
     from ergmeter.views import documents
 
     summary = summarize(run, settings, flops=flops)
-    if not as_json:
-        for line in documents.metric_lines(summary, metrics):
-            click.echo(line)
-        return
-    if metrics:
+    if forms.form == "json":
         print_json(documents.metrics(summary, metrics))
-    else:
-        print_json(documents.report(run, summary, settings))
+        return
+    for line in documents.metric_lines(summary, metrics):
+        click.echo(line)
 
 
-def _write_page(run: Run, page: Path, settings: Settings, flops: tuple[Flops, ...]) -> None:
+def _show(
+    run: Run, settings: Settings, flops: tuple[Flops, ...], forms: Forms, *, show_all: bool
+) -> None:
+    """Show the report. One whose page alone was asked for is not printed as well."""
+    from rich.console import Console
+
     from ergmeter.metrics.summarize import evidence_of, summary_of
-    from ergmeter.views.run.report_page import report
+    from ergmeter.views.documents import report
+    from ergmeter.views.run.report import document
 
+    evidence, data = None, None
+    if forms.page is None and forms.form != "json":
+        cards = summaries(run, settings, flops)
+    else:
+        _check_page_is_of_one(run, forms)
+        evidence = evidence_of(run, settings, flops=flops)
+        cards = [(run, summary_of(evidence))]
+        data = report(run, cards[0][1], settings)
+    shown = document(cards, evidence=evidence if forms.page else None, show_all=show_all, data=data)
+    if forms.page is not None and forms.form == "terminal":
+        forms.write_page(shown, is_alone=True)
+        return
+    console = Console()
+    forms.show(shown, console=console)
+    if forms.form == "terminal":
+        tell_next(console)
+
+
+def _check_page_is_of_one(run: Run, forms: Forms) -> None:
     several = len(run.trainings)
-    if several > 1 and not run.beside:
+    if forms.page is not None and several > 1 and not run.beside:
         raise click.UsageError(
             f"{several} trainings in this run, each with a page of its own: --training 1 (to"
             f" {several})"
         )
-    evidence = evidence_of(run, settings, flops=flops)
-    html = report(evidence, summary_of(evidence))
-    write_page(page, html, is_told_apart=False)

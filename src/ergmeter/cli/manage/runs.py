@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from ergmeter.cli.options import PATH, flag, repeated
-from ergmeter.cli.run_options import check_folder
+from ergmeter.cli.options import PATH, check_folder, flag, repeated
 
 _RUN = click.argument("run", type=PATH)
 _PATH = click.Path(path_type=Path)

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.measure.torch_workload import INTERRUPTED, progress_bar, workload
-from ergmeter.cli.options import flag
-from ergmeter.cli.run_options import with_forms
+from ergmeter.cli.options import flag, with_forms
 
 if TYPE_CHECKING:
-    from ergmeter.cli.run_options import Forms
+    from ergmeter.cli.options import Forms
     from ergmeter.hardware.calibration import Calibration
 
 

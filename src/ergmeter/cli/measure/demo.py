@@ -61,11 +61,13 @@ def command(seconds: int, out: Path | None, device: str, as_json: bool, quiet: b
 def _show(outcome: DemoOutcome, *, as_json: bool, hints: bool) -> None:
     from rich.console import Console
 
-    from ergmeter.cli.run_options import print_json, tell_next
+    from ergmeter.cli.options import print_json
+    from ergmeter.cli.run_options import tell_next
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.reader import Run
     from ergmeter.views import documents
-    from ergmeter.views.run.card import show
+    from ergmeter.views.render.terminal import show
+    from ergmeter.views.run.report import document
 
     opened = Run.open(outcome.run)
     summary = summarize(opened)
@@ -73,7 +75,7 @@ def _show(outcome: DemoOutcome, *, as_json: bool, hints: bool) -> None:
         print_json(documents.report(opened, summary))
         return
     console = Console()
-    show(console, opened, summary)
+    show(document([(opened, summary)]), console)
     if hints:
         for line in (*_what_it_was(summary, outcome), *_WHERE_NEXT):
             click.echo(line)

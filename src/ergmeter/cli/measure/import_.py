@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import flag, path_option
-from ergmeter.cli.run_options import print_json, with_settings
+from ergmeter.cli.options import flag, path_option, print_json
+from ergmeter.cli.run_options import with_settings
 from ergmeter.cli.work_options import with_model
 
 if TYPE_CHECKING:

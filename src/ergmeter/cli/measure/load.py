@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli.measure.torch_workload import progress_bar
-from ergmeter.cli.options import COUNT, flag, path_option, repeated, with_default
-from ergmeter.cli.run_options import with_forms
+from ergmeter.cli.options import COUNT, flag, path_option, repeated, with_default, with_forms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ergmeter.cli.run_options import Forms
+    from ergmeter.cli.options import Forms
     from ergmeter.load.client import Endpoint
     from ergmeter.load.level import LevelOutcome, LevelPlan
     from ergmeter.load.pacing import Closed, LevelLength, Open

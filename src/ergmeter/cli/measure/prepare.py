@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli.measure.torch_workload import needing
-from ergmeter.cli.options import flag, path_option
-from ergmeter.cli.run_options import print_json
+from ergmeter.cli.options import flag, path_option, print_json
 
 if TYPE_CHECKING:
     from ergmeter.workloads.sft.config_sections import SftConfig

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from ergmeter.cli.options import flag, path_option, repeated
-from ergmeter.cli.run_options import check_folder, with_alerts, with_settings, with_sinks
+from ergmeter.cli.options import check_folder, flag, path_option, repeated
+from ergmeter.cli.run_options import with_alerts, with_settings, with_sinks
 from ergmeter.cli.work_options import with_model
 
 _OF_THE_COMMAND = ("name", "tokens_are", "keep_buffering", "pty")

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli.measure.torch_workload import needing, progress_bar
-from ergmeter.cli.options import flag, path_option, repeated, with_default
-from ergmeter.cli.run_options import print_json
+from ergmeter.cli.options import flag, path_option, print_json, repeated, with_default
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -192,10 +191,11 @@ def _card(run: Path) -> None:
 
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.reader import Run
-    from ergmeter.views.run.card import show
+    from ergmeter.views.render.terminal import show
+    from ergmeter.views.run.report import document
 
     opened = Run.open(run)
-    show(Console(), opened, summarize(opened))
+    show(document([(opened, summarize(opened))]), Console())
 
 
 def _tell_of_row(outcome: TrainingOutcome) -> None:

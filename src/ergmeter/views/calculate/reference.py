@@ -210,6 +210,7 @@ def _peak_texts(spec: DeviceSpec, *, digits: int = 6) -> dict[str, str]:
     }
 
 
+_METRIC_FIELDS = ("key", "title", "unit", "direction", "upper_bound", "formula", "needs", "kinds")
 _METRICS_HEAD = """\
 # Metrics
 
@@ -238,6 +239,26 @@ def metric_entry(metric: Metric) -> list[str]:
         for alias in metric.aliases
     ]
     return lines
+
+
+def metrics_document(metrics: Sequence[Metric]) -> Document:
+    """Return metrics with unit, formula, needs and the names that other systems have for them."""
+    rows = tuple(
+        (
+            *(m.key, m.title, m.unit, m.direction, _bound(m), m.formula, ", ".join(m.needs)),
+            ", ".join(f"{alias.name} [{alias.unit}] ({alias.system})" for alias in m.aliases),
+        )
+        for m in metrics
+    )
+    data = [
+        {
+            **{name: getattr(m, name) for name in _METRIC_FIELDS},
+            "aliases": [dataclasses.asdict(alias) for alias in m.aliases],
+        }
+        for m in metrics
+    ]
+    titles = ("key", "title", "unit", "better", "bound", "formula", "needs", "other names")
+    return Document("Metrics", (Table(titles, rows),), data)
 
 
 def _bound(metric: Metric) -> str:

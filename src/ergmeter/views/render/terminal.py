@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich import table as rich_table
 from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.panel import Panel
 from rich.text import Text
 
 from ergmeter.views.document import (
     VERDICTS,
     BarCell,
+    Frame,
     HeadlinePart,
     Items,
     Note,
@@ -49,7 +52,8 @@ _SIGNS: dict[Weight, tuple[str, str]] = {
 _BAR_CELLS = 20
 _INDENT = 2
 _GAP = 2
-_BELOW = 3
+_FRAME_COLUMNS = 100  # at most
+_FRAME_EDGES = 4  # columns: a line and a blank on each side
 
 
 def show(document: Document, console: Console) -> None:
@@ -71,6 +75,8 @@ def _show(parts: tuple[Part, ...], console: Console, *, after: Part | None) -> N
 
 
 def _stands_apart(before: Part, part: Part) -> bool:
+    if isinstance(before, Frame) or isinstance(part, Frame):
+        return False
     if isinstance(before, Section) or isinstance(part, Section) or _is_grid(before):
         return True
     return not isinstance(before, HeadlinePart) and (
@@ -95,6 +101,8 @@ def _is_field_list(table: Table) -> bool:
 def _print(part: Part, console: Console) -> None:
     if isinstance(part, HeadlinePart):
         console.print(_headline(part))
+    elif isinstance(part, Frame):
+        console.print(_frame(part, console.width))
     elif isinstance(part, Table):
         _print_table(part, console)
     elif isinstance(part, Note):
@@ -106,12 +114,19 @@ def _print(part: Part, console: Console) -> None:
         for text in part.texts:
             _print_hanging(console, "- ", text)
     elif isinstance(part, Paragraph):
-        console.print(_text(part.text, _STYLES[part.style]), soft_wrap=part.is_to_copy or None)
+        console.print(_paragraph(part), soft_wrap=part.is_to_copy or None)
 
 
 def _text(text: str, style: str = "") -> Text:
     """Return a text without control characters, which a terminal would act on."""
     return Text("".join(c if c.isprintable() or c == "\n" else " " for c in text), style)
+
+
+def _paragraph(paragraph: Paragraph) -> Text:
+    text = _text(paragraph.text, _STYLES[paragraph.style])
+    if paragraph.is_one_line:
+        text.no_wrap, text.overflow = True, "ellipsis"
+    return text
 
 
 def _headline(headline: HeadlinePart) -> Text:
@@ -123,6 +138,36 @@ def _headline(headline: HeadlinePart) -> Text:
     if headline.about:
         line = Text.assemble(line, "  ", _text(headline.about, "dim"))
     return line
+
+
+def _frame(frame: Frame, columns: int) -> Panel:
+    """Return the parts in a frame: tables, absences and the first of other notes are set apart."""
+    width = min(_FRAME_COLUMNS, columns) - _FRAME_EDGES
+    body: list[RenderableType] = []
+    weight = ""  # of the note before
+    for part in frame.parts:
+        before, weight = weight, part.weight if isinstance(part, Note) else ""
+        if isinstance(part, Table) or (weight and (weight == "absent" or weight != before)):
+            body.append(Text())
+        body.append(_framed(part, width))
+    status = _text(frame.status, _STATES[frame.state])
+    title = Text.assemble(" ", _text(frame.name, "bold"), "  ", status, " ")
+    return Panel(
+        Group(*body), title=title, title_align="left", width=_FRAME_COLUMNS, padding=(0, 1)
+    )
+
+
+def _framed(part: Table | Paragraph | Note, width: int) -> RenderableType:
+    if isinstance(part, Table):
+        return _grid(part, width)
+    if isinstance(part, Paragraph):
+        return _paragraph(part)
+    if part.weight == "absent":
+        return Text.assemble(_text(f"{part.text}: ", "yellow"), _text(part.effect))
+    sign, style = _SIGNS[part.weight]
+    lines = rich_table.Table.grid(padding=(0, 1, 0, 0))
+    lines.add_row(Text(sign.strip(), style), _text(part.text))
+    return lines
 
 
 def _print_hanging(console: Console, start: str | Text, text: str, style: str = "") -> None:
@@ -153,7 +198,7 @@ def _print_table(table: Table, console: Console) -> None:
         for number, piece in enumerate(_pieces(table, console.width)):
             if number:
                 console.print()
-            console.print(_grid(piece, console))
+            console.print(_grid(piece, console.width))
 
 
 def _pieces(table: Table, width: int) -> Iterator[Table]:
@@ -172,15 +217,16 @@ def _pieces(table: Table, width: int) -> Iterator[Table]:
     yield table.only(titles + piece) if titles else table
 
 
-def _grid(table: Table, console: Console) -> rich_table.Table:
-    """Return a table in columns."""
+def _grid(table: Table, width: int) -> rich_table.Table:
+    """Return a table in columns that fits into a width."""
     has_head = table.has_head and any(table.head)
+    has_box = has_head and table.has_rule
     grid = rich_table.Table(
-        box=box.SIMPLE_HEAD if has_head else None,
+        box=box.SIMPLE_HEAD if has_box else None,
         show_header=has_head,
         show_edge=False,
         pad_edge=False,
-        padding=(0, _gap(table, console.width, has_head=has_head), 0, 0),
+        padding=(0, _gap(table, width, has_box=has_box), 0, 0),
     )
     head_lines = max((title.count("\n") for title in table.head), default=0)
     for column in table.layout:
@@ -192,18 +238,21 @@ def _grid(table: Table, console: Console) -> rich_table.Table:
             no_wrap=column.no_wrap or not is_text,
             overflow="fold",
             style=_STYLES[column.style],
+            max_width=column.most_characters or None,
         )
     for number, row in enumerate(table.rows):
+        if table.is_grouped and number and row[0]:
+            grid.add_row()
         cells = [_cell(column, cell) for column, cell in zip(table.layout, row, strict=True)]
         grid.add_row(*cells, style="bold" if number in table.strong_rows else "")
     return grid
 
 
-def _gap(table: Table, width: int, *, has_head: bool) -> int:
+def _gap(table: Table, width: int, *, has_box: bool) -> int:
     """Return the padding of a cell: columns are two apart, or one if they fit only then."""
     widths = _widths(table)
     gap = _GAP if sum(widths) + _GAP * (len(widths) - 1) <= width else 1
-    return gap - has_head  # a box has a blank of its own between columns
+    return gap - has_box  # a box has a blank of its own between columns
 
 
 def _widths(table: Table) -> list[int]:
@@ -229,7 +278,7 @@ def _print_rows(table: Table, console: Console) -> None:
         console.print(Text("  ").join(line))
         for column, cell in cells:
             if cell and column.kind == "below":
-                _print_hanging(console, " " * _BELOW, cell, "dim")
+                _print_hanging(console, " " * column.indent, cell, "dim")
 
 
 def _cell(column: TableColumn, cell: str) -> Text:

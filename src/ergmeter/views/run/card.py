@@ -1,77 +1,83 @@
-"""The summary card of a run on the terminal.
+"""The summary card of a run, and the texts of readings that all views use.
 
-The card fits 80 columns. The next command, with the path of the run, stands below the frame on one
-unwrapped line, so that it can be copied.
+The card fits 80 columns.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-import textwrap
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
-
+from ergmeter.errors import FormatError
 from ergmeter.metrics.catalog import catalogue, expected_in, in_view
 from ergmeter.metrics.evidence.window import BY_NUMBER
-from ergmeter.records import Missing, Reading, Result, Summary
+from ergmeter.records import Missing, Reading, Result, Summary, spread_frac
+from ergmeter.runlog.manage.labels import labels_of
 from ergmeter.runlog.reader import FINISHED, IMPORTED, RUNNING, Run
-from ergmeter.units import NO_UNIT, duration, grouped, number_of, scaled, significant, tallied
-from ergmeter.views.documents import label_lines
-from ergmeter.views.render.terminal import BASIS_STYLES
+from ergmeter.units import (
+    NO_UNIT,
+    duration,
+    grouped,
+    number_of,
+    printable,
+    scaled,
+    significant,
+    sparkline,
+    tallied,
+)
+from ergmeter.views.document import Frame, Note, Paragraph, State, Table, TableColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from collections.abc import Iterator
 
 OF_A_LOG = "from a log, which holds no readings of energy, devices or host memory"
-BARS = "▁▂▃▄▅▆▇█"
 _CELLS = 46  # bars, so that both ends of the curve fit beside them in 80 columns
 _TITLE_CHARACTERS = 27  # of a title; longer ones wrap
 # In a short recording most of the overhead is Python's start, so it is not representative.
 _OWN_COST_FROM_S = 30.0
+_STATES: dict[str, State] = {FINISHED: "good", IMPORTED: "good", RUNNING: "unsure"}
 
 
-def show(console: Console, run: Run, summary: Summary) -> None:
-    """Print the card, and how to see more of the run."""
-    console.print(card(run, summary))
-    console.print(Text("every metric, with its window and its note:", "dim"))
-    again = f"erg report {shlex.quote(_from_here(run.path))} --all"
-    console.print(Text(again), soft_wrap=True)
-
-
-def _from_here(path: Path) -> str:
-    """Return a path relative to the working directory if it is below it."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-
-def card(run: Run, summary: Summary) -> RenderableType:
+def card(run: Run, summary: Summary) -> Frame:
     """Return the card: run, metrics with their basis, notes."""
-    from ergmeter.metrics.definitions.training import divergence  # noqa: PLC0415  numpy
-
-    body: list[RenderableType] = [*_what_ran(run, summary), _figures(run, summary)]
-    curve = loss_curve(run, is_lost=bool(divergence(summary.readings)))
-    if curve:
-        body.append(curve)
-    remarks = reader_notes(summary)
-    if remarks:
-        body.append(_remarks(remarks))
-    title = Text.assemble(" ", (summary.run, "bold"), "  ", _status(summary.status), " ")
-    return Panel(Group(*body), title=title, title_align="left", width=100, padding=(0, 1))
+    return Frame(
+        summary.run,
+        summary.status,
+        (
+            *_what_ran(run, summary),
+            *_figures(run, summary),
+            *_absent(run, summary),
+            *_loss_curve(run, summary),
+            *(Note("minor", note) for note in reader_notes(summary)),
+        ),
+        _STATES.get(summary.status, "bad"),
+    )
 
 
 def is_of_a_log(run: Run, summary: Summary) -> bool:
     """True if the run was made of a log, without readings of devices."""
     return summary.status == IMPORTED and not run.devices
+
+
+def accelerators(run: Run, summary: Summary) -> str:
+    """Return the accelerators that the run used, each name once."""
+    used = [run.devices[id_] for id_ in summary.devices if id_ in run.devices]
+    return tallied(device.name for device in used if device.kind == "gpu")
+
+
+def label_lines(run: Run) -> list[tuple[str, str]]:
+    """Return tags in one line and each note in its own, as pairs of title and text."""
+    try:
+        labels = labels_of(run.path)
+    except FormatError as error:
+        return [("tags and notes", f"can't be read: {printable(str(error))}")]
+    tags = [("tags", ", ".join(map(printable, labels.tags)))] if labels.tags else []
+    return [
+        *tags,
+        *((f"note of {printable(at)[:10]}", printable(note)) for at, note in labels.notes),
+    ]
 
 
 def reader_notes(summary: Summary) -> tuple[str, ...]:
@@ -82,51 +88,9 @@ def reader_notes(summary: Summary) -> tuple[str, ...]:
     return tuple(note for note in summary.notes if note not in reasons)
 
 
-def every_metric(summary: Summary) -> RenderableType:
-    """Render every metric with interval and note; absent ones with their reason."""
-    lines: list[RenderableType] = []
-    named_reasons: dict[str, str] = {}
-    for key, reading in summary.readings.items():
-        if isinstance(reading, Reading):
-            head = Text.assemble((key, "bold"), "  ", _styled_value(reading), "  ")
-            lines.append(head.append_text(_basis(reading)))
-            parts = (reading.impossible, interval(reading), reading.note)
-            remark = "; ".join(part for part in parts if part)
-        else:
-            lines.append(Text.assemble((key, "bold"), "  -"))
-            first = named_reasons.setdefault(reading.reason, key)
-            remark = reading.reason if first == key else f"as {first}"
-        lines.append(IndentedText(remark))
-    return Group(*lines)
-
-
-@dataclass(frozen=True)
-class IndentedText:
-    """A dim text, all of its lines indented. rich's own padding fills lines with blanks."""
-
-    text: str
-
-    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
-        indent = " " * 4
-        yield from (
-            Text(line, "dim")
-            for line in textwrap.wrap(
-                self.text,
-                options.max_width,
-                initial_indent=indent,
-                subsequent_indent=indent,
-                break_on_hyphens=False,
-            )
-        )
-
-
 def value(reading: Reading) -> str:
     """Format a value in a readable unit, marked if it is impossible."""
     return _in_words(reading.value, reading.unit, beside=reading.value) + reading.mark
-
-
-def _styled_value(reading: Reading) -> Text:
-    return Text(value(reading), "red" if reading.impossible else "")
 
 
 def _in_words(number: float, unit: str, *, beside: float) -> str:
@@ -159,9 +123,10 @@ def interval(reading: Reading) -> str:
 
 def _spread(reading: Reading) -> str:
     """Return half the interval in percent, in at most seven characters."""
-    if reading.low is None or reading.high is None or reading.low <= 0 <= reading.high:
+    half_frac = spread_frac(reading)
+    if half_frac is None:
         return ""
-    half = (reading.high - reading.low) / 2 / abs(reading.value) * 100
+    half = half_frac * 100
     if half < 0.1:
         return "< 0.1 %"
     if half > 100:
@@ -178,32 +143,22 @@ def _is_nothing(key: str, reading: Reading) -> bool:
     return "growth" in key and reading.low <= 0 <= reading.high
 
 
-def _basis(reading: Reading) -> Text:
-    return Text(reading.basis, BASIS_STYLES[reading.basis])
-
-
-def _status(status: str) -> Text:
-    style = {FINISHED: "green", IMPORTED: "green", RUNNING: "cyan"}.get(status, "red")
-    return Text(status, style)
-
-
-def _what_ran(run: Run, summary: Summary) -> list[Text]:
+def _what_ran(run: Run, summary: Summary) -> Iterator[Paragraph]:
     words = [str(word) for word in run.header.get("command") or []]
-    lines = []
     if words:
         command = " ".join(shlex.join([Path(words[0]).name, *words[1:]]).split())
-        lines.append(Text(command, "dim", no_wrap=True, overflow="ellipsis"))
-    used = [run.devices[id_] for id_ in summary.devices if id_ in run.devices]
-    accelerators = tallied(device.name for device in used if device.kind == "gpu")
+        yield Paragraph(command, style="dim", is_one_line=True)
     host = next((str(w.header.get("host")) for w in run.writers), "")
+    where = f"{accelerators(run, summary) or 'no accelerator'} on {host}"
+    yield Paragraph(OF_A_LOG if is_of_a_log(run, summary) else where, style="dim")
     window = summary.readings["time.window_s"]
     over = window.note if isinstance(window, Reading) else window.reason
-    where = f"{accelerators or 'no accelerator'} on {host}"
-    lines.append(Text(OF_A_LOG if is_of_a_log(run, summary) else where, "dim"))
     over, _, more = over.partition("; ")
-    lines += [Text(line, "dim") for line in (f"{over}{_rule(summary)}", more) if line]
-    lines += [Text.assemble((f"{what}: ", "dim"), line) for what, line in label_lines(run)]
-    return lines
+    for line in (f"{over}{_rule(summary)}", more):
+        if line:
+            yield Paragraph(line, style="dim")
+    for name, text in label_lines(run):
+        yield Paragraph(f"{name}: {text}")
 
 
 def _rule(summary: Summary) -> str:
@@ -217,28 +172,29 @@ def _rule(summary: Summary) -> str:
     return "" if rule == number_of(round(left_out.value), "step") else f" (warm-up: {rule})"
 
 
-def _figures(run: Run, summary: Summary) -> RenderableType:
-    figures = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    figures.add_column(style="dim", no_wrap=True)
-    figures.add_column(max_width=_TITLE_CHARACTERS)
-    figures.add_column(justify="right", style="bold", no_wrap=True)
-    figures.add_column(style="dim", no_wrap=True)
-    figures.add_column(no_wrap=True)
+def _figures(run: Run, summary: Summary) -> Iterator[Table]:
+    rows = []
     groups = grouped((at.group, key) for key, at in in_view("card").items())
     for group, members in groups.items():
         label = group
         for key in [key for key in members if _has_place(run, summary, key)]:
-            if label:
-                figures.add_row("", "", "", "", "")
             reading = summary.readings[key]
             cells = (
-                (_styled_value(reading), _spread(reading), _basis(reading))
+                (value(reading), _spread(reading), reading.basis)
                 if isinstance(reading, Reading)
                 else ("-", "", "")
             )
-            figures.add_row(label, catalogue()[key].title, *cells)
+            rows.append((label, catalogue()[key].title, *cells))
             label = ""
-    return Group(figures, *_absent(run, summary))
+    columns = (
+        TableColumn("group", style="dim", no_wrap=True),
+        TableColumn("metric", most_characters=_TITLE_CHARACTERS),
+        TableColumn("value", "number", "strong"),
+        TableColumn("spread", style="dim", no_wrap=True),
+        TableColumn("basis", "basis"),
+    )
+    if rows:
+        yield Table(columns, tuple(rows), has_head=False, is_grouped=True)
 
 
 def _has_place(run: Run, summary: Summary, key: str) -> bool:
@@ -266,16 +222,14 @@ def _is_long(summary: Summary) -> bool:
     return isinstance(lasted, Reading) and lasted.value >= _OWN_COST_FROM_S
 
 
-def _absent(run: Run, summary: Summary) -> list[Text]:
+def _absent(run: Run, summary: Summary) -> Iterator[Note]:
     by_reason = grouped(
         (result.reason, catalogue()[key].title)
         for key in _expected(run, summary)
         if isinstance(result := summary.readings.get(key), Missing)
     )
-    return [
-        Text.assemble("\n", (f"no {', '.join(titles)}: ", "yellow"), short_reason(reason, run))
-        for reason, titles in by_reason.items()
-    ]
+    for reason, titles in by_reason.items():
+        yield Note("absent", f"no {', '.join(titles)}", short_reason(reason, run))
 
 
 def short_reason(reason: str, run: Run) -> str:
@@ -285,39 +239,18 @@ def short_reason(reason: str, run: Run) -> str:
     return reason.replace(f" ({'; '.join(reasons)})", "") if reasons else reason
 
 
-def _remarks(notes: tuple[str, ...]) -> Table:
-    lines = Table.grid(padding=(0, 1, 0, 0))
-    lines.add_row("")
-    for note in notes:
-        lines.add_row(Text("!", "yellow"), Text(note))
-    return lines
-
-
-def curve_bars(values: Sequence[float], cells: int) -> str:
-    """Return at most `cells` bars from the lowest to the highest mean of equal parts."""
-    parts = min(cells, len(values))
-    edges = [len(values) * part // parts for part in range(parts + 1)]
-    means = [fmean(values[start:end]) for start, end in pairwise(edges)]
-    low, height = min(means), max(means) - min(means)
-    levels = [(mean - low) / height if height else 0.0 for mean in means]
-    return "".join(BARS[round(level * (len(BARS) - 1))] for level in levels)
-
-
-def loss_curve(run: Run, *, is_lost: bool = False) -> Text | None:
-    """Return the loss over the run, each bar the mean of equally many steps; None without losses.
-
-    `is_lost`: the loss became NaN after its last number.
-    """
-    from ergmeter.metrics.definitions.training import losses  # noqa: PLC0415  numpy
+def _loss_curve(run: Run, summary: Summary) -> Iterator[Table]:
+    """Yield the loss over the run as bars, each the mean of equally many steps."""
+    from ergmeter.metrics.definitions.training import divergence, losses  # noqa: PLC0415  numpy
 
     values, is_printed = losses(run)
     if len(values) < 3:
-        return None
-    label = "loss, as printed  " if is_printed else "loss  "
-    after = ", then no number" if is_lost else ""
-    bars = curve_bars(values, _CELLS + len("loss  ") - len(label) - len(after))
-    ends = f" {significant(values[0])} to {significant(values[-1])}"
-    return Text.assemble("\n", (label, "dim"), bars, (ends, "dim"), (after, "red"))
+        return
+    label = "loss, as printed" if is_printed else "loss"
+    after = ", then no number" if divergence(summary.readings) else ""
+    bars = sparkline(values, _CELLS + len("loss") - len(label) - len(after))
+    ends = f"{significant(values[0])} to {significant(values[-1])}"
+    yield Table(("", "curve"), ((label, f"{bars} {ends}{after}"),), has_head=False)
 
 
 def short_status(status: str) -> str:

@@ -1,20 +1,22 @@
-"""The documents of `erg check` and `erg job`."""
+"""The documents of `erg check`, `erg job` and `erg list`."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.catalog import catalogue, in_view
 from ergmeter.metrics.checks import CHECKS, DECISIVE, Fitness
-from ergmeter.records import Missing, Result
-from ergmeter.units import duration, grouped, number_of
+from ergmeter.records import Missing, Reading, Result, Summary
+from ergmeter.units import duration, grouped, number_of, printable
 from ergmeter.views import documents
 from ergmeter.views.document import (
     Document,
     HeadlinePart,
     Note,
+    Paragraph,
     Part,
     State,
     Table,
@@ -24,10 +26,93 @@ from ergmeter.views.document import (
 from ergmeter.views.run import card
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from ergmeter.compare.jobs import JobRun
+    from ergmeter.runlog.manage.labels import Labels
     from ergmeter.runlog.reader import Run
+
+# `erg list`.
+
+
+_STATUS_CHARACTERS = 10  # the column is not narrower
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """A run in a list."""
+
+    run: Run
+    summary: Summary
+    labels: Labels
+
+
+def list_document(directory: Path, runs: Sequence[ListedRun]) -> Document:
+    """Return the runs of a directory with their newest notes.
+
+    Metrics that no run has are left out.
+    """
+    name = directory.name or str(directory)
+    titles = {key: at.label or catalogue()[key].title for key, at in in_view("list").items()}
+    data = [_listed_data(listed, titles) for listed in runs]
+    if not runs:
+        none = f"no run in {directory}; `erg record -- COMMAND` makes one"
+        return Document(f"runs in {name}/", (Paragraph(none),), data)
+    readings = [listed.summary.readings for listed in runs]
+    measured = [key for key in titles if any(isinstance(r[key], Reading) for r in readings)]
+    has_tags = any(listed.labels.tags for listed in runs)
+    columns = (
+        TableColumn(f"run in {name}/"),
+        TableColumn("made", no_wrap=True),
+        TableColumn(f"{'status':<{_STATUS_CHARACTERS}}", no_wrap=True),
+        *(TableColumn(titles[key], "number") for key in measured),
+        *([TableColumn("tags", no_wrap=True)] if has_tags else []),
+    )
+    rows = (
+        (
+            *(printable(listed.run.path.name), _made(listed.run)),
+            card.short_status(listed.summary.status),
+            *(card.column_text(listed.summary.readings[key]) for key in measured),
+            *([", ".join(map(printable, listed.labels.tags))] if has_tags else []),
+        )
+        for listed in runs
+    )
+    table = Table(columns, tuple(rows), row_titles=1, has_rule=False)
+    notes = (_newest_note(listed) for listed in runs if listed.labels.notes)
+    return Document(f"runs in {name}/", (table, *notes), data)
+
+
+def _listed_data(listed: ListedRun, keys: Iterable[str]) -> dict[str, Any]:
+    readings = listed.summary.readings
+    return {
+        "path": str(listed.run.path),
+        "name": listed.run.name,
+        "created": listed.run.header.get("created"),
+        "status": listed.summary.status,
+        "tags": list(listed.labels.tags),
+        "notes": [{"at": at, "text": text} for at, text in listed.labels.notes],
+        "readings": {key: documents.result(readings[key]) for key in keys},
+    }
+
+
+def _newest_note(listed: ListedRun) -> Paragraph:
+    """Return the newest note on a run, and how many there are if there are more."""
+    notes = listed.labels.notes
+    more = f" (the last of {len(notes)})" if len(notes) > 1 else ""
+    text = printable(f"note on {listed.run.path.name}{more}: {notes[-1][1]}")
+    return Paragraph(text, style="dim", is_one_line=True)
+
+
+def _made(run: Run) -> str:
+    """Return the local start time; only the time of day if the run's name begins with the day."""
+    try:
+        created = datetime.fromisoformat(str(run.header.get("created"))).astimezone()
+    except ValueError:
+        return ""
+    day, _, time_of_day = created.isoformat()[:16].partition("T")
+    return time_of_day if run.path.name.startswith(day) else f"{day[5:]} {time_of_day}"
+
 
 # `erg job`.
 
@@ -117,20 +202,25 @@ def check_document(checks: Sequence[tuple[Run, Fitness]]) -> Document:
     for run, fitness in checks:
         name = run.name if is_alone else run.path.resolve().name
         state = _STATES[fitness.verdict]
-        parts += [HeadlinePart(name, fitness.text, fitness.window, state), *_notes(fitness)]
+        parts += [HeadlinePart(name, fitness.text, fitness.window, state), *finding_notes(fitness)]
     subject = checks[0][0].name if is_alone else number_of(len(checks), "run")
     title = f"{subject}: fit to be compared?"
     return Document(title, tuple(parts), [check_data(*check) for check in checks])
 
 
-def _notes(fitness: Fitness) -> Iterator[Note]:
+def finding_notes(fitness: Fitness, run: Run | None = None) -> Iterator[Note]:
+    """Yield the findings, the checks that were passed, and those that could not be made.
+
+    With `run`, reasons are without what its probes said.
+    """
     for finding in fitness.findings:
         yield Note(finding.weight, finding.seen, finding.effect)
     if fitness.passed:
         yield Note("ok", ", ".join(name.replace("_", " ") for name in fitness.passed))
     unchecked = ((why, name.replace("_", " ")) for name, why in fitness.unchecked.items())
     for reason, names in grouped(unchecked).items():
-        yield Note("absent", f"{', '.join(names)} not checked: {reason}")
+        why = card.short_reason(reason, run) if run is not None else reason
+        yield Note("absent", f"{', '.join(names)} not checked: {why}")
 
 
 def check_data(run: Run, fitness: Fitness) -> dict[str, Any]:

@@ -97,14 +97,6 @@ def unattributed(explanation: Explanation) -> dict[str, str]:
     return {why: ", ".join(names) for why, names in grouped(causes).items()}
 
 
-def change_lines(explanation: Explanation) -> tuple[str, ...]:
-    """Return advice with the upper bound of its gain and the evidence."""
-    return tuple(
-        f"{change.advice}. {gain(change).capitalize()}: {change.why}"
-        for change in explanation.changes
-    )
-
-
 # The chart.
 
 
@@ -239,8 +231,8 @@ def document(run: Run, explanation: Explanation) -> Document:
     waterfall = [] if explanation.achieved is None else [_waterfall(explanation)]
     causes = (f"{names}: {why}" for why, names in unattributed(explanation).items())
     sections = [
-        Section("waterfall-section", "the waterfall", (*waterfall, *_remarks(explanation))),
-        Section("changes", CHANGES, _changes(explanation)),
+        Section("waterfall-section", "the waterfall", (*waterfall, *remark_notes(explanation))),
+        Section("changes", CHANGES, change_table(explanation)),
         Section("not-told", NOT_TOLD, _items(causes)),
         Section("record-next", RECORD_NEXT, _items(explanation.record_next)),
         Section("evidence", "evidence", _evidence(explanation)),
@@ -279,7 +271,8 @@ def _waterfall(explanation: Explanation) -> ChartPart:
     )
 
 
-def _remarks(explanation: Explanation) -> tuple[Note, ...]:
+def remark_notes(explanation: Explanation) -> tuple[Note, ...]:
+    """Return what to know about the waterfall."""
     return tuple(Note("remark", remark) for remark in explanation.remarks)
 
 
@@ -288,7 +281,7 @@ def _items(texts: Iterable[str]) -> tuple[Items, ...]:
     return (Items(lines),) if lines else ()
 
 
-def _changes(explanation: Explanation) -> tuple[Table, ...]:
+def change_table(explanation: Explanation) -> tuple[Table, ...]:
     """Return advice with the upper bound of its gain and the evidence."""
     rows = tuple(
         (f"{number}. {change.advice}", f"{gain(change)}: {change.why}")

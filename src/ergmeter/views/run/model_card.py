@@ -10,7 +10,6 @@ absent metric is grey, never 0.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape, quoteattr
@@ -25,8 +24,9 @@ from ergmeter.records import Flops, Missing, Reading, Result, Summary
 from ergmeter.runlog.reader import FINISHED, IMPORTED, Run
 from ergmeter.units import printable, tallied
 from ergmeter.version import __version__
-from ergmeter.views.documents import label_lines
-from ergmeter.views.run.card import interval, value
+from ergmeter.views.document import Document, Items, Paragraph, Part, Table
+from ergmeter.views.render.markdown import markdown
+from ergmeter.views.run.card import interval, label_lines, value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,27 +94,27 @@ CARBON = "carbon.co2e_g"
 _ALL_STEPS = "all steps"  # the group of what is not over the window
 _ADAPTERS = ("bridge-lora", "automodel-lora")  # counts of FLOPs that are for runs with adapters
 _ALERTS = 5  # named; the others are counted
-_MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~&$])")
-
-
-@dataclass(frozen=True)
-class OwnerFacts:
-    """Facts that the run does not contain and its owner may declare."""
-
-    location: str | None = None
-    training_type: str | None = None
+_BASES = (
+    "Measured: read from a device or a clock. Derived: computed from what was measured."
+    " Reported: somebody else's figure, or computed with one, such as a datasheet's peak."
+    " Assumed: rests on a figure that was stated."
+)
 
 
 @dataclass(frozen=True)
 class Sources:
-    """A run, its summaries after warm-up and over all steps, and declarations."""
+    """A run, its summaries after warm-up and over all steps, and declarations.
+
+    The run contains neither location nor kind of training; its owner may declare them.
+    """
 
     run: Run
     summary: Summary
     all_steps: Summary
     settings: Settings
-    owner_facts: OwnerFacts
     flops: Sequence[Flops] = ()
+    location: str | None = None
+    training_type: str | None = None
 
 
 def figure(of: Sources, key: str) -> Result:
@@ -125,17 +125,38 @@ def figure(of: Sources, key: str) -> Result:
 
 
 def page(of: Sources) -> str:
-    """Return the section, preceded by the metadata if there is any."""
-    parts = [
-        _front(of),
-        f"## {'Training efficiency' if _trains(of) else 'Efficiency'}, energy and carbon\n",
-        _paragraph(of),
-        _table(of),
-        _absent(of),
-        _how(of),
-        _labels(of),
-    ]
-    return "\n".join(part for part in parts if part)
+    """Return the section in Markdown, preceded by the metadata if there is any."""
+    fields = metadata(of)
+    front = yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=10_000)
+    return (f"---\n{front}---\n\n" if fields else "") + markdown(document(of))
+
+
+def document(of: Sources) -> Document:
+    """Return the section: a paragraph to cite, the metrics, what is absent, how it was obtained."""
+    absent, notes = [], []
+    for key in expected_in("model card"):
+        title, result = catalogue()[key].title, figure(of, key)
+        if isinstance(result, Missing):
+            absent.append(f"{title}: {result.reason}")
+        elif result.note:
+            notes.append(f"{title} ({result.basis}): {result.note}")
+    labels = [f"{name}: {text}" for name, text in label_lines(of.run)]
+    return Document(
+        f"{'Training efficiency' if _trains(of) else 'Efficiency'}, energy and carbon",
+        (
+            Paragraph(_sentences(of)),
+            *_metrics(of),
+            *_list("Not measured:", absent),
+            Paragraph("How it was obtained:"),
+            Items(tuple(notes)),
+            Paragraph(_BASES),
+            *_list("Said of the run:", labels),
+        ),
+    )
+
+
+def _list(title: str, texts: Sequence[str]) -> list[Part]:
+    return [Paragraph(title), Items(tuple(texts))] if texts else []
 
 
 def metadata(of: Sources) -> dict[str, Any]:
@@ -147,35 +168,16 @@ def metadata(of: Sources) -> dict[str, Any]:
         "emissions": float(f"{carbon.value:.4g}"),
         "source": f"ergmeter {__version__}: {printable(carbon.note)}",
     }
-    kind = of.owner_facts.training_type or _kind(of.flops or of.run.flops)
-    if kind:
-        emissions["training_type"] = kind
-    location = of.owner_facts.location or _source_link(of.settings.grid_source)
-    if location:
-        emissions["geographical_location"] = location
-    hardware = _hardware(of)
-    if hardware:
-        emissions["hardware_used"] = hardware
+    flops = of.flops or of.run.flops
+    adapted = "fine-tuning" if any(flop.convention in _ADAPTERS for flop in flops) else None
+    grid = next((row.name for row in grids() if row.text == of.settings.grid_source), None)
+    optional = {
+        "training_type": of.training_type or adapted,
+        "geographical_location": of.location or grid,
+        "hardware_used": _hardware(of),
+    }
+    emissions |= {name: text for name, text in optional.items() if text}
     return {"co2_eq_emissions": emissions}
-
-
-def _front(of: Sources) -> str:
-    fields = metadata(of)
-    if not fields:
-        return ""
-    text = yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=10_000)
-    return f"---\n{text}---\n"
-
-
-def _kind(flops: Sequence[Flops]) -> str | None:
-    """Return "fine-tuning" for adapters; None if unknown."""
-    has_adapters = any(flop.convention in _ADAPTERS for flop in flops)
-    return "fine-tuning" if has_adapters else None
-
-
-def _source_link(source: str | None) -> str | None:
-    """Return the name of the declared grid."""
-    return next((row.name for row in grids() if row.text == source), None)
 
 
 def _hardware(of: Sources) -> str:
@@ -189,25 +191,25 @@ def _hardware(of: Sources) -> str:
     return tallied(map(printable, names))
 
 
-def _table(of: Sources) -> str:
-    rows = ["| figure | value | from - to | basis | over |", "| --- | --- | --- | --- | --- |"]
-    for key, at in in_view("model card").items():
-        rows += _row(key, figure(of, key), at.group or "the window")
+def _metrics(of: Sources) -> list[Part]:
+    """Return the table of metrics, and what its last column means."""
+    rows: list[tuple[str, ...]] = [
+        (catalogue()[key].title, value(reading), interval(reading), reading.basis, over)
+        for key, at in in_view("model card").items()
+        if isinstance(reading := figure(of, key), Reading)
+        for over in (at.group or "the window",)
+    ]
+    has_all_steps = any(over == _ALL_STEPS for *_, over in rows)
     hardware = _hardware(of)
-    rows += [f"| hardware | {_safe(hardware)} | | as the system names it | |"] if hardware else []
-    if len(rows) == 2:
-        return ""
-    over = f"The window: {_safe(_over(of.summary))}."
-    if any("all steps" in row for row in rows):
-        over += f" All steps: {_safe(_over(of.all_steps))}."
-    return "\n".join([*rows, "", over, ""])
-
-
-def _row(key: str, reading: Result, over: str) -> list[str]:
-    if not isinstance(reading, Reading):
+    if hardware:
+        rows.append(("hardware", hardware, "", "as the system names it", ""))
+    if not rows:
         return []
-    cells = (catalogue()[key].title, value(reading), interval(reading), reading.basis, over)
-    return [f"| {' | '.join(_safe(cell) for cell in cells)} |"]
+    windows = f"The window: {_over(of.summary)}."
+    if has_all_steps:
+        windows += f" All steps: {_over(of.all_steps)}."
+    titles = ("figure", "value", "from - to", "basis", "over")
+    return [Table(titles, tuple(rows)), Paragraph(windows)]
 
 
 def _over(summary: Summary) -> str:
@@ -216,37 +218,7 @@ def _over(summary: Summary) -> str:
     return note.partition("; ")[0]
 
 
-def _absent(of: Sources) -> str:
-    lines = [
-        f"- {catalogue()[key].title}: {_safe(result.reason)}"
-        for key in expected_in("model card")
-        if isinstance(result := figure(of, key), Missing)
-    ]
-    return "\n".join(["Not measured:\n", *lines, ""]) if lines else ""
-
-
-def _how(of: Sources) -> str:
-    """Return the notes of the most important metrics."""
-    lines = [
-        f"- {catalogue()[key].title} ({reading.basis}): {_safe(reading.note)}"
-        for key in expected_in("model card")
-        if isinstance(reading := figure(of, key), Reading) and reading.note
-    ]
-    basis = (
-        "Measured: read from a device or a clock. Derived: computed from what was measured."
-        " Reported: somebody else's figure, or computed with one, such as a datasheet's peak."
-        " Assumed: rests on a figure that was stated."
-    )
-    return "\n".join(["How it was obtained:\n", *lines, "", basis, ""])
-
-
-def _labels(of: Sources) -> str:
-    """Return tags and notes as a list."""
-    items = [f"- {_safe(what)}: {_safe(words)}" for what, words in label_lines(of.run)]
-    return "\n".join(["Said of the run:\n", *items, ""]) if items else ""
-
-
-def _paragraph(of: Sources) -> str:
+def _sentences(of: Sources) -> str:
     """Return citable sentences."""
     clauses = []
     for key in expected_in("model card"):
@@ -271,7 +243,7 @@ def _paragraph(of: Sources) -> str:
             text += f", which is {value(carbon)} of CO2e ({carbon.basis})"
             text += f" at {of.settings.grid_g_per_kwh:.4g} g/kWh{pue}"
         sentences.append(f"{text}; what else the machine drew is not in it.")
-    return _safe(" ".join([*sentences, *_ending(of)])) + "\n"
+    return " ".join([*sentences, *_ending(of)])
 
 
 def _ending(of: Sources) -> list[str]:
@@ -295,8 +267,3 @@ def _ending(of: Sources) -> list[str]:
 
 def _trains(of: Sources) -> bool:
     return isinstance(of.summary.readings["steps.count"], Reading)
-
-
-def _safe(text: str) -> str:
-    """Escape Markdown and HTML in names from runs and devices."""
-    return _MARKUP.sub(r"\\\1", printable(text)).replace("\\&", "&amp;").replace("\\<", "&lt;")

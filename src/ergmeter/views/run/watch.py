@@ -6,7 +6,6 @@ unknown value keeps its row with the reason, as far as whole clauses fit.
 
 from __future__ import annotations
 
-import math
 import re
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -18,8 +17,16 @@ from rich.text import Text
 from ergmeter.metrics.catalog import in_view
 from ergmeter.records import Missing, Reading, Result
 from ergmeter.runlog.reader import CUT_OFF, FINISHED, RUNNING
-from ergmeter.units import NS_PER_S, duration, grouped, printable, scaled, significant
-from ergmeter.views.run.card import curve_bars, value
+from ergmeter.units import (
+    NS_PER_S,
+    duration,
+    grouped,
+    printable,
+    scaled,
+    significant,
+    sparkline,
+)
+from ergmeter.views.run.card import value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -173,12 +180,6 @@ def _now(frame: LiveFrame, key: str) -> str:
 
 def _value(result: Result | None) -> str:
     return value(result) if isinstance(result, Reading) else "-"
-
-
-def sparkline(points: tuple[float, ...], cells: int) -> str:
-    """Return a curve of at most `cells` characters, "" for fewer than two points."""
-    finite = [point for point in points if math.isfinite(point)]
-    return curve_bars(finite, cells) if len(finite) > 1 else ""
 
 
 def _missing(frame: LiveFrame, columns: int) -> list[Text]:

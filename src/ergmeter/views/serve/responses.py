@@ -40,9 +40,9 @@ from ergmeter.views.charts import chart
 from ergmeter.views.charts.compare_charts import compare_charts, front_in_words, head
 from ergmeter.views.charts.compare_curves import ABOUT, course_charts
 from ergmeter.views.charts.time_charts import IDS, time_charts
-from ergmeter.views.html.page import vega, without_legends
+from ergmeter.views.render.html import html, vega, without_legends
 from ergmeter.views.run import card, check
-from ergmeter.views.run import report_page as html_report
+from ergmeter.views.run import report as run_report
 from ergmeter.views.serve.pool import LIBRARY
 
 if TYPE_CHECKING:
@@ -253,7 +253,8 @@ def charts(path: str, root: str, only: Sequence[str]) -> bytes:
 def report(path: str, root: str) -> bytes:
     """Return the page of `erg report --html` without the charting library."""
     evidence = evidence_of(Run.open(path))
-    page = html_report.report(evidence, summary_of(evidence))
+    cards = [(evidence.run, summary_of(evidence))]
+    page = html(run_report.document(cards, evidence=evidence))
     page = page.replace(f"<script>{vega()}</script>", LIBRARY)
     return _under(page, root).encode()
 
