@@ -255,17 +255,12 @@ def listed(cell_listing: CellListing) -> RenderableType:
     """Render the first cells, the number of others, and counts."""
     parts: list[RenderableType] = [table(cell_listing.rows, cell_listing.names)]
     if cell_listing.more:
-        number = cell_listing.more.total()
-        parts.append(
-            Text(f"and {number} more ({_by_status(cell_listing.more)}): --all shows them", "dim")
-        )
+        number, more = cell_listing.more.total(), cell_listing.more
+        statuses = ", ".join(f"{more[name]} {name}" for name in _ORDER if more[name])
+        parts.append(Text(f"and {number} more ({statuses}): --all shows them", "dim"))
     return Group(
         *parts, counts(cell_listing.counts, broken=cell_listing.broken, eta_s=cell_listing.eta_s)
     )
-
-
-def _by_status(by_status: Mapping[Status, int]) -> str:
-    return ", ".join(f"{by_status[name]} {name}" for name in _ORDER if by_status.get(name))
 
 
 def table(

@@ -52,7 +52,7 @@ from ergmeter.views.document import (
 from ergmeter.views.run.card import column_text, interval, value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ergmeter.compare.entry import Entry, Measure
     from ergmeter.compare.run_curves import Axis, ComparedCurves
@@ -349,15 +349,22 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
 
 def csv_text(comparison: Comparison) -> str:
     """Return a CSV row for each metric of each pair."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, _CSV, lineterminator="\n")
-    writer.writeheader()
+    rows: list[dict[str, object]] = []
     for pair in comparison.pairs:
         names = {"baseline": pair.baseline, "group": pair.other}
         if not pair.is_comparable:
             why = f"not comparable: {'; '.join(pair.fairness.refusals)}"
-            writer.writerow({**names, "state": "refused", "verdict": why})
-        writer.writerows(names | _csv_row(comparison, pair, v) for v in pair.verdicts)
+            rows.append({**names, "state": "refused", "verdict": why})
+        rows += [names | _csv_row(comparison, pair, v) for v in pair.verdicts]
+    return csv_of(_CSV, rows)
+
+
+def csv_of(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
+    """Return rows as CSV with these columns."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(rows)
     return text.getvalue()
 
 

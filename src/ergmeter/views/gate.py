@@ -6,8 +6,6 @@ and states as earlier versions did.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections import Counter
 from dataclasses import asdict
@@ -28,6 +26,7 @@ from ergmeter.units import number_of, printable, scaled, significant
 from ergmeter.version import __version__
 from ergmeter.views.charts.chart import Chart, Scale, scale_for
 from ergmeter.views.charts.interval_chart import Axis, Dot, Kind, interval_chart
+from ergmeter.views.compare import csv_of
 from ergmeter.views.document import (
     ChartPart,
     Document,
@@ -256,15 +255,13 @@ def cells_data(comparison: Comparison) -> dict[str, Any]:
 
 def cells_csv(comparison: Comparison) -> str:
     """A CSV row for each metric of each cell."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, _CSV, lineterminator="\n", extrasaction="ignore")
-    writer.writeheader()
+    rows = []
     for pair in comparison.pairs:
         for verdict in pair.verdicts:
             row = {"cell": pair.name, "metric": verdict.measure.label, **_change_data(verdict)}
             row["new_runs"], row["ref_runs"] = row["repeats"]
-            writer.writerow(row)
-    return text.getvalue()
+            rows.append(row)
+    return csv_of(_CSV, rows)
 
 
 def metric_names(comparison: Comparison) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ergmeter.doctor import ProbeFinding
     from ergmeter.hardware.calibration import CalibratedRate, Calibration
+    from ergmeter.hardware.table import DeviceSpec
 
 
 def doctor_document(findings: list[ProbeFinding]) -> Document:
@@ -89,10 +90,8 @@ def _calibration(calibration: Calibration, end: str) -> Iterator[Part]:
         (f"matmul {dtype}", rate, _peak(calibration, dtype))
         for dtype, rate in calibration.matmul.items()
     ]
-    rows += [
-        (f"memory {name}", rate, _bandwidth(calibration))
-        for name, rate in calibration.bandwidth.items()
-    ]
+    bandwidth = _agreed(calibration, lambda spec: spec.bandwidth_bytes_per_s)
+    rows += [(f"memory {name}", rate, bandwidth) for name, rate in calibration.bandwidth.items()]
     if rows:
         yield _rates(rows)
     yield from map(Paragraph, (*_idle(calibration), *_refresh(calibration)))
@@ -162,15 +161,13 @@ def _peak(calibration: Calibration, dtype: str) -> float | None:
     if own is not None:
         value = own.get(dtype)
         return float(value) if value else None
-    try:
-        return agreed(spec.peak_flops_per_s.get(dtype) for spec in candidates(calibration.name))
-    except NotMeasurable:
-        return None
+    return _agreed(calibration, lambda spec: spec.peak_flops_per_s.get(dtype))
 
 
-def _bandwidth(calibration: Calibration) -> float | None:
+def _agreed(calibration: Calibration, value: Callable[[DeviceSpec], float | None]) -> float | None:
+    """Return the datasheet value, None if the device is unknown or its candidates differ."""
     try:
-        return agreed(spec.bandwidth_bytes_per_s for spec in candidates(calibration.name))
+        return agreed(map(value, candidates(calibration.name)))
     except NotMeasurable:
         return None
 

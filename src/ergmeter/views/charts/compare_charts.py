@@ -222,7 +222,7 @@ def _better(axes: list[Measure]) -> str:
 
 def _title(axis: Measure, scale: Scale) -> str:
     unit = "%" if scale.unit == "frac" else scale.unit
-    return head(axis) if head(axis) == unit else f"{head(axis)}, {unit}"
+    return head(axis) if unit in ("", head(axis)) else f"{head(axis)}, {unit}"
 
 
 def _mean_text(axis: Measure, mean: Mean) -> str:
@@ -372,11 +372,9 @@ def _means(comparison: Comparison, at: int, measured: Measure) -> Chart:
         dots.append(dot)
         rows.append((group.name, str(len(group.entries)), dot.value_text, why))
     unit = "%" if scale.unit == "frac" else scale.unit
-    title = head(measured)
-    axis = Axis(
-        title if title == unit or not unit else f"{title}, {unit}",
-        format=".2~%" if scale.unit == "frac" else ",.4~r",
-    )
+    title, way = head(measured), measured.direction
+    better = f"{way} is better" if way in ("higher", "lower") else "neither way is better"
+    axis = Axis(_title(measured, scale), format=".2~%" if scale.unit == "frac" else ",.4~r")
     return interval_chart(
         f"{MEAN}{at}",
         title,
@@ -385,13 +383,8 @@ def _means(comparison: Comparison, at: int, measured: Measure) -> Chart:
         axis,
         words=_MEANS,
         table=Table(("group", "runs", "mean and interval", "to know"), tuple(rows)),
-        note=f"{measured.title}; {_way(measured)}{_cut(len(dots))}",
+        note=f"{measured.title}; {better}{_cut(len(dots))}",
     )
-
-
-def _way(measured: Measure) -> str:
-    better = {"higher": "higher is better", "lower": "lower is better"}
-    return better.get(measured.direction, "neither way is better")
 
 
 def _most(comparison: Comparison, measured: Measure) -> float:
