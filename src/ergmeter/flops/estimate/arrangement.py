@@ -424,7 +424,7 @@ class ParameterMemory:
         moments = chosen.moments(node, self._moment_bytes(node))
         if chosen.is_paged:
             return copy / share, moments / share
-        return (copy + moments) / share, 0
+        return (copy + moments) / share, 0.0
 
     def scratch(self, nodes: list[Node]) -> float:
         """Temporaries of the optimizer's step over these nodes."""
