@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ergmeter.flops.graph.graph import Graph
     from ergmeter.flops.work import TrainedParts, Work
 
-_BATCH = [
+BATCH = [
     click.option("--seq-len", type=COUNT, help="Tokens of a sequence."),
     with_default("--batch-size", type=COUNT, default=1, help="Sequences of a step."),
     click.option(
@@ -43,7 +43,7 @@ _BATCH = [
         help="Layers that predict further tokens (DeepSeek-V3 has 1), where they are trained.",
     ),
 ]
-_TRAINING = [
+TRAINING = [
     click.option(
         "--lora",
         metavar="r=16,targets=q_proj,v_proj",
@@ -88,9 +88,9 @@ CACHE_DTYPE = click.option(
     "--cache-dtype",
     help="What keys and values are kept in: bf16, fp8, int8, ... [default: as the model]",
 )
-_SHAPE = ("seq_len", "batch_size", "lengths", "source_len", "images", "image_size", "mtp")
-_HOW = ("lora", "freeze", "checkpointing")
-_REST = ("phase", "context", "convention", "weights_dtype", "cache_dtype")
+SHAPE = ("seq_len", "batch_size", "lengths", "source_len", "images", "image_size", "mtp")
+HOW = ("lora", "freeze", "checkpointing")
+REST = ("phase", "context", "convention", "weights_dtype", "cache_dtype")
 
 
 def with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,43 +98,11 @@ def with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def wrapped(**options: Any) -> Any:  # noqa: ANN401  click passes what it parsed
-        shape = {name: options.pop(name) for name in _SHAPE}
-        how = {name: options.pop(name) for name in _HOW}
-        return function(shape=shape, training=functools.partial(_training, **how), **options)
+        shape = {name: options.pop(name) for name in SHAPE}
+        how = {name: options.pop(name) for name in HOW}
+        return function(shape=shape, training=functools.partial(training_of, **how), **options)
 
-    return with_each(wrapped, [*_BATCH, *_TRAINING])
-
-
-def with_model(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that give a run its FLOPs; the command gets them as `flops`."""
-
-    @functools.wraps(function)
-    def wrapped(**options: Any) -> Any:  # noqa: ANN401  click passes what it parsed
-        model = options.pop("model_config")
-        model_options = {name: options.pop(name) for name in (*_SHAPE, *_HOW, *_REST)}
-        if model is None:
-            _check_unused(model_options)
-            return function(flops=(), **options)
-        how = _training(**{name: model_options[name] for name in _HOW})
-        work = work_of(model, model_options, how, model_options)
-        return function(flops=tuple(work.flops.values()), **options)
-
-    model = click.option(
-        "--model-config", metavar="PATH", help="The model's config.json, for MFU; with --seq-len."
-    )
-    options = [PHASE, CONTEXT, CONVENTION, WEIGHTS_DTYPE, CACHE_DTYPE]
-    return with_each(wrapped, [model, *_BATCH, *_TRAINING, *options])
-
-
-def _check_unused(model_options: dict[str, Any]) -> None:
-    """Refuse options that describe a step if no model is given."""
-    usual = {"batch_size": 1, "phase": "train", "convention": "exact"}
-    for name, value in model_options.items():
-        if value and value != usual.get(name):
-            raise UsageError(
-                f"--{name.replace('_', '-')} says how a model's step is counted, and no model is"
-                " named: pass --model-config"
-            )
+    return with_each(wrapped, [*BATCH, *TRAINING])
 
 
 def work_of(
@@ -172,9 +140,10 @@ def work_of(
     )
 
 
-def _training(
+def training_of(
     *, lora: str | None, freeze: tuple[str, ...], checkpointing: str | None
 ) -> TrainedParts:
+    """Return which parts are trained and what is computed again."""
     from ergmeter.flops.graph.adapters import Lora
     from ergmeter.flops.work import TrainedParts
 
