@@ -41,9 +41,9 @@ from ergmeter.units import duration
 from ergmeter.views.charts.plots import charts, plot
 from ergmeter.views.compare import comparison_document
 from ergmeter.views.render.html import html
-from ergmeter.views.run.card import value
+from ergmeter.views.run.card import document, value
 from ergmeter.views.run.model_card import badge
-from ergmeter.views.run.report import document
+from ergmeter.views.run.report import page_sections
 
 ROOT = Path(__file__).parents[1]
 RECORDING = ROOT / "tests" / "data" / "h200"
@@ -359,8 +359,8 @@ def make(docs: Path, runs: Path | None = None) -> None:
         for name, run in {**runs_of, WHOLE: whole_run(scratch)}.items():
             evidence, summary = evidence_of(run), summarize(run)
             figures[name] = Figures(evidence, summary)
-            page = html(document([(run, summary)], evidence=evidence))
-            (folder / f"{name}.html").write_text(page, "utf-8")
+            page = document([(run, summary)], sections=page_sections(evidence, summary))
+            (folder / f"{name}.html").write_text(html(page), "utf-8")
             files = {one.kind: one.file for one in PICTURES if one.run == name}
             for chart in charts(evidence, summary, files):
                 (folder / files[chart.id]).write_bytes(plot(chart, name, form="svg"))

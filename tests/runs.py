@@ -101,7 +101,9 @@ ALL_STEPS = Settings(window="unbroken")
 
 def report_page(run: Run) -> str:
     """The HTML report."""
-    return html(report.document([(run, summarize(run))], evidence=evidence_of(run)))
+    summary = summarize(run)
+    sections = report.page_sections(evidence_of(run), summary)
+    return html(card.document([(run, summary)], sections=sections))
 
 
 def printed(*parts: Part, width: int = 80) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from itertools import pairwise
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -135,7 +134,7 @@ def sparkline(values: Iterable[float], cells: int) -> str:
         return ""
     parts = min(cells, len(finite))
     edges = [len(finite) * part // parts for part in range(parts + 1)]
-    means = [fmean(finite[start:end]) for start, end in pairwise(edges)]
+    means = [math.fsum(finite[start:end]) / (end - start) for start, end in pairwise(edges)]
     low, height = min(means), max(means) - min(means)
     levels = [(mean - low) / height if height else 0.0 for mean in means]
     return "".join(BARS[round(level * (len(BARS) - 1))] for level in levels)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli.options import COUNT, PATH, repeated, with_default, with_each
+from ergmeter.cli.work_options import OF_A_STEP, STEP, work_of
+from ergmeter.errors import UsageError
 from ergmeter.records import Flops, Summary, dtype_named
 from ergmeter.runlog.settings import Settings
 
@@ -133,6 +135,35 @@ def with_settings(function: Callable[..., Any]) -> Callable[..., Any]:
     return with_each(wrapped, options)
 
 
+def with_model(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that give a run its FLOPs; the command gets them as `flops`."""
+
+    @functools.wraps(function)
+    def wrapped(**options: Any) -> Any:  # noqa: ANN401  click passes what it parsed
+        model = options.pop("model_config")
+        step = {name: options.pop(name) for name in OF_A_STEP}
+        if model is None:
+            _check_unused(step)
+            return function(flops=(), **options)
+        return function(flops=tuple(work_of(model, step).flops.values()), **options)
+
+    model = click.option(
+        "--model-config", metavar="PATH", help="The model's config.json, for MFU; with --seq-len."
+    )
+    return with_each(wrapped, [model, *STEP])
+
+
+def _check_unused(options: dict[str, Any]) -> None:
+    """Refuse options that describe a step if no model is given."""
+    usual = {"batch_size": 1, "phase": "train", "convention": "exact"}
+    for name, value in options.items():
+        if value and value != usual.get(name):
+            raise UsageError(
+                f"--{name.replace('_', '-')} says how a model's step is counted, and no model is"
+                " named: pass --model-config"
+            )
+
+
 def with_sinks(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--sink` to a command, which gets `sinks` as a Meter takes them."""
 
@@ -231,7 +262,6 @@ def with_alerts(function: Callable[..., Any]) -> Callable[..., Any]:
 def _budget_rule(budget: str) -> str:
     """A budget as a rule, by its unit. What is neither energy, time nor money by its looks is
     refused: as money it would never be used up, and nobody would be told."""
-    from ergmeter.errors import UsageError
     from ergmeter.metrics.live.alert_rules import JOULES, SECONDS
 
     match = _AMOUNT.fullmatch(budget.strip())
@@ -295,7 +325,7 @@ def tell_damage(run: Run) -> int:
 def show_run(console: Console, run: Run) -> None:
     """Print the card of a run. Of several trainings in it each has its own."""
     from ergmeter.views.render.terminal import show
-    from ergmeter.views.run.report import document
+    from ergmeter.views.run.card import document
 
     show(document(summaries(run)), console)
     tell_next(console)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -100,8 +99,8 @@ PARAMS = click.option(
     "--params", type=float, callback=positive, help="Take this as N in formulas of N."
 )
 DEVICE = click.option("--device", help="By its driver's name or an alias; `erg peaks` lists them.")
-_STEP = [*_BATCH, *_TRAINING, PHASE, CONTEXT, CONVENTION, WEIGHTS_DTYPE, CACHE_DTYPE]
-_OF_A_STEP = (
+STEP = [*_BATCH, *_TRAINING, PHASE, CONTEXT, CONVENTION, WEIGHTS_DTYPE, CACHE_DTYPE]
+OF_A_STEP = (
     *("seq_len", "batch_size", "lengths", "source_len", "images", "image_size", "mtp"),
     *("lora", "freeze", "checkpointing", "phase", "context", "convention"),
     *("weights_dtype", "cache_dtype"),
@@ -111,35 +110,6 @@ _OF_A_STEP = (
 def with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a batch and of what is trained."""
     return with_each(function, [*_BATCH, *_TRAINING])
-
-
-def with_model(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that give a run its FLOPs; the command gets them as `flops`."""
-
-    @functools.wraps(function)
-    def wrapped(**options: Any) -> Any:  # noqa: ANN401  click passes what it parsed
-        model = options.pop("model_config")
-        step = {name: options.pop(name) for name in _OF_A_STEP}
-        if model is None:
-            _check_unused(step)
-            return function(flops=(), **options)
-        return function(flops=tuple(work_of(model, step).flops.values()), **options)
-
-    model = click.option(
-        "--model-config", metavar="PATH", help="The model's config.json, for MFU; with --seq-len."
-    )
-    return with_each(wrapped, [model, *_STEP])
-
-
-def _check_unused(options: dict[str, Any]) -> None:
-    """Refuse options that describe a step if no model is given."""
-    usual = {"batch_size": 1, "phase": "train", "convention": "exact"}
-    for name, value in options.items():
-        if value and value != usual.get(name):
-            raise UsageError(
-                f"--{name.replace('_', '-')} says how a model's step is counted, and no model is"
-                " named: pass --model-config"
-            )
 
 
 def work_of(model: str, options: dict[str, Any]) -> Work:

@@ -244,6 +244,6 @@ def test_the_metric_of_a_plugin_takes_its_place_on_card_and_list_and_in_rules(
     with pytest.raises(SystemExit, match="0"):
         main(["list", str(tmp_path / "runs")])
     head, row = capsys.readouterr().out.splitlines()[:2]
-    assert head.split()[-4:] == ["tokens/s", "answers", "step", "lasted"]
+    assert head.split()[-5:] == ["tokens/s", "answers", "step", "J/token", "lasted"]
     assert row.split()[4:6] == ["100", "42"]
     assert rule_metric("answers").key == "plugin.answers_per_s"

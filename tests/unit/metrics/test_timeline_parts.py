@@ -24,7 +24,7 @@ def test_time_before_the_counted_window_is_uncounted(tmp_path: Path) -> None:
 def test_a_run_that_is_all_warm_up_is_uncounted_as_a_whole(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", steps=even_steps(3))
     evidence = evidence_of(run, Settings(warmup_steps=5))
-    assert timeline.uncounted_s(evidence) == [(0.0, timeline.watched(evidence).duration_s)]
+    assert timeline.uncounted_s(evidence) == [(0.0, evidence.watched.duration_s)]
 
 
 def test_the_spans_of_a_phase_are_counted_before_merging() -> None:

@@ -20,7 +20,7 @@ from ergmeter.runlog.writer import create_run
 from ergmeter.units import BARS
 from ergmeter.views import documents
 from ergmeter.views.run import card as terminal
-from ergmeter.views.run.report import _every_metric, document
+from ergmeter.views.run.card import _every_metric, document
 from tests.runs import add_writer, even_steps, printed, printed_card, run_of
 
 S = 10**9

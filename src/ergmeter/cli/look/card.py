@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import check_writable, flag, path_option, with_default
-from ergmeter.cli.run_options import with_run, with_settings
-from ergmeter.cli.work_options import with_model
+from ergmeter.cli.run_options import with_model, with_run, with_settings
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:

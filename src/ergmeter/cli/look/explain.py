@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import with_forms
-from ergmeter.cli.run_options import with_run, with_settings
-from ergmeter.cli.work_options import with_model
+from ergmeter.cli.run_options import with_model, with_run, with_settings
 
 if TYPE_CHECKING:
     from ergmeter.cli.options import Forms

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import PATH, with_default, with_forms
+from ergmeter.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
     from ergmeter.cli.options import Forms
@@ -28,7 +29,6 @@ def command(job: str | None, directory: Path, forms: Forms) -> int:
     erg job pretrain-7b --json     by its name
     """
     from ergmeter.compare.jobs import JobRun, job_results, jobs
-    from ergmeter.errors import FormatError, UsageError
     from ergmeter.runlog.format import run_paths
     from ergmeter.runlog.reader import Run
     from ergmeter.views.run.check import job_document

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli.options import check_folder, check_writable, flag, path_option, with_default
-from ergmeter.cli.run_options import with_run, with_settings
-from ergmeter.cli.work_options import with_model
+from ergmeter.cli.run_options import with_model, with_run, with_settings
 
 if TYPE_CHECKING:
     from ergmeter.records import Flops

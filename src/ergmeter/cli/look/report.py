@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import flag, print_json, repeated, with_forms
-from ergmeter.cli.run_options import summaries, tell_next, with_run, with_settings
-from ergmeter.cli.work_options import with_model
+from ergmeter.cli.run_options import summaries, tell_next, with_model, with_run, with_settings
 
 if TYPE_CHECKING:
     from ergmeter.cli.options import Forms
     from ergmeter.records import Flops
     from ergmeter.runlog.reader import Run
     from ergmeter.runlog.settings import Settings
+    from ergmeter.views.document import Section
 
 
 @click.command()
@@ -85,29 +85,34 @@ def _show(
 
     from ergmeter.metrics.summarize import evidence_of, summary_of
     from ergmeter.views.documents import report
-    from ergmeter.views.run.report import document
+    from ergmeter.views.run.card import document
 
-    evidence, data = None, None
     if forms.page is None and forms.form != "json":
-        cards = summaries(run, settings, flops)
-    else:
-        _check_page_is_of_one(run, forms)
-        evidence = evidence_of(run, settings, flops=flops)
-        cards = [(run, summary_of(evidence))]
-        data = report(run, cards[0][1], settings)
-    shown = document(cards, evidence=evidence if forms.page else None, show_all=show_all, data=data)
-    if forms.page is not None and forms.form == "terminal":
-        forms.write_page(shown, is_alone=True)
+        console = Console()
+        cards = document(summaries(run, settings, flops), show_all=show_all)
+        forms.show(cards, console=console)
+        if forms.form == "terminal":
+            tell_next(console)
         return
-    console = Console()
-    forms.show(shown, console=console)
+    evidence = evidence_of(run, settings, flops=flops)
+    summary = summary_of(evidence)
+    sections: list[Section] = []
+    if forms.page is not None:
+        from ergmeter.views.run.report import page_sections
+
+        _check_one_training(run)
+        sections = page_sections(evidence, summary)
+    data = report(run, summary, settings)
+    shown = document([(run, summary)], sections=sections, show_all=show_all, data=data)
     if forms.form == "terminal":
-        tell_next(console)
+        forms.write_page(shown, is_alone=True)
+    else:
+        forms.show(shown)
 
 
-def _check_page_is_of_one(run: Run, forms: Forms) -> None:
+def _check_one_training(run: Run) -> None:
     several = len(run.trainings)
-    if forms.page is not None and several > 1 and not run.beside:
+    if several > 1 and not run.beside:
         raise click.UsageError(
             f"{several} trainings in this run, each with a page of its own: --training 1 (to"
             f" {several})"

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ergmeter.cli.options import PATH, flag, with_default
+from ergmeter.errors import PluginError
 
 
 @click.command()
@@ -36,7 +37,6 @@ def command(directory: Path, port: int, host: str, token: str | None, is_to_open
     report; comparisons, bench matrices and energy ledgers. Nothing is written, and nothing outside
     DIRECTORY is read. Listens on this machine alone unless --host says otherwise. Ctrl-C stops it.
     """
-    from ergmeter.errors import PluginError
 
     try:
         from ergmeter.views.serve import app

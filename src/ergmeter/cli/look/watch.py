@@ -15,6 +15,7 @@ import click
 
 from ergmeter.cli.options import COUNT, PATH, flag
 from ergmeter.cli.run_options import with_rules, with_training
+from ergmeter.errors import FormatError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,7 +64,6 @@ def command(
     """
     from rich.console import Console
 
-    from ergmeter.errors import FormatError
     from ergmeter.metrics.live.alert_rules import parse_rules
     from ergmeter.metrics.live.frame import RunWatcher
     from ergmeter.views.run import watch

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import PATH, with_forms
+from ergmeter.errors import ErgmeterError
 
 if TYPE_CHECKING:
     from ergmeter.cli.options import Forms
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 @with_forms
 def command(directory: Path, forms: Forms) -> int:
     """List the runs in DIRECTORY (default: runs/), the newest last."""
-    from ergmeter.errors import ErgmeterError
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.format import run_paths
     from ergmeter.runlog.manage.labels import labels_of

@@ -7,6 +7,8 @@ from pathlib import Path
 import click
 
 from ergmeter.cli.options import PATH, check_folder, flag, repeated
+from ergmeter.errors import ErgmeterError
+from ergmeter.units import duration, number_of, printable, scaled
 
 _RUN = click.argument("run", type=PATH)
 _PATH = click.Path(path_type=Path)
@@ -45,7 +47,6 @@ def tag(run: Path, tags: tuple[str, ...], remove: tuple[str, ...]) -> None:
     """Tag a run; without TAGS, show its tags. One that is tagged `keep` is never pruned."""
     from ergmeter.runlog.manage import labels as collection
     from ergmeter.runlog.reader import Run
-    from ergmeter.units import printable
 
     Run.open(run)
     labels = collection.labels_of(run)
@@ -61,7 +62,6 @@ def note(run: Path, text: tuple[str, ...]) -> None:
     """Add a note to a run; without TEXT, show its notes."""
     from ergmeter.runlog.manage import labels as collection
     from ergmeter.runlog.reader import Run
-    from ergmeter.units import printable
 
     Run.open(run)
     labels = collection.annotate(run, " ".join(text)) if text else collection.labels_of(run)
@@ -93,9 +93,7 @@ def prune(
     Shows what would go; --yes removes it. A run stays that was written to within the last hour,
     that is tagged `keep`, is a link, can't be read, or holds files that are no part of a run.
     """
-    from ergmeter.errors import ErgmeterError
     from ergmeter.runlog.manage import labels as collection
-    from ergmeter.units import duration, printable, scaled
 
     wish = collection.Wish(
         None if older_than is None else collection.age_parsed(older_than),
@@ -119,7 +117,7 @@ def prune(
             continue
         click.echo(f"{'removed' if yes else 'goes   '} {what}")
         freed, gone = freed + run.size_bytes, gone + 1
-    runs = f"{gone} run{'' if gone == 1 else 's'}, {scaled(freed, 'B')}"
+    runs = f"{number_of(gone, 'run')}, {scaled(freed, 'B')}"
     click.echo(f"{runs} removed" if yes else f"{runs} would go; --yes removes them")
     return 1 if failed else 0
 
@@ -130,7 +128,6 @@ def prune(
 def pack(run: Path, file: Path | None) -> None:
     """Pack a run into one FILE (.tar.gz or .zip; default: RUN.tar.gz)."""
     from ergmeter.runlog.manage import pack as packing
-    from ergmeter.units import printable, scaled
 
     beside = run if run.name not in ("", "..") else run.resolve()
     into = packing.pack(run, file or beside.parent / f"{run.resolve().name}.tar.gz")
@@ -144,7 +141,6 @@ def pack(run: Path, file: Path | None) -> None:
 def unpack(file: Path, directory: Path) -> None:
     """Make a run of a packed one, in DIRECTORY (default: runs/)."""
     from ergmeter.runlog.manage import pack as packing
-    from ergmeter.units import printable
 
     click.echo(printable(str(packing.unpack(file, directory))))
 
@@ -173,9 +169,7 @@ def collect(sources: tuple[str, ...], directory: Path) -> int:
     A SOURCE is a directory of runs, a run, or [USER@]HOST:PATH, which is fetched by rsync or ssh.
     What is still being written is left for the next time.
     """
-    from ergmeter.errors import ErgmeterError
     from ergmeter.runlog.manage.collect import collect as collect_runs
-    from ergmeter.units import printable
 
     codes = []
     check_folder(directory, option="DIRECTORY")

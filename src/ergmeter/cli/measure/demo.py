@@ -67,7 +67,7 @@ def _show(outcome: DemoOutcome, *, as_json: bool, hints: bool) -> None:
     from ergmeter.runlog.reader import Run
     from ergmeter.views import documents
     from ergmeter.views.render.terminal import show
-    from ergmeter.views.run.report import document
+    from ergmeter.views.run.card import document
 
     opened = Run.open(outcome.run)
     summary = summarize(opened)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import flag, path_option, print_json
-from ergmeter.cli.run_options import with_settings
-from ergmeter.cli.work_options import with_model
+from ergmeter.cli.run_options import with_model, with_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

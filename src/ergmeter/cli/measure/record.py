@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from ergmeter.cli.options import check_folder, flag, path_option, repeated
-from ergmeter.cli.run_options import with_alerts, with_settings, with_sinks
-from ergmeter.cli.work_options import with_model
+from ergmeter.cli.run_options import with_alerts, with_model, with_settings, with_sinks
 
 _OF_THE_COMMAND = ("name", "tokens_are", "keep_buffering", "pty")
 

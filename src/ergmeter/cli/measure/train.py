@@ -192,7 +192,7 @@ def _card(run: Path) -> None:
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.reader import Run
     from ergmeter.views.render.terminal import show
-    from ergmeter.views.run.report import document
+    from ergmeter.views.run.card import document
 
     opened = Run.open(run)
     show(document([(opened, summarize(opened))]), Console())

@@ -95,7 +95,7 @@ def html(document: Document) -> str:
         f" style-src {_hash(style)}; img-src data:;"
         " base-uri 'none'; form-action 'none'"
     )
-    parts = _shown(document.body)
+    parts = _on_page(document.body)
     frame = _templates().get_template("page.html")
     return frame.render(
         policy=policy,
@@ -110,7 +110,7 @@ def html(document: Document) -> str:
     )
 
 
-def _shown(parts: Sequence[Part]) -> list[Part]:
+def _on_page(parts: Sequence[Part]) -> list[Part]:
     """Return the parts that pages show."""
     return [
         part
@@ -125,7 +125,7 @@ def _parts(parts: Sequence[Part], level: int = _LEVEL) -> str:
     `level`: of the headings of sections.
     """
     lines: list[str] = []
-    for is_note, group in groupby(_shown(parts), lambda part: isinstance(part, Note)):
+    for is_note, group in groupby(_on_page(parts), lambda part: isinstance(part, Note)):
         members = list(group)
         lines += (
             [rendered("notes", members, VERDICTS)]

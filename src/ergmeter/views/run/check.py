@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import catalogue, in_view
 from ergmeter.metrics.checks import CHECKS, DECISIVE, Fitness
-from ergmeter.records import Missing, Reading, Result, Summary
+from ergmeter.records import Missing, Result, Summary
 from ergmeter.units import duration, grouped, number_of, printable
 from ergmeter.views import documents
 from ergmeter.views.document import (
@@ -49,31 +49,26 @@ class ListedRun:
 
 
 def list_document(directory: Path, runs: Sequence[ListedRun]) -> Document:
-    """Return the runs of a directory with their newest notes.
-
-    Metrics that no run has are left out.
-    """
+    """Return the runs of a directory with their newest notes."""
     name = directory.name or str(directory)
     titles = {key: at.label or catalogue()[key].title for key, at in in_view("list").items()}
     data = [_listed_data(listed, titles) for listed in runs]
     if not runs:
         none = f"no run in {directory}; `erg record -- COMMAND` makes one"
         return Document(f"runs in {name}/", (Paragraph(none),), data)
-    readings = [listed.summary.readings for listed in runs]
-    measured = [key for key in titles if any(isinstance(r[key], Reading) for r in readings)]
     has_tags = any(listed.labels.tags for listed in runs)
     columns = (
         TableColumn(f"run in {name}/"),
         TableColumn("made", no_wrap=True),
         TableColumn(f"{'status':<{_STATUS_CHARACTERS}}", no_wrap=True),
-        *(TableColumn(titles[key], "number") for key in measured),
+        *(TableColumn(title, "number") for title in titles.values()),
         *([TableColumn("tags", no_wrap=True)] if has_tags else []),
     )
     rows = (
         (
             *(printable(listed.run.path.name), _made(listed.run)),
             card.short_status(listed.summary.status),
-            *(card.column_text(listed.summary.readings[key]) for key in measured),
+            *(card.column_text(listed.summary.readings[key]) for key in titles),
             *([", ".join(map(printable, listed.labels.tags))] if has_tags else []),
         )
         for listed in runs

@@ -1,4 +1,4 @@
-"""`erg report`: the document of a run, and that of its memory.
+"""`erg report`: the sections of a run's page, and the document of its memory.
 
 Each value has its interval, basis and window, and on the page opens to its formula and inputs.
 Absent values keep their row with the reason. The environment is read from the headers of the run:
@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 from itertools import groupby
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import timeline
@@ -37,15 +36,11 @@ from ergmeter.views.document import (
     Part,
     Section,
     Table,
-    TableColumn,
     TimeZoom,
 )
 from ergmeter.views.run.card import (
-    OF_A_LOG,
     accelerators,
-    card,
     interval,
-    is_of_a_log,
     label_lines,
     reader_notes,
     short_reason,
@@ -62,81 +57,9 @@ if TYPE_CHECKING:
 
 _LONGEST_FACT = 300  # characters
 _MOST_DEVICES = 16
-_MOST_HOSTS = 4
 
 
-def document(
-    cards: Sequence[tuple[Run, Summary]],
-    *,
-    evidence: Evidence | None = None,
-    show_all: bool = False,
-    data: Any = None,  # noqa: ANN401  whatever JSON can hold
-) -> Document:
-    """Return the report of a run: a card for each of its trainings.
-
-    With `evidence`, it has all that the page shows of the first.
-    """
-    run, summary = cards[0]
-    parts: list[Part] = []
-    for training, its_summary in cards:
-        parts.append(card(training, its_summary))
-        parts.append(_every_metric(its_summary) if show_all else _how_to_see_more(training))
-    if evidence is not None:
-        parts += _page(evidence, summary)
-    return Document(f"{run.name}: what it came to", tuple(parts), data, _about(run, summary))
-
-
-def _every_metric(summary: Summary) -> Table:
-    """Return every metric with interval and note; a reason that several share, once."""
-    rows: list[tuple[str, str, str, str]] = []
-    named_reasons: dict[str, str] = {}
-    for key, result in summary.readings.items():
-        if isinstance(result, Reading):
-            texts = (result.impossible, interval(result), result.note)
-            rows.append((key, value(result), result.basis, "; ".join(filter(None, texts))))
-        else:
-            first = named_reasons.setdefault(result.reason, key)
-            rows.append((key, "-", "", result.reason if first == key else f"as {first}"))
-    columns = (
-        TableColumn("metric", style="strong"),
-        "value",
-        TableColumn("basis", "basis"),
-        TableColumn("note", "below", indent=4),
-    )
-    return Table(columns, tuple(rows))
-
-
-def _how_to_see_more(run: Run) -> Section:
-    """Return the next command, on a line that is not wrapped, so that it can be copied."""
-    here = Path.cwd()
-    path = run.path.relative_to(here) if run.path.is_relative_to(here) else run.path
-    command = Paragraph(f"erg report {shlex.quote(str(path))} --all", is_to_copy=True)
-    title = "every metric, with its window and its note:"
-    return Section("more", title, (command,), media=("terminal",))
-
-
-def _about(run: Run, summary: Summary) -> str:
-    hosts = list(dict.fromkeys(str(writer.header.get("host")) for writer in run.writers))
-    where = f"{accelerators(run, summary) or 'no accelerator'} on {', '.join(hosts[:_MOST_HOSTS])}"
-    if is_of_a_log(run, summary):
-        where = OF_A_LOG
-    about = [summary.status, where, f"began {_when(run.header.get('created'))}"]
-    if (directory := run.path.resolve().name) != summary.run:
-        about.append(f"directory {directory}")
-    return " · ".join(about)
-
-
-def _when(created: object) -> str:
-    """Return the start time to the minute, or the header's text if it is no UTC time."""
-    when = str(created or "at a time not recorded")
-    is_utc = when.endswith("+00:00") and when[10:11] == "T"
-    return f"{when[:10]} {when[11:16]} UTC" if is_utc else when
-
-
-# The page.
-
-
-def _page(evidence: Evidence, summary: Summary) -> list[Section]:
+def page_sections(evidence: Evidence, summary: Summary) -> list[Section]:
     """Return the sections of the page."""
     run, on_time, explained = evidence.run, time_charts(evidence), explain(evidence)
     figures = {figure.id: figure for figure in figure_charts(evidence, summary, explained)}

@@ -42,7 +42,7 @@ from ergmeter.views.charts.compare_curves import ABOUT, course_charts
 from ergmeter.views.charts.time_charts import IDS, time_charts
 from ergmeter.views.render.html import html, vega, without_legends
 from ergmeter.views.run import card, check
-from ergmeter.views.run import report as run_report
+from ergmeter.views.run.report import page_sections
 from ergmeter.views.serve.pool import LIBRARY
 
 if TYPE_CHECKING:
@@ -253,8 +253,9 @@ def charts(path: str, root: str, only: Sequence[str]) -> bytes:
 def report(path: str, root: str) -> bytes:
     """Return the page of `erg report --html` without the charting library."""
     evidence = evidence_of(Run.open(path))
-    cards = [(evidence.run, summary_of(evidence))]
-    page = html(run_report.document(cards, evidence=evidence))
+    summary = summary_of(evidence)
+    sections = page_sections(evidence, summary)
+    page = html(card.document([(evidence.run, summary)], sections=sections))
     page = page.replace(f"<script>{vega()}</script>", LIBRARY)
     return _under(page, root).encode()
 
