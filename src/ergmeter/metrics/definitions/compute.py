@@ -244,10 +244,11 @@ def _hardware_ratio(chosen: Flops, rate: TokenRate) -> float:
 def _all_work(chosen: Flops, rate: TokenRate, each: float, share: _Share, peak: Peak) -> Result:
     """Every part of what is computed, over the peak; at least that where a part is not known."""
     missing = list(chosen.not_counted)
-    ratio = or_missing(_hardware_ratio, chosen, rate)
-    if isinstance(ratio, Missing):
-        missing.append(ratio.reason)
+    try:
+        ratio = _hardware_ratio(chosen, rate)
+    except NotMeasurable as error:
         ratio = 1.0
+        missing.append(str(error))
     parts = {"model": 1.0, "recomputation and padding": ratio - 1}
     if chosen.other_work is None:
         missing.append("other models and generation, which were not looked for")
@@ -264,9 +265,10 @@ def _all_work(chosen: Flops, rate: TokenRate, each: float, share: _Share, peak: 
 
 
 def _hfu(chosen: Flops, rate: TokenRate, each: float, share: _Share, peak: Peak) -> Result:
-    ratio = or_missing(_hardware_ratio, chosen, rate)
-    if isinstance(ratio, Missing):
-        return ratio
+    try:
+        ratio = _hardware_ratio(chosen, rate)
+    except NotMeasurable as error:
+        return Missing(str(error))
     is_assumed = bool(_assumed(chosen, _NO_RECOMPUTATION))
     source = "by what the options or the model itself say"
     if is_assumed:
