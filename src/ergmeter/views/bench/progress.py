@@ -16,11 +16,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ergmeter.bench.execute.driver import DurationEstimate
 from ergmeter.bench.execute.outcome import FINAL, Status
 from ergmeter.bench.execute.state import CellState, directory_of
 from ergmeter.bench.overview import CellListing, failure_log, varying
 from ergmeter.bench.plan import erg_train
-from ergmeter.bench.plan.cells import BRACE, BenchPlan, Cell, DurationEstimate
+from ergmeter.bench.plan.cells import BRACE, BenchPlan, Cell
 from ergmeter.units import duration
 from ergmeter.workloads.sft.config_sections import Metrics
 
