@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.bench.execute.outcome import FINAL, Status
-from ergmeter.bench.plan.cells import Cell, Value, repeats_of
+from ergmeter.bench.plan.cells import Cell, Value
 from ergmeter.bench.tables import MEMORY, STAGES
 from ergmeter.compare.pairing import COMMON, UNNAMED, naming_settings
 from ergmeter.metrics.catalog import Position, every_metric, in_view
@@ -282,6 +282,14 @@ class Overview:
             self.groups[key] = [row]
         else:
             self._others.add(key)
+
+
+def repeats_of(row: Mapping[str, Any]) -> tuple[object, object]:
+    """What all repeats of one configuration share. The scenario is a part of it.
+
+    Two scenarios may run one command; a row without an id is a configuration by itself.
+    """
+    return (row["group"], row["scenario"]) if row["group"] else (row["index"], None)
 
 
 def overview(table: pa.Table) -> Overview:

@@ -37,7 +37,7 @@ from ergmeter.bench.overview import (
     view_columns,
 )
 from ergmeter.bench.plan import erg_train
-from ergmeter.bench.plan.cells import BRACE, BenchPlan, Cell, DurationEstimate
+from ergmeter.bench.plan.cells import BRACE, BenchPlan, Cell
 from ergmeter.compare.pairing import configuration_name, setting_title
 from ergmeter.metrics.catalog import bench_columns
 from ergmeter.units import duration, scaled, significant
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from ergmeter.bench.execute.driver import BenchProgress
+    from ergmeter.bench.execute.driver import BenchProgress, DurationEstimate
     from ergmeter.bench.overview import CellListing, MemoryTable
 
 # The plan.

@@ -12,8 +12,9 @@ import pytest
 import yaml
 from rich.console import Console
 
+from ergmeter.bench.execute.driver import KnownDurations, estimate_duration, known_durations
 from ergmeter.bench.plan import data as datastage
-from ergmeter.bench.plan.cells import BenchPlan, KnownDurations, estimate_duration, known_durations
+from ergmeter.bench.plan.cells import BenchPlan
 from ergmeter.bench.plan.plan import plan
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.views.bench import document, plan_view

@@ -1,7 +1,10 @@
-"""Drives a bench: remaining cells, their order and the progress.
+"""Drives a bench: remaining cells, their order, the progress and expected durations.
 
 Every round has each configuration once, in random order from a stored seed, so that drift
 (temperature, page cache, other jobs) spreads over all configurations.
+
+Expected durations come from the same configuration where it has run, else from its scenario, else
+from the caller; cells without any are counted as unknown.
 """
 
 from __future__ import annotations
@@ -10,21 +13,22 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import psutil
 
-from ergmeter.atomic_write import write_json
+from ergmeter.atomic_write import read_json, write_json
 from ergmeter.bench.execute import state
 from ergmeter.bench.execute.launching import Launcher, PendingCells
 from ergmeter.bench.execute.outcome import CellOutcome, Status
 from ergmeter.bench.plan.cells import BenchPlan, Cell
 from ergmeter.compare.entry import FAILED
-from ergmeter.errors import ErgmeterError
+from ergmeter.errors import ErgmeterError, FormatError
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -257,3 +261,73 @@ def _interruptible() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+# Expected durations.
+
+
+@dataclass(frozen=True, slots=True)
+class KnownDurations:
+    """Seconds that cells took, by configuration and by scenario."""
+
+    by_group: Mapping[str, float]
+    by_scenario: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class DurationEstimate:
+    """Seconds for a plan's cells one after the other, and of how many cells they are known."""
+
+    total_s: float
+    measured: int  # cells whose configuration has run before
+    alike: int  # cells of whose scenario another one has
+    given: int  # cells that take what the caller says
+    unknown: int
+    skipped: int
+
+
+def estimate_duration(
+    plan: BenchPlan, durations: KnownDurations | None = None, *, seconds_a_cell: float | None = None
+) -> DurationEstimate:
+    """The time of all cells that are not skipped, by what is known."""
+    durations = durations or KnownDurations({}, {})
+    counts = dict.fromkeys(("measured", "alike", "given", "unknown", "skipped"), 0)
+    total_s = 0.0
+    for cell in plan.cells:
+        kind, seconds = _cell_duration(cell, durations, seconds_a_cell)
+        counts[kind] += 1
+        total_s += seconds
+    return DurationEstimate(total_s, **counts)
+
+
+def _cell_duration(
+    cell: Cell, durations: KnownDurations, seconds_a_cell: float | None
+) -> tuple[str, float]:
+    if cell.skip:
+        return "skipped", 0.0
+    # The digest of a group takes longer than the rest.
+    if durations.by_group and cell.group in durations.by_group:
+        return "measured", durations.by_group[cell.group]
+    if cell.scenario in durations.by_scenario:
+        return "alike", durations.by_scenario[cell.scenario]
+    return ("unknown", 0.0) if seconds_a_cell is None else ("given", seconds_a_cell)
+
+
+def known_durations(directory: Path) -> KnownDurations:
+    """Durations in a directory of results, of cells that ended well."""
+    groups: dict[str, list[float]] = {}
+    scenarios: dict[str, list[float]] = {}
+    for path in sorted(directory.glob(f"exp_*/{state.STATUS}")):
+        try:
+            cell_state = state.read(path.parent)
+            cell = Cell.from_json(read_json(path.parent / state.CELL))
+            took_s = cell_state.lasted_s if cell_state.status == "ok" else None
+        except (FormatError, OSError, ValueError, KeyError, TypeError):
+            continue
+        if took_s is not None:
+            groups.setdefault(cell.group, []).append(max(0.0, took_s))
+            scenarios.setdefault(cell.scenario, []).append(max(0.0, took_s))
+    return KnownDurations(
+        {name: fmean(taken) for name, taken in groups.items()},
+        {name: fmean(taken) for name, taken in scenarios.items()},
+    )

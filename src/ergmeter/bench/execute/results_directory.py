@@ -31,6 +31,7 @@ from ergmeter.bench.execute.state import (
 )
 from ergmeter.bench.plan import erg_train
 from ergmeter.bench.plan.cells import BenchPlan, Cell
+from ergmeter.bench.results import cell_directories
 from ergmeter.errors import UsageError
 
 # What `--memory` changes of a cell, in erg train's file and in sft_trainer's command.
@@ -154,7 +155,9 @@ def joined(out: Path, plan: BenchPlan) -> tuple[BenchPlan | None, BenchPlan]:
     asked = {(cell.scenario, cell.id): cell for cell in plan.cells}
     left = [cell for key, cell in there.items() if key not in asked]
     new = [cell for key, cell in asked.items() if key not in there]
-    free = 1 + max([*(cell.index for cell in stored.cells), *_numbers(out)], default=-1)
+    # No directory that exists is written into.
+    numbers = (int(path.name.removeprefix("exp_")) for path in cell_directories(out))
+    free = 1 + max([*(cell.index for cell in stored.cells), *numbers], default=-1)
     added = [replace(cell, index=free + offset) for offset, cell in enumerate(new)]
     there |= {(cell.scenario, cell.id): cell for cell in added}
     remarks = _remarks(out, added=added, left=left, of=len(asked))
@@ -165,14 +168,6 @@ def joined(out: Path, plan: BenchPlan) -> tuple[BenchPlan | None, BenchPlan]:
         warnings=tuple(remarks),
     )
     return replace(stored, cells=(*stored.cells, *added)) if added else None, mine
-
-
-def _numbers(out: Path) -> Iterator[int]:
-    """Numbers of the directories that exist: none of them is written into."""
-    for path in out.glob("exp_*"):
-        number = path.name.removeprefix("exp_")
-        if number.isdecimal():
-            yield int(number)
 
 
 def _remarks(out: Path, *, added: Sequence[Cell], left: Sequence[Cell], of: int) -> Iterator[str]:

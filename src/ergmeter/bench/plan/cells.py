@@ -1,8 +1,6 @@
-"""Cells and plans of a bench: identity, names of configurations, expected durations.
+"""Cells and plans of a bench, as they are written and read.
 
 A cell's id is a digest of what it runs, so that a plan that grows keeps the ids of its old cells.
-Durations come from the same configuration where it has run, else from its scenario, else from the
-caller; cells without any are counted as unknown.
 """
 
 from __future__ import annotations
@@ -16,10 +14,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal, TypeAlias
 
 from ergmeter.errors import FormatError, UsageError
@@ -241,90 +237,3 @@ def _members(text: str, path: Path) -> Iterator[dict[str, Any]]:
     while text[at] != "]":
         item, at = value(at)
         yield item
-
-
-@dataclass(frozen=True, slots=True)
-class KnownDurations:
-    """Seconds that cells took, by configuration and by scenario."""
-
-    by_group: Mapping[str, float]
-    by_scenario: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class DurationEstimate:
-    """Seconds for a plan's cells one after the other, and of how many cells they are known."""
-
-    total_s: float
-    measured: int  # cells whose configuration has run before
-    alike: int  # cells of whose scenario another one has
-    given: int  # cells that take what the caller says
-    unknown: int
-    skipped: int
-
-
-def estimate_duration(
-    plan: BenchPlan, durations: KnownDurations | None = None, *, seconds_a_cell: float | None = None
-) -> DurationEstimate:
-    """The time of all cells that are not skipped, by what is known."""
-    durations = durations or KnownDurations({}, {})
-    counts = dict.fromkeys(("measured", "alike", "given", "unknown", "skipped"), 0)
-    total_s = 0.0
-    for cell in plan.cells:
-        kind, seconds = _cell_duration(cell, durations, seconds_a_cell)
-        counts[kind] += 1
-        total_s += seconds
-    return DurationEstimate(total_s, **counts)
-
-
-def _cell_duration(
-    cell: Cell, durations: KnownDurations, seconds_a_cell: float | None
-) -> tuple[str, float]:
-    if cell.skip:
-        return "skipped", 0.0
-    # The digest of a group takes longer than the rest.
-    if durations.by_group and cell.group in durations.by_group:
-        return "measured", durations.by_group[cell.group]
-    if cell.scenario in durations.by_scenario:
-        return "alike", durations.by_scenario[cell.scenario]
-    return ("unknown", 0.0) if seconds_a_cell is None else ("given", seconds_a_cell)
-
-
-def known_durations(directory: Path) -> KnownDurations:
-    """Durations in a directory of results, of cells that ended well."""
-    groups: dict[str, list[float]] = {}
-    scenarios: dict[str, list[float]] = {}
-    for status in sorted(directory.glob("exp_*/status.json")):
-        took_s = _took_s(status)
-        if took_s is None:
-            continue
-        try:
-            cell = Cell.from_json(json.loads((status.parent / "cell.json").read_text("utf-8")))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        groups.setdefault(cell.group, []).append(took_s)
-        scenarios.setdefault(cell.scenario, []).append(took_s)
-    return KnownDurations(
-        {name: fmean(taken) for name, taken in groups.items()},
-        {name: fmean(taken) for name, taken in scenarios.items()},
-    )
-
-
-def _took_s(path: Path) -> float | None:
-    try:
-        last = json.loads(path.read_text("utf-8"))
-        if last["status"] != "ok":
-            return None
-        attempt = last["attempts"][-1]
-        began, ended = (datetime.fromisoformat(attempt[key]) for key in ("started", "ended"))
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
-        return None
-    return max(0.0, (ended - began).total_seconds())
-
-
-def repeats_of(row: Mapping[str, Any]) -> tuple[object, object]:
-    """What all repeats of one configuration share. The scenario is a part of it.
-
-    Two scenarios may run one command; a row without an id is a configuration by itself.
-    """
-    return (row["group"], row["scenario"]) if row["group"] else (row["index"], None)

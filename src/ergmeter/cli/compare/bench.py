@@ -246,7 +246,7 @@ def plan_command(
     """Show the cells of SCENARIOS, their commands and a time estimate. Nothing is started."""
     from rich.console import Console
 
-    from ergmeter.bench.plan.cells import estimate_duration, known_durations
+    from ergmeter.bench.execute.driver import estimate_duration, known_durations
     from ergmeter.views import bench as bench_plan
 
     plan = planned(options)

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ergmeter.bench import results
-from ergmeter.bench.overview import Configuration, configuration, overview, view_columns
-from ergmeter.bench.plan.cells import repeats_of
+from ergmeter.bench.overview import Configuration, configuration, overview, repeats_of, view_columns
 from ergmeter.bench.tables import ARGUMENTS
 from ergmeter.compare import comparison
 from ergmeter.compare.entry import Entry
