@@ -102,6 +102,50 @@ def test_the_first_steps_wait_for_no_more_than_about_a_second() -> None:
     assert isinstance(next(iter(KeyValueImporter().records(lines))), Step)
 
 
+def blocks(*whose: tuple[float, int, int]) -> list[tuple[float, str]]:
+    """At each time, the lines of the steps from one number up to another."""
+    return [
+        (t, f"step={n} loss={n % 7}.5 batch_tokens=64")
+        for t, first, last in whose
+        for n in range(first, last + 1)
+    ]
+
+
+@pytest.mark.parametrize("behind_s", [0.01, 4])
+def test_two_programs_in_blocks_are_found_out_and_the_times_of_one_are_true(
+    behind_s: float,
+) -> None:
+    ends = range(80, 500, 80)
+    log = [
+        (end / 8 + late, end - 79, end) for end in ends for late in (0, behind_s)
+    ]  # each makes eight steps a second
+    records = live(*blocks(*log))
+    assert len(marks(records, "several_programs")) == 1
+    for step in steps(records):
+        assert step.steps is not None
+        assert step.window.duration_s <= step.steps / 8
+        assert step.window.duration_s >= step.steps / 8 - behind_s
+    assert all(s.tokens_computed == 64 * (s.steps or 0) for s in steps(records))
+
+
+def test_a_block_of_another_program_makes_no_leap() -> None:
+    log = [(10, 1, 80), (20, 81, 160), (25, 1, 80), (30, 161, 240), (35, 81, 160), (40, 241, 320)]
+    records = live(*blocks(*log))
+    assert [(s.steps, s.window.duration_s) for s in steps(records)] == [(80, 10)]
+    (said,) = marks(records, "several_programs")
+    assert "80, 161" in said
+
+
+def test_an_evaluation_that_counts_steps_of_its_own_is_found_out_when_training_goes_on() -> None:
+    training = [(i / 4, i) for i in range(1, 41)]
+    evaluation = [(10 + i / 4, i) for i in range(1, 9)]
+    after = [(12 + i / 4, 40 + i) for i in range(1, 41)]
+    lines = (*training, *evaluation, *after)
+    records = live(*[(t, f"step={n} loss=2 batch_tokens=64") for t, n in lines])
+    assert {s.steps for s in steps(records)} == {1}
+    assert len(marks(records, "several_programs")) == 1
+
+
 @pytest.mark.parametrize("other", ["{}", "2026-11-15 10:00:00,123 INFO train: {}"])
 @pytest.mark.parametrize("gap_s", [0.0, 0.0004])
 def test_lines_that_come_twice_count_once_and_that_is_said(other: str, gap_s: float) -> None:

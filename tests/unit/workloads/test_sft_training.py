@@ -18,6 +18,7 @@ import yaml
 from ergmeter.compare.ledgers import read_ledger
 from ergmeter.errors import PluginError, UsageError
 from ergmeter.runlog.reader import Run
+from ergmeter.sinks.shared.appended_file import LEDGER_COLUMNS
 from ergmeter.workloads.sft import build_model, facts, ledger, tiny_model, training
 from ergmeter.workloads.sft import training as sensors
 from ergmeter.workloads.sft.config_file import load
@@ -293,6 +294,17 @@ def test_an_error_in_training_saves_the_adapters_and_leaves_a_row(
     row = rows()[0]
     assert (row["status"], row["steps"]) == ("failed", "2")
     assert "the device is gone" in row["notes"]
+
+
+def test_a_ledger_of_the_earlier_version_gets_rows_in_its_own_columns(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.csv"
+    earlier = [*LEDGER_COLUMNS, *ledger.MORE]
+    path.write_text(",".join(earlier) + "\n")
+    cells = {**dict.fromkeys(ledger.COLUMNS), "model": "m", "run": "runs/x", "energy_J_note": "n"}
+    assert ledger.append_row(path, cells).problem == ""
+    head, row = csv.reader(path.read_text().splitlines())
+    assert head == earlier
+    assert dict(zip(head, row, strict=True))["run"] == "runs/x"
 
 
 def test_a_full_disk_at_the_ledger_puts_the_row_beside_it(configuration: Write) -> None:

@@ -277,9 +277,13 @@ def _t_ns(line: Line) -> int | None:
 
 # Numbers of several programs in one output. Those of epochs fall to the same start each time. Those
 # of programs that print in turn fall again and again, each time to a higher one: 5, 1005, 6, 1006.
+# Those of programs that print in blocks, or of an evaluation that counts its own steps, go on where
+# they stopped: 1 to 80, 1 to 80, 81 to 160.
 
 
 _WATCHED = 8  # numbers in which three falls are found
+_EVEN = 3  # numbers at one stride: where such a run stops, another may resume it
+_LEAP = 2  # times the stride
 
 
 class MixedNumbers:
@@ -287,11 +291,28 @@ class MixedNumbers:
 
     def __init__(self) -> None:
         self.recent: deque[int] = deque(maxlen=_WATCHED)
+        self._stride = 0  # of the present run of numbers
+        self._length = 1  # of that run; 0 if it is not even
+        self._next_of_stopped: deque[int] = deque(maxlen=_WATCHED)
 
     def take(self, number: int) -> bool:
         """Takes the next number. True if it can't be of the same program as those before."""
-        if not self.recent or number != self.recent[-1]:
+        last = self.recent[-1] if self.recent else number
+        stride = number - last
+        if not self.recent or stride:
             self.recent.append(number)
+        if not stride:
+            return False
+        if stride > 0 and self._length == 1:
+            self._stride = stride
+        if 0 < stride <= _LEAP * self._stride:
+            self._length = self._length + 1 if stride == self._stride and self._length else 0
+            return False
+        is_even, self._length = self._length >= _EVEN, 1
+        if is_even and number in self._next_of_stopped:
+            return True
+        if is_even and stride < 0:
+            self._next_of_stopped.append(last + self._stride)
         falls = [later for earlier, later in pairwise(self.recent) if later < earlier][-3:]
         return len(falls) == 3 and falls[0] < falls[1] < falls[2]
 

@@ -42,7 +42,8 @@ MORE = (
     *("driver", "power_limit_W", "torch", "transformers", "peft", "trl", "bitsandbytes", "unsloth"),
     *("git_commit", "data_sha256", "config", "status", "started", "run"),
 )
-COLUMNS = (*appended_file.LEDGER_COLUMNS, *MORE, *part_columns())
+_EARLIER_COLUMNS = (*appended_file.LEDGER_COLUMNS, *MORE)  # of a ledger of version 0.1.0
+COLUMNS = (*_EARLIER_COLUMNS, *part_columns())
 
 
 @dataclass(frozen=True)
@@ -112,9 +113,12 @@ def as_text(cells: Mapping[str, object]) -> str:
 
 
 def _append(path: Path, cells: Mapping[str, object]) -> None:
-    file = appended_file.CsvFile(path, COLUMNS)
     try:
-        file.append({name: _cell(value) for name, value in cells.items()})
+        file = appended_file.CsvFile(path, COLUMNS)
+    except UsageError:  # it has other columns
+        file = appended_file.CsvFile(path, _EARLIER_COLUMNS)
+    try:
+        file.append({name: _cell(cells.get(name)) for name in file.columns})
     finally:
         file.close()
 
