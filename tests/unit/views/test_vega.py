@@ -61,7 +61,7 @@ def test_only_the_builder_writes_encodings_and_marks() -> None:
     literal = re.compile(r'"(encoding|mark|tickCount|quantitative|nominal|field)":|"type": "')
     views = Path(ergmeter.views.__file__).parent
     modules = [*(views / "charts").glob("*_chart*.py"), views / "charts" / "compare_curves.py"]
-    modules += [views / "run" / "explain.py", views / "analyze" / "document.py", views / "gate.py"]
+    modules += [views / "run" / "explain.py", views / "calculate" / "analyze.py", views / "gate.py"]
     assert len(modules) >= 8
     found = [
         f"{path.name}: {line.strip()}"
