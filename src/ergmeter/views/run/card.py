@@ -64,8 +64,7 @@ def document(
     for training, its_summary in cards:
         parts.append(card(training, its_summary))
         parts.append(_every_metric(its_summary) if show_all else _how_to_see_more(training))
-    title = f"{run.name}: what it came to"
-    return Document(title, (*parts, *sections), data, _about(run, summary))
+    return Document(run.name, (*parts, *sections), data, _about(run, summary))
 
 
 def _every_metric(summary: Summary) -> Table:
