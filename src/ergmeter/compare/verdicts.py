@@ -1,4 +1,4 @@
-"""Verdicts of a comparison as sentences that claim no more than the interval shows.
+"""Decides the verdicts of a comparison (better, worse, not shown) and words them.
 
 Which direction is better comes from the catalogue, and the sentence names the better group. A
 difference that was not shown comes with the number of repeats that would show it.

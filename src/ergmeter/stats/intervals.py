@@ -1,4 +1,4 @@
-"""Student's t, intervals within one run (ratios, slopes), the end of a warm-up, and quantiles.
+"""Student's t, intervals within one run (means, ratios, slopes), end of the warm-up, quantiles.
 
 Intervals come from blocks of consecutive steps, because steps are not independent. A checkpoint, a
 slow data loader or a warming chip affects many in a row. Intervals from single steps would be too

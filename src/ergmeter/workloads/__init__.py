@@ -1,1 +1,1 @@
-"""Jobs to measure: a demo, fine-tuning, calibration. Only these modules import torch."""
+"""Jobs to measure: a demo, fine-tuning, calibration. They need torch."""

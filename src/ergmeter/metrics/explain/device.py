@@ -1,4 +1,4 @@
-"""Device activity during training: kernels, clock, SMs active, tensor cores active, matmul ceiling.
+"""Losses on the device: kernels, clock, power limit, SMs and tensor cores active, matmul ceiling.
 
 A datasheet's peak is at one clock (1830 MHz on an H200, whose clock goes up to 1980), and tensor
 core activity is per cycle. If the clock of the peak is unknown there is no clock block; its share

@@ -1,1 +1,1 @@
-"""The frame of all HTML pages: style, scripts and chart data in one file."""
+"""Templates, style and scripts of HTML pages, which `views.render.html` fills."""
