@@ -57,9 +57,9 @@ if TYPE_CHECKING:
 class Front:
     """The Pareto front over some metrics: groups on it, and groups beaten with their betters.
 
-    A group is beaten only by one that is shown to be better in some metric and worse in none, so
-    that noise moves no group off the front. What is shown is corrected by Holm's method over all
-    pairs of groups, metric by metric. Single runs are compared by their values (`remark`).
+    A group is beaten only by one that is better in some metric, confirmed by Holm's method over all
+    pairs of groups and metrics, and shown to be worse in none. So noise rarely moves a group off
+    the front. Single runs are compared by their values (`remark`).
     """
 
     axes: tuple[str, ...]
@@ -68,22 +68,23 @@ class Front:
     remark: str = ""
 
 
-def _signs(axis: Measure, contrasts: Sequence[Contrast], confidence: float) -> list[int]:
-    """Of each contrast 1 if shown to be better, -1 if worse, 0 if not shown.
+def _sign(axis: Measure, result: Contrast) -> int:
+    """1 if shown to be better, -1 if worse, 0 if not shown. Single runs count by their values."""
+    is_open = min(result.repeats) > 1 and not result.is_shown
+    if is_open or result.value == result.neutral:
+        return 0
+    return 1 if (result.value > result.neutral) == (axis.direction == "higher") else -1
 
-    Single runs count by their values.
+
+def _confirmed(contrasts: Sequence[Contrast], confidence: float) -> tuple[list[bool], int]:
+    """Whether Holm's method over all contrasts confirms each, and how many it tests.
+
+    Single runs, and values that are equal in every repeat, are not tested and count as confirmed.
     """
-    tested = [(n, p) for n, c in enumerate(contrasts) if (p := c.p_value()) is not None]
-    shown = holm([p for _, p in tested], 1.0 - confidence)
-    rejected = {number for (number, _), is_shown in zip(tested, shown, strict=True) if is_shown}
-    signs = []
-    for number, result in enumerate(contrasts):
-        is_shown = result.is_shown and number in rejected
-        is_open = min(result.repeats) > 1 and not is_shown
-        is_better = (result.value > result.neutral) == (axis.direction == "higher")
-        is_same = result.value == result.neutral
-        signs.append(0 if is_open or is_same else 1 if is_better else -1)
-    return signs
+    p_values = [None if result.is_exact else result.p_value() for result in contrasts]
+    tested = [p_value for p_value in p_values if p_value is not None]
+    shown = iter(holm(tested, 1.0 - confidence))
+    return [p_value is None or next(shown) for p_value in p_values], len(tested)
 
 
 _JOULES = "energy.joules_per_token"
@@ -441,12 +442,17 @@ def _front(comparison: Comparison) -> Front | None:
         ]
     except NotMeasurable:
         return None
-    signs = [_signs(axis, own, confidence) for axis, own in zip(axes, by_axis, strict=True)]
+    results = [result for own in by_axis for result in own]
+    confirmed, tests = _confirmed(results, confidence)
     beaters: dict[str, set[str]] = {}
-    for (group, rival), of_rival in zip(pairs, zip(*signs, strict=True), strict=True):
-        if max(of_rival) > 0 and min(of_rival) >= 0:
+    for number, (group, rival) in enumerate(pairs):
+        signs = [_sign(axis, own[number]) for axis, own in zip(axes, by_axis, strict=True)]
+        sure = [
+            s for s, is_sure in zip(signs, confirmed[number :: len(pairs)], strict=True) if is_sure
+        ]
+        if max(sure, default=0) > 0 and min(signs) >= 0:
             beaters.setdefault(group.name, set()).add(rival.name)
-        elif min(of_rival) < 0 and max(of_rival) <= 0:
+        elif min(sure, default=0) < 0 and max(signs) <= 0:
             beaters.setdefault(rival.name, set()).add(group.name)
     names = [group.name for group in groups]
     beaten = {
@@ -454,10 +460,10 @@ def _front(comparison: Comparison) -> Front | None:
         for name in names
         if name in beaters
     }
-    is_single = any(min(result.repeats) == 1 for own in by_axis for result in own)
+    is_single = any(min(result.repeats) == 1 for result in results)
     remark = "by plain values: some have a single run" if is_single else ""
-    if not is_single and len(pairs) > 1:
-        remark = f"Holm's method over {len(pairs)} pairs of groups"
+    if not is_single and tests > 1:
+        remark = f"Holm's method over {tests} tests"
     on = tuple(group.name for group in groups if group.name not in beaten)
     return Front(tuple(axis.key for axis in axes), on, beaten, remark)
 

@@ -152,14 +152,17 @@ def parse_share(text: str) -> float:
 def parse_noise(texts: Sequence[str], measures: Sequence[Measure] = ()) -> dict[str, RunNoise]:
     """The noise of one run: by the metric's name in rules, and under "" for all metrics.
 
-    A text is a share, or a path of repeats in which the noise of `measures` is measured.
+    A text is a share, or a path of repeats in which the noise of `measures` is measured. A noise
+    that names its metric comes before one for all metrics.
     """
-    noise_by_metric: dict[str, RunNoise] = {}
+    named: dict[str, RunNoise] = {}
+    for_all: dict[str, RunNoise] = {}
     for text in texts:
         name, is_named, size = text.rpartition("=")
         if Path(text).exists():
             name, is_named, size = "", "", text
         label = rule_measure(name.strip()).label if is_named else ""
+        noise_by_metric = named if label else for_all
         if not _SHARE.fullmatch(size) and (Path(size).exists() or os.sep in size):
             wanted = (rule_measure(label),) if label else measures
             noise_by_metric |= measured_noise(Path(size), wanted)
@@ -168,17 +171,27 @@ def parse_noise(texts: Sequence[str], measures: Sequence[Measure] = ()) -> dict[
         if value <= 0.0:
             raise UsageError(f"noise is a share above 0, such as 1%; got {text!r}")
         noise_by_metric[label] = RunNoise(value)
-    return noise_by_metric
+    return {**for_all, **named}
+
+
+def check_trainings(path: Path, entries: Sequence[Entry]) -> None:
+    """Several trainings in one run are no repeats of one another."""
+    numbers = [entry.training for entry in entries if entry.training is not None]
+    if len(set(numbers)) > 1:
+        names = " or ".join(entry.argument for entry in entries if entry.training is not None)
+        raise UsageError(f"{path} has {len(numbers)} trainings: name one of them, {names}")
 
 
 def measured_noise(path: Path, measures: Sequence[Measure]) -> dict[str, RunNoise]:
     """The scatter between the repeats under a path, by metric; several configurations are pooled.
 
-    UsageError if no metric was repeated, or if the runs of a configuration are no repeats.
+    UsageError if no metric was repeated, or if the runs of a configuration are no repeats. Repeats
+    that are equal to the last digit measure no scatter.
     """
     source = read_side(path, [key for measured in measures for key in measured.every_key])
     if not source.entries:
         raise FormatError(source.left_out[0] if source.left_out else f"{path} holds no run")
+    check_trainings(path, source.entries)
     groups = [
         pair.new for pair in pair_sides(source.entries, source.entries, CompareOptions()).both
     ]
@@ -194,13 +207,17 @@ def measured_noise(path: Path, measures: Sequence[Measure]) -> dict[str, RunNois
                 share, dof = pooled_noise([group.numbers(key) for group in groups])
             except NotMeasurable:
                 continue
+            if not share:
+                break
             runs = number_of(sum(len(group.numbers(key)) for group in groups), "repeat")
             text = f"{runs} in {path} ({number_of(dof, 'degree')} of freedom)"
             noise_by_metric[measured.label] = RunNoise(share, dof, text)
             break
     if not noise_by_metric:
         names = ", ".join(measured.label for measured in measures)
-        raise UsageError(f"--noise {path}: no configuration there has two runs with {names}")
+        raise UsageError(
+            f"--noise {path}: no configuration there has two runs with different {names}"
+        )
     return noise_by_metric
 
 

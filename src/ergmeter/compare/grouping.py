@@ -229,7 +229,10 @@ def why_other_terms(baseline: Group, other: Group, measured: Measure) -> str:
 
 
 def _other_models(baseline: Group, other: Group) -> Iterable[str]:
-    """A refusal if FLOPs per token show two models where a side does not name its own."""
+    """A refusal if FLOPs per token show two models where a side does not name its own.
+
+    Entries whose FLOPs are a lower bound have none.
+    """
     sides = baseline.values("flops_per_token"), other.values("flops_per_token")
     conventions = {text.partition(", ")[2] for texts in sides for text in texts}
     each = [[e.flops_per_token for e in g.entries if e.flops_per_token] for g in (baseline, other)]

@@ -254,7 +254,7 @@ def _entry(
         tuple(remarks),
         training=training,
         cautions=(*damage, *_unfit(evidence, source)),
-        flops_per_token=each,
+        flops_per_token=None if any(f.not_counted for f in evidence.flops[:1]) else each,
     )
     return SourceEntries((entry,))
 

@@ -120,7 +120,8 @@ class LogColumns:
 
     def _paused(self, parsed: ParsedLine) -> bool:
         """True if the time since the last row is longer than usual, or unknown."""
-        times = [t_s for t_s in self._plain["t_s"][-_RECENT:] if t_s == t_s]
+        recent = self._plain["t_s"][max(0, len(self) - _RECENT) :]
+        times = [t_s for t_s in recent if t_s == t_s]
         if not parsed.is_timed or len(times) < 2:
             return True
         usual_s = float(np.median(np.diff(times)))

@@ -273,7 +273,7 @@ def planned_alerts(
     return AlertPlan(rules, stops, channels)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # its webhook may hold a key
 class Alarm:
     """Judges a run while it is written. `should_stop` says that it had better end.
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock, get_ident
@@ -454,8 +454,8 @@ class StepSpan:
     loss: float | None = None
     learning_rate: float | None = None
     grad_norm: float | None = None
-    _thread: int = 0
-    _start_ns: int = 0
+    _thread: int = field(init=False)
+    _start_ns: int = field(init=False)
 
     def micro_step(
         self,

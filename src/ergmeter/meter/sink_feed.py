@@ -134,14 +134,16 @@ class _Outlet:
             self._close(sink)
 
     def _opened(self) -> Sink | None:
-        sink = self._plan.made
-        while sink is None:
+        if self._plan.made is not None:
+            return self._plan.made
+        while True:
             try:
-                sink = registry.load("sinks", self._plan.name)(self._request)
+                made: Sink | None = registry.load("sinks", self._plan.name)(self._request)
             except Exception as error:  # noqa: BLE001  anybody's library; training goes on
                 if not self._may_retry(error):
                     return None
-        return sink
+            else:
+                return made
 
     def _deliver(self, sink: Sink) -> bool:
         """Sends the oldest update to the sink. False if the sink will never accept one again."""

@@ -34,7 +34,8 @@ _BEGINNING_BYTES = 1 << 14
 _INPUTS = ("batch_size", "sequence_length", "num_nodes", "hardware_backend")
 # Facts that tell groups apart; inputs that follow from others are not among them.
 _GROUPED_BY = (
-    *("counted_by", "model", "tuning", "lora_r", "lora_targets", "batch_size", "seq_len"),
+    *("counted_by", "model", "precision", "tuning", "lora_r", "lora_targets"),
+    *("batch_size", "seq_len"),
     *("device", "num_nodes", "devices_per_node", "peak_tflops_per_second", "neuronxcc"),
 )
 _NOT_STATED = "not stated"
@@ -148,6 +149,8 @@ class EarlierOutput:
         else:
             mfu = Missing("the outputs have no convention in common")
         facts = {**entry.facts, **facts_of({"convention": convention})}
+        if convention is None:
+            facts.pop("convention", None)
         return replace(entry, figures={**entry.figures, MFU: mfu}, facts=facts)
 
     def _figure(self, name: str, key: str) -> Result:

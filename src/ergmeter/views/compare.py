@@ -292,7 +292,8 @@ def _figure_in_words(entry: Entry, measured: Measure) -> str:
 
 def _notes(comparison: Comparison) -> Iterator[Items]:
     notes = _footnotes(comparison)
-    if any(not pair.is_comparable for pair in comparison.pairs):
+    is_of_runs = any(e.kind != "analysis" for g in comparison.to_compare for e in g.entries)
+    if is_of_runs and any(not pair.is_comparable for pair in comparison.pairs):
         notes.append("option --anyway gives the verdicts all the same")
     if notes:
         yield Items(tuple(notes))

@@ -141,8 +141,9 @@ def gate_method(gate: Gate) -> list[str]:
 
 def gate_data(gate: Gate) -> dict[str, Any]:
     """The gate as JSON."""
+    is_refused = bool(gate.not_comparable) and gate.state != "worse"
     return {
-        "state": _JSON_STATES.get(gate.state, gate.state),
+        "state": "not comparable" if is_refused else _JSON_STATES.get(gate.state, gate.state),
         "exit_code": gate.exit_code,
         "rules": [str(rule) for rule in gate.rules],
         "confidence": gate.options.confidence,
@@ -163,7 +164,7 @@ def gate_data(gate: Gate) -> dict[str, Any]:
         ],
         "missing": [pair.name for pair in gate.pairing.only_ref],
         "unjudged": [str(rule) for rule in gate.unjudged],
-        "problem": gate.why_useless or None,
+        "problem": gate.why_useless or next(iter(gate.not_comparable), None),
         "conditions": conditions(gate.pairing),
         "not_comparable": list(gate.not_comparable),
         "notes": list(gate.notes),

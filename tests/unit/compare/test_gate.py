@@ -441,6 +441,10 @@ def test_several_trainings_of_one_run_are_to_be_named(tmp_path: Path, erg: Erg) 
     code, _, said = erg("gate", with_two, with_two, "--rule", SPEED)
     assert code == 2
     assert "has 2 trainings: name one of them" in said
+    new, ref = run(tmp_path / "new"), run(tmp_path / "ref")
+    code, _, said = erg("gate", new, ref, "--rule", SPEED, "--noise", with_two)
+    assert code == 2
+    assert "has 2 trainings: name one of them" in said
 
 
 def test_sarif_has_a_location_and_each_rule_once(tmp_path: Path, erg: Erg) -> None:
@@ -485,6 +489,10 @@ def test_noise_is_measured_on_repeats_under_a_path(tmp_path: Path, erg: Erg) -> 
     two = folder(tmp_path / "two", 1.0, 1.01)
     assert erg(*asked, "--noise", f"tokens_per_s={two}")[0] == 0
     assert erg("gate", new, ref, "--rule", SPEED, "--noise", "0.7%")[0] == 1
+    # A noise that names its metric comes before one for all metrics, in any order.
+    for noises in (("tokens_per_s=5%", quiet), (quiet, "tokens_per_s=5%")):
+        given = [word for noise in noises for word in ("--noise", noise)]
+        assert erg("gate", new, ref, "--rule", SPEED, *given)[0] == 0
 
 
 def test_noise_is_pooled_within_the_configurations_of_a_bench(tmp_path: Path, erg: Erg) -> None:
@@ -504,7 +512,9 @@ def test_a_path_without_repeats_is_no_noise(tmp_path: Path, erg: Erg) -> None:
     asked = ("gate", new, ref, "--rule", SPEED, "--noise")
     code, _, said = erg(*asked, ref)
     assert code == 2
-    assert "no configuration there has two runs with tokens_per_s" in said
+    assert "no configuration there has two runs with different tokens_per_s" in said
+    same = folder(tmp_path / "same", 1.0, 1.0)  # equal to the last digit: no scatter is measured
+    assert erg(*asked, same)[0] == 2
     assert erg(*asked, tmp_path / "no" / "such")[0] == 4
     for length in (1024, 2048):
         run(tmp_path / "mixed" / str(length), seq_len=length)
@@ -570,4 +580,4 @@ def test_the_pareto_front_is_corrected_over_all_pairs_of_groups() -> None:
     several = compare(SourceEntries(tuple(near + others)), CompareOptions())
     assert several.front is not None
     assert several.front.beaten == {}
-    assert several.front.remark == "Holm's method over 6 pairs of groups"
+    assert several.front.remark == "Holm's method over 6 tests"

@@ -248,3 +248,9 @@ def test_lightning_draws_over_its_line_and_validates_between_epochs() -> None:
     assert sum(s.steps or 0 for s in found) == 12
     assert found[-1].end_ns - found[0].start_ns == 123 * S
     assert marks(records, "restarted") == marks(records, "several_programs") == []
+
+
+@pytest.mark.parametrize("loss", ["1,234.56", "2.5%"])
+def test_batches_are_steps_also_where_their_loss_cant_be_read(loss: str) -> None:
+    lines = [(n, f"| epoch 1 | {n}/2983 batches | lr 0.1 | loss {loss}") for n in range(1, 12)]
+    assert len(steps(live(*lines))) == 10

@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 from ergmeter.integrations.torch import patches
 
 
@@ -42,3 +44,17 @@ def test_modules_that_come_while_they_are_gone_through_are_no_error(
     assert holder.save is timed
     assert home.save is timed
     assert home.other == 1
+
+
+def test_modes_set_inside_a_compiled_function_break_no_graph() -> None:
+    """Evaluation mode is watched without a clock, which dynamo can't trace."""
+    patches.patch_torch()
+    model = torch.nn.Linear(2, 2)
+
+    def step(x: Any) -> Any:
+        model.train()
+        return model(x)
+
+    x = torch.ones(1, 2)
+    compiled = torch.compile(step, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), model(x))

@@ -491,3 +491,11 @@ def test_no_thread_of_ours_loads_libraries_while_steps_are_made(tmp_path: Path) 
     *loaded, last = done.stdout.splitlines()
     assert last == "done"
     assert [name for name in loaded if not name.startswith("ergmeter.probes")] == []
+
+
+def test_a_step_that_was_not_entered_is_no_step(tmp_path: Path) -> None:
+    with Meter(tmp_path / "run", probes=[]) as meter:
+        step = meter.step()
+        with pytest.raises(AttributeError):
+            step.__exit__(None, None, None)
+    assert not Run.open(tmp_path / "run").count("steps")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from ergmeter import Meter, Run, UsageError
+from ergmeter import Meter, Run, UsageError, registry
 from ergmeter.meter import sink_feed
 from ergmeter.records import Reading
 
@@ -119,6 +119,15 @@ def test_one_sink_for_which_there_is_no_hope_leaves_the_others_alone(
         said.startswith("down: had not finished when the program ended;")
         for said in marks["sink_failed"]
     )
+
+
+def test_a_factory_that_makes_no_sink_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(registry, "load", lambda _kind, _name: calls.append)
+    trained(tmp_path / "run", "console")
+    assert len(calls) == 1
 
 
 def test_a_sink_whose_library_is_missing_says_what_to_install(

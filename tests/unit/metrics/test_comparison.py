@@ -300,6 +300,24 @@ def test_the_front_is_who_nobody_beats() -> None:
     assert found.front.beaten == {"a": ("b", "c")}
 
 
+def test_a_third_group_does_not_push_another_off_the_front() -> None:
+    """b is shown to have less memory than a; Holm over more tests must not hide that."""
+
+    def runs(name: str, rates: list[float], memory: list[float]) -> list[Entry]:
+        return [
+            entry(name, number, rate, memory__device_peak_bytes=size)
+            for number, (rate, size) in enumerate(zip(rates, memory, strict=True))
+        ]
+
+    a = runs("a", [1100, 1101, 1099, 1100.5], [20.7e9, 20.9e9, 20.5e9, 20.65e9])
+    b = runs("b", [1000, 1001, 999, 1000.5], [20.0e9, 20.4e9, 19.9e9, 20.35e9])
+    c = runs("c", [950, 951, 949, 950.5], [20.4e9, 20.9e9, 19.9e9, 20.3e9])
+    for groups in ((a, b), (a, b, c)):
+        found = compared(*groups)
+        assert found.front is not None
+        assert "b" in found.front.on
+
+
 def test_noise_beats_nobody() -> None:
     found = compared(
         group("a", [1000, 1010, 990], memory__device_peak_bytes=2e9),

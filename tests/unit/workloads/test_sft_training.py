@@ -301,6 +301,7 @@ def test_a_ledger_of_the_earlier_version_gets_rows_in_its_own_columns(tmp_path: 
     earlier = [*LEDGER_COLUMNS, *ledger.MORE]
     path.write_text(",".join(earlier) + "\n")
     cells = {**dict.fromkeys(ledger.COLUMNS), "model": "m", "run": "runs/x", "energy_J_note": "n"}
+    ledger.check(path)  # before the training
     assert ledger.append_row(path, cells).problem == ""
     head, row = csv.reader(path.read_text().splitlines())
     assert head == earlier

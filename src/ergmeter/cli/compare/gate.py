@@ -21,12 +21,12 @@ from ergmeter.cli.options import (
     with_page,
     write_page,
 )
-from ergmeter.errors import FormatError, UsageError
+from ergmeter.errors import FormatError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ergmeter.compare.entry import Entry, SourceEntries
+    from ergmeter.compare.entry import SourceEntries
     from ergmeter.compare.gate import Gate
 
 _FORMATS = ("text", "md", "json", "junit", "sarif", "github")
@@ -164,6 +164,7 @@ def _sides(new: Path, ref: Path, keys: Sequence[str]) -> tuple[SourceEntries, So
     Cells that are compared with runs are read from their runs.
     """
     from ergmeter.compare.entry import SourceEntries, Wanted, read_side
+    from ergmeter.compare.gate import check_trainings
     from ergmeter.compare.sources import runs_of_cells
 
     sides = []
@@ -174,7 +175,7 @@ def _sides(new: Path, ref: Path, keys: Sequence[str]) -> tuple[SourceEntries, So
         left_out = tuple(line for line in source.left_out if not line.startswith(failed))
         if not entries:
             raise FormatError(left_out[0] if left_out else f"{path} holds no run")
-        _check_trainings(path, entries)
+        check_trainings(path, entries)
         sides.append(SourceEntries(entries, left_out))
     kinds = [{entry.kind for entry in side.entries} for side in sides]
     if {"cell"} in kinds and kinds[0] != kinds[1]:
@@ -184,14 +185,6 @@ def _sides(new: Path, ref: Path, keys: Sequence[str]) -> tuple[SourceEntries, So
             for side in sides
         ]
     return sides[0], sides[1]
-
-
-def _check_trainings(path: Path, entries: Sequence[Entry]) -> None:
-    """Several trainings in one run are no repeats of one another."""
-    numbers = [entry.training for entry in entries if entry.training is not None]
-    if len(set(numbers)) > 1:
-        names = " or ".join(entry.argument for entry in entries if entry.training is not None)
-        raise UsageError(f"{path} has {len(numbers)} trainings: name one of them, {names}")
 
 
 def _show(judged: Gate, form: str, page: Path | None, *, new: Path) -> None:

@@ -297,15 +297,20 @@ def is_step_line(pairs: list[NamedNumber], text: str) -> bool:
 def _figures_in(text: str) -> list[NamedNumber]:
     """The named figures of a line of text, and figures whose unit is their name."""
     figures: dict[int, NamedNumber] = {}  # by where the figure starts
+    meanings: dict[int, Meaning] = {}  # likewise, also of figures that can't be read
     for match in _PAIR.finditer(text):
-        if pair := _named(text, match):
+        means, pair = _named(text, match)
+        if means is not None:
+            meanings[match.start(3)] = means
+        if pair is not None:
             figures[match.start(3)] = pair
     if "ms" in text or "/s" in text or "s/" in text or "batches" in text:
-        _add_unnamed(text, figures)
+        _add_unnamed(text, figures, meanings)
     return [figures[start] for start in sorted(figures)]
 
 
-def _named(text: str, match: re.Match[str]) -> NamedNumber | None:
+def _named(text: str, match: re.Match[str]) -> tuple[Meaning | None, NamedNumber | None]:
+    """What a name means and its figure, each None if there is none."""
     printed, separator, figure, unit = match.groups()
     start = match.start()
     if start > 1 and text[start - 1] == " " and text[start - 2].isalpha():
@@ -321,7 +326,7 @@ def _named(text: str, match: re.Match[str]) -> NamedNumber | None:
             means = _STEP_TIME
         elif unit[0].isspace():
             suffix = ""  # of the words that follow, not of this figure
-    return named_number(means, printed, figure, suffix, spaced=separator.isspace())
+    return means, named_number(means, printed, figure, suffix, spaced=separator.isspace())
 
 
 def named_number(
@@ -338,9 +343,9 @@ def _is_duration(printed: str, before: str) -> bool:
     return printed.lower() in _DURATIONS and (word is None or word[1].lower() in _OF_STEP)
 
 
-def _add_unnamed(text: str, figures: dict[int, NamedNumber]) -> None:
+def _add_unnamed(text: str, figures: dict[int, NamedNumber], meanings: dict[int, Meaning]) -> None:
     """Adds figures that only have a unit: a step's time, a rate, a batch's number."""
-    kinds = {pair.means.kind for pair in figures.values()}
+    kinds = {means.kind for means in meanings.values()}
     unnamed: list[tuple[int, NamedNumber | None]] = []
     if "loss" in kinds and "step" not in kinds and (match := _OF_EPOCH.search(text)):
         for group, means in enumerate((_BATCH, _EPOCH_STEPS), start=1):
@@ -350,7 +355,7 @@ def _add_unnamed(text: str, figures: dict[int, NamedNumber]) -> None:
         for match in _UNNAMED.finditer(text):
             figure, a_step, rate, alone = match.groups()
             start, pair = match.start(1), None
-            if start in figures:
+            if start in meanings:
                 continue
             if rate:
                 pair = named_number(meaning(rate), rate, figure, spaced=True)

@@ -23,8 +23,8 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import torch
+import torch.utils.checkpoint
 from torch import nn
-from torch.utils.checkpoint import CheckpointFunction
 
 from ergmeter.flops.counted.meta_model import ModuleCall, TensorSpec, ids_shape
 from ergmeter.flops.counted.op_costs import PRODUCT_NAME
@@ -379,7 +379,7 @@ def _is_whole_in_graph(call: ModuleCall) -> bool:
 
 def _is_in_reentrant_checkpoint() -> bool:
     """True if a checkpoint makes this call, first without gradients."""
-    forward: Any = CheckpointFunction.forward
+    forward: Any = torch.utils.checkpoint.CheckpointFunction.forward  # a library may replace it
     return any(frame.f_code is forward.__code__ for frame, _ in walk_stack(sys._getframe(1)))
 
 

@@ -82,7 +82,7 @@ def patch_torch() -> None:
     module.train = _reporting(module.train, _mode_set)  # type: ignore[method-assign]
     optimizer.__init__ = _reporting(optimizer.__init__, _optimizer_made)  # type: ignore[method-assign]
     iterator = torch.utils.data.dataloader._BaseDataLoaderIter
-    iterator.__next__ = _reporting(iterator.__next__, _batch_fetched)  # type: ignore[method-assign]
+    iterator.__next__ = _timing_fetch(iterator.__next__)  # type: ignore[method-assign]
     module._replicate_for_data_parallel = _unwrapping_replicate(module._replicate_for_data_parallel)  # type: ignore[method-assign]
     for name in SAVES:
         if name in sys.modules:
@@ -127,32 +127,45 @@ def _replace(holder: Any, name: str, save: Any, timed: Any) -> None:  # noqa: AN
                 setattr(other, attribute, timed)
 
 
-def _reporting(
-    original: Callable[..., Any], report: Callable[[Any, int], None]
-) -> Callable[..., Any]:
-    """A method that passes its object and the time of its call to `report` when it has returned."""
+def _reporting(original: Callable[..., Any], report: Callable[[Any], None]) -> Callable[..., Any]:
+    """A method that passes its object to `report` when it has returned.
+
+    It reads no clock, which would break the graph of a compiled function that calls it.
+    """
 
     @wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        start_ns = time.monotonic_ns()
         result = original(self, *args, **kwargs)
-        report(self, start_ns)
+        report(self)
         return result
 
     return call
 
 
-def _mode_set(module: Any, _start_ns: int) -> None:  # noqa: ANN401
+def _timing_fetch(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A data loader's `__next__` that reports when it was called, once it has returned."""
+
+    @wraps(original)
+    def call(self: Any) -> Any:  # noqa: ANN401
+        start_ns = time.monotonic_ns()
+        batch = original(self)
+        _batch_fetched(start_ns)
+        return batch
+
+    return call
+
+
+def _mode_set(module: Any) -> None:  # noqa: ANN401
     for loop in loops:
         loop.mode(module, training=module.training)
 
 
-def _optimizer_made(optimizer: Any, _start_ns: int) -> None:  # noqa: ANN401
+def _optimizer_made(optimizer: Any) -> None:  # noqa: ANN401
     for loop in loops:
         loop.optimizer_made(optimizer)
 
 
-def _batch_fetched(_iterator: object, start_ns: int) -> None:
+def _batch_fetched(start_ns: int) -> None:
     for loop in loops:
         loop.fetched(start_ns)
     for waits in _waits:

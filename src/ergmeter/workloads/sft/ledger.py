@@ -80,7 +80,7 @@ def check(path: Path) -> None:
     if path.is_file() and path.stat().st_size:
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
             there = tuple(next(csv.reader(file), ()))
-        if there != COLUMNS:
+        if there not in (COLUMNS, _EARLIER_COLUMNS):
             raise UsageError(
                 f"metrics.results_csv: {path} has other columns, as ledgers of SFT-Play or of"
                 " another version have; move it away or give another name (erg compare reads both)"
