@@ -91,7 +91,7 @@ CURVES: tuple[Curve, ...] = (
 GROUPS, REPEATS, LINES = 8, 6, 12
 _POINTS = 2400  # points of a curve over all runs
 _MOST = 600  # points of one run
-NO_DIRECTORY = "a ledger's row or an analysis has no steps and no samples: name the run's directory"
+NO_DIRECTORY = "a ledger's row has no steps and no samples: name the run's directory"
 
 
 @dataclass(frozen=True)
