@@ -1,7 +1,7 @@
 """The compiled reader: a small C file, built with the system's compiler when it is first needed.
 
-It is a matter of speed only (about 15 times that of Python): without a compiler, or with
-ERGMETER_COMPILED=0, the Python reader gives the same counts. The library lies in the user's cache
+It is a matter of speed only (two to three times that of protobuf): without a compiler, or with
+ERGMETER_COMPILED=0, protobuf gives the same counts. The library lies in the user's cache
 directory under a name that holds a hash of its source and of the platform.
 """
 

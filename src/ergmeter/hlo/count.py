@@ -460,7 +460,7 @@ def _counted(data: Buffer, name: str, reader: str | None) -> ModuleCount:
         try:
             return count(read(data, reader=reader))
         except Unparsed:
-            return count(read(data, reader="python"))
+            return count(read(data, reader="protobuf"))
     except Malformed as error:
         text = _foreign_format(data) or f"damaged or not an HLO module: {error.what}"
         raise FormatError(f"{name}: {text} (byte {error.offset})") from None

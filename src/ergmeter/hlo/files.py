@@ -107,7 +107,7 @@ WRAPPED = "wrapped_neff.hlo"  # a compiled binary in an HLO wrapping: its work i
 STUBS = f"{WRAPPED}, a stub around a compiled graph"
 DOUBLES = "the same graph under another name or packing, in the same directory"
 # Below this, starting a process takes longer than the work; the compiled reader is quick.
-_BYTES_PER_PROCESS = {"compiled": 200 << 20, "python": 1 << 20}
+_BYTES_PER_PROCESS = {"compiled": 200 << 20, "protobuf": 5 << 20}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from ergmeter.hlo.wire import (
     Fields,
     Malformed,
     Span,
+    encoded,
     integer,
     integers,
     message,
@@ -185,8 +186,7 @@ class Instruction:
 
     def encoded(self, number: int) -> bytes:
         """A message among the fields, unread."""
-        where = span(self.fields, number)
-        return self.data[where[0] : where[1]] if where else b""
+        return encoded(self.data, self.fields, number)
 
     def part(self, number: int) -> Fields:
         """A message among the fields; empty where there is none."""

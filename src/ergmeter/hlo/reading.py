@@ -1,26 +1,47 @@
-"""Reads a module into its index: with compiled code, else in Python.
+"""Reads a module into its index: with compiled code, else with protobuf.
 
-Both readers must agree. So the compiled one leaves everything unusual to the Python one, which
-checks every field of every instruction and alone reports damage, with its offset.
+Both readers must agree. So the compiled one leaves everything unusual to protobuf, which checks
+every field of every instruction. What protobuf refuses is read by ergmeter.hlo.wire, which names
+the damage and its offset.
 """
 
 from __future__ import annotations
 
 import os
+from functools import lru_cache
+from typing import Any
 
 from ergmeter.errors import PluginError, UsageError
 from ergmeter.hlo import compiled, proto
-from ergmeter.hlo.module import Computation, Computations, Instruction, Module, module_fields
-from ergmeter.hlo.wire import Buffer, Malformed, Span, integer, message, span, spans, text
+from ergmeter.hlo.module import Computation, Computations, Module, module_fields
+from ergmeter.hlo.wire import (
+    Buffer,
+    Malformed,
+    Span,
+    encoded,
+    integer,
+    integers,
+    message,
+    span,
+    spans,
+    text,
+)
 
-READERS = ("compiled", "python")
+READERS = ("compiled", "protobuf")
+_LARGE_BYTES = 1 << 14  # an instruction of this size holds a literal, which protobuf would copy
+# The fields of an instruction that an index needs, and the others that most instructions have:
+# protobuf takes longer for a field that it does not know.
+_NUMBERS = {"id": proto.ID}
+_LISTS = {"operand_ids": proto.OPERAND_IDS, "called_ids": proto.CALLED_IDS}
+_ENCODED = {"opcode": proto.OPCODE, "shape": proto.SHAPE, "dot_dimensions": proto.DOT_DIMENSIONS}
+_UNUSED = {"name": proto.NAME, "metadata": 7, "dimensions": 14, "attributes": 68, "statistics": 82}
 
 
 def read(data: Buffer, *, reader: str | None = None) -> Module:
     """Index the module in `data`, an HloModuleProto or an HloProto around one."""
     if reader is not None and reader not in READERS:
         raise UsageError(f"no HLO reader {reader!r}: pass {' or '.join(READERS)}, or leave it out")
-    library = None if reader == "python" else _library()
+    library = None if reader == "protobuf" else _library()
     if reader == "compiled" and not library:
         needs = "a C compiler (cc) and ERGMETER_COMPILED not set to 0"
         raise PluginError(f"no compiled HLO reader here: it needs {needs}")
@@ -29,7 +50,7 @@ def read(data: Buffer, *, reader: str | None = None) -> Module:
 
 def reader_name() -> str:
     """The default reader on this machine."""
-    return "compiled" if _library() else "python"
+    return "compiled" if _library() else "protobuf"
 
 
 def _library() -> compiled.Library | None:
@@ -37,7 +58,7 @@ def _library() -> compiled.Library | None:
 
 
 def _read(data: Buffer) -> Module:
-    """The module, read in Python. Raises Malformed if it is damaged."""
+    """The module, read by protobuf. Raises Malformed if it is damaged."""
     fields, start = module_fields(data)
     every = [_computation(data, where) for where in spans(fields, proto.MODULE_COMPUTATION)]
     if not every:
@@ -55,7 +76,7 @@ def _read(data: Buffer) -> Module:
             instructions=sum(computation.instructions for computation in every),
             literal_bytes=sum(computation.literal_bytes for computation in every),
         ),
-        reader="python",
+        reader="protobuf",
         fields=fields,
     )
 
@@ -63,16 +84,18 @@ def _read(data: Buffer) -> Module:
 def _computation(data: Buffer, where: Span) -> Computation:
     fields = message(data, *where)
     extents = spans(fields, proto.COMPUTATION_INSTRUCTION)
+    literal_bytes = 0
     ids: list[int] = []
     shapes: list[bytes] = []
-    relevant: list[tuple[int, int, Instruction]] = []
+    relevant: list[tuple[int, int, Any]] = []
     for index, extent in enumerate(extents):
-        instruction = Instruction(data, message(data, *extent), extent)
-        _ = instruction.operand_ids, instruction.called_ids  # Malformed where they are damaged
-        ids.append(instruction.integer(proto.ID))
-        shapes.append(instruction.encoded(proto.SHAPE))
-        kind = proto.KINDS.get(instruction.encoded(proto.OPCODE), proto.OTHER)
-        if kind != proto.QUIET:
+        instruction = _instruction(data, extent)
+        ids.append(instruction.id)
+        shapes.append(instruction.shape)
+        kind = proto.KINDS.get(instruction.opcode, proto.OTHER)
+        if kind == proto.CONSTANT:
+            literal_bytes += _literal_bytes(data, extent)
+        elif kind != proto.QUIET:
             relevant.append((index, kind, instruction))
     places = _Places(extents, ids, where[0])
     computation = Computation(
@@ -81,6 +104,7 @@ def _computation(data: Buffer, where: Span) -> Computation:
         root_id=integer(fields, proto.COMPUTATION_ROOT_ID),
         places=places,
         instructions=len(ids),
+        literal_bytes=literal_bytes,
     )
     for index, kind, instruction in relevant:
         if kind == proto.DOT:
@@ -90,11 +114,8 @@ def _computation(data: Buffer, where: Span) -> Computation:
     return computation
 
 
-def _add(computation: Computation, index: int, instruction: Instruction, kind: int) -> None:
-    if kind == proto.CONSTANT:
-        start, end = span(instruction.fields, proto.LITERAL) or (0, 0)
-        computation.literal_bytes += end - start
-    elif kind == proto.SPECIAL:
+def _add(computation: Computation, index: int, instruction: Any, kind: int) -> None:  # noqa: ANN401
+    if kind == proto.SPECIAL:
         computation.special.append(index)
     elif kind == proto.APPLYING:
         computation.applied += instruction.called_ids
@@ -104,16 +125,63 @@ def _add(computation: Computation, index: int, instruction: Instruction, kind: i
 
 
 def _add_dot(
-    computation: Computation, index: int, dot: Instruction, places: _Places, shapes: list[bytes]
+    computation: Computation,
+    index: int,
+    dot: Any,  # noqa: ANN401
+    places: _Places,
+    shapes: list[bytes],
 ) -> None:
     """Note a dot with those of the same shapes; one without its operand is a special case."""
-    operands = dot.operand_ids
-    left = places.numbers.get(operands[0]) if operands else None
+    left = places.numbers.get(dot.operand_ids[0]) if dot.operand_ids else None
     if left is None:
         computation.special.append(index)
         return
-    key = (shapes[index], shapes[left], dot.encoded(proto.DOT_DIMENSIONS))
+    key = (shapes[index], shapes[left], dot.dot_dimensions)
     computation.dots.setdefault(key, [0, index])[0] += 1
+
+
+def _instruction(data: Buffer, extent: Span) -> Any:  # noqa: ANN401  built by _schema
+    """The instruction that lies there, as a message of `_schema`."""
+    make, refusal = _schema()
+    if extent[1] - extent[0] < _LARGE_BYTES:
+        try:
+            return make.FromString(data[extent[0] : extent[1]])
+        except refusal:
+            pass  # the next lines find out where it is damaged
+    fields = message(data, *extent)
+    values: dict[str, Any] = {name: integer(fields, number) for name, number in _NUMBERS.items()}
+    values |= {name: integers(data, fields, number) for name, number in _LISTS.items()}
+    values |= {name: encoded(data, fields, number) for name, number in _ENCODED.items()}
+    return make(**values)
+
+
+def _literal_bytes(data: Buffer, extent: Span) -> int:
+    start, end = span(message(data, *extent), proto.LITERAL) or (0, 0)
+    return end - start
+
+
+@lru_cache(maxsize=1)
+def _schema() -> tuple[Any, type[Exception]]:
+    """The message class of an instruction, and what it raises for damaged bytes.
+
+    It is in a pool of its own, since tensorflow and torch-neuronx load hlo.proto itself.
+    """
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # noqa: PLC0415
+    from google.protobuf.message import DecodeError  # noqa: PLC0415
+
+    file = descriptor_pb2.FileDescriptorProto(name="ergmeter", syntax="proto3")
+    fields = file.message_type.add(name="Instruction").field
+    kind = descriptor_pb2.FieldDescriptorProto
+    for numbers, type_, label in (
+        (_NUMBERS, kind.TYPE_INT64, kind.LABEL_OPTIONAL),
+        (_LISTS, kind.TYPE_INT64, kind.LABEL_REPEATED),
+        (_ENCODED | _UNUSED, kind.TYPE_BYTES, kind.LABEL_OPTIONAL),
+    ):
+        for name, number in numbers.items():
+            fields.add(name=name, number=number, type=type_, label=label)
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("Instruction")), DecodeError
 
 
 class _Places:

@@ -2,7 +2,7 @@
  *
  * It judges nothing. Whatever is out of the ordinary (damage, groups, ids that occur twice, no
  * memory) makes it return NULL, and a dot that it can't resolve or that overflows is handed over as
- * a special instruction; the Python reader then decides. Every read is checked against the end
+ * a special instruction; protobuf then decides. Every read is checked against the end
  * of what holds it.
  */
 #include <stdint.h>

@@ -26,7 +26,7 @@ class Malformed(Exception):  # noqa: N818  becomes a FormatError where the file'
         self.what, self.offset = what, offset
 
 
-class Unparsed(Exception):  # noqa: N818  not an error: the Python reader is asked
+class Unparsed(Exception):  # noqa: N818  not an error: protobuf is asked
     """The compiled reader met something it can't read."""
 
 
@@ -175,7 +175,12 @@ def packed(data: Buffer, where: Span) -> list[int]:
     return values
 
 
+def encoded(data: Buffer, fields: Fields, number: int) -> bytes:
+    """The bytes of a string or a message; empty where there is none."""
+    where = span(fields, number)
+    return data[where[0] : where[1]] if where else b""
+
+
 def text(data: Buffer, fields: Fields, number: int) -> str:
     """A string; what is not UTF-8 in it is replaced."""
-    where = span(fields, number)
-    return data[where[0] : where[1]].decode(errors="replace") if where else ""
+    return encoded(data, fields, number).decode(errors="replace")

@@ -406,7 +406,7 @@ def examined() -> dict[str, Any]:
     """For each file what each reader said, and how its cost compares with a plain module's."""
     plain = (DATA / "llama_mid_unrolled_fwd.unopt.hlo_module.pb").read_bytes()
     files = {name: build() for name, build in CRAFTED.items()}
-    a_byte = max(cost(plain, "python") for _ in range(3)) / len(plain)
+    a_byte = max(cost(plain, "protobuf") for _ in range(3)) / len(plain)
     limit_memory()
     found = {}
     for name, (data, _) in files.items():

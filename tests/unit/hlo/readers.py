@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ergmeter.hlo import ModuleCount, count_bytes
 
-READERS = ("compiled", "python")
+READERS = ("compiled", "protobuf")
 
 
 def count(source: Path | bytes, reader: str) -> ModuleCount:

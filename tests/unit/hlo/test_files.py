@@ -198,5 +198,5 @@ def test_what_is_no_file_is_an_error_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_is_gone_is_refused_with_what_to_pass() -> None:
-    with pytest.raises(UsageError, match=r"no HLO reader 'protobuf': pass compiled or python"):
-        count_file(SMALL[0], reader="protobuf")
+    with pytest.raises(UsageError, match=r"no HLO reader 'plain': pass compiled or protobuf"):
+        count_file(SMALL[0], reader="plain")

@@ -346,5 +346,5 @@ def test_a_call_that_multiplies_no_matrices_is_not_unknown(reader: str, target: 
 @pytest.mark.parametrize("name", MADE)
 def test_both_readers_give_one_count(name: str) -> None:
     data = MADE[name]().data
-    compiled, python = (same(count(data, reader)) for reader in READERS)
-    assert compiled == python
+    compiled, protobuf = (same(count(data, reader)) for reader in READERS)
+    assert compiled == protobuf

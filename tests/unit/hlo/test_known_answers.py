@@ -54,8 +54,8 @@ def test_a_count_tells_how_it_is_bounded_and_whose_work_it_is(reader: str) -> No
 
 def test_both_readers_give_the_same_count_of_every_module() -> None:
     for name in EXPECTED:
-        compiled, python = (count(DATA / name, reader) for reader in READERS)
-        assert compiled == python, name
+        compiled, protobuf = (count(DATA / name, reader) for reader in READERS)
+        assert compiled == protobuf, name
 
 
 def test_products_of_complex_numbers_have_a_name_of_their_own() -> None:
@@ -90,4 +90,4 @@ def test_a_step_of_llama_8b_is_three_times_its_forward_pass() -> None:
     layer = tokens * (2 * width * width + 2 * width * 1024 + 3 * width * feed)
     scores = 2 * tokens * tokens * width
     forward = 32 * (layer + scores) + tokens * width * words
-    assert count(DATA / "llama_l8b_scan_fwd.unopt.hlo_module.pb", "python").macs == forward
+    assert count(DATA / "llama_l8b_scan_fwd.unopt.hlo_module.pb", "protobuf").macs == forward
