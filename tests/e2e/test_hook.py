@@ -301,17 +301,18 @@ def test_losses_are_seen_as_programs_print_them_the_first_and_the_last_too(
     losses = loss_series(evidence)[0].values.tolist()
     assert losses[-1] == truth["losses"][-1]
     assert value(run, "training.loss") == truth["losses"][-1]
+    # Lines that come in one read, on a machine that is busy, are one step with the last loss.
+    printed = evidence.printed["steps"]
+    in_one_read = int(printed.sum()) - len(printed)
     if kind == "bar":  # drawn twice for each step: with the loss before, and with its own
-        assert set(losses) == set(truth["losses"])
+        assert set(losses) <= set(truth["losses"])
+        assert len(set(truth["losses"]) - set(losses)) <= in_one_read
     else:
         assert losses[0] == truth["losses"][0]
-        # Lines that come in one read, on a machine that is busy, are one step with the last loss.
         lines = iter(truth["losses"])
         assert all(loss in lines for loss in losses), "in the order in which they were printed"
-        if kind == "plain":
-            printed = evidence.printed["steps"]
-            in_one_read = int(printed.sum()) - len(printed)
-            assert len(losses) == len(truth["losses"]) - in_one_read
+    if kind == "plain":
+        assert len(losses) == len(truth["losses"]) - in_one_read
     if kind == "plain":  # its first line begins the first printed step
         assert f" {truth['losses'][0]} to {truth['losses'][-1]} " in printed_card(run)
     if kind == "table":  # no optimizer steps: the lines are the steps
