@@ -150,14 +150,12 @@ def test_each_cell_has_its_word_the_worst_first_and_the_paradox_is_explained(
     shown: Callable[..., Opened],
 ) -> None:
     one = shown("compared")
-    rows = one.page.locator("#verdicts tbody tr").all_inner_texts()
-    words = {row.split("\t")[0]: row.split("\t")[1] for row in rows}
-    assert words["slower"] == "▼ worse"
-    assert words["gone"] == "- missing"
-    assert words["once"] == "? inconclusive"
-    assert words["same"] == "✓ pass"
-    assert rows[0].startswith("slower")
-    said = one.page.inner_text("#paradox")
+    rows = one.page.locator("table").first.locator("tbody tr").all_inner_texts()
+    words = {tuple(row.split("\t")[:2]) for row in rows}
+    assert words >= {("worse", "slower"), ("inconclusive", "gone"), ("pass", "same")}
+    assert ("inconclusive", "once") in words
+    assert rows[0].startswith("worse\tslower")
+    said = one.page.inner_text("#changes")
     # 850 tokens for 13 samples and 1000 for 10: 65.4 a sample against 100, so 35 % was padding.
     assert "at least 35 % of what REF counted was padding" in said
     assert "missing in NEW: gone" in one.page.inner_text("#changes")

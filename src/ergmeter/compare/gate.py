@@ -21,7 +21,7 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 from ergmeter.compare.entry import (
     NOT_COMPARABLE,
@@ -588,50 +588,3 @@ def _noise_text(change: Contrast) -> str:
     if change.method == PAIRED:
         return f"the change scatters by {size} over {change.repeats[0]} cells"
     return f"runs scatter by {size} ({change.repeats[0]} of NEW, {change.repeats[1]} of REF)"
-
-
-ResultWord: TypeAlias = Literal["worse", "inconclusive", "missing", "new", "pass", "not judged"]
-RESULT_WORDS: tuple[ResultWord, ...] = (
-    *("worse", "missing", "inconclusive", "not judged", "new", "pass"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigurationResult:
-    """The result of one configuration in a word, and the reasons."""
-
-    name: str
-    word: ResultWord
-    reasons: tuple[str, ...]
-
-
-def configuration_results(judged: Gate) -> tuple[ConfigurationResult, ...]:
-    """Every configuration of both sides, the worst first, and all together if they were judged."""
-    states: dict[str, list[tuple[State, str]]] = {}
-    for verdict in judged.verdicts:
-        states.setdefault(verdict.name, []).append(
-            (verdict.state, f"{verdict.rule}: {verdict.words}")
-        )
-    for remark in judged.remarks:
-        states.setdefault(remark.name, []).append((remark.state, remark.words))
-    named = {pair.name: pair for pair in judged.pairing.pairs}
-    names = [*([POOLED] if POOLED in states else []), *named]
-    results = [_result(name, named.get(name), states.get(name, [])) for name in names]
-    return tuple(sorted(results, key=lambda result: RESULT_WORDS.index(result.word)))
-
-
-def _result(
-    name: str, pair: ConfigurationPair | None, states: list[tuple[State, str]]
-) -> ConfigurationResult:
-    ordered = sorted(states, key=lambda item: GATE_STATES.index(item[0]))
-    worst = tuple(words for state, words in ordered if state == ordered[0][0])
-    reasons = worst or ("no figure that both sides have",)
-    if pair is not None and not pair.new.entries:
-        return ConfigurationResult(name, "missing", reasons)
-    if pair is not None and not pair.ref.entries:
-        return ConfigurationResult(name, "new", reasons)
-    words: dict[State, ResultWord] = {
-        "worse": "worse", "inconclusive": "inconclusive", "pass": "pass",
-    }  # fmt: skip
-    word = words.get(ordered[0][0], "not judged") if ordered else "not judged"
-    return ConfigurationResult(name, word, reasons)

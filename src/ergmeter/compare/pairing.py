@@ -505,11 +505,6 @@ def padding_remark(pair: ConfigurationPair) -> str:
     )
 
 
-def has_both_rates(pair: ConfigurationPair) -> bool:
-    """True if both sides have samples/s and tokens/s, so that they could go different ways."""
-    return all(side.mean(COUNTED) and side.mean(_SAMPLES) for side in (pair.new, pair.ref))
-
-
 def counts_differ(pair: ConfigurationPair) -> bool:
     """True if tokens per sample differ by more than 1 %: tokens/s are then not comparable."""
     each = []

@@ -13,14 +13,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from ergmeter.compare.gate import (
-    GATE_STATES,
-    POOLED,
-    RESULT_WORDS,
-    amount_text,
-    configuration_results,
-)
-from ergmeter.compare.pairing import conditions, has_both_rates
+from ergmeter.compare.gate import GATE_STATES, POOLED, amount_text
+from ergmeter.compare.pairing import conditions
 from ergmeter.metrics.catalog import every_metric
 from ergmeter.units import number_of, printable, scaled, significant
 from ergmeter.version import __version__
@@ -42,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ergmeter.compare.comparison import Comparison, GroupPair
-    from ergmeter.compare.gate import Gate, GateRule, ResultWord
+    from ergmeter.compare.gate import Gate, GateRule
     from ergmeter.compare.verdicts import State, Verdict
     from ergmeter.stats.ratio import Contrast
     from ergmeter.views.document import Part
@@ -66,14 +60,6 @@ _LEGEND: dict[Kind, str] = {
     "open": "inconclusive",
     "pass": "within the rule",
     "bare": "single runs: no interval",
-}
-_SIGNS: dict[ResultWord, str] = {
-    "worse": "▼ worse",
-    "missing": "- missing",
-    "new": "+ new",
-    "inconclusive": "? inconclusive",
-    "not judged": "- not judged",
-    "pass": "✓ pass",
 }
 _CSV = (
     *("cell", "metric", "column", "ref", "new", "value", "low", "high", "ref_runs", "new_runs"),
@@ -196,41 +182,16 @@ def cells_document(comparison: Comparison) -> Document:
 
 
 def cells_page(comparison: Comparison, gate: Gate, *, new: str, ref: str) -> Document:
-    """The page of a bench comparison: the gate's verdicts, ratios, and all changes."""
-    results = configuration_results(gate)
-    counts = Counter(result.word for result in results if result.name != POOLED)
-    tally = ", ".join(f"{counts[word]} {word}" for word in RESULT_WORDS if counts[word])
-    verdicts = tuple((r.name, _SIGNS[r.word], "; ".join(r.reasons)) for r in results)
-    padding = tuple(f"{pair.name}: {pair.padding}" for pair in comparison.pairs if pair.padding)
-    changes = Table(("cell", *metric_names(comparison)), tuple(change_rows(comparison)))
-    parts = (
-        HeadlinePart(text=gate_title(gate), state=_COLOURS[gate.state]),
-        Section(
-            "verdicts",
-            "verdicts",
-            (Paragraph(f"Cells: {tally}."), Table(("cell", "verdict", "why"), verdicts)),
-        ),
-        Section("ratios", "NEW over REF", tuple(map(ChartPart, rule_charts(gate)))),
-        Section(
-            "paradox",
-            "faster and slower at once",
-            (Items(padding) if padding else Paragraph(_no_padding(comparison), style="dim"),),
-        ),
-        Section("changes", "all changes", (changes, Items(tuple(remarks(comparison))))),
-        Section("method", "how it was judged", (Items(tuple(gate_method(gate))),)),
-    )
+    """The page of a bench comparison: the gate's page with all changes."""
+    *verdicts, method = gate_document(gate, with_charts=True).parts
+    table = Table(("cell", *metric_names(comparison)), tuple(change_rows(comparison)))
+    changes = Section("changes", "all changes", (table, Items(tuple(remarks(comparison)))))
     about = (
         f"NEW {new} compared with REF {ref}; cells matched by {', '.join(comparison.group_by)};"
         f" intervals of {comparison.options.confidence * 100:g} %"
     )
+    parts = (*verdicts, changes, method)
     return Document(f"{new} against {ref}", parts, cells_data(comparison), about)
-
-
-def _no_padding(comparison: Comparison) -> str:
-    both = sum(has_both_rates(pair.groups) for pair in comparison.pairs)
-    if both:
-        return f"No cell: samples/s and tokens/s go the same way in all {both} that have both."
-    return "Not known: no cell has both samples/s and tokens/s with padding on both sides."
 
 
 def cells_data(comparison: Comparison) -> dict[str, Any]:

@@ -59,13 +59,28 @@ def test_memory_is_that_of_the_table() -> None:
     assert page(row(tokens_per_s=1.0)).partition("No cell tells:")[2].rstrip().endswith("memory.")
 
 
-def test_that_both_rates_go_the_same_way_is_said_of_cells_that_tell_both() -> None:
-    bare = repeats("a", "computed_tokens_per_s", [100.0])
-    said = words(compared(bare, bare, "tokens_per_s -3%"), "paradox")
-    assert "Not known: no cell has both samples/s and tokens/s" in said
-    both = repeats("b", "computed_tokens_per_s", [100.0], samples_per_s=10.0)
-    said = words(compared([*bare, *both], [*bare, *both], "tokens_per_s -3%"), "paradox")
-    assert "go the same way in all 1 that have both" in said
+def test_a_page_has_the_gates_verdicts_the_worst_first_and_every_change() -> None:
+    steady = [1000.0, 1004.0, 996.0]
+    ref = [
+        *repeats("same", "real_tokens_per_s", steady, loss=2.0),
+        *repeats("slower", "real_tokens_per_s", steady, loss=2.0),
+        *repeats("gone", "real_tokens_per_s", steady),
+    ]
+    new = [
+        *repeats("same", "real_tokens_per_s", steady, loss=2.0),
+        *repeats("slower", "real_tokens_per_s", [900.0, 904.0, 896.0], loss=2.0),
+        *repeats("fresh", "real_tokens_per_s", steady),
+    ]
+    whole = compared(new, ref, "tokens_per_s -3%", "loss +-1%")
+    rows = re.findall(r"<tr><td[^>]*>(\w+)</td><td[^>]*>(\w+)</td><td[^>]*>([^<]*)</td>", whole)
+    assert rows[:4] == [
+        ("worse", "slower", "tokens_per_s -3%"),
+        ("inconclusive", "gone", ""),
+        ("pass", "same", "tokens_per_s -3%"),
+        ("pass", "same", "loss +-1%"),
+    ]
+    assert "missing in NEW: gone" in words(whole, "changes")
+    assert "slower" in words(whole, "changes")
 
 
 def test_a_difference_of_bytes_has_its_unit_and_the_worst_is_first() -> None:

@@ -11,10 +11,9 @@ import pytest
 
 from ergmeter.bench.overview import Matrix, matrix, overview, report_of
 from ergmeter.bench.tables import as_table
-from ergmeter.compare.gate import configuration_results
 from ergmeter.views.bench import heat_map
 from ergmeter.views.render.html import rendered
-from tests.unit.bench.rows import gate, repeats, row
+from tests.unit.bench.rows import repeats, row
 
 
 def of(*rows: dict[str, Any]) -> Matrix:
@@ -101,39 +100,6 @@ def test_the_page_of_a_run_is_found_in_its_cell(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "report.html").touch()
     assert report_of(str(tmp_path)) == tmp_path / "run" / "report.html"
-
-
-def test_the_word_of_a_cell_is_that_of_the_worst_of_it() -> None:
-    steady = [1000.0, 1004.0, 996.0]
-    ref = [
-        *repeats("same", "real_tokens_per_s", steady, loss=2.0),
-        *repeats("slower", "real_tokens_per_s", steady, loss=2.0),
-        *repeats("gone", "real_tokens_per_s", steady),
-        *repeats("bare", "mean_w", [1.0]),
-    ]
-    new = [
-        *repeats("same", "real_tokens_per_s", steady, loss=2.0),
-        *repeats("slower", "real_tokens_per_s", [900.0, 904.0, 896.0], loss=2.0),
-        *repeats("bare", "mean_w", [1.0]),
-        *repeats("fresh", "real_tokens_per_s", steady),
-    ]
-    found = configuration_results(
-        gate(as_table(new), as_table(ref), ["tokens_per_s -3%", "loss +-1%"])
-    )
-    assert {one.name: one.word for one in found} == {
-        "slower": "worse",
-        "gone": "missing",
-        "fresh": "new",
-        "bare": "not judged",
-        "same": "pass",
-    }
-    assert found[0].name == "slower"
-    (slower,) = [one for one in found if one.name == "slower"]
-    assert len(slower.reasons) == 1  # the loss, which stayed, is no reason
-    assert slower.reasons[0].startswith("tokens_per_s -3%: -10.0 %")
-    said = {one.name: one.reasons for one in found}
-    assert said["gone"] == ("missing in NEW",)
-    assert said["fresh"] == ("not in REF: nothing to hold it against",)
 
 
 @pytest.mark.parametrize(("values", "across"), [(8, "num_gpus"), (9, None)])
