@@ -17,7 +17,6 @@ if their facts show that they did (`grouping.fairness`).
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,16 +24,20 @@ from typing import TYPE_CHECKING
 
 from ergmeter.compare.entry import (
     NOT_COMPARABLE,
+    Group,
     Measure,
     read_side,
     rule_measure,
     rule_measures,
     rule_scale,
 )
-from ergmeter.compare.grouping import mixed_facts
+from ergmeter.compare.grouping import fairness, mixed_facts
 from ergmeter.compare.pairing import (
     COUNTED,
     CompareOptions,
+    NotComparable,
+    Pairing,
+    configuration_key,
     counts_differ,
     padding_remark,
     pair_contrast,
@@ -51,9 +54,9 @@ from ergmeter.units import duration, number_of, scaled, significant
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ergmeter.compare.entry import Entry, Group
+    from ergmeter.compare.entry import Entry
     from ergmeter.compare.grouping import Fairness
-    from ergmeter.compare.pairing import ConfigurationPair, Pairing
+    from ergmeter.compare.pairing import ConfigurationPair
     from ergmeter.stats.ratio import Scale, Way
 
 # Rules and the noise of runs.
@@ -141,19 +144,18 @@ def parse_rule(text: str) -> GateRule:
     )
 
 
-def parse_share(text: str) -> float:
-    """A share as people write it: 1%, 0.01."""
-    match = _SHARE.fullmatch(text)
-    if not match:
-        raise UsageError(f"no share: {text!r}; write it as 1% or 0.01, or give a path of repeats")
-    return float(match[1]) / (100.0 if match[2] else 1.0)
-
-
-def parse_noise(texts: Sequence[str], measures: Sequence[Measure] = ()) -> dict[str, RunNoise]:
+def parse_noise(
+    texts: Sequence[str],
+    measures: Sequence[Measure] = (),
+    *,
+    judged: Sequence[Entry] = (),
+    by: tuple[str, ...] = (),
+) -> dict[str, RunNoise]:
     """The noise of one run: by the metric's name in rules, and under "" for all metrics.
 
     A text is a share, or a path of repeats in which the noise of `measures` is measured. A noise
-    that names its metric comes before one for all metrics.
+    that names its metric comes before one for all metrics. `judged`: the runs that repeats of the
+    same work are for, matched `by` these columns.
     """
     named: dict[str, RunNoise] = {}
     for_all: dict[str, RunNoise] = {}
@@ -161,13 +163,16 @@ def parse_noise(texts: Sequence[str], measures: Sequence[Measure] = ()) -> dict[
         name, is_named, size = text.rpartition("=")
         if Path(text).exists():
             name, is_named, size = "", "", text
+        share = _SHARE.fullmatch(size)
+        if not share and not Path(size).exists():
+            raise FormatError(f"--noise {text}: no share such as 1%, and no path that is there")
         label = rule_measure(name.strip()).label if is_named else ""
         noise_by_metric = named if label else for_all
-        if not _SHARE.fullmatch(size) and (Path(size).exists() or os.sep in size):
+        if not share:
             wanted = (rule_measure(label),) if label else measures
-            noise_by_metric |= measured_noise(Path(size), wanted)
+            noise_by_metric |= measured_noise(Path(size), wanted, judged, by)
             continue
-        value = parse_share(size)
+        value = float(share[1]) / (100.0 if share[2] else 1.0)
         if value <= 0.0:
             raise UsageError(f"noise is a share above 0, such as 1%; got {text!r}")
         noise_by_metric[label] = RunNoise(value)
@@ -182,24 +187,16 @@ def check_trainings(path: Path, entries: Sequence[Entry]) -> None:
         raise UsageError(f"{path} has {len(numbers)} trainings: name one of them, {names}")
 
 
-def measured_noise(path: Path, measures: Sequence[Measure]) -> dict[str, RunNoise]:
+def measured_noise(
+    path: Path, measures: Sequence[Measure], judged: Sequence[Entry], by: tuple[str, ...]
+) -> dict[str, RunNoise]:
     """The scatter between the repeats under a path, by metric; several configurations are pooled.
 
-    UsageError if no metric was repeated, or if the runs of a configuration are no repeats. Repeats
-    that are equal to the last digit measure no scatter.
+    UsageError if no metric was repeated. Repeats that are equal to the last digit measure no
+    scatter.
     """
-    source = read_side(path, [key for measured in measures for key in measured.every_key])
-    if not source.entries:
-        raise FormatError(source.left_out[0] if source.left_out else f"{path} holds no run")
-    check_trainings(path, source.entries)
-    groups = [
-        pair.new for pair in pair_sides(source.entries, source.entries, CompareOptions()).both
-    ]
-    is_bench = all(entry.kind == "cell" for entry in source.entries)
-    for group in groups:
-        mixed = () if is_bench else mixed_facts(group, ())
-        if mixed:
-            raise UsageError(f"--noise {path}: no repeats of one configuration: {mixed[0]}")
+    keys = [key for measured in measures for key in measured.every_key]
+    groups = _repeats(path, keys, judged, by)
     noise_by_metric = {}
     for measured in measures:
         for key in measured.every_key:
@@ -219,6 +216,39 @@ def measured_noise(path: Path, measures: Sequence[Measure]) -> dict[str, RunNois
             f"--noise {path}: no configuration there has two runs with different {names}"
         )
     return noise_by_metric
+
+
+def _repeats(
+    path: Path, keys: Sequence[str], judged: Sequence[Entry], by: tuple[str, ...]
+) -> list[Group]:
+    """The repeats under a path: all cells of a bench; of runs, those of what is judged.
+
+    UsageError if the runs of a configuration are no repeats, NotComparable if they did other work.
+    """
+    source = read_side(path, keys)
+    if not source.entries:
+        raise FormatError(source.left_out[0] if source.left_out else f"{path} holds no run")
+    check_trainings(path, source.entries)
+    is_bench = all(entry.kind == "cell" for entry in source.entries)
+    options = CompareOptions(by=() if is_bench else by)
+    pairing = pair_sides(source.entries, source.entries, options)
+    groups = [pair.new for pair in pairing.both]
+    if is_bench:
+        return groups
+    of_judged = {configuration_key(entry, pairing.by) for entry in judged}
+    matching = [g for g in groups if configuration_key(g.entries[0], pairing.by) in of_judged]
+    if by and judged and not matching:
+        raise UsageError(f"--noise {path}: no configuration there is judged, by {', '.join(by)}")
+    for group in matching or groups:
+        mixed = mixed_facts(group, ())
+        if mixed:
+            raise UsageError(f"--noise {path}: no repeats of one configuration: {mixed[0]}")
+        own = configuration_key(group.entries[0], pairing.by)
+        others = tuple(e for e in judged if configuration_key(e, pairing.by) == own)
+        refusals = fairness(Group("judged", others), group, ()).refusals
+        if refusals:
+            raise NotComparable(f"{NOT_COMPARABLE}--noise {path}: {refusals[0]}")
+    return matching or groups
 
 
 # The gate.
@@ -252,6 +282,8 @@ class Gate:
     not_comparable: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what could explain a change, and what is not known of both sides
     family: int = 0  # the number of tests that chance is counted over
+    problem: str = ""  # misuse, or an input that could not be read, with its exit code
+    problem_code: int = 0
 
     def count(self, state: State) -> int:
         """The number of verdicts and remarks with this state."""
@@ -314,6 +346,8 @@ class Gate:
     @property
     def exit_code(self) -> int:
         """1 for worse, 3 for not comparable, 2 if a rule judged nothing, 1 if strict and open."""
+        if self.problem:
+            return self.problem_code
         if self.state == "worse":
             return 1
         if self.not_comparable:
@@ -321,6 +355,13 @@ class Gate:
         if self.why_useless:
             return 2
         return int(self.is_strict and self.state == "inconclusive")
+
+    @property
+    def reason(self) -> str:
+        """Why the exit code is 2, 3 or 4, in one line; empty for other codes."""
+        if self.exit_code == 3:
+            return f"{NOT_COMPARABLE}{self.not_comparable[0]}"
+        return self.problem or (self.why_useless if self.exit_code == 2 else "")
 
 
 def gate(
@@ -365,7 +406,7 @@ def gate(
         not_comparable=tuple(f"{name}: {why}" for name, why in refused),
         notes=(
             *(f"left out: {line}" for line in left_out),
-            *(f"{label}: {noise}" for label, noise in asked.noise.items() if noise.source),
+            *(line for label in asked.noise for line in _noise_notes(label, asked, drafts)),
             *(line for pair, each in fair for line in _fairness_notes(pair.name, each)),
         ),
         family=family,
@@ -376,6 +417,24 @@ def gate(
     if len(spared) == len(wanted):
         spared = []
     return replace(made, needed=tuple(rule for rule in wanted if rule not in spared))
+
+
+def unjudged(error: Exception) -> Gate:
+    """The gate that could judge nothing, because of an error."""
+    nothing = Gate((), (), (), Pairing((), ()), CompareOptions())
+    reason = str(error).removeprefix(NOT_COMPARABLE)
+    if isinstance(error, NotComparable):
+        remark = GateRemark("NEW and REF", "absent", f"{NOT_COMPARABLE}{reason}")
+        return replace(nothing, remarks=(remark,), not_comparable=(reason,))
+    code = 2 if isinstance(error, UsageError) else 4
+    return replace(nothing, problem=reason, problem_code=code)
+
+
+def _noise_notes(label: str, options: CompareOptions, drafts: Sequence[Verdict]) -> list[str]:
+    """The repeats that the noise of a metric was measured on, if it was used."""
+    noise = options.noise[label]
+    methods = {v.contrast.method for v in drafts if v.contrast and v.measure.label == label}
+    return [f"{label}: {noise}"] if noise.source and str(noise) in methods else []
 
 
 def _fairness_notes(name: str, fair: Fairness) -> list[str]:

@@ -110,7 +110,7 @@ def pair_entries(
     entries_by_key: dict[_Key, tuple[list[Entry], list[Entry]]] = defaultdict(lambda: ([], []))
     for number, entries in enumerate(sides):
         for entry in entries:
-            key = _key(entry, columns)
+            key = configuration_key(entry, columns)
             full_key = (*key, _part(entry, "scenario")) if key in split else key
             entries_by_key[full_key][number].append(entry)
     if not any(a and b for a, b in entries_by_key.values()):
@@ -138,17 +138,18 @@ def _of_one_window(
     for name, side in zip(_SIDES, (new, ref), strict=True):
         entries, lost = over_one_window(side, TRAINING)
         if lost is not None:
-            new_kinds, ref_kinds = ("/".join(sorted(kind)) for kind in kinds)
+            new_kinds, ref_kinds = (", ".join(sorted(kind)) for kind in kinds)
             raise NotComparable(
-                f"NEW's rates are over the window {new_kinds}, REF's over {ref_kinds}: not"
-                f" comparable, and {name}'s {lost.facts.get('id') or 'row'} can't be computed anew"
-                f" ({lost.facts.get('path') or 'its directory'} is gone); measure it again"
+                f"{NOT_COMPARABLE}kind of window differs ({ref_kinds} / {new_kinds}), and"
+                f" {name}'s {lost.facts.get('id') or 'row'} can't be computed anew"
+                f" ({lost.facts.get('path') or 'its directory'} is gone): measure it again"
             )
         sides.append(entries)
     return sides[0], sides[1]
 
 
-def _key(entry: Entry, columns: Sequence[str]) -> _Key:
+def configuration_key(entry: Entry, columns: Sequence[str]) -> _Key:
+    """The values of these columns, each in one spelling: equal for runs of one configuration."""
     return tuple(_part(entry, name) for name in columns)
 
 
@@ -185,7 +186,7 @@ def _split(sides: _Sides, columns: Sequence[str]) -> set[_Key]:
     for entries in sides:
         names: dict[_Key, set[str]] = defaultdict(set)
         for entry in entries:
-            names[_key(entry, columns)].add(_part(entry, "scenario"))
+            names[configuration_key(entry, columns)].add(_part(entry, "scenario"))
         keys |= {key for key, several in names.items() if len(several) > 1}
     return keys
 

@@ -86,8 +86,13 @@ def gate_document(gate: Gate, *, with_charts: bool = False) -> Document:
 def gate_title(gate: Gate) -> str:
     """The gate's verdict in one line."""
     counts = ", ".join(f"{n} {state}" for state in GATE_STATES[:3] if (n := gate.count(state)))
-    title = "not comparable" if gate.exit_code == 3 else _TITLES[gate.state]
-    return f"{title} ({counts or 'nothing to judge'})"
+    return f"{_why_stopped(gate) or _TITLES[gate.state]} ({counts or 'nothing to judge'})"
+
+
+def _why_stopped(gate: Gate) -> str:
+    """The word for a gate that judged nothing; empty if it has a verdict."""
+    words = {2: "not judged", 4: "unreadable"} if gate.problem else {}
+    return {3: "not comparable", **words}.get(gate.exit_code, "")
 
 
 def gate_rows(gate: Gate) -> list[tuple[str, str, str, str]]:
@@ -99,12 +104,15 @@ def gate_rows(gate: Gate) -> list[tuple[str, str, str, str]]:
 
 def gate_method(gate: Gate) -> list[str]:
     """The rules, how they were applied, and what was measured differently."""
+    if gate.problem:
+        return [gate.problem]
     lines = [gate.why_useless] if gate.why_useless else []
     if gate.unjudged and not gate.why_useless:
         rules = "; ".join(str(rule) for rule in gate.unjudged)
         lines.append(f"not judged, since no cell has it on both sides: {rules}")
     lines += [*conditions(gate.pairing), *gate.notes]
-    lines.append(f"rules: {'; '.join(str(rule) for rule in gate.rules)}")
+    if gate.rules:
+        lines.append(f"rules: {'; '.join(str(rule) for rule in gate.rules)}")
     alpha = significant((1.0 - gate.options.confidence) * 100, 2)
     tests = f" ({METHOD}, {number_of(gate.family, 'test')})" if gate.family else ""
     lines.append(
@@ -127,9 +135,8 @@ def gate_method(gate: Gate) -> list[str]:
 
 def gate_data(gate: Gate) -> dict[str, Any]:
     """The gate as JSON."""
-    is_refused = bool(gate.not_comparable) and gate.state != "worse"
     return {
-        "state": "not comparable" if is_refused else _JSON_STATES.get(gate.state, gate.state),
+        "state": _why_stopped(gate) or _JSON_STATES.get(gate.state, gate.state),
         "exit_code": gate.exit_code,
         "rules": [str(rule) for rule in gate.rules],
         "confidence": gate.options.confidence,
@@ -150,7 +157,7 @@ def gate_data(gate: Gate) -> dict[str, Any]:
         ],
         "missing": [pair.name for pair in gate.pairing.only_ref],
         "unjudged": [str(rule) for rule in gate.unjudged],
-        "problem": gate.why_useless or next(iter(gate.not_comparable), None),
+        "problem": gate.problem or gate.why_useless or next(iter(gate.not_comparable), None),
         "conditions": conditions(gate.pairing),
         "not_comparable": list(gate.not_comparable),
         "notes": list(gate.notes),
@@ -433,16 +440,14 @@ _LEVELS: dict[str, tuple[str, str, str]] = {
 }
 
 
-def _problem(gate: Gate) -> list[tuple[str, str, str, str]]:
-    """Why the gate exits with 2 or 3, as a row; empty if it does not."""
-    if gate.exit_code == 3:
-        return [("error", "erg gate", "", f"not comparable: {gate.not_comparable[0]}")]
-    return [("error", "erg gate", "", gate.why_useless)] if gate.exit_code == 2 else []
+def _ci_rows(gate: Gate) -> list[tuple[str, str, str, str]]:
+    """The gate's rows; the first is why it exits with 2, 3 or 4, if it does."""
+    return [*([("error", "erg gate", "", gate.reason)] if gate.reason else []), *gate_rows(gate)]
 
 
 def junit(gate: Gate) -> str:
     """Return JUnit XML: a test case for each verdict and remark."""
-    cases = [*_problem(gate), *gate_rows(gate)]
+    cases = _ci_rows(gate)
     results = Counter(_LEVELS[state][2] for state, *_ in cases if state in _LEVELS)
     counts = {"tests": len(cases), "failures": results["failure"]}
     counts |= {"skipped": results["skipped"], "errors": results["error"]}
@@ -471,7 +476,7 @@ def sarif(gate: Gate, *, new: Path) -> str:
             "message": {"text": f"{name}: {words}"},
             "locations": [{"physicalLocation": artifact}],
         }
-        for state, name, rule, words in (*_problem(gate), *gate_rows(gate))
+        for state, name, rule, words in _ci_rows(gate)
         if state in _LEVELS
     ]
     driver = {"name": "erg gate", "version": __version__, "rules": rules}
@@ -486,11 +491,11 @@ def sarif(gate: Gate, *, new: Path) -> str:
 def github(gate: Gate) -> str:
     """Return workflow commands that GitHub Actions shows as annotations."""
     title = _escaped(gate_title(gate))
-    level = "error" if _problem(gate) else _LEVELS.get(gate.state, _LEVELS["absent"])[1]
+    level = "error" if gate.reason else _LEVELS.get(gate.state, _LEVELS["absent"])[1]
     lines = [f"::{level} title=erg gate::{title}"]
     lines += [
         f"::{_LEVELS[state][1]} title=erg gate::{_escaped(': '.join(filter(None, rest)))}"
-        for state, *rest in (*_problem(gate), *gate_rows(gate))
+        for state, *rest in _ci_rows(gate)
         if state in _LEVELS
     ]
     return "\n".join(lines) + "\n"

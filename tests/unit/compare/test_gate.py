@@ -568,7 +568,7 @@ def test_json_has_the_reason_where_nothing_was_judged(tmp_path: Path, erg: Erg) 
     code, out, said = erg("gate", tmp_path / "new.csv", tmp_path / "ref.csv", "--json")
     found = json.loads(out)
     assert (code, found["state"], found["exit_code"]) == (3, "not comparable", 3)
-    assert said == f"erg gate: {found['not_comparable'][0]}\n"
+    assert said == f"erg gate: not comparable: {found['not_comparable'][0]}\n"
 
 
 def test_an_unknown_column_of_runs_is_refused_with_those_there_are(
@@ -614,3 +614,103 @@ def test_the_pareto_front_is_corrected_over_all_pairs_of_groups() -> None:
     assert several.front is not None
     assert several.front.beaten == {}
     assert several.front.remark == "Holm's method over 6 tests"
+
+
+# -- nothing could be judged ----------------------------------------------------------------------
+
+
+def test_ci_forms_name_an_input_that_can_not_be_read(tmp_path: Path, erg: Erg) -> None:
+    asked = ("gate", tmp_path / "nowhere", run(tmp_path / "ref"), "--format")
+    code, out, said = erg(*asked, "junit")
+    suite = ElementTree.fromstring(out)
+    assert (code, suite.get("tests"), suite.get("errors")) == (4, "1", "1")
+    (error,) = suite.iter("error")
+    assert said == f"erg gate: {error.get('message')}\n"
+    assert "nowhere is not there" in said
+    code, out, _ = erg(*asked, "sarif")
+    (result,) = json.loads(out)["runs"][0]["results"]
+    assert (code, result["level"], result["ruleId"]) == (4, "error", "remark")
+    assert "nowhere is not there" in result["message"]["text"]
+    code, out, _ = erg(*asked, "github")
+    assert code == 4
+    assert [line.partition("::")[2].partition(" ")[0] for line in out.splitlines()] == ["error"] * 2
+    assert "nowhere is not there" in out
+    code, out, _ = erg(*asked, "md")
+    assert code == 4
+    assert "nowhere is not there" in out
+
+
+def test_json_says_that_no_configuration_is_shared(tmp_path: Path, erg: Erg) -> None:
+    new = folder(tmp_path / "new", 1.0, 1.001, backend="a")
+    ref = folder(tmp_path / "ref", 1.0, 1.001, backend="b")
+    code, out, said = erg("gate", new, ref, "--by", "backend", "--json")
+    found = json.loads(out)
+    assert (code, found["exit_code"], found["state"]) == (2, 2, "not judged")
+    assert said == f"erg gate: {found['problem']}\n"
+    assert "backend is a in NEW and b in REF" in found["problem"]
+    assert found["judgements"] == []
+    code, out, said = erg("gate", new, ref, "--by", "backend")
+    assert (code, out) == (2, "")
+    assert said.startswith("erg: no cell of NEW")
+
+
+def test_sides_that_are_not_comparable_have_one_text(tmp_path: Path, erg: Erg) -> None:
+    for name, window in (("new", "training"), ("ref", "unbroken")):
+        row_of = repeats("g", "real_tokens_per_s", [1.0], rates_from="run", window=window)
+        results.write(as_table(row_of), tmp_path / f"{name}.csv")
+    code, out, said = erg("gate", tmp_path / "new.csv", tmp_path / "ref.csv")
+    assert code == 3
+    assert out.startswith("not comparable (nothing to judge)\n")
+    assert said.startswith("erg gate: not comparable: kind of window differs (unbroken / training)")
+    new = run(tmp_path / "new", seq_len=2048)
+    code, out, said = erg("gate", new, run(tmp_path / "ref", seq_len=1024))
+    assert code == 3
+    assert out.startswith("not comparable (nothing to judge)\n")
+    assert said == "erg gate: not comparable: new: sequence length differs (1024 / 2048)\n"
+
+
+def test_noise_is_of_the_configuration_that_is_judged(tmp_path: Path, erg: Erg) -> None:
+    new = run(tmp_path / "new", step_s=1.06, seq_len=8)
+    ref = run(tmp_path / "ref", seq_len=8)
+    both = tmp_path / "both"
+    folder(both / "short", 1.0, 1.004, 0.996, seq_len=8)
+    folder(both / "long", 1.0, 1.5, 0.6, seq_len=16)
+    asked = ("gate", new, ref, "--rule", SPEED, "--json", "--noise")
+    code, out, said = erg(*asked, both)
+    assert code == 2
+    assert "no repeats of one configuration" in said
+    code, out, _ = erg(*asked, both, "--by", "seq_len")
+    figure = json.loads(out)["judgements"][0]["figure"]
+    assert (code, figure["freedom"]) == (1, 2)
+    assert figure["noise"] == pytest.approx(np.std(np.log([1.0, 1.004, 0.996]), ddof=1))
+    code, out, said = erg(*asked, both / "long", "--by", "seq_len")
+    assert code == 2
+    assert said.startswith(f"erg gate: --noise {both / 'long'}: no configuration there is judged")
+
+
+def test_noise_of_other_work_is_not_comparable(tmp_path: Path, erg: Erg) -> None:
+    new = run(tmp_path / "new", step_s=1.06, seq_len=8)
+    ref = run(tmp_path / "ref", seq_len=8)
+    other = folder(tmp_path / "other", 1.0, 1.004, seq_len=16)
+    code, out, _ = erg("gate", new, ref, "--rule", SPEED, "--noise", other, "--json")
+    found = json.loads(out)
+    assert (code, found["state"]) == (3, "not comparable")
+    assert found["problem"] == f"--noise {other}: sequence length differs (8 / 16)"
+
+
+def test_a_noise_that_was_not_used_is_not_listed(tmp_path: Path, erg: Erg) -> None:
+    quiet = folder(tmp_path / "quiet", 1.0, 1.004, 0.996)
+    new, ref = folder(tmp_path / "new", 1.0, 1.002), folder(tmp_path / "ref", 1.0, 1.001)
+    _, out, _ = erg("gate", new, ref, "--rule", SPEED, "--noise", quiet)
+    assert "noise of" not in out
+
+
+@pytest.mark.parametrize("path", ["nowhere", "no/where", "a=b/nowhere", "tokens_per_s=nowhere"])
+def test_a_noise_path_that_is_not_there_can_not_be_read(
+    path: str, tmp_path: Path, erg: Erg
+) -> None:
+    ref = run(tmp_path / "ref")
+    code, _, said = erg("gate", ref, ref, "--rule", SPEED, "--noise", path)
+    assert code == 4
+    assert "where" in said
+    assert said.count("\n") == 1

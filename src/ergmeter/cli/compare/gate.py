@@ -15,13 +15,12 @@ from ergmeter.cli.options import (
     chosen_form,
     flag,
     path_option,
-    print_json,
     repeated,
     with_default,
     with_page,
     write_page,
 )
-from ergmeter.errors import FormatError
+from ergmeter.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from ergmeter.compare.gate import Gate
 
 _FORMATS = ("text", "md", "json", "junit", "sarif", "github")
-NOT_COMPARABLE, UNREADABLE = 3, 4
 _INPUT = click.Path(path_type=Path, readable=False)  # what can't be read has its own exit code
 
 
@@ -105,35 +103,32 @@ def command(
                 3 not comparable: other work, or another kind of window
                 4 an input could not be read
     """
-    from ergmeter.compare.gate import DEFAULT_RULES, gate, parse_noise, parse_rule
-    from ergmeter.compare.pairing import CompareOptions, NotComparable
+    from ergmeter.compare.gate import DEFAULT_RULES, gate, parse_noise, parse_rule, unjudged
+    from ergmeter.compare.pairing import CompareOptions
 
     form = chosen_form(form, as_json=as_json, as_markdown=as_markdown)
     check_page(page)
-    wanted = [parse_rule(rule) for rule in rules or DEFAULT_RULES]
-    measures = [rule.measure for rule in wanted]
     try:
-        noise = parse_noise(noises, measures)
-        options = CompareOptions(confidence=confidence, noise=noise, by=by)
+        wanted = [parse_rule(rule) for rule in rules or DEFAULT_RULES]
+        measures = [rule.measure for rule in wanted]
         new_side, ref_side = _sides(
             new, ref, [key for measured in measures for key in measured.every_key]
         )
+        noise = parse_noise(noises, measures, judged=ref_side.entries, by=by)
         judged = gate(
             new_side.entries,
             ref_side.entries,
             wanted if rules else (),
             left_out=(*new_side.left_out, *ref_side.left_out),
-            options=options,
+            options=CompareOptions(confidence=confidence, noise=noise, by=by),
             is_strict=strict,
             is_plain=plain,
             allow_missing=allow_missing,
         )
-    except (FormatError, OSError, NotComparable) as error:
-        click.echo(f"erg gate: {error}", err=True)
-        exit_code = NOT_COMPARABLE if isinstance(error, NotComparable) else UNREADABLE
-        if form == "json":
-            print_json(_no_verdict(str(error), exit_code))
-        return exit_code
+    except (FormatError, OSError, UsageError) as error:
+        judged = unjudged(error)
+        if form == "text" and judged.exit_code == 2:
+            raise
     _show(judged, form, page, new=new)
     if markdown:
         from ergmeter.views.gate import gate_document
@@ -141,21 +136,9 @@ def command(
 
         with markdown.open("a", encoding="utf-8") as file:
             file.write(markdown_text(gate_document(judged)))
-    if judged.exit_code == 2:
-        click.echo(f"erg gate: {judged.why_useless}", err=True)
+    if judged.reason:
+        click.echo(f"erg gate: {judged.reason}", err=True)
     return judged.exit_code
-
-
-def _no_verdict(problem: str, exit_code: int) -> dict[str, object]:
-    """The JSON of a gate that judged nothing, by the keys of one that did."""
-    is_refused = exit_code == NOT_COMPARABLE
-    return {
-        "state": "not comparable" if is_refused else "unreadable",
-        "exit_code": exit_code,
-        "problem": problem,
-        "not_comparable": [problem] if is_refused else [],
-        "judgements": [],
-    }
 
 
 def _sides(new: Path, ref: Path, keys: Sequence[str]) -> tuple[SourceEntries, SourceEntries]:
@@ -194,6 +177,8 @@ def _show(judged: Gate, form: str, page: Path | None, *, new: Path) -> None:
         from ergmeter.views.render.html import html
 
         write_page(page, html(gate.gate_document(judged, with_charts=True)))
+    if form == "text" and judged.problem:
+        return  # stderr has it
     if form in ("text", "md", "json"):
         Forms.of(form).show(gate.gate_document(judged))
     elif form == "sarif":
