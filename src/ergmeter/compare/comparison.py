@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from ergmeter.compare.entry import Entry, Group, Measure, SourceEntries, measure, rule_measure
+from ergmeter.compare.entry import Entry, Group, SourceEntries, measure
 from ergmeter.compare.grouping import (
     Fairness,
     default_group_by,
@@ -37,7 +37,7 @@ from ergmeter.compare.verdicts import (
     verdict,
 )
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.metrics.catalog import in_view
+from ergmeter.metrics.catalog import Metric, in_view, rule_metric
 from ergmeter.records import Reading
 from ergmeter.stats.ratio import (
     UNBOUNDED,
@@ -50,7 +50,7 @@ from ergmeter.stats.ratio import (
 from ergmeter.units import grouped
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Front:
     remark: str = ""
 
 
-def _sign(axis: Measure, result: Contrast) -> int:
+def _sign(axis: Metric, result: Contrast) -> int:
     """1 if shown to be better, -1 if worse, 0 if not shown. Single runs count by their values."""
     is_open = min(result.repeats) > 1 and not result.is_shown
     if is_open or result.value == result.neutral:
@@ -123,7 +123,7 @@ class Comparison:
 
     group_by: tuple[str, ...]
     groups: tuple[Group, ...]
-    measures: tuple[Measure, ...]
+    measures: tuple[Metric, ...]
     pairs: tuple[GroupPair, ...]
     front: Front | None
     left_out: tuple[str, ...]
@@ -143,7 +143,7 @@ class Comparison:
         entries = (entry for group in self.groups for entry in group.entries)
         return tuple(dict.fromkeys(line for entry in entries for line in entry.cautions))
 
-    def mean(self, group: Group, measured: Measure) -> Mean:
+    def mean(self, group: Group, measured: Metric) -> Mean:
         """The mean of a group's runs in one metric. NotMeasurable if there is none."""
         if measured.key in (TIME, ENERGY):
             _need_all(measured, group)
@@ -207,10 +207,10 @@ def compare_sides(
 ) -> Comparison:
     """Compare NEW with REF, configuration by configuration, and all of them together."""
     names = options.metrics or in_view("bench compare")
-    measures = tuple(dict.fromkeys(rule_measure(name) for name in names))
+    measures = tuple(dict.fromkeys(rule_metric(name) for name in names))
     pairing = pair_sides(new, ref, options)
     pairs = []
-    by_measure: dict[Measure, list[Verdict]] = {measured: [] for measured in measures}
+    by_measure: dict[Metric, list[Verdict]] = {measured: [] for measured in measures}
     for groups in pairing.both:
         verdicts = []
         for measured in measures:
@@ -231,7 +231,7 @@ def compare_sides(
     )
 
 
-def contrast_of(ours: Group, theirs: Group, measured: Measure, *, confidence: float) -> Contrast:
+def contrast_of(ours: Group, theirs: Group, measured: Metric, *, confidence: float) -> Contrast:
     """Ours over theirs in one metric; paired if seeds match one to one.
 
     Assumed values widen the interval: from our lowest over their highest to our highest over their
@@ -318,7 +318,7 @@ def _baseline_first(groups: tuple[Group, ...], name: str | None) -> tuple[Group,
     return (chosen[0], *(group for group in groups if group.name != name))
 
 
-def _measures(entries: Sequence[Entry], options: CompareOptions) -> tuple[Measure, ...]:
+def _measures(entries: Sequence[Entry], options: CompareOptions) -> tuple[Metric, ...]:
     if options.metrics:
         chosen = [measure(name) for name in options.metrics]
     else:
@@ -338,14 +338,14 @@ def _any_value(entries: Sequence[Entry], key: str) -> bool:
     return any(entry.value(key) is not None for entry in entries)
 
 
-def _any_has(entries: Sequence[Entry], measured: Measure) -> bool:
+def _any_has(entries: Sequence[Entry], measured: Metric) -> bool:
     return any(isinstance(entry.figures.get(measured.key), Reading) for entry in entries)
 
 
-def _absent(entries: Sequence[Entry], measures: Sequence[Measure]) -> list[str]:
+def _absent(entries: Sequence[Entry], measures: Sequence[Metric]) -> list[str]:
     """A note for each reason, with the metrics that no run has."""
     by_reason = grouped(
-        (entries[0].why_not(measured.key), measured.noun)
+        (entries[0].why_not(measured.key), measured.phrase)
         for measured in measures
         if OF_WHOLE_RUN not in measured.key  # that of the training window has the same reason
     )
@@ -355,7 +355,7 @@ def _absent(entries: Sequence[Entry], measures: Sequence[Measure]) -> list[str]:
 def _pair(
     baseline: Group,
     other: Group,
-    measures: Sequence[Measure],
+    measures: Sequence[Metric],
     by: Sequence[str],
     options: CompareOptions,
 ) -> GroupPair:
@@ -369,41 +369,35 @@ def _pair(
 
 def _corrected(pairs: Sequence[GroupPair], options: CompareOptions) -> tuple[GroupPair, ...]:
     """The pairs, differences taken back that Holm's method over the groups does not show."""
-    rejected: dict[int, dict[str, int]] = {number: {} for number in range(len(pairs))}
-    for measured in {v.measure for pair in pairs for v in pair.verdicts}:
-        tests = [
-            (number, p)
-            for number, pair in enumerate(pairs)
-            for v in pair.verdicts
-            if v.measure == measured and v.contrast and (p := v.contrast.p_value()) is not None
-        ]
-        shown = holm([p for _, p in tests], 1.0 - options.confidence)
-        for (number, _), is_shown in zip(tests, shown, strict=True):
-            if not is_shown:
-                rejected[number][measured.key] = len(tests)
-    return tuple(
-        replace(
-            pair, verdicts=tuple(_taken_back(v, pair, rejected[n], options) for v in pair.verdicts)
+    tests = grouped(
+        (v.measure.key, (pair.other, p))
+        for pair in pairs
+        for v in pair.verdicts
+        if v.contrast and (p := v.contrast.p_value()) is not None
+    )
+    rejected: dict[tuple[str, str], int] = {}  # the number of tests, by group and metric
+    for key, own in tests.items():
+        shown = holm([p for _, p in own], 1.0 - options.confidence)
+        lost = (name for (name, _), is_shown in zip(own, shown, strict=True) if not is_shown)
+        rejected |= {(name, key): len(own) for name in lost}
+
+    def corrected(pair: GroupPair, given: Verdict) -> Verdict:
+        family = rejected.get((pair.other, given.measure.key), 1)
+        if family == 1 or given.contrast is None or not given.contrast.is_shown:
+            return given
+        return verdict(
+            pair.other, given.measure, given.contrast, effect=options.effect, family=family
         )
-        for n, pair in enumerate(pairs)
+
+    return tuple(
+        replace(pair, verdicts=tuple(corrected(pair, v) for v in pair.verdicts)) for pair in pairs
     )
 
 
-def _taken_back(
-    given: Verdict, pair: GroupPair, families: Mapping[str, int], options: CompareOptions
-) -> Verdict:
-    family = families.get(given.measure.key, 1)
-    if family == 1 or given.contrast is None or not given.contrast.is_shown:
-        return given
-    return verdict(pair.other, given.measure, given.contrast, effect=options.effect, family=family)
-
-
 def _verdict(
-    baseline: Group, other: Group, measured: Measure, fair: Fairness, options: CompareOptions
+    baseline: Group, other: Group, measured: Metric, fair: Fairness, options: CompareOptions
 ) -> Verdict:
-    if measured.is_quality and fair.of_losses and not options.anyway:
-        return absent_verdict(measured, f"not comparable: {'; '.join(fair.of_losses)}")
-    why = why_other_terms(baseline, other, measured)
+    why = why_other_terms(baseline, other, measured, fair)
     if why and not options.anyway:
         return absent_verdict(measured, why)
     try:
@@ -415,7 +409,7 @@ def _verdict(
     return verdict(other.name, measured, result, effect=options.effect)
 
 
-def _need_all(measured: Measure, *groups: Group) -> None:
+def _need_all(measured: Metric, *groups: Group) -> None:
     """NotMeasurable if only some runs reached the target: their mean would be biased."""
     for group in groups:
         own = _having(group, measured.key)
@@ -468,12 +462,12 @@ def _front(comparison: Comparison) -> Front | None:
     return Front(tuple(axis.key for axis in axes), on, beaten, remark)
 
 
-def front_axes(comparison: Comparison) -> tuple[list[Measure], dict[tuple[str, str], list[str]]]:
+def front_axes(comparison: Comparison) -> tuple[list[Metric], dict[tuple[str, str], list[str]]]:
     """The metrics of the front, which all groups have; and the groups that lack the others.
 
     The latter by metric and reason. A metric without a ratio (a rate of 0) counts as lacking.
     """
-    axes: list[Measure] = []
+    axes: list[Metric] = []
     lacking: dict[tuple[str, str], list[str]] = {}
     for keys in _front_keys():
         without = [_without(comparison, measure(key)) for key in keys]
@@ -485,7 +479,7 @@ def front_axes(comparison: Comparison) -> tuple[list[Measure], dict[tuple[str, s
     return axes, lacking
 
 
-def _without(comparison: Comparison, measured: Measure) -> dict[tuple[str, str], list[str]]:
+def _without(comparison: Comparison, measured: Metric) -> dict[tuple[str, str], list[str]]:
     lacking: dict[tuple[str, str], list[str]] = {}
     for group in comparison.to_compare:
         try:
@@ -502,7 +496,7 @@ def _notes(comparison: Comparison) -> tuple[str, ...]:
             own = _having(group, measured.key)
             if own and len(own) < len(group.entries):
                 notes.append(
-                    f"{measured.noun}: {len(own)} of {len(group.entries)} runs of"
+                    f"{measured.phrase}: {len(own)} of {len(group.entries)} runs of"
                     f" {group.name} have it"
                 )
     if len(comparison.groups) == 1:

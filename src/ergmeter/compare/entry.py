@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from ergmeter import registry
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
-from ergmeter.metrics.catalog import Metric, every_metric, find, refusal, rule_metric, rule_names
-from ergmeter.records import Direction, Missing, Reading, Result
-from ergmeter.stats.ratio import Scale, mean
+from ergmeter.metrics.catalog import Metric, every_metric, find, refusal
+from ergmeter.records import Missing, Reading, Result
+from ergmeter.stats.ratio import mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -83,43 +82,12 @@ class Entry:
 # Measures.
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """A metric that is compared."""
-
-    key: str
-    title: str
-    unit: str
-    direction: Direction
-    scale: Scale
-    noun: str  # its name in a sentence
-    label: str  # its name in rules and tables of cells
-    keys: tuple[str, ...]  # the metrics to compare by, the best first
-    quantity: str  # equal for metrics that are transforms of one another
-    same_facts: tuple[str, ...] = ()  # facts that must be equal on both sides
-
-    @property
-    def every_key(self) -> tuple[str, ...]:
-        """The metrics to compare by, then its own."""
-        return tuple(dict.fromkeys((*self.keys, self.key)))
-
-    @property
-    def is_quality(self) -> bool:
-        """True for a loss, which is compared by its difference."""
-        return self.scale == "difference"
-
-
-def measure(name: str) -> Measure:
+def measure(name: str) -> Metric:
     """A metric by its key or an alias. UsageError for an unknown one."""
     metric = every_metric().get(_NAMES.get(name.lower(), name)) or find(name)[0]
     if metric.unit == "C":
         raise UsageError(f"a ratio of temperatures ({metric.key}) means nothing")
-    return _measure(metric)
-
-
-def rule_measure(name: str) -> Measure:
-    """A metric by its name in rules. UsageError with the nearest name for an unknown one."""
-    return _measure(rule_metric(name))
+    return metric
 
 
 def rule_scale(name: str) -> float:
@@ -129,23 +97,6 @@ def rule_scale(name: str) -> float:
     except UsageError:
         return 1.0  # a name of rules alone
     return alias.scale if alias else 1.0
-
-
-def rule_measures() -> dict[str, Measure]:
-    """The metrics that have a name in rules, by that name."""
-    return {name: _measure(metric) for name, metric in rule_names().items()}
-
-
-@cache
-def _measure(metric: Metric) -> Measure:
-    return Measure(
-        *(metric.key, metric.title, metric.unit, metric.direction, metric.scale),
-        noun=metric.name_in_sentence,
-        label=metric.rule or metric.key,
-        keys=metric.alternatives or (metric.key,),
-        quantity=metric.tested_quantity,
-        same_facts=metric.same_facts,
-    )
 
 
 # Groups.
@@ -189,15 +140,15 @@ class Group:
             return []
         return [reading.value for reading in present]
 
-    def keys_of(self, measured: Measure) -> tuple[str, ...]:
+    def keys_of(self, measured: Metric) -> tuple[str, ...]:
         """The metrics by which a measure is compared, the best first.
 
         A cell's headline rate is not one of them: it may be of real or of computed tokens.
         """
         is_bench = all(entry.kind == "cell" for entry in self.entries)
-        return measured.keys if is_bench else measured.every_key
+        return measured.compared_keys if is_bench else measured.every_key
 
-    def has(self, measured: Measure) -> bool:
+    def has(self, measured: Metric) -> bool:
         """True if a run that ended well has one of the measure's metrics."""
         return any(self.numbers(key) for key in self.keys_of(measured))
 

@@ -20,15 +20,12 @@ import difflib
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ergmeter.compare.entry import (
     NOT_COMPARABLE,
     Group,
-    Measure,
     read_side,
-    rule_measure,
-    rule_measures,
     rule_scale,
 )
 from ergmeter.compare.grouping import fairness, mixed_facts
@@ -47,6 +44,7 @@ from ergmeter.compare.pairing import (
 )
 from ergmeter.compare.verdicts import State, Verdict
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
+from ergmeter.metrics.catalog import Metric, rule_metric, rule_names
 from ergmeter.records import Missing, Reading
 from ergmeter.stats.ratio import PAIRED, Contrast, RunNoise, benjamini_hochberg, pooled_noise
 from ergmeter.units import duration, number_of, scaled, significant
@@ -64,16 +62,20 @@ if TYPE_CHECKING:
 DEFAULT_RULES = ("tokens_per_s -3%", "peak_memory +2%", "loss +-1%")
 _WRITTEN = re.compile(r"\s*([\w.]+)\s+(\+-|-\+|±|\+|-|)\s*(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(%?)\s*")
 _SHARE = re.compile(r"\s*(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(%?)\s*")
-_UNWANTED = {"higher": "-", "lower": "+", "neither": "+-"}  # by the direction that is better
+_Sign: TypeAlias = Literal["-", "+", "+-"]
+_SIGNS: dict[str, _Sign] = {"-": "-", "+": "+", "+-": "+-", "-+": "+-", "±": "+-"}
+_WAYS: dict[_Sign, Way] = {"-": "fall", "+": "rise", "+-": "change"}
+# The sign of a rule that has none, by the direction that is better.
+_UNWANTED: dict[str, _Sign] = {"higher": "-", "lower": "+", "neither": "+-"}
 
 
 @dataclass(frozen=True, slots=True)
 class GateRule:
-    """How far a metric may fall and rise: as a share of REF's value, or in its own unit."""
+    """How far a metric may change: by a share of REF's value, or by so much in its own unit."""
 
-    measure: Measure
-    fall: float | None
-    rise: float | None
+    measure: Metric
+    sign: _Sign  # the way that is limited
+    size: float
     scale: Scale
 
     @property
@@ -84,28 +86,21 @@ class GateRule:
     @property
     def low(self) -> float | None:
         """The lowest change that is allowed, as a ratio or a difference."""
-        if self.fall is None:
-            return None
-        return 1.0 - self.fall if self.scale == "ratio" else -self.fall
+        return self._neutral - self.size if "-" in self.sign else None
 
     @property
     def high(self) -> float | None:
         """The highest change that is allowed."""
-        if self.rise is None:
-            return None
-        return 1.0 + self.rise if self.scale == "ratio" else self.rise
-
-    @property
-    def is_two_sided(self) -> bool:
-        """True if both ways are limited."""
-        return self.fall is not None and self.rise is not None
+        return self._neutral + self.size if "+" in self.sign else None
 
     @property
     def way(self) -> Way:
         """The way that is not wanted."""
-        if self.is_two_sided:
-            return "change"
-        return "fall" if self.rise is None else "rise"
+        return _WAYS[self.sign]
+
+    @property
+    def _neutral(self) -> float:
+        return 1.0 if self.scale == "ratio" else 0.0
 
     def is_beyond(self, value: float) -> bool:
         """True if a change is more than the rule allows."""
@@ -113,10 +108,8 @@ class GateRule:
         return below or (self.high is not None and value > self.high)
 
     def __str__(self) -> str:
-        size = self.fall if self.fall is not None else self.rise
-        sign = "+-" if self.is_two_sided else "-" if self.rise is None else "+"
-        percent = self.scale == "ratio"
-        return f"{self.metric} {sign}{(size or 0.0) * (100 if percent else 1):g}{'%' * percent}"
+        size = f"{self.size * 100:g}%" if self.scale == "ratio" else f"{self.size:g}"
+        return f"{self.metric} {self.sign}{size}"
 
 
 def parse_rule(text: str) -> GateRule:
@@ -131,22 +124,17 @@ def parse_rule(text: str) -> GateRule:
             " 'peak_memory +2%', 'loss +-0.01'"
         )
     name, sign, size, percent = match.groups()
-    measure = rule_measure(name)
-    sign = sign or _UNWANTED[measure.direction]
+    measure = rule_metric(name)
+    limited = _SIGNS[sign] if sign else _UNWANTED[measure.direction]
     value = float(size) / (100.0 if percent else rule_scale(name))
-    if percent and value >= 1.0 and sign != "+":
+    if percent and value >= 1.0 and limited != "+":
         raise UsageError(f"{text!r} lets the figure fall by all of it: give less than 100 %")
-    return GateRule(
-        measure,
-        fall=None if sign == "+" else value,
-        rise=None if sign == "-" else value,
-        scale="ratio" if percent else "difference",
-    )
+    return GateRule(measure, limited, value, "ratio" if percent else "difference")
 
 
 def parse_noise(
     texts: Sequence[str],
-    measures: Sequence[Measure] = (),
+    measures: Sequence[Metric] = (),
     *,
     judged: Sequence[Entry] = (),
     by: tuple[str, ...] = (),
@@ -166,10 +154,10 @@ def parse_noise(
         share = _SHARE.fullmatch(size)
         if not share and not Path(size).exists():
             raise FormatError(f"--noise {text}: no share such as 1%, and no path that is there")
-        label = rule_measure(name.strip()).label if is_named else ""
+        label = rule_metric(name.strip()).label if is_named else ""
         noise_by_metric = named if label else for_all
         if not share:
-            wanted = (rule_measure(label),) if label else measures
+            wanted = (rule_metric(label),) if label else measures
             noise_by_metric |= measured_noise(Path(size), wanted, judged, by)
             continue
         value = float(share[1]) / (100.0 if share[2] else 1.0)
@@ -188,7 +176,7 @@ def check_trainings(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def measured_noise(
-    path: Path, measures: Sequence[Measure], judged: Sequence[Entry], by: tuple[str, ...]
+    path: Path, measures: Sequence[Metric], judged: Sequence[Entry], by: tuple[str, ...]
 ) -> dict[str, RunNoise]:
     """The scatter between the repeats under a path, by metric; several configurations are pooled.
 
@@ -325,7 +313,7 @@ class Gate:
         lost = [rule for rule in self.unjudged if rule in self.needed]
         if lost:
             there = [
-                label for label, measured in rule_measures().items()
+                label for label, measured in rule_names().items()
                 if any(pair.common_key(measured) for pair in self.pairing.both)
             ]  # fmt: skip
             names = ", ".join(rule.metric for rule in lost)
@@ -507,7 +495,7 @@ def _against_chance(drafts: Sequence[Verdict], alpha: float) -> tuple[list[Verdi
     for draft in drafts:
         p = _p_value(draft)
         if p is not None:
-            test = draft.name, draft.measure.quantity
+            test = draft.name, draft.measure.tested_quantity
             family[test] = min(p, family.get(test, 1.0))
     limit = benjamini_hochberg(list(family.values()), alpha) * (1.0 + _ROUNDING)
     judged = []
@@ -618,7 +606,7 @@ def change_text(verdict: Verdict) -> str:
     change = verdict.contrast
     assert change is not None
     now, before = (amount_text(verdict, value) for value in change.means)
-    return f"{_value_text(change.value, change)} ({before} to {now})"
+    return f"{value_text(change.value, change)} ({before} to {now})"
 
 
 def _span_text(change: Contrast) -> str:
@@ -626,13 +614,15 @@ def _span_text(change: Contrast) -> str:
     assert change.high is not None
     if change.is_exact:
         return "the same in every repeat"
-    return f"{_value_text(change.low, change)} to {_value_text(change.high, change)}"
+    return f"{value_text(change.low, change)} to {value_text(change.high, change)}"
 
 
-def _value_text(value: float, change: Contrast) -> str:
+def value_text(value: float, change: Contrast, unit: str = "", percent: str = " %") -> str:
+    """A change, or an end of its interval, with its sign."""
     if change.scale == "difference":
-        return f"{'+' if value >= 0 else '-'}{significant(abs(value), 3)}"
-    return f"{(value - 1.0) * 100:+.1f} %"
+        size = scaled(abs(value), "B") if unit == "B" else significant(abs(value), 3)
+        return f"{'+' if value >= 0 else '-'}{size}"
+    return f"{(value - 1.0) * 100:+.1f}{percent}"
 
 
 def _noise_text(change: Contrast) -> str:

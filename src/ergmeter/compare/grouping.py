@@ -22,7 +22,8 @@ from ergmeter.units import duration
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ergmeter.compare.entry import Entry, Measure
+    from ergmeter.compare.entry import Entry
+    from ergmeter.metrics.catalog import Metric
 
 _WORK = {
     "model": "model",
@@ -215,8 +216,12 @@ def differing_facts(groups: Sequence[Group]) -> tuple[tuple[str, tuple[str, ...]
     return tuple(rows)
 
 
-def why_other_terms(baseline: Group, other: Group, measured: Measure) -> str:
-    """Why a metric's values are not comparable by the facts that it declares; else empty."""
+def why_other_terms(
+    baseline: Group, other: Group, measured: Metric, fair: Fairness | None = None
+) -> str:
+    """Why a metric's values are not comparable, by their steps or its own facts; else empty."""
+    if fair is not None and measured.is_quality and fair.of_losses:
+        return f"{NOT_COMPARABLE}{'; '.join(fair.of_losses)}"
     for name in measured.same_facts:
         sides = baseline.values(name), other.values(name)
         if len(set.union(*sides)) > 1:

@@ -15,16 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ergmeter.compare.entry import NOT_COMPARABLE, Entry, Group, Measure, fact, over_one_window
+from ergmeter.compare.entry import NOT_COMPARABLE, Entry, Group, fact, over_one_window
 from ergmeter.compare.grouping import Fairness, fairness, why_other_terms
 from ergmeter.compare.verdicts import Verdict
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.metrics.evidence.window import TRAINING
-from ergmeter.stats.ratio import Contrast, RunNoise, Scale, SingleRuns, contrast
+from ergmeter.stats.ratio import Contrast, RunNoise, Scale, contrast
 from ergmeter.units import duration, significant
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from ergmeter.metrics.catalog import Metric
 
     _Key: TypeAlias = tuple[str, ...]
     _Sides: TypeAlias = tuple[Sequence[Entry], Sequence[Entry]]
@@ -34,6 +36,27 @@ _NUMBER = re.compile(r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,2})?")
 _GROUP = "group"  # the column of a configuration's id
 _BACKEND = "backend"
 _SIDES = ("NEW", "REF")
+
+
+@dataclass(frozen=True, slots=True)
+class CompareOptions:
+    """Options of a comparison."""
+
+    group_by: tuple[str, ...] = ()
+    baseline: str | None = None
+    metrics: tuple[str, ...] = ()
+    anyway: bool = False
+    target_loss: float | None = None
+    confidence: float = 0.95
+    effect: float = 0.02
+    noise: Mapping[str, RunNoise] = field(default_factory=dict)  # "" for all metrics
+    by: tuple[str, ...] = ()  # the columns that configurations are matched by
+    new_where: Mapping[str, str] = field(default_factory=dict)
+    ref_where: Mapping[str, str] = field(default_factory=dict)
+
+    def noise_of(self, label: str) -> RunNoise | None:
+        """The noise of one run in a metric, if it is known."""
+        return self.noise.get(label, self.noise.get(""))
 
 
 class NotComparable(UsageError):  # noqa: N818  an answer of `erg gate`, with its own exit code
@@ -58,7 +81,7 @@ class ConfigurationPair:
         is_bench = all(entry.kind == "cell" for entry in (*self.new.entries, *self.ref.entries))
         return Fairness() if is_bench else fairness(self.ref, self.new, ())
 
-    def common_key(self, measured: Measure) -> str | None:
+    def common_key(self, measured: Metric) -> str | None:
         """The first metric of a measure that both sides have; None if there is none."""
         others = self.ref.keys_of(measured)
         keys = (key for key in self.new.keys_of(measured) if key in others)
@@ -89,23 +112,19 @@ class Pairing:
         return tuple(pair for pair in self.pairs if not pair.new.entries)
 
 
-def pair_entries(
-    new: Sequence[Entry],
-    ref: Sequence[Entry],
-    *,
-    by: Sequence[str] = (),
-    new_where: Mapping[str, str] | None = None,
-    ref_where: Mapping[str, str] | None = None,
-) -> Pairing:
-    """Match two sides. A column that is chosen with `where` on a side is not matched by."""
-    new_where, ref_where = new_where or {}, ref_where or {}
+def pair_sides(new: Sequence[Entry], ref: Sequence[Entry], options: CompareOptions) -> Pairing:
+    """Match two sides. A column that is chosen with `where` on a side is not matched by.
+
+    NotComparable for windows of different kinds.
+    """
+    by, new_where, ref_where = options.by, options.new_where, options.ref_where
     new, ref = _of_one_window(new, ref)
     sides = _chosen(new, new_where, side="NEW"), _chosen(ref, ref_where, side="REF")
     without = {**new_where, **ref_where}
     for name in by:
         _check_column(name, sides)
     is_bench = all(entry.kind == "cell" for side in sides for entry in side)
-    columns = tuple(by) or (_columns(sides, without=without) if is_bench else _of_runs(sides))
+    columns = by or (_columns(sides, without=without) if is_bench else _of_runs(sides))
     split = _split(sides, columns) if is_bench and not by and "scenario" not in without else set()
     entries_by_key: dict[_Key, tuple[list[Entry], list[Entry]]] = defaultdict(lambda: ([], []))
     for number, entries in enumerate(sides):
@@ -325,32 +344,25 @@ def _choice(new: Mapping[str, str], ref: Mapping[str, str]) -> str:
 
 def conditions(pairing: Pairing) -> list[str]:
     """A line for each difference in measuring, with the number of configurations that have it."""
-    counts: Counter[str] = Counter()
-    for pair in pairing.both:
-        counts.update(_differences(pair))
-    cells = len(pairing.both)
+    counts = Counter(line for pair in pairing.both for line in _differences(pair))
     return [
-        f"measured otherwise in {number} of {cells} cells: {line}"
+        f"measured otherwise in {number} of {len(pairing.both)} cells: {line}"
         for line, number in counts.most_common()
     ]
 
 
 def _differences(pair: ConfigurationPair) -> list[str]:
     """Differences in measuring between the runs of NEW and REF that ended well."""
-    new, ref = _conditions_of(pair.new), _conditions_of(pair.ref)
-    return [
-        f"{name} {' and '.join(sorted(new[name]))} in NEW, {' and '.join(sorted(ref[name]))} in REF"
-        for name in new
-        if new[name] and ref.get(name) and new[name] != ref[name]
-    ]
-
-
-def _conditions_of(group: Group) -> dict[str, set[str]]:
-    values_by_name: dict[str, set[str]] = {}
-    for entry in group.ok:
-        for name, value in entry.conditions.items():
-            values_by_name.setdefault(name, set()).update({value} if value else ())
-    return values_by_name
+    names = dict.fromkeys(name for entry in pair.new.ok for name in entry.conditions)
+    lines = []
+    for name in names:
+        new, ref = (
+            sorted({value for entry in side.ok if (value := entry.conditions.get(name))})
+            for side in (pair.new, pair.ref)
+        )
+        if new and ref and new != ref:
+            lines.append(f"{name} {' and '.join(new)} in NEW, {' and '.join(ref)} in REF")
+    return lines
 
 
 # The contrast of a pair.
@@ -358,49 +370,21 @@ def _conditions_of(group: Group) -> dict[str, set[str]]:
 _FEWEST_POOLED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class CompareOptions:
-    """Options of a comparison."""
-
-    group_by: tuple[str, ...] = ()
-    baseline: str | None = None
-    metrics: tuple[str, ...] = ()
-    anyway: bool = False
-    target_loss: float | None = None
-    confidence: float = 0.95
-    effect: float = 0.02
-    noise: Mapping[str, RunNoise] = field(default_factory=dict)  # "" for all metrics
-    by: tuple[str, ...] = ()  # the columns that configurations are matched by
-    new_where: Mapping[str, str] = field(default_factory=dict)
-    ref_where: Mapping[str, str] = field(default_factory=dict)
-
-    def noise_of(self, label: str) -> RunNoise | None:
-        """The noise of one run in a metric, if it is known."""
-        return self.noise.get(label, self.noise.get(""))
-
-
-def pair_sides(new: Sequence[Entry], ref: Sequence[Entry], options: CompareOptions) -> Pairing:
-    """The configurations of both sides. NotComparable for windows of different kinds."""
-    return pair_entries(
-        new, ref, by=options.by, new_where=options.new_where, ref_where=options.ref_where
-    )
-
-
 def pair_contrast(
-    pair: ConfigurationPair, measured: Measure, scale: Scale, options: CompareOptions
+    pair: ConfigurationPair, measured: Metric, scale: Scale, options: CompareOptions
 ) -> tuple[str, Contrast] | None:
     """NEW over REF in the first metric that both have; None if none, or without such a scale."""
     key = pair.common_key(measured)
     if key is None:
         return None
-    single = SingleRuns(options.noise_of(measured.label), ("NEW", "REF"))
     try:
         change = contrast(
             pair.new.numbers(key),
             pair.ref.numbers(key),
             scale=scale,
             confidence=options.confidence,
-            single=single,
+            noise=options.noise_of(measured.label),
+            lenders=_SIDES,
         )
     except NotMeasurable:
         return None
@@ -419,14 +403,13 @@ def pooled_verdict(verdicts: Sequence[Verdict], options: CompareOptions) -> Verd
     return Verdict(verdicts[0].measure, "differs", "", change, key=key)
 
 
-def why_incomparable(pair: ConfigurationPair, fair: Fairness, measured: Measure) -> str:
+def why_incomparable(pair: ConfigurationPair, fair: Fairness, measured: Metric) -> str:
     """Why one metric of a pair is not comparable; empty if it is."""
-    if measured.is_quality and fair.of_losses:
-        return f"{NOT_COMPARABLE}{'; '.join(fair.of_losses)}"
     assumed = [entry for entry in (*pair.new.ok, *pair.ref.ok) if measured.key in entry.assumed]
-    if assumed:
-        return f"{assumed[0].source}: {measured.noun} rests on an assumption"
-    return why_other_terms(pair.ref, pair.new, measured)
+    why = why_other_terms(pair.ref, pair.new, measured, fair)
+    if assumed and not why:
+        return f"{assumed[0].source}: {measured.phrase} rests on an assumption"
+    return why
 
 
 # Names of configurations, by the settings in which they differ.

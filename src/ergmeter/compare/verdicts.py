@@ -15,8 +15,8 @@ from ergmeter.units import ratio_text, significant
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ergmeter.compare.entry import Measure
     from ergmeter.compare.gate import GateRule
+    from ergmeter.metrics.catalog import Metric
 
 # Of a comparison; and of a gate, which has "worse" and "absent" too.
 State: TypeAlias = Literal[
@@ -34,7 +34,7 @@ _LITTLE = 0.02
 class Verdict:
     """The verdict on one metric of one group against the baseline, or by a gate's rule."""
 
-    measure: Measure
+    measure: Metric
     state: State
     words: str
     contrast: Contrast | None = None
@@ -46,7 +46,7 @@ class Verdict:
 
 
 def verdict(
-    name: str, measured: Measure, result: Contrast, *, effect: float, family: int = 1
+    name: str, measured: Metric, result: Contrast, *, effect: float, family: int = 1
 ) -> Verdict:
     """The verdict of a contrast with the baseline. `effect`: the smallest one of interest.
 
@@ -54,17 +54,17 @@ def verdict(
     """
     if result.low is None or result.high is None:
         size = (
-            _size(measured, result) if result.value != result.neutral else f"same {measured.noun}"
+            _size(measured, result) if result.value != result.neutral else f"same {measured.phrase}"
         )
         return Verdict(measured, "no interval", f"{name} {size}; {result.why}", result)
     if result.is_shown and family == 1:
         words = f"{name} {_size(measured, result)}"
         return Verdict(measured, _state(measured, result), words, result)
     if result.is_exact:
-        return Verdict(measured, "not shown", f"the same {measured.noun} in every run", result)
+        return Verdict(measured, "not shown", f"the same {measured.phrase} in every run", result)
     write = _plains if measured.is_quality else _span
     span = write(result.low, result.high)
-    words = f"no difference in {measured.noun} shown ({span})"
+    words = f"no difference in {measured.phrase} shown ({span})"
     if result.is_shown:
         words += f"; the interval excludes 'no difference', but 1 of {family} groups may by chance"
         return Verdict(measured, "not shown", words, result)
@@ -72,25 +72,25 @@ def verdict(
     return Verdict(measured, "not shown", f"{words}; {further}", result, wanted)
 
 
-def absent_verdict(measured: Measure, why: str) -> Verdict:
+def absent_verdict(measured: Metric, why: str) -> Verdict:
     """The verdict if there is nothing to compare."""
-    return Verdict(measured, "absent", f"{measured.noun}: {why}")
+    return Verdict(measured, "absent", f"{measured.phrase}: {why}")
 
 
-def _state(measured: Measure, result: Contrast) -> State:
+def _state(measured: Metric, result: Contrast) -> State:
     if measured.direction == "neither":
         return "differs"
     is_more = result.value > result.neutral
     return "better" if is_more == (measured.direction == "higher") else "worse"
 
 
-def _size(measured: Measure, result: Contrast) -> str:
+def _size(measured: Metric, result: Contrast) -> str:
     """The size of the difference with its interval, as a positive amount."""
     is_more = result.value > result.neutral
     if measured.scale == "difference":
         way = "higher" if is_more else "lower"
         turned = result if is_more else result.inverse
-        return f"{measured.noun} {_plain(turned.value)} {way}{_interval(turned, _plains)}"
+        return f"{measured.phrase} {_plain(turned.value)} {way}{_interval(turned, _plains)}"
     if measured.direction != "lower" or result.value > _MUCH:
         turned = result if is_more else result.inverse
         text = _factor(measured, is_more=is_more, times=f"{_times(turned.value)}x")
@@ -102,19 +102,19 @@ def _size(measured: Measure, result: Contrast) -> str:
         high=_share(result.high if is_more else result.low),
     )
     way = "more" if is_more else "less"
-    return f"{_percent(share.value)} % {way} {measured.noun}{_interval(share, _percents, ' %')}"
+    return f"{_percent(share.value)} % {way} {measured.phrase}{_interval(share, _percents, ' %')}"
 
 
 def _share(ratio: float | None) -> float | None:
     return None if ratio is None else abs(ratio - 1.0)
 
 
-def _factor(measured: Measure, *, is_more: bool, times: str) -> str:
-    if measured.noun == _SPEED:
+def _factor(measured: Metric, *, is_more: bool, times: str) -> str:
+    if measured.phrase == _SPEED:
         return f"{times} {'faster' if is_more else 'slower'}"
     if measured.direction == "lower":
-        return f"{times} the {measured.noun}"
-    return f"{measured.noun} {times} {'higher' if is_more else 'lower'}"
+        return f"{times} the {measured.phrase}"
+    return f"{measured.phrase} {times} {'higher' if is_more else 'lower'}"
 
 
 def _interval(result: Contrast, write: Callable[[float, float], str], unit: str = "") -> str:
@@ -154,7 +154,7 @@ def _plain(value: float) -> str:
     return significant(value, 3)
 
 
-def _further(measured: Measure, result: Contrast, effect: float) -> tuple[str, Needed | None]:
+def _further(measured: Metric, result: Contrast, effect: float) -> tuple[str, Needed | None]:
     """What it takes to show a difference of the size of interest."""
     if result.why or result.noise is None or result.dof is None:
         return result.why, None

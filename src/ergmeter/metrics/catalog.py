@@ -126,14 +126,34 @@ class Metric:
     views: Mapping[str, Position] = field(default_factory=dict, hash=False)
 
     @property
-    def name_in_sentence(self) -> str:
-        """The noun, or the title where none is declared."""
+    def phrase(self) -> str:
+        """Its name in a sentence: the noun, or the title where none is declared."""
         return self.noun or self.title
 
     @property
     def tested_quantity(self) -> str:
         """The quantity, or the key where none is declared."""
         return self.quantity or self.key
+
+    @property
+    def label(self) -> str:
+        """Its name in rules and tables of cells: that in rules, or the key where it has none."""
+        return self.rule or self.key
+
+    @property
+    def compared_keys(self) -> tuple[str, ...]:
+        """The metrics that cells of a bench are compared by, the best first."""
+        return self.alternatives or (self.key,)
+
+    @property
+    def every_key(self) -> tuple[str, ...]:
+        """The metrics that runs are compared by: those of cells, then its own."""
+        return tuple(dict.fromkeys((*self.alternatives, self.key)))
+
+    @property
+    def is_quality(self) -> bool:
+        """True for a loss, which is compared by its difference."""
+        return self.scale == "difference"
 
     def reading(self, evidence: Evidence) -> Reading:
         """The metric of a run, marked if it is impossible."""

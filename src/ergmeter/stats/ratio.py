@@ -142,18 +142,6 @@ def pooled_noise(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
     return math.expm1(math.sqrt(squares / dof)), dof
 
 
-@dataclass(frozen=True, slots=True)
-class SingleRuns:
-    """Where the scatter of a single run comes from.
-
-    Without `noise`, a side with repeats lends its scatter to the other if `names` (of A and of B)
-    are set.
-    """
-
-    noise: RunNoise | None = None
-    names: tuple[str, str] | None = None
-
-
 def contrast(
     ours: Sequence[float],
     theirs: Sequence[float],
@@ -161,9 +149,13 @@ def contrast(
     scale: Scale = "ratio",
     is_paired: bool = False,
     confidence: float = 0.95,
-    single: SingleRuns = SingleRuns(),
+    noise: RunNoise | None = None,
+    lenders: tuple[str, str] | None = None,
 ) -> Contrast:
     """Ours over theirs. If paired, both are in the order of the pairs.
+
+    A single run scatters by `noise`. Without it, a side with repeats lends its scatter to the other
+    if both have a name in `lenders`.
 
     Raises NotMeasurable without values, or if a ratio's value is not above 0.
     """
@@ -179,19 +171,19 @@ def contrast(
         why=_why_no_interval((len(a), len(b))),
     )
     if plain.why:
-        scatter = _single(a, b, plain, single)
-        if scatter is None:
+        single = _single(a, b, plain, noise, lenders)
+        if single is None:
             return plain
-        error, dof, noise, method = scatter
+        error, dof, scatter, method = single
     else:
-        error, dof, noise = _paired(a - b) if is_paired else _welch(a, b)
+        error, dof, scatter = _paired(a - b) if is_paired else _welch(a, b)
     low, high = _ends(middle, factor(confidence, dof) * error, scale)
     return replace(
         plain,
         low=low,
         high=high,
         method=method,
-        noise=noise,
+        noise=scatter,
         dof=dof,
         error=error,
         why=UNBOUNDED if low is None else "",
@@ -199,24 +191,26 @@ def contrast(
 
 
 def _single(
-    a: FloatArray, b: FloatArray, plain: Contrast, single: SingleRuns
+    a: FloatArray,
+    b: FloatArray,
+    plain: Contrast,
+    noise: RunNoise | None,
+    lenders: tuple[str, str] | None,
 ) -> tuple[float, float, float, str] | None:
-    """Error, degrees of freedom, noise and method if a side has one run; None if unknown."""
+    """Error, degrees of freedom, scatter and method if a side has one run; None if unknown."""
     repeated = max((a, b), key=len)
-    if single.noise is not None:
-        share = single.noise.share
+    if noise is not None:
+        share, dof, method = noise.share, noise.dof, str(noise)
         size = max(map(abs, plain.means))
-        noise = math.log1p(share) if plain.scale == "ratio" else share * size
-        if share and noise == 0.0:
+        scatter = math.log1p(share) if plain.scale == "ratio" else share * size
+        if share and scatter == 0.0:
             return None
-        dof, method = single.noise.dof, str(single.noise)
-    elif single.names is not None and len(repeated) > 1:
-        noise = _std(repeated)
-        side = single.names[0 if len(a) > 1 else 1]
-        dof, method = len(repeated) - 1.0, f"the noise of {side}'s repeats, for both sides"
+    elif lenders is not None and len(repeated) > 1:
+        scatter, dof = _std(repeated), len(repeated) - 1.0
+        method = f"the noise of {lenders[0 if len(a) > 1 else 1]}'s repeats, for both sides"
     else:
         return None
-    return noise * math.sqrt(1.0 / len(a) + 1.0 / len(b)), dof, noise, method
+    return scatter * math.sqrt(1.0 / len(a) + 1.0 / len(b)), dof, scatter, method
 
 
 def holm(p_values: Sequence[float], alpha: float) -> list[bool]:

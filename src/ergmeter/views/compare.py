@@ -54,9 +54,10 @@ from ergmeter.views.run.card import column_text, interval, value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ergmeter.compare.entry import Entry, Measure
+    from ergmeter.compare.entry import Entry
     from ergmeter.compare.run_curves import Axis, ComparedCurves
     from ergmeter.compare.verdicts import Verdict
+    from ergmeter.metrics.catalog import Metric
     from ergmeter.stats.ratio import Contrast, Mean
 
 _WEIGHTS: dict[str, VerdictWeight] = {
@@ -219,7 +220,7 @@ def _group_table(comparison: Comparison) -> Table:
     return Table(columns, tuple(rows), row_titles=2)
 
 
-def cell(comparison: Comparison, group: Group, measured: Measure) -> tuple[str, str]:
+def cell(comparison: Comparison, group: Group, measured: Metric) -> tuple[str, str]:
     """Return a group's mean and its spread, or a dash."""
     try:
         mean = comparison.mean(group, measured)
@@ -232,7 +233,7 @@ def cell(comparison: Comparison, group: Group, measured: Measure) -> tuple[str, 
     return value_text, _spread(mean, measured)
 
 
-def _spread(mean: Mean, measured: Measure) -> str:
+def _spread(mean: Mean, measured: Metric) -> str:
     """Return half the interval of a mean; for a geometric mean the longer half, in percent."""
     if mean.low is None or mean.high is None:
         return ""
@@ -257,7 +258,7 @@ def _contrasts(comparison: Comparison) -> tuple[Table, ...]:
                 runs = f"{contrast.repeats[0]} and {contrast.repeats[1]}"
                 how = contrast.method if contrast.low is not None else contrast.why
                 cells = (contrast_in_words(contrast), runs, how)
-            rows.append((pair.other, verdict.measure.noun, *cells))
+            rows.append((pair.other, verdict.measure.phrase, *cells))
     heads = ("group", "metric", f"against {comparison.groups[0].name}", "runs", "how")
     return (Table(heads, tuple(rows)),) if rows else ()
 
@@ -281,7 +282,7 @@ def _run_table(comparison: Comparison) -> Table:
     return Table(("group", "run", *map(head, comparison.measures)), tuple(rows))
 
 
-def _figure_in_words(entry: Entry, measured: Measure) -> str:
+def _figure_in_words(entry: Entry, measured: Metric) -> str:
     """Return a run's value with interval and basis, or the reason for its absence."""
     result = entry.figures.get(measured.key)
     if not isinstance(result, Reading):

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from ergmeter.compare.gate import GATE_STATES, POOLED, amount_text
+from ergmeter.compare.gate import GATE_STATES, POOLED, amount_text, value_text
 from ergmeter.compare.pairing import conditions
 from ergmeter.metrics.catalog import every_metric
-from ergmeter.units import number_of, printable, scaled, significant
+from ergmeter.units import number_of, printable, significant
 from ergmeter.version import __version__
 from ergmeter.views.charts.chart import Chart, Scale, scale_for
 from ergmeter.views.charts.interval_chart import Axis, Dot, Kind, interval_chart
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ergmeter.compare.comparison import Comparison, GroupPair
     from ergmeter.compare.gate import Gate, GateRule
     from ergmeter.compare.verdicts import State, Verdict
-    from ergmeter.stats.ratio import Contrast
     from ergmeter.views.document import Part
     from ergmeter.views.document import State as Colour
 
@@ -314,20 +313,13 @@ def change_in_words(verdict: Verdict) -> str:
     if change is None:
         return "absent"
     unit = verdict.measure.unit
-    value = _share(change.value, change, unit)
+    value = value_text(change.value, change, unit)
     if change.low is None or change.high is None:
         return value
     if change.is_exact:
         return f"{value} (exact)"
-    low, high = (_share(end, change, unit, "") for end in (change.low, change.high))
+    low, high = (value_text(end, change, unit, "") for end in (change.low, change.high))
     return f"{value} ({low} to {high})"
-
-
-def _share(value: float, change: Contrast, unit: str, percent: str = " %") -> str:
-    if change.scale == "difference":
-        size = scaled(abs(value), "B") if unit == "B" else significant(abs(value), 3)
-        return f"{'+' if value >= 0 else '-'}{size}"
-    return f"{(value - 1.0) * 100:+.1f}{percent}"
 
 
 def _change_data(verdict: Verdict) -> dict[str, Any]:

@@ -496,8 +496,8 @@ def test_sarif_has_a_location_and_each_rule_once(tmp_path: Path, erg: Erg) -> No
 
 
 def test_a_size_is_in_the_unit_of_the_name() -> None:
-    assert parse_rule("vram_peak_MB +100").rise == pytest.approx(100e6)
-    assert parse_rule("memory.device_peak_bytes +100").rise == 100.0
+    assert parse_rule("vram_peak_MB +100").high == pytest.approx(100e6)
+    assert parse_rule("memory.device_peak_bytes +100").high == 100.0
 
 
 # -- noise that was measured on other repeats -----------------------------------------------------

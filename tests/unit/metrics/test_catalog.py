@@ -156,7 +156,7 @@ def test_alternatives_are_metrics_of_the_same_unit_and_direction() -> None:
 )  # fmt: skip
 def test_name_in_a_sentence_and_tested_quantity(key: str, noun: str, quantity: str) -> None:
     metric = catalogue()[key]
-    assert (metric.name_in_sentence, metric.tested_quantity) == (noun, quantity)
+    assert (metric.phrase, metric.tested_quantity) == (noun, quantity)
 
 
 def test_only_losses_are_compared_by_their_difference() -> None:

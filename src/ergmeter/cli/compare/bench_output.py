@@ -337,15 +337,14 @@ def compare(
 
     from ergmeter.bench.results import batches, entries
     from ergmeter.compare.comparison import compare_sides
-    from ergmeter.compare.entry import rule_measure
     from ergmeter.compare.gate import parse_noise
     from ergmeter.compare.pairing import CompareOptions, where
-    from ergmeter.metrics.catalog import in_view
+    from ergmeter.metrics.catalog import in_view, rule_metric
     from ergmeter.views import gate as view
 
     form = chosen_form(form, as_json=as_json, as_markdown=as_markdown)
     options = CompareOptions(
-        noise=parse_noise(noises, [rule_measure(name) for name in in_view("bench compare")]),
+        noise=parse_noise(noises, [rule_metric(name) for name in in_view("bench compare")]),
         by=by,
         new_where=where(new_where),
         ref_where=where(ref_where),

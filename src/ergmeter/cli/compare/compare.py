@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,36 +16,33 @@ from ergmeter.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from rich.status import Status
+
     from ergmeter.cli.options import Forms
     from ergmeter.compare.run_curves import Axis
     from ergmeter.runlog.settings import Settings
 
 _QUIET_S = 1.0
-_BETWEEN_S = 0.1
-_WIPE = "\r\x1b[K"
 
 
 @contextmanager
 def reading_progress() -> Iterator[Callable[[int, int], None]]:
     """Yield a function that prints how many runs of how many have been read, on a terminal."""
-    is_terminal = sys.stderr.isatty()
     due_s = time.monotonic() + _QUIET_S
-    is_shown = False
+    with ExitStack() as stack:
+        status: Status | None = None
 
-    def tell(done: int, of: int) -> None:
-        nonlocal due_s, is_shown
-        if not is_terminal or time.monotonic() < due_s:
-            return
-        sys.stderr.write(f"{_WIPE}reading runs: {done:,} of {of:,}")
-        sys.stderr.flush()
-        due_s, is_shown = time.monotonic() + _BETWEEN_S, True
+        def tell(done: int, of: int) -> None:
+            nonlocal status
+            if time.monotonic() < due_s:
+                return
+            if status is None:
+                from rich.console import Console
 
-    try:
+                status = stack.enter_context(Console(stderr=True).status(""))
+            status.update(f"reading runs: {done:,} of {of:,}")
+
         yield tell
-    finally:
-        if is_shown:
-            sys.stderr.write(_WIPE)
-            sys.stderr.flush()
 
 
 @click.command()

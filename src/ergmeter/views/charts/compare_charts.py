@@ -11,10 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.compare.comparison import Comparison, Front, front_axes, impossible_entry
-from ergmeter.compare.entry import Measure, measure
+from ergmeter.compare.entry import measure
 from ergmeter.compare.verdicts import State, Verdict
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import in_view
+from ergmeter.metrics.catalog import Metric, in_view
 from ergmeter.records import Reading
 from ergmeter.stats.ratio import UNBOUNDED, Mean
 from ergmeter.units import ratio_text, significant
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Words that the charts share with the text of a comparison.
 
 
-def head(measured: Measure) -> str:
+def head(measured: Metric) -> str:
     """Return the short title of a column."""
     return _label(measured.key) or measured.title
 
@@ -43,7 +43,7 @@ def _label(key: str) -> str:
     return at.label if at else ""
 
 
-def is_assumed(group: Group, measured: Measure) -> bool:
+def is_assumed(group: Group, measured: Metric) -> bool:
     """True if a group's value rests on an assumption: its repeats do not show the uncertainty."""
     return any(measured.key in entry.assumed for entry in group.entries)
 
@@ -147,14 +147,14 @@ def _left_out(count: int, total: int) -> str:
     return unnamed
 
 
-def scale_of(measured: Measure, most: float) -> Scale:
+def scale_of(measured: Metric, most: float) -> Scale:
     """Return the scale of an axis: bytes and joules with an SI prefix."""
     unit = "" if measured.unit == "1" else measured.unit
     return scale_for(unit, most) if unit in (*_PREFIXED, "frac") else Scale(1.0, unit)
 
 
 def _point(
-    group: Group, axes: list[Measure], means: list[Mean], scales: list[Scale], *, is_on: bool
+    group: Group, axes: list[Metric], means: list[Mean], scales: list[Scale], *, is_on: bool
 ) -> dict[str, Any]:
     colour, shape, _ = _ON if is_on else _BEATEN
     row: dict[str, Any] = {"name": group.name, "shape": shape, "colour": css(colour)}
@@ -169,7 +169,7 @@ def _point(
     return row
 
 
-def _layers(rows: vega.Rows, axes: list[Measure], scales: list[Scale]) -> list[vega.Layer]:
+def _layers(rows: vega.Rows, axes: list[Metric], scales: list[Scale]) -> list[vega.Layer]:
     titles = [_title(axis, scale) for axis, scale in zip(axes, scales, strict=True)]
     y_of, x_of = (
         partial(
@@ -210,7 +210,7 @@ def _layers(rows: vega.Rows, axes: list[Measure], scales: list[Scale]) -> list[v
     ]
 
 
-def _better(axes: list[Measure]) -> str:
+def _better(axes: list[Metric]) -> str:
     """Return the better directions by metric: vertical, horizontal and the third."""
     upright = "higher" if axes[0].direction == "higher" else "lower"
     across = f"further to the {'right' if axes[1].direction == 'higher' else 'left'}"
@@ -220,16 +220,16 @@ def _better(axes: list[Measure]) -> str:
     return f"{upright}, {across} and {third}"
 
 
-def _title(axis: Measure, scale: Scale) -> str:
+def _title(axis: Metric, scale: Scale) -> str:
     unit = "%" if scale.unit == "frac" else scale.unit
     return head(axis) if unit in ("", head(axis)) else f"{head(axis)}, {unit}"
 
 
-def _mean_text(axis: Measure, mean: Mean) -> str:
+def _mean_text(axis: Metric, mean: Mean) -> str:
     return value(Reading(mean.value, axis.unit, "measured"))
 
 
-def _table(front: Front, means: list[tuple[Group, list[Mean]]], axes: list[Measure]) -> Table:
+def _table(front: Front, means: list[tuple[Group, list[Mean]]], axes: list[Metric]) -> Table:
     rows = []
     for group, own in means:
         by = front.beaten.get(group.name)
@@ -242,7 +242,7 @@ def _table(front: Front, means: list[tuple[Group, list[Mean]]], axes: list[Measu
     return Table(("group", *map(head, axes), "front"), tuple(rows))
 
 
-def _between(group: Group, axis: Measure, mean: Mean) -> str:
+def _between(group: Group, axis: Metric, mean: Mean) -> str:
     """Return the interval of a mean, or why there is none."""
     if is_assumed(group, axis):
         return "assumed"
@@ -324,7 +324,7 @@ def _contrasts(comparison: Comparison, id_: str, title: str) -> Chart:
         else Axis("loss less that of the baseline", neutral=0.0)
     )
     rows = tuple(
-        (who, verdict.measure.noun, contrast_in_words(verdict.contrast), verdict.words)
+        (who, verdict.measure.phrase, contrast_in_words(verdict.contrast), verdict.words)
         for who, verdict in verdicts
     )
     dots = [_contrast_dot(who, verdict) for who, verdict in verdicts]
@@ -364,7 +364,7 @@ def _contrast_dot(who: str, verdict: Verdict) -> Dot:
     return Dot(name, contrast.value, contrast.low, contrast.high, words, kind)
 
 
-def _means(comparison: Comparison, at: int, measured: Measure) -> Chart:
+def _means(comparison: Comparison, at: int, measured: Metric) -> Chart:
     dots, rows = [], []
     scale = scale_of(measured, _most(comparison, measured))
     for group in comparison.groups:
@@ -387,7 +387,7 @@ def _means(comparison: Comparison, at: int, measured: Measure) -> Chart:
     )
 
 
-def _most(comparison: Comparison, measured: Measure) -> float:
+def _most(comparison: Comparison, measured: Metric) -> float:
     values = [e.value(measured.key) for group in comparison.groups for e in group.entries]
     present = [value for value in values if value is not None]
     if not present:
@@ -396,7 +396,7 @@ def _most(comparison: Comparison, measured: Measure) -> float:
 
 
 def _mean_dot(
-    comparison: Comparison, group: Group, measured: Measure, scale: Scale
+    comparison: Comparison, group: Group, measured: Metric, scale: Scale
 ) -> tuple[Dot, str]:
     """Return a group's mean as a dot and a note, or the reason for its absence."""
     try:
@@ -421,7 +421,7 @@ def _mean_dot(
     return Dot(group.name, at, low, high, f"{text} {alike}", "plain"), why
 
 
-def _why(group: Group, measured: Measure, mean: Mean) -> str:
+def _why(group: Group, measured: Metric, mean: Mean) -> str:
     lacking = [entry for entry in group.entries if entry.value(measured.key) is None]
     if lacking:
         why = lacking[0].why_not(measured.key)
