@@ -369,12 +369,11 @@ def _pair(
 
 def _corrected(pairs: Sequence[GroupPair], options: CompareOptions) -> tuple[GroupPair, ...]:
     """The pairs, differences taken back that Holm's method over the groups does not show."""
-    tests = grouped(
-        (v.measure.key, (pair.other, p))
-        for pair in pairs
-        for v in pair.verdicts
-        if v.contrast and (p := v.contrast.p_value()) is not None
-    )
+    tests: dict[str, list[tuple[str, float]]] = {}  # group and p-value, by metric
+    for pair in pairs:
+        for v in pair.verdicts:
+            if v.contrast and (p := v.contrast.p_value()) is not None:
+                tests.setdefault(v.measure.key, []).append((pair.other, p))
     rejected: dict[tuple[str, str], int] = {}  # the number of tests, by group and metric
     for key, own in tests.items():
         shown = holm([p for _, p in own], 1.0 - options.confidence)
