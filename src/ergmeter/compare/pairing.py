@@ -256,11 +256,10 @@ def where(texts: Sequence[str]) -> dict[str, str]:
 def _chosen(entries: Sequence[Entry], chosen: Mapping[str, str], *, side: str) -> Sequence[Entry]:
     """The entries that meet the conditions."""
     names = {name for entry in entries for name in (*entry.settings, *entry.facts)}
-    unknown = [name for name in chosen if name not in names]
-    if unknown:
-        columns = ", ".join(_column_names(entries))
-        raise UsageError(f"no column {unknown[0]!r} to choose by; there are {columns}")
     for name, value in chosen.items():
+        if name not in names:
+            columns = ", ".join(_column_names(entries))
+            raise UsageError(f"no column {name!r} to choose by; there are {columns}")
         matching = [entry for entry in entries if _part(entry, name) == spelled(value)]
         if not matching:
             raise UsageError(
@@ -491,13 +490,9 @@ def padding_remark(pair: ConfigurationPair) -> str:
 
 def counts_differ(pair: ConfigurationPair) -> bool:
     """True if tokens per sample differ by more than 1 %: tokens/s are then not comparable."""
-    each = []
-    for side in (pair.new, pair.ref):
-        tokens, samples = side.mean(COUNTED), side.mean(_SAMPLES)
-        if not tokens or not samples:
-            return False
-        each.append(tokens / samples)
-    return abs(each[0] / each[1] - 1.0) > _ALIKE
+    sides = [(side.mean(COUNTED), side.mean(_SAMPLES)) for side in (pair.new, pair.ref)]
+    each = [tokens / samples for tokens, samples in sides if tokens and samples]
+    return len(each) == 2 and abs(each[0] / each[1] - 1.0) > _ALIKE
 
 
 def _percent(ratio: float) -> str:

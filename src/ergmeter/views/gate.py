@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 from xml.etree import ElementTree
@@ -19,7 +19,7 @@ from ergmeter.metrics.catalog import every_metric
 from ergmeter.units import number_of, printable, significant
 from ergmeter.version import __version__
 from ergmeter.views.charts.chart import Chart, Scale, scale_for
-from ergmeter.views.charts.interval_chart import Axis, Dot, Kind, interval_chart
+from ergmeter.views.charts.interval_chart import Axis, Dot, Kind, interval_chart, scaled_dot
 from ergmeter.views.compare import csv_of
 from ergmeter.views.document import (
     ChartPart,
@@ -70,14 +70,18 @@ _CSV = (
 
 
 def gate_document(gate: Gate, *, with_charts: bool = False) -> Document:
-    """The verdict, every rule on every configuration with the worst first, and the method."""
+    """The verdict, every rule on every configuration with the worst first, and the method.
+
+    `with_charts`: for a page, which shows them; other forms leave them out.
+    """
     rows = gate_rows(gate)
     table = Table(("verdict", "cell", "rule", TableColumn("change", "below")), tuple(rows[:_MOST]))
     parts: list[Part] = [HeadlinePart(text=gate_title(gate), state=_COLOURS[gate.state]), table]
     if len(rows) > _MOST:
         parts.append(Paragraph(f"and {len(rows) - _MOST} more: --json has them", style="dim"))
     if with_charts:
-        parts.append(Section("ratios", "NEW over REF", tuple(map(ChartPart, rule_charts(gate)))))
+        charts = tuple(map(ChartPart, rule_charts(gate)))
+        parts.append(Section("ratios", "NEW over REF", charts, media=("html",)))
     parts.append(Section("method", "how it was judged", (Items(tuple(gate_method(gate))),)))
     return Document("erg gate", tuple(parts), gate_data(gate))
 
@@ -396,17 +400,13 @@ def _badness(verdict: Verdict) -> tuple[int, float]:
 
 
 def _dot(verdict: Verdict, scale: Scale) -> Dot:
-    change = verdict.contrast
+    change, text = verdict.contrast, change_in_words(verdict)
     if change is None:
-        return Dot(verdict.name, None, None, None, "absent", "absent")
+        return Dot(verdict.name, text, "absent")
     kind: Kind = "bare" if change.low is None else _KINDS[verdict.state]
-    value, low, high = (
-        None if end is None else end / scale.factor
-        for end in (change.value, change.low, change.high)
-    )
     ends = (verdict.rule.low, verdict.rule.high) if verdict.rule else ()
     limits = tuple(end / scale.factor for end in ends if end is not None)
-    return Dot(verdict.name, value, low, high, change_in_words(verdict), kind, limits)
+    return replace(scaled_dot(verdict.name, text, kind, change, scale.factor), limits=limits)
 
 
 def _scale(own: list[Verdict]) -> Scale:
@@ -437,7 +437,14 @@ def _ci_rows(gate: Gate) -> list[tuple[str, str, str, str]]:
     return [*([("error", "erg gate", "", gate.reason)] if gate.reason else []), *gate_rows(gate)]
 
 
-def junit(gate: Gate) -> str:
+def ci_text(gate: Gate, form: str, *, new: Path) -> str:
+    """Return the form for a CI system: junit, sarif or github; empty for another."""
+    if form == "sarif":
+        return _sarif(gate, new)
+    return _junit(gate) if form == "junit" else _github(gate) if form == "github" else ""
+
+
+def _junit(gate: Gate) -> str:
     """Return JUnit XML: a test case for each verdict and remark."""
     cases = _ci_rows(gate)
     results = Counter(_LEVELS[state][2] for state, *_ in cases if state in _LEVELS)
@@ -456,7 +463,7 @@ def junit(gate: Gate) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def sarif(gate: Gate, *, new: Path) -> str:
+def _sarif(gate: Gate, new: Path) -> str:
     """Return SARIF 2.1.0: a result for each verdict that is not a pass, located at NEW."""
     names = dict.fromkeys((*map(str, gate.rules), _REMARK))
     rules = [{"id": name, "shortDescription": {"text": name}} for name in names]
@@ -480,7 +487,7 @@ def sarif(gate: Gate, *, new: Path) -> str:
     return json.dumps(body, indent=1) + "\n"
 
 
-def github(gate: Gate) -> str:
+def _github(gate: Gate) -> str:
     """Return workflow commands that GitHub Actions shows as annotations."""
     title = _escaped(gate_title(gate))
     level = "error" if gate.reason else _LEVELS.get(gate.state, _LEVELS["absent"])[1]

@@ -18,7 +18,6 @@ from ergmeter.cli.options import (
     repeated,
     with_default,
     with_page,
-    write_page,
 )
 from ergmeter.errors import FormatError, UsageError
 
@@ -129,13 +128,7 @@ def command(
         judged = unjudged(error)
         if form == "text" and judged.exit_code == 2:
             raise
-    _show(judged, form, page, new=new)
-    if markdown:
-        from ergmeter.views.gate import gate_document
-        from ergmeter.views.render.markdown import markdown as markdown_text
-
-        with markdown.open("a", encoding="utf-8") as file:
-            file.write(markdown_text(gate_document(judged)))
+    _show(judged, Forms.of(form, page), form, new=new, markdown=markdown)
     if judged.reason:
         click.echo(f"erg gate: {judged.reason}", err=True)
     return judged.exit_code
@@ -170,19 +163,16 @@ def _sides(new: Path, ref: Path, keys: Sequence[str]) -> tuple[SourceEntries, So
     return sides[0], sides[1]
 
 
-def _show(judged: Gate, form: str, page: Path | None, *, new: Path) -> None:
+def _show(judged: Gate, forms: Forms, form: str, *, new: Path, markdown: Path | None) -> None:
     from ergmeter.views import gate
+    from ergmeter.views.render.markdown import markdown as markdown_text
 
-    if page is not None:
-        from ergmeter.views.render.html import html
-
-        write_page(page, html(gate.gate_document(judged, with_charts=True)))
-    if form == "text" and judged.problem:
-        return  # stderr has it
-    if form in ("text", "md", "json"):
-        Forms.of(form).show(gate.gate_document(judged))
-    elif form == "sarif":
-        click.echo(gate.sarif(judged, new=new), nl=False)
+    document = gate.gate_document(judged, with_charts=forms.page is not None)
+    if markdown:
+        with markdown.open("a", encoding="utf-8") as file:
+            file.write(markdown_text(document))
+    if form in ("junit", "sarif", "github") or (form == "text" and judged.problem):
+        forms.write_page(document)
+        click.echo(gate.ci_text(judged, form, new=new), nl=False)
     else:
-        render = gate.junit if form == "junit" else gate.github
-        click.echo(render(judged), nl=False)
+        forms.show(document)

@@ -47,7 +47,7 @@ from ergmeter.views.calculate.analyze_console import (
 )
 from ergmeter.views.charts import vega
 from ergmeter.views.charts.chart import Chart, Scale, chart_of, rounded
-from ergmeter.views.charts.interval_chart import Axis, Dot, interval_chart
+from ergmeter.views.charts.interval_chart import Axis, Dot, Kind, interval_chart
 from ergmeter.views.document import (
     ChartPart,
     Document,
@@ -441,11 +441,10 @@ def score_chart(score: Score, table: Table) -> Chart:
 
 def _dot(name: str, ratio: float | None, sign: str) -> Dot:
     if ratio is None or ratio <= 0:
-        return Dot(name, None, None, None, "not known" if ratio is None else f"{sign} 0", "absent")
+        return Dot(name, "not known" if ratio is None else f"{sign} 0", "absent")
     text = f"{sign} {significant(ratio, 5)}".strip()
-    return Dot(
-        name, ratio, min(1.0, ratio), max(1.0, ratio), text, "better" if ratio >= 1 else "worse"
-    )
+    kind: Kind = "better" if ratio >= 1 else "worse"
+    return Dot(name, text, kind, ratio, min(1.0, ratio), max(1.0, ratio))
 
 
 _POINTS = 1600

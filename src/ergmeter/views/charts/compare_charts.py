@@ -20,7 +20,7 @@ from ergmeter.stats.ratio import UNBOUNDED, Mean
 from ergmeter.units import ratio_text, significant
 from ergmeter.views.charts import vega
 from ergmeter.views.charts.chart import Chart, Scale, Table, chart_of, css, scale_for
-from ergmeter.views.charts.interval_chart import Axis, Dot, Kind, interval_chart
+from ergmeter.views.charts.interval_chart import Axis, Dot, Kind, interval_chart, scaled_dot
 from ergmeter.views.run.card import column_text, interval, value
 
 if TYPE_CHECKING:
@@ -159,9 +159,8 @@ def _point(
     colour, shape, _ = _ON if is_on else _BEATEN
     row: dict[str, Any] = {"name": group.name, "shape": shape, "colour": css(colour)}
     for letter, axis, mean, scale in zip("yx", axes[:2], means[:2], scales[:2], strict=True):
-        ends = {"": mean.value, "low": mean.low, "high": mean.high}
-        if is_assumed(group, axis):  # repeats do not show the uncertainty
-            ends |= {"low": None, "high": None}
+        reading = _mean_reading(group, axis, mean)
+        ends = {"": reading.value, "low": reading.low, "high": reading.high}
         row |= {
             f"{letter}{end}": None if at is None else at / scale.factor for end, at in ends.items()
         }
@@ -246,9 +245,8 @@ def _between(group: Group, axis: Metric, mean: Mean) -> str:
     """Return the interval of a mean, or why there is none."""
     if is_assumed(group, axis):
         return "assumed"
-    reading = Reading(mean.value, axis.unit, "measured", mean.low, mean.high)
     why = "one run: no interval" if mean.repeats == 1 else "no interval"
-    return interval(reading) or why
+    return interval(_mean_reading(group, axis, mean)) or why
 
 
 def _why_no_front(comparison: Comparison) -> str:
@@ -357,11 +355,11 @@ def _why_none(comparison: Comparison, verdicts: list[Verdict]) -> str:
 
 
 def _contrast_dot(who: str, verdict: Verdict) -> Dot:
-    contrast, kind = verdict.contrast, _KINDS[verdict.state]
-    name, words = f"{who}: {head(verdict.measure)}", contrast_in_words(contrast)
-    if contrast is None:
-        return Dot(name, None, None, None, words, kind)
-    return Dot(name, contrast.value, contrast.low, contrast.high, words, kind)
+    name, words = f"{who}: {head(verdict.measure)}", contrast_in_words(verdict.contrast)
+    kind = _KINDS[verdict.state]
+    if verdict.contrast is None:
+        return Dot(name, words, kind)
+    return scaled_dot(name, words, kind, verdict.contrast)
 
 
 def _means(comparison: Comparison, at: int, measured: Metric) -> Chart:
@@ -404,21 +402,25 @@ def _mean_dot(
     except NotMeasurable as error:
         wrong = impossible_entry(group, measured.key)
         text = "absent" if wrong is None else column_text(wrong.figures[measured.key])
-        return Dot(group.name, None, None, None, text, "absent"), str(error)
-    low, high = (None, None) if is_assumed(group, measured) else (mean.low, mean.high)
-    reading = Reading(mean.value, measured.unit, "measured", low, high)
+        return Dot(group.name, text, "absent"), str(error)
+    reading = _mean_reading(group, measured, mean)
     text = column_text(reading)  # the axis has the unit, and a narrow page no room for it
-    between = interval(reading).removesuffix(f" {measured.unit}")
-    at, low, high = (
-        None if value is None else value / scale.factor for value in (mean.value, low, high)
-    )
-    why = _why(group, measured, mean)
-    if low is None:
+    kind: Kind = "bare" if reading.low is None else "plain"
+    if reading.low is None:
         short = "one run" if mean.repeats == 1 else "no interval"
-        short = "assumed" if is_assumed(group, measured) else short
-        return Dot(group.name, at, None, None, f"{text}, {short}", "bare"), why
-    alike = "in every run" if low == high else f"({between})"
-    return Dot(group.name, at, low, high, f"{text} {alike}", "plain"), why
+        text += f", {'assumed' if is_assumed(group, measured) else short}"
+    elif reading.low == reading.high:
+        text += " in every run"
+    else:
+        text += f" ({interval(reading).removesuffix(f' {measured.unit}')})"
+    dot = scaled_dot(group.name, text, kind, reading, scale.factor)
+    return dot, _why(group, measured, mean)
+
+
+def _mean_reading(group: Group, measured: Metric, mean: Mean) -> Reading:
+    """Return a mean as a reading, without the interval of repeats if it rests on an assumption."""
+    ends = (None, None) if is_assumed(group, measured) else (mean.low, mean.high)
+    return Reading(mean.value, measured.unit, "measured", *ends)
 
 
 def _why(group: Group, measured: Metric, mean: Mean) -> str:

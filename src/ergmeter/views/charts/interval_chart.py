@@ -16,6 +16,9 @@ from ergmeter.views.charts.chart import Chart, Table, css
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ergmeter.records import Reading
+    from ergmeter.stats.ratio import Contrast
+
 Kind = Literal["better", "worse", "differs", "open", "pass", "plain", "bare", "absent"]
 # Colour, shape, and the shape's sign in a legend.
 LOOKS: dict[Kind, tuple[str, str, str]] = {
@@ -53,18 +56,26 @@ _THREE = _Tiers(58, 0.16, 0.44, 0.78)
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """One row: a value with its interval, both optional, and its text.
+    """One row: its text, and a value with its interval, both optional.
 
     `limits` are the values that a rule allows, if there is one.
     """
 
     name: str
-    value: float | None
-    low: float | None
-    high: float | None
     value_text: str
     kind: Kind
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
     limits: tuple[float, ...] = ()
+
+
+def scaled_dot(
+    name: str, text: str, kind: Kind, measured: Contrast | Reading, factor: float = 1.0
+) -> Dot:
+    """Return the row of a value with its interval, both divided by the factor of a scale."""
+    ends = (measured.value, measured.low, measured.high)
+    return Dot(name, text, kind, *(None if end is None else end / factor for end in ends))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +146,13 @@ def _layers(dots: Sequence[Dot], axis: Axis, tiers: _Tiers) -> list[vega.Layer]:
 
 def _row(number: int, dot: Dot) -> dict[str, Any]:
     colour, shape, _ = LOOKS[dot.kind]
-    ends = (dot.low, dot.high) if dot.low is not None and dot.high is not None else (None, None)
     return {
         "i": number,
         "name": dot.name,
         "said": dot.value_text,
         "v": dot.value,
-        "low": ends[0],
-        "high": ends[1],
+        "low": dot.low,
+        "high": dot.high,
         "shape": shape,
         "colour": css(colour),
     }
