@@ -75,7 +75,8 @@ def scaled_dot(
 ) -> Dot:
     """Return the row of a value with its interval, both divided by the factor of a scale."""
     ends = (measured.value, measured.low, measured.high)
-    return Dot(name, text, kind, *(None if end is None else end / factor for end in ends))
+    value, low, high = (None if end is None else end / factor for end in ends)
+    return Dot(name, text, kind, value, low, high)
 
 
 @dataclass(frozen=True, slots=True)
