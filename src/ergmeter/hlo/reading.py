@@ -8,6 +8,7 @@ the damage and its offset.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +29,7 @@ from ergmeter.hlo.wire import (
 )
 
 READERS = ("compiled", "protobuf")
+_AT_ONCE_BYTES = 16 << 20  # of a computation; protobuf takes a multiple of that in memory
 _LARGE_BYTES = 1 << 14  # an instruction of this size holds a literal, which protobuf would copy
 # The fields of an instruction that an index needs, and the others that most instructions have:
 # protobuf takes longer for a field that it does not know.
@@ -84,33 +86,27 @@ def _read(data: Buffer) -> Module:
 def _computation(data: Buffer, where: Span) -> Computation:
     fields = message(data, *where)
     extents = spans(fields, proto.COMPUTATION_INSTRUCTION)
-    literal_bytes = 0
-    ids: list[int] = []
-    shapes: list[bytes] = []
-    relevant: list[tuple[int, int, Any]] = []
-    for index, extent in enumerate(extents):
-        instruction = _instruction(data, extent)
-        ids.append(instruction.id)
-        shapes.append(instruction.shape)
-        kind = proto.KINDS.get(instruction.opcode, proto.OTHER)
-        if kind == proto.CONSTANT:
-            literal_bytes += _literal_bytes(data, extent)
-        elif kind != proto.QUIET:
-            relevant.append((index, kind, instruction))
-    places = _Places(extents, ids, where[0])
+    instructions = _instructions(data, where, extents)
+    kinds = [proto.KINDS.get(instruction.opcode, proto.OTHER) for instruction in instructions]
+    is_quiet = kinds.count(proto.QUIET) == len(kinds)
+    ids = None if is_quiet else [instruction.id for instruction in instructions]
+    places = _Places(data, extents, ids, where[0])
     computation = Computation(
         id=integer(fields, proto.COMPUTATION_ID),
         name=text(data, fields, proto.COMPUTATION_NAME),
         root_id=integer(fields, proto.COMPUTATION_ROOT_ID),
         places=places,
-        instructions=len(ids),
-        literal_bytes=literal_bytes,
+        instructions=len(kinds),
     )
-    for index, kind, instruction in relevant:
-        if kind == proto.DOT:
-            _add_dot(computation, index, instruction, places, shapes)
-        else:
-            _add(computation, index, instruction, kind)
+    if is_quiet:
+        return computation
+    for index, kind in enumerate(kinds):
+        if kind == proto.CONSTANT:
+            computation.literal_bytes += _literal_bytes(data, extents[index])
+        elif kind == proto.DOT:
+            _add_dot(computation, index, instructions, places)
+        elif kind != proto.QUIET:
+            _add(computation, index, instructions[index], kind)
     return computation
 
 
@@ -125,24 +121,32 @@ def _add(computation: Computation, index: int, instruction: Any, kind: int) -> N
 
 
 def _add_dot(
-    computation: Computation,
-    index: int,
-    dot: Any,  # noqa: ANN401
-    places: _Places,
-    shapes: list[bytes],
+    computation: Computation, index: int, instructions: Sequence[Any], places: _Places
 ) -> None:
     """Note a dot with those of the same shapes; one without its operand is a special case."""
+    dot = instructions[index]
     left = places.numbers.get(dot.operand_ids[0]) if dot.operand_ids else None
     if left is None:
         computation.special.append(index)
         return
-    key = (shapes[index], shapes[left], dot.dot_dimensions)
+    key = (dot.shape, instructions[left].shape, dot.dot_dimensions)
     computation.dots.setdefault(key, [0, index])[0] += 1
+
+
+def _instructions(data: Buffer, where: Span, extents: list[Span]) -> Sequence[Any]:
+    """The instructions of a computation, as messages of `_schema`."""
+    computation, _, refusal = _schema()
+    if where[1] - where[0] < _AT_ONCE_BYTES:
+        try:
+            return computation.FromString(data[where[0] : where[1]]).instructions  # type: ignore[no-any-return]
+        except refusal:
+            pass  # the next line finds out where it is damaged
+    return [_instruction(data, extent) for extent in extents]
 
 
 def _instruction(data: Buffer, extent: Span) -> Any:  # noqa: ANN401  built by _schema
     """The instruction that lies there, as a message of `_schema`."""
-    make, refusal = _schema()
+    _, make, refusal = _schema()
     if extent[1] - extent[0] < _LARGE_BYTES:
         try:
             return make.FromString(data[extent[0] : extent[1]])
@@ -161,8 +165,8 @@ def _literal_bytes(data: Buffer, extent: Span) -> int:
 
 
 @lru_cache(maxsize=1)
-def _schema() -> tuple[Any, type[Exception]]:
-    """The message class of an instruction, and what it raises for damaged bytes.
+def _schema() -> tuple[Any, Any, type[Exception]]:
+    """The message classes of a computation and an instruction, and what damaged bytes raise.
 
     It is in a pool of its own, since tensorflow and torch-neuronx load hlo.proto itself.
     """
@@ -179,18 +183,28 @@ def _schema() -> tuple[Any, type[Exception]]:
     ):
         for name, number in numbers.items():
             fields.add(name=name, number=number, type=type_, label=label)
+    file.message_type.add(name="Computation").field.add(
+        name="instructions", number=proto.COMPUTATION_INSTRUCTION, type=kind.TYPE_MESSAGE,
+        type_name="Instruction", label=kind.LABEL_REPEATED,
+    )  # fmt: skip
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("Instruction")), DecodeError
+    computation, instruction = (
+        message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+        for name in ("Computation", "Instruction")
+    )
+    return computation, instruction, DecodeError
 
 
 class _Places:
     """Instruction spans by id and index; ids are looked at when one is asked for."""
 
-    __slots__ = ("_extents", "_ids", "_numbers", "_start")
+    __slots__ = ("_data", "_extents", "_ids", "_numbers", "_start")
 
-    def __init__(self, extents: list[Span], ids: list[int], start: int) -> None:
-        self._extents, self._ids, self._start = extents, ids, start
+    def __init__(
+        self, data: Buffer, extents: list[Span], ids: list[int] | None, start: int
+    ) -> None:
+        self._data, self._extents, self._ids, self._start = data, extents, ids, start
         self._numbers: dict[int, int] | None = None
 
     def by_id(self, member: int) -> Span | None:
@@ -205,6 +219,8 @@ class _Places:
         """The index of each id; not of 0 if several have it, which are those without an id."""
         if self._numbers is None:
             ids = self._ids
+            if ids is None:
+                ids = [_instruction(self._data, extent).id for extent in self._extents]
             numbers = dict(zip(ids, range(len(ids)), strict=True))
             if len(numbers) != len(ids):
                 without = ids.count(0)
