@@ -153,7 +153,7 @@ def parse_noise(
             name, is_named, size = "", "", text
         share = _SHARE.fullmatch(size)
         if not share and not Path(size).exists():
-            raise FormatError(f"--noise {text}: no share such as 1%, and no path that is there")
+            raise FormatError(f"--noise {text}: neither a share such as 1% nor an existing path")
         label = rule_metric(name.strip()).label if is_named else ""
         noise_by_metric = named if label else for_all
         if not share:
@@ -226,7 +226,7 @@ def _repeats(
     of_judged = {configuration_key(entry, pairing.by) for entry in judged}
     matching = [g for g in groups if configuration_key(g.entries[0], pairing.by) in of_judged]
     if by and judged and not matching:
-        raise UsageError(f"--noise {path}: no configuration there is judged, by {', '.join(by)}")
+        raise UsageError(f"--noise {path}: no run there matches what is judged, by {', '.join(by)}")
     for group in matching or groups:
         mixed = mixed_facts(group, ())
         if mixed:

@@ -145,7 +145,7 @@ def _instructions(data: Buffer, where: Span, extents: list[Span]) -> Sequence[An
 
 
 def _instruction(data: Buffer, extent: Span) -> Any:  # noqa: ANN401  built by _schema
-    """The instruction that lies there, as a message of `_schema`."""
+    """The instruction at `extent`, as a message of `_schema`."""
     _, make, refusal = _schema()
     if extent[1] - extent[0] < _LARGE_BYTES:
         try:

@@ -685,7 +685,7 @@ def test_noise_is_of_the_configuration_that_is_judged(tmp_path: Path, erg: Erg) 
     assert figure["noise"] == pytest.approx(np.std(np.log([1.0, 1.004, 0.996]), ddof=1))
     code, out, said = erg(*asked, both / "long", "--by", "seq_len")
     assert code == 2
-    assert said.startswith(f"erg gate: --noise {both / 'long'}: no configuration there is judged")
+    assert said.startswith(f"erg gate: --noise {both / 'long'}: no run there matches")
 
 
 def test_noise_of_other_work_is_not_comparable(tmp_path: Path, erg: Erg) -> None:
