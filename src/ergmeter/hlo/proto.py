@@ -38,3 +38,4 @@ KINDS = {
         QUIET,
     ),
 }
+QUIET_OPCODES = frozenset(opcode for opcode, kind in KINDS.items() if kind == QUIET)

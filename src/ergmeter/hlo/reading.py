@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from ergmeter.errors import PluginError, UsageError
@@ -20,6 +20,7 @@ from ergmeter.hlo.wire import (
     Malformed,
     Span,
     encoded,
+    field,
     integer,
     integers,
     message,
@@ -84,28 +85,30 @@ def _read(data: Buffer) -> Module:
 
 
 def _computation(data: Buffer, where: Span) -> Computation:
-    fields = message(data, *where)
-    extents = spans(fields, proto.COMPUTATION_INSTRUCTION)
-    instructions = _instructions(data, where, extents)
-    kinds = [proto.KINDS.get(instruction.opcode, proto.OTHER) for instruction in instructions]
-    is_quiet = kinds.count(proto.QUIET) == len(kinds)
+    parsed = _parsed(data, where)
+    instructions = parsed.instructions
+    opcodes = [instruction.opcode for instruction in instructions]
+    is_quiet = proto.QUIET_OPCODES.issuperset(opcodes)
     ids = None if is_quiet else [instruction.id for instruction in instructions]
-    places = _Places(data, extents, ids, where[0])
+    places = _Places(data, where, ids)
     computation = Computation(
-        id=integer(fields, proto.COMPUTATION_ID),
-        name=text(data, fields, proto.COMPUTATION_NAME),
-        root_id=integer(fields, proto.COMPUTATION_ROOT_ID),
+        id=parsed.id,
+        name=parsed.name.decode(errors="replace"),
+        root_id=parsed.root_id,
         places=places,
-        instructions=len(kinds),
+        instructions=len(opcodes),
     )
     if is_quiet:
         return computation
-    for index, kind in enumerate(kinds):
+    for index, opcode in enumerate(opcodes):
+        if opcode in proto.QUIET_OPCODES:
+            continue
+        kind = proto.KINDS.get(opcode, proto.OTHER)
         if kind == proto.CONSTANT:
-            computation.literal_bytes += _literal_bytes(data, extents[index])
+            computation.literal_bytes += _literal_bytes(data, places.by_index(index))
         elif kind == proto.DOT:
             _add_dot(computation, index, instructions, places)
-        elif kind != proto.QUIET:
+        else:
             _add(computation, index, instructions[index], kind)
     return computation
 
@@ -133,15 +136,23 @@ def _add_dot(
     computation.dots.setdefault(key, [0, index])[0] += 1
 
 
-def _instructions(data: Buffer, where: Span, extents: list[Span]) -> Sequence[Any]:
-    """The instructions of a computation, as messages of `_schema`."""
-    computation, _, refusal = _schema()
+def _parsed(data: Buffer, where: Span) -> Any:  # noqa: ANN401  built by _schema
+    """The computation at `where`; Malformed if it is damaged."""
+    make, _, refusal = _schema()
     if where[1] - where[0] < _AT_ONCE_BYTES:
         try:
-            return computation.FromString(data[where[0] : where[1]]).instructions  # type: ignore[no-any-return]
+            return make.FromString(data[where[0] : where[1]])
         except refusal:
-            pass  # the next line finds out where it is damaged
-    return [_instruction(data, extent) for extent in extents]
+            pass  # the next lines find out where it is damaged
+    fields = message(data, *where)
+    return make(
+        id=integer(fields, proto.COMPUTATION_ID),
+        name=encoded(data, fields, proto.COMPUTATION_NAME),
+        root_id=integer(fields, proto.COMPUTATION_ROOT_ID),
+        instructions=[
+            _instruction(data, extent) for extent in spans(fields, proto.COMPUTATION_INSTRUCTION)
+        ],
+    )
 
 
 def _instruction(data: Buffer, extent: Span) -> Any:  # noqa: ANN401  built by _schema
@@ -183,7 +194,11 @@ def _schema() -> tuple[Any, Any, type[Exception]]:
     ):
         for name, number in numbers.items():
             fields.add(name=name, number=number, type=type_, label=label)
-    file.message_type.add(name="Computation").field.add(
+    fields = file.message_type.add(name="Computation").field
+    fields.add(name="id", number=proto.COMPUTATION_ID, type=kind.TYPE_INT64)
+    fields.add(name="root_id", number=proto.COMPUTATION_ROOT_ID, type=kind.TYPE_INT64)
+    fields.add(name="name", number=proto.COMPUTATION_NAME, type=kind.TYPE_BYTES)
+    fields.add(
         name="instructions", number=proto.COMPUTATION_INSTRUCTION, type=kind.TYPE_MESSAGE,
         type_name="Instruction", label=kind.LABEL_REPEATED,
     )  # fmt: skip
@@ -197,35 +212,33 @@ def _schema() -> tuple[Any, Any, type[Exception]]:
 
 
 class _Places:
-    """Instruction spans by id and index; ids are looked at when one is asked for."""
+    """Instruction spans by id and index, looked for as far as they are asked for."""
 
-    __slots__ = ("_data", "_extents", "_ids", "_numbers", "_start")
+    def __init__(self, data: Buffer, where: Span, ids: list[int] | None) -> None:
+        self._data, self._where, self._ids = data, where, ids
+        self._at = where[0]
+        self._extents: list[Span] = []
 
-    def __init__(
-        self, data: Buffer, extents: list[Span], ids: list[int] | None, start: int
-    ) -> None:
-        self._data, self._extents, self._ids, self._start = data, extents, ids, start
-        self._numbers: dict[int, int] | None = None
+    def by_index(self, index: int) -> Span:
+        while len(self._extents) <= index:
+            number, value, self._at = field(self._data, self._at)
+            if number == proto.COMPUTATION_INSTRUCTION and isinstance(value, tuple):
+                self._extents.append(value)
+        return self._extents[index]
 
     def by_id(self, member: int) -> Span | None:
         index = self.numbers.get(member)
-        return None if index is None else self._extents[index]
+        return None if index is None else self.by_index(index)
 
-    def by_index(self, index: int) -> Span:
-        return self._extents[index]
-
-    @property
+    @cached_property
     def numbers(self) -> dict[int, int]:
         """The index of each id; not of 0 if several have it, which are those without an id."""
-        if self._numbers is None:
-            ids = self._ids
-            if ids is None:
-                ids = [_instruction(self._data, extent).id for extent in self._extents]
-            numbers = dict(zip(ids, range(len(ids)), strict=True))
-            if len(numbers) != len(ids):
-                without = ids.count(0)
-                numbers.pop(0, None)
-                if len(numbers) + without != len(ids):
-                    raise Malformed("two instructions of one id in a computation", self._start)
-            self._numbers = numbers
-        return self._numbers
+        ids = self._ids
+        if ids is None:
+            ids = [instruction.id for instruction in _parsed(self._data, self._where).instructions]
+        numbers = dict(zip(ids, range(len(ids)), strict=True))
+        if len(numbers) != len(ids):
+            numbers.pop(0, None)
+            if len(numbers) + ids.count(0) != len(ids):
+                raise Malformed("two instructions of one id in a computation", self._where[0])
+        return numbers

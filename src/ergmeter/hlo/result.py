@@ -32,6 +32,8 @@ MANUAL_CALLS = frozenset(["SPMDFullToShardShape", "xla.sdy.GlobalToLocalShape"])
 SHARDING_CALLS = frozenset(["Sharding", "xla.sdy.FuncResultSharding", *MANUAL_CALLS])
 _SPMD_OUTPUT, _SPMD_PARAMETERS, _DEVICE_ASSIGNMENT, _ATTRIBUTES = 12, 14, 15, 19
 _TILED = (2, 3)  # OpSharding.Type: TUPLE, OTHER; a replicated parameter says nothing
+_SHARDING_TAG = b"\xc2\x02"  # of INSTRUCTION_SHARDING, a message
+_LARGE_BYTES = 1 << 16  # searching takes longer than parsing
 _MOST_PARAMETERS = 64  # that are looked at; jax and torch-xla put them first
 
 
@@ -84,10 +86,15 @@ def _mesh_devices(module: Module, fields: Fields) -> int | None:
 
 def _has_sharded_parameter(module: Module, entry: Computation) -> bool:
     places = map(entry.places.by_index, range(min(entry.instructions, _MOST_PARAMETERS)))
+    may_be = (
+        place
+        for place in places
+        if place[1] - place[0] > _LARGE_BYTES or module.data.find(_SHARDING_TAG, *place) >= 0
+    )
     return any(
         instruction.opcode == "parameter"
         and integer(instruction.part(proto.INSTRUCTION_SHARDING), 1) in _TILED
-        for instruction in map(module.instruction, places)
+        for instruction in map(module.instruction, may_be)
     )
 
 
