@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -70,6 +70,7 @@ _POSITION = re.compile(
 )
 
 
+@cache
 def positions(text: str) -> dict[str, Position]:
     """A metric's position in each view: "card 600 in energy expected; list 30 as J/token".
 
@@ -77,7 +78,7 @@ def positions(text: str) -> dict[str, Position]:
     "expected".
     """
     declared = {}
-    for part in text.split("; "):
+    for part in text.split("; ") if text else ():
         match = _POSITION.fullmatch(part)
         if match is None:
             raise ValueError(f"no position in a view: {part!r}")
@@ -99,7 +100,7 @@ class Metric:
     of tests counts them once. Empty: its own key.
     `alternatives`: keys in order of preference; a comparison takes the first that both sides have.
     `same_facts`: facts of runs that must be equal for two values of it to be comparable.
-    `views`: where it appears, by the name of the view, and in which order (`positions`).
+    `views`: where it appears and in which order, as `positions` reads it.
     """
 
     key: str
@@ -123,7 +124,7 @@ class Metric:
     column: str = ""  # in a bench's table of results
     rule: str = ""  # its name in the rules of a gate
     rule_aliases: tuple[str, ...] = ()  # other names there, of FMS and transformers
-    views: Mapping[str, Position] = field(default_factory=dict, hash=False)
+    views: str = ""
 
     @property
     def phrase(self) -> str:
@@ -197,41 +198,38 @@ def over_whole_run(
     *keys: str,
     title: str = "",
     is_in_bench: bool = False,
-    views: Mapping[str, Position] | None = None,
+    views: str = "",
 ) -> list[Metric]:
     """The same metrics over the whole run, to stand beside those over the training window.
 
     `is_in_bench`: a bench's table and the rules of a gate have them too.
     """
     return [
-        _over_whole_run(metric, title, views or {}, is_in_bench=is_in_bench)
+        replace(
+            metric,
+            key=metric.key.replace(".run_", ".").replace(".", ".whole_run_"),
+            title=f"{title or metric.title}, whole run",
+            formula=f"as {metric.key}, from the start of the command or the Meter to the end of the"
+            " run, with all training steps",
+            compute=partial(_whole_run_reading, metric),
+            per_device=None,
+            kinds=(),
+            aliases=(),
+            noun=metric.noun and f"{metric.noun} over the whole run",
+            quantity=metric.quantity and f"whole-run {metric.quantity}",
+            alternatives=(),
+            column=f"whole_run_{metric.column}" if is_in_bench else "",
+            rule=f"whole_run_{metric.rule}" if is_in_bench else "",
+            rule_aliases=(),
+            views=views,
+        )
         for metric in metrics
         if metric.key in keys
     ]
 
 
-def _over_whole_run(
-    metric: Metric, title: str, views: Mapping[str, Position], *, is_in_bench: bool
-) -> Metric:
-    family, _, name = metric.key.partition(".")
-    return replace(
-        metric,
-        key=f"{family}.whole_run_{name.removeprefix('run_')}",
-        title=f"{title or metric.title}, whole run",
-        formula=f"as {metric.key}, from the start of the command or the Meter to the end of the"
-        " run, with all training steps",
-        compute=lambda evidence: metric.compute(evidence.whole_run),
-        per_device=None,
-        kinds=(),
-        aliases=(),
-        noun=metric.noun and f"{metric.noun} over the whole run",
-        quantity=metric.quantity and f"whole-run {metric.quantity}",
-        alternatives=(),
-        column=f"whole_run_{metric.column}" if is_in_bench else "",
-        rule=f"whole_run_{metric.rule}" if is_in_bench else "",
-        rule_aliases=(),
-        views=views,
-    )
+def _whole_run_reading(metric: Metric, evidence: Evidence) -> Reading:
+    return metric.compute(evidence.whole_run)
 
 
 @cache
@@ -259,10 +257,9 @@ def every_metric() -> dict[str, Metric]:
 @cache
 def in_view(view: str) -> dict[str, Position]:
     """The metrics that declare a place in a view, by key in their order there."""
-    declared = {
-        metric.key: metric.views[view] for metric in every_metric().values() if view in metric.views
-    }
-    return dict(sorted(declared.items(), key=lambda item: item[1].order))
+    placed = ((key, positions(metric.views).get(view)) for key, metric in every_metric().items())
+    declared = [(key, at) for key, at in placed if at is not None]
+    return dict(sorted(declared, key=lambda item: item[1].order))
 
 
 def expected_in(view: str) -> list[str]:

@@ -215,7 +215,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         lambda _: Reading(42.0, "answers/s", "measured"),
         column="answers_per_s",
         rule="answers",
-        views=positions("card 105 in throughput; list 15 as answers"),
+        views="card 105 in throughput; list 15 as answers",
     )
     names, load = registry.names, registry.load
     monkeypatch.setattr(registry, "names", lambda kind: [*names(kind), "plugin"])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError, NotMeasurable
 from ergmeter.hardware.calibration import CalibratedRate, Calibration, read_document
-from ergmeter.metrics.catalog import Metric, positions
+from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.definitions.compute import (
     BANDWIDTH,
     FLOPS_PER_S,
@@ -174,7 +174,7 @@ METRICS = [
         " type)",
         needs=_NEEDS,
         compute=mfu_of_achievable_frac,
-        views=positions("card 520 in compute; model card 110"),
+        views="card 520 in compute; model card 110",
     ),
     Metric(
         ACHIEVABLE,

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Metric, positions
+from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import label_of, tokens
 from ergmeter.metrics.evidence.ranks import need_all, need_devices
@@ -138,7 +138,7 @@ def per_million_tokens(
         needs=needs,
         compute=compute,
         quantity="energy per token" if of_energy else "speed",
-        views=positions(f"card {order} in energy") if order else {},
+        views=f"card {order} in energy" if order else "",
     )
 
 
@@ -183,7 +183,7 @@ _CARBON = _carbon(
     needs=_GRID,
     compute=co2e_g,
     quantity="energy",
-    views=positions("card 660 in energy; report 150; model card 180 in all steps expected"),
+    views="card 660 in energy; report 150; model card 180 in all steps expected",
 )
 _MARKET_CARBON = _carbon(
     "carbon.market_co2e_g",
@@ -192,7 +192,7 @@ _MARKET_CARBON = _carbon(
     needs=("energy", "an intensity by contract"),
     compute=market_co2e_g,
     quantity="energy",
-    views=positions("card 680 in energy"),
+    views="card 680 in energy",
 )
 _PER_MILLION = "carbon per million tokens"
 
@@ -269,7 +269,7 @@ _ENERGY = _cost(
     needs=("energy", "a price per kWh"),
     compute=energy,
     quantity="energy",
-    views=positions("card 710 in energy"),
+    views="card 710 in energy",
 )
 
 COST_METRICS = [
@@ -281,7 +281,7 @@ COST_METRICS = [
         needs=_RENT,
         compute=partial(gpu, is_whole_run=True),
         quantity="whole-run speed",
-        views=positions("card 690 in energy; report 160"),
+        views="card 690 in energy; report 160",
     ),
     per_million_tokens(
         _GPU,

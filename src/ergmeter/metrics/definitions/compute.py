@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric, over_whole_run, positions
+from ergmeter.metrics.catalog import Alias, Metric, over_whole_run
 from ergmeter.metrics.definitions.peaks import NARROW, NoPeak, Peak, declared_peak, device_peak
 from ergmeter.metrics.definitions.throughput import samples_per_s, steps_per_s, tokens_per_s
 from ergmeter.metrics.definitions.tokens import positions_per_token
@@ -500,23 +500,19 @@ METRICS = [
         quantity="speed",
         column="mfu_frac",
         rule="mfu",
-        views=positions(
-            "card 500 in compute; report 70 expected; citation 20; model card 80 expected;"
-            " ladder 60; watch 70 as MFU; so far 30; serve list 30; serve live 60; console 40;"
-            " ledger 50 as mfu; ledger notes 40 as mfu; compare 70;"
-            " bench matrix 50; analyze 10;"
-            " analyze json 40 in % as mfu_percent; analyze compare 10"
-        ),
+        views="card 500 in compute; report 70 expected; citation 20; model card 80 expected;"
+        " ladder 60; watch 70 as MFU; so far 30; serve list 30; serve live 60; console 40;"
+        " ledger 50 as mfu; ledger notes 40 as mfu; compare 70;"
+        " bench matrix 50; analyze 10;"
+        " analyze json 40 in % as mfu_percent; analyze compare 10",
     ),
     _of_peak(
         HFU,
         "HFU",
         formula="as MFU, with the FLOPs that are computed a second time or on padding",
         quantity="speed",
-        views=positions(
-            "card 540 in compute; model card 100; ladder 50; analyze 20;"
-            " analyze json 50 in % as hfu_percent"
-        ),
+        views="card 540 in compute; model card 100; ladder 50; analyze 20;"
+        " analyze json 50 in % as hfu_percent",
     ),
     _of_peak(
         ALL_WORK,
@@ -530,14 +526,14 @@ METRICS = [
         formula="as MFU, of products in fp8, fp4 or int8 against the bf16 peak",
         upper_bound=None,
         quantity="speed",
-        views=positions("card 530 in compute"),
+        views="card 530 in compute",
     ),
     _of_peak(
         BANDWIDTH,
         "memory bandwidth used",
         formula="bytes that a token has to move x tokens/s / (devices x memory bandwidth)",
         needs=("the bytes of a decoding step", "tokens", "a bandwidth"),
-        views=positions("card 550 in compute"),
+        views="card 550 in compute",
         aliases=(Alias("mbu", "inference benchmarks", "model bandwidth utilisation", "frac"),),
         above_bound=_ABOVE_BANDWIDTH,
     ),
@@ -547,7 +543,7 @@ METRICS = [
         "FLOP/s",
         formula="FLOPs of a token x tokens/s / devices",
         quantity="speed",
-        views=positions("card 560 in compute"),
+        views="card 560 in compute",
     ),
     _result(
         FLOPS_PER_TOKEN,
@@ -572,9 +568,7 @@ METRICS += over_whole_run(
     METRICS,
     MFU,
     is_in_bench=True,
-    views=positions(
-        "card 510 in compute; report 80; model card 90 in the whole run; console 100; compare 80;"
-        " bench matrix 70"
-    ),
+    views="card 510 in compute; report 80; model card 90 in the whole run; console 100; compare 80;"
+    " bench matrix 70",
 )
 _BY_KEY = {metric.key: metric for metric in METRICS}

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Metric, efficientllm, over_whole_run, positions, sft_play
+from ergmeter.metrics.catalog import Metric, efficientllm, over_whole_run, sft_play
 from ergmeter.metrics.definitions.tokens import label_of, steps_of, tokens
 from ergmeter.metrics.device_energy import (
     BASIS,
@@ -228,11 +228,9 @@ METRICS = [
         column="energy_j",
         rule="energy",
         aliases=sft_play("energy_J", "J", "energy after the warm-up"),
-        views=positions(
-            "card 600 in energy expected; report 90 expected; citation 30;"
-            " model card 170 in all steps; watch 50 as energy; so far 50;"
-            " ledger notes 20 as energy_J"
-        ),
+        views="card 600 in energy expected; report 90 expected; citation 30;"
+        " model card 170 in all steps; watch 50 as energy; so far 50;"
+        " ledger notes 20 as energy_J",
     ),
     _per_token(
         "energy.joules_per_token",
@@ -249,12 +247,10 @@ METRICS = [
             "energy over tokens of the same window; the original divided by tokens of the whole"
             " run",
         ),
-        views=positions(
-            "card 610 in energy; report 100; citation 40; model card 120 expected;"
-            " list 30 as J/token; watch 60 as J/token; so far 40; serve list 40; serve live 50;"
-            " serve ledger 20; console 60; compare 30 as J/token;"
-            " bench matrix 40 in open as J/token; pareto 20"
-        ),
+        views="card 610 in energy; report 100; citation 40; model card 120 expected;"
+        " list 30 as J/token; watch 60 as J/token; so far 40; serve list 40; serve live 50;"
+        " serve ledger 20; console 60; compare 30 as J/token;"
+        " bench matrix 40 in open as J/token; pareto 20",
     ),
     _per_token(
         "energy.joules_per_10k_tokens",
@@ -290,10 +286,8 @@ METRICS = [
             ),
             *sft_play("avg_power_W", "W", "mean power after the warm-up"),
         ),
-        views=positions(
-            "card 640 in energy; report 120; model card 150; watch 40 as power; recent 30;"
-            " serve live 40; console 50; otel 30 as hw.power"
-        ),
+        views="card 640 in energy; report 120; model card 150; watch 40 as power; recent 30;"
+        " serve live 40; console 50; otel 30 as hw.power",
     ),
     _power(
         "energy.peak_w",
@@ -304,7 +298,7 @@ METRICS = [
         per_device=device_peak_w,
         kinds=("gpu",),
         aliases=sft_play("peak_power_W", "W", "highest power reading"),
-        views=positions("card 650 in energy"),
+        views="card 650 in energy",
     ),
     _energy("energy.wh", "energy", unit="Wh", formula="energy.run_j / 3600", compute=wh),
     *(
@@ -342,8 +336,6 @@ METRICS += over_whole_run(
     METRICS,
     "energy.joules_per_token",
     is_in_bench=True,
-    views=positions(
-        "card 620 in energy; report 110; model card 130 in the whole run; console 110; compare 40;"
-        " bench matrix 80 as J/token, whole run"
-    ),
+    views="card 620 in energy; report 110; model card 130 in the whole run; console 110;"
+    " compare 40; bench matrix 80 as J/token, whole run",
 )

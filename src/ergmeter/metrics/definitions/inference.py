@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Metric, positions, vllm
+from ergmeter.metrics.catalog import Metric, vllm
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.tokens import known_counts, need_rows, need_usage
 from ergmeter.metrics.evidence.requests import (
@@ -470,13 +470,11 @@ _QUANTILES = {"median": 50.0, "p95": 95.0, "p99": 99.0}
 
 
 _LATENCY_VIEWS = {
-    ("ttft", "median"): positions(
-        "card 300 in latency; report 50; model card 50; load 30 as TTFT\nmedian"
-    ),
-    ("ttft", "p95"): positions("card 310 in latency; load 40 as TTFT\np95"),
-    ("tpot", "median"): positions("card 320 in latency; report 60; load 50 as TPOT\nmedian"),
-    ("tpot", "p95"): positions("card 330 in latency; load 60 as TPOT\np95"),
-    ("e2e", "median"): positions("card 340 in latency; load 70 as whole\nmedian"),
+    ("ttft", "median"): "card 300 in latency; report 50; model card 50; load 30 as TTFT\nmedian",
+    ("ttft", "p95"): "card 310 in latency; load 40 as TTFT\np95",
+    ("tpot", "median"): "card 320 in latency; report 60; load 50 as TPOT\nmedian",
+    ("tpot", "p95"): "card 330 in latency; load 60 as TPOT\np95",
+    ("e2e", "median"): "card 340 in latency; load 70 as whole\nmedian",
 }
 
 
@@ -494,7 +492,7 @@ def _latency(kind: str, name: str, q: float) -> Metric:
         (needs,),
         partial(compute, q=q),
         aliases=vllm(theirs, "ms", f"{title}, {which}", 1e3),
-        views=_LATENCY_VIEWS.get((kind, name), {}),
+        views=_LATENCY_VIEWS.get((kind, name), ""),
     )
 
 
@@ -507,31 +505,31 @@ METRICS = [
     *(_latency(kind, name, q) for kind in _KINDS for name, q in _QUANTILES.items()),
     Metric("throughput.requests_per_s", "requests/s", "requests/s", "higher",
            "requests answered whole / window (first offered to last settled)", _REQUESTS,
-           requests_per_s, views=positions("card 150 in throughput; load 10 as ok/s"),
+           requests_per_s, views="card 150 in throughput; load 10 as ok/s",
            aliases=vllm("request_throughput", "requests/s", "completed requests / time")),
     Metric("throughput.failed_requests_per_s", "requests failed/s", "requests/s", "lower",
            "requests failed / window", _LOAD, failed_per_s,
-           views=positions("load notes 20 in failures as failed")),
+           views="load notes 20 in failures as failed"),
     Metric("throughput.offered_requests_per_s", "requests offered/s", "requests/s", "neither",
            "(requests offered - 1) / (last offered - first offered)", _LOAD, offered_per_s,
-           views=positions("load notes 10 in open as offered")),
+           views="load notes 10 in open as offered"),
     Metric("throughput.output_tokens_per_s", "tokens/s out", "tokens/s", "higher",
            "generated tokens of whole answers / window, prefill included", _WITH_TOKENS,
            output_tokens_per_s,
            aliases=vllm("output_throughput", "tokens/s", "output tokens / time"),
-           views=positions("card 140 in throughput; report 30; model card 40;"
-                           " load 20 as tokens/s\nout")),
+           views="card 140 in throughput; report 30; model card 40;"
+                           " load 20 as tokens/s\nout"),
     Metric("throughput.goodput_per_s", "goodput", "requests/s", "higher",
            "requests within every declared limit / window", _WITH_LIMITS, goodput_per_s,
            aliases=vllm("request_goodput", "requests/s", "requests within the limits / time"),
-           views=positions("load notes 40 as goodput")),
+           views="load notes 40 as goodput"),
     Metric("requests.in_flight_mean", "requests under way", "requests", "neither",
            "sum of the times from offered to settled / window", _REQUESTS, in_flight_mean),
     Metric("requests.count", "requests", "requests", "neither", "requests answered whole",
            _REQUESTS, count),
     Metric("requests.failed", "requests failed", "requests", "lower",
            "requests without a whole answer", _LOAD, failed,
-           views=positions("card 160 in throughput")),
+           views="card 160 in throughput"),
     Metric("requests.failed_frac", "share of requests failed", "frac", "lower",
            "requests failed / requests answered or failed", _LOAD, failed_frac, upper_bound=1.0),
     Metric("requests.offered", "requests offered", "requests", "neither",
@@ -539,10 +537,10 @@ METRICS = [
     Metric("requests.slo_attainment_frac", "SLO attainment", "frac", "higher",
            "requests within every declared limit / requests offered", _WITH_LIMITS,
            slo_attainment_frac, upper_bound=1.0,
-           views=positions("load notes 50 as SLO attainment")),
+           views="load notes 50 as SLO attainment"),
     Metric("requests.drain_s", "drain time", "s", "neither",
            "last request settled - last request offered", _LOAD, drain_s,
-           views=positions("load notes 30 in failures as drain time")),
+           views="load notes 30 in failures as drain time"),
     Metric("requests.prompt_tokens", "tokens of a prompt", "tokens/request", "neither",
            "mean over requests", _WITH_TOKENS, prompt_tokens),
     Metric("requests.generated_tokens", "tokens of an answer", "tokens/request", "neither",
@@ -550,7 +548,7 @@ METRICS = [
     Metric("energy.joules_per_generated_token", "energy per generated token", "J/token", "lower",
            "energy.run_j / generated tokens of whole answers", (_ENERGY, *_WITH_TOKENS),
            joules_per_generated_token,
-           views=positions("card 630 in energy; model card 140; load notes 60 as energy")),
+           views="card 630 in energy; model card 140; load notes 60 as energy"),
     Metric("energy.joules_per_request", "energy per request", "J/request", "lower",
            "energy.run_j / requests.count", (_ENERGY, *_REQUESTS), joules_per_request),
     Metric("overhead.client_cpu_frac", "load client's CPU", "frac", "lower",

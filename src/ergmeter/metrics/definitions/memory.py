@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Metric, efficientllm, positions, sft_play
+from ergmeter.metrics.catalog import Metric, efficientllm, sft_play
 from ergmeter.metrics.evidence.samples import (
     cached_for_kinds,
     highest_of,
@@ -212,11 +212,9 @@ METRICS = [
         aliases=sft_play(
             "vram_peak_MB", "MB", "in MB of 1 000 000 bytes; the original's MB were MiB", 1e-6
         ),
-        views=positions(
-            "card 800 in memory; report 130; model card 160 in the whole run; serve live 70;"
-            " serve ledger 30; console 70; ledger notes 30 as vram_peak_MB; compare 50 as memory;"
-            " pareto 30 in memory"
-        ),
+        views="card 800 in memory; report 130; model card 160 in the whole run; serve live 70;"
+        " serve ledger 30; console 70; ledger notes 30 as vram_peak_MB; compare 50 as memory;"
+        " pareto 30 in memory",
     ),
     _device_bytes(
         "memory.device_mean_bytes",
@@ -235,7 +233,7 @@ METRICS = [
             ),
             *sft_play("vram_avg_MB", "MB", "in MB of 1 000 000 bytes", 1e-6),
         ),
-        views=positions("otel 20 as hw.gpu.memory.usage"),
+        views="otel 20 as hw.gpu.memory.usage",
     ),
     Metric(
         "memory.device_peak_frac",
@@ -274,11 +272,9 @@ METRICS = [
         compute=process_peak_bytes,
         noun="host memory",
         column="memory_process_peak_bytes",
-        views=positions(
-            "card 820 in memory expected; report 140; serve live 80; serve ledger 40; console 80;"
-            " compare 60 as host mem.; pareto 40 in memory;"
-            " bench report 100 in memory as host expected; bench matrix 130 in memory"
-        ),
+        views="card 820 in memory expected; report 140; serve live 80; serve ledger 40; console 80;"
+        " compare 60 as host mem.; pareto 40 in memory;"
+        " bench report 100 in memory as host expected; bench matrix 130 in memory",
     ),
     _host_bytes(
         "memory.process_mean_bytes",
@@ -292,7 +288,7 @@ METRICS = [
         unit="B/h",
         formula="slope of a line through resident memory over the window",
         compute=partial(_growth, kind="process"),
-        views=positions("card 830 in memory"),
+        views="card 830 in memory",
     ),
 ]
 
@@ -350,11 +346,9 @@ ALLOCATOR_METRICS = [
             note="tensors of this program, the allocator's own peak",
         ),
         column="memory_allocator_peak_bytes",
-        views=positions(
-            "card 810 in memory;"
-            " bench report 70 in memory as torch expected;"
-            " bench matrix 100 in memory as memory in tensors, peak (torch)"
-        ),
+        views="card 810 in memory;"
+        " bench report 70 in memory as torch expected;"
+        " bench matrix 100 in memory as memory in tensors, peak (torch)",
     ),
     _allocator_bytes(
         "memory.allocator_mean_bytes",

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Metric, positions
+from ergmeter.metrics.catalog import Metric
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
@@ -52,7 +52,7 @@ _TRAINER_MEMORY = {
     "discrepancy": "memory.hf_peak_prose_bytes - memory.hf_peak_bytes",
     "seed": "allocated, by FMS's first file format",
 }
-_TRAINER_PEAK_VIEWS = positions(
+_TRAINER_PEAK_VIEWS = (
     "bench report 60 in memory as hf expected;"
     " bench matrix 90 in memory as memory in tensors, peak (hf)"
 )
@@ -67,10 +67,8 @@ METRICS = [
         scale="difference",
         column="eval_loss",
         rule="eval_loss",
-        views=positions(
-            "serve ledger 60 as eval loss; ledger 40 in trainer as eval_loss;"
-            " compare 100 as eval loss"
-        ),
+        views="serve ledger 60 as eval loss; ledger 40 in trainer as eval_loss;"
+        " compare 100 as eval loss",
     ),
     _compared(
         "target.time_s",
@@ -78,7 +76,7 @@ METRICS = [
         "s",
         "lower",
         "first training step to the step whose smoothed loss is at or below the target",
-        views=positions("compare target 10 as to target"),
+        views="compare target 10 as to target",
     ),
     _compared(
         "target.energy_j",
@@ -86,7 +84,7 @@ METRICS = [
         "J",
         "lower",
         "as energy.run_j, over target.time_s",
-        views=positions("compare target 20 as energy"),
+        views="compare target 20 as energy",
     ),
     *(
         _of_cell(
@@ -113,7 +111,7 @@ METRICS = [
             "memory.process_peak_bytes",
         ),
         rule="peak_memory",
-        views=positions("bench compare 40"),
+        views="bench compare 40",
     ),
     _of_cell(
         "memory.nvidia_mean_bytes",
@@ -124,10 +122,8 @@ METRICS = [
         column="memory_nvidia_mean_bytes",
         rule="nvidia_memory",
         rule_aliases=("mem_nvidia_mem_reserved",),
-        views=positions(
-            "bench report 90 in memory as nvidia mean expected;"
-            " bench matrix 120 in memory as device memory, peak, mean of the devices"
-        ),
+        views="bench report 90 in memory as nvidia mean expected;"
+        " bench matrix 120 in memory as device memory, peak, mean of the devices",
     ),
     _of_cell(
         "memory.nvidia_peak_bytes",
@@ -136,10 +132,8 @@ METRICS = [
         "lower",
         "peak above the first reading, of the device with most",
         column="memory_nvidia_peak_bytes",
-        views=positions(
-            "bench report 80 in memory as nvidia expected;"
-            " bench matrix 110 in memory as device memory, peak"
-        ),
+        views="bench report 80 in memory as nvidia expected;"
+        " bench matrix 110 in memory as device memory, peak",
     ),
     *(
         _of_cell(
@@ -151,7 +145,7 @@ METRICS = [
             column=f"memory_hf_{name}_bytes",
             rule="hf_memory" if name == "peak" else "",
             rule_aliases=("mem_peak_torch_mem_alloc_in_bytes",) if name == "peak" else (),
-            views=_TRAINER_PEAK_VIEWS if name == "peak" else {},
+            views=_TRAINER_PEAK_VIEWS if name == "peak" else "",
         )
         for name, formula in _TRAINER_MEMORY.items()
     ),
@@ -163,7 +157,7 @@ METRICS = [
         "neither",
         "forward and backward FLOPs of one sequence, under the convention of the note",
         needs=("a model's configuration",),
-        views=positions("analyze 50; analyze json 10 in TFLOP as tflop_per_sequence"),
+        views="analyze 50; analyze json 10 in TFLOP as tflop_per_sequence",
     ),
     _analysed(
         "analysis.tflop_per_s",
@@ -172,7 +166,7 @@ METRICS = [
         "higher",
         "TFLOP of a sequence x sequences/s",
         needs=("a model's configuration", "a throughput"),
-        views=positions("analyze 40; analyze json 30 in TFLOP/s as tflops_per_second"),
+        views="analyze 40; analyze json 30 in TFLOP/s as tflops_per_second",
     ),
     _analysed(
         "analysis.nki_frac",
@@ -182,7 +176,7 @@ METRICS = [
         "multiply-adds that NKI kernels state / all multiply-adds of the graphs",
         upper_bound=1.0,
         same_facts=("counted_by",),
-        views=positions("analyze 60; analyze json 60 as overall_nki_ratio; analyze compare 30"),
+        views="analyze 60; analyze json 60 as overall_nki_ratio; analyze compare 30",
     ),
     _analysed(
         "analysis.score",
@@ -192,6 +186,6 @@ METRICS = [
         "MFU / base x throughput / base x loss x convergence x (offset + NKI share)",
         needs=("a model's configuration", "a throughput", "compiled graphs (HLO)", "a baseline"),
         same_facts=("score_offset", "base_mfu", "base_throughput", "score_convention"),
-        views=positions("analyze 70; analyze json 70 as training_score; analyze compare 40"),
+        views="analyze 70; analyze json 70 as training_score; analyze compare 40",
     ),
 ]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Metric, efficientllm, over_whole_run, positions, sft_play
+from ergmeter.metrics.catalog import Metric, efficientllm, over_whole_run, sft_play
 from ergmeter.metrics.definitions.tokens import (
     WORDS,
     all_steps_in,
@@ -233,13 +233,11 @@ METRICS = [
             "tokens after the warm-up over the time after it; the original divided all tokens by"
             " that time",
         ),
-        views=positions(
-            "card 100 in throughput expected; report 10 expected; citation 10;"
-            " model card 10 expected; list 10 as tokens/s; watch 10 as tokens/s; recent 10;"
-            " so far 10; serve list 10; serve live 10; serve ledger 10; console 20;"
-            " ledger notes 10 as tok_per_s; compare 10 as tokens/s; pareto 10; bench compare 10;"
-            " bench report 10 expected; bench matrix 10 in open"
-        ),
+        views="card 100 in throughput expected; report 10 expected; citation 10;"
+        " model card 10 expected; list 10 as tokens/s; watch 10 as tokens/s; recent 10;"
+        " so far 10; serve list 10; serve live 10; serve ledger 10; console 20;"
+        " ledger notes 10 as tok_per_s; compare 10 as tokens/s; pareto 10; bench compare 10;"
+        " bench report 10 expected; bench matrix 10 in open",
     ),
     *(
         _speed(
@@ -250,7 +248,7 @@ METRICS = [
             compute=partial(_of_column, column=f"tokens_{name}", argument=argument),
             column=f"{name}_tokens_per_s" if name != "loss" else "",
             rule=f"{name}_tokens_per_s" if name != "loss" else "",
-            views=positions(f"demo {in_demo}"),
+            views=f"demo {in_demo}",
         )
         for name, title, argument, in_demo in (
             ("computed", "tokens/s computed", "tokens", "10 as computed (padding included)"),
@@ -274,10 +272,8 @@ METRICS = [
         column="tokens_per_s_per_device",
         rule="tokens_per_s_per_device",
         rule_aliases=("train_tokens_per_second",),
-        views=positions(
-            "card 120 in throughput; model card 30;"
-            " bench report 30 as /device expected; bench matrix 20"
-        ),
+        views="card 120 in throughput; model card 30;"
+        " bench report 30 as /device expected; bench matrix 20",
     ),
     _speed(
         "throughput.samples_per_s",
@@ -289,11 +285,9 @@ METRICS = [
         column="samples_per_s",
         rule="samples_per_s",
         rule_aliases=("train_samples_per_second",),
-        views=positions(
-            "card 130 in throughput; bench compare 20; analyze 30 as throughput;"
-            " analyze json 20 in sequences/s as throughput_seq_per_sec; analyze compare 20;"
-            " bench report 40 expected; bench matrix 30"
-        ),
+        views="card 130 in throughput; bench compare 20; analyze 30 as throughput;"
+        " analyze json 20 in sequences/s as throughput_seq_per_sec; analyze compare 20;"
+        " bench report 40 expected; bench matrix 30",
     ),
     _speed(
         "throughput.steps_per_s",
@@ -304,7 +298,7 @@ METRICS = [
         compute=steps_per_s,
         column="steps_per_s",
         rule="steps_per_s",
-        views=positions("card 170 in throughput"),
+        views="card 170 in throughput",
     ),
     *(
         _speed(
@@ -337,10 +331,8 @@ METRICS += over_whole_run(
     METRICS,
     "throughput.tokens_per_s",
     is_in_bench=True,
-    views=positions(
-        "card 110 in throughput; report 20; model card 20 in the whole run; watch 80 as whole run;"
-        " so far 60; console 90; compare 20;"
-        " bench report 20 as whole run; bench matrix 60"
-    ),
+    views="card 110 in throughput; report 20; model card 20 in the whole run;"
+    " watch 80 as whole run; so far 60; console 90; compare 20; bench report 20 as whole run;"
+    " bench matrix 60",
 )
 METRICS += over_whole_run(METRICS, "throughput.samples_per_s")

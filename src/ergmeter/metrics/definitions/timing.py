@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Metric, efficientllm, over_whole_run, positions, sft_play
+from ergmeter.metrics.catalog import Metric, efficientllm, over_whole_run, sft_play
 from ergmeter.metrics.definitions.throughput import pace
 from ergmeter.metrics.definitions.tokens import all_steps_in, need_all_rows, need_rows, steps_of
 from ergmeter.metrics.evidence.samples import cached_result
@@ -334,10 +334,8 @@ METRICS = [
         formula="window / steps",
         compute=step_s,
         quantity="speed",
-        views=positions(
-            "card 200 in time expected; report 40 expected; model card 70; list 20 as step;"
-            " watch 20 as step time; recent 20; so far 20; serve list 20; serve live 20; console 30"
-        ),
+        views="card 200 in time expected; report 40 expected; model card 70; list 20 as step;"
+        " watch 20 as step time; recent 20; so far 20; serve list 20; serve live 20; console 30",
     ),
     *(
         _time(
@@ -348,7 +346,7 @@ METRICS = [
             compute=partial(_step_percentile, q=q),
             column="step_median_s" if name == "median" else "",
             rule="step_time" if name == "median" else "",
-            views=positions(f"card {order} in time"),
+            views=f"card {order} in time",
         )
         for name, title, q, order in (
             ("median", "median", 50, 210),
@@ -376,7 +374,7 @@ METRICS = [
         ("steps of a Meter",),
         outside_steps_frac,
         upper_bound=1.0,
-        views=positions("card 230 in time"),
+        views="card 230 in time",
     ),
     Metric(
         "time.window_s",
@@ -388,7 +386,7 @@ METRICS = [
         (),
         window_s,
         column="timed_s",
-        views=positions("ledger 10 as window_s; fairness 20"),
+        views="ledger 10 as window_s; fairness 20",
     ),
     _time(
         "time.run_s",
@@ -401,10 +399,8 @@ METRICS = [
         rule="runtime",
         rule_aliases=("train_runtime",),
         aliases=sft_play("wall_s", "s", "wall clock time of the whole run"),
-        views=positions(
-            "list 40 as lasted; serve list 50; bench compare 30;"
-            " bench report 110 as time expected; bench matrix 140 as time"
-        ),
+        views="list 40 as lasted; serve list 50; bench compare 30;"
+        " bench report 110 as time expected; bench matrix 140 as time",
     ),
     _time(
         "time.warmup_s",
@@ -429,7 +425,7 @@ METRICS = [
         formula="start of the run to the start of the first step",
         needs=("steps of a Meter",),
         compute=before_first_step_s,
-        views=positions("card 270 in time"),
+        views="card 270 in time",
     ),
     *(
         _time(
@@ -438,7 +434,7 @@ METRICS = [
             formula=f"sum over {phase} spans, whole run",
             needs=(f"{phase} spans",),
             compute=partial(_phase_s, phase=phase),
-            views=positions(f"card {order} in time"),
+            views=f"card {order} in time",
         )
         for phase, order in (("eval", 240), ("checkpoint", 250), ("data", 260))
     ),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Metric, positions, sft_play
+from ergmeter.metrics.catalog import Metric, sft_play
 from ergmeter.metrics.evidence.ranks import (
     counting,
     is_declared,
@@ -358,7 +358,7 @@ METRICS = [
             "tokens of the counted steps; the original counted collated batches, evaluation and"
             " prefetch included",
         ),
-        views=positions("model card 60"),
+        views="model card 60",
     ),
     _of_tokens(
         "tokens.per_step",
@@ -366,7 +366,7 @@ METRICS = [
         unit="tokens/step",
         formula="tokens.total / steps of one rank",
         compute=tokens_per_step,
-        views=positions("card 180 in throughput"),
+        views="card 180 in throughput",
     ),
     Metric(
         "tokens.padding_frac",
@@ -378,7 +378,7 @@ METRICS = [
         padding_frac,
         upper_bound=1.0,
         column="padding_frac",
-        views=positions("card 190 in throughput"),
+        views="card 190 in throughput",
     ),
     Metric(
         "steps.count",
@@ -389,7 +389,7 @@ METRICS = [
         ("steps",),
         steps,
         column="timed_steps",
-        views=positions("ledger 20 as window_steps; fairness 30"),
+        views="ledger 20 as window_steps; fairness 30",
     ),
     _of_tokens(
         "tokens.generated",

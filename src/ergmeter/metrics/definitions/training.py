@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Metric, positions
+from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.evidence.evidence import OUTPUT, Evidence
 from ergmeter.metrics.evidence.steps import Steps, read_steps
 from ergmeter.records import Direction, Missing, Reading, Result
@@ -209,11 +209,9 @@ METRICS = [
         column="loss",
         rule="loss",
         rule_aliases=("train_loss",),
-        views=positions(
-            "watch 30 as loss; serve live 30; serve ledger 50; console 10;"
-            " ledger 30 in trainer as train_loss; compare 90 as loss; bench compare 50;"
-            " fairness 10; bench report 50 expected; bench matrix 150"
-        ),
+        views="watch 30 as loss; serve live 30; serve ledger 50; console 10;"
+        " ledger 30 in trainer as train_loss; compare 90 as loss; bench compare 50;"
+        " fairness 10; bench report 50 expected; bench matrix 150",
     ),
     _metric("learning_rate", "learning rate", "neither"),
     _metric("grad_norm", "gradient norm", "neither"),

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Metric, efficientllm, positions
+from ergmeter.metrics.catalog import Metric, efficientllm
 from ergmeter.metrics.evidence.samples import (
     cached_for_kinds,
     cached_result,
@@ -89,7 +89,7 @@ def _activity(column: str, title: str, direction: Direction, what: str, views: s
         kinds=("gpu",),
         upper_bound=1.0 if unit == "frac" else None,
         above_bound="a reading of the hardware counters is wrong",
-        views=positions(views) if views else {},
+        views=views,
     )
 
 
@@ -292,7 +292,7 @@ METRICS = [
             "called peak compute utilization; is the driver's utilisation, the share of time with"
             " any kernel resident",
         ),
-        views=positions("card 400 in activity; ladder 10; otel 10 as hw.gpu.utilization"),
+        views="card 400 in activity; ladder 10; otel 10 as hw.gpu.utilization",
     ),
     _of_gpu(
         "utilization.clock_hz",
@@ -318,7 +318,7 @@ METRICS = [
         "readings with a clock limit other than idle / readings",
         compute=throttled_frac,
         upper_bound=1.0,
-        views=positions("card 900 in load"),
+        views="card 900 in load",
     ),
     Metric(
         "utilization.process_cores",
@@ -328,7 +328,7 @@ METRICS = [
         "CPU seconds of the process tree / window",
         ("the process probe",),
         process_cores,
-        views=positions("card 910 in load"),
+        views="card 910 in load",
     ),
     _share(
         "utilization.node_cpu_frac",
@@ -345,7 +345,7 @@ METRICS = [
         formula="mean over time of the share of CPU time in iowait",
         needs=("the node probe",),
         compute=partial(_mean_gauge, column="iowait_frac", kind="node", note=_ALL_CORES),
-        views=positions("card 920 in load"),
+        views="card 920 in load",
     ),
     *(
         Metric(
@@ -375,6 +375,6 @@ METRICS = [
         own_cpu_frac,
         per_device=device_own_cpu_frac,
         kinds=("self",),
-        views=positions("card 930 in load"),
+        views="card 930 in load",
     ),
 ]
