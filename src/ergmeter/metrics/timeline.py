@@ -7,6 +7,7 @@ the readings is a break in the line.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.device_energy import curve_of
+from ergmeter.metrics.evidence.samples import or_none
 from ergmeter.metrics.evidence.steps import read_steps
 from ergmeter.metrics.phases import Spans, merged, spans_of
 from ergmeter.records import PHASES, Device, FloatArray, TimeArray
@@ -29,6 +31,8 @@ POINTS = 1000
 # As in `erg check`: a gap is longer than both limits.
 _GAP_S = 1.0
 _GAP_INTERVALS = 10
+_OTHER_LOSS = re.compile("eval|val|test|load_balancing|aux|z_")
+_NO_SERIES = Series(np.empty(0, dtype=np.int64), np.empty(0))
 
 
 @dataclass(frozen=True)
@@ -308,6 +312,20 @@ def loss_series(evidence: Evidence) -> tuple[Series, bool]:
     if not len(t_ns):
         raise NotMeasurable("no step has a loss: set step.loss, or print loss=..")
     return Series(t_ns, losses), is_printed
+
+
+def losses(evidence: Evidence) -> tuple[list[float], bool]:
+    """All losses in order, and whether they are as printed; a log may have them without steps."""
+    if evidence.has_work:
+        series, is_printed = or_none(loss_series, evidence) or (_NO_SERIES, False)
+        return series.values.tolist(), is_printed
+    printed = [
+        reported
+        for reported in evidence.run.reported()
+        if reported.name.endswith("loss") and not reported.unit
+        if evidence.is_imported and not _OTHER_LOSS.match(reported.name)
+    ]
+    return [loss.value for loss in printed if loss.name == printed[0].name], False
 
 
 # Device memory. Columns of each kind of device, in order, with their owner.

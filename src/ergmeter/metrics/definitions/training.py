@@ -7,7 +7,6 @@ the last value is not a number, there is no reading.
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +15,14 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.evidence.evidence import OUTPUT, Evidence
-from ergmeter.metrics.evidence.steps import Steps, read_steps
+from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.records import Direction, Missing, Reading, Result
 from ergmeter.units import NS_PER_S, significant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ergmeter.runlog.reader import Run
-
 _DIVERGED = "diverged: "  # how the reason begins where a loss is no number any more
-_OTHER_LOSS = re.compile("eval|val|test|load_balancing|aux|z_")
 _SOON_NS = NS_PER_S  # the loss of the last step is printed after it
 _HOW = {
     "loss": "set step.loss, print loss=.., or use an integration (a Trainer logs it every"
@@ -148,42 +144,6 @@ def _at(rows: Steps, words: str) -> str:
     """The step number as it was recorded or printed, put into words."""
     index = rows["index"][0]
     return "" if np.isnan(index) else words.format(f"{index:.0f}")
-
-
-def losses(run: Run) -> tuple[list[float], bool]:
-    """The training losses in order, of the first rank that has them; True if as printed."""
-    steps, is_log = read_steps(run), "imported" in run.header
-    is_printed = False
-    # Without losses in the steps, use printed ones.
-    if not any(np.isfinite(lane["loss"]).any() for lane in steps.lanes):
-        is_printed = bool(len(steps))
-        steps, is_log = read_steps(run, "output"), True
-    train = steps.of_phase("train")
-    start_ns = train.lowest("start_ns") if len(train) else None
-    first = _before_steps(run, start_ns) if is_log else []
-    recorded = train.where_each(lambda lane: np.isfinite(lane["loss"]))
-    if len(recorded):
-        rank = min(lane["rank"].min() for lane in recorded.lanes)
-        recorded = recorded.where_each(lambda lane: lane["rank"] == rank)
-    values = np.concatenate([first, recorded["loss"][np.argsort(recorded["start_ns"])]])
-    return [float(loss) for loss in values[np.isfinite(values)]], is_printed
-
-
-def _before_steps(run: Run, start_ns: int | None) -> list[float]:
-    """The loss printed at the start of the first step.
-
-    In a log without times: all losses under the first loss name.
-    """
-    if start_ns is None and "imported" not in run.header:
-        return []
-    reported = [
-        figure
-        for figure in run.reported()
-        if figure.name.endswith("loss") and not figure.unit and not _OTHER_LOSS.match(figure.name)
-    ]
-    if start_ns is not None:
-        return [figure.value for figure in reported if figure.t_ns == start_ns][:1]
-    return [figure.value for figure in reported if figure.name == reported[0].name]
 
 
 def _metric(name: str, title: str, direction: Direction, **declared: Any) -> Metric:  # noqa: ANN401

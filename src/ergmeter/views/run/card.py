@@ -315,9 +315,11 @@ def short_reason(reason: str, run: Run) -> str:
 
 def _loss_curve(run: Run, summary: Summary) -> Iterator[Table]:
     """Yield the loss over the run as bars, each the mean of equally many steps."""
-    from ergmeter.metrics.definitions.training import divergence, losses  # noqa: PLC0415  numpy
+    from ergmeter.metrics.definitions.training import divergence  # noqa: PLC0415  numpy
+    from ergmeter.metrics.summarize import evidence_of  # noqa: PLC0415  numpy
+    from ergmeter.metrics.timeline import losses  # noqa: PLC0415  numpy
 
-    values, is_printed = losses(run)
+    values, is_printed = losses(evidence_of(run))
     if len(values) < 3:
         return
     label = "loss, as printed" if is_printed else "loss"
