@@ -1,9 +1,4 @@
-"""The achieved MFU, FLOPs of recomputation, padding and frozen weights, and the roofline.
-
-Frozen weights are a remark and no block. Under LoRA the backward pass computes no gradients of
-frozen weights, so a token needs about 4 FLOPs a weight instead of 6. At the same tokens/s MFU is a
-third lower, but no time is lost.
-"""
+"""The achieved MFU, FLOPs of recomputation and padding, and the roofline."""
 
 from __future__ import annotations
 
@@ -32,10 +27,6 @@ from ergmeter.records import Flops, Missing, Reading
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.evidence import Evidence
 
-# This convention is two thirds of the FLOPs of training every weight, with causal attention as in
-# `exact`. It is counted only for runs with adapters.
-_OF_ADAPTERS, _ITS_PART = "automodel-lora", 2 / 3
-_EXACT = "exact"
 _NO_RECOMPUTATION = "no recomputation"
 NO_PADDING = "padding is not counted apart from tokens: pass tokens_real= to meter.step"
 
@@ -61,20 +52,6 @@ class Achieved:
     def hardware_frac(self) -> float:
         """All known FLOPs as a share of the peak."""
         return self.mfu.value + (self.recomputed_frac or 0.0) + (self.padding_frac or 0.0)
-
-
-@dataclass(frozen=True)
-class FrozenWeights:
-    """FLOPs of a token with frozen weights, and if every weight were trained."""
-
-    flops_per_token: float
-    trained_flops_per_token: float
-    mfu_if_trained_frac: float
-
-    @property
-    def ratio(self) -> float:
-        """FLOPs with frozen weights over those with all weights trained."""
-        return self.flops_per_token / self.trained_flops_per_token
 
 
 def achieved(evidence: Evidence) -> Achieved:
@@ -133,24 +110,6 @@ def _padding(evidence: Evidence, chosen: Flops, mfu_frac: float) -> tuple[float 
     if chosen.hardware_per_padding is None:
         return None, "the FLOP count has no cost of a padding position (hardware_per_padding)"
     return mfu_frac * beside * chosen.hardware_per_padding / flops_per_token(chosen), ""
-
-
-def frozen_weights(evidence: Evidence) -> FrozenWeights | None:
-    """FLOPs of a run with adapters if every weight were trained.
-
-    None if the run has no adapters or one of the counts is absent.
-    """
-    by_name = {flops.convention: flops for flops in evidence.flops}
-    if _OF_ADAPTERS not in by_name or _EXACT not in by_name:
-        return None
-    results = run_results(evidence)
-    mfu, each = results[MFU], results[FLOPS_PER_S]
-    if not isinstance(mfu, Reading) or not isinstance(each, Reading):
-        return None
-    own = flops_per_token(by_name[_EXACT])
-    trained = flops_per_token(by_name[_OF_ADAPTERS]) / _ITS_PART
-    chosen = flops_per_token(evidence.flops[0])
-    return FrozenWeights(own, trained, mfu.value * trained / chosen) if own < trained else None
 
 
 # The roofline. A device reaches at most the lower of its peak and arithmetic intensity (FLOP/B)

@@ -18,116 +18,48 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.metrics.checks import flop_count_contradictions
+from ergmeter.metrics.definitions.achievable import achievable_of_peak_frac
+from ergmeter.metrics.definitions.compute import flops_per_token
 from ergmeter.metrics.definitions.energy import run_j
 from ergmeter.metrics.definitions.energy_breakdown import energy_of
 from ergmeter.metrics.definitions.profile import profiles
-from ergmeter.metrics.definitions.timing import pace_of_ranks
+from ergmeter.metrics.definitions.timing import STRAGGLING_FRAC, pace_of_ranks
 from ergmeter.metrics.definitions.utilization import other_programs
 from ergmeter.metrics.evidence.samples import or_missing, or_none, or_noted
-from ergmeter.metrics.explain.advice import Change, changes, record_next, remarks
-from ergmeter.metrics.explain.device import device_activity, why_no_ceiling
-from ergmeter.metrics.explain.flops import Achieved, achieved, frozen_weights, peak_text
-from ergmeter.metrics.explain.kernels import kernel_blocks
+from ergmeter.metrics.explain.device import DeviceActivity, device_activity, kernel_blocks
+from ergmeter.metrics.explain.flops import NO_PADDING, Achieved, achieved, peak_text
 from ergmeter.metrics.explain.time import (
+    IDLE,
+    KERNELS,
     MERGED_WAITS,
     NAMED,
     WAITS,
+    LossBlock,
     TimeSplit,
+    percent,
     time_split,
     wait_blocks,
 )
 from ergmeter.metrics.phases import joined
 from ergmeter.records import FloatArray, Missing, Reading
-from ergmeter.units import NS_PER_S
+from ergmeter.units import NS_PER_S, scaled
 
 if TYPE_CHECKING:
-    from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.explain.time import LossBlock
+    from collections.abc import Sequence
 
-_RESOLVED_S = 0.2  # two refreshes of a sensor: it does not resolve a shorter span
+    from ergmeter.metrics.evidence.evidence import Evidence
 
 
 @dataclass(frozen=True)
-class Joules:
-    """The energy of the window, and of the parts of its time that a sensor resolves."""
+class Change:
+    """A change to try. `gain_frac`: the largest possible speed-up."""
 
-    window_energy: Reading
-    parts_j: dict[str, float]
-
-    @property
-    def rest_j(self) -> float:
-        """The energy of all other blocks."""
-        return self.window_energy.value - sum(self.parts_j.values())
-
-
-def joules_of(evidence: Evidence, split: TimeSplit | None) -> Joules:
-    """The energy of the window and of the parts of its time."""
-    window_j = run_j(evidence)
-    if split is None or evidence.from_output:
-        return Joules(window_j, {})
-    parts = {
-        **_of_named(evidence, split),
-        **_of_extra(evidence, split),
-        **_of_gaps(evidence, split),
-    }
-    joules = Joules(window_j, {name: value for name, value in parts.items() if np.isfinite(value)})
-    return joules if joules.rest_j >= 0 else Joules(window_j, {})
-
-
-def _is_resolved(split: TimeSplit, part: str) -> bool:
-    return split.longest_s.get(part, 0.0) >= _RESOLVED_S
-
-
-def _of_named(evidence: Evidence, split: TimeSplit) -> dict[str, float]:
-    """Energy of named spans in the window."""
-    parts_j = {}
-    first_ns, last_ns = int(split.edges_ns[0]), int(split.edges_ns[-1])
-    for phase in NAMED:
-        if phase not in split.parts_s or not _is_resolved(split, phase):
-            continue
-        starts, ends = (np.clip(edges, first_ns, last_ns) for edges in split.spans[phase])
-        inside = ends > starts
-        each = energy_of(evidence, starts[inside], ends[inside]).joules
-        spans_s = float((ends - starts)[inside].sum()) / NS_PER_S
-        # A span within another one of higher precedence counts only for its own part.
-        parts_j[phase] = float(each.sum()) * min(1.0, split.parts_s[phase] / spans_s)
-    return parts_j
-
-
-def _of_gaps(evidence: Evidence, split: TimeSplit) -> dict[str, float]:
-    """Energy between steps, if gaps are long and contain no stall."""
-    is_extra = any(each.any() for each in split.extra_s.values())
-    if "gaps" not in split.parts_s or is_extra or not _is_resolved(split, "gaps"):
-        return {}
-    lane = evidence.counted.longest
-    spans = [(lane.columns["start_ns"], lane.columns["end_ns"]), *split.spans.values()]
-    starts, ends = joined(spans)
-    begins, until = evidence.window.clipped(ends[:-1], starts[1:])
-    return {"gaps": float(energy_of(evidence, begins, until).joules.sum())}
-
-
-def _of_extra(evidence: Evidence, split: TimeSplit) -> dict[str, float]:
-    """Energy of slow steps beyond that of median steps."""
-    wanted = [n for n in split.extra_s if n in split.parts_s and _is_resolved(split, n)]
-    if not wanted:
-        return {}
-    each_j = energy_of(evidence, split.edges_ns[:-1], split.edges_ns[1:]).joules
-    if np.isnan(each_j).any():  # readings do not cover all of them: divided by shares instead
-        return {}
-    extra_s: FloatArray = np.sum(list(split.extra_s.values()), axis=0)
-    is_plain = (extra_s == 0) & np.isclose(split.left_s, np.diff(split.edges_ns) / NS_PER_S)
-    if not is_plain.any():
-        return {}
-    usual_w = float(each_j[is_plain].sum() / split.left_s[is_plain].sum())
-    named_s = np.diff(split.edges_ns) / NS_PER_S - split.left_s
-    parts_j = {}
-    for name in wanted:
-        own = split.extra_s[name]
-        rows = (own > 0) & (named_s < 1e-9)
-        beyond_j = each_j[rows] - usual_w * (split.left_s - own)[rows]
-        if rows.sum() == (own > 0).sum() and float(beyond_j.sum()) > 0:
-            parts_j[name] = float(beyond_j.sum())
-    return parts_j
+    block: str
+    advice: str
+    share_frac: float
+    gain_frac: float
+    is_bound: bool  # only part of the block can be removed: the gain is an upper bound
+    why: str
 
 
 @dataclass(frozen=True)
@@ -174,7 +106,9 @@ def explain(evidence: Evidence) -> Explanation:
     if got is not None and got.why_no_padding:
         missing["padding"] = got.why_no_padding
     if got is not None and got.is_printed:
-        activity = activity.without_peak("the program printed an MFU, and not which peak it is of")
+        why = "the program printed an MFU, and not which peak it is of"
+        absent = activity.absent | {"peak_clock_hz": why}
+        activity = replace(activity, peak_clock_hz=None, absent=absent)
     waits, level = wait_blocks(split, activity)
     inside, reached = kernel_blocks(evidence, activity, got, level)
     missing |= _not_asked(evidence, got)
@@ -184,41 +118,35 @@ def explain(evidence: Evidence) -> Explanation:
     blocks = (*waits, *inside)
     energy, blocks, reached = _with_joules(evidence, split, blocks, reached)
     is_known = bool(blocks) or got is not None or activity.busy_frac is not None
-    still = frozen_weights(evidence) if got and not got.is_printed else None
-    lines = remarks(
-        activity,
-        got,
-        still,
-        blocks,
-        straggler=or_none(lambda: pace_of_ranks(evidence).straggler()),
-        contradictions=flop_count_contradictions(evidence),
-    )
     return Explanation(
         _of(got),
         reached if is_known else None,
         blocks,
         energy,
-        lines,
-        changes(
-            blocks,
-            reached,
-            activity,
-            working_frac=level,
-            others=or_none(other_programs, evidence) or "",
-        ),
+        _remarks(evidence, activity, got, blocks),
+        _changes(evidence, blocks, reached, activity, level),
         missing,
-        record_next(evidence, missing, activity, got),
+        _record_next(evidence, missing, activity, got),
         evidence.window_or_reason,
     )
+
+
+# Measured by ergmeter's authors on one such device, 2026-11-15: a hint, not used in any metric.
+_ELSEWHERE = {
+    "NVIDIA H200": "; another H200 held about 80 % of its bf16 peak in products of 8192^3"
+}
 
 
 def _not_asked(evidence: Evidence, got: Achieved | None) -> dict[str, str]:
     """Reasons why there is no matmul ceiling and no communication block."""
     reasons: dict[str, str] = {}
-    if got is not None and not got.is_printed and evidence.devices("gpu"):
-        why = why_no_ceiling(evidence)
-        reasons = {"matmul_ceiling": why} if why else {}
-    if len(evidence.devices("gpu")) > 1:
+    gpus = evidence.devices("gpu")
+    if got is not None and not got.is_printed and gpus:
+        or_noted(reasons, "matmul_ceiling", achievable_of_peak_frac, evidence)
+    if "matmul_ceiling" in reasons:
+        hints = (_ELSEWHERE.get(name, "") for name in {gpu.name for gpu in gpus})
+        reasons["matmul_ceiling"] += "".join(hints)
+    if len(gpus) > 1:
         or_noted(reasons, "communication", profiles, evidence)
     return reasons
 
@@ -231,42 +159,100 @@ def _of(got: Achieved | None) -> str:
     return peak_text(got.mfu.note) or "the peak"
 
 
+# Energy of the blocks.
+
+_RESOLVED_S = 0.2  # two refreshes of a sensor: it does not resolve a shorter span
+
+
+def _joules(evidence: Evidence, split: TimeSplit | None) -> tuple[Reading, dict[str, float]]:
+    """The energy of the window, and of the parts of its time that a sensor resolves."""
+    energy = run_j(evidence)
+    if split is None or evidence.from_output:
+        return energy, {}
+    parts = _of_named(evidence, split) | _of_extra(evidence, split) | _of_gaps(evidence, split)
+    parts_j = {name: value for name, value in parts.items() if np.isfinite(value)}
+    return energy, parts_j if energy.value - sum(parts_j.values()) >= 0 else {}
+
+
+def _is_resolved(split: TimeSplit, part: str) -> bool:
+    return split.longest_s.get(part, 0.0) >= _RESOLVED_S
+
+
+def _of_named(evidence: Evidence, split: TimeSplit) -> dict[str, float]:
+    """Energy of named spans in the window."""
+    parts_j = {}
+    first_ns, last_ns = int(split.edges_ns[0]), int(split.edges_ns[-1])
+    for phase in NAMED:
+        if phase not in split.parts_s or not _is_resolved(split, phase):
+            continue
+        starts, ends = (np.clip(edges, first_ns, last_ns) for edges in split.spans[phase])
+        inside = ends > starts
+        if not inside.any():  # in a whole run: before the first step or after the last
+            continue
+        each = energy_of(evidence, starts[inside], ends[inside]).joules
+        spans_s = float((ends - starts)[inside].sum()) / NS_PER_S
+        # A span within another one of higher precedence counts only for its own part.
+        parts_j[phase] = float(each.sum()) * min(1.0, split.parts_s[phase] / spans_s)
+    return parts_j
+
+
+def _of_gaps(evidence: Evidence, split: TimeSplit) -> dict[str, float]:
+    """Energy between steps, if gaps are long and contain no stall."""
+    is_extra = any(each.any() for each in split.extra_s.values())
+    if "gaps" not in split.parts_s or is_extra or not _is_resolved(split, "gaps"):
+        return {}
+    lane = evidence.counted.longest
+    spans = [(lane.columns["start_ns"], lane.columns["end_ns"]), *split.spans.values()]
+    starts, ends = joined(spans)
+    begins, until = evidence.window.clipped(ends[:-1], starts[1:])
+    return {"gaps": float(energy_of(evidence, begins, until).joules.sum())}
+
+
+def _of_extra(evidence: Evidence, split: TimeSplit) -> dict[str, float]:
+    """Energy of slow steps beyond that of median steps."""
+    wanted = [n for n in split.extra_s if n in split.parts_s and _is_resolved(split, n)]
+    if not wanted:
+        return {}
+    each_j = energy_of(evidence, split.edges_ns[:-1], split.edges_ns[1:]).joules
+    if np.isnan(each_j).any():  # readings do not cover all of them: divided by shares instead
+        return {}
+    extra_s: FloatArray = np.sum(list(split.extra_s.values()), axis=0)
+    is_plain = (extra_s == 0) & np.isclose(split.left_s, np.diff(split.edges_ns) / NS_PER_S)
+    if not is_plain.any():
+        return {}
+    usual_w = float(each_j[is_plain].sum() / split.left_s[is_plain].sum())
+    named_s = np.diff(split.edges_ns) / NS_PER_S - split.left_s
+    parts_j = {}
+    for name in wanted:
+        own = split.extra_s[name]
+        rows = (own > 0) & (named_s < 1e-9)
+        beyond_j = each_j[rows] - usual_w * (split.left_s - own)[rows]
+        if rows.sum() == (own > 0).sum() and float(beyond_j.sum()) > 0:
+            parts_j[name] = float(beyond_j.sum())
+    return parts_j
+
+
 def _with_joules(
     evidence: Evidence, split: TimeSplit | None, blocks: tuple[LossBlock, ...], reached: LossBlock
 ) -> tuple[Reading | Missing, tuple[LossBlock, ...], LossBlock]:
-    """The window's energy, and the blocks with joules: measured for waits, else by share."""
-    joules = or_missing(joules_of, evidence, split)
+    """The window's energy, and the blocks with joules: measured for waits, else by share.
+
+    Blocks that are not measured share the rest, and a gain has none.
+    """
+    joules = or_missing(_joules, evidence, split)
     if isinstance(joules, Missing):
         return joules, blocks, reached
-    # A wait that the device worked through in part counts for its block's share.
-    measured = {
-        block.key: joules.parts_j[block.key] * block.share_frac / split.frac(block.key)
-        for block in blocks
-        if split is not None and block.key in joules.parts_j
-    }
-    merged = [block for block in blocks if block.key == MERGED_WAITS]
-    if merged:  # several parts of the time in one
-        measured |= _of_merged(joules, split, merged[0])
-    return joules.window_energy, *_shared(joules, measured, blocks, reached)
-
-
-def _of_merged(joules: Joules, split: TimeSplit | None, block: LossBlock) -> dict[str, float]:
-    """Energy of a block of several waits; empty if one of them is unknown.
-
-    Gaps are never among them: they are reduced first.
-    """
-    names = [name for name in WAITS if name != "gaps" and split and name in split.parts_s]
-    if split is None or not all(name in joules.parts_j for name in names):
-        return {}
-    drawn_j = sum(joules.parts_j[name] for name in names)
-    return {block.key: drawn_j * block.share_frac / sum(map(split.frac, names))}
-
-
-def _shared(
-    joules: Joules, measured: dict[str, float], blocks: tuple[LossBlock, ...], reached: LossBlock
-) -> tuple[tuple[LossBlock, ...], LossBlock]:
-    """The blocks with joules; unmeasured blocks share the rest, and a gain has none."""
-    rest_j = joules.window_energy.value - sum(measured.values())
+    energy, parts_j = joules
+    measured: dict[str, float] = {}
+    for block in blocks:
+        names = [block.key]
+        if split is not None and block.key == MERGED_WAITS:  # without gaps: they are reduced first
+            names = [name for name in WAITS if name != "gaps" and name in split.parts_s]
+        if split is not None and all(name in parts_j for name in names):
+            drawn_j = sum(parts_j[name] for name in names)
+            # A wait that the device worked through in part counts for its block's share.
+            measured[block.key] = drawn_j * block.share_frac / sum(map(split.frac, names))
+    rest_j = energy.value - sum(measured.values())
     rest = [
         block for block in (*blocks, reached) if block.key not in measured and block.share_frac > 0
     ]
@@ -275,9 +261,220 @@ def _shared(
 
     def with_joules(block: LossBlock) -> LossBlock:
         if block.key in measured:
-            return replace(
-                block, joules=measured[block.key], joules_basis=joules.window_energy.basis
-            )
+            return replace(block, joules=measured[block.key], joules_basis=energy.basis)
         return replace(block, joules=max(0.0, block.share_frac) * per_frac, joules_basis="derived")
 
-    return tuple(map(with_joules, blocks)), with_joules(reached)
+    return energy, tuple(map(with_joules, blocks)), with_joules(reached)
+
+
+# Remarks, and the two or three most promising changes.
+#
+# A gain is an upper bound: a block of 24 % of the time makes a run at most 1 / (1 - 0.24) = 1.32
+# times as fast. A share of the peak is not a share of the time: padding of 5 % of the peak beside
+# an MFU of 15 % is a quarter of what is computed, and of that time.
+
+
+def _remarks(
+    evidence: Evidence,
+    activity: DeviceActivity,
+    got: Achieved | None,
+    blocks: Sequence[LossBlock],
+) -> tuple[str, ...]:
+    """Remarks on low MFU and on contradictions, the most important first."""
+    lines = [] if got is None or got.is_printed else _frozen(evidence, activity, got)
+    idle = next((block for block in blocks if block.key == IDLE), None)
+    if idle is not None and idle.title.startswith("launch-bound"):
+        lines.append(
+            f"launch-bound: in {percent(idle.share_frac)} of the time the device waited inside a"
+            " step for the host to launch the next kernel; a faster device would not help (a step"
+            " that synchronises or copies looks alike: a profile tells them apart)"
+        )
+    if got is not None and got.is_recomputation_assumed and not got.recomputed_frac:
+        lines.append(
+            "no recomputation is assumed: if activations are checkpointed, pass --checkpointing,"
+            " and its share leaves the blocks above it"
+        )
+    straggler = or_none(lambda: pace_of_ranks(evidence).straggler())
+    if straggler is not None and straggler.by_frac > STRAGGLING_FRAC:
+        lines.append(
+            f"{straggler.text}: up to {percent(straggler.by_frac)} of each step; it is part of the"
+            " blocks above, which do not tell it apart"
+        )
+    lines += flop_count_contradictions(evidence)
+    if any(block.share_frac < 0 and block.key != "clock" for block in blocks):
+        lines.append(
+            "a block below 0: more was achieved than its time allows; tokens, FLOPs, the peak or"
+            " the times are wrong"
+        )
+    return tuple(lines)
+
+
+def _frozen(evidence: Evidence, activity: DeviceActivity, got: Achieved) -> list[str]:
+    """A remark on a run with adapters: its MFU if every weight were trained."""
+    counts = {flops.convention: flops for flops in evidence.flops}
+    if _OF_ADAPTERS not in counts or _EXACT not in counts:
+        return []
+    own = flops_per_token(counts[_EXACT])
+    trained = flops_per_token(counts[_OF_ADAPTERS]) / _ITS_PART
+    if own >= trained:
+        return []
+    if_trained_frac = got.mfu.value * trained / flops_per_token(evidence.flops[0])
+    message = (
+        "frozen weights: the backward pass computes no gradients of them, so a token needs"
+        f" {scaled(own, 'FLOP')} instead of {scaled(trained, 'FLOP')}"
+        f" ({percent(own / trained)}; about 4 a weight instead of 6). MFU counts what is computed:"
+        f" {percent(got.mfu.value)}, where training every weight at these tokens/s would read"
+        f" {percent(if_trained_frac)}. That is less work and no loss"
+    )
+    if activity.sm_frac is None or activity.tensor_frac is None:
+        return [f"{message}; where the time goes instead, hardware counters would tell"]
+    return [
+        f"{message}. Where tokens/s are hardly higher than with every weight trained, the time goes"
+        f" elsewhere: SMs were active {percent(activity.sm_frac)} of the time and tensor cores"
+        f" {percent(activity.tensor_frac)}, so non-matmul kernels set the pace; a profile of a few"
+        " steps names them"
+    ]
+
+
+# Frozen weights are a remark and no block. Under LoRA the backward pass computes no gradients of
+# frozen weights, so a token needs about 4 FLOPs a weight instead of 6. At the same tokens/s MFU is
+# a third lower, but no time is lost. This convention is two thirds of the FLOPs of training every
+# weight, with causal attention as in `exact`. It is counted only for runs with adapters.
+_OF_ADAPTERS, _ITS_PART = "automodel-lora", 2 / 3
+_EXACT = "exact"
+
+_MOST = 3
+_LEAST_FRAC = 0.01
+_WORTH_FRAC = 0.05
+_BOUND_WORTH = 0.5  # weight of an upper bound, relative to a gain that is fully attainable
+_BOUND_BY_MEMORY = 0.6  # of the bandwidth: above it, moving fewer bytes helps
+
+_ADVICE = {
+    "checkpoint": "write checkpoints less often, or in the background",
+    "eval": "evaluate less often, or on fewer samples",
+    "data": "load data ahead: more workers, pinned memory, tokenise beforehand",
+    "stalls": "find what stops the steps: data, checkpoints, logging, garbage collection",
+    "gaps": "do less between steps: log and synchronise seldom, keep .item() out of the loop",
+    MERGED_WAITS: "name the waits with meter.phase, then shorten the longest",
+    "empty_sms": "larger kernels: a larger batch, fused layers (torch.compile)",
+    "communication": "overlap communication with computation, or shard less",
+    "copies": "pin memory and copy ahead (non_blocking=True)",
+    "uncounted": "sizes that fill tiles (multiples of 128), attention that skips what is masked",
+    "recomputed": "checkpoint fewer layers, as far as memory allows",
+    "padding": "pack sequences, or batch those of a length",
+    "not_multiplying": "fuse element-wise work (torch.compile, fused norms, loss and optimizer)",
+    "clock": "cool the device or raise its power limit, if they are yours to set",
+}
+_LAUNCH = (
+    "give each launch more to do: a larger batch, CUDA graphs, torch.compile(mode="
+    "'reduce-overhead'), a fused optimizer"
+)
+_SYNCHRONISED = "keep the device fed: no .item() or print of tensors inside a step, copies ahead"
+# Blocks that can be removed completely; a part of the others is inherent.
+_REMOVABLE = ("data", "stalls", "gaps", MERGED_WAITS, "padding", "copies", IDLE)
+_TILES = ("recomputed", "padding", "uncounted", "ceiling")
+
+
+def _changes(
+    evidence: Evidence,
+    blocks: Sequence[LossBlock],
+    reached: LossBlock,
+    activity: DeviceActivity,
+    working_frac: float,
+) -> tuple[Change, ...]:
+    """The most promising changes, best first.
+
+    `working_frac`: share of the window with a kernel, or else within steps.
+    """
+    others = or_none(other_programs, evidence)  # that steps may have waited for
+    candidates = []
+    for block in blocks:
+        advice = _advice(block, activity)
+        if block.key == "stalls" and others:
+            advice = f"measure on a quiet machine: {others}"
+        saved = _saved(block, blocks, reached, activity, working_frac=working_frac)
+        least = _WORTH_FRAC if block.key == "uncounted" else _LEAST_FRAC
+        if not advice or block.share_frac < least or not _LEAST_FRAC <= saved < 1:
+            continue
+        why = "; ".join(f"{fact.key}: {fact.said}" for fact in block.facts) or block.why
+        gain = 1 / (1 - saved) - 1
+        candidates.append(
+            Change(block.key, advice, block.share_frac, gain, block.key not in _REMOVABLE, why)
+        )
+    return tuple(sorted(candidates, key=_rank)[:_MOST])
+
+
+def _rank(change: Change) -> float:
+    """Sort key: the largest gain first; an upper bound counts half."""
+    return -change.gain_frac * (_BOUND_WORTH if change.is_bound else 1.0)
+
+
+def _advice(block: LossBlock, activity: DeviceActivity) -> str:
+    if block.key == IDLE:
+        return _LAUNCH if block.title.startswith("launch-bound") else _SYNCHRONISED
+    if block.key == "clock" and not (
+        activity.capped_frac or activity.heat_frac or activity.brake_frac
+    ):
+        return ""
+    if block.key == "not_multiplying" and (activity.dram_frac or 0.0) > _BOUND_BY_MEMORY:
+        return "move fewer bytes: fuse kernels, keep activations in fewer bits"
+    return _ADVICE.get(block.key, "")
+
+
+def _saved(
+    block: LossBlock,
+    blocks: Sequence[LossBlock],
+    reached: LossBlock,
+    activity: DeviceActivity,
+    *,
+    working_frac: float,
+) -> float:
+    """The largest share of the window's time that removing the block could save."""
+    if block.share_frac <= 0:
+        return 0.0
+    if block.key not in _TILES:
+        # Blocks below the clock: at a higher clock, 1 % of the peak is less than 1 % of the time.
+        inside = (KERNELS, "not_multiplying", "empty_sms", "communication", "copies")
+        return (
+            block.share_frac / (activity.clock_ratio or 1.0)
+            if block.key in inside
+            else block.share_frac
+        )
+    # Useless computation takes its share of the working time, including other kernels.
+    counted = reached.share_frac + sum(b.share_frac for b in blocks if b.key in _TILES)
+    return working_frac * block.share_frac / counted
+
+
+def _record_next(
+    evidence: Evidence, missing: dict[str, str], activity: DeviceActivity, got: Achieved | None
+) -> tuple[str, ...]:
+    """What to record so that the missing parts can be separated, as commands."""
+    commands = []
+    if evidence.is_imported:
+        commands.append(
+            "measure with `erg record -- COMMAND` or a Meter: a log has no readings of devices, and"
+            " no times between steps"
+        )
+    elif not len(evidence.all_steps):
+        commands.append("steps: an integration, `with meter.step(...)`, or print step=.. tokens=..")
+    elif evidence.from_output:
+        commands.append(
+            "when steps begin: an integration or a Meter; a printed line says when they end"
+        )
+    if got is None and not evidence.flops:
+        commands.append("FLOPs and peak: --model-config config.json --seq-len N --dtype bf16")
+    if activity.tensor_frac is None and any(
+        device.probe == "nvml" for device in evidence.devices("gpu")
+    ):
+        commands.append(
+            "hardware counters: NVML has them on Hopper and newer, the dcgm probe elsewhere"
+        )
+    if evidence.devices("gpu") and not any(
+        "calibration" in device.facts for device in evidence.devices("gpu")
+    ):
+        commands.append("`erg calibrate` once on its machine, for the matmul ceiling")
+    if missing.get("padding") == NO_PADDING and evidence.trains:
+        commands.append("padding: pass tokens_real= to meter.step, or use an integration")
+    if len(evidence.devices("gpu")) > 1 and not evidence.marked("profiled"):
+        commands.append("communication: profile_steps=3 of a callback, or a torch trace")
+    return tuple(commands)

@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.explain.advice import Change
-from ergmeter.metrics.explain.waterfall import Explanation, WaterfallLevel, levels
+from ergmeter.metrics.explain.waterfall import Change, Explanation, WaterfallLevel, levels
 from ergmeter.records import Missing
 from ergmeter.units import grouped, scaled, significant
 from ergmeter.views.charts import vega
