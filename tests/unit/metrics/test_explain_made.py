@@ -414,10 +414,3 @@ def test_waits_and_what_is_left_are_the_whole_window(
     )
     assert sum(one.share_frac for one in blocks) + level == pytest.approx(1.0, abs=1e-9)
     assert all(one.share_frac >= 0 for one in blocks)
-
-
-def test_a_whole_run_may_have_named_spans_only_outside_its_steps(tmp_path: Path) -> None:
-    steps = [*even_steps(40, seconds=0.25, tokens_computed=100), Step(10 * S, 12 * S, phase="idle")]
-    run = made(tmp_path / "run", steps)
-    found = explain(evidence_of(run, Settings(window="whole")))
-    assert shares(found)["idle"] > 0

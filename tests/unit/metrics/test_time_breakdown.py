@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.explain.time import time_split
+from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.metrics.time_breakdown import TimeBreakdown, time_breakdown
-from ergmeter.records import Mark, Sample, Step
+from ergmeter.records import Mark, Reading, Sample, Step
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 from tests.runs import GPU, add_writer, run_of
@@ -305,3 +306,11 @@ def test_a_gap_after_every_step_is_none_and_a_longer_one_is_by_what_it_has_beyon
     run = lived(tmp_path, steps[-1].end_ns, steps=steps)
     found = seconds(time_breakdown(evidence_of(run, Settings())))
     assert found == pytest.approx({"train": 60 * 0.4, "stall": 2.0, "unknown": 59 * 0.6 + 0.9})
+
+
+def test_a_whole_run_may_have_named_spans_outside_its_steps_alone(tmp_path: Path) -> None:
+    pause = Step(20 * S, 25 * S, phase="idle")
+    run = lived(tmp_path, 25 * S, steps=[*plain(20), pause], devices=[GPU], samples=SAMPLES)
+    found = explain(evidence_of(run, Settings(window="whole")))
+    assert isinstance(found.energy, Reading)
+    assert {block.key: block.share_frac for block in found.blocks}["idle"] == pytest.approx(0.2)
