@@ -117,12 +117,8 @@ class EnergyCurve:
         The outer edges are as sure as those of one window. When a cut began is known to a refresh:
         all cuts may be off in the same direction, and each by itself; both are in the bounds.
         """
-        reached = self.spanned(starts, ends)
-        if not reached.all():
-            first = int(np.argmin(reached))
-            self._check_ends(Window(int(starts[0]), int(ends[-1])))
-            self._check_gaps(Window(int(starts[first]), int(ends[first])))
-        outer = self.over(Window(int(starts[0]), int(ends[-1])), is_checked=True)
+        self._check_reach(starts, ends)
+        outer = Energy(*(float(bound[0]) for bound in self._over_each(starts[:1], ends[-1:])))
         if len(starts) == 1:
             return outer
         cuts = ends[:-1], starts[1:]
@@ -140,16 +136,9 @@ class EnergyCurve:
             joules + (outer.high_j - outer.joules) + off_j,
         )
 
-    def over(self, window: Window, *, is_checked: bool = False) -> Energy:
+    def over(self, window: Window) -> Energy:
         """Joules in a window. Raises NotMeasurable if the readings do not span it."""
-        if not is_checked:
-            self._check_ends(window)
-            self._check_gaps(window)
-        edges = np.array([window.start_ns, window.end_ns], dtype=np.int64)
-        joules = self.at(edges)
-        early, late = self._bounds(edges, joules)
-        low_j = max(0.0, float(early[1] - late[0]))
-        return Energy(float(joules[1] - joules[0]), low_j, float(late[1] - early[0]))
+        return self.over_all(np.array([window.start_ns]), np.array([window.end_ns]))
 
     def over_each(
         self, start_ns: TimeArray, end_ns: TimeArray
@@ -200,20 +189,22 @@ class EnergyCurve:
             early, late = np.maximum(early, read_before), np.minimum(late, read_after)
         return np.minimum(early, joules), np.maximum(late, joules)
 
-    def _check_ends(self, window: Window) -> None:
-        if self.t_ns[0] > window.start_ns + LATE_S * NS_PER_S:
-            late_s = (self.t_ns[0] - window.start_ns) / NS_PER_S
+    def _check_reach(self, starts: TimeArray, ends: TimeArray) -> None:
+        """Raises NotMeasurable if the readings do not span these intervals."""
+        reached = self.spanned(starts, ends)
+        if reached.all():
+            return
+        if self.t_ns[0] > starts[0] + LATE_S * NS_PER_S:
+            late_s = (self.t_ns[0] - starts[0]) / NS_PER_S
             raise NotMeasurable(f"readings begin {late_s:.2f} s after the window does")
-        if self.seen_until_ns < window.end_ns - LATE_S * NS_PER_S:
-            early_s = (window.end_ns - self.seen_until_ns) / NS_PER_S
+        if self.seen_until_ns < ends[-1] - LATE_S * NS_PER_S:
+            early_s = (ends[-1] - self.seen_until_ns) / NS_PER_S
             raise NotMeasurable(f"readings end {early_s:.2f} s before the window does")
-
-    def _check_gaps(self, window: Window) -> None:
-        first = max(0, int(np.searchsorted(self.t_ns, window.start_ns, side="right")) - 1)
-        last = int(np.searchsorted(self.t_ns, window.end_ns, side="left"))
+        at = int(np.argmin(reached))
+        first = max(0, int(np.searchsorted(self.t_ns, starts[at], side="right")) - 1)
+        last = int(np.searchsorted(self.t_ns, ends[at], side="left"))
         gap_s = float(np.diff(self.t_ns[first : last + 1]).max(initial=0)) / NS_PER_S
-        if gap_s > self.max_gap_s:
-            raise NotMeasurable(f"no power reading for {gap_s:.1f} s (limit {self.max_gap_s:g} s)")
+        raise NotMeasurable(f"no power reading for {gap_s:.1f} s (limit {self.max_gap_s:g} s)")
 
 
 def counter_curve(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import IMPOSSIBLE, catalogue
+from ergmeter.metrics.catalog import IMPOSSIBLE, Metric, catalogue
 from ergmeter.metrics.checks import fitness, flop_count_contradictions
 from ergmeter.metrics.definitions.throughput import samples
 from ergmeter.metrics.definitions.tokens import tokens
@@ -19,11 +19,11 @@ from ergmeter.metrics.evidence.gpu_use import gpu_names
 from ergmeter.metrics.evidence.ranks import clock_notes, disagreement, ranks_by_writer
 from ergmeter.metrics.evidence.samples import device_questions, or_none, visit
 from ergmeter.metrics.live.alert_rules import noted_alerts
-from ergmeter.records import Device, Flops, Missing, Reading, Result, Summary
+from ergmeter.records import Flops, Missing, Reading, Result, Summary
 from ergmeter.runlog.dropped import dropped_steps
 from ergmeter.runlog.reader import CUT_OFF, Run
 from ergmeter.runlog.settings import WARMUP, Settings
-from ergmeter.units import duration
+from ergmeter.units import duration, grouped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -163,10 +163,11 @@ def _told_twice(evidence: Evidence) -> list[str]:
 
 def _impossible(readings: dict[str, Result]) -> list[str]:
     """Each impossible reading, with the reason; a reason that several share is given once."""
-    titles: dict[str, list[str]] = {}
-    for key, result in readings.items():
-        if isinstance(result, Reading) and result.impossible:
-            titles.setdefault(result.impossible, []).append(catalogue()[key].title)
+    titles = grouped(
+        (result.impossible, catalogue()[key].title)
+        for key, result in readings.items()
+        if isinstance(result, Reading) and result.impossible
+    )
     return [
         f"{', '.join(names)} {IMPOSSIBLE if len(names) == 1 else 'are impossible'}: {why}"
         for why, names in titles.items()
@@ -278,13 +279,11 @@ def _whose_gpus(evidence: Evidence) -> list[str]:
             "not used by this run, so not in its energy, peak and device count:"
             f" {gpu_names(unused)} (--devices counts them)"
         )
-    by_why: dict[str, list[Device]] = {}
-    for device in unknown:
-        by_why.setdefault(evidence.gpu_use[device.id].why, []).append(device)
+    by_why = grouped((evidence.gpu_use[gpu.id].why, gpu_names([gpu])) for gpu in unknown)
     remarks += [
-        f"whether this run used {gpu_names(devices)} is unknown: {why}; counted, and its energy is"
+        f"whether this run used {', '.join(names)} is unknown: {why}; counted, and its energy is"
         " derived (--devices or CUDA_VISIBLE_DEVICES says which count)"
-        for why, devices in by_why.items()
+        for why, names in by_why.items()
     ]
     unseen = [id_ for id_, use in evidence.gpu_use.items() if not use.state]
     if len(unseen) > 1:
@@ -325,7 +324,8 @@ def summarize(
 
 def summary_of(evidence: Evidence) -> Summary:
     """Summarise an evidence, so that a caller can go on using it without reading twice."""
-    devices = _by_device(evidence)
+    of_devices = {key: metric for key, metric in catalogue().items() if metric.per_device}
+    devices = _by_device(evidence, of_devices)
     run, readings = evidence.run, readings_of(evidence, catalogue())
     remarks = notes(evidence, readings)
     return Summary(run.name, run.status, readings, devices, remarks, evidence.window_facts())
@@ -338,17 +338,14 @@ def readings_of(evidence: Evidence, keys: Iterable[str]) -> dict[str, Result]:
 
 def ask_devices(evidence: Evidence) -> None:
     """Computes, device by device, what checks and metrics need of each, for later use."""
-    in_boundary = _boundary_ids(evidence)
-    for device in evidence.devices(*device_questions):
-        visit(evidence, device, is_in_boundary=device.id in in_boundary)
+    _by_device(evidence, {})
 
 
-def _by_device(evidence: Evidence) -> dict[str, dict[str, Result]]:
+def _by_device(evidence: Evidence, metrics: dict[str, Metric]) -> dict[str, dict[str, Result]]:
     """Results per device, one device after the other, so that few samples are in memory.
 
     What checks and metrics of the run need of a device is computed on the same visit.
     """
-    metrics = {key: metric for key, metric in catalogue().items() if metric.per_device}
     results: dict[str, dict[str, Result]] = {}
     for metric in metrics.values():
         results |= {device.id: {} for device in evidence.devices(*metric.kinds)}

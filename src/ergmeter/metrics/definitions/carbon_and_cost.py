@@ -68,34 +68,32 @@ _G_PER_KG = 1000
 _MILLION = 1e6
 
 
-def co2e_g(evidence: Evidence) -> Reading:
-    """Grams of CO2 equivalent for the energy of the window, by the grid where it was drawn."""
-    settings = evidence.settings
-    if settings.grid_g_per_kwh is None:
-        raise NotMeasurable(
-            "no grid intensity was given: --grid NAME (`erg grid` lists countries and regions), or"
-            " --grid-g-per-kwh with --grid-source (your grid operator publishes it)"
-        )
-    return _emitted(evidence, settings.grid_g_per_kwh, settings.grid_source)
+_NO_INTENSITY = {
+    "grid": "no grid intensity was given: --grid NAME (`erg grid` lists countries and regions), or"
+    " --grid-g-per-kwh with --grid-source (your grid operator publishes it)",
+    "market": "no market-based intensity was given: --market-g-per-kwh with --market-source (your"
+    " supplier's, or 0 for what certificates cover)",
+}
 
 
-def market_co2e_g(evidence: Evidence) -> Reading:
-    """Grams of CO2 equivalent for the energy of the window, by the electricity contract."""
-    settings = evidence.settings
-    if settings.market_g_per_kwh is None:
-        raise NotMeasurable(
-            "no market-based intensity was given: --market-g-per-kwh with --market-source (your"
-            " supplier's, or 0 for what certificates cover)"
-        )
-    return _emitted(evidence, settings.market_g_per_kwh, settings.market_source)
+def co2e_g(evidence: Evidence, by: str = "grid") -> Reading:
+    """Grams of CO2 equivalent for the energy of the window.
+
+    `by` the grid where it was drawn, or the "market": the electricity contract.
+    """
+    g_per_kwh = getattr(evidence.settings, f"{by}_g_per_kwh")
+    if g_per_kwh is None:
+        raise NotMeasurable(_NO_INTENSITY[by])
+    source = getattr(evidence.settings, f"{by}_source") or NOT_STATED
+    return _per_kwh(evidence, g_per_kwh, f"{significant(g_per_kwh)} g/kWh ({source})", "g")
 
 
-def _emitted(evidence: Evidence, g_per_kwh: float, source: str | None) -> Reading:
-    energy = run_j(evidence)
+def _per_kwh(evidence: Evidence, amount: float, text: str, unit: str) -> Reading:
+    """The energy of the window and the building's overhead, times an amount per kWh."""
+    used = run_j(evidence)
     pue, building = building_of(evidence)
-    grid = f"{significant(g_per_kwh)} g/kWh ({source or NOT_STATED})"
-    note = f"{scaled(energy.value, 'J')} x {grid}{building}; interval is the energy's alone"
-    return scaled_by(energy, g_per_kwh * pue / J_PER_KWH, "g", note)
+    note = f"{scaled(used.value, 'J')} x {text}{building}; interval is the energy's alone"
+    return scaled_by(used, amount * pue / J_PER_KWH, unit, note)
 
 
 def building_of(evidence: Evidence) -> tuple[float, str]:
@@ -190,7 +188,7 @@ _MARKET_CARBON = _carbon(
     "carbon, market-based",
     formula="energy.run_j / 3.6e6 x intensity by contract (market-based) x PUE",
     needs=("energy", "an intensity by contract"),
-    compute=market_co2e_g,
+    compute=partial(co2e_g, by="market"),
     quantity="energy",
     views="card 680 in energy",
 )
@@ -242,10 +240,7 @@ def energy(evidence: Evidence) -> Reading:
     price = evidence.settings.price_per_kwh
     if price is None:
         raise NotMeasurable("no price of electricity was given: --price-per-kwh with --currency")
-    used = run_j(evidence)
-    pue, building = building_of(evidence)
-    note = f"{scaled(used.value, 'J')} x {price:g} a kWh{building}; interval is the energy's alone"
-    return scaled_by(used, price * pue / J_PER_KWH, _unit(evidence), note)
+    return _per_kwh(evidence, price, f"{price:g} a kWh", _unit(evidence))
 
 
 def _unit(evidence: Evidence) -> str:

@@ -288,17 +288,8 @@ def output_tokens_per_s(evidence: Evidence) -> Reading:
     return _over_window(evidence, float(tokens.sum()), "tokens/s", basis, note)
 
 
-@dataclass(frozen=True, slots=True)
-class _Good:
-    """Requests within every limit, of all that were offered."""
-
-    number: int
-    offered: int
-    basis: Basis
-    note: str
-
-
-def _good(evidence: Evidence) -> _Good:
+def _good(evidence: Evidence) -> tuple[int, int, Basis, str]:
+    """Requests within every limit, those offered, the basis and a note."""
     declared = evidence.marked("slo")
     if not declared:
         raise NotMeasurable("no limits were declared: erg load --slo ttft=0.5,tpot=0.05")
@@ -316,21 +307,20 @@ def _good(evidence: Evidence) -> _Good:
         number = int(np.all([waits[name] <= limits[name] for name in limits], axis=0).sum())
     offered = answered if evidence.offered is None else len(evidence.offered)
     note = f"{number} of {number_of(offered, 'request')} offered within {within}{label}"
-    return _Good(number, offered, basis, note)
+    return number, offered, basis, note
 
 
 def goodput_per_s(evidence: Evidence) -> Reading:
     """Requests within every limit that was declared, over the window."""
-    good = _good(evidence)
-    return _over_window(evidence, good.number, "requests/s", good.basis, good.note)
+    number, _, basis, note = _good(evidence)
+    return _over_window(evidence, number, "requests/s", basis, note)
 
 
 def slo_attainment_frac(evidence: Evidence) -> Reading:
     """Share of all requests offered that were answered within every limit."""
-    good = _good(evidence)
+    number, offered, basis, note = _good(evidence)
     _need_end(evidence)
-    note = f"{good.note}; {evidence.window_note}"
-    return Reading(good.number / good.offered, "frac", good.basis, note=note)
+    return Reading(number / offered, "frac", basis, note=f"{note}; {evidence.window_note}")
 
 
 def _need_end(evidence: Evidence) -> None:
