@@ -80,24 +80,15 @@ class TimeBreakdown:
     note: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Owned:
-    """The run in adjacent pieces, and the part that owns each."""
-
-    edges_ns: TimeArray  # one more than pieces
-    owners: TimeArray  # of each piece, an index in PARTS
-
-
 @cached_result
 def time_breakdown(evidence: Evidence) -> TimeBreakdown:
     """The parts of a run. NotMeasurable if it has no spans."""
-    owned = _owned(evidence)
-    pieces_ns = np.diff(owned.edges_ns)
+    edges_ns, owners = _owned(evidence)
+    pieces_ns = np.diff(edges_ns)
     parts_s = {
-        name: int(pieces_ns[owned.owners == part].sum()) / NS_PER_S
-        for part, name in enumerate(PARTS)
+        name: int(pieces_ns[owners == part].sum()) / NS_PER_S for part, name in enumerate(PARTS)
     }
-    joules, basis, why, unread_s = _joules(evidence, owned)
+    joules, basis, why, unread_s = _joules(evidence, edges_ns, owners)
     whole_s = evidence.watched.duration_s
     whole_j = None if joules is None else sum(joules.values())
     parts = tuple(
@@ -127,7 +118,8 @@ def _note(evidence: Evidence) -> str:
 
 
 @cached_result
-def _owned(evidence: Evidence) -> _Owned:
+def _owned(evidence: Evidence) -> tuple[TimeArray, TimeArray]:
+    """The edges of the run's adjacent pieces, and the part that owns each, an index in PARTS."""
     lane = evidence.all_steps.longest
     evidence.work  # noqa: B018  raises the reason if there are no steps
     life = evidence.watched
@@ -145,7 +137,7 @@ def _owned(evidence: Evidence) -> _Owned:
     first_ns, last_ns = lane.lowest("start_ns"), lane.highest("end_ns")
     owners[edges_ns[1:] <= first_ns] = names.index("startup")
     owners[edges_ns[:-1] >= last_ns] = names.index("end")
-    return _Owned(edges_ns, owners)
+    return edges_ns, owners
 
 
 def _layers(evidence: Evidence) -> list[tuple[str, Spans]]:
@@ -233,28 +225,28 @@ def _covered(edges_ns: TimeArray, starts: TimeArray, ends: TimeArray) -> TimeArr
 
 
 def _joules(
-    evidence: Evidence, owned: _Owned
+    evidence: Evidence, edges_ns: TimeArray, owners: TimeArray
 ) -> tuple[dict[str, float] | None, Basis | None, str, float]:
     """Joules by part and their basis, or the reason why not; and the seconds without readings."""
     try:
         if evidence.from_output:
             raise NotMeasurable("printed lines do not say when a phase began: a Meter does")
-        each = [_of_device(evidence, device, owned) for device in boundary(evidence)]
+        each = [_of_device(evidence, device, edges_ns) for device in boundary(evidence)]
     except NotMeasurable as error:
         return None, None, str(error), 0.0
     by_piece = np.sum([device[0] for device in each], axis=0)
-    joules = {name: float(by_piece[owned.owners == part].sum()) for part, name in enumerate(PARTS)}
+    joules = {name: float(by_piece[owners == part].sum()) for part, name in enumerate(PARTS)}
     return joules, weakest(*(device[1] for device in each)), "", max(device[2] for device in each)
 
 
 def _of_device(
-    evidence: Evidence, device: Device, owned: _Owned
+    evidence: Evidence, device: Device, edges_ns: TimeArray
 ) -> tuple[FloatArray, Basis, float]:
     curve, basis = curve_of(evidence, device)
     # The first and last time the device was read.
     start_ns, end_ns = int(curve.t_ns[0]), max(int(curve.t_ns[-1]), curve.seen_until_ns)
-    edges = np.clip(owned.edges_ns, start_ns, end_ns)
-    whole_s = float(owned.edges_ns[-1] - owned.edges_ns[0]) / NS_PER_S
+    edges = np.clip(edges_ns, start_ns, end_ns)
+    whole_s = float(edges_ns[-1] - edges_ns[0]) / NS_PER_S
     read_s = float(edges[-1] - edges[0]) / NS_PER_S
     return np.diff(curve.at(edges)), basis, whole_s - read_s
 

@@ -10,7 +10,7 @@ import pytest
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.evidence import samples
-from ergmeter.metrics.evidence.samples import ResultCache, cached_result
+from ergmeter.metrics.evidence.samples import cached_result
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Device, Missing, Reading, Sample
 from ergmeter.runlog.reader import Run
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def evidence() -> Evidence:
-    return cast("Evidence", SimpleNamespace(results=ResultCache()))
+    return cast("Evidence", SimpleNamespace(results={}))
 
 
 def value(readings: dict[str, Any], key: str) -> float:

@@ -89,7 +89,7 @@ def _device_part(
         )
     half_ns = round(min(curve.refresh_s, 1.0) / 2 * NS_PER_S)
     value, *moved = (
-        _joules(curve, _moved(upto, by_ns)) - _joules(curve, _moved(before, by_ns))
+        _joules(curve, upto, by_ns) - _joules(curve, before, by_ns)
         for by_ns in (0, -half_ns, -half_ns // 2, half_ns // 2, half_ns)
     )
     off = max(abs(shifted - value) for shifted in moved)
@@ -111,9 +111,12 @@ def _rest_j(evidence: Evidence) -> Reading:
 @cached_result
 def _device_rest(evidence: Evidence, device: Device) -> tuple[float, Basis]:
     curve, basis = curve_of(evidence, device)
-    lifetime = _run_span(evidence, curve)
-    spans = _clipped(union_of(evidence, *PRECEDENCE), lifetime)
-    return _joules(curve, lifetime) - _joules(curve, spans), basis
+    # The life of the run, as far as the readings go.
+    start_ns = max(evidence.watched.start_ns, int(curve.t_ns[0]))
+    end_ns = max(start_ns, min(evidence.watched.end_ns, curve.seen_until_ns))
+    starts, ends = (np.clip(edges, start_ns, end_ns) for edges in union_of(evidence, *PRECEDENCE))
+    life_j = _joules(curve, (np.array([start_ns]), np.array([end_ns])))
+    return life_j - _joules(curve, (starts, ends)), basis
 
 
 @cached_for_kinds(BOUNDARY)
@@ -140,11 +143,6 @@ def _devices(evidence: Evidence) -> list[Device]:
     return boundary(evidence)
 
 
-def _moved(spans: Spans, by_ns: int) -> Spans:
-    starts, ends = spans
-    return starts + by_ns, ends + by_ns
-
-
 def _unresolved_j(curve: EnergyCurve, spans: Spans, half_ns: int) -> float:
     """Joules that may belong to spans or to gaps shorter than a refresh between them."""
     starts, ends = merged(spans[0] - half_ns, spans[1] + half_ns)
@@ -152,20 +150,9 @@ def _unresolved_j(curve: EnergyCurve, spans: Spans, half_ns: int) -> float:
     return min(own_j, _joules(curve, (starts + half_ns, ends - half_ns)) - own_j)
 
 
-def _clipped(spans: Spans, outer: Spans) -> Spans:
-    starts, ends = (np.clip(edge, outer[0][0], outer[1][0]) for edge in spans)
-    return starts, ends
-
-
-def _run_span(evidence: Evidence, curve: EnergyCurve) -> Spans:
-    """The life of the run, as far as the readings go."""
-    start_ns = max(evidence.watched.start_ns, int(curve.t_ns[0]))
-    end_ns = min(evidence.watched.end_ns, curve.seen_until_ns)
-    return np.array([start_ns]), np.array([max(start_ns, end_ns)])
-
-
-def _joules(curve: EnergyCurve, spans: Spans) -> float:
-    starts, ends = spans
+def _joules(curve: EnergyCurve, spans: Spans, by_ns: int = 0) -> float:
+    """Joules of all spans, moved by so much time."""
+    starts, ends = (edges + by_ns for edges in spans)
     return float((curve.at(ends) - curve.at(starts)).sum()) if len(starts) else 0.0
 
 

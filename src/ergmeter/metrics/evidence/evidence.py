@@ -19,7 +19,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.evidence.gpu_use import GpuUse, gpu_names, gpu_use
 from ergmeter.metrics.evidence.ranks import aligned
 from ergmeter.metrics.evidence.requests import LOAD_MARK, Offered, offered
-from ergmeter.metrics.evidence.samples import Column, ResultCache, SampleColumns, or_none
+from ergmeter.metrics.evidence.samples import Column, SampleColumns, or_none
 from ergmeter.metrics.evidence.steps import Steps, Timed, read_steps
 from ergmeter.metrics.evidence.window import (
     LOOKED_AT_STEPS,
@@ -43,7 +43,7 @@ from ergmeter.runlog.segments import Series
 from ergmeter.units import duration, number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from ergmeter.metrics.device_energy import DeviceCurves
     from ergmeter.runlog.settings import Settings
@@ -81,7 +81,8 @@ class Evidence:
         self.settings = settings
         self.flops = tuple(flops) or run.flops  # under each convention, the chosen one first
         self._heed_marks = heed_marks  # not if the reader declares a warm-up of their own
-        self.results = ResultCache()
+        # Of functions of this evidence, or why there is none, by function and arguments.
+        self.results: dict[Hashable, object] = {}
         # Of the device in use alone: those of all devices of a large run would fill memory.
         self.device_curves: dict[str, DeviceCurves] = {}
         self._columns = SampleColumns(run)
@@ -264,7 +265,7 @@ class Evidence:
         for name in _OF_THE_WINDOW:
             beside.__dict__.pop(name, None)
         beside.settings = replace(self.settings, window=window)
-        beside.results = ResultCache()
+        beside.results = {}
         return beside
 
     def window_facts(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 
 Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
-
-
-class ResultCache(dict[Hashable, object]):
-    """Results of functions of one evidence, or why there is none, by function and arguments."""
 
 
 def cached_result(
@@ -170,17 +166,13 @@ def readings(evidence: Evidence, column: str, device: Device) -> Series:
     """The readings of a device's column. Raises NotMeasurable if there are none."""
     series = evidence.series(column).get(device.id)
     if series is None:
-        if device.kind == "process" and not _is_read(evidence, device):
+        # A process that was read while it ran has its CPU time at least.
+        if device.kind == "process" and evidence.series("cpu_s").get(device.id) is None:
             lasted = duration(evidence.watched.duration_s)
             raise NotMeasurable(f"{device.name} was not read once in a run of {lasted}")
         reason = why_absent(device, column) or f"no reading has {column}"
         raise NotMeasurable(f"{device.name} [{device.id}]: {reason}")
     return series
-
-
-def _is_read(evidence: Evidence, device: Device) -> bool:
-    """Whether a process was read while it ran. A reading has its CPU time at least."""
-    return evidence.series("cpu_s").get(device.id) is not None
 
 
 @cached_result

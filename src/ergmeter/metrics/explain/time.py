@@ -184,14 +184,11 @@ def _named(owners: dict[str, Spans], edges_ns: TimeArray) -> dict[str, FloatArra
 # -- blocks of the waterfall
 
 TITLES = {
-    "checkpoint": "checkpoints",
-    "eval": "evaluation",
+    **PHASE_TITLES,
     "around": "before the first step and after the last",
     "slow_start": "a slow beginning",
-    "data": "waiting for data",
     "stalls": "stalls",
     "gaps": "between steps",
-    **{phase: PHASE_TITLES[phase] for phase in ("prefill", "decode", "idle")},
 }
 _HOW = {
     **dict.fromkeys(("checkpoint", "eval", "prefill", "decode"), "no training step runs meanwhile"),
