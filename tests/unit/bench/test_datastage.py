@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_data_that_changed_is_other_data(tmp_path: Path) -> None:
     after = job({"dataset_name": str(path)})
     assert before.file != after.file
     for made in (before, after):
-        plan = BenchPlan("s", (), settings={"data": [data.to_json(made)]})
+        plan = BenchPlan("s", (), settings={"data": [asdict(made)]})
         data.prepare(plan, tmp_path / "data")
     there = {path.name for path in (tmp_path / "data").iterdir()}
     assert {before.file, after.file} <= there
@@ -90,7 +91,7 @@ def test_data_that_changed_is_other_data(tmp_path: Path) -> None:
 
 def test_drivers_that_come_at_once_make_it_once(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"instruction": "a", "output": "1"}\n' * 50)
-    wanted = data.to_json(job({"dataset_name": "rows.jsonl"}))
+    wanted = asdict(job({"dataset_name": "rows.jsonl"}))
     drivers = [
         subprocess.Popen([sys.executable, "-c", DRIVER, json.dumps(wanted), str(one)], cwd=tmp_path)
         for one in range(3)
@@ -108,7 +109,7 @@ def test_drivers_that_come_at_once_make_it_once(tmp_path: Path) -> None:
 
 def test_one_that_failed_leaves_no_lock(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("")
-    wanted = data.to_json(job({"dataset_name": str(tmp_path / "rows.jsonl")}))
+    wanted = asdict(job({"dataset_name": str(tmp_path / "rows.jsonl")}))
     plan = BenchPlan("s", (), settings={"data": [wanted]})
     for _ in range(2):
         with pytest.raises(FormatError, match="holds no example"):

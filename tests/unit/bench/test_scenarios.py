@@ -10,7 +10,8 @@ import yaml
 
 from ergmeter.bench.plan.cells import Cell, Expectation
 from ergmeter.bench.plan.plan import plan
-from ergmeter.bench.plan.scenarios import BadCondition, Condition, Problems
+from ergmeter.bench.plan.scenarios import BadCondition, Condition
+from ergmeter.config_file import usage_error
 from ergmeter.errors import UsageError
 
 ADAPTERS: dict[str, Any] = {
@@ -358,15 +359,11 @@ def test_an_error_has_its_line(tmp_path: Path) -> None:
 
 def test_problems_of_one_kind_are_told_once_with_their_number(tmp_path: Path) -> None:
     """As of FMS's files with erg train, which reads none of its frameworks' files."""
-    problems = Problems(tmp_path / "scenarios.yaml")
-    problems.add("packing takes true and false", scenario="a")
+    problems = ["scenario 'a': packing takes true and false"]
     for scenario, name in (("a", "one"), ("a", "two"), ("b", "one"), ("b", "one")):
-        problems.add(f"framework_config {name!r} is not known", scenario=scenario)
-    for number in range(21):
-        problems.add(f"problem {number}")
-    with pytest.raises(UsageError) as told:
-        problems.stop_if_any()
-    assert str(told.value).splitlines() == [
+        problems.append(f"scenario {scenario!r}: framework_config {name!r} is not known")
+    problems += [f"problem {number}" for number in range(21)]
+    assert str(usage_error(tmp_path / "scenarios.yaml", problems)).splitlines() == [
         f"{tmp_path / 'scenarios.yaml'}:",
         "  scenario 'a': framework_config 'one' is not known (and 2 more like it)",
         "  scenario 'a': packing takes true and false",
@@ -425,14 +422,9 @@ def test_arguments_that_the_command_does_not_take_are_an_error(tmp_path: Path) -
 
 
 def test_an_apostrophe_in_a_word_quotes_nothing(tmp_path: Path) -> None:
-    problems = Problems(tmp_path / "scenarios.yaml")
-    problems.add("it can't be A and won't run")
-    problems.add("it can't be B and won't run")
-    problems.add("name 'x' is not known")
-    problems.add('name "it\'s" is not known')
-    with pytest.raises(UsageError) as caught:
-        problems.stop_if_any()
-    assert str(caught.value).splitlines()[1:] == [
+    problems = ["it can't be A and won't run", "it can't be B and won't run"]
+    problems += ["name 'x' is not known", 'name "it\'s" is not known']
+    assert str(usage_error(tmp_path / "scenarios.yaml", problems)).splitlines()[1:] == [
         "  name 'x' is not known (and 1 more like it)",
         "  it can't be A and won't run",
         "  it can't be B and won't run",

@@ -246,11 +246,6 @@ def original_name(made: DataJob) -> str:
     return f"cache_{re.sub(r'[/-]', '_', made.model) or 'all'}.json"
 
 
-def to_json(made: DataJob) -> dict[str, Any]:
-    """As a plan keeps it."""
-    return {**dataclasses.asdict(made), "stanza": dict(made.stanza)}
-
-
 def prepare(
     plan: BenchPlan, directory: Path, *, say: Callable[[str], None] = lambda _line: None
 ) -> None:

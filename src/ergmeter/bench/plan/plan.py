@@ -22,21 +22,21 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ergmeter.bench.execute import launching, outcome
-from ergmeter.bench.plan import data, erg_train, scenarios
+from ergmeter.bench.plan import erg_train, scenarios
 from ergmeter.bench.plan.cells import PYTHON, UNSLOTH_PYTHON, BenchPlan, Cell, Launch, Value
 from ergmeter.bench.plan.data import DataJob, data_job, original_name
 from ergmeter.bench.plan.scenarios import (
+    FRAMEWORK,
     MODELS,
     NONE,
     BadCondition,
-    Problems,
     Scenario,
     Scenarios,
     Template,
     matches,
     read_scenarios,
 )
-from ergmeter.config_file import hint
+from ergmeter.config_file import hint, usage_error
 
 # What benchmark.py takes where its flags say nothing.
 FMS_AXES: dict[str, tuple[Any, ...]] = {
@@ -50,7 +50,6 @@ INTEGER_AXES = ("effective_batch_size", "num_gpus", "max_seq_len", "nodes")
 BATCH = "per_device_train_batch_size"
 ACCUMULATION = "gradient_accumulation_steps"
 EFFECTIVE = "effective_batch_size"
-FRAMEWORK = "framework_config"
 
 
 class UnevenBatch(Exception):  # noqa: N818  the text says what does not divide
@@ -116,7 +115,6 @@ def plan(
     command: str | None = None,
     otherwise: str = "erg train",
     timeout_s: float | None = None,
-    warmup_s: float | None = None,
     defaults: Path | None = None,
     contents: Path | None = None,
     frameworks: Mapping[str, str] | None = None,
@@ -133,62 +131,69 @@ def plan(
     they say, else in `sft_trainer`, where FMS has it on, and not in `erg train`.
     `check`: is given the YAML of each `erg train` cell, and says what is wrong with it.
     """
-    problems = Problems(scenarios_path)
     scenario_file = read_scenarios(
         scenarios_path, defaults=defaults, contents=contents, frameworks=frameworks
     )
-    axes = {
+    try:
+        template = None if command is None else scenarios.template(command)
+    except ValueError as error:
+        raise usage_error(scenarios_path, [f"--command {command!r}: {error}"]) from error
+    all_axes = {
         "effective_batch_size": effective_batch_size,
         "num_gpus": num_gpus,
         "packing": packing,
         "max_seq_len": max_seq_len,
     }
+    axes = {name: list(values) for name, values in all_axes.items() if values is not None}
+    beside = scenarios_path.parent / scenarios.ACCELERATE
     expansion = Expansion(
         scenario_file=scenario_file,
-        problems=problems,
-        axes={name: list(values) for name, values in axes.items() if values is not None},
-        template=None if command is None else _template(command, problems),
-        otherwise=_template(otherwise, problems),
-        repeats=repeats,
-        timeout_s=timeout_s,
-        warmup_s=warmup_s,
-        accelerate_config=_accelerate(accelerate_config, scenarios_path),
+        accelerate_config=accelerate_config or (beside if beside.is_file() else None),
         log_memory_hf=log_memory_hf,
         data_stage=data_stage,
         check=check,
     )
-    chosen = _chosen(scenario_file, only, problems)
-    cells = list(_numbered([cell for scenario in chosen for cell in expansion.cells(scenario)]))
-    problems.stop_if_any()
-    if not cells:
-        problems.add("has no cells to run: every scenario is left out, or all are excluded")
-        problems.stop_if_any()
+    cells: list[Cell] = []
+    chosen = _chosen(scenario_file, only)
+    for scenario in chosen:
+        update: dict[str, Any] = {
+            "command": template or scenario.command or scenarios.template(otherwise),
+            "repeats": repeats or scenario.repeats,
+            "timeout": scenario.timeout if timeout_s is None else timeout_s,
+        }
+        asked = scenario.model_copy(update=update)
+        cells += expansion.cells(asked.model_copy(update={"axes": _axes(asked, axes)}))
+    if not cells and not expansion.problems:
+        expansion.problems.append(
+            "has no cells to run: every scenario is left out, or all are excluded"
+        )
+    if expansion.problems:
+        raise usage_error(scenarios_path, expansion.problems)
+    # First all first repeats: more repeats later leave the numbers as they were.
+    numbered = enumerate(sorted(cells, key=lambda cell: cell.repeat))
+    slow = [scenario for scenario in scenario_file.scenarios if scenario.slow]
     settings = {
-        "axes": expansion.axes,
+        "axes": axes,
         "only": list(only),
         "command": command,
-        "slow": [
-            scenario.name
-            for scenario in scenario_file.scenarios
-            if scenario.slow and scenario not in chosen
-        ],
-        "data": [data.to_json(job) for job in expansion.jobs.values()],
+        "slow": [scenario.name for scenario in slow if scenario not in chosen],
+        "data": [dataclasses.asdict(job) for job in expansion.jobs.values()],
     }
     return BenchPlan(
         str(scenarios_path),
-        tuple(cells),
+        tuple(dataclasses.replace(cell, index=index) for index, cell in numbered),
         settings=settings,
         keys=expansion.keys,
         warnings=tuple(expansion.warnings),
     )
 
 
-def _chosen(scenario_file: Scenarios, only: Sequence[str], problems: Problems) -> list[Scenario]:
+def _chosen(scenario_file: Scenarios, only: Sequence[str]) -> list[Scenario]:
     names = [scenario.name for scenario in scenario_file.scenarios]
-    for name in only:
-        if name not in names:
-            problems.add(f"there is no scenario {name!r}; {hint(name, names)}")
-    problems.stop_if_any()
+    unknown = [name for name in only if name not in names]
+    if unknown:
+        errors = [f"there is no scenario {name!r}; {hint(name, names)}" for name in unknown]
+        raise usage_error(scenario_file.path, errors)
     return [
         scenario
         for scenario in scenario_file.scenarios
@@ -196,24 +201,20 @@ def _chosen(scenario_file: Scenarios, only: Sequence[str], problems: Problems) -
     ]
 
 
-def _template(command: str, problems: Problems) -> Template:
-    try:
-        return scenarios.template(command)
-    except ValueError as error:
-        problems.add(f"--command {command!r}: {error}")
-        problems.stop_if_any()
-        raise
-
-
-def _accelerate(path: Path | None, scenarios_path: Path) -> Path | None:
-    beside = scenarios_path.parent / scenarios.ACCELERATE
-    return path or (beside if beside.is_file() else None)
-
-
-def _numbered(cells: Sequence[Cell]) -> Iterator[Cell]:
-    """First all first repeats: more repeats later leave the numbers as they were."""
-    for index, cell in enumerate(sorted(cells, key=lambda member: member.repeat)):
-        yield dataclasses.replace(cell, index=index)
+def _axes(scenario: Scenario, asked: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """The scenario's own first, then those of the whole bench, as the original orders them."""
+    own = scenario.axes
+    bench = {} if scenario.template.workload == "other" else {**FMS_AXES}
+    if all(name in scenario.arguments or name in own for name in (BATCH, ACCUMULATION)):
+        bench.pop(EFFECTIVE, None)
+    bench = {name: values for name, values in bench.items() if name not in scenario.arguments}
+    # In each of these the later goes before the earlier.
+    values = {**bench, **own, **asked}
+    last = [name for name in FMS_AXES if name in values]
+    axes = {name: list(listed) for name, listed in own.items() if name not in last}
+    axes |= {name: list(values[name]) for name in last}
+    axes.setdefault("num_gpus", [1])
+    return axes
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -221,17 +222,10 @@ class Expansion:
     """Makes cells of a file's scenarios, as the caller asks for all of them.
 
     `jobs`: what the data stage has to do for them; `keys`: what is not written down of them;
-    `warnings`: what is, and looks as if it should not be.
+    `warnings`: what is, and looks as if it should not be; `problems`: why there can be no plan.
     """
 
     scenario_file: Scenarios
-    problems: Problems
-    axes: dict[str, list[Any]]
-    template: Template | None  # goes before the scenarios' own
-    otherwise: Template  # of scenarios that have none
-    repeats: int | None
-    timeout_s: float | None
-    warmup_s: float | None
     accelerate_config: Path | None
     log_memory_hf: bool | None
     data_stage: bool
@@ -239,90 +233,56 @@ class Expansion:
     jobs: dict[str, DataJob] = dataclasses.field(default_factory=dict)
     keys: dict[str, str] = dataclasses.field(default_factory=dict)
     warnings: list[str] = dataclasses.field(default_factory=list)
+    problems: list[str] = dataclasses.field(default_factory=list)
 
     def cells(self, scenario: Scenario) -> Iterator[Cell]:
         """All cells of one scenario, each repeat of each."""
-        template = self.template or scenario.template or self.otherwise
-        axes = self._axes(scenario, template)
-        wrong = list(scenario_complaints(self.scenario_file, scenario, template, axes))
-        data = {"data_processing": dict(scenario.data or {})}
-        for values in (scenario.arguments, axes, *scenario.include, data):
+        wrong = list(scenario_complaints(self.scenario_file, scenario))
+        data = {"data_processing": dict(scenario.data_processing or {})}
+        for values in (scenario.arguments, scenario.axes, *scenario.include, data):
             wrong += launching.secret_complaints(values)
-        for text in wrong:
-            self.problems.add(text, scenario=scenario.name)
-        if wrong:
-            return
-        looks = launching.secret_warning(template.words, scenario=scenario.name)
-        self.warnings += [looks] if looks else []
-        self.warnings += absent_models(scenario, template)
+        if not wrong:
+            looks = launching.secret_warning(scenario.template.words, scenario=scenario.name)
+            self.warnings += [looks] if looks else []
+            self.warnings += absent_models(scenario)
         ids: set[str] = set()
-        for point, excluded in _points(scenario, template, axes):
+        for point, excluded in () if wrong else _points(scenario):
             try:
-                made = list(self._repeats(scenario, template, point, excluded=excluded))
+                made = list(self._repeats(scenario, point, excluded=excluded))
             except (UnevenBatch, erg_train.CannotMap, BadCondition) as error:
-                self.problems.add(str(error), scenario=scenario.name)
+                wrong.append(str(error))
                 continue
             if made and made[0].group not in ids:
                 ids.add(made[0].group)
                 yield from made
-
-    def _axes(self, scenario: Scenario, template: Template) -> dict[str, list[Any]]:
-        """The scenario's own first, then those of the whole bench, as the original orders them."""
-        asked, own = self.axes, scenario.axes
-        bench = {} if template.workload == "other" else {**FMS_AXES}
-        both = (BATCH, ACCUMULATION)
-        if all(name in scenario.arguments or name in own for name in both):
-            bench.pop(EFFECTIVE, None)
-        bench = {name: values for name, values in bench.items() if name not in scenario.arguments}
-        # In each of these the later goes before the earlier.
-        values = {**bench, **own, **asked}
-        last = [name for name in FMS_AXES if name in values]
-        first = {MODELS: scenario.models, FRAMEWORK: scenario.frameworks}
-        axes: dict[str, list[Any]] = {
-            name: list(values) for name, values in first.items() if values
-        }
-        axes |= {name: list(listed) for name, listed in own.items() if name not in last}
-        axes |= {name: list(values[name]) for name in last}
-        axes.setdefault("num_gpus", [1])
-        return axes
+        self.problems += [f"scenario {scenario.name!r}: {text}" for text in wrong]
 
     def _repeats(
-        self,
-        scenario: Scenario,
-        template: Template,
-        point: Mapping[str, Any],
-        *,
-        excluded: Patterns,
+        self, scenario: Scenario, point: Mapping[str, Any], *, excluded: Patterns
     ) -> Iterator[Cell]:
-        cell, arguments = self._made(scenario, template, point)
+        cell, arguments = self._made(scenario, point)
         # Once more: only now are the settings known that follow from others, such as the batch.
         if any(matches(pattern, cell.settings) for pattern in excluded):
             return
-        warmup_s = scenario.warmup_s if self.warmup_s is None else self.warmup_s
-        timeout_s = scenario.timeout_s if self.timeout_s is None else self.timeout_s
         written = None
-        if template.workload == "erg" and not cell.skip:
+        if scenario.template.workload == "erg" and not cell.skip:
             tuning = self.scenario_file.frameworks[str(point.get(FRAMEWORK, NONE))].tuning or {}
             if self.log_memory_hf is not None:
                 arguments = {**arguments, _SKIPS_MEMORY: not self.log_memory_hf}
-            written = erg_train.config(arguments, tuning, warmup_s=warmup_s)
+            written = erg_train.config(arguments, tuning, warmup_s=scenario.warmup)
             wrong = self.check(written) if self.check else None
             if wrong:
                 raise erg_train.CannotMap(wrong)
-        for repeat in range(1, (self.repeats or scenario.repeats or 1) + 1):
+        for repeat in range(1, (scenario.repeats or 1) + 1):
             files = {erg_train.FILE: erg_train.reseeded(written, repeat)} if written else {}
-            made = dataclasses.replace(
-                cell, repeat=repeat, files=files, timeout_s=timeout_s, warmup_s=warmup_s
-            )
+            made = dataclasses.replace(cell, repeat=repeat, files=files)
             yield dataclasses.replace(made, id=made.digest(repeat))
 
-    def _made(
-        self, scenario: Scenario, template: Template, point: Mapping[str, Any]
-    ) -> tuple[Cell, dict[str, Any]]:
+    def _made(self, scenario: Scenario, point: Mapping[str, Any]) -> tuple[Cell, dict[str, Any]]:
         """A cell as it is for every repeat, and its arguments as they were written."""
         gpus, nodes = int(point["num_gpus"]), int(point.get("nodes", 1))
         arguments = {name: value for name, value in point.items() if name not in _OUTSIDE}
-        data = self._data(scenario, template, {**scenario.arguments, **arguments})
+        data = self._data(scenario, {**scenario.arguments, **arguments})
         if data:
             arguments[DATA_PATH] = data
         arguments |= {k: v for k, v in scenario.arguments.items() if k not in point}
@@ -331,10 +291,11 @@ class Expansion:
         settings = {
             name: scenarios.text(value) for name, value in {**settings_so_far, **arguments}.items()
         }
-        if template.workload != "other":
+        if scenario.template.workload != "other":
             settings.setdefault(FRAMEWORK, NONE)
         # One rank needs no launcher, unless one is asked for.
-        launch: Launch = scenario.launch or (template.launch if gpus * nodes > 1 else "plain")
+        ranks_launch = scenario.template.launch if gpus * nodes > 1 else "plain"
+        launch: Launch = scenario.launch or ranks_launch
         config = self.accelerate_config if launch == "accelerate" else None
         cell = Cell(
             index=0,
@@ -344,14 +305,14 @@ class Expansion:
             num_gpus=gpus,
             nodes=nodes,
             repeat=1,
-            command=self._command(template, settings, arguments),
+            command=self._command(scenario.template, settings, arguments),
             launch=launch,
-            environment=self._environment(scenario, template, settings),
-            expects=tuple(
-                expected.claim for expected in scenario.expects if matches(expected.when, settings)
-            ),
+            environment=self._environment(scenario, settings),
+            timeout_s=scenario.timeout,
+            expects=tuple(e.claim for e in scenario.claims if matches(e.when, settings)),
             skip=skip,
             launch_options=("--config_file", str(config)) if config else (),
+            warmup_s=scenario.warmup,
         )
         return cell, arguments
 
@@ -385,14 +346,12 @@ class Expansion:
                 return f"{architecture} is not of the architectures {names}"
         return ""
 
-    def _data(
-        self, scenario: Scenario, template: Template, settings: Mapping[str, Any]
-    ) -> str | None:
+    def _data(self, scenario: Scenario, settings: Mapping[str, Any]) -> str | None:
         """Where the cell's data will be; None where it has a file of its own, or needs none."""
-        stanza = scenario.data
+        stanza, template = scenario.data_processing, scenario.template
         if DATA_PATH in settings or (stanza is None and template.workload != "sft_trainer"):
             return None
-        if not takes_data(scenario, template):
+        if not takes_data(scenario):
             return None
         job = data_job(
             stanza or {},
@@ -425,9 +384,7 @@ class Expansion:
                 words = tuple(UNSLOTH_PYTHON if word == PYTHON else word for word in words)
         return words
 
-    def _environment(
-        self, scenario: Scenario, template: Template, settings: Mapping[str, Value]
-    ) -> dict[str, str]:
+    def _environment(self, scenario: Scenario, settings: Mapping[str, Value]) -> dict[str, str]:
         self.keys |= launching.secret_variables(scenario.environment, scenario=scenario.name)
         variables = {
             name: launching.HIDDEN
@@ -436,7 +393,11 @@ class Expansion:
             for name, text in scenario.environment.items()
         }
         framework = self.scenario_file.frameworks.get(str(settings.get(FRAMEWORK)))
-        if template.workload != "erg" and framework is not None and framework.file is not None:
+        if (
+            scenario.template.workload != "erg"
+            and framework is not None
+            and framework.file is not None
+        ):
             variables[scenarios.CONFIG_VARIABLE] = str(framework.file)
         return variables
 
@@ -451,16 +412,14 @@ def _is_of_pairs(template: Template, stanza: Mapping[str, Any]) -> bool:
     return template.workload == "other" and not any(stanza.get(name) for name in asked)
 
 
-def _points(
-    scenario: Scenario, template: Template, axes: Mapping[str, list[Any]]
-) -> Iterator[tuple[dict[str, Any], Patterns]]:
+def _points(scenario: Scenario) -> Iterator[tuple[dict[str, Any], Patterns]]:
     """Every combination that is not excluded, then those that are included besides.
 
     With each the patterns that may still exclude it.
     """
     excluded = [_named(pattern) for pattern in scenario.exclude]
-    defaults = {} if template.workload == "other" else {FRAMEWORK: NONE}
-    for point in products(axes):
+    defaults = {} if scenario.template.workload == "other" else {FRAMEWORK: NONE}
+    for point in products(scenario.axes):
         if not any(
             matches(pattern, {**defaults, **scenario.arguments, **point}) for pattern in excluded
         ):
@@ -469,7 +428,7 @@ def _points(
         added = {
             name: value if isinstance(value, list) else [value] for name, value in more.items()
         }
-        for point in products({**axes, **added}):
+        for point in products({**scenario.axes, **added}):
             yield point, ()
 
 
@@ -517,17 +476,15 @@ DATA_PATH = "training_data_path"
 _NEAR = 0.8  # FMS's shortnames have much in common
 
 
-def scenario_complaints(
-    scenario_file: Scenarios, scenario: Scenario, template: Template, axes: Mapping[str, list[Any]]
-) -> Iterator[str]:
+def scenario_complaints(scenario_file: Scenarios, scenario: Scenario) -> Iterator[str]:
     """Everything that is wrong with it, a line each."""
-    yield from _setting_names(scenario_file, scenario, template, axes)
-    yield from _values(axes)
-    if template.workload == "erg":
-        yield from _of_erg_train(scenario, axes)
-    for name in scenario.frameworks or ():
-        yield from _framework(scenario_file, template, name)
-    for model in scenario.models if scenario.architectures else ():
+    yield from _setting_names(scenario_file, scenario)
+    yield from _values(scenario.axes)
+    if scenario.template.workload == "erg":
+        yield from _of_erg_train(scenario)
+    for name in scenario.framework_config or ():
+        yield from _framework(scenario_file, scenario.template, name)
+    for model in scenario.axes.get(MODELS, ()) if scenario.architectures else ():
         if known_architecture(scenario_file, model) is None:
             yield (
                 f"the architecture of {model} is not known here; write it under"
@@ -535,21 +492,21 @@ def scenario_complaints(
             )
 
 
-def _of_erg_train(scenario: Scenario, axes: Mapping[str, list[Any]]) -> Iterator[str]:
+def _of_erg_train(scenario: Scenario) -> Iterator[str]:
     """What `erg train` does not support, as far as it is known without the arguments."""
     for name in scenario.axes:
-        if name in axes and not erg_train.takes(name):
+        if not erg_train.takes(name):
             yield f"axes: erg train has nothing for {name!r}; {hint(name, erg_train.TAKEN)}"
-    for expected in scenario.expects:
+    for expected in scenario.claims:
         name = expected.claim.name
         if expected.claim.kind == "fact" and name not in outcome.ERG_TRAIN_FACTS:
             suggestion = hint(name, outcome.ERG_TRAIN_FACTS)
             yield f"expects {name!r}, which no run of erg train tells; {suggestion}"
 
 
-def absent_models(scenario: Scenario, template: Template) -> Iterator[str]:
+def absent_models(scenario: Scenario) -> Iterator[str]:
     """Folders of models that are not here: a warning, since a plan may be for another machine."""
-    for model in scenario.models if template.workload != "other" else ():
+    for model in scenario.axes.get(MODELS, ()) if scenario.template.workload != "other" else ():
         if model.startswith((".", "/")) and not Path(model).is_dir():
             yield f"scenario {scenario.name!r}: there is no folder {model} here, which is its model"
 
@@ -559,14 +516,13 @@ def known_architecture(scenario_file: Scenarios, model: str) -> str | None:
     return scenario_file.model_architectures.get(model) or architecture(model)
 
 
-def _setting_names(
-    scenario_file: Scenarios, scenario: Scenario, template: Template, axes: Mapping[str, list[Any]]
-) -> Iterator[str]:
+def _setting_names(scenario_file: Scenarios, scenario: Scenario) -> Iterator[str]:
+    template, axes = scenario.template, scenario.axes
     names = {*scenario.arguments, *axes, *scenarios.OF_A_CELL, FRAMEWORK}
     names |= {BATCH, ACCUMULATION, EFFECTIVE}
-    names |= {DATA_PATH} if scenario.data is not None else set()
+    names |= {DATA_PATH} if scenario.data_processing is not None else set()
     used = [name for pattern in (*scenario.include, *scenario.exclude) for name in pattern]
-    used += [name for expected in scenario.expects for name in expected.when]
+    used += [name for expected in scenario.claims for name in expected.when]
     used += [name for constraint in scenario.constraints for name in sorted(constraint.names)]
     for name in dict.fromkeys(used):
         if name not in names:
@@ -590,17 +546,18 @@ def _setting_names(
     if not template.takes_all:
         yield from _axes_without_effect(axes, put)
         yield from _arguments_without_effect(scenario, axes, put)
-        if scenario.data_is_own and not takes_data(scenario, template):
+        is_own = scenario.data_processing != scenario_file.data_processing
+        if is_own and not takes_data(scenario):
             yield (
                 f"the command has no {{{DATA_PATH}}} in it, so that data_processing changes nothing"
             )
 
 
-def takes_data(scenario: Scenario, template: Template) -> bool:
+def takes_data(scenario: Scenario) -> bool:
     """Whether a file of the data stage gets to the command."""
-    if template.takes_all:
+    if scenario.template.takes_all:
         return True
-    put = " ".join((*template.words, *scenario.environment.values()))
+    put = " ".join((*scenario.template.words, *scenario.environment.values()))
     return f"{{{DATA_PATH}}}" in put
 
 

@@ -17,7 +17,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 from typing import Annotated, Any, Literal, TypeAlias
@@ -191,31 +191,12 @@ def as_flags(arguments: Mapping[str, Any]) -> list[str]:
     return words
 
 
-@dataclass(slots=True)
-class Problems:
-    """Everything that is wrong with one file, collected before anything starts."""
-
-    path: Path
-    lines: list[str] = field(default_factory=list)
-
-    def add(self, text: str, *, scenario: str = "") -> None:
-        """Add a problem, unless it is listed already."""
-        line = f"scenario {scenario!r}: {text}" if scenario else text
-        if line not in self.lines:
-            self.lines.append(line)
-
-    def stop_if_any(self) -> None:
-        """UsageError if there are problems."""
-        if self.lines:
-            raise usage_error(self.path, self.lines)
-
-
 _DATA = ("dataset_name", "dataset_split", "formatting", "tokenize", "input_field",
          "dataset_text_field", "chat_template", "response_template", "response_field",
          "additional_dataset_kwargs")  # fmt: skip
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h)?")
-MODELS = "model_name_or_path"
+MODELS, FRAMEWORK = "model_name_or_path", "framework_config"
 
 
 # FMS's own files. Each scenario begins with the file's defaults; FMS lost a default for all later
@@ -314,42 +295,6 @@ class Expected:
 
     claim: Expectation
     when: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
-    """One scenario. `arguments` has the defaults in it; `models` and `frameworks` are axes."""
-
-    name: str
-    arguments: Mapping[str, Any]
-    models: tuple[str, ...] = ()
-    frameworks: tuple[str, ...] | None = None
-    slow: bool = False
-    template: Template | None = None
-    launch: Launch | None = None
-    axes: Mapping[str, list[Any]] = field(default_factory=dict)
-    include: tuple[Mapping[str, Any], ...] = ()
-    exclude: tuple[Mapping[str, Any], ...] = ()
-    constraints: tuple[Condition, ...] = ()
-    repeats: int | None = None
-    warmup_s: float | None = None
-    timeout_s: float | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    architectures: tuple[str, ...] = ()
-    expects: tuple[Expected, ...] = ()
-    data: Mapping[str, Any] | None = None
-    data_is_own: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scenarios:
-    """A whole file."""
-
-    path: Path
-    scenarios: tuple[Scenario, ...]
-    frameworks: Mapping[str, Framework]
-    model_architectures: Mapping[str, str]
-    contents: Path | None = None  # the CONTENTS.yaml that was found
 
 
 def seconds(value: object) -> float | None:
@@ -454,8 +399,11 @@ class _Shared(ConfigModel):
     data_processing: Annotated[dict[str, Any], BeforeValidator(_data_stanza)] | None = None
 
 
-class _OwnScenario(_Shared):
-    """A scenario as it is in the file."""
+class Scenario(_Shared):
+    """A scenario. Read from a file, `arguments` has the defaults, and `axes` models and frameworks.
+
+    The other keys are then its own or those at the top of the file.
+    """
 
     name: Annotated[str, Field(strict=True)]
     framework_config: Annotated[list[Any], BeforeValidator(_axis)] | None = None
@@ -463,6 +411,17 @@ class _OwnScenario(_Shared):
     arguments: Annotated[dict[str, Any], BeforeValidator(lambda value: value or {})] = Field(
         description="write `arguments: {}` if there are none"
     )
+
+    @property
+    def template(self) -> Template:
+        """Its command; not before it is known what scenarios without one run."""
+        assert self.command is not None
+        return self.command
+
+    @property
+    def claims(self) -> list[Expected]:
+        """All that it expects of its cells."""
+        return [claim for claims in self.expects for claim in claims]
 
 
 class _OwnFramework(ConfigModel):
@@ -483,10 +442,22 @@ class _OwnFramework(ConfigModel):
 class _ScenarioFile(_Shared):
     """All keys of a file."""
 
-    scenarios: Annotated[list[_OwnScenario], Field(min_length=1)]
+    scenarios: Annotated[list[Scenario], Field(min_length=1)]
     defaults: Key | None = None
     framework_configs: dict[Key, _OwnFramework] = Field(default_factory=dict)
     model_architectures: dict[Key, Key] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenarios:
+    """A whole file."""
+
+    path: Path
+    scenarios: tuple[Scenario, ...]
+    frameworks: Mapping[str, Framework]
+    model_architectures: Mapping[str, str]
+    contents: Path | None = None  # the CONTENTS.yaml that was found
+    data_processing: Mapping[str, Any] | None = None  # of scenarios without their own
 
 
 def read_scenarios(
@@ -525,6 +496,7 @@ def read_scenarios(
         },
         model_architectures=settings.model_architectures,
         contents=listed_in,
+        data_processing=settings.data_processing,
     )
 
 
@@ -547,38 +519,23 @@ def _framework(name: str, settings: _OwnFramework, path: Path) -> Framework:
     return Framework(name, tuning or None, file)
 
 
-def _with_shared(own: _OwnScenario, shared: _Shared, defaults: Mapping[str, Any]) -> Scenario:
+def _with_shared(own: Scenario, shared: _Shared, defaults: Mapping[str, Any]) -> Scenario:
     """A scenario with the file's defaults and what the file sets for all."""
-
-    def first(name: str) -> Any:  # noqa: ANN401  any field
-        return getattr(own if name in own.model_fields_set else shared, name)
-
     arguments = _merged(defaults, own.arguments)
-    models = arguments.pop(MODELS, [])
-    frameworks = own.framework_config
+    models, frameworks = arguments.pop(MODELS, []), own.framework_config
     if "framework_config" in own.model_fields_set:
         frameworks = [None] if frameworks is None else frameworks
-    return Scenario(
-        name=own.name,
-        arguments=arguments,
-        models=tuple(map(str, models if isinstance(models, list) else [models])),
         # An empty item of the list is no framework.
-        frameworks=None
-        if frameworks is None
-        else tuple(NONE if name is None else str(name) for name in frameworks),
-        slow=own.slow,
-        template=first("command"),
-        launch=first("launch"),
-        axes={**shared.axes, **own.axes},
-        include=(*shared.include, *own.include),
-        exclude=(*shared.exclude, *own.exclude),
-        constraints=(*shared.constraints, *own.constraints),
-        repeats=first("repeats"),
-        warmup_s=first("warmup"),
-        timeout_s=first("timeout"),
-        environment={**shared.environment, **own.environment},
-        architectures=tuple(first("architectures")),
-        expects=tuple(claim for claims in (*shared.expects, *own.expects) for claim in claims),
-        data=first("data_processing"),
-        data_is_own="data_processing" in own.model_fields_set,
-    )
+        frameworks = [NONE if name is None else str(name) for name in frameworks]
+    first = {MODELS: list(map(str, models if isinstance(models, list) else [models]))}
+    first[FRAMEWORK] = frameworks or []
+    update: dict[str, Any] = {
+        "arguments": arguments,
+        "framework_config": frameworks,
+        "axes": {k: v for k, v in first.items() if v} | shared.axes | own.axes,
+        "environment": {**shared.environment, **own.environment},
+    }
+    for name in ("include", "exclude", "constraints", "expects"):
+        update[name] = [*getattr(shared, name), *getattr(own, name)]
+    inherited = _Shared.model_fields.keys() - update.keys() - own.model_fields_set
+    return own.model_copy(update=update | {name: getattr(shared, name) for name in inherited})
