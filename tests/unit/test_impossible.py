@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.bench.overview import configuration
+from ergmeter.bench.overview import Configuration
 from ergmeter.bench.results import run_columns
 from ergmeter.bench.tables import as_table
 from ergmeter.compare.comparison import compare
@@ -295,8 +295,7 @@ def test_a_bench_marks_it_and_does_not_judge_it() -> None:
     new = as_table([bench_row(group="g", **wrong)])
     ref = as_table([bench_row(group="g", mfu_frac=0.4)])
     rows = new.to_pylist()
-    shown = configuration(rows, ["scenario"])
-    assert figure_in_words(shown, "mfu_frac") == SHOWN
+    assert figure_in_words(Configuration(rows), "mfu_frac") == SHOWN
     judged = gate(new, ref, ["mfu -3%"], allow_missing=True)
     (one,) = judged.verdicts
     assert one.contrast is None

@@ -12,9 +12,10 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.bench.execute.outcome import FINAL, Status
@@ -57,23 +58,23 @@ class Varying:
 
     def __init__(self) -> None:
         self._first: dict[str, Value] = {}
-        self._differ: set[str] = set()
+        self.differ: set[str] = set()  # those with several values
         self._there: Counter[str] = Counter()
         self._number = 0
 
-    def add(self, cell: Cell) -> None:
-        """Add a cell."""
+    def add(self, settings: Mapping[str, Value]) -> None:
+        """Add the settings of a cell."""
         self._number += 1
-        for name, value in cell.settings.items():
+        for name, value in settings.items():
             self._there[name] += 1
             if self._first.setdefault(name, value) != value:
-                self._differ.add(name)
+                self.differ.add(name)
 
     @property
     def names(self) -> list[str]:
         """Those that differ, or that only some cells have."""
         return [
-            name for name in self._first if name in self._differ or self._there[name] < self._number
+            name for name in self._first if name in self.differ or self._there[name] < self._number
         ]
 
 
@@ -81,7 +82,7 @@ def varying(cells: Iterable[Cell]) -> list[str]:
     """The settings that vary among these cells."""
     settings = Varying()
     for cell in cells:
-        settings.add(cell)
+        settings.add(cell.settings)
     return settings.names
 
 
@@ -92,46 +93,45 @@ def failure_log(directory: Path) -> Path | None:
     return next((path for path in paths if path.is_file() and path.stat().st_size), None)
 
 
+@dataclass(frozen=True, slots=True)
 class CellListing:
+    """The first cells with their states, the settings that vary, and counts of all.
+
+    `more`: the cells that are asked for and have no row. `eta_s`: how long the rest may take one
+    after the other; None before the first has ended, and where nothing runs.
+    """
+
+    rows: list[tuple[Cell, CellState]]
+    names: list[str]
+    more: Counter[Status]
+    counts: Counter[Status]
+    broken: int
+    eta_s: float | None
+
+
+def cell_listing(
+    cells: Iterable[tuple[Cell, CellState]], *, most: int | None, statuses: Collection[str] = ()
+) -> CellListing:
     """The first cells, of those with these statuses if any are named, and counts of all."""
-
-    def __init__(self, *, most: int | None, statuses: Collection[str] = ()) -> None:
-        self._most = most
-        self._statuses = statuses
-        self._varying = Varying()
-        self._took_s: list[float] = [0.0, 0.0]  # the sum, and of how many
-        self.rows: list[tuple[Cell, CellState]] = []
-        self.more: Counter[Status] = Counter()
-        self.counts: Counter[Status] = Counter()
-        self.broken = 0
-
-    def add(self, cell: Cell, state: CellState) -> None:
-        """Add a cell."""
-        self._varying.add(cell)
-        self.counts[state.status] += 1
-        self.broken += bool(state.broken)
+    settings, broken = Varying(), 0
+    rows: list[tuple[Cell, CellState]] = []
+    more, counts = Counter[Status](), Counter[Status]()
+    durations_s: list[float] = []
+    for cell, state in cells:
+        settings.add(cell.settings)
+        counts[state.status] += 1
+        broken += bool(state.broken)
         if state.is_final and state.lasted_s is not None:
-            self._took_s[0] += state.lasted_s
-            self._took_s[1] += 1
-        if self._statuses and state.status not in self._statuses:
-            return
-        if self._most is None or len(self.rows) < self._most:
-            self.rows.append((cell, state))
+            durations_s.append(state.lasted_s)
+        if statuses and state.status not in statuses:
+            continue
+        if most is None or len(rows) < most:
+            rows.append((cell, state))
         else:
-            self.more[state.status] += 1
-
-    @property
-    def names(self) -> list[str]:
-        """The settings that vary."""
-        return self._varying.names
-
-    @property
-    def eta_s(self) -> float | None:
-        """How long the rest may take one after the other; None before the first has ended, and
-        where nothing runs."""
-        left = sum(number for status, number in self.counts.items() if status not in FINAL)
-        total_s, number = self._took_s
-        return total_s / number * left if number and self.counts["running"] else None
+            more[state.status] += 1
+    left = sum(number for status, number in counts.items() if status not in FINAL)
+    eta_s = fmean(durations_s) * left if durations_s and counts["running"] else None
+    return CellListing(rows, settings.names, more, counts, broken, eta_s)
 
 
 @cache
@@ -206,12 +206,73 @@ class Absences:
         return f"cell{'s' * (len(cells) > 1)} {names}{more}"
 
 
+_WAITING = ("pending", "running", "skipped")
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One configuration: the rows of its repeats."""
+
+    rows: list[Mapping[str, Any]]
+
+    @property
+    def ok(self) -> list[Mapping[str, Any]]:
+        """The repeats that came to their end."""
+        return [row for row in self.rows if row["status"] == "ok"]
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no repeat has run."""
+        return all(row["status"] in _WAITING for row in self.rows)
+
+    @property
+    def outcomes(self) -> str:
+        """How its repeats ended, with the number of each status."""
+        counts = Counter(str(row["status"]) for row in self.rows)
+        is_repeated = len(self.rows) > 1
+        return ", ".join(f"{n} {s}" if is_repeated else s for s, n in counts.most_common())
+
+    @property
+    def status(self) -> str:
+        """The same, or "ok" if all of them are."""
+        return "ok" if len(self.ok) == len(self.rows) else self.outcomes
+
+    @property
+    def reason(self) -> str:
+        """Why the first of them that failed did."""
+        failed = (row for row in self.rows if row["status"] != "ok" and row["reason"])
+        return next((str(row["reason"]) for row in failed), "")
+
+    @property
+    def paths(self) -> list[str]:
+        """The directories of its cells."""
+        return [str(row["path"]) for row in self.rows if row["path"]]
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether its tokens count padding."""
+        return any(row["tokens_counted"] == "computed" for row in self.ok or self.rows)
+
+    def mean(self, column: str) -> float | None:
+        """A metric of the repeats that are ok; it may be nan, as a loss that diverged is."""
+        return of_repeats(self.ok, column)
+
+    def runs(self, column: str) -> int:
+        """How many values the mean is of."""
+        return sum(row[column] is not None for row in self.ok)
+
+    def impossible(self, column: str) -> str:
+        """Why the metric can't be right; empty if it can."""
+        reasons = (json.loads(row["impossible"] or "{}").get(column) for row in self.ok)
+        return next(filter(None, reasons), "")
+
+
 _FACTS = (
     *("index", "group", "status", "reason", "claims_broken", "tokens_counted", "rates_from"),
     *("settings", "path", "missing", "impossible", *COMMON),
 )
 _FEWEST = 3  # repeats that an interval is told of
-_WELL = ("ok", "pending", "running", "skipped")
+_WELL = ("ok", *_WAITING)
 
 
 class Overview:
@@ -220,11 +281,10 @@ class Overview:
     def __init__(self, *, most: int | None = None) -> None:
         self._most = most
         self._others: set[object] = set()
-        self._first: dict[str, Any] = {}
-        self._differ: set[str] = set()
+        self._settings = Varying()
+        self._stored: dict[object, Configuration] = {}
         self.cells = 0
         self.statuses: Counter[str] = Counter()
-        self.groups: dict[object, list[Mapping[str, Any]]] = {}
         self.troubles: list[str] = []
         self.more_troubles = 0
         self.tokens_counted: set[str] = set()
@@ -245,23 +305,22 @@ class Overview:
         return len(self._others)
 
     @property
-    def is_repeated(self) -> bool:
-        """Whether a configuration ran more than once."""
-        return any(len(rows) > 1 for rows in self.groups.values())
+    def configurations(self) -> list[Configuration]:
+        """The configurations whose rows are stored."""
+        return list(self._stored.values())
 
     @property
     def shown_columns(self) -> list[str]:
         """The settings that name a configuration."""
-        firsts = [rows[0] for rows in self.groups.values()]
-        return naming_settings(self._differ, firsts) or ["scenario"]
+        firsts = [configuration.rows[0] for configuration in self.configurations]
+        return naming_settings(self._settings.differ, firsts) or ["scenario"]
 
     def _add(self, row: Mapping[str, Any]) -> None:
         self.cells += 1
         self.statuses[row["status"]] += 1
         row = {**json.loads(row["settings"] or "{}"), **row}
-        for name in row.keys() - set(self._columns) - set(UNNAMED) | set(COMMON):
-            if self._first.setdefault(name, row[name]) != row[name]:
-                self._differ.add(name)
+        names = row.keys() - set(self._columns) - set(UNNAMED) | set(COMMON)
+        self._settings.add({name: row[name] for name in names})
         self.tokens_counted |= {row["tokens_counted"]} - {None}
         self.rates_from |= {row["rates_from"]} - {None}
         sources = memory_sources().items()
@@ -276,10 +335,10 @@ class Overview:
 
     def _keep(self, row: Mapping[str, Any]) -> None:
         key = repeats_of(row)
-        if key in self.groups:
-            self.groups[key].append(row)
-        elif self._most is None or len(self.groups) < self._most:
-            self.groups[key] = [row]
+        if key in self._stored:
+            self._stored[key].rows.append(row)
+        elif self._most is None or len(self._stored) < self._most:
+            self._stored[key] = Configuration([row])
         else:
             self._others.add(key)
 
@@ -293,7 +352,7 @@ def repeats_of(row: Mapping[str, Any]) -> tuple[object, object]:
 
 
 def overview(table: pa.Table) -> Overview:
-    """Of a whole table."""
+    """The overview of a whole table."""
     made = Overview()
     made.add(table)
     return made
@@ -353,116 +412,62 @@ _ACROSS = (
 )
 _MOST_ACROSS = 8
 _LONGEST = 16  # characters of a value in a head
-_WAITING = ("pending", "running", "skipped")
 _REPORTS = ("report.html", "run/report.html")
 
 
 @dataclass(frozen=True, slots=True)
-class Configuration:
-    """One configuration: its settings, how its repeats ended, their mean figures."""
-
-    settings: Mapping[str, Any]
-    status: str
-    is_ok: bool  # whether a repeat came to its end
-    is_waiting: bool
-    reason: str
-    figures: Mapping[str, float]  # one may be nan, as a loss that diverged is
-    runs: Mapping[str, int]  # how many values each figure is of
-    is_padded: bool  # whether its tokens count padding
-    paths: tuple[str, ...]  # of its cells
-    impossible: Mapping[str, str] = field(default_factory=dict)  # by figure, why it can't be right
-
-
-@dataclass(frozen=True, slots=True)
 class Matrix:
-    """Configurations by the settings that vary: `down` names the rows, `across` the columns."""
+    """Configurations by the settings that vary: `down` names the rows, `across` the columns.
+
+    `places` has them by the values of their row and of their column, which is None where nothing
+    runs across; `figures` are the metrics that any of them has.
+    """
 
     down: tuple[str, ...]
     across: str | None
-    configurations: tuple[Configuration, ...]
+    places: Mapping[tuple[tuple[Any, ...], Any], list[Configuration]]
     figures: tuple[str, ...]
 
     @property
     def rows(self) -> list[tuple[Any, ...]]:
         """The values that name the rows, in order."""
-        named = {
-            tuple(configuration.settings[name] for name in self.down)
-            for configuration in self.configurations
-        }
-        return sorted(named, key=lambda row: [_rank(value) for value in row])
+        return sorted({row for row, _ in self.places}, key=lambda row: [*map(_rank, row)])
 
     @property
     def columns(self) -> list[Any]:
-        """The values that run across, in order; one that is None where nothing does."""
-        if self.across is None:
-            return [None]
-        return sorted(
-            {configuration.settings[self.across] for configuration in self.configurations},
-            key=_rank,
-        )
-
-    @property
-    def places(self) -> dict[tuple[tuple[Any, ...], Any], list[Configuration]]:
-        """Configurations by the values of their row and of their column."""
-        grid: dict[tuple[tuple[Any, ...], Any], list[Configuration]] = defaultdict(list)
-        for configuration in self.configurations:
-            row = tuple(configuration.settings[name] for name in self.down)
-            grid[row, configuration.settings[self.across] if self.across else None].append(
-                configuration
-            )
-        return dict(grid)
+        """The values that run across, in order."""
+        return sorted({column for _, column in self.places}, key=_rank)
 
 
 def matrix(bench_overview: Overview) -> Matrix:
-    """The matrix of the configurations that an overview stores."""
+    """The matrix of the configurations that an overview stores.
+
+    Across runs a setting of few short values, a size before anything else.
+    """
     names = bench_overview.shown_columns
-    groups = [configuration(rows, names) for rows in bench_overview.groups.values()]
-    across = _across(groups, names)
-    metrics = view_columns("bench matrix")
-    figures = tuple(name for name in metrics if any(name in group.figures for group in groups))
+    settings = [
+        {name: _plain(configuration.rows[0].get(name)) for name in names}
+        for configuration in bench_overview.configurations
+    ]
+    fit = [name for name in names if _is_short({values[name] for values in settings})]
+    across = next((name for name in _ACROSS if name in fit), fit[-1] if fit else None)
+    across = across if len(names) > 1 else None
     down = tuple(name for name in names if name != across)
-    return Matrix(down, across, tuple(groups), figures)
-
-
-def configuration(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> Configuration:
-    """The repeats of one configuration, by the settings of these names."""
-    ok = [row for row in rows if row["status"] == "ok"]
-    reasons = [str(row["reason"]) for row in rows if row["status"] != "ok" and row["reason"]]
-    metrics = view_columns("bench matrix")
-    means = {name: of_repeats(ok, name) for name in metrics}
-    return Configuration(
-        settings={name: _plain(rows[0].get(name)) for name in names},
-        status="ok" if len(ok) == len(rows) else outcomes(rows),
-        is_ok=bool(ok),
-        is_waiting=all(row["status"] in _WAITING for row in rows),
-        reason=reasons[0] if reasons else "",
-        figures={name: mean for name, mean in means.items() if mean is not None},
-        runs={name: sum(row[name] is not None for row in ok) for name in metrics},
-        is_padded=any(row["tokens_counted"] == "computed" for row in ok),
-        paths=tuple(str(row["path"]) for row in rows if row["path"]),
-        impossible={
-            n: why for row in ok for n, why in json.loads(row["impossible"] or "{}").items()
-        },
+    places: dict[tuple[tuple[Any, ...], Any], list[Configuration]] = defaultdict(list)
+    for values, configuration in zip(settings, bench_overview.configurations, strict=True):
+        row = tuple(values[name] for name in down)
+        places[row, values[across] if across else None].append(configuration)
+    figures = tuple(
+        column
+        for column in view_columns("bench matrix")
+        if any(made.mean(column) is not None for made in bench_overview.configurations)
     )
-
-
-def outcomes(rows: Sequence[Mapping[str, Any]]) -> str:
-    """How the repeats of a configuration ended, with the number of each status."""
-    counts = Counter(str(row["status"]) for row in rows)
-    return ", ".join(f"{n} {s}" if len(rows) > 1 else s for s, n in counts.most_common())
+    return Matrix(down, across, dict(places), figures)
 
 
 def report_of(path: str) -> Path | None:
     """The page that was made of a cell's run, if it lies in the cell's directory."""
     return next((report for name in _REPORTS if (report := Path(path) / name).is_file()), None)
-
-
-def _across(groups: Sequence[Configuration], names: Sequence[str]) -> str | None:
-    """The setting that runs across: few short values, a size before anything else."""
-    if len(names) < 2:
-        return None
-    fit = [name for name in names if _is_short({group.settings[name] for group in groups})]
-    return next((name for name in _ACROSS if name in fit), fit[-1] if fit else None)
 
 
 def _is_short(values: set[Any]) -> bool:
@@ -487,15 +492,7 @@ def _rank(value: object) -> tuple[int, float, str]:
 # GPU memory of each cell.
 
 TABLE_COLUMNS = (
-    "index",
-    "id",
-    "group",
-    "scenario",
-    "repeat",
-    "num_gpus",
-    "status",
-    *MEMORY,
-    "missing",
+    *("index", "id", "group", "scenario", "repeat", "num_gpus", "status", *MEMORY, "missing"),
 )
 
 
@@ -520,7 +517,7 @@ class MemoryTable:
     def add(self, batch: pa.Table) -> None:
         """Some rows more. Cells that have not run have no figures, and no reason for that."""
         for row in batch.select(TABLE_COLUMNS).to_pylist():
-            if row["status"] in ("pending", "running", "skipped"):
+            if row["status"] in _WAITING:
                 continue
             if self._most is not None and len(self.cells) >= self._most:
                 self.more += 1

@@ -29,7 +29,6 @@ from ergmeter.bench.overview import (
     matrix,
     memory_sources,
     of_repeats,
-    outcomes,
     report_heads,
     report_of,
     spread,
@@ -399,8 +398,10 @@ def memory_document(memory: MemoryTable, *, name: str) -> Document:
 
 def figure_in_words(configuration: Configuration, name: str) -> str:
     """Return a configuration's mean; tokens that include padding are marked."""
-    value = configuration.figures[name]
-    mark = " (impossible)" if name in configuration.impossible else ""
+    value = configuration.mean(name)
+    if value is None:
+        return "-"
+    mark = " (impossible)" if configuration.impossible(name) else ""
     mark += "*" * (configuration.is_padded and name.startswith("tokens_"))
     return _value(value, name) + (mark if math.isfinite(value) else "")
 
@@ -408,12 +409,12 @@ def figure_in_words(configuration: Configuration, name: str) -> str:
 def notes(overview: Overview) -> list[str]:
     """Return notes on how to read the metrics."""
     remarks = overview.absences.lines
-    if overview.is_repeated:
+    if any(len(configuration.rows) > 1 for configuration in overview.configurations):
         remarks.append(
             "figures are geometric means of the repeats that are ok; beside tokens/s is the"
             " interval of the mean (95 %, three repeats or more) or both of two"
         )
-    if any(_mark(rows) for rows in overview.groups.values()):
+    if any(map(_mark, overview.configurations)):
         remarks.append(f"figures marked {_UNWELL} are of runs that did not end well")
     if "run" in overview.rates_from:
         remarks.append(
@@ -455,25 +456,30 @@ def _table(overview: Overview, addresses: Mapping[str, str]) -> Table:
         TableColumn("runs", "links"),
     )
     settings = overview.shown_columns
-    lines = [(*_line(rows, settings), _runs(rows, addresses)) for rows in overview.groups.values()]
+    lines = (_line(made, settings, addresses) for made in overview.configurations)
     return Table(columns, tuple(lines))
 
 
-def _line(rows: Sequence[Mapping[str, Any]], settings: Sequence[str]) -> tuple[str, ...]:
-    ok = [row for row in rows if row["status"] == "ok"] or list(rows)
-    name = configuration_name(rows[0], settings) or f"cell {rows[0]['index']}"
-    figures = (_figure(ok, columns, _mark(rows)) for columns in report_heads().values())
-    return (name, outcomes(rows), *figures)
+def _line(
+    configuration: Configuration, settings: Sequence[str], addresses: Mapping[str, str]
+) -> tuple[str, ...]:
+    first = configuration.rows[0]
+    name = configuration_name(first, settings) or f"cell {first['index']}"
+    figures = (_figure(configuration, columns) for columns in report_heads().values())
+    links = LinkCell(tuple(Link(path, addresses.get(path, "")) for path in configuration.paths))
+    return (name, configuration.outcomes, *figures, links)
 
 
-def _figure(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], mark: str) -> str:
+def _figure(configuration: Configuration, columns: Sequence[str]) -> str:
     """Return the mean of repeats in the first column that has one."""
+    rows = configuration.ok or configuration.rows
     means = ((column, of_repeats(rows, column)) for column in columns)
     column, mean = next((pair for pair in means if pair[1] is not None), ("", None))
     if mean is None:
         return "-"
+    mark = _mark(configuration)
     if bench_columns()[column].unit == "tokens/s":
-        mark += "*" * any(row["tokens_counted"] == "computed" for row in rows)
+        mark += "*" * configuration.is_padded
     source = f" {memory_sources()[column]}" if column in memory_sources() else ""
     ends = spread(rows, column) if column == "tokens_per_s" else None
     around = "" if ends is None else f" ({significant(ends[0])} to {significant(ends[1])})"
@@ -491,25 +497,19 @@ def _value(value: float, column: str) -> str:
     return duration(value) if unit == "s" else significant(value)
 
 
-def _mark(rows: Sequence[Mapping[str, Any]]) -> str:
+def _mark(configuration: Configuration) -> str:
     """Return the mark for values from repeats none of which succeeded."""
-    if any(row["status"] == "ok" for row in rows):
-        return ""
-    columns = view_columns("bench report")
-    return _UNWELL if any(row[column] is not None for row in rows for column in columns) else ""
-
-
-def _runs(rows: Sequence[Mapping[str, Any]], addresses: Mapping[str, str]) -> LinkCell:
-    paths = [str(row["path"]) for row in rows if row["path"]]
-    return LinkCell(tuple(Link(path, addresses.get(path, "")) for path in paths))
+    values = (row[column] for row in configuration.rows for column in view_columns("bench report"))
+    is_marked = not configuration.ok and any(value is not None for value in values)
+    return _UNWELL if is_marked else ""
 
 
 def _addresses(overview: Overview, page: Path) -> dict[str, str]:
     """Return relative addresses of the pages of runs, by cell directory."""
-    paths = {str(row["path"]) for rows in overview.groups.values() for row in rows if row["path"]}
     return {
         path: quote(os.path.relpath(report.resolve(), page.resolve().parent))
-        for path in paths
+        for configuration in overview.configurations
+        for path in configuration.paths
         if (report := report_of(path)) is not None
     }
 
@@ -520,7 +520,7 @@ def _addresses(overview: Overview, page: Path) -> dict[str, str]:
 def _heat_maps(overview: Overview, addresses: Mapping[str, str]) -> tuple[Part, ...]:
     """Return a heat map of each metric that a configuration has, the main ones open."""
     layout = matrix(overview)
-    number = len(layout.configurations)
+    number = len(overview.configurations)
     cut = f"The first {number} of {number + overview.more} configurations: --all shows the others."
     parts: list[Part] = [Paragraph(cut)] if overview.more else []
     metrics = view_columns("bench matrix")
@@ -571,23 +571,25 @@ def _heat_cell(configuration: Configuration, metric: str, addresses: Mapping[str
         Link(path.rstrip("/").rpartition("/")[2], addresses.get(path, ""))
         for path in configuration.paths
     )
-    if metric not in configuration.figures:
+    mean = configuration.mean(metric)
+    if mean is None:
         state, text = _without(configuration)
         return HeatCell(text, None, state, _shortened(configuration.reason), links)
-    number = configuration.runs[metric]
+    number = configuration.runs(metric)
     text = figure_in_words(configuration, metric) + (f" ({number} runs)" if number > 1 else "")
     remarks: tuple[str, ...] = (
         () if configuration.status == "ok" else (f"✕ {configuration.status}",)
     )
-    if metric in configuration.impossible:
-        remarks += _shortened(configuration.impossible[metric])
+    impossible = configuration.impossible(metric)
+    if impossible:
+        remarks += _shortened(impossible)
         return HeatCell(text, None, "none impossible", remarks, links)
-    return HeatCell(text, configuration.figures[metric], remarks=remarks, links=links)
+    return HeatCell(text, mean, remarks=remarks, links=links)
 
 
 def _without(configuration: Configuration) -> tuple[str, str]:
     """Return the state and text of a cell that lacks the metric."""
-    if configuration.is_ok:
+    if configuration.ok:
         return "none", "- no figure"
     if configuration.is_waiting:
         return "waiting", f"… {configuration.status}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ergmeter.bench.overview import Matrix, matrix, overview, report_of
+from ergmeter.bench.overview import Configuration, Matrix, matrix, overview, report_of
 from ergmeter.bench.tables import as_table
 from ergmeter.views.bench import heat_map
 from ergmeter.views.render.html import rendered
@@ -19,6 +19,10 @@ from tests.unit.bench.rows import repeats, row
 def of(*rows: dict[str, Any]) -> Matrix:
     numbered = [{**one, "index": number} for number, one in enumerate(rows)]
     return matrix(overview(as_table(numbered)))
+
+
+def members(found: Matrix) -> list[Configuration]:
+    return [one for place in found.places.values() for one in place]
 
 
 def drawn(found: Matrix, metric: str, links: Mapping[str, str] | None = None) -> str:
@@ -54,9 +58,9 @@ def test_settings_of_a_bench_of_its_own_tell_its_cells_apart() -> None:
 
 def test_a_failed_configuration_has_its_word_and_no_figure() -> None:
     found = of(cell("a", 1, 10.0), cell("a", 2, None, reason="too big"))
-    ok, failed = found.configurations
-    assert (ok.is_ok, ok.figures) == (True, {"tokens_per_s": 10.0})
-    assert (failed.is_ok, failed.is_waiting, failed.figures) == (False, False, {})
+    ok, failed = members(found)
+    assert (len(ok.ok), ok.mean("tokens_per_s"), ok.mean("loss")) == (1, 10.0, None)
+    assert (failed.ok, failed.is_waiting, failed.mean("tokens_per_s")) == ([], False, None)
     assert (failed.status, failed.reason) == ("oom", "too big")
     assert found.figures == ("tokens_per_s",)
 
@@ -64,10 +68,10 @@ def test_a_failed_configuration_has_its_word_and_no_figure() -> None:
 def test_repeats_are_averaged_and_one_that_failed_is_told() -> None:
     rows = repeats("g", "tokens_per_s", [10.0, 20.0, 0.0], num_gpus=1)
     rows[2] |= {"status": "timeout", "tokens_per_s": None}
-    (one,) = of(*rows).configurations
-    assert one.figures["tokens_per_s"] == pytest.approx(200**0.5)  # of 10 and 20
+    (one,) = members(of(*rows))
+    assert one.mean("tokens_per_s") == pytest.approx(200**0.5)  # of 10 and 20
     # A mean of two, whatever became of the third; nobody told the loss.
-    assert (one.runs["tokens_per_s"], one.runs["loss"]) == (2, 0)
+    assert (one.runs("tokens_per_s"), one.runs("loss")) == (2, 0)
     assert "14.14 (2 runs)" in drawn(of(*rows), "tokens_per_s")
     assert one.status == "2 ok, 1 timeout"
 

@@ -275,7 +275,7 @@ def listed(directory: Path, every: bool, chosen: str | None, as_json: bool) -> N
 
     from ergmeter.bench.execute import state
     from ergmeter.bench.execute.outcome import Status
-    from ergmeter.bench.overview import CellListing, cell_document
+    from ergmeter.bench.overview import cell_document, cell_listing
     from ergmeter.bench.plan.cells import read_cells
     from ergmeter.views import bench as run
 
@@ -289,9 +289,7 @@ def listed(directory: Path, every: bool, chosen: str | None, as_json: bool) -> N
             if not wanted or cell_state.status in wanted
         )
         return
-    listing = CellListing(most=None if every else _MOST, statuses=wanted)
-    for cell, cell_state in rows:
-        listing.add(cell, cell_state)
+    listing = cell_listing(rows, most=None if every else _MOST, statuses=wanted)
     Console().print(run.listed(listing))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ergmeter.bench import results
-from ergmeter.bench.overview import Configuration, configuration, overview, repeats_of, view_columns
+from ergmeter.bench.overview import Configuration, overview, repeats_of, view_columns
 from ergmeter.bench.tables import ARGUMENTS
 from ergmeter.compare import comparison
 from ergmeter.compare.entry import Entry
@@ -61,7 +61,7 @@ def matrix(table: pa.Table) -> dict[str, Any]:
     """Return the settings that vary, the metrics, and each configuration."""
     rows = table.drop_columns(["raw"]).to_pylist()
     axes = [name for name in _AXES if len({row[name] for row in rows}) > 1] or ["scenario"]
-    groups: dict[object, list[dict[str, Any]]] = defaultdict(list)
+    groups: dict[object, list[Any]] = defaultdict(list)
     for row in rows:
         groups[repeats_of(row)].append(row)
     figures = {
@@ -69,31 +69,33 @@ def matrix(table: pa.Table) -> dict[str, Any]:
         for name, at in view_columns("bench matrix").items()
         if any(row[name] is not None for row in rows)
     }
-    cells = [_group(configuration(group, axes), tuple(figures)) for group in groups.values()]
+    cells = [_group(Configuration(group), axes, tuple(figures)) for group in groups.values()]
     return {"axes": axes, "figures": figures, "groups": cells, "cells": len(rows)}
 
 
-def _group(configuration: Configuration, figures: tuple[str, ...]) -> dict[str, Any]:
+def _group(
+    configuration: Configuration, axes: Sequence[str], figures: tuple[str, ...]
+) -> dict[str, Any]:
     return {
-        "axes": dict(configuration.settings),
+        "axes": {name: configuration.rows[0][name] for name in axes},
         "status": configuration.status,
-        "is_ok": configuration.is_ok,
+        "is_ok": bool(configuration.ok),
         "reason": configuration.reason,
         "figures": {name: _figure(configuration, name) for name in figures},
-        "paths": list(configuration.paths),
+        "paths": configuration.paths,
     }
 
 
 def _figure(configuration: Configuration, name: str) -> dict[str, Any] | None:
     """Return the mean over completed repeats, as in `erg bench report`."""
-    if name not in configuration.figures:
+    value = configuration.mean(name)
+    if value is None:
         return None
-    value, runs = configuration.figures[name], configuration.runs[name]
     return {
         "value": value if math.isfinite(value) else None,
         "text": bench_report.figure_in_words(configuration, name),
-        "runs": runs,
-        "impossible": configuration.impossible.get(name),
+        "runs": configuration.runs(name),
+        "impossible": configuration.impossible(name) or None,
     }
 
 
