@@ -24,7 +24,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.atomic_write import json_number, read_json, write_json, write_text
-from ergmeter.bench.execute.state import CELL, PLAN, RESULTS, SMI_LOG, SMI_NOTE
+from ergmeter.bench.execute.state import (
+    CELL,
+    PLAN,
+    RESULTS,
+    SMI_LOG,
+    SMI_NOTE,
+    cell_directories,
+)
 from ergmeter.bench.plan.cells import Cell, broken_expectations
 from ergmeter.bench.tables import (
     ARGUMENTS,
@@ -399,7 +406,6 @@ _INPUTS = (
     *(SMI_LOG, SMI_NOTE, f"hf/{SAVED}"),
 )
 _SMI_OF_NODES = "gpu_memory_logs.node*"
-_PREFIX = "exp_"
 _ADDED = "measured_by_ergmeter"  # names in results.json that no program told, joined by spaces
 
 
@@ -427,9 +433,7 @@ def batches(path: Path) -> Iterator[pa.Table]:
 def _of_directory(directory: Path, *, keep: bool) -> Iterator[pa.Table]:
     cells = cell_directories(directory)
     if not cells:
-        raise FormatError(
-            f"{directory} holds no cells ({_PREFIX}0, ...): `erg bench run` makes them"
-        )
+        raise FormatError(f"{directory} holds no cells (exp_0, ...): `erg bench run` makes them")
     return batched(collect(cell, keep=keep) for cell in cells)
 
 
@@ -458,16 +462,6 @@ def complete(cell: Path) -> None:
         added = {**raw, **ours, _ADDED: " ".join(sorted(ours))}
         write_json(cell / RESULTS, {k: json_number(v) for k, v in sorted(added.items())}, indent=4)
         _keep(cell / ROW, {"stamp": _stamp(cell), "row": row})
-
-
-def cell_directories(directory: Path) -> list[Path]:
-    """The directories of cells in a bench directory, by their numbers."""
-    numbered = [
-        (int(number), path)
-        for path in (directory.iterdir() if directory.is_dir() else ())
-        if (number := path.name.removeprefix(_PREFIX)) != path.name and number.isdigit()
-    ]
-    return [path for _, path in sorted(numbered)]
 
 
 # Goes up when a row comes to be made otherwise of the same files: what is kept is then made anew.
@@ -537,7 +531,7 @@ def _identity(
 ) -> dict[str, Any]:
     gpus = cell_json.get("num_gpus") or number(results.get("num_gpus"))
     return {
-        "index": int(cell.name.removeprefix(_PREFIX)),
+        "index": int(cell.name.removeprefix("exp_")),
         "id": cell_json.get("id") or "",
         "group": Cell.from_json(cell_json).group if cell_json else "",
         "scenario": cell_json.get("scenario") or "",

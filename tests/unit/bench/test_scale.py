@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from ergmeter.bench.plan import cells as planfile
+from ergmeter.bench.execute import state
 from ergmeter.bench.plan.cells import BenchPlan, Cell, Value
 from ergmeter.bench.tables import ROWS
 from ergmeter.errors import FormatError
@@ -133,28 +133,30 @@ def test_a_report_shows_the_first_configurations(erg: Erg, benches: dict[int, Pa
     assert [line.partition(",")[0] for line in listed] == ["index", *map(str, range(1000))]
 
 
-def test_a_plan_is_read_a_cell_at_a_time(tmp_path: Path) -> None:
-    plan = BenchPlan("s.yaml", tuple(cells(5)), settings={"axes": {"x": [1, -2.5e3]}, "only": []})
-    path = tmp_path / "plan.json"
-    for indent in (None, 1):
-        path.write_text(json.dumps(plan.to_json(), indent=indent))
-        assert tuple(planfile.read_cells(path)) == plan.cells == BenchPlan.read(path).cells
-    path.write_text(json.dumps(BenchPlan("s", ()).to_json()))
-    assert list(planfile.read_cells(path)) == []
+def test_cells_are_read_with_their_states_one_at_a_time(tmp_path: Path) -> None:
+    out = finished(tmp_path / "out", 12)
+    (out / "exp_99").mkdir()  # no cell of ours
+    found = state.states(out)
+    assert next(found)[0] == next(cells(1))
+    assert [cell.index for cell, _ in found] == list(range(1, 12))
+    (out / "exp_3" / "cell.json").write_text("{}")
+    with pytest.raises(FormatError, match=r"exp_3/cell\.json is no cell"):
+        list(state.states(out))
+    assert list(state.states(tmp_path / "none")) == []
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "", '{"version": 9, "cells": []}', '{"cells": []}'])
-def test_what_is_no_plan_is_no_list_of_cells(tmp_path: Path, text: str) -> None:
+def test_what_is_no_plan_is_said(tmp_path: Path, text: str) -> None:
     path = tmp_path / "plan.json"
     path.write_text(text)
-    with pytest.raises(FormatError, match=r"plan\.json is"):
-        list(planfile.read_cells(path))
+    with pytest.raises(FormatError, match=r"plan"):
+        BenchPlan.read(path)
     whole = json.dumps(BenchPlan("s", tuple(cells(3))).to_json())
     path.write_text(whole[:-20])
     with pytest.raises(FormatError, match="is no plan"):
-        list(planfile.read_cells(path))
+        BenchPlan.read(path)
     with pytest.raises(FormatError, match="no plan was made here"):
-        list(planfile.read_cells(tmp_path / "none.json"))
+        BenchPlan.read(tmp_path / "none.json")
 
 
 def test_batches_are_smaller_than_what_the_ratio_is_measured_on() -> None:

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from ergmeter.atomic_write import read_json, write_json
+from ergmeter.atomic_write import write_json
 from ergmeter.bench.execute import state
 from ergmeter.bench.execute.launching import Launcher, PendingCells
 from ergmeter.bench.execute.outcome import CellOutcome, Status
 from ergmeter.bench.plan.cells import BenchPlan, Cell
 from ergmeter.compare.entry import FAILED
-from ergmeter.errors import ErgmeterError, FormatError
+from ergmeter.errors import ErgmeterError
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -317,16 +317,10 @@ def known_durations(directory: Path) -> KnownDurations:
     """Durations in a directory of results, of cells that ended well."""
     groups: dict[str, list[float]] = {}
     scenarios: dict[str, list[float]] = {}
-    for path in sorted(directory.glob(f"exp_*/{state.STATUS}")):
-        try:
-            cell_state = state.read(path.parent)
-            cell = Cell.from_json(read_json(path.parent / state.CELL))
-            took_s = cell_state.lasted_s if cell_state.status == "ok" else None
-        except (FormatError, OSError, ValueError, KeyError, TypeError):
-            continue
-        if took_s is not None:
-            groups.setdefault(cell.group, []).append(max(0.0, took_s))
-            scenarios.setdefault(cell.scenario, []).append(max(0.0, took_s))
+    for cell, cell_state in state.states(directory):
+        if cell_state.status == "ok" and cell_state.lasted_s is not None:
+            groups.setdefault(cell.group, []).append(max(0.0, cell_state.lasted_s))
+            scenarios.setdefault(cell.scenario, []).append(max(0.0, cell_state.lasted_s))
     return KnownDurations(
         {name: fmean(taken) for name, taken in groups.items()},
         {name: fmean(taken) for name, taken in scenarios.items()},

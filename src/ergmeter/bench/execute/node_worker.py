@@ -40,7 +40,7 @@ from ergmeter.bench.execute.process import (
     kernel_kills,
     kills_since,
 )
-from ergmeter.bench.execute.state import CELL, Process
+from ergmeter.bench.execute.state import Process, read_cell
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import ErgmeterError
 
@@ -286,7 +286,7 @@ def _called(address: str, facts: Mapping[str, Any]) -> Wire | None:
 def take_part(directory: Path, *, token: str, number: int) -> None:
     """Wait for the first node, run this node's ranks, and report how they ended."""
     directory = directory.resolve()
-    cell = Cell.from_json(json.loads((directory / CELL).read_text(encoding="utf-8")))
+    cell = read_cell(directory)
     end_leftovers(directory)
     try:
         met = join_first_node(directory, token=token, number=number, nodes=cell.nodes)

@@ -23,6 +23,7 @@ from ergmeter.bench.execute.state import (
     JOB,
     PLAN,
     Process,
+    cell_directories,
     claimed,
     directory_of,
     is_worked_on,
@@ -31,7 +32,6 @@ from ergmeter.bench.execute.state import (
 )
 from ergmeter.bench.plan import erg_train
 from ergmeter.bench.plan.cells import BenchPlan, Cell
-from ergmeter.bench.results import cell_directories
 from ergmeter.errors import UsageError
 
 # What `--memory` changes of a cell, in erg train's file and in sft_trainer's command.
@@ -203,10 +203,8 @@ def _check_at_rest(out: Path) -> None:
 
     So would one that waits in a scheduler's queue, which is known by the job beside it.
     """
-    if not (out / PLAN).exists():
-        return
     jobs: dict[Path, str] = {}
-    for cell, state in states(out, BenchPlan.read(out / PLAN)):
+    for cell, state in states(out):
         directory = directory_of(out, cell)
         if is_worked_on(directory, state):
             raise UsageError(

@@ -13,7 +13,6 @@ others run `ergmeter.bench.execute.node_worker`. `--meeting` is the token of the
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import signal
@@ -52,8 +51,7 @@ from ergmeter.bench.execute.process import (
     kernel_kills,
     kills_since,
 )
-from ergmeter.bench.execute.state import CELL, RESULTS, SMI_LOG, SMI_NOTE, CellState, Process
-from ergmeter.bench.plan.cells import Cell
+from ergmeter.bench.execute.state import RESULTS, SMI_LOG, SMI_NOTE, CellState, Process
 from ergmeter.errors import ErgmeterError
 from ergmeter.importers.hf_trainer import items_of, kind_of
 from ergmeter.runlog.reader import Run
@@ -151,8 +149,7 @@ class Runner:
 
     def __init__(self, directory: Path, *, token: str = "") -> None:
         self._directory = directory
-        document = json.loads((self._directory / CELL).read_text(encoding="utf-8"))
-        self._cell = Cell.from_json(document)
+        self._cell = state.read_cell(directory)
         self._state = state.read(self._directory)
         self._token = token
         self._beaten_s = -math.inf

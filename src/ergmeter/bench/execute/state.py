@@ -21,11 +21,12 @@ import psutil
 
 from ergmeter.atomic_write import write_json
 from ergmeter.bench.execute.outcome import FINAL, CellOutcome, Status
-from ergmeter.bench.plan.cells import BenchPlan, Cell, broken_expectations
+from ergmeter.bench.plan.cells import Cell, broken_expectations
 from ergmeter.errors import FormatError
 from ergmeter.runlog.liveness import boot_id, started_s
 
 ALIVE, CLAIM = "alive", "claim"
+_PREFIX = "exp_"
 JOB = "job"  # of a scheduler, kept beside its cell
 BEAT_S = 5.0
 # Twelve missed beats: file systems of clusters show a change late, and clocks differ by seconds.
@@ -148,7 +149,7 @@ def now() -> str:
 
 def directory_of(out: Path, cell: Cell) -> Path:
     """The directory of a cell."""
-    return out / f"exp_{cell.index}"
+    return out / f"{_PREFIX}{cell.index}"
 
 
 def read(directory: Path) -> CellState:
@@ -210,18 +211,33 @@ def is_worked_on(directory: Path, state: CellState) -> bool:
     return silent_s < SILENT_S
 
 
-def states(out: Path, plan: BenchPlan) -> Iterator[tuple[Cell, CellState]]:
-    """Every cell of a plan with its state."""
-    for cell in plan.cells:
-        yield cell, read(directory_of(out, cell))
+def cell_directories(out: Path) -> list[Path]:
+    """The directories of cells in a directory of results, by their numbers."""
+    paths = out.glob(f"{_PREFIX}*") if out.is_dir() else ()
+    numbered = [(path.name.removeprefix(_PREFIX), path) for path in paths]
+    return [path for _, path in sorted((int(n), path) for n, path in numbered if n.isdigit())]
+
+
+def read_cell(directory: Path) -> Cell:
+    """The cell of a directory. Raises FormatError if its file is damaged."""
+    path = directory / CELL
+    try:
+        return Cell.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{path} is no cell: {error}") from error
+
+
+def states(out: Path) -> Iterator[tuple[Cell, CellState]]:
+    """Every cell in a directory of results with its state, read one at a time."""
+    for directory in cell_directories(out):
+        if (directory / CELL).exists():
+            yield read_cell(directory), read(directory)
 
 
 def at_work(out: Path) -> set[int]:
     """The pids on this machine of cells that run in this directory."""
     pids: set[int] = set()
-    if not (out / PLAN).exists():
-        return pids
-    for _, state in states(out, BenchPlan.read(out / PLAN)):
+    for _, state in states(out):
         process = state.worker.live() if state.status == "running" and state.worker else None
         if process is not None:
             with suppress(psutil.Error):

@@ -11,8 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +24,6 @@ Launch: TypeAlias = Literal["plain", "torchrun", "accelerate"]
 VERSION = 1
 _SEED = re.compile(r"^seed:.*$", re.MULTILINE)
 _DIGITS = 12
-_BLANK = re.compile(r"\s*")
 
 # What a command may name of its cell; put in when it is started, since the directory is not known
 # when it is planned.
@@ -189,51 +187,16 @@ class BenchPlan:
     @classmethod
     def read(cls, path: Path) -> BenchPlan:
         """Read the plan in that file."""
-        with _reading(path):
+        check_plan(path)
+        try:
             return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise FormatError(f"{path} is no plan: {type(error).__name__}: {error}") from error
 
 
-def read_cells(path: Path) -> Iterator[Cell]:
-    """The cells of the plan at this path, in its order, made one at a time."""
-    with _reading(path):
-        for member in _members(path.read_text(encoding="utf-8"), path):
-            yield Cell.from_json(member)
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Raise FormatError, or UsageError, for a file that is no plan."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise FormatError(f"{path} is not there: no plan was made here") from error
-    except NotADirectoryError as error:
-        raise UsageError(
-            f"{path.parent} is a file; name the directory of results that it is in"
-        ) from error
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise FormatError(f"{path} is no plan: {type(error).__name__}: {error}") from error
-
-
-def _members(text: str, path: Path) -> Iterator[dict[str, Any]]:
-    """The members of the list `cells` in the JSON object; the version comes before it."""
-    decoder = json.JSONDecoder()
-
-    def value(at: int) -> tuple[Any, int]:
-        """The value that begins behind this character, and where what follows it begins."""
-        item, end = decoder.raw_decode(text, _BLANK.match(text, at + 1).end())  # type: ignore[union-attr]
-        return item, _BLANK.match(text, end).end()  # type: ignore[union-attr]
-
-    (key, at), version = value(text.index("{")), None
-    while key != "cells":
-        item, at = value(at)
-        version = item if key == "version" else version
-        key, at = value(at)
-    if version != VERSION:
-        raise FormatError(f"{path} is of version {version!r}; this ergmeter reads {VERSION}")
-    at = text.index("[", at)
-    if text[_BLANK.match(text, at + 1).end()] == "]":  # type: ignore[union-attr]
-        return
-    while text[at] != "]":
-        item, at = value(at)
-        yield item
+def check_plan(path: Path) -> None:
+    """Raise FormatError if there is no plan at this path, UsageError if it is below a file."""
+    if path.parent.is_file():
+        raise UsageError(f"{path.parent} is a file; name the directory of results that it is in")
+    if not path.exists():
+        raise FormatError(f"{path} is not there: no plan was made here")

@@ -9,7 +9,7 @@ import importlib.util
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -70,7 +70,6 @@ IMPLIED = {
 }
 _AXES = ("effective_batch_size", "num_gpus", "nodes", "framework_config")
 _SEED = re.compile(r"^seed: (-?\d+)$", re.MULTILINE)
-_PRECISION = {"bfloat16": "bf16", "float16": "fp16", "float32": None}
 
 
 class CannotMap(Exception):  # noqa: N818  the text names the argument
@@ -85,11 +84,14 @@ def config(
     for name, value in arguments.items():
         if value is None or name in _AXES or name in IMPLIED:
             continue
-        special = _SPECIAL.get(name)
-        if special is not None:
-            special(values, value)
+        if name in _CHOICES:
+            chosen = _chosen(name, value)
+        elif name == "target_modules" and isinstance(value, str) and value != "auto":
+            chosen = KEYS[name], value.split()
         else:
-            _put(values, _key(name), _unquoted(value))
+            chosen = _key(name), _unquoted(value)
+        if chosen is not None:
+            _put(values, *chosen)
     for name, value in tuning.items():
         _put(values, f"tuning.{name}", value)
     _settle(values, arguments)
@@ -157,55 +159,36 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:  # noqa: ANN401 
     values[last] = value
 
 
-def _peft(values: dict[str, Any], value: Any) -> None:  # noqa: ANN401
-    if value not in ("lora", "none", "None"):
-        raise CannotMap(f"erg train has no peft_method {value!r}; there are lora and none")
-    _put(values, "tuning.mode", "lora" if value == "lora" else "full")
-
-
-def _dtype(values: dict[str, Any], value: Any) -> None:  # noqa: ANN401
-    if value not in _PRECISION:
-        raise CannotMap(f"torch_dtype {value!r} is none; {hint(value, _PRECISION)}")
-    wanted = _PRECISION[value]
-    if wanted:
-        _put(values, f"train.{wanted}", True)
-
-
-def _flash(values: dict[str, Any], value: Any) -> None:  # noqa: ANN401
-    if value is True:
-        _put(values, "model.attn_implementation", "flash_attention_2")
-    elif value is not False:
-        raise CannotMap(f"use_flash_attn must be true or false; got {value!r}")
-
-
-def _logging(_values: dict[str, Any], value: Any) -> None:  # noqa: ANN401
-    if value != "steps":
-        raise CannotMap(f"erg train logs by steps; got logging_strategy {value!r}")
-
-
-def _memory(values: dict[str, Any], value: Any) -> None:  # noqa: ANN401
-    if not isinstance(value, bool):
-        raise CannotMap(f"skip_memory_metrics must be true or false; got {value!r}")
-    if not value:  # left out, it is off, and a cell is the same as if nobody had spoken of it
-        _put(values, "metrics.hf_memory", True)
-
-
-def _targets(values: dict[str, Any], value: Any) -> None:  # noqa: ANN401
-    targets = value.split() if isinstance(value, str) and value != "auto" else value
-    _put(values, KEYS["target_modules"], targets)
-
-
-_SPECIAL: dict[str, Callable[[dict[str, Any], Any], None]] = {
-    "peft_method": _peft,
-    "torch_dtype": _dtype,
-    "use_flash_attn": _flash,
-    "logging_strategy": _logging,
-    "skip_memory_metrics": _memory,
-    "target_modules": _targets,
+# Arguments with few values, and the key and value that each of these stands for.
+_CHOICES: dict[str, dict[str, tuple[str, Any] | None]] = {
+    "peft_method": {
+        "lora": ("tuning.mode", "lora"),
+        "none": ("tuning.mode", "full"),
+        "None": ("tuning.mode", "full"),
+    },
+    "torch_dtype": {
+        "bfloat16": ("train.bf16", True),
+        "float16": ("train.fp16", True),
+        "float32": None,
+    },
+    "use_flash_attn": {
+        "True": ("model.attn_implementation", "flash_attention_2"),
+        "False": None,
+    },
+    "logging_strategy": {"steps": None},
+    # Left out, it is off, and a cell is the same as if nobody had spoken of it.
+    "skip_memory_metrics": {"True": None, "False": ("metrics.hf_memory", True)},
 }
 
 
-TAKEN = (*_AXES, *KEYS, *_SPECIAL, *IMPLIED)
+def _chosen(name: str, value: Any) -> tuple[str, Any] | None:  # noqa: ANN401  of YAML
+    choices = _CHOICES[name]
+    if str(value) not in choices:
+        raise CannotMap(f"erg train has no {name} {value!r}; {hint(value, choices)}")
+    return choices[str(value)]
+
+
+TAKEN = (*_AXES, *KEYS, *_CHOICES, *IMPLIED)
 
 
 def _settle(values: dict[str, Any], arguments: Mapping[str, Any]) -> None:
@@ -215,7 +198,8 @@ def _settle(values: dict[str, Any], arguments: Mapping[str, Any]) -> None:
     if mode == "lora" and tuning.get("bits") == 4:
         tuning["mode"] = "qlora"
     dtype = arguments.get("torch_dtype")
-    precision = _PRECISION.get(dtype) if isinstance(dtype, str) else None
+    chosen = _chosen("torch_dtype", dtype) if dtype is not None else None
+    precision = chosen[0].removeprefix("train.") if chosen else None
     train = values.get("train", {})
     asked = [name for name in ("bf16", "fp16") if train.get(name) is True]
     if dtype is not None and asked not in ([], [precision]):

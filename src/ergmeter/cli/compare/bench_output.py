@@ -276,12 +276,12 @@ def listed(directory: Path, every: bool, chosen: str | None, as_json: bool) -> N
     from ergmeter.bench.execute import state
     from ergmeter.bench.execute.outcome import Status
     from ergmeter.bench.overview import cell_document, cell_listing
-    from ergmeter.bench.plan.cells import read_cells
+    from ergmeter.bench.plan.cells import check_plan
     from ergmeter.views import bench as run
 
     wanted = statuses("--status", chosen, get_args(Status))
-    cells = read_cells(directory / state.PLAN)
-    rows = ((cell, state.read(state.directory_of(directory, cell))) for cell in cells)
+    check_plan(directory / state.PLAN)
+    rows = state.states(directory)
     if as_json:
         _echo_list(
             cell_document(cell, cell_state, state.directory_of(directory, cell))
