@@ -28,18 +28,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from ergmeter.atomic_write import read_json, write_json
-from ergmeter.bench.execute import launching
-from ergmeter.bench.execute.process import (
-    GRACE_S,
-    SETTLE_S,
-    Cancelled,
-    adopt_orphans,
-    begun,
-    cancel_on_signals,
-    end_leftovers,
-    kernel_kills,
-    kills_since,
-)
+from ergmeter.bench.execute import launching, process
+from ergmeter.bench.execute.process import Cancelled
 from ergmeter.bench.execute.state import Process, read_cell
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import ErgmeterError
@@ -49,7 +39,7 @@ if TYPE_CHECKING:
 
 MEETING = "meeting.json"
 MEET_S = 300.0  # nodes of one job start within seconds; file systems show a new file within 60 s
-_END_S = 2 * GRACE_S + 10.0  # longer than ending a cell's process takes
+_END_S = 2 * process.GRACE_S + 10.0  # longer than ending a cell's process takes
 _ANSWER_S = 5.0
 _LOOK_S = 0.2
 # A node that is cut off closes nothing: asked every 10 s, it is given up after a minute.
@@ -287,7 +277,7 @@ def take_part(directory: Path, *, token: str, number: int) -> None:
     """Wait for the first node, run this node's ranks, and report how they ended."""
     directory = directory.resolve()
     cell = read_cell(directory)
-    end_leftovers(directory)
+    process.end_leftovers(directory)
     try:
         met = join_first_node(directory, token=token, number=number, nodes=cell.nodes)
     except Cancelled as asked:
@@ -296,7 +286,7 @@ def take_part(directory: Path, *, token: str, number: int) -> None:
     if met is None:
         return
     wire, node = met
-    kills = kernel_kills()
+    kills = process.kernel_kills()
     try:
         exit_code = _execute(cell, directory, wire, node)
     except Cancelled as asked:
@@ -304,7 +294,7 @@ def take_part(directory: Path, *, token: str, number: int) -> None:
     except (OSError, ErgmeterError) as error:
         wire.send({"error": str(error)})
     else:
-        wire.send({"exit_code": exit_code, "kills": kills_since(kills)})
+        wire.send({"exit_code": exit_code, "kills": process.kills_since(kills)})
     # The first node closes when it has all it wants; one that is gone has closed already.
     while not wire.is_closed:
         wire.heard(1.0)
@@ -314,7 +304,7 @@ def take_part(directory: Path, *, token: str, number: int) -> None:
 def _execute(cell: Cell, directory: Path, wire: Wire, node: launching.NodeOfCell) -> int:
     """Run this node's ranks. The exit code; -1 where the first node ended them."""
     how = launching.start(cell, directory, has_gpus=bool(launching.gpus_here()), node=node)
-    with begun(how, directory, suffix=node.suffix) as child:
+    with process.begun(how, directory, suffix=node.suffix) as child:
         write_json(directory / f"started.node{node.number}.json", asdict(Process.of(child.pid)))
         while True:
             try:
@@ -325,7 +315,7 @@ def _execute(cell: Cell, directory: Path, wire: Wire, node: launching.NodeOfCell
                     continue
                 return -1
             if exit_code:
-                time.sleep(SETTLE_S)
+                time.sleep(process.SETTLE_S)
             return exit_code
 
 
@@ -336,8 +326,8 @@ def main(arguments: list[str]) -> int:
     asked.add_argument("--meeting", required=True, help="the token of the launch")
     asked.add_argument("--node", type=int, required=True, help="its number, from 1")
     options = asked.parse_args(arguments)
-    cancel_on_signals()
-    adopt_orphans()
+    process.cancel_on_signals()
+    process.adopt_orphans()
     take_part(options.directory, token=options.meeting, number=options.node)
     return 0
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
+from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
@@ -17,19 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ergmeter.atomic_write import read_json, write_json
-from ergmeter.bench.execute.state import (
-    CLAIM,
-    DRIVER,
-    JOB,
-    PLAN,
-    Process,
-    cell_directories,
-    claimed,
-    directory_of,
-    is_worked_on,
-    read,
-    states,
-)
+from ergmeter.bench.execute import state
+from ergmeter.bench.execute.state import CLAIM, DRIVER, JOB, PLAN, Process, directory_of
 from ergmeter.bench.plan import erg_train
 from ergmeter.bench.plan.cells import BenchPlan, Cell
 from ergmeter.errors import UsageError
@@ -41,36 +31,38 @@ _MOST_NAMED = 3
 
 def difference(cell: Cell, others: Iterable[Cell]) -> str:
     """The names of what it has otherwise than the one among the others that is most like it."""
-    new = list(_parts(cell))
-    unlike = [[*_unlike(new, list(_parts(other)))] for other in others]
-    nearest = min(unlike, key=lambda parts: sum(map(len, parts)))
+    new = _parts(cell)
+    unlike = [
+        [key for key in {**new, **other} if new.get(key) != other.get(key)]
+        for other in map(_parts, others)
+    ]
+    nearest = min(unlike, key=len)
     # A setting is also in the command or a file: what comes first says it all.
-    names = next((part for part in nearest if part), ["what they run"])
+    first = min((rank for rank, _ in nearest), default=None)
+    names = [name for rank, name in nearest if rank == first] or ["what they run"]
     labels = list(dict.fromkeys("--memory" if name in _OF_MEMORY else name for name in names))
     return ", ".join(labels[:_MOST_NAMED]) + (
         f" and {len(labels) - _MOST_NAMED} more" if labels[_MOST_NAMED:] else ""
     )
 
 
-def _parts(cell: Cell) -> Iterator[Mapping[str, Any]]:
-    """All parts of its id by readable names, in pieces from specific to general."""
-    yield {"another scenario": cell.scenario}
-    yield cell.settings
-    yield {f"environment {name}": value for name, value in cell.environment.items()}
-    yield {"launch": (cell.launch, cell.launch_options, cell.nodes)}
+def _parts(cell: Cell) -> dict[tuple[int, str], Any]:
+    """All parts of its id by readable names, ranked from specific to general."""
     words: dict[str, tuple[str, ...]] = {}
     flag = "the command"
     for word in cell.command:
         flag = word if word.startswith("--") else flag
         words[flag] = (*words.get(flag, ()), word)
-    files = [_flat(erg_train.parsed(text)) for text in cell.files.values()]
-    yield {**words, **{name: value for file in files for name, value in file.items()}}
-    yield {"the repeat": cell.repeat}
-
-
-def _unlike(new: list[Mapping[str, Any]], old: list[Mapping[str, Any]]) -> Iterator[list[str]]:
-    for part, other in zip(new, old, strict=True):
-        yield [name for name in {**part, **other} if part.get(name) != other.get(name)]
+    files = (_flat(erg_train.parsed(text)) for text in cell.files.values())
+    parts: tuple[Mapping[str, Any], ...] = (
+        {"another scenario": cell.scenario},
+        cell.settings,
+        {f"environment {name}": value for name, value in cell.environment.items()},
+        {"launch": (cell.launch, cell.launch_options, cell.nodes)},
+        ChainMap(words, *files),
+        {"the repeat": cell.repeat},
+    )
+    return {(rank, name): part[name] for rank, part in enumerate(parts) for name in part}
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:  # noqa: ANN401  of YAML
@@ -156,7 +148,7 @@ def joined(out: Path, plan: BenchPlan) -> tuple[BenchPlan | None, BenchPlan]:
     left = [cell for key, cell in there.items() if key not in asked]
     new = [cell for key, cell in asked.items() if key not in there]
     # No directory that exists is written into.
-    numbers = (int(path.name.removeprefix("exp_")) for path in cell_directories(out))
+    numbers = (int(path.name.removeprefix("exp_")) for path in state.cell_directories(out))
     free = 1 + max([*(cell.index for cell in stored.cells), *numbers], default=-1)
     added = [replace(cell, index=free + offset) for offset, cell in enumerate(new)]
     there |= {(cell.scenario, cell.id): cell for cell in added}
@@ -172,7 +164,7 @@ def joined(out: Path, plan: BenchPlan) -> tuple[BenchPlan | None, BenchPlan]:
 
 def _remarks(out: Path, *, added: Sequence[Cell], left: Sequence[Cell], of: int) -> Iterator[str]:
     """What is added and why it is not there yet, and what is left alone."""
-    ended = [cell for cell in left if read(directory_of(out, cell)).is_final]
+    ended = [cell for cell in left if state.read(directory_of(out, cell)).is_final]
     if added and len(added) == of and ended:
         none, them = f"none of the {of} cells asked for is in", "them others; they are"
         if of == 1:
@@ -204,13 +196,13 @@ def _check_at_rest(out: Path) -> None:
     So would one that waits in a scheduler's queue, which is known by the job beside it.
     """
     jobs: dict[Path, str] = {}
-    for cell, state in states(out):
+    for cell, cell_state in state.states(out):
         directory = directory_of(out, cell)
-        if is_worked_on(directory, state):
+        if state.is_worked_on(directory, cell_state):
             raise UsageError(
                 f"{directory.name} of {out} is running; wait for it or end it, then move it aside"
             )
-        if not state.is_final and (directory / JOB).exists():
+        if not cell_state.is_final and (directory / JOB).exists():
             jobs[directory] = (directory / JOB).read_text(encoding="utf-8").strip()
     queued = _queued() if jobs else ""
     for directory, job in jobs.items():
@@ -243,7 +235,7 @@ def _installed() -> str:
 
 def claim_driver(out: Path) -> None:
     """Be the one driver of this directory. Two would run every cell twice."""
-    with claimed(out) as is_ours:
+    with state.claimed(out) as is_ours:
         if not is_ours:
             raise UsageError(f"another process is taking up {out} just now; wait for it")
         _check_undriven(out)

@@ -24,33 +24,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from ergmeter.atomic_write import json_number, write_json
 from ergmeter.bench import results
-from ergmeter.bench.execute import launching, state
+from ergmeter.bench.execute import launching, outcome, process, state
 from ergmeter.bench.execute.node_worker import Rendezvous, call_off
-from ergmeter.bench.execute.outcome import (
-    KILLED,
-    CellOutcome,
-    ParsedOutput,
-    check_expectations,
-    outcome,
-    telling,
-)
-from ergmeter.bench.execute.process import (
-    SETTLE_S,
-    STDERR,
-    STDOUT,
-    Cancelled,
-    adopt_orphans,
-    begun,
-    cancel_on_signals,
-    end_leftover,
-    end_leftovers,
-    kernel_kills,
-    kills_since,
-)
+from ergmeter.bench.execute.outcome import CellOutcome, ParsedOutput
+from ergmeter.bench.execute.process import STDERR, STDOUT, Cancelled
 from ergmeter.bench.execute.state import RESULTS, SMI_LOG, SMI_NOTE, CellState, Process
 from ergmeter.errors import ErgmeterError
 from ergmeter.importers.hf_trainer import items_of, kind_of
@@ -91,18 +70,10 @@ def _numbers(items: Mapping[str, str]) -> Iterator[tuple[str, float]]:
             yield name, float(text)
 
 
-def run_at(path: Path) -> Run | None:
-    """The run there, if there is one."""
-    try:
-        return Run.open(path)
-    except (ErgmeterError, OSError):
-        return None
-
-
 def killed_by(run: Run | None, exit_code: int | None) -> int | None:
     """SIGKILL, if `erg record` saw its command end by it and then ended with exit code 137."""
     is_killed = run is not None and run.status == f"killed by {signal.SIGKILL.name}"
-    return signal.SIGKILL if is_killed and exit_code == KILLED else None
+    return signal.SIGKILL if is_killed and exit_code == outcome.KILLED else None
 
 
 def last_loss(run: Run | None, trainer: Mapping[str, float]) -> float | None:
@@ -122,18 +93,14 @@ def _last_losses(run: Run) -> list[float]:
     the norm of the gradient it logs as it is.
     """
     steps = run.table("steps")
-    if not {"loss", "writer"} <= set(steps.column_names):
-        return []
-    if "grad_norm" not in steps.column_names:
-        steps = steps.append_column("grad_norm", pa.nulls(steps.num_rows))
+    names = [name for name in ("writer", "loss", "grad_norm") if name in steps.column_names]
     last: dict[str, float] = {}
-    for start in range(0, steps.num_rows, _ROWS):
-        rows = steps.slice(start, _ROWS)
-        columns = (rows[name].to_pylist() for name in ("writer", "loss", "grad_norm"))
-        for writer, loss, norm in zip(*columns, strict=True):
+    for batch in steps.select(names).to_batches(max_chunksize=_ROWS):
+        for step in batch.to_pylist():
+            loss, norm = step.get("loss"), step.get("grad_norm")
             if loss is not None:
                 is_hidden = loss == 0.0 and norm is not None and not math.isfinite(norm)
-                last[writer] = math.nan if is_hidden else loss
+                last[step.get("writer", "")] = math.nan if is_hidden else loss
     return list(last.values())
 
 
@@ -168,17 +135,16 @@ class Runner:
         return self._state
 
     def _attempt(self) -> CellState:
-        end_leftover(self._state.child)
-        end_leftovers(self._directory)
+        process.end_leftover(self._state.child)
+        process.end_leftovers(self._directory)
         self._put_aside()
         self._keep(self._state.begun(Process.of(os.getpid())))
-        kills = kernel_kills()
+        kills = process.kernel_kills()
         exit_code: int | None = None
         meeting = None
         ways: dict[str, Any] = {}
         try:
-            several = self._cell.nodes > 1
-            meeting = self._meeting() if several else None
+            meeting = self._meeting() if self._cell.nodes > 1 else None
             with closing(meeting) if meeting else nullcontext():
                 exit_code = self._execute(meeting)
         except subprocess.TimeoutExpired as late:
@@ -189,7 +155,7 @@ class Runner:
             if self._state.child is None:
                 return self._end(CellOutcome("error", f"it could not be started: {error}"), None)
             ways["broken"] = str(error)
-        killed = [kills_since(kills), *(meeting.kills() if meeting else ())]
+        killed = [process.kills_since(kills), *(meeting.kills() if meeting else ())]
         kill_counts = [count for count in killed if count is not None]
         ways["kernel_kills"] = sum(kill_counts) if len(kill_counts) == len(killed) else None
         return self._end(self._judged(exit_code, **ways), exit_code)
@@ -214,7 +180,7 @@ class Runner:
             (directory / name).write_text(text, encoding="utf-8")
         if meeting:
             meeting.begin(node)
-        with begun(how, directory, suffix=node.suffix) as child:
+        with process.begun(how, directory, suffix=node.suffix) as child:
             self._keep(replace(self._state, child=Process.of(child.pid)))
             return self._wait(child, meeting)
 
@@ -234,7 +200,7 @@ class Runner:
             self._failed |= {node: code for node, code in enumerate(codes) if code}
             failed_s = min(failed_s, time.monotonic()) if self._failed else math.inf
             if self._failed and (None not in codes or time.monotonic() - failed_s > _FOLLOW_S):
-                time.sleep(SETTLE_S)
+                time.sleep(process.SETTLE_S)
                 return self._failed[self._by_failure()[0]]
             if None not in codes:
                 return 0
@@ -245,7 +211,7 @@ class Runner:
 
     def _by_failure(self) -> list[int]:
         """The nodes: those that were killed, those that failed as they did so, the others."""
-        killed = [node for node, code in self._failed.items() if code < 0 or code == KILLED]
+        killed = [node for node, code in self._failed.items() if code < 0 or code == outcome.KILLED]
         return list(dict.fromkeys([*killed, *self._failed, *range(self._cell.nodes)]))
 
     def _beat(self) -> None:
@@ -269,15 +235,17 @@ class Runner:
             ParsedOutput(*texts[node], self._failed.get(node, others))
             for node in self._by_failure()
         ]
-        node_output = telling(nodes)
-        run = run_at(self._directory / "run")
+        node_output = outcome.telling(nodes)
+        run = None
+        with suppress(ErgmeterError, OSError):
+            run = Run.open(self._directory / "run")
         recorded_signal = killed_by(run, node_output.exit_code)
         node_output = replace(node_output, recorded_signal=recorded_signal)
-        ending = outcome(node_output, loss=last_loss(run, trainer), **how)
+        ending = outcome.outcome(node_output, loss=last_loss(run, trainer), **how)
         workload = run.workload if run is not None else {}
         # What failed may not have come as far as what is stated of it.
         stated = self._cell.expects if ending.status == "ok" else ()
-        checked = check_expectations(stated, outputs=outputs, workload=workload)
+        checked = outcome.check_expectations(stated, outputs=outputs, workload=workload)
         self._state = replace(self._state, claims=tuple(checked))
         self._write_results(ending, trainer)
         return ending
@@ -336,8 +304,8 @@ def main(arguments: list[str]) -> int:
     asked.add_argument("directory", type=Path)
     asked.add_argument("--meeting", default="", help="the token of a launch on several nodes")
     options = asked.parse_args(arguments)
-    cancel_on_signals()
-    adopt_orphans()
+    process.cancel_on_signals()
+    process.adopt_orphans()
     directory = options.directory.resolve()
     try:
         Runner(directory, token=options.meeting).run()
