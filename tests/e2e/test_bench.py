@@ -25,7 +25,7 @@ from tests.models import models as kept_models
 from tests.nvml.library import Gpu, Script, build
 from tests.unit.bench.test_nvidia_smi_logger import SCRIPT
 
-BENCH = (PYTHON, "-m", "ergmeter.cli.compare.bench")
+BENCH = (PYTHON, "-m", "ergmeter", "bench")
 TRAININGS_S = 280.0
 # Says that it began; ends at once, or when a file is there, so that a test can catch it at work.
 PROGRAM = """

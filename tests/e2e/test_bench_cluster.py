@@ -32,7 +32,7 @@ from tests.models import models as kept_models
 pytestmark = pytest.mark.cluster
 
 RAY = Path(__file__).parents[2] / ".older" / "ray"
-BENCH = (PYTHON, "-m", "ergmeter.cli.compare.bench")
+BENCH = (PYTHON, "-m", "ergmeter", "bench")
 TRAININGS_S = 280.0
 SLURM = ("--launcher", "slurm", "--launcher-option", "gpus_per_node=0")
 # Says that it began, and ends when it may, so that a test can catch it at work.

@@ -24,38 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.atomic_write import json_number, read_json, write_json, write_text
-from ergmeter.bench.execute.state import (
-    CELL,
-    PLAN,
-    RESULTS,
-    SMI_LOG,
-    SMI_NOTE,
-    cell_directories,
-)
+from ergmeter.bench import tables
+from ergmeter.bench.execute import state
+from ergmeter.bench.execute.state import RESULTS, SMI_LOG, SMI_NOTE
 from ergmeter.bench.plan.cells import Cell, broken_expectations
-from ergmeter.bench.tables import (
-    ARGUMENTS,
-    COLUMNS,
-    DONE,
-    FROM_RUN,
-    RATES,
-    READING_PARTS,
-    STAGES,
-    TRAINER,
-    VERSION,
-    RowReadings,
-    batched,
-    from_csv,
-    from_parquet,
-    is_fms,
-    is_ours,
-    number,
-    one_table,
-    read_fms_file,
-    trainer_figures,
-    with_headline_rate,
-    write,
-)
+from ergmeter.bench.tables import ARGUMENTS, COLUMNS, RATES, READING_PARTS, STAGES, number
 from ergmeter.compare.entry import Entry, SourceEntries, Wanted, facts_of
 from ergmeter.compare.ledgers import is_ledger
 from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable, UsageError
@@ -76,8 +49,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ergmeter.metrics.evidence.evidence import Evidence
-
-__all__ = ["batches", "collect", "complete", "entries", "load", "table", "write"]
 
 # A row holds these of all ranks. A Meter on one of them tells that rank's.
 _OF_ALL = {
@@ -119,7 +90,7 @@ def run_columns(path: Path, missing: dict[str, str], *, num_gpus: int | None) ->
     if impossible:
         columns_read["impossible"] = json.dumps(impossible, sort_keys=True)
     if any(name in RATES for name in read):
-        columns_read["rates_from"] = FROM_RUN
+        columns_read["rates_from"] = tables.FROM_RUN
         columns_read["window"] = evidence.window_kind
     run = evidence.run
     return columns_read | _run_facts(run) | _nvml(run) | _allocators(run, missing)
@@ -411,12 +382,12 @@ _ADDED = "measured_by_ergmeter"  # names in results.json that no program told, j
 
 def table(directory: Path, *, keep: bool = True) -> pa.Table:
     """One row a cell, in the order of their numbers. Raises FormatError where there are none."""
-    return one_table(_of_directory(directory, keep=keep))
+    return tables.one_table(_of_directory(directory, keep=keep))
 
 
 def load(path: Path) -> pa.Table:
     """Results from wherever they are: a directory, a table of ours, a published reference."""
-    return one_table(batches(path))
+    return tables.one_table(batches(path))
 
 
 def batches(path: Path) -> Iterator[pa.Table]:
@@ -426,15 +397,15 @@ def batches(path: Path) -> Iterator[pa.Table]:
     if not path.is_file():
         raise UsageError(f"{path} is not there: give a directory of results, a Parquet or CSV file")
     if path.suffix == ".parquet":
-        return from_parquet(path)
-    return from_csv(path) if is_ours(path) else iter([read_fms_file(path)])
+        return tables.from_parquet(path)
+    return tables.from_csv(path) if tables.is_ours(path) else iter([tables.read_fms_file(path)])
 
 
 def _of_directory(directory: Path, *, keep: bool) -> Iterator[pa.Table]:
-    cells = cell_directories(directory)
+    cells = state.cell_directories(directory)
     if not cells:
         raise FormatError(f"{directory} holds no cells (exp_0, ...): `erg bench run` makes them")
-    return batched(collect(cell, keep=keep) for cell in cells)
+    return tables.batched(collect(cell, keep=keep) for cell in cells)
 
 
 def collect(cell: Path, *, keep: bool = True) -> dict[str, Any]:
@@ -444,7 +415,7 @@ def collect(cell: Path, *, keep: bool = True) -> dict[str, Any]:
     if cached.get("stamp") == stamp:
         return {**cached["row"], "path": str(cell)}  # it may have been moved
     row = _row(cell)
-    if keep and row["status"] in DONE:
+    if keep and row["status"] in tables.DONE:
         _keep(cell / ROW, {"stamp": stamp, "row": row})
     return row
 
@@ -458,7 +429,7 @@ def complete(cell: Path) -> None:
     raw = json.loads(row["raw"])
     figures = json.loads(row["training"] or "{}")
     ours = {name: value for name, value in figures.items() if raw.get(name) in (None, "")}
-    if ours and row["status"] in DONE:
+    if ours and row["status"] in tables.DONE:
         added = {**raw, **ours, _ADDED: " ".join(sorted(ours))}
         write_json(cell / RESULTS, {k: json_number(v) for k, v in sorted(added.items())}, indent=4)
         _keep(cell / ROW, {"stamp": _stamp(cell), "row": row})
@@ -470,7 +441,7 @@ _MAKING = 7
 
 def _stamp(cell: Path) -> list[int]:
     """When what a row is made of was last written; the run's own files are written under run/."""
-    stamp = [VERSION, _MAKING]
+    stamp = [tables.VERSION, _MAKING]
     of_nodes = sorted(path.name for path in cell.glob(_SMI_OF_NODES))
     for name in (*_INPUTS, *of_nodes):
         try:
@@ -491,7 +462,7 @@ def _row(cell: Path) -> dict[str, Any]:
     row["max_seq_length"] = row["max_seq_length"] or _text(settings.get("max_seq_len"))
     missing: dict[str, str] = {}
     devices = row["num_gpus"] * row["nodes"] if row["num_gpus"] else None
-    row |= trainer_figures(results, devices)
+    row |= tables.trainer_figures(results, devices)
     row = _with_run(row, run_columns(cell / "run", missing, num_gpus=devices))
     results = {**saved_by_trainer(cell / "hf"), **results}
     row |= of_trainer(results, missing)
@@ -501,7 +472,7 @@ def _row(cell: Path) -> dict[str, Any]:
     if row["status"] == "ok":
         figures = trainer_totals(results, cell / "run", ranks=devices, loss=row.get("loss"))
         row["training"] = json.dumps(figures, sort_keys=True)
-    return with_headline_rate(row, missing) | {"path": str(cell)}
+    return tables.with_headline_rate(row, missing) | {"path": str(cell)}
 
 
 def _with_run(row: dict[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
@@ -599,8 +570,8 @@ _USUAL = ("scenario", "num_gpus", "nodes", *ARGUMENTS)
 # Where a cell ran, and FMS's axis, which is the argument max_seq_length.
 _NO_SETTINGS = ("output_dir", "results_csv", "process_port", "max_seq_len")
 _RATES = {
-    FROM_RUN: "of the steps after the warm-up",
-    TRAINER: "of the whole training, as transformers printed them",
+    tables.FROM_RUN: "of the steps after the warm-up",
+    tables.TRAINER: "of the whole training, as transformers printed them",
 }
 _TRACKED = ("_mem_cpu", "_mem_gpu")  # in the names of the Trainer's memory metrics
 _SMI_SOURCES = (SMI, "reference")
@@ -620,18 +591,20 @@ class CellSource:
     def recognises(self, path: Path) -> bool:
         """True for a bench directory, a cell, a Parquet file, or a CSV with its columns."""
         if path.is_dir():
-            cells = (path, *cell_directories(path))
-            is_cell = any((cell / name).is_file() for cell in cells for name in (CELL, RESULTS))
-            return is_cell or (path / PLAN).is_file()
+            cells = (path, *state.cell_directories(path))
+            is_cell = any(
+                (cell / name).is_file() for cell in cells for name in (state.CELL, RESULTS)
+            )
+            return is_cell or (path / state.PLAN).is_file()
         if path.suffix == ".parquet":
             return True
         if path.suffix != ".csv" or not path.is_file() or is_ledger(path):
             return False
-        return is_ours(path) or is_fms(path)
+        return tables.is_ours(path) or tables.is_fms(path)
 
     def read(self, path: Path, wanted: Wanted) -> SourceEntries:  # noqa: ARG002  a row has all
         """The cells, failed ones included; those that were never to run are left out."""
-        if (path / CELL).is_file():
+        if (path / state.CELL).is_file():
             return SourceEntries((entry_of(collect(path), argument=str(path)),))
         return SourceEntries(tuple(entries(batches(path), argument=str(path))))
 
@@ -659,7 +632,7 @@ def entry_of(row: dict[str, Any], *, argument: str = "") -> Entry:
     }
     facts = facts_of({name: row.get(name) for name in _FACTS})
     facts |= facts_of({ours: row.get(name) for name, ours in _FACTS_OF_WORK.items()})
-    if row.get("rates_from") == FROM_RUN:
+    if row.get("rates_from") == tables.FROM_RUN:
         facts["window"] = row.get("window") or UNBROKEN
     path = Path(row["path"]) if row.get("path") else None
     run = path / "run" if path is not None and (path / "run").is_dir() else None
@@ -667,7 +640,7 @@ def entry_of(row: dict[str, Any], *, argument: str = "") -> Entry:
         row.get("path") or argument,
         argument,
         facts,
-        RowReadings(row),
+        tables.RowReadings(row),
         run,
         kind="cell",
         status=row["status"],

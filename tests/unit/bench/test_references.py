@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.bench import results
-from ergmeter.bench import tables as references
+from ergmeter.bench import results, tables
 from ergmeter.errors import FormatError
 
 MIB = 2**20
@@ -37,7 +36,7 @@ FIRST = (
 def read(tmp_path: Path, text: str) -> list[dict[str, object]]:
     path = tmp_path / "benchmarks.csv"
     path.write_text(text)
-    rows: list[dict[str, object]] = references.read_fms_file(path).to_pylist()
+    rows: list[dict[str, object]] = tables.read_fms_file(path).to_pylist()
     return rows
 
 
@@ -77,8 +76,8 @@ def test_load_knows_a_reference_from_a_table_of_ours(tmp_path: Path) -> None:
     path = tmp_path / "ref.csv"
     path.write_text(LATEST)
     found = results.load(path)
-    results.write(found, tmp_path / "ours.csv")
-    results.write(found, tmp_path / "ours.parquet")
+    tables.write(found, tmp_path / "ours.csv")
+    tables.write(found, tmp_path / "ours.parquet")
     assert results.load(tmp_path / "ours.csv").to_pylist() == found.to_pylist()
     assert results.load(tmp_path / "ours.parquet").equals(found)
 

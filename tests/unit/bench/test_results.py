@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from ergmeter.bench import results
+from ergmeter.bench import results, tables
 from ergmeter.bench.execute import state
 from ergmeter.bench.overview import overview
 from ergmeter.bench.plan.cells import Cell, Value
@@ -272,10 +272,10 @@ def test_benchmarks_csv_keeps_figures_and_fms_columns_and_drops_constants(tmp_pa
 def test_a_table_of_ours_keeps_its_constants(tmp_path: Path) -> None:
     add_cell(tmp_path, 0, results_=TRAINED)
     found = results.table(tmp_path)
-    results.write(found, tmp_path / "t.csv")
+    tables.write(found, tmp_path / "t.csv")
     assert results.load(tmp_path / "t.csv").equals(found)
     with pytest.raises(UsageError, match=r"\.parquet nor \.csv"):
-        results.write(found, tmp_path / "t.xlsx")
+        tables.write(found, tmp_path / "t.xlsx")
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_a_table_that_was_spoilt_is_refused_with_its_line(
 ) -> None:
     add_cell(tmp_path, 0, results_=TRAINED)
     path = tmp_path / "t.csv"
-    results.write(results.table(tmp_path).drop_columns(["raw", "settings", "missing"]), path)
+    tables.write(results.table(tmp_path).drop_columns(["raw", "settings", "missing"]), path)
     header, row = path.read_bytes().splitlines()
     cells = row.split(b",")
     cells[header.decode().split(",").index(column)] = cell
@@ -303,7 +303,7 @@ def test_a_table_that_was_spoilt_is_refused_with_its_line(
 def test_a_cell_of_a_table_may_be_long(tmp_path: Path) -> None:
     add_cell(tmp_path, 0, results_={**TRAINED, "error_messages": ["x" * 200_000]})
     found = results.table(tmp_path)
-    results.write(found, tmp_path / "t.csv")
+    tables.write(found, tmp_path / "t.csv")
     assert results.load(tmp_path / "t.csv").equals(found)
 
 

@@ -25,17 +25,7 @@ from ergmeter.bench.execute import launching, outcome
 from ergmeter.bench.plan import erg_train, scenarios
 from ergmeter.bench.plan.cells import PYTHON, UNSLOTH_PYTHON, BenchPlan, Cell, Launch, Value
 from ergmeter.bench.plan.data import DataJob, data_job, original_name
-from ergmeter.bench.plan.scenarios import (
-    FRAMEWORK,
-    MODELS,
-    NONE,
-    BadCondition,
-    Scenario,
-    Scenarios,
-    Template,
-    matches,
-    read_scenarios,
-)
+from ergmeter.bench.plan.scenarios import FRAMEWORK, MODELS, NONE, Scenario, Scenarios, Template
 from ergmeter.config_file import hint, usage_error
 
 # What benchmark.py takes where its flags say nothing.
@@ -131,7 +121,7 @@ def plan(
     they say, else in `sft_trainer`, where FMS has it on, and not in `erg train`.
     `check`: is given the YAML of each `erg train` cell, and says what is wrong with it.
     """
-    scenario_file = read_scenarios(
+    scenario_file = scenarios.read_scenarios(
         scenarios_path, defaults=defaults, contents=contents, frameworks=frameworks
     )
     try:
@@ -249,7 +239,7 @@ class Expansion:
         for point, excluded in () if wrong else _points(scenario):
             try:
                 made = list(self._repeats(scenario, point, excluded=excluded))
-            except (UnevenBatch, erg_train.CannotMap, BadCondition) as error:
+            except (UnevenBatch, erg_train.CannotMap, scenarios.BadCondition) as error:
                 wrong.append(str(error))
                 continue
             if made and made[0].group not in ids:
@@ -262,7 +252,7 @@ class Expansion:
     ) -> Iterator[Cell]:
         cell, arguments = self._made(scenario, point)
         # Once more: only now are the settings known that follow from others, such as the batch.
-        if any(matches(pattern, cell.settings) for pattern in excluded):
+        if any(scenarios.matches(pattern, cell.settings) for pattern in excluded):
             return
         written = None
         if scenario.template.workload == "erg" and not cell.skip:
@@ -309,7 +299,7 @@ class Expansion:
             launch=launch,
             environment=self._environment(scenario, settings),
             timeout_s=scenario.timeout,
-            expects=tuple(e.claim for e in scenario.claims if matches(e.when, settings)),
+            expects=tuple(e.claim for e in scenario.claims if scenarios.matches(e.when, settings)),
             skip=skip,
             launch_options=("--config_file", str(config)) if config else (),
             warmup_s=scenario.warmup,
@@ -421,7 +411,8 @@ def _points(scenario: Scenario) -> Iterator[tuple[dict[str, Any], Patterns]]:
     defaults = {} if scenario.template.workload == "other" else {FRAMEWORK: NONE}
     for point in products(scenario.axes):
         if not any(
-            matches(pattern, {**defaults, **scenario.arguments, **point}) for pattern in excluded
+            scenarios.matches(pattern, {**defaults, **scenario.arguments, **point})
+            for pattern in excluded
         ):
             yield point, excluded
     for more in scenario.include:

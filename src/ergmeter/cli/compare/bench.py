@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ergmeter.cli.compare import bench_output
-from ergmeter.cli.options import COUNT, PATH, flag, path_option, print_json, repeated, with_default
+from ergmeter.cli.options import (
+    COUNT,
+    PATH,
+    flag,
+    path_option,
+    print_json,
+    repeated,
+    with_default,
+    with_each,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +26,6 @@ if TYPE_CHECKING:
     from ergmeter.bench.execute.launching import Launcher
     from ergmeter.bench.plan.cells import BenchPlan
 
-_Value = TypeVar("_Value")
 AGAIN = ("oom", "error", "timeout", "diverged")  # cancelled cells run again in any case
 
 _SMI = "nvidia-smi"  # FMS calls it nvidia
@@ -75,23 +83,21 @@ _PLAN_OPTIONS = (
 
 def plan_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a plan to a command."""
-    for option in reversed(_PLAN_OPTIONS):
-        function = option(function)
-    return function
+    return with_each(function, [*_PLAN_OPTIONS])
 
 
 def planned(options: dict[str, Any]) -> BenchPlan:
     """The plan that was asked for."""
     from ergmeter.bench.plan.plan import plan
 
+    kinds = dict.fromkeys(("num_gpus", "effective_batch_size", "max_seq_len"), _whole_number)
+    axes: dict[str, Any] = {
+        name: _listed(name, options[name], kind)
+        for name, kind in {**kinds, "packing": _truth}.items()
+    }
     bench_plan = plan(
         options["scenarios"],
-        num_gpus=_listed("--num-gpus", options["num_gpus"], _whole_number),
-        effective_batch_size=_listed(
-            "--effective-batch-size", options["effective_batch_size"], _whole_number
-        ),
-        max_seq_len=_listed("--max-seq-len", options["max_seq_len"], _whole_number),
-        packing=_listed("--packing", options["packing"], _truth),
+        **axes,
         only=options["only"],
         repeats=options["repeats"],
         command=options["workload"],
@@ -181,7 +187,9 @@ def ask_for_log(out: Path, options: dict[str, Any], query: nvidia_smi_logger.Que
         click.echo(f"--memory {options['memory']}: {lack}; cells run without its log", err=True)
 
 
-def _listed(option: str, text: str | None, kind: Callable[[str], _Value]) -> list[_Value] | None:
+def _listed(name: str, text: str | None, kind: Callable[[str], object]) -> list[object] | None:
+    """The values of an axis that was given on the command line."""
+    option = f"--{name.replace('_', '-')}"
     if text is None:
         return None
     try:
@@ -193,20 +201,19 @@ def _listed(option: str, text: str | None, kind: Callable[[str], _Value]) -> lis
     return list(dict.fromkeys(values))
 
 
-def _whole_number(text: str) -> int:
+def _whole_number(text: str) -> object:
     if not text.isdecimal() or int(text) < 1:
         raise ValueError("it takes whole numbers from 1, with commas")
     return int(text)
 
 
-def _truth(text: str) -> bool:
-    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-    if text.lower() not in words:
+def _truth(text: str) -> object:
+    if text.lower() not in ("true", "false"):
         raise ValueError("it takes true and false, with commas")
-    return words[text.lower()]
+    return text.lower() == "true"
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})  # also called by itself
+@click.group
 def command() -> None:
     """Run a matrix of scenarios and compare what came of it.
 
@@ -315,7 +322,6 @@ def run_command(**options: Any) -> int:  # noqa: ANN401  click passes what it pa
     on where it was. Exits with 1 if a cell failed, or is not what its scenario expects.
     """
     from ergmeter.bench.execute import driver, launching, results_directory, state
-    from ergmeter.bench.execute.launching import cool_down_s
     from ergmeter.bench.plan import data
 
     if options["resume"] and options["move_aside"]:
@@ -339,7 +345,11 @@ def run_command(**options: Any) -> int:  # noqa: ANN401  click passes what it pa
         planned_cells = results_directory.joined(out, plan)[1] if is_old else plan
         bench_output.show_starts(planned_cells, out, seed=options["seed"], rerun=rerun)
         return 0
-    rest_s = cool_down_s(options["cool_down_s"]) if options["launcher_name"] == "local" else 0.0
+    rest_s = (
+        launching.cool_down_s(options["cool_down_s"])
+        if options["launcher_name"] == "local"
+        else 0.0
+    )
     launcher = _launcher(options, rest_s=rest_s)
     own = state.at_work(out) if options["resume"] else set()
     launcher.check([cell for cell in plan.cells if not cell.skip], own=own)
@@ -393,14 +403,3 @@ def _launcher(arguments: dict[str, Any], *, rest_s: float) -> Launcher:
 command.add_command(bench_output.listed)
 command.add_command(bench_output.report)
 command.add_command(bench_output.compare)
-
-
-def main() -> None:
-    """`python -m ergmeter.cli.compare.bench`: this group alone."""
-    from ergmeter.cli import main as erg
-
-    erg.main(command=command, program="erg bench")
-
-
-if __name__ == "__main__":
-    main()

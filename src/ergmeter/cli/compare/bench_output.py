@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -195,11 +194,10 @@ def report(
     from ergmeter.compat import fms
     from ergmeter.views.bench import memory_document, report_document
 
-    as_json = forms.form == "json"
-    if as_json and (memory or form != "text"):
-        raise click.UsageError("--json has all columns: leave --format and --memory out")
-    if forms.form == "markdown" and form == "csv":
-        raise click.UsageError("--md and --format csv are two forms; give one")
+    is_json, is_markdown = forms.form == "json", forms.form == "markdown"
+    form = chosen_form(form, as_json=is_json, as_markdown=is_markdown)
+    if is_json and memory:
+        raise click.UsageError("--json has all columns: leave --memory out")
     for path in exports:
         tables.check_ending(path)
     files = [fms_directory / name for name in (fms.BENCHMARKS, fms.RAW)] if fms_directory else []
@@ -213,7 +211,7 @@ def report(
         takers += [stack.enter_context(tables.table_writer(path)) for path in exports]
         if fms_directory is not None:
             takers.append(stack.enter_context(fms.fms_writer(fms_directory)))
-        if as_json:
+        if is_json:
             _echo_list(
                 document
                 for batch in _handed_on(rows, takers)
@@ -229,10 +227,10 @@ def report(
         if isinstance(summary, MemoryTable)
         else report_document(summary, name=name, page=forms.page)
     )
-    if as_json or form == "csv":
+    if form in ("json", "csv"):
         forms.write_page(document)
     else:
-        (replace(forms, form="markdown") if form == "md" else forms).show(document)
+        Forms.of(form, forms.page).show(document)
 
 
 def _handed_on(batches: Iterable[pa.Table], takers: Sequence[Any]) -> Iterator[pa.Table]:
