@@ -165,6 +165,14 @@ def test_report_json_of_named_metrics_holds_just_those(erg: Erg, run: Path) -> N
     assert "no powercap" in whole["readings"]["energy.cpu_j"]["missing"]
 
 
+def test_report_markdown_of_named_metrics_holds_just_those(erg: Erg, run: Path) -> None:
+    _, lines, _ = erg("report", run, "--metric", "AMU", "--metric", "energy.cpu_j")
+    _, out, _ = erg("report", run, "--md", "--metric", "AMU", "--metric", "energy.cpu_j")
+    title, _, body = out.partition("\n\n")
+    assert title == f"## {run.name}: AMU, energy.cpu_j"
+    assert body == f"```text\n{lines}```\n"
+
+
 def test_a_value_that_is_not_finite_is_missing_with_that_reason() -> None:
     for value, word in ((math.nan, "nan"), (math.inf, "inf")):
         found = documents.result(Reading(value, "s", "measured"))

@@ -432,6 +432,11 @@ def _as_text(part: Part, medium: Medium) -> tuple[Part, ...]:
     return () if is_left_out else (part,)
 
 
+def printable_lines(text: str) -> str:
+    """Return a text with blanks for its control characters other than line ends."""
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
+
+
 def title_case(title: str) -> str:
     """Return a title with a capital at its start."""
     return title[:1].upper() + title[1:]

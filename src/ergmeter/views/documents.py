@@ -1,4 +1,4 @@
-"""Run summaries, labels and tables for programs: JSON, plain lines, CSV, Parquet."""
+"""Run summaries, labels and tables for programs: JSON, lines of metrics, CSV, Parquet."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from ergmeter.records import Missing, Reading, Result, Summary
 from ergmeter.runlog.format import training_of
 from ergmeter.runlog.manage.labels import labels_of
 from ergmeter.units import NO_UNIT, significant
+from ergmeter.views.document import Document, Paragraph
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from ergmeter.runlog.reader import Run
@@ -66,10 +67,12 @@ def finite(value: Any) -> Any:  # noqa: ANN401  whatever JSON can hold
     return value
 
 
-def metrics(summary: Summary, names: Iterable[str]) -> dict[str, Any]:
-    """Return these metrics, by key or alias, in the catalogue's unit."""
+def metrics_document(summary: Summary, names: Sequence[str]) -> Document:
+    """Return these metrics, by key or alias: a line for each; as data in the catalogue's unit."""
+    lines = Paragraph("\n".join(metric_lines(summary, names)), is_to_copy=True)
     keys = [find(name)[0].key for name in names]
-    return {"readings": {key: result(summary.readings[key]) for key in keys}}
+    data = {"readings": {key: result(summary.readings[key]) for key in keys}}
+    return Document(f"{summary.run}: {', '.join(names)}", (lines,), data)
 
 
 def _training(run: Run, number: int) -> dict[str, Any]:

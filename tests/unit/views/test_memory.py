@@ -7,6 +7,7 @@ from pathlib import Path
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Device, Reading, Sample, Step
 from ergmeter.runlog.reader import Run
+from ergmeter.views.render.markdown import markdown
 from ergmeter.views.run.report import memory_document
 from tests.runs import even_steps, printed, run_of
 
@@ -38,6 +39,13 @@ def test_a_bar_is_a_share_of_all_that_the_device_has(tmp_path: Path) -> None:
     lines = shown(run)
     assert row(lines, "in use by all") == "▁▂▃▄▅▆▇█  140 GB (100 %)"
     assert row(lines, "in tensors") == "▁▁▂▃▃▃▄▅  70 GB (50 %)"  # by the size of the GPU beneath
+
+
+def test_markdown_has_the_same_lines_verbatim(tmp_path: Path) -> None:
+    samples = [Sample(t * S, GPU.id, memory_bytes=20 * GB * t) for t in range(8)]
+    run = run_of(tmp_path / "run", steps=even_steps(8), samples=samples, devices=[GPU])
+    lines = "\n".join(shown(run))
+    assert markdown(memory_document(run)).endswith(f"```text\n{lines}\n```\n")
 
 
 def test_the_most_in_a_bar_is_shown_and_nothing_where_nothing_was_read(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import flag, print_json, repeated, with_forms
+from ergmeter.cli.options import flag, repeated, with_forms
 from ergmeter.cli.run_options import summaries, tell_next, with_model, with_run, with_settings
 
 if TYPE_CHECKING:
@@ -50,31 +50,16 @@ def command(
     if forms.page is not None and (metrics or memory or show_all):
         raise click.UsageError("--html has everything on its page: give it alone")
     if metrics:
-        _print_metrics(run, settings, flops, metrics, forms)
+        from ergmeter.metrics.summarize import summarize
+        from ergmeter.views.documents import metrics_document
+
+        forms.show(metrics_document(summarize(run, settings, flops=flops), metrics))
     elif memory:
         from ergmeter.views.run.report import memory_document
 
         forms.show(memory_document(run))
     else:
         _show(run, settings, flops, forms, show_all=show_all)
-
-
-def _print_metrics(
-    run: Run,
-    settings: Settings,
-    flops: tuple[Flops, ...],
-    metrics: tuple[str, ...],
-    forms: Forms,
-) -> None:
-    from ergmeter.metrics.summarize import summarize
-    from ergmeter.views import documents
-
-    summary = summarize(run, settings, flops=flops)
-    if forms.form == "json":
-        print_json(documents.metrics(summary, metrics))
-        return
-    for line in documents.metric_lines(summary, metrics):
-        click.echo(line)
 
 
 def _show(

@@ -18,6 +18,7 @@ from ergmeter.views.document import (
     Section,
     Table,
     as_text,
+    printable_lines,
     title_case,
 )
 
@@ -80,7 +81,7 @@ def _part(part: Part, level: int) -> Iterator[str]:
     elif isinstance(part, Items):
         yield from (f"- {escaped(text)}" for text in part.texts)
     elif isinstance(part, Paragraph) and part.is_to_copy:
-        yield from ("```text", printable(part.text).replace("`", "'"), "```")
+        yield from ("```text", printable_lines(part.text).replace("`", "'"), "```")
     elif isinstance(part, Paragraph):
         yield escaped(part.text)
 

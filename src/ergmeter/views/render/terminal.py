@@ -28,6 +28,7 @@ from ergmeter.views.document import (
     Table,
     TableColumn,
     as_text,
+    printable_lines,
 )
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _print(part: Part, console: Console) -> None:
 
 def _text(text: str, style: str = "") -> Text:
     """Return a text without control characters, which a terminal would act on."""
-    return Text("".join(c if c.isprintable() or c == "\n" else " " for c in text), style)
+    return Text(printable_lines(text), style)
 
 
 def _paragraph(paragraph: Paragraph) -> Text:
