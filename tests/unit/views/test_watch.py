@@ -92,7 +92,7 @@ def test_what_is_not_judged_says_why(tmp_path: Path) -> None:
     add_writer(path, steps=even_steps(5, tokens_computed=1))
     text = " ".join(printed(frame_of(path), 80).split())
     assert "no alert (loss nan, grad_norm nan, throttled, tokens_per_s < -20%, memory +10%," in text
-    assert "throttled (no device tells why its clock is held down)" in text
+    assert "throttled (no device reports why it is throttled)" in text
 
 
 def test_a_line_for_a_file_has_the_same_figures(run: Path) -> None:

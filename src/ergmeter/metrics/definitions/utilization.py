@@ -312,7 +312,7 @@ METRICS = [
     ),
     _of_gpu(
         "utilization.throttled_frac",
-        "clock held down",
+        "throttled or power-limited",
         "frac",
         "lower",
         "readings with a clock limit other than idle / readings",

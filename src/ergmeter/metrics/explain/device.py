@@ -298,7 +298,7 @@ _BETWEEN = {
     ),
     (TENSOR, SM): (
         "not_multiplying",
-        "at work, but not multiplying",
+        "non-matmul kernels",
         "element-wise kernels, softmax, norms, copies, the optimizer, waits for memory",
     ),
     (TENSOR, ""): (

@@ -389,7 +389,7 @@ class Silence:
 class ThrottledState:
     """A rule on a device that is throttled by heat or a brake for some seconds."""
 
-    lacks = "no device tells why its clock is held down"
+    lacks = "no device reports why it is throttled"
 
     def __init__(self, rule: AlertRule, devices: Mapping[str, Device]) -> None:
         self.rule = rule

@@ -380,7 +380,7 @@ def _means(comparison: Comparison, at: int, measured: Metric) -> Chart:
         dots[:_MOST],
         axis,
         words=_MEANS,
-        table=Table(("group", "runs", "mean and interval", "to know"), tuple(rows)),
+        table=Table(("group", "runs", "mean and interval", "notes"), tuple(rows)),
         note=f"{measured.title}; {better}{_cut(len(dots))}",
     )
 

@@ -276,7 +276,7 @@ def _note(
 
 def _table(lines: Sequence[CurveLine], scale: Scale) -> Table:
     ends = ("steps", "tokens", "lasted")
-    head = ("run", "basis", "readings", "lowest", "highest", "last", *ends, "to know")
+    head = ("run", "basis", "readings", "lowest", "highest", "last", *ends, "notes")
     rows = tuple(
         (
             line.label,

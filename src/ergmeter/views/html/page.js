@@ -36,7 +36,7 @@
       config: held.config, patch: silent, tooltip: { disableDefaultStyle: true },
     });
     // One picture with one description: thousands of readings are no list to be read aloud, and
-    // the table below says them in words.
+    // the table below has them.
     const picture = place.querySelector("svg");
     picture.setAttribute("role", "img");
     picture.setAttribute("aria-label", spec.description);

@@ -499,7 +499,7 @@ function runPage() {
 }
 
 // -- comparison -----------------------------------------------------------------------------------
-// A chart with its legend, its note and its content in words, as the pages in files have it.
+// A chart with its legend, its note and its data table, as the pages in files have it.
 function chartFigure(chart) {
   const figure = el("figure", { id: chart.id }, el("h3", {}, chart.title + (chart.unit ? ` (${chart.unit})` : "")));
   if (!chart.spec) {
@@ -508,7 +508,7 @@ function chartFigure(chart) {
   }
   figure.append(el("ul", { class: "legend" }, ...legendOf(chart)), el("div", { class: "chart", id: `chart-${chart.id}` }),
     el("figcaption", {}, chart.note),
-    el("details", {}, el("summary", {}, "in words"), table(chart.table.head, chart.table.rows, `${chart.title}, in words`)));
+    el("details", {}, el("summary", {}, "Data table"), table(chart.table.head, chart.table.rows, `${chart.title}, data table`)));
   return figure;
 }
 
