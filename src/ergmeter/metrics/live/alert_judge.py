@@ -12,6 +12,7 @@ window after the warm-up, but the warm-up is paid for too.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -25,13 +26,13 @@ from ergmeter.metrics.live.rows import (
     real_tokens,
 )
 from ergmeter.records import PHASES, THROTTLE_BRAKE, THROTTLE_HEAT, Device
+from ergmeter.runlog.settings import Settings
 from ergmeter.units import J_PER_KWH, NS_PER_S, duration, scaled, significant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ergmeter.metrics.live.alert_rules import AlertRule
-    from ergmeter.runlog.settings import Settings
 
     class AlertState(Protocol):
         """A rule and its state."""
@@ -92,16 +93,16 @@ class Judge:
         self.rules = tuple(rules)
         devices = {} if devices is None else devices
         self.totals = LiveTotals(devices, start_ns=start_ns)
-        energy, elapsed = self.totals.energy, self.totals.elapsed
+        budget = partial(
+            BudgetState, totals=self.totals, devices=devices, settings=settings or Settings()
+        )
         made: dict[str, Callable[[AlertRule], AlertState]] = {
-            "throttled": lambda rule: ThrottledState(rule, devices),
-            "memory": lambda rule: Growth(rule, devices),
+            "throttled": partial(ThrottledState, devices=devices),
+            "memory": partial(Growth, devices=devices),
             "loss": NotANumber,
             "grad_norm": NotANumber,
             "stalled": Silence,
-            "energy": lambda rule: Limit(rule, energy),
-            "time": lambda rule: Limit(rule, elapsed),
-            "cost": lambda rule: CostTotal(rule, self.totals, devices, settings),
+            **dict.fromkeys(("energy", "time", "cost"), budget),
         }
         self._states: list[AlertState] = [made.get(r.subject, Speed)(r) for r in self.rules]
         self._onsets: dict[tuple[str, str], int] = {}
@@ -561,78 +562,59 @@ def _name(devices: Mapping[str, Device], device: str) -> str:
     return device if device_info is None or device_info.kind == "gpu" else device_info.name
 
 
-class Limit:
-    """A budget. Its alert is raised once and never ends."""
+class BudgetState:
+    """A limit on energy, time or cost. Its alert is raised once and never ends.
 
-    def __init__(self, rule: AlertRule, total: EnergyTotal | Elapsed) -> None:
-        self.rule = rule
-        self._total = total
-        self._is_raised = False
-
-    @property
-    def lacks(self) -> str:
-        """What is missing to judge it."""
-        return self._total.lacks
-
-    def feed(self, _rows: LiveRows) -> Iterator[AlertEvent]:
-        """The alert when the budget is used up."""
-        at = None if self._is_raised else self._total.reached(self.rule.limit)
-        if at is not None:
-            self._is_raised = True
-            t_ns, value = at
-            text = f"{self.rule.limit_said(value)} used"
-            yield t_ns, value, self.rule.limit, text, "", False
-
-
-class CostTotal:
-    """A budget for rent or for energy cost; the two are judged separately, not added."""
+    The two parts of a cost, rent and energy, are judged separately, not added.
+    """
 
     def __init__(
         self,
         rule: AlertRule,
         totals: LiveTotals,
         devices: Mapping[str, Device],
-        settings: Settings | None,
+        settings: Settings,
     ) -> None:
         self.rule = rule
-        self._energy, self._elapsed, self._devices = totals.energy, totals.elapsed, devices
-        self._per_hour = settings.price_per_gpu_hour if settings else None
-        per_kwh = settings.price_per_kwh if settings else None
-        self._per_j = None if per_kwh is None else per_kwh * (settings.pue or 1.0) / J_PER_KWH  # type: ignore[union-attr]
-        self._declared_devices = settings.num_devices if settings else None
-        self._currency = (settings.currency if settings else None) or "price units"
+        self._totals, self._devices, self._settings = totals, devices, settings
         self._is_raised = False
 
     @property
     def lacks(self) -> str:
         """What is missing to judge it."""
-        if self._per_hour is None and self._per_j is None:
+        if self.rule.subject == "time":
+            return ""
+        is_rented = self.rule.subject == "cost" and self._settings.price_per_gpu_hour is not None
+        if self.rule.subject == "cost" and not is_rented and self._settings.price_per_kwh is None:
             return "no price was given: --price-per-gpu-hour or --price-per-kwh"
-        if self._per_hour is None and not self._energy.is_known:
-            return self._energy.lacks
-        return (
-            ""
-            if self._per_hour is None or self._rented_devices
-            else "no device is known to be rented"
-        )
+        if is_rented:
+            return "" if self._rented_devices else "no device is known to be rented"
+        return self._totals.energy.lacks
 
     @property
     def _rented_devices(self) -> int:
-        return self._declared_devices or sum(
-            device.kind == "gpu" for device in self._devices.values()
-        )
+        gpus = sum(device.kind == "gpu" for device in self._devices.values())
+        return self._settings.num_devices or gpus
+
+    def _parts(self) -> list[tuple[str, EnergyTotal | Elapsed, float]]:
+        """Parts of the budget, each judged alone: name, total, and price of its unit."""
+        energy, elapsed = self._totals.energy, self._totals.elapsed
+        if self.rule.subject != "cost":
+            return [("", energy if self.rule.subject == "energy" else elapsed, 1.0)]
+        settings = self._settings
+        per_s = (settings.price_per_gpu_hour or 0.0) / 3600.0 * self._rented_devices
+        per_j = (settings.price_per_kwh or 0.0) * (settings.pue or 1.0) / J_PER_KWH
+        return [("rent", elapsed, per_s), ("bill for energy", energy, per_j)]
 
     def feed(self, _rows: LiveRows) -> Iterator[AlertEvent]:
-        """The alert when one of them has used up the budget."""
-        rent_per_s = (self._per_hour or 0.0) / 3600.0 * self._rented_devices
-        ways: tuple[tuple[str, EnergyTotal | Elapsed, float], ...] = (
-            ("rent", self._elapsed, rent_per_s),
-            ("bill for energy", self._energy, self._per_j or 0.0),
-        )
-        for name, total, price in ways:
+        """The alert when the budget is used up."""
+        for name, total, price in self._parts():
             at = total.reached(self.rule.limit / price) if price and not self._is_raised else None
             if at is not None:
                 self._is_raised = True
-                t_ns, amount = at
-                text = f"{significant(amount * price)} {self._currency} of {name}"
-                yield t_ns, amount * price, self.rule.limit, text, "", False
+                t_ns, value = at[0], at[1] * price
+                currency = self._settings.currency or "price units"
+                text = f"{self.rule.limit_said(value)} used"
+                if name:
+                    text = f"{significant(value)} {currency} of {name}"
+                yield t_ns, value, self.rule.limit, text, "", False

@@ -26,7 +26,7 @@ from ergmeter.metrics.summarize import readings_of, settings_of, summary_of
 from ergmeter.ports import Update
 from ergmeter.records import Summary, Window
 from ergmeter.runlog.settings import Settings
-from ergmeter.units import NS_PER_S
+from ergmeter.units import NS_PER_S, duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -50,6 +50,13 @@ class Remaining:
     def done_frac(self) -> float:
         """The share that is done; above 1 if the budget is exceeded."""
         return self.done / self.total
+
+    @property
+    def text(self) -> str:
+        """What is done, and the time left at the rate of the counted steps."""
+        left = "not known yet" if self.left_s is None else duration(self.left_s)
+        done = f"{self.done:,.0f} of {self.total:,.0f} {self.unit} ({self.done_frac:.1%})"
+        return f"{done}; left, at the counted rate: {left}"
 
 
 def remaining(evidence: Evidence) -> Remaining:

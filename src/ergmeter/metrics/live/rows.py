@@ -230,8 +230,6 @@ class EnergyTotal:
 class Elapsed:
     """Seconds since the run began."""
 
-    lacks = ""
-
     def __init__(self, start_ns: int | None) -> None:
         self.start_ns = start_ns
         self.until_ns = 0

@@ -213,6 +213,12 @@ class _Kind:
     is_stepped: bool = False  # a reading holds for the interval that ends with it
 
 
+def _node_rates(id_: str, title: str, **labels: str) -> _Kind:
+    """Return the chart of a node's counters, each by its growth per second."""
+    columns = (_Column(name, label, "node", is_counter=True) for name, label in labels.items())
+    return _Kind(id_, title, "B/s", tuple(columns), is_stepped=True)
+
+
 _KINDS = (
     _Kind("power", "power", "W"),
     _Kind("energy", "energy since the first reading", "J"),
@@ -259,25 +265,9 @@ _KINDS = (
         ),
         is_stepped=True,
     ),
-    _Kind(
-        "disk",
-        "the node's disks",
-        "B/s",
-        (
-            _Column("disk_read_bytes", "read", "node", is_counter=True),
-            _Column("disk_written_bytes", "written", "node", is_counter=True),
-        ),
-        is_stepped=True,
-    ),
-    _Kind(
-        "network",
-        "the node's network",
-        "B/s",
-        (
-            _Column("net_received_bytes", "received", "node", is_counter=True),
-            _Column("net_sent_bytes", "sent", "node", is_counter=True),
-        ),
-        is_stepped=True,
+    _node_rates("disk", "the node's disks", disk_read_bytes="read", disk_written_bytes="written"),
+    _node_rates(
+        "network", "the node's network", net_received_bytes="received", net_sent_bytes="sent"
     ),
 )
 IDS = ("phases", "power", "energy", *(kind.id for kind in _KINDS if kind.columns), "steps", "loss")

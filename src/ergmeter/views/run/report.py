@@ -174,12 +174,9 @@ def _progress(evidence: Evidence, summary: Summary) -> list[Paragraph]:
     if summary.status != RUNNING:
         return []
     try:
-        progress = remaining(evidence)
+        return [Paragraph(remaining(evidence).text)]
     except NotMeasurable as error:
         return [Paragraph(f"Unknown: {error}", style="dim")]
-    left = "not known yet" if progress.left_s is None else duration(progress.left_s)
-    done = f"{progress.done:,.0f} of {progress.total:,.0f} {progress.unit}"
-    return [Paragraph(f"{done} ({progress.done_frac:.1%}); left, at the counted rate: {left}")]
 
 
 def _findings(evidence: Evidence) -> list[Part]:

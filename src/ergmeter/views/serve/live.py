@@ -67,15 +67,20 @@ class LiveLook:
                 self._update(run)
             marks = [mark for mark in run.marks if mark.name not in _PLAIN][-_MARKS:]
         except (ErgmeterError, OSError) as error:
-            # Still present, so not gone.
-            state = "unreadable" if Path(self._path).is_dir() else "gone"
-            return {**self._last, "state": state, "why": str(error), "marks": []}
+            return self.failed(error)
         mark_rows = [{"name": mark.name, "detail": mark.detail[:200]} for mark in marks]
         quiet_s = self._quiet_s(run) if state == RUNNING else None
         if quiet_s is not None:
             self._last = {**self._last, "readings": {}}
             mark_rows.append({"name": "quiet", "detail": f"last step {duration(quiet_s)} ago"})
         return {**self._last, "title": run.name, "state": state, "marks": mark_rows}
+
+    def failed(self, error: Exception) -> dict[str, Any]:
+        """Return the state of a run that can't be read, with what was last seen of it."""
+        is_ours = isinstance(error, ErgmeterError | OSError)
+        why = str(error) if is_ours else f"looking at it failed: {error!r}"
+        state = "unreadable" if Path(self._path).is_dir() else "gone"
+        return {**self._last, "state": state, "why": why, "marks": []}
 
     def _quiet_s(self, run: Run) -> float | None:
         """Return the seconds since the last step, if they are many."""

@@ -32,7 +32,7 @@ from ergmeter.metrics.summarize import evidence_of, readings_of, summary_of
 from ergmeter.records import COLUMN_KINDS, Device, Missing, Reading, Result
 from ergmeter.runlog.manage.labels import Labels, labels_of
 from ergmeter.runlog.reader import Run
-from ergmeter.units import duration, significant
+from ergmeter.units import significant
 from ergmeter.views import bench as bench_report
 from ergmeter.views import compare, documents
 from ergmeter.views.charts import chart
@@ -357,13 +357,9 @@ def _remaining_json(evidence: Evidence) -> dict[str, Any]:
     """Return progress and remaining time, or the reason why unknown."""
     try:
         progress = remaining(evidence)
+        return {**asdict(progress), "text": progress.text}
     except NotMeasurable as error:
         return {"missing": str(error)}
-    left = "not known yet" if progress.left_s is None else duration(progress.left_s)
-    done = (
-        f"{progress.done:,.0f} of {progress.total:,.0f} {progress.unit} ({progress.done_frac:.1%})"
-    )
-    return {**asdict(progress), "text": f"{done}; left, at the counted rate: {left}"}
 
 
 def _model(run: Run) -> str | None:

@@ -12,7 +12,7 @@ import importlib
 import json
 import time
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ergmeter.errors import ErgmeterError, FormatError
 from ergmeter.views.serve.pool import LIVE
@@ -31,7 +31,6 @@ _LONGEST_S = 1.2  # so that a step is on the page within 2 s, the writer's half 
 _ANYWAY_S = 1.2  # unchanged files: the writer may have died
 _SLOW_S = 3.0  # of a run that is not running: it may be resumed
 MOST_LISTENERS = 512  # summed over streams and runs; more than twice the limit of one stream
-_NOTHING: dict[str, Any] = {"step": None, "readings": {}, "marks": []}
 
 
 class TooManyError(ErgmeterError):
@@ -94,7 +93,7 @@ class Tail:
             self.looks += 1
             began_s = time.monotonic()
             before = await asyncio.to_thread(self._stamp)
-            state, event, cpu_s = await self._now(look)
+            state, event, cpu_s = await asyncio.to_thread(self._looked, look)
             if event != self._last_event:
                 self._last_event = event
                 for listener in self.listeners:
@@ -109,30 +108,16 @@ class Tail:
                     break
                 await asyncio.sleep(_GLANCE_S)
 
-    async def _now(self, look: LiveLook) -> tuple[str, bytes, float]:
-        """Read once: the state, the event and the CPU time."""
-        # A failed read must not end the loop: pages would wait forever.
-        looking = asyncio.to_thread(self._looked, look)
-        (answer,) = await asyncio.gather(looking, return_exceptions=True)
-        if not isinstance(answer, BaseException):
-            return answer
-        event = {**_NOTHING, "state": "unreadable", "why": f"looking at it failed: {answer!r}"}
-        return "unreadable", self._payload(event), 0.0
-
     def _looked(self, look: LiveLook) -> tuple[str, bytes, float]:
+        """Read once: the state, the event and the CPU time."""
         began_s = time.thread_time()
-        event: dict[str, Any]
         try:
-            self._folder.stamp(self._item)
-        except FormatError as error:  # it is gone, or now leads out of the directory
-            state = "unreadable" if self._item.path.is_dir() else "gone"
-            event = {**_NOTHING, "state": state, "why": str(error)}
-        else:
+            self._folder.stamp(self._item)  # refuses one that is gone or leads out of the directory
             event = look.now()
-        return event["state"], self._payload(event), time.thread_time() - began_s
-
-    def _payload(self, event: dict[str, Any]) -> bytes:
-        return self._folder.relative(json.dumps({"id": self._item.id, **event})).encode()
+        except Exception as error:  # noqa: BLE001  else the loop ends, and pages wait forever
+            event = look.failed(error)
+        text = self._folder.relative(json.dumps({"id": self._item.id, **event}))
+        return event["state"], text.encode(), time.thread_time() - began_s
 
     def _stamp(self) -> str:
         """Return the digest of the files; "" if the run is gone, which the read reports."""
