@@ -6,7 +6,6 @@ import this one, since pydantic takes 0.2 s to load.
 
 from __future__ import annotations
 
-import difflib
 import re
 import reprlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any, TypeAlias, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from ergmeter.errors import UsageError
+from ergmeter.errors import UsageError, suggestion
 
 Location: TypeAlias = tuple[str | int, ...]
 
@@ -218,17 +217,12 @@ def dotted(location: Location) -> str:
     return "".join(parts).lstrip(".")
 
 
-def closest(name: object, names: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The closest match of a name, if there is one."""
-    return next(iter(difflib.get_close_matches(str(name), list(names), n=1, cutoff=cutoff)), None)
-
-
 def hint(name: object, names: Iterable[str], *, cutoff: float = 0.6) -> str:
     """The closest match as a question, or all names if nothing is close."""
     options = list(dict.fromkeys(names))
-    near = closest(name, options, cutoff=cutoff)
+    near = suggestion(name, options, "did you mean {}?", cutoff=cutoff)
     if near:
-        return f"did you mean {near}?"
+        return near
     listed = ", ".join(options[:_MAX_NAMES]) or "none"
     return f"there are {listed}" + (", ..." if len(options) > _MAX_NAMES else "")
 
@@ -245,8 +239,8 @@ def _message(model: type[BaseModel], detail: Mapping[str, Any]) -> str:
         return f"{dotted(location)} is missing" + (f": {advice}" if advice else "")
     if kind == "literal_error":
         allowed = re.findall(r"[^', ]+", context["expected"].replace(" or ", ", "))
-        near = closest(detail["input"], allowed)
-        text = f"must be one of {', '.join(allowed)}" + (f"; did you mean {near}?" if near else "")
+        near = suggestion(detail["input"], allowed, "; did you mean {}?")
+        text = f"must be one of {', '.join(allowed)}{near}"
     elif kind == "value_error":
         text = str(context["error"])
     else:

@@ -11,6 +11,12 @@ Third-party exceptions are translated into these once, where the third party is 
 
 from __future__ import annotations
 
+import difflib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 
 class ErgmeterError(Exception):
     """Anything ergmeter raises on purpose."""
@@ -34,3 +40,16 @@ class FormatError(ErgmeterError):
 
 class PluginError(ErgmeterError):
     """A named plugin is missing or does not load. The text says what to install or enable."""
+
+
+def closest(name: object, names: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The closest match of a name, if there is one."""
+    return next(iter(difflib.get_close_matches(str(name), list(names), n=1, cutoff=cutoff)), None)
+
+
+def suggestion(
+    name: object, names: Iterable[str], form: str = "did you mean {}? ", *, cutoff: float = 0.6
+) -> str:
+    """The closest match of a name, put into this form for a message; empty if there is none."""
+    near = closest(name, names, cutoff=cutoff)
+    return "" if near is None else form.format(near)

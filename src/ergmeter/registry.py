@@ -5,13 +5,12 @@ A plugin is imported only when it is loaded, so its module may have heavy import
 
 from __future__ import annotations
 
-import difflib
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
-from ergmeter.errors import PluginError, UsageError
+from ergmeter.errors import PluginError, UsageError, suggestion
 
 Kind = Literal["probes", "importers", "metrics", "flops", "sinks", "launchers", "entries"]
 
@@ -36,8 +35,7 @@ def check_name(kind: Kind, noun: str, name: str) -> None:
     """Raises UsageError for a plugin that is not installed, with the nearest name and all names."""
     available = names(kind)
     if name not in available:
-        near = difflib.get_close_matches(name, available, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = suggestion(name, available, "; did you mean {!r}?", cutoff=0.4)
         raise UsageError(f"no {noun} {name!r}{hint} (there are: {', '.join(available)})")
 
 

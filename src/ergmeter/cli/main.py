@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import difflib
 import gc
 import importlib
 import keyword
@@ -14,7 +13,7 @@ from typing import Any
 
 import click
 
-from ergmeter.errors import ErgmeterError
+from ergmeter.errors import ErgmeterError, suggestion
 from ergmeter.version import __version__
 
 _COMMANDS = {
@@ -91,8 +90,8 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], _COMMANDS, n=1, cutoff=0.4)
-            hint = f"did you mean `erg {near[0]}`?" if near else "`erg --help` lists them"
+            near = suggestion(args[0], _COMMANDS, "did you mean `erg {}`?", cutoff=0.4)
+            hint = near or "`erg --help` lists them"
             raise click.UsageError(
                 f"no command {args[0]!r}; {hint} (to measure a command: erg record)"
             )

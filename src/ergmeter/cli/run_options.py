@@ -5,7 +5,6 @@ Libraries are imported when they are needed: `erg report --help` loads no numpy.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import os
 import re
@@ -17,7 +16,7 @@ import click
 
 from ergmeter.cli.options import COUNT, PATH, repeated, with_default, with_each
 from ergmeter.cli.work_options import OF_A_STEP, STEP, work_of
-from ergmeter.errors import UsageError
+from ergmeter.errors import UsageError, closest
 from ergmeter.records import Flops, Summary, dtype_named
 from ergmeter.runlog.settings import Settings
 
@@ -276,12 +275,12 @@ def _budget_rule(budget: str) -> str:
     if unit is not None:
         return f"{'energy' if unit in JOULES else 'time'} > {number} {unit}"
     units = {unit.lower(): unit for unit in (*_CURRENCIES, *JOULES, *SECONDS)} | _SPELT
-    near = difflib.get_close_matches(unit_text.lower(), units, n=1)
     # KWH is no currency.
     is_other_case = units.get(unit_text.lower(), unit_text) != unit_text
     if _MONEY.fullmatch(unit_text) and not is_other_case:
         return f"cost > {number}"
-    hint = f"; did you mean {units[near[0]]}?" if near else ""
+    near = closest(unit_text.lower(), units)
+    hint = f"; did you mean {units[near]}?" if near else ""
     raise UsageError(f"--budget {budget!r}: no unit {unit_text!r}{hint} ('2 kWh', '8 h', '50 EUR')")
 
 

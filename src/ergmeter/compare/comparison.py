@@ -6,7 +6,6 @@ unless the user asks for them anyway; the refusals are then shown beside them.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -36,7 +35,7 @@ from ergmeter.compare.verdicts import (
     absent_verdict,
     verdict,
 )
-from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.errors import NotMeasurable, UsageError, suggestion
 from ergmeter.metrics.catalog import Metric, in_view, rule_metric
 from ergmeter.records import Reading
 from ergmeter.stats.ratio import (
@@ -312,8 +311,7 @@ def _baseline_first(groups: tuple[Group, ...], name: str | None) -> tuple[Group,
     chosen = [group for group in groups if group.name == name]
     if not chosen:
         there = [group.name for group in groups]
-        near = difflib.get_close_matches(name, there, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = suggestion(name, there, "did you mean {!r}? ")
         raise UsageError(f"no group {name!r}; {hint}there are {', '.join(there)}")
     return (chosen[0], *(group for group in groups if group.name != name))
 

@@ -16,7 +16,6 @@ if their facts show that they did (`grouping.fairness`).
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,7 +42,7 @@ from ergmeter.compare.pairing import (
     why_incomparable,
 )
 from ergmeter.compare.verdicts import State, Verdict
-from ergmeter.errors import FormatError, NotMeasurable, UsageError
+from ergmeter.errors import FormatError, NotMeasurable, UsageError, suggestion
 from ergmeter.metrics.catalog import Metric, rule_metric, rule_names
 from ergmeter.records import Missing, Reading
 from ergmeter.stats.ratio import PAIRED, Contrast, RunNoise, benjamini_hochberg, pooled_noise
@@ -317,8 +316,7 @@ class Gate:
                 if any(pair.common_key(measured) for pair in self.pairing.both)
             ]  # fmt: skip
             names = ", ".join(rule.metric for rule in lost)
-            near = difflib.get_close_matches(lost[0].metric, there, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}? " if near else ""
+            hint = suggestion(lost[0].metric, there, cutoff=0.5)
             return (
                 f"nothing to judge by {names}: no cell has it on both sides; {hint}both sides have"
                 f" {', '.join(there) or 'no figure'} (--allow-missing: judge by the other rules)"

@@ -8,7 +8,6 @@ configuration; whether two of them are comparable is a question for `grouping.fa
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ergmeter.compare.entry import NOT_COMPARABLE, Entry, Group, fact, over_one_window
 from ergmeter.compare.grouping import Fairness, fairness, why_other_terms
 from ergmeter.compare.verdicts import Verdict
-from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.errors import NotMeasurable, UsageError, suggestion
 from ergmeter.metrics.evidence.window import TRAINING
 from ergmeter.stats.ratio import Contrast, RunNoise, Scale, contrast
 from ergmeter.units import duration, significant
@@ -214,8 +213,7 @@ def _check_column(name: str, sides: _Sides) -> None:
     for side, entries in zip(_SIDES, sides, strict=True):
         if not _tells(entries, name):
             columns = [column for column in _column_names(entries) if _tells(entries, column)]
-            near = difflib.get_close_matches(name, columns, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
+            hint = suggestion(name, columns)
             raise UsageError(
                 f"no column {name!r} in {side} to match by; {hint}there are {', '.join(columns)}"
             )

@@ -13,11 +13,10 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.errors import ErgmeterError, FormatError, UsageError
+from ergmeter.errors import ErgmeterError, FormatError, UsageError, closest, suggestion
 from ergmeter.flops.config import MissingFieldError, ModelConfig, defaults_of, read_config
 from ergmeter.flops.estimate.saved_activations import traits
 from ergmeter.flops.families import DECODERS
@@ -155,8 +154,7 @@ def _unknown(config: ModelConfig) -> FormatError:
             config.where, f"{kind} can't be counted from its configuration: {reason}",
             instead=instead,
         )  # fmt: skip
-    close = get_close_matches(kind, known_families(), n=1, cutoff=0.8)
-    hint = f" (is it {close[0]}?)" if close else ""
+    hint = suggestion(kind, known_families(), " (is it {}?)", cutoff=0.8)
     return UnknownArchitectureError(config.where, f"the architecture {kind!r} is not known{hint}")
 
 
@@ -367,14 +365,14 @@ def _check_used(config: ModelConfig) -> None:
         typed = next((short for short, field in _SHORT.items() if field == name), name)
         family = config.model_type
         other = _FAMILIES_WITH.get(name)
-        near = get_close_matches(typed, (*_SHORT, *config.read), n=1, cutoff=0.8)
+        near = closest(typed, (*_SHORT, *config.read), cutoff=0.8)
         switch = _SWITCHES.get(name)
         if switch in config.read and switch not in config.fields:
             advice = f"add {switch}=true to switch it on"
         elif other and other != family:
             advice = f"type={other} is one that uses it"
-        elif near and near[0] != typed:
-            advice = f"did you mean {near[0]}?"
+        elif near and near != typed:
+            advice = f"did you mean {near}?"
         else:
             advice = "leave it out, or name the family that has it with type="
         raise UsageError(f"{_TYPED}: {typed} has no effect in the family {family}; {advice}")
@@ -426,9 +424,8 @@ def _dimensions(text: str) -> dict[str, Any]:
             raise UsageError(f"{word!r} is no dimension; write hidden=4096,layers=32,heads=32,...")
         if name not in (*_SHORT, _GATED) and "_" not in name:
             names = (*_SHORT, _GATED)
-            near = get_close_matches(name, names, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(names)}"
-            raise UsageError(f"no dimension {name!r}{hint} (or a field of a config.json)")
+            hint = suggestion(name, names, "did you mean {}?") or f"there are {', '.join(names)}"
+            raise UsageError(f"no dimension {name!r}; {hint} (or a field of a config.json)")
         fields[_SHORT.get(name, name)] = _value(value)
     return fields
 

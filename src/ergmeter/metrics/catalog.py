@@ -14,7 +14,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from ergmeter import registry
-from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.errors import NotMeasurable, UsageError, suggestion
 from ergmeter.records import Device, Direction, Reading, Result, is_above
 from ergmeter.units import significant
 
@@ -291,9 +291,9 @@ def rule_metric(name: str) -> Metric:
     try:
         return find(name, every_metric())[0]
     except UsageError:
-        near = difflib.get_close_matches(name, [*rule_names(), *others], n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(rule_names())}"
-        raise UsageError(f"no metric {name!r}; {hint}") from None
+        hint = suggestion(name, [*rule_names(), *others], "did you mean {}?", cutoff=0.4)
+        names = f"there are {', '.join(rule_names())}"
+        raise UsageError(f"no metric {name!r}; {hint or names}") from None
 
 
 def find(name: str, among: Mapping[str, Metric] | None = None) -> tuple[Metric, Alias | None]:

@@ -6,14 +6,13 @@ computed from it.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from dataclasses import asdict, dataclass, fields, replace
 from math import prod
 from typing import Any
 
-from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.errors import NotMeasurable, UsageError, suggestion
 from ergmeter.records import DTYPES
 
 ORDER = ("tp", "cp", "ep", "dp", "pp")
@@ -213,8 +212,7 @@ class Settings:
         names = {*(field.name for field in fields(cls)), "grid"}
         unknown = sorted(more.keys() - names)
         if unknown:
-            near = difflib.get_close_matches(unknown[0], names, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
+            hint = suggestion(unknown[0], names)
             raise UsageError(
                 f"no setting {unknown[0]!r}; {hint}there are {', '.join(sorted(names))}"
             )

@@ -5,7 +5,6 @@ A file that is neither a PNG nor an SVG of ours is never replaced; a file that i
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import click
 
 from ergmeter.cli.options import check_folder, check_writable, flag, path_option, with_default
 from ergmeter.cli.run_options import with_model, with_run, with_settings
+from ergmeter.errors import suggestion
 
 if TYPE_CHECKING:
     from ergmeter.records import Flops
@@ -42,9 +42,9 @@ class _Kinds(click.Choice[str]):
         ctx: click.Context | None,
     ) -> Any:  # noqa: ANN401
         if value not in self.choices:
-            near = difflib.get_close_matches(value, self.choices, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}? There are" if near else "there are"
-            self.fail(f"no kind {value!r} of plot; {hint} {', '.join(self.choices)}", param, ctx)
+            near = suggestion(value, self.choices, "did you mean {}? There are", cutoff=0.5)
+            kinds = ", ".join(self.choices)
+            self.fail(f"no kind {value!r} of plot; {near or 'there are'} {kinds}", param, ctx)
         return value
 
 

@@ -9,14 +9,13 @@ nor for one rank that recovered in between.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from ergmeter.errors import UsageError
+from ergmeter.errors import UsageError, suggestion
 from ergmeter.units import J_PER_KWH, J_PER_WH, NS_PER_S, duration, significant
 
 if TYPE_CHECKING:
@@ -121,8 +120,7 @@ def parse_stop_classes(words: str | Iterable[str]) -> tuple[str, ...]:
     chosen = [word.strip() for word in chosen if word.strip()]
     for word in chosen:
         if word not in CLASSES:
-            near = difflib.get_close_matches(word, CLASSES, n=1, cutoff=0.4)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = suggestion(word, CLASSES, "; did you mean {!r}?", cutoff=0.4)
             raise UsageError(f"no alert to stop on {word!r}{hint} (one of {', '.join(CLASSES)})")
     return tuple(dict.fromkeys(chosen))
 
@@ -182,8 +180,7 @@ def _share(typed: str, text: str) -> float:
 
 
 def _unreadable(typed: str) -> UsageError:
-    near = difflib.get_close_matches(typed, EXAMPLES, n=1, cutoff=0.3)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    hint = suggestion(typed, EXAMPLES, "did you mean {!r}? ", cutoff=0.3)
     return UsageError(f"no alert {typed!r}; {hint}they are like {', '.join(EXAMPLES)}")
 
 

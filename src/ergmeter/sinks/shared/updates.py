@@ -17,14 +17,13 @@ curve, and a table of runs would compare last windows.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from ergmeter.errors import PluginError, UsageError
+from ergmeter.errors import PluginError, UsageError, suggestion
 from ergmeter.metrics.catalog import catalogue, find
 from ergmeter.ports import DeclaredSink, SinkRequest, Update
 from ergmeter.records import Missing, Reading, Result
@@ -62,8 +61,7 @@ def checked_options(
     allowed = {**sink.options, **defaults}
     for name in options:
         if name not in allowed:
-            near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}? " if near else ""
+            hint = suggestion(name, allowed, cutoff=0.5)
             wrong = f"the sink {sink.name!r} has no option {name!r}"
             raise UsageError(f"{wrong}; {hint}it takes {', '.join(allowed)}")
     values = {**allowed, **options}

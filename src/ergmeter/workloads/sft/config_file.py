@@ -11,7 +11,6 @@ from ergmeter.config_file import (
     ConfigFile,
     ConfigModel,
     Location,
-    closest,
     dotted,
     read_yaml,
     unknown_key,
@@ -19,7 +18,7 @@ from ergmeter.config_file import (
     validate,
     with_line,
 )
-from ergmeter.errors import UsageError
+from ergmeter.errors import UsageError, closest
 from ergmeter.workloads.sft.config_sections import (
     BUILTIN,
     Data,

@@ -17,8 +17,7 @@ from typing import Any, TypeAlias
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ergmeter.config_file import closest
-from ergmeter.errors import FormatError, UsageError
+from ergmeter.errors import FormatError, UsageError, suggestion
 from ergmeter.workloads import demo_text as tales
 
 ROLES = ("system", "user", "assistant")
@@ -345,8 +344,8 @@ class TemplateFile:
         names = _NAMED.findall(written)
         for name in names:
             if name not in _NAMES:
-                near = closest(name, _NAMES)
-                hint = f"did you mean {{{near}}}?" if near else f"there are {', '.join(_NAMES)}"
+                near = suggestion(name, _NAMES, "did you mean {{{}}}?")
+                hint = near or f"there are {', '.join(_NAMES)}"
                 raise UsageError(f"{self._path}: {{{name}}} is no placeholder; {hint}")
         if not _QUESTION & set(names):
             raise UsageError(f"{self._path} has no {{prompt}}, so every answer would be to nothing")
