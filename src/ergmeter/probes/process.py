@@ -14,12 +14,11 @@ which the largest is read with each sample. Marks can't be added: processes need
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,62 +27,6 @@ import psutil
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import DeclaredProbe, ProbeRequest
 from ergmeter.records import Device, Sample
-
-# -- limits of control groups ----------------------------------------------------------------------
-# A limit set further up, by a container or a batch system, applies to all cgroups below it. In a
-# container the parent may be mounted under another name.
-
-# cgroup v1 writes "unlimited" as the largest long, rounded down to a page.
-UNLIMITED_BYTES = 1 << 62
-
-
-def cgroup_limits(pid: int, proc: Path = Path("/proc")) -> tuple[int | None, float | None]:
-    """Bytes and cores that the process's cgroups allow; None where unlimited.
-
-    A limit holds for all below it, so the tightest one on the way up counts.
-    """
-    memory_bytes: list[int] = []
-    cores: list[float] = []
-    try:
-        for cgroup in _cgroups(pid, proc):
-            limit = _words(cgroup, "memory.max") or _words(cgroup, "memory.limit_in_bytes")
-            if limit and limit[0] != "max" and int(limit[0]) < UNLIMITED_BYTES:
-                memory_bytes.append(int(limit[0]))
-            quota = _words(cgroup, "cpu.max")
-            quota = quota or _words(cgroup, "cpu.cfs_quota_us", "cpu.cfs_period_us")
-            if quota and quota[0] not in ("max", "-1"):
-                cores.append(int(quota[0]) / int(quota[1]))
-    except (OSError, ValueError):  # no cgroups here, or not as the kernel documents them
-        return None, None
-    return min(memory_bytes, default=None), min(cores, default=None)
-
-
-def _cgroups(pid: int, proc: Path) -> Iterator[Path]:
-    """Yield the folder of each cgroup the process is in, and of those above it; v1 and v2."""
-    own: dict[str, str] = {}
-    for line in (proc / str(pid) / "cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        own |= dict.fromkeys(controllers.split(","), path)  # v2's line names no controller
-    for line in (proc / "self" / "mountinfo").read_text().splitlines():
-        mount_fields, _, kind = line.partition(" - ")
-        root, mount = mount_fields.split()[3:5]
-        file_system, *_, options = kind.split()
-        mounted = {"cgroup2": [""], "cgroup": options.split(",")}.get(file_system, [])
-        for path in {own[controller] for controller in mounted if controller in own}:
-            # In a container the mount may show only the cgroup itself, under its name outside.
-            inside = Path(path).relative_to(root).parts if Path(path).is_relative_to(root) else ()
-            yield from (Path(mount, *inside[:depth]) for depth in range(len(inside) + 1))
-
-
-def _words(cgroup: Path, *names: str) -> list[str]:
-    """Read these files of a cgroup; nothing where one of them does not exist."""
-    try:
-        return " ".join((cgroup / name).read_text() for name in names).split()
-    except OSError:
-        return []
-
-
-# -- the probe -------------------------------------------------------------------------------------
 
 # Finding descendants means asking every process on the machine for its parent: 15 µs each, and a
 # large node has thousands. A little under a period, so that a read that comes early still looks;
@@ -161,15 +104,8 @@ class ProcessProbe(DeclaredProbe):
         except psutil.Error as error:
             reason = f"process {request.pid} cannot be watched ({error})"
             raise NotMeasurable(f"{reason}: give the pid of a running one") from None
-        memory_bytes, cores = cgroup_limits(request.pid)
-        facts = {
-            "pid": request.pid,
-            "memory_limit_bytes": memory_bytes,
-            "cpu_limit_cores": cores,
-            "cpus_in_affinity": _cpus_in_affinity(request.pid),
-        }
-        host = platform.node()
-        device = Device(f"process:{host}:{request.pid}", "process", program, self.name, facts)
+        device_id = f"process:{platform.node()}:{request.pid}"
+        device = Device(device_id, "process", program, self.name, {"pid": request.pid})
         self.devices: Sequence[Device] = (device,)
         self._members = [self._root]
         self._look_again_s = 0.0
@@ -250,10 +186,3 @@ def high_water_bytes(pid: int | str) -> int | None:
         return None
     match = _HIGH_WATER.search(status)
     return int(match[1]) * 1024 if match else None
-
-
-def _cpus_in_affinity(pid: int) -> int | None:
-    try:
-        return len(os.sched_getaffinity(pid))
-    except (AttributeError, OSError):  # macOS has no affinity
-        return None

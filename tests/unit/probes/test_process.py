@@ -10,14 +10,13 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 import pytest
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import Probe, ProbeRequest
-from ergmeter.probes.process import CpuLedger, ProcessProbe, Usage, cgroup_limits
+from ergmeter.probes.process import CpuLedger, ProcessProbe, Usage
 
 MIB = 1 << 20
 
@@ -263,16 +262,15 @@ def test_a_program_that_exited_has_its_final_cpu_time_and_no_memory_then_nothing
         assert probe.read() == []
 
 
-def test_the_device_names_the_program_and_its_limits() -> None:
+def test_the_device_names_the_program() -> None:
     with running("say('ready'); hear()") as program:
         program.says()
-        os.sched_setaffinity(program.pid, {min(os.sched_getaffinity(0))})
         probe: Probe = probe_of(program.pid)
         (device,) = probe.devices
         assert device.id == f"process:{os.uname().nodename}:{program.pid}"
         assert device.kind == "process"
         assert device.name.startswith("python")
-        assert device.facts["cpus_in_affinity"] == 1
+        assert device.facts == {"pid": program.pid}
         assert probe.period_s == 2.0
 
 
@@ -312,88 +310,3 @@ def test_ledger_takes_a_reused_pid_for_a_new_process() -> None:
     ledger = CpuLedger()
     ledger.enter({1: usage(0, 1), 2: usage(1, 5, started_s=100)})
     assert ledger.enter({1: usage(0, 1, waited_s=5), 2: usage(1, 2, started_s=200)}) == 8
-
-
-class Cgroups:
-    """A scripted /proc and cgroup mounts."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.proc = folder / "proc"
-        self.mounts = ""
-        for name in ("7", "self"):
-            (self.proc / name).mkdir(parents=True)
-
-    def mount(self, place: str, kind: str, options: str, root: str = "/") -> None:
-        self.mounts += f"31 23 0:28 {root} {self.folder / place} rw - {kind} {kind} {options}\n"
-        (self.proc / "self" / "mountinfo").write_text(
-            f"23 1 8:1 / / rw - ext4 /dev/sda rw\n{self.mounts}"
-        )
-
-    def process(self, text: str) -> None:
-        (self.proc / "7" / "cgroup").write_text(text)
-
-    def write(self, file: str, text: str) -> None:
-        path = self.folder / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n")
-
-    def limits(self) -> tuple[int | None, float | None]:
-        return cgroup_limits(7, self.proc)
-
-
-@pytest.fixture
-def cgroups(tmp_path: Path) -> Cgroups:
-    return Cgroups(tmp_path)
-
-
-def test_version_2_gives_the_tightest_limit_on_the_way_up(cgroups: Cgroups) -> None:
-    cgroups.mount("cg", "cgroup2", "rw")
-    cgroups.process("0::/job/step\n")
-    cgroups.write("cg/job/memory.max", str(8 << 30))
-    cgroups.write("cg/job/cpu.max", "250000 100000")
-    cgroups.write("cg/job/step/memory.max", "max")
-    cgroups.write("cg/job/step/cpu.max", "max 100000")
-    assert cgroups.limits() == (8 << 30, 2.5)
-
-
-def test_version_2_without_limits_is_unlimited(cgroups: Cgroups) -> None:
-    cgroups.mount("cg", "cgroup2", "rw")
-    cgroups.process("0::/\n")
-    cgroups.write("cg/memory.max", "max")
-    cgroups.write("cg/cpu.max", "max 100000")
-    assert cgroups.limits() == (None, None)
-
-
-def version_1(cgroups: Cgroups, memory: str, quota: str) -> None:
-    cgroups.mount("cg/memory", "cgroup", "rw,memory")
-    cgroups.mount("cg/cpu", "cgroup", "rw,cpu,cpuacct")
-    cgroups.process("4:memory:/job\n2:cpu,cpuacct:/job\n0::/\n")
-    cgroups.write("cg/memory/job/memory.limit_in_bytes", memory)
-    cgroups.write("cg/cpu/job/cpu.cfs_quota_us", quota)
-    cgroups.write("cg/cpu/job/cpu.cfs_period_us", "100000")
-
-
-def test_version_1_gives_its_limits(cgroups: Cgroups) -> None:
-    version_1(cgroups, memory=str(4 << 30), quota="50000")
-    assert cgroups.limits() == (4 << 30, 0.5)
-
-
-def test_version_1_says_unlimited_with_a_huge_number_and_a_negative_quota(
-    cgroups: Cgroups,
-) -> None:
-    version_1(cgroups, memory="9223372036854771712", quota="-1")
-    assert cgroups.limits() == (None, None)
-
-
-def test_a_container_that_sees_only_its_own_cgroup_finds_its_limit(cgroups: Cgroups) -> None:
-    cgroups.mount("cg/memory", "cgroup", "rw,memory", root="/docker/abc")
-    cgroups.process("4:memory:/docker/abc/job\n")
-    cgroups.write("cg/memory/memory.limit_in_bytes", str(2 << 30))
-    assert cgroups.limits() == (2 << 30, None)
-    cgroups.write("cg/memory/job/memory.limit_in_bytes", str(1 << 30))
-    assert cgroups.limits() == (1 << 30, None)
-
-
-def test_a_machine_without_cgroups_has_no_limits(tmp_path: Path) -> None:
-    assert cgroup_limits(7, tmp_path) == (None, None)
