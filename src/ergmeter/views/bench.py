@@ -56,7 +56,7 @@ from ergmeter.views.document import (
     Table,
     TableColumn,
 )
-from ergmeter.workloads.sft.config_sections import Metrics
+from ergmeter.workloads.sft.config_file import Metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from ergmeter.errors import UsageError
-from ergmeter.workloads.sft.config_file import load
-from ergmeter.workloads.sft.config_sections import SftConfig
+from ergmeter.workloads.sft.config_file import SftConfig, load
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 MODEL = "model: {name: 'builtin:tiny'}\n"

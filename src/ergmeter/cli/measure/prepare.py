@@ -12,7 +12,7 @@ from ergmeter.cli.measure.torch_workload import needing
 from ergmeter.cli.options import flag, path_option, print_json
 
 if TYPE_CHECKING:
-    from ergmeter.workloads.sft.config_sections import SftConfig
+    from ergmeter.workloads.sft.config_file import SftConfig
     from ergmeter.workloads.sft.prepared_data import EpochTokens, Prepared
 
 

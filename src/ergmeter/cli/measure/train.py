@@ -14,7 +14,7 @@ from ergmeter.cli.options import flag, path_option, print_json, repeated, with_d
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ergmeter.workloads.sft.config_sections import SftConfig
+    from ergmeter.workloads.sft.config_file import SftConfig
     from ergmeter.workloads.sft.training import TrainingOutcome, TrainingProgress
 
 

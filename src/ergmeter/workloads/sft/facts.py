@@ -21,7 +21,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ergmeter.workloads.sft.config_sections import SftConfig
+    from ergmeter.workloads.sft.config_file import SftConfig
 
 PACKAGES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "unsloth")
 _GIT_S = 10

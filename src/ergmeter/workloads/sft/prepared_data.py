@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from ergmeter.errors import UsageError
 from ergmeter.workloads.sft import token_batches
-from ergmeter.workloads.sft.config_sections import DataSource, SftConfig
+from ergmeter.workloads.sft.config_file import DataSource, SftConfig
 from ergmeter.workloads.sft.dataset import (
     DATA_SEED,
     Example,

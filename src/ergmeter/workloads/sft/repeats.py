@@ -24,7 +24,7 @@ from ergmeter.errors import PluginError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ergmeter.workloads.sft.config_sections import SftConfig
+    from ergmeter.workloads.sft.config_file import SftConfig
 
 UNSLOTH_VARIABLE = "ERGMETER_UNSLOTH_PYTHON"
 _UNSLOTH_PYTHON = Path(".venv-unsloth/bin/python")

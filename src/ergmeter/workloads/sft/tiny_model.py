@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ergmeter.errors import PluginError, UsageError
-from ergmeter.workloads.sft.config_sections import BUILTIN
+from ergmeter.workloads.sft.config_file import BUILTIN
 
 SEED = 1
 # `1b` has the shape of Llama 3.2 1B but for its vocabulary: 1.1 thousand million parameters. `tiny`

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ergmeter.workloads.sft.config_sections import SftConfig
+    from ergmeter.workloads.sft.config_file import SftConfig
     from ergmeter.workloads.sft.prepared_data import Prepared
 
 # Backends load what was asked for, or the training stops with the reason and what to do. The

@@ -26,7 +26,7 @@ from ergmeter.workloads.sft import facts, ledger, tiny_model, trainers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ergmeter.workloads.sft.config_sections import SftConfig
+    from ergmeter.workloads.sft.config_file import SftConfig
     from ergmeter.workloads.sft.prepared_data import Prepared
 
 # The energy sensor is checked before the training starts, with the messages that SFT-Play's guide
