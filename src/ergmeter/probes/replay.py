@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
 from ergmeter.ports import DeclaredProbe, ProbeRequest
-from ergmeter.records import Device, Mark, Sample
+from ergmeter.records import Device, Mark, Sample, Step
 from ergmeter.units import HZ_PER_MHZ, J_PER_MJ, NS_PER_S, W_PER_MW
 
 # -- the recording ---------------------------------------------------------------------------------
@@ -28,7 +28,7 @@ from ergmeter.units import HZ_PER_MHZ, J_PER_MJ, NS_PER_S, W_PER_MW
 # is dated at its middle. At 700 W ten milliseconds are seven joules, so each row becomes two
 # samples. Hardware counters are a third, dated at the end of their interval.
 #
-# A recording is a folder with NAME_samples.csv and, where they exist, NAME_gpm.csv
+# A recording is a folder with NAME_samples.csv and, where they exist, NAME_gpm.csv, NAME_steps.csv
 # and NAME_trace.json; a CSV may be gzipped. Times are nanoseconds from the recording's start.
 
 PROBE = "replay"  # that plays it
@@ -66,6 +66,11 @@ def recorded_samples(path: Path, hide: Collection[str] = ()) -> list[Sample]:
     return sorted(samples, key=lambda sample: sample.t_ns)
 
 
+def recorded_steps(path: Path) -> list[tuple[str, Step]]:
+    """Every training step, with the name of its phase of the recording."""
+    return _records(path, "steps.csv", lambda row: (row["phase"], _step(row)))
+
+
 def _samples_of_row(row: Row, device: str) -> tuple[Sample, Sample]:
     quick = Sample(
         int(row["t_ns"]),
@@ -100,6 +105,17 @@ def _activity_sample(row: Row, device: str) -> Sample:
         ours: float(row[theirs]) * FRAC_PER_PERCENT for theirs, ours in _ACTIVITY.items()
     }
     return Sample(end_ns, device, activity_s=span_s, **values)
+
+
+def _step(row: Row) -> Step:
+    return Step(
+        int(row["start_ns"]),
+        int(row["end_ns"]),
+        index=int(row["step"]),
+        tokens_computed=int(row["tokens"]),
+        samples=int(row["samples"]),
+        loss=float(row["loss"]) if row["loss"] else None,
+    )
 
 
 def _records(path: Path, part: str, record: Callable[[Row], Record]) -> list[Record]:

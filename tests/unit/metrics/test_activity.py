@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from ergmeter.metrics.summarize import summarize
-from ergmeter.probes.replay import recorded_device, recorded_samples
+from ergmeter.probes.replay import recorded_device, recorded_samples, recorded_steps
 from ergmeter.records import Device, Mark, Reading, Sample
 from ergmeter.runlog.reader import Run
-from tests.recordings import recorded_steps
 from tests.runs import GPU, add_writer, even_steps, make_run, reading, reason, run_of
 
 S = 10**9

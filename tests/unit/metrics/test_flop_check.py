@@ -18,11 +18,10 @@ from ergmeter.metrics.checks import (
 from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.summarize import evidence_of, summary_of
-from ergmeter.probes.replay import recorded_device, recorded_samples
+from ergmeter.probes.replay import recorded_device, recorded_samples, recorded_steps
 from ergmeter.records import Flops
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
-from tests.recordings import recorded_steps
 from tests.runs import add_writer, even_steps, make_run, run_of
 from tests.unit.metrics.test_h200 import DATA, replayed
 from tests.unit.metrics.test_h200_run import unpacked

@@ -19,10 +19,9 @@ import pytest
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.device_energy import EnergyCurve, counter_curve
 from ergmeter.metrics.summarize import summarize
-from ergmeter.probes.replay import recorded_device, recorded_samples
+from ergmeter.probes.replay import recorded_device, recorded_samples, recorded_steps
 from ergmeter.records import Reading, Sample, Step, Window
 from ergmeter.runlog.reader import Run
-from tests.recordings import recorded_steps
 from tests.runs import add_writer, make_run
 
 DATA = Path(__file__).parents[2] / "data" / "h200"

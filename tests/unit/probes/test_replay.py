@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 import shutil
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from ergmeter.probes.replay import (
     ReplayProbe,
     recorded_device,
     recorded_samples,
+    recorded_steps,
 )
 from ergmeter.records import ACTIVITY, Sample
 
@@ -101,6 +103,28 @@ def test_hidden_fields_are_absent_and_samples_left_with_nothing_too() -> None:
 def test_what_cannot_be_hidden_is_refused(hide: list[str] | str) -> None:
     with pytest.raises(UsageError, match="cannot hide"):
         recorded_samples(H200, hide=hide)
+
+
+def test_steps_come_with_their_phase_tokens_and_loss() -> None:
+    steps = recorded_steps(H200)
+    assert len(steps) == 869
+    phase, first = steps[0]
+    assert phase == "full_bf16_1b"
+    assert (first.start_ns, first.end_ns, first.index) == (17_113_660_773, 19_857_747_824, 0)
+    assert (first.tokens_computed, first.samples, first.phase) == (16_384, 8, "train")
+    assert first.loss == pytest.approx(10.801048278808594)
+    assert (first.tokens_real, first.tokens_loss) == (None, None)
+    phase, last = steps[-1]
+    assert (phase, last.index, last.tokens_computed, last.loss) == ("tiny_async", 239, 512, None)
+
+
+def test_every_step_lies_in_the_window_of_its_phase() -> None:
+    phases = json.loads((H200 / "h200_trace.json").read_text())["phases"]
+    windows = {phase["name"]: (phase["start_ns"], phase["end_ns"]) for phase in phases}
+    assert len(windows) == 6
+    for phase, step in recorded_steps(H200):
+        start_ns, end_ns = windows[phase]
+        assert start_ns <= step.start_ns < step.end_ns <= end_ns
 
 
 def test_the_device_is_the_one_recorded() -> None:

@@ -21,12 +21,19 @@ from hypothesis import strategies as st
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.integrations.batches import count_tokens
-from ergmeter.workloads.sft import build_model, token_batches
+from ergmeter.workloads.sft import tiny_model
 from ergmeter.workloads.sft.config_file import load
 from ergmeter.workloads.sft.dataset import Chat, TemplateFile, builtin, plain, read, render
-from ergmeter.workloads.sft.prepared_data import Prepared, epoch_tokens, prepare_data
+from ergmeter.workloads.sft.prepared_data import (
+    NO_LOSS,
+    Collate,
+    Prepared,
+    Row,
+    epoch_tokens,
+    packed,
+    prepare_data,
+)
 from ergmeter.workloads.sft.tiny_model import saved_model
-from ergmeter.workloads.sft.token_batches import NO_LOSS, Collate, Tokens
 from tests.models import models as kept_models
 
 PAD, BEGIN, END = 0, 1, 2
@@ -96,7 +103,7 @@ def test_a_padded_batch_holds_the_tokens_one_counts_by_hand(
     words = Words()
     data = prepare(PAIRS, words)
     batch = all_of(data)
-    assert data.examples == data.documents == 3
+    assert len(data.train) == data.documents == 3
     assert batch["input_ids"].shape == (3, max(REAL))
     assert batch["attention_mask"].sum(-1).tolist() == REAL
     counts = count_tokens(batch)
@@ -136,7 +143,7 @@ def test_a_packed_batch_holds_the_tokens_one_counts_by_hand(
 ) -> None:
     data = prepare(PAIRS, **{"data.packing": True, "model.max_seq_len": 16})
     batch = all_of(data)
-    assert (data.examples, data.documents) == (2, 3)  # 7 + 9 fill a row of 16, 4 are left
+    assert (len(data.train), data.documents) == (2, 3)  # 7 + 9 fill a row of 16, 4 are left
     assert "attention_mask" not in batch  # with one, documents would see each other
     assert batch["position_ids"].tolist() == [[*range(7), *range(9)], [*range(4), *[0] * 12]]
     counts = count_tokens(batch)
@@ -169,18 +176,18 @@ def test_packed_documents_have_the_loss_they_have_alone() -> None:
     ).eval()  # fmt: skip
     model.config.use_cache = False  # with a cache it looks for no documents in the positions
     documents = [
-        Tokens(ids, [NO_LOSS] * asked + ids[asked:])
+        {"input_ids": ids, "labels": [NO_LOSS] * asked + ids[asked:]}
         for ids, asked in (([5, 6, 7, 8, 9], 2), ([10, 11, 12], 1), ([13, 14, 15, 16, 17, 18], 0))
     ]
 
-    def loss_sum(rows: list[token_batches.Row]) -> float:
+    def loss_sum(rows: list[Row]) -> float:
         batch = Collate(fill=0, multiple=8)(rows)
         with torch.no_grad():
             loss = model(**batch).loss
         return float(loss) * int((batch["labels"][:, 1:] != NO_LOSS).sum())
 
-    alone = sum(loss_sum([row]) for row in token_batches.single(documents))
-    together = token_batches.packed(documents, longest=10)
+    alone = sum(loss_sum([row]) for row in documents)
+    together = packed(documents, longest=10)
     assert len(together) == 2
     assert loss_sum(together) == pytest.approx(alone, rel=1e-5)
 
@@ -190,8 +197,9 @@ def test_packing_loses_nothing_and_fills_no_row_past_its_length(
     sizes: list[int], longest: int
 ) -> None:
     numbers = iter(range(10_000))
-    documents = [Tokens(ids := [next(numbers) for _ in range(size)], list(ids)) for size in sizes]
-    rows = token_batches.packed(documents, longest=longest)
+    texts = [[next(numbers) for _ in range(size)] for size in sizes]
+    documents = [{"input_ids": ids, "labels": list(ids)} for ids in texts]
+    rows = packed(documents, longest=longest)
     assert [one for row in rows for one in row["input_ids"]] == list(range(sum(sizes)))
     assert max(len(row["input_ids"]) for row in rows) <= longest
     assert sum(row["position_ids"].count(0) for row in rows) == len(sizes)
@@ -237,7 +245,7 @@ def test_a_mixture_takes_rows_by_weight_and_none_twice(
 
     def said(seed: int) -> list[str]:
         data = prepare([], words, text=text, seed=seed, **{"data.train_path": None})
-        return [words.said(data.train[place]["input_ids"][2:3]) for place in range(data.examples)]
+        return [words.said(data.train[place]["input_ids"][2:3]) for place in range(len(data.train))]
 
     first = said(1)
     # 30 of x are 3 parts of 4; the other part is 10 of y.
@@ -250,7 +258,7 @@ def test_a_mixture_takes_rows_by_weight_and_none_twice(
 def test_what_a_seq2seq_model_reads_and_says_is_counted_by_hand(
     prepare: Callable[..., Prepared],
 ) -> None:
-    tokenizer = build_model.tokenizer("tiny-seq2seq")
+    tokenizer = tiny_model.tokenizer("tiny-seq2seq")
     text = "model: {name: 'builtin:tiny-seq2seq', type: seq2seq, max_seq_len: 64}"
     pairs = [("Tell of Olav.", "Olav is glad."), ("Tell of Mira and of Ada.", "No.")]
     data = prepare([{"prompt": a, "response": b} for a, b in pairs], tokenizer, text=text)
@@ -266,7 +274,7 @@ def test_what_a_seq2seq_model_reads_and_says_is_counted_by_hand(
     assert (found.real, found.loss) == (sum(read_) + sum(said), sum(said))
     assert found.computed == 2 * max(read_) + 2 * max(said)
     # What transformers would have made of the labels itself.
-    model = build_model.model("tiny-seq2seq")
+    model = tiny_model.model("tiny-seq2seq")
     assert torch.equal(model._shift_right(batch["labels"]), batch["decoder_input_ids"])
     assert torch.isfinite(model(**batch).loss)
 
@@ -281,7 +289,7 @@ def test_a_decoder_that_begins_otherwise_is_left_to_its_model(
 def test_what_is_cut_and_left_out_is_told(prepare: Callable[..., Prepared]) -> None:
     rows = [*PAIRS, {"prompt": "a very long question indeed so long", "response": "no"}]
     data = prepare(rows, **{"model.max_seq_len": 7})
-    assert data.examples == 3
+    assert len(data.train) == 3
     cut, left_out = data.notes
     assert cut == "2 examples were cut to 7 tokens, 5 tokens in all"  # of 9 and of 10
     assert left_out.startswith("1 examples were left out: nothing of their answer is within 7")
@@ -405,7 +413,7 @@ def test_of_a_conversation_every_answer_is_learnt(tmp_path: Path) -> None:
     data = tmp_path / "a.jsonl"
     data.write_text(json.dumps({"messages": [{"role": a, "content": b} for a, b in TALK]}))
     (example,) = read(data)
-    tokenizer = build_model.tokenizer("tiny")
+    tokenizer = tiny_model.tokenizer("tiny")
     tokenizer.chat_template = CHATML
     assert Chat(tokenizer)(example).parts == (
         ("<system>s<end><user>u1<end><assistant>", False),
@@ -437,8 +445,8 @@ def test_built_in_examples_fill_what_the_model_takes_and_are_not_cut(
     (path := tmp_path / "run.yaml").write_text(
         f"model: {{name: 'builtin:tiny', max_seq_len: {longest}}}"
     )
-    data = prepare_data(load(path), build_model.tokenizer("tiny"))
-    lengths = [len(data.train[place]["input_ids"]) for place in range(data.examples)]
+    data = prepare_data(load(path), tiny_model.tokenizer("tiny"))
+    lengths = [len(data.train[place]["input_ids"]) for place in range(len(data.train))]
     assert data.notes == ()
     assert 0.8 * longest < max(lengths) <= longest
     assert data.evaluation is not None
@@ -456,9 +464,9 @@ def test_a_built_in_model_that_another_was_quicker_to_make_is_left_as_it_is(
     tmp_path: Path,
 ) -> None:
     target = tmp_path / "tiny"
-    build_model.make("tiny", target)
+    tiny_model.make("tiny", target)
     before = [(one.name, one.stat().st_mtime_ns) for one in sorted(target.iterdir())]
-    build_model.make("tiny", target)  # as one does that began when it was not there yet
+    tiny_model.make("tiny", target)  # as one does that began when it was not there yet
     assert [(one.name, one.stat().st_mtime_ns) for one in sorted(target.iterdir())] == before
     assert list(tmp_path.iterdir()) == [target]
 
@@ -489,9 +497,9 @@ def test_a_built_in_model_is_made_by_a_process_of_its_own_and_once(
     # 2 x 128 x 64, its three of 128 x 352 and two norms of 128; the last norm.
     layer = 2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 352 + 2 * 128
     assert model.num_parameters() == 2 * 1024 * 128 + 2 * layer + 128
-    assert torch.equal(model.lm_head.weight, build_model.model("tiny").lm_head.weight)
+    assert torch.equal(model.lm_head.weight, tiny_model.model("tiny").lm_head.weight)
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
-    assert tokenizer.get_vocab() == build_model.tokenizer("tiny").get_vocab()
+    assert tokenizer.get_vocab() == tiny_model.tokenizer("tiny").get_vocab()
     assert tokenizer.decode(tokenizer("Grüße, {x}\n ok")["input_ids"]) == "Grüße, {x}\n ok"
 
 
@@ -512,7 +520,7 @@ def test_erg_prepare_tells_what_is_in_the_data(
     code, out, _ = erg("prepare", "--config", "run.yaml", "--json")
     assert code == 0
     said = json.loads(out)
-    tokenizer = build_model.tokenizer("tiny")
+    tokenizer = tiny_model.tokenizer("tiny")
     texts = [(row["prompt"] + "\n", row["response"]) for row in PAIRS]
     asked, answers = ([len(tokenizer(one[side])["input_ids"]) for one in texts] for side in (0, 1))
     assert said["training"]["real"] == sum(asked) + sum(answers) + 3

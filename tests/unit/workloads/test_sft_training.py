@@ -19,7 +19,7 @@ from ergmeter.compare.ledgers import read_ledger
 from ergmeter.errors import PluginError, UsageError
 from ergmeter.runlog.reader import Run
 from ergmeter.sinks.shared.appended_file import LEDGER_COLUMNS
-from ergmeter.workloads.sft import build_model, facts, ledger, tiny_model, training
+from ergmeter.workloads.sft import facts, ledger, tiny_model, training
 from ergmeter.workloads.sft import training as sensors
 from ergmeter.workloads.sft.config_file import load
 from tests.models import models as kept_models
@@ -170,7 +170,7 @@ def test_tokens_of_continued_pre_training_are_those_of_its_blocks(
 def test_tokens_of_seq2seq_are_those_of_encoder_and_decoder(
     configuration: Write, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiny_model, "_make", build_model.make)  # here: a process takes seconds
+    monkeypatch.setattr(tiny_model, "_make", tiny_model.make)  # here: a process takes seconds
     changes = {
         "model": {"name": "builtin:tiny-seq2seq", "type": "seq2seq"},
         "train": {

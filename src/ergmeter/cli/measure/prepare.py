@@ -67,7 +67,7 @@ def _tokenizer(config: SftConfig) -> Any:  # noqa: ANN401  of transformers
     from ergmeter.errors import UsageError
 
     if config.model.is_builtin:
-        from ergmeter.workloads.sft.build_model import tokenizer
+        from ergmeter.workloads.sft.tiny_model import tokenizer
 
         return tokenizer(config.model.name)
     from transformers import AutoTokenizer

@@ -1,21 +1,25 @@
-"""Prepares the data of a configuration as rows of tokens, with notes on what was cut or left out.
+"""Prepares the data of a configuration as rows of tokens, and collates them with the loss mask.
 
 Two trainings that lost different parts of the same file were not trained on the same text. So
 tokens that are cut, left out or unused are counted and reported.
+
+The end token is added to complete texts only. Left out, the model never learns to stop; behind text
+that was cut, it learns to stop in mid-sentence. Padding is identified by length, since its token
+may also be the end token.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from torch.utils.data import Dataset
+import torch
 
 from ergmeter.errors import UsageError
-from ergmeter.workloads.sft import token_batches
 from ergmeter.workloads.sft.config_file import DataSource, SftConfig
 from ergmeter.workloads.sft.dataset import (
     DATA_SEED,
@@ -27,33 +31,240 @@ from ergmeter.workloads.sft.dataset import (
     render,
     template_for,
 )
-from ergmeter.workloads.sft.token_batches import NO_LOSS, Collate, Row, TextEncoder, Truncated
+
+NO_LOSS = -100  # what torch's cross entropy leaves out
+_AT_ONCE = 1000
+
+
+# A document's tokens (input_ids) and its labels: the same, or NO_LOSS where nothing is to be
+# learnt. Of a seq2seq model they are the encoder's and the decoder's, and differ in length. A
+# packed row has the position_ids of its documents too.
+Row: TypeAlias = dict[str, list[int]]
+
+
+@dataclass(slots=True)
+class Truncated:
+    """Counts of what was cut, for notes."""
+
+    longest: int
+    documents: int = 0
+    tokens: int = 0
+    without_answer: list[str] = field(default_factory=list)
+
+    def fitted(self, ids: list[int], labels: list[int]) -> Row:
+        """Cuts tokens to the length that fits."""
+        over = len(ids) - self.longest
+        if over > 0:
+            self.documents += 1
+            self.tokens += over
+        return {"input_ids": ids[: self.longest], "labels": labels[: self.longest]}
+
+    @property
+    def lines(self) -> list[str]:
+        """Notes on what was cut."""
+        lines = []
+        if self.documents:
+            lines.append(
+                f"{self.documents} examples were cut to {self.longest} tokens, {self.tokens} tokens"
+                " in all"
+            )
+        if self.without_answer:
+            lines.append(
+                f"{len(self.without_answer)} examples were left out: nothing of their answer is"
+                f" within {self.longest} tokens (first: {self.without_answer[0]})"
+            )
+        return lines
+
+
+class TextEncoder:
+    """A tokenizer, and what it puts at the begin and at the end of a text."""
+
+    def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401  of transformers
+        self._tokenizer = tokenizer
+        added = tokenizer("")["input_ids"]
+        begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+        self.begin = [begin] if begin is not None and begin in added else []
+        self.end = [] if end is None else [end]
+
+    def causal(
+        self, rendered: Sequence[Rendered], where: Sequence[str], cut: Truncated
+    ) -> list[Row]:
+        """Documents for a causal model, without those whose answer was cut away."""
+        documents = []
+        for name, example, parts in zip(where, rendered, self._parts(rendered), strict=True):
+            ids = [] if example.is_marked else list(self.begin)
+            labels = [NO_LOSS] * len(ids)
+            for (_, bears_loss), part in zip(example.parts, parts, strict=True):
+                ids += part
+                labels += part if bears_loss else [NO_LOSS] * len(part)
+            if not example.is_marked:
+                ids, labels = ids + self.end, labels + self.end
+            tokens = cut.fitted(ids, labels)
+            # The first token is predicted from nothing.
+            if any(label != NO_LOSS for label in tokens["labels"][1:]):
+                documents.append(tokens)
+            else:
+                cut.without_answer.append(name)
+        if not documents:
+            raise UsageError(
+                f"no example is left: none has an answer within {cut.longest} tokens; raise"
+                " model.max_seq_len"
+            )
+        return documents
+
+    def seq2seq(self, rendered: Sequence[Rendered], cut: Truncated) -> list[Row]:
+        """What the encoder reads and what the decoder is to say, each with its end."""
+        rows = []
+        for example, parts in zip(rendered, self._parts(rendered), strict=True):
+            source: list[int] = list(self.begin)
+            answer: list[int] = []
+            for (_, bears_loss), part in zip(example.parts, parts, strict=True):
+                (answer if bears_loss else source).extend(part)
+            over = [max(0, len(ids) + 1 - cut.longest) for ids in (source, answer)]
+            cut.documents += any(over)
+            cut.tokens += sum(over)
+            texts = {"input_ids": source + self.end, "labels": answer + self.end}
+            rows.append({name: ids[: cut.longest] for name, ids in texts.items()})
+        return rows
+
+    def texts(self, rendered: Sequence[Rendered]) -> list[list[int]]:
+        """Whole documents, all of which is to be learnt."""
+        return [
+            [*self.begin, *(token for part in parts for token in part), *self.end]
+            for example, parts in zip(rendered, self._parts(rendered), strict=True)
+        ]
+
+    def _parts(self, rendered: Sequence[Rendered]) -> Iterator[list[list[int]]]:
+        """The tokens of each part of each document."""
+        for start in range(0, len(rendered), _AT_ONCE):
+            chunk = rendered[start : start + _AT_ONCE]
+            flat = [text for example in chunk for text, _ in example.parts]
+            # verbose: it warns of texts that are longer than the model, which are cut here.
+            ids = self._tokenizer(flat, add_special_tokens=False, verbose=False)["input_ids"]
+            position = 0
+            for example in chunk:
+                yield ids[position : position + len(example.parts)]
+                position += len(example.parts)
+
+
+# Packing of documents into rows of one length. The first token of a document does not continue the
+# one before, so it bears no loss. Positions start again at 0, from which attention knows where to
+# stop. Blocks of continued pre-training are one stream of text, cut where a block is full, as is
+# usual there.
+
+
+def packed(documents: Sequence[Row], *, longest: int) -> list[Row]:
+    """Packs documents into rows, in order.
+
+    Sorting them by length first would waste less, and put documents of like length together.
+    """
+    rows: list[Row] = []
+    for document in documents:
+        ids = document["input_ids"]
+        if not rows or len(rows[-1]["input_ids"]) + len(ids) > longest:
+            rows.append({"input_ids": [], "labels": [], "position_ids": []})
+        rows[-1]["input_ids"] += ids
+        rows[-1]["labels"] += [NO_LOSS, *document["labels"][1:]]
+        rows[-1]["position_ids"] += range(len(ids))
+    return rows
+
+
+def blocks(documents: Sequence[Sequence[int]], *, size: int) -> tuple[list[Row], int]:
+    """Blocks of one stream of all documents, and how many tokens at its end fill none."""
+    stream = [token for document in documents for token in document]
+    count = len(stream) // size
+    if not count:
+        raise UsageError(f"the text is {len(stream)} tokens, less than one block of {size}")
+    rows = [stream[start : start + size] for start in range(0, count * size, size)]
+    return [{"input_ids": row, "labels": list(row)} for row in rows], len(stream) - count * size
+
+
+def mixed(
+    sources: Mapping[str, Sequence[Row]], weights: Mapping[str, float], *, seed: int
+) -> tuple[list[Row], dict[str, int]]:
+    """As many rows of each source as its weight says, and how many that is; none comes twice.
+
+    Weights are shares of rows. The source that is used up first ends the mixture: drawing with
+    replacement would go on, and train on some rows several times for others never seen.
+    """
+    total = sum(weights.values())
+    most = min(len(rows) * total / weights[name] for name, rows in sources.items())
+    taken = {name: int(most * weights[name] / total + 1e-9) for name in sources}
+    missing = [name for name, number in taken.items() if not number]
+    if missing:
+        raise UsageError(f"by its weight not one row of {missing[0]} would be used; raise it")
+    dice = random.Random(seed)
+    rows: list[Row] = []
+    for name, number in taken.items():
+        rows += _some(sources[name], number, dice)
+    return _some(rows, len(rows), dice), taken
+
+
+def _some(rows: Sequence[Row], number: int, dice: random.Random) -> list[Row]:
+    """`number` rows in random order, by `Random.random`, whose sequence Python keeps."""
+    keyed = [(dice.random(), index) for index in range(len(rows))]
+    return [rows[index] for _, index in sorted(keyed)[:number]]
+
+
+# The mask is made from lengths, since a padding token may also be a real one. A packed batch has no
+# mask: transformers looks for documents in the positions only where there is no mask and no cache.
+# So its model must have `config.use_cache = False`. Padding has position 0, and each such position
+# attends to itself alone.
+
+
+@dataclass(frozen=True, slots=True)
+class Collate:
+    """Rows to a batch. It goes to the loader's workers, so it holds numbers only.
+
+    `start`: what the decoder of a seq2seq model begins with; None leaves its input to the model.
+    """
+
+    fill: int
+    multiple: int = 1
+    is_seq2seq: bool = False
+    start: int | None = None
+
+    def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+        """A rectangle as wide as the longest row, rounded up to the multiple."""
+        ids = [row["input_ids"] for row in rows]
+        batch = {"input_ids": self._padded(ids, self.fill)}
+        labels = self._padded([row["labels"] for row in rows], NO_LOSS)
+        if "position_ids" in rows[0]:
+            batch["position_ids"] = self._padded([row["position_ids"] for row in rows], 0)
+        else:
+            batch["attention_mask"] = self._mask(ids)
+        batch["labels"] = labels
+        if self.is_seq2seq and self.start is not None:
+            batch["decoder_input_ids"] = self._shifted(labels, self.start)
+            batch["decoder_attention_mask"] = self._mask([row["labels"] for row in rows])
+        return batch
+
+    def _padded(self, rows: Sequence[Sequence[int]], fill: int) -> torch.Tensor:
+        longest = max(map(len, rows))
+        width = -(-longest // self.multiple) * self.multiple
+        return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
+
+    def _mask(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
+        return self._padded([[1] * len(row) for row in rows], 0)
+
+    def _shifted(self, labels: torch.Tensor, start: int) -> torch.Tensor:
+        """What the decoder reads: the labels, one place later."""
+        moved = labels.roll(1, dims=-1)
+        moved[:, 0] = start
+        return moved.masked_fill(moved == NO_LOSS, self.fill)
+
 
 _SAMPLES = 3
 
 
-class TokenRows(Dataset[Row]):
-    """Rows of tokens, as a loader takes them."""
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> Row:
-        return self._rows[index]
-
-
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Data to train with. `examples` are rows: what an epoch has, and a batch is made of."""
+    """Data to train with: rows, of which an epoch and a batch are made."""
 
-    train: TokenRows
-    evaluation: TokenRows | None
+    train: list[Row]
+    evaluation: list[Row] | None
     collate: Collate
     seq_len: int
-    examples: int
     documents: int = 0  # that were read, of which a packed row holds several
     notes: tuple[str, ...] = ()
     samples: tuple[Rendered, ...] = field(default=(), repr=False)
@@ -84,11 +295,10 @@ def prepare_data(
         start=decoder_start,
     )
     return Prepared(
-        train=TokenRows(train),
-        evaluation=None if evaluation is None else TokenRows(evaluation),
+        train=train,
+        evaluation=evaluation,
         collate=collate,
         seq_len=making.longest,
-        examples=len(train),
         documents=making.documents,
         notes=tuple(making.notes),
         samples=tuple(making.samples),
@@ -143,7 +353,7 @@ class _Making:
             self.documents += len(examples)
             rows[name] = self._made(examples, as_blocks=source.type == "cpt", of=f"{name}: ")
             weights[name] = source.weight
-        mixture, taken = token_batches.mixed(rows, weights, seed=DATA_SEED)
+        mixture, taken = mixed(rows, weights, seed=DATA_SEED)
         for name, number in taken.items():
             self.notes.append(f"{name}: {number} of {len(rows[name])} rows, by its weight")
         return mixture
@@ -160,7 +370,7 @@ class _Making:
         if not of or len(self.samples) < _SAMPLES:
             self.samples += rendered[:_SAMPLES]
         if as_blocks:
-            rows, rest = token_batches.blocks(self._encoder.texts(rendered), size=self.longest)
+            rows, rest = blocks(self._encoder.texts(rendered), size=self.longest)
             if rest:
                 self.notes.append(f"{of}the last {rest} tokens fill no block and are not used")
             return rows
@@ -185,9 +395,8 @@ class _Making:
         else:
             documents = self._encoder.causal(rendered, [example.where for example in examples], cut)
         self.notes += [of + line for line in cut.lines]
-        if self._config.data.packing:
-            return token_batches.packed(documents, longest=self.longest)
-        return token_batches.single(documents)
+        is_packed = self._config.data.packing
+        return packed(documents, longest=self.longest) if is_packed else documents
 
 
 def _read(
@@ -215,17 +424,16 @@ class EpochTokens:
     longest: int
 
 
-def epoch_tokens(rows: TokenRows, collate: Collate, *, batch_size: int) -> EpochTokens:
+def epoch_tokens(rows: Sequence[Row], collate: Collate, *, batch_size: int) -> EpochTokens:
     """The amounts of these rows, in batches of this size."""
-    listed = [rows[index] for index in range(len(rows))]
-    starts = range(0, len(listed), batch_size)
-    lengths = [len(row["input_ids"]) for row in listed]
-    answer_tokens = sum(len(row["labels"]) for row in listed) if collate.is_seq2seq else 0
+    starts = range(0, len(rows), batch_size)
+    lengths = [len(row["input_ids"]) for row in rows]
+    answer_tokens = sum(len(row["labels"]) for row in rows) if collate.is_seq2seq else 0
     return EpochTokens(
-        rows=len(listed),
+        rows=len(rows),
         real=sum(lengths) + answer_tokens,
-        computed=sum(_places(listed[start : start + batch_size], collate) for start in starts),
-        loss=sum(_bearing(row, collate) for row in listed),
+        computed=sum(_places(rows[start : start + batch_size], collate) for start in starts),
+        loss=sum(_bearing(row, collate) for row in rows),
         shortest=min(lengths),
         median=statistics.median(lengths),
         longest=max(lengths),

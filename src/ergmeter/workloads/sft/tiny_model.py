@@ -1,7 +1,11 @@
 """The built-in models, built once and cached, for machines that can't download one.
 
-Each rank builds in a folder of its own, and the first to finish renames it. The name ends with a
-digest of the recipe, so that a changed recipe gets a new folder. Another process builds the model.
+Weights are random, of a fixed seed, and the tokenizer is trained on the demo's text. Each rank
+builds in a folder of its own, and the first to finish renames it. The name ends with a digest of
+the recipe, so that a changed recipe gets a new folder. Another process builds the model:
+
+    python -m ergmeter.workloads.sft.tiny_model NAME TARGET
+
 In the measured process it would keep a copy of the weights, change the random numbers and load
 transformers before Unsloth can patch it.
 """
@@ -10,12 +14,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from ergmeter.errors import PluginError, UsageError
+from ergmeter.errors import PluginError
+from ergmeter.workloads import demo_text
 from ergmeter.workloads.sft.config_file import BUILTIN
 
 SEED = 1
@@ -25,7 +32,6 @@ RECIPES: dict[str, dict[str, Any]] = {
     "tiny": {
         "type": "llama",
         "dtype": "float32",
-        "tokens": 1024,
         "config": {
             "vocab_size": 1024,
             "hidden_size": 128,
@@ -40,7 +46,6 @@ RECIPES: dict[str, dict[str, Any]] = {
     "tiny-seq2seq": {
         "type": "t5",
         "dtype": "float32",
-        "tokens": 1024,
         "config": {
             "vocab_size": 1024,
             "d_model": 128,
@@ -55,7 +60,6 @@ RECIPES: dict[str, dict[str, Any]] = {
     "1b": {
         "type": "llama",
         "dtype": "bfloat16",
-        "tokens": 32_000,
         "config": {
             "vocab_size": 32_000,
             "hidden_size": 2048,
@@ -72,7 +76,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 def saved_model(name: str, directory: Path) -> Path:
     """The folder of that built-in model and its tokenizer, which from_pretrained loads."""
-    recipe = recipe_of(name)
+    recipe = _recipe(name)
     digest = hashlib.sha256(json.dumps([SEED, recipe], sort_keys=True).encode()).hexdigest()
     target = directory / f"{name.removeprefix(BUILTIN)}-{digest[:8]}"
     if not target.is_dir():
@@ -81,18 +85,89 @@ def saved_model(name: str, directory: Path) -> Path:
     return target
 
 
-def recipe_of(name: str) -> dict[str, Any]:
-    """The recipe of a built-in model."""
-    try:
-        return RECIPES[name.removeprefix(BUILTIN)]
-    except KeyError:
-        names = ", ".join(BUILTIN + recipe for recipe in RECIPES)
-        raise UsageError(f"{name} is no built-in model; they are {names}") from None
-
-
 def _make(name: str, target: Path) -> None:
-    words = [sys.executable, "-m", "ergmeter.workloads.sft.build_model", name, str(target)]
+    words = [sys.executable, "-m", "ergmeter.workloads.sft.tiny_model", name, str(target)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
         raise PluginError(f"{name} could not be made in {target.parent}: {lines[-1]}")
+
+
+# Padding is a token of its own: where it is also the end, ends are taken for padding.
+PAD, BEGIN, END = "<pad>", "<s>", "</s>"
+_MARKS = (PAD, BEGIN, END)
+
+
+def tokenizer(name: str) -> Any:  # noqa: ANN401  of transformers, which has no types
+    """A byte-level BPE tokenizer, trained on the built-in data set's text.
+
+    Ours has some thousand different words, so a large vocabulary is not filled; the embeddings
+    beyond are never used, and cost what they cost in any model.
+    """
+    import transformers  # noqa: PLC0415  in the process that builds
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_recipe(name)["config"]["vocab_size"],
+        special_tokens=list(_MARKS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    made.train_from_iterator(
+        (document.text.decode() for document in demo_text.documents()), trainer
+    )
+    kind: Any = transformers.PreTrainedTokenizerFast
+    return kind(tokenizer_object=made, pad_token=PAD, bos_token=BEGIN, eos_token=END)
+
+
+def model(name: str) -> Any:  # noqa: ANN401
+    """The model with its first weights: the same at every call."""
+    import torch  # noqa: PLC0415  in the process that builds
+    import transformers  # noqa: PLC0415
+
+    recipe = _recipe(name)
+    pad, begin, end = range(len(_MARKS))
+    is_llama = recipe["type"] == "llama"
+    config_kind: Any = transformers.LlamaConfig if is_llama else transformers.T5Config
+    kind: Any = (
+        transformers.AutoModelForCausalLM if is_llama else transformers.AutoModelForSeq2SeqLM
+    )
+    marks = {"bos_token_id": begin} if is_llama else {"decoder_start_token_id": pad}
+    config = config_kind(**recipe["config"], pad_token_id=pad, eos_token_id=end, **marks)
+    torch.manual_seed(SEED)
+    return kind.from_config(config, dtype=getattr(torch, recipe["dtype"]))
+
+
+def make(name: str, target: Path) -> None:
+    """Saves model and tokenizer in a new folder, renamed to the target when complete."""
+    folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
+    try:
+        model(name).save_pretrained(folder)
+        tokenizer(name).save_pretrained(folder)
+        _name_class(folder / "tokenizer_config.json")
+        folder.chmod(0o755)  # others may read what mkdtemp made for us alone
+        try:
+            folder.rename(target)
+        except OSError:
+            if not target.is_dir():  # another process was quicker: its model is the same
+                raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _recipe(name: str) -> dict[str, Any]:
+    return RECIPES[name.removeprefix(BUILTIN)]
+
+
+def _name_class(path: Path) -> None:
+    """By the name that every version knows: transformers 5 writes one that 4 can't load, and an
+    environment with another version may train the same model."""
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps({**fields, "tokenizer_class": "PreTrainedTokenizerFast"}, indent=2))
+
+
+if __name__ == "__main__":
+    make(sys.argv[1], Path(sys.argv[2]))

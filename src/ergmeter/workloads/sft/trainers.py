@@ -357,7 +357,7 @@ def trainer(
 ) -> Any:  # noqa: ANN401
     """A Trainer that is ready to train this model on this data."""
     kind, arguments_kind, more = _kinds(config)
-    arguments = training_arguments(config, arguments_kind, examples=data.examples)
+    arguments = training_arguments(config, arguments_kind, examples=len(data.train))
     for name, value in more.items():
         setattr(arguments, name, value)
     made = kind(

@@ -261,10 +261,9 @@ class _Fit:
 
     def _begun(self) -> None:
         """Records the facts once the optimizer exists and the model is placed."""
-        rows = self._data.train
         self._first_step = self._trainer.state.global_step
         self._facts = facts.training_facts(self._config, self._trainer, seq_len=self._data.seq_len)
-        self._facts["data_sha256"] = facts.data_sha256(rows[i] for i in range(len(rows)))
+        self._facts["data_sha256"] = facts.data_sha256(self._data.train)
         if self._meter is not None:
             self._meter.workload({**self._facts, "started": self._started})
 
