@@ -181,8 +181,8 @@ def compared_curves(groups: Sequence[Group], settings: Settings | None = None) -
         for group, repeat in chosen
     )
     with_one = sum(map(len, with_directory))
-    everyone = sum(len(group.entries) for group in groups)
-    return ComparedCurves(runs, with_one - len(runs), everyone - with_one)
+    may_have_one = sum(entry.kind != "analysis" for group in groups for entry in group.entries)
+    return ComparedCurves(runs, with_one - len(runs), may_have_one - with_one)
 
 
 def _chosen(by_group: list[list[Entry]]) -> list[tuple[int, int]]:

@@ -25,10 +25,8 @@ from ergmeter.neuron.advice import AdviceFinding
 from ergmeter.neuron.analysis import (
     Analysis,
     AnalysisProgress,
-    GraphCounted,
     JobInput,
     OriginalVersion,
-    Started,
     check_inputs,
     input_rows,
     model_version,
@@ -54,7 +52,7 @@ from ergmeter.neuron.training_log import (
     StepNumbers,
     Throughput,
 )
-from ergmeter.records import Reading
+from ergmeter.records import Reading, Result
 from ergmeter.units import NO_UNIT
 
 if TYPE_CHECKING:
@@ -88,6 +86,15 @@ ORIGINAL = OriginalVersion(
         "unreadable kernel configurations are counted instead of announced one by one",
     ),
 )
+# Titles of its console, in its order, by the section of our document that has these figures.
+CONSOLE_SECTIONS = {
+    "log": "LOG FILE METRICS SUMMARY",
+    "inputs": "Calculating metrics with",
+    "graphs": "Per-file NKI analysis",
+    "score": "Training Score Breakdown",
+    "figures": "TRAINING METRICS SUMMARY",
+    "nki": "NKI Analysis Summary",
+}
 DEFAULT_SEQ_PER_S = 100.0
 # Its own also name model.hlo_module.pb and graph.hlo, which these match first.
 PATTERNS = ("*.hlo_module.pb", "*.hlo")
@@ -104,34 +111,6 @@ _AS_IT_HAS_IT = "as the original has it"
 def analyze_compat(request: AnalysisRequest, watch: Watch) -> Analysis:
     """Returns the original's metrics of a job."""
     _check(request)
-    started = _started(request)
-    paths = original_files(request.directory)
-    watch(Started(started, len(paths)))
-    graphs, unreadable = _graphs(paths, watch)
-    nki = original_summary(graphs, unreadable)
-    ratio, mfu = nki.overall_ratio or 0.0, started.readings[MFU]
-    readings = started.readings | {NKI: Reading(ratio, "frac", "derived", note=_AS_IT_HAS_IT)}
-    score = None
-    if (request.calculate_score or request.per_file_scores) and started.estimate is not None:
-        mfu_percent = started.estimate.mfu_percent
-        score = Score(request.baseline, mfu_percent, started.pace.seq_per_s, ratio)
-    if request.calculate_score and score is not None and isinstance(mfu, Reading):
-        why = impossible_score(mfu.impossible)
-        readings[SCORE] = replace(mfu, value=score.value or 0.0, unit=NO_UNIT, impossible=why)
-    compilers = {compiler for path in paths if (compiler := graph_file(path).compiler)}
-    return replace(
-        started,
-        readings=readings,
-        nki=nki,
-        graphs=graphs,
-        compilers=tuple(sorted(compilers)),
-        score=score,
-        findings=tuple(_findings(request.directory, len(graphs), unreadable)),
-    )
-
-
-def _started(request: AnalysisRequest) -> Analysis:
-    """The analysis before its graphs are counted."""
     file = read_training_file(request.config)
     batch = request.batch_size or file.required(
         "data.global_batch_size", instead="pass --batch-size"
@@ -156,30 +135,46 @@ def _started(request: AnalysisRequest) -> Analysis:
         JobInput("sequences per second", rate, rate_from),
         JobInput("nodes", nodes, "--num-nodes" if request.num_nodes else "assumed"),
     ]
-    wrong = impossible_mfu(mfu_percent)
+    mfu = replace(
+        paced, value=mfu_percent / 100, unit="frac", impossible=impossible_mfu(mfu_percent)
+    )
+    graphs, unreadable = _graphs(original_files(request.directory), watch)
+    nki = original_summary(graphs, unreadable)
+    ratio = nki.overall_ratio or 0.0
+    readings: dict[str, Result] = {
+        MFU: mfu,
+        THROUGHPUT: paced,
+        TFLOP: Reading(tflop, "TFLOP", "derived", note=_AS_IT_HAS_IT),
+        NKI: Reading(ratio, "frac", "derived", note=_AS_IT_HAS_IT),
+    }
+    score = None
+    if request.calculate_score or request.per_file_scores:
+        score = Score(request.baseline, mfu_percent, rate, ratio)
+    if request.calculate_score and score is not None:
+        why = impossible_score(mfu.impossible)
+        readings[SCORE] = replace(mfu, value=score.value or 0.0, unit=NO_UNIT, impossible=why)
     return Analysis(
         request=request,
         batch_size=batch,
         seq_len=length,
         nodes=nodes,
-        readings={
-            MFU: replace(paced, value=mfu_percent / 100, unit="frac", impossible=wrong),
-            THROUGHPUT: paced,
-            TFLOP: Reading(tflop, "TFLOP", "derived", note=_AS_IT_HAS_IT),
-        },
+        readings=readings,
         pace=Throughput(paced, _FORMULAS[rate_from], is_from_log=rate_from == _MEAN),
         estimate=estimate,
         tflop_per_s_per_node=rate * tflop / nodes,
         inputs=input_rows(request, sizes),
         model=model_version(request.model_config),
         log=log,
+        nki=nki,
+        graphs=graphs,
+        score=score,
+        findings=tuple(_findings(request.directory, len(graphs), unreadable)),
         original=ORIGINAL,
     )
 
 
 def compat_document(analysis: Analysis) -> dict[str, Any]:
     """The document of the original's numbers, with its keys first."""
-    assert analysis.nki is not None
     assert analysis.estimate is not None
     mfu_percent = analysis.estimate.mfu_percent or 0.0  # to its last digit
     wrong = impossible_mfu(mfu_percent)
@@ -288,10 +283,9 @@ def _graphs(paths: Sequence[str], watch: Watch) -> tuple[tuple[GraphResult, ...]
             graph = GraphResult(path, name, file.module, file.compiler, macs, nki_macs)
             unreadable += not_read
         except (ValueError, OSError) as error:
-            graph = GraphResult(path, name, None, None, 0, 0, str(error))
+            graph = GraphResult(path, name, file.module, file.compiler, 0, 0, str(error))
         graphs.append(graph)
         watch(AnalysisProgress("counting graphs", done, len(paths)))
-        watch(GraphCounted(path))
     return tuple(graphs), unreadable
 
 

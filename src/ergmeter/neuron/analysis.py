@@ -54,35 +54,16 @@ if TYPE_CHECKING:
     from ergmeter.importers.log import ParsedLog
 
 
-# Progress events, for a console or a progress bar.
-
-
 @dataclass(frozen=True, slots=True)
 class AnalysisProgress:
-    """Progress of a long task."""
+    """Progress of a long task, for a progress bar."""
 
     what: str
     done: int
     total: int
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """All inputs are read, and what can be refused has been; the graphs are still to be counted."""
-
-    analysis: Analysis  # inputs, the log, and metrics that need no graphs
-    graphs: int
-
-
-@dataclass(frozen=True, slots=True)
-class GraphCounted:
-    """One more graph has been counted."""
-
-    path: str
-
-
-Event: TypeAlias = AnalysisProgress | Started | GraphCounted
-Watch: TypeAlias = Callable[[Event], None]
+Watch: TypeAlias = Callable[[AnalysisProgress], None]
 
 
 DEFAULT_COMPILE_DIR = "/home/ubuntu/neuron_cache"
@@ -244,17 +225,25 @@ class Analysis:
     tflop_per_s_per_node: float | None
     inputs: tuple[JobInput, ...]
     model: ModelVersion
-    log: LogSummary | None = None
-    nki: NkiSummary | None = None  # None: the graphs are not counted yet
-    graphs: tuple[GraphResult, ...] = ()
-    compilers: tuple[str, ...] = ()
+    log: LogSummary | None
+    nki: NkiSummary
+    graphs: tuple[GraphResult, ...]
+    score: Score | None
+    findings: tuple[AdviceFinding, ...]
     left_out: dict[str, int] = field(default_factory=dict)  # files of the cache, by reason
-    score: Score | None = None
-    score_missing: str | None = None  # why no score is known, of the job or of any graph
-    findings: tuple[AdviceFinding, ...] = ()
     notes: tuple[str, ...] = ()
     details: JobDetails | None = None
     original: OriginalVersion | None = None
+
+    @property
+    def compilers(self) -> tuple[str, ...]:
+        """Versions of the compiler among the graphs."""
+        return tuple(sorted({graph.compiler for graph in self.graphs if graph.compiler}))
+
+    @property
+    def score_missing(self) -> str:
+        """Why neither the job nor a graph has a score; "" where MFU and throughput are known."""
+        return "" if self.original is not None else no_score(self.readings[MFU])
 
     def value(self, key: str) -> float | None:
         """A metric's value, even if it is impossible; None if it is missing."""
@@ -347,11 +336,10 @@ def analyze(request: AnalysisRequest, watch: Watch) -> Analysis:
     log = _read_log(request, watch)
     job, differences = (job, []) if log is None else reconcile(job, log)
     pace = throughput(request.throughput, log, job)
+    rate = pace.seq_per_s
     convention = request.convention or DEFAULT_CONVENTION
     job_figures = figures(request.model_config, job, hardware, pace, convention=convention)
-    started = _started(request, JobDetails(job, hardware, job_figures, log), pace)
     graphs = _graphs_found(request)
-    watch(Started(started, 0 if graphs is None else len(graphs.chosen)))
     results = _count(request, graphs, runs, watch)
     summary = summarize(results, weighted=runs is not None)
     no_graphs = list(about_graphs(graphs, request.directory, named_in_yaml=job.cache))
@@ -371,32 +359,19 @@ def analyze(request: AnalysisRequest, watch: Watch) -> Analysis:
         why = f"none of the graphs ran, by {request.graph_runs}"
     elif no_graphs:
         why = no_graphs[0]
-    counted = replace(
-        started,
-        readings=started.readings | {NKI: _nki_reading(summary, why)},
-        nki=summary,
-        graphs=tuple(results),
-        compilers=graphs.compilers if graphs else (),
-        left_out=graphs.left_out if graphs else {},
-        findings=tuple(findings),
-    )
-    is_scored = request.calculate_score or request.per_file_scores
-    return _with_score(counted, summary) if is_scored else counted
-
-
-def _started(request: AnalysisRequest, details: JobDetails, pace: Throughput) -> Analysis:
-    """The analysis before its graphs are counted."""
-    job, hardware, job_figures, log = (
-        details.job, details.machine, details.figures, details.log
-    )  # fmt: skip
-    rate, flops = pace.seq_per_s, job_figures.flops.model_per_step
-    theirs = job_figures.original_flops
+    readings = job_figures.readings(pace) | {NKI: _nki_reading(summary, why)}
+    score = None
+    if request.calculate_score or request.per_file_scores:
+        score = _score(request.baseline, readings, summary)
+    if request.calculate_score and score is not None:
+        readings[SCORE] = _score_reading(score, readings)
+    flops, theirs = job_figures.flops.model_per_step, job_figures.original_flops
     return Analysis(
         request=request,
         batch_size=job.batch_size,
         seq_len=job.seq_len,
         nodes=job.nodes,
-        readings=job_figures.readings(pace),
+        readings=readings,
         pace=pace,
         estimate=None
         if theirs is None
@@ -410,8 +385,13 @@ def _started(request: AnalysisRequest, details: JobDetails, pace: Throughput) ->
         ),
         model=model_version(request.model_config),
         log=None if log is None else summarize_log(log),
+        nki=summary,
+        graphs=tuple(results),
+        score=score,
+        findings=tuple(findings),
+        left_out=graphs.left_out if graphs else {},
         notes=(*job.notes, *hardware.notes, *job_figures.notes),
-        details=details,
+        details=JobDetails(job, hardware, job_figures, log),
     )  # fmt: skip
 
 
@@ -486,7 +466,6 @@ def _count(
     for file, counted in zip(graphs.chosen, counts, strict=True):
         times = 1 if runs is None else runs_of(file.module, runs)
         results.append(graph_result(counted, file, runs=times))
-        watch(GraphCounted(file.path))
     if Path(graphs.directory).is_file() and results[0].error is not None:
         raise FormatError(f"--compile-dir {graphs.directory}: {results[0].error}")
     return results
@@ -499,30 +478,43 @@ def _nki_reading(summary: NkiSummary, why: str) -> Result:
     return Reading(summary.overall_ratio, "frac", "derived", note=note)
 
 
-def _with_score(analysis: Analysis, summary: NkiSummary) -> Analysis:
-    """The analysis with the score's factors, and the score if it was asked for.
+def no_score(mfu: Result) -> str:
+    """Why an MFU gives no score; "" if it does."""
+    if isinstance(mfu, Missing):
+        return mfu.reason
+    return f"MFU {refusal(mfu)}" if mfu.impossible else ""
 
-    The interval is that of the throughput. Its edges are squared, since the product contains the
-    throughput twice, in MFU and directly.
+
+def _score(baseline: Baseline, readings: dict[str, Result], summary: NkiSummary) -> Score:
+    """The score's factors."""
+    mfu, rate = readings[MFU], readings[THROUGHPUT]
+    return Score(
+        baseline,
+        100 * mfu.value if isinstance(mfu, Reading) else None,
+        rate.value if isinstance(rate, Reading) else None,
+        summary.overall_ratio,
+        is_mfu_impossible=isinstance(mfu, Reading) and bool(mfu.impossible),
+        mark=summary.mark,
+    )
+
+
+def _score_reading(score: Score, readings: dict[str, Result]) -> Result:
+    """The score, with the interval of the throughput.
+
+    Its edges are squared, since the product contains the throughput twice, in MFU and directly.
     """
-    mfu, rate = analysis.readings[MFU], analysis.readings[THROUGHPUT]
-    is_known, why = isinstance(mfu, Reading), analysis.reason(MFU) or None
-    if isinstance(mfu, Reading) and mfu.impossible:
-        why = f"MFU {refusal(mfu)}"
-    percent = 100 * mfu.value if isinstance(mfu, Reading) else None
-    score = Score(
-        analysis.request.baseline, percent, analysis.value(THROUGHPUT), summary.overall_ratio,
-        is_mfu_impossible=is_known and why is not None, mark=summary.mark,
-    )  # fmt: skip
-    analysis = replace(analysis, score=score, score_missing=why)
-    if not analysis.request.calculate_score:
-        return analysis
-    result: Result = Missing(why or f"the NKI ratio is not known: {analysis.reason(NKI)}")
-    if score.value is not None and isinstance(mfu, Reading) and isinstance(rate, Reading):
-        note = "a product of five factors, given or found"
-        result = Reading(score.value, NO_UNIT, weakest(mfu.basis, rate.basis), note=note)
-        if not summary.mark and rate.low is not None and rate.high is not None:
-            low, high = (score.value * (end / rate.value) ** 2 for end in (rate.low, rate.high))
-            note = f"{note}; its interval is that of the pace, squared"
-            result = replace(result, low=low, high=high, note=note)
-    return replace(analysis, readings=analysis.readings | {SCORE: result})
+    mfu, rate, nki = readings[MFU], readings[THROUGHPUT], readings[NKI]
+    if why := no_score(mfu):
+        return Missing(why)
+    if isinstance(nki, Missing):
+        return Missing(f"the NKI ratio is not known: {nki.reason}")
+    assert isinstance(mfu, Reading)
+    assert isinstance(rate, Reading)
+    assert score.value is not None
+    note = "a product of five factors, given or found"
+    result = Reading(score.value, NO_UNIT, weakest(mfu.basis, rate.basis), note=note)
+    if score.mark or rate.low is None or rate.high is None:
+        return result
+    low, high = (score.value * (end / rate.value) ** 2 for end in (rate.low, rate.high))
+    note = f"{note}; its interval is that of the pace, squared"
+    return replace(result, low=low, high=high, note=note)

@@ -114,11 +114,6 @@ class CachedGraphs:
     other_files: int
     near: tuple[str, ...]  # paths that look like a cache or a module, where nothing was found
 
-    @property
-    def compilers(self) -> tuple[str, ...]:
-        """Versions of the compiler among the chosen graphs."""
-        return tuple(sorted({file.compiler for file in self.chosen if file.compiler}))
-
 
 def graph_file(path: str) -> GraphFile:
     """Reads module and compiler from a path; the last part that names one counts."""

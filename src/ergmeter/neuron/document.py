@@ -19,7 +19,7 @@ from ergmeter.version import __version__
 
 if TYPE_CHECKING:
     from ergmeter.neuron.analysis import Analysis, JobDetails
-    from ergmeter.neuron.kernels import GraphResult, NkiSummary
+    from ergmeter.neuron.kernels import GraphResult
     from ergmeter.neuron.mfu import Machine
     from ergmeter.neuron.score import Score
 
@@ -68,11 +68,10 @@ def original_document(analysis: Analysis) -> Json:
 def missing(analysis: Analysis) -> dict[str, str]:
     """Reasons, by key, why a value of the document is null."""
     reasons = {"mfu_percent": analysis.reason(MFU)}
-    if analysis.nki is not None:
-        summary = summary_keys(analysis, analysis.nki)
-        reasons |= {key: analysis.reason(NKI) for key, value in summary.items() if value is None}
+    summary = summary_keys(analysis)
+    reasons |= {key: analysis.reason(NKI) for key, value in summary.items() if value is None}
     if analysis.request.per_file_scores:
-        reasons["average_score"] = analysis.score_missing or ""
+        reasons["average_score"] = analysis.score_missing
     if analysis.value(THROUGHPUT) is None:
         names = (key for key, value in original_keys(analysis).items() if value is None)
         reasons |= dict.fromkeys(names, analysis.reason(THROUGHPUT))
@@ -107,8 +106,9 @@ def original_keys(analysis: Analysis) -> Json:
     }
 
 
-def summary_keys(analysis: Analysis, nki: NkiSummary) -> Json:
+def summary_keys(analysis: Analysis) -> Json:
     """The original's keys of `nki_analysis.summary`, with statistics of the graphs' scores."""
+    nki = analysis.nki
     return {
         "total_files": nki.total,
         "successful_analyses": nki.successful,
@@ -167,10 +167,9 @@ def impossible(analysis: Analysis) -> dict[str, str]:
 
 def _nki(analysis: Analysis) -> Json:
     nki = analysis.nki
-    assert nki is not None
     files = [_graph(graph, analysis) for graph in analysis.graphs]
     listed = {"per_file_metrics": files} if analysis.request.detailed else {}
-    content: Json = {"summary": summary_keys(analysis, nki), **listed}
+    content: Json = {"summary": summary_keys(analysis), **listed}
     if analysis.original is not None:
         return content
     content["summary"] |= {

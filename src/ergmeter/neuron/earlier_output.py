@@ -15,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.compare.comparison import Comparison, compare
-from ergmeter.compare.entry import Entry, SourceEntries, Wanted, facts_of
+from ergmeter.compare.comparison import Comparison, GroupPair, compare
+from ergmeter.compare.entry import Entry, Group, SourceEntries, Wanted, facts_of
 from ergmeter.compare.grouping import why_other_terms
 from ergmeter.compare.pairing import CompareOptions
 from ergmeter.errors import FormatError, UsageError
@@ -204,6 +204,21 @@ def compare_outputs(outputs: Sequence[EarlierOutput]) -> Comparison:
     present = [key for key in COMPARED if any(isinstance(e.figures[key], Reading) for e in entries)]
     options = CompareOptions(by, metrics=tuple(present or COMPARED))
     return compare(SourceEntries(tuple(entries)), options)
+
+
+def with_column_names(comparison: Comparison) -> Comparison:
+    """The comparison with its groups named by column and value, as `num_nodes=4`."""
+
+    def named(group: Group) -> Group:
+        facts = group.entries[0].facts
+        return replace(group, name=", ".join(f"{by}={facts[by]}" for by in comparison.group_by))
+
+    def with_names(pair: GroupPair) -> GroupPair:
+        new, ref = named(pair.groups.new), named(pair.groups.ref)
+        return replace(pair, groups=replace(pair.groups, new=new, ref=ref))
+
+    groups, pairs = map(named, comparison.groups), map(with_names, comparison.pairs)
+    return replace(comparison, groups=tuple(groups), pairs=tuple(pairs))
 
 
 def _group_columns(entries: Sequence[Entry]) -> tuple[str, ...]:

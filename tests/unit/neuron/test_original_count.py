@@ -12,7 +12,8 @@ from ergmeter.compat.nki_llama import analyze_compat, compat_document
 from ergmeter.neuron.analysis import AnalysisRequest, analyze
 from ergmeter.neuron.document import document
 from ergmeter.neuron.earlier_output import compare_outputs, comparison_keys, read_outputs
-from ergmeter.views.calculate.analyze_console import summary_section
+from ergmeter.views.calculate.analyze import console_document
+from tests.unit.views.test_four_forms import forms_of
 
 DATA = Path(__file__).parents[2] / "data"
 YAML = DATA / "neuron" / "llama3_8b_sft.yaml"
@@ -74,7 +75,8 @@ def test_a_mixture_of_experts_is_a_dense_llama_to_it() -> None:
     ours, _ = both("mixtral-8x7b.json")
     assert ours["original_count"]["tflop_per_sequence"] == pytest.approx(204.66, abs=5e-3)
     assert ours["original_count"]["mfu_percent"] == pytest.approx(14.14, abs=5e-3)
-    shown = "\n".join(summary_section(analyze(asked("mixtral-8x7b.json"), lambda _: None)))
+    analysis = analyze(asked("mixtral-8x7b.json"), lambda _: None)
+    shown = forms_of(console_document(analysis, per_file=False))["terminal"]
     assert "By the original's count: MFU 14.138%, 429.8 TFLOP/s, 204.66 TFLOP per" in shown
     assert "a dense Llama of config.json's sizes counted instead of this model" in shown
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +10,7 @@ import pytest
 from ergmeter.compat.nki_llama import analyze_compat
 from ergmeter.neuron.analysis import Analysis, AnalysisRequest, Watch, analyze
 from ergmeter.neuron.score import Baseline
-from ergmeter.views.calculate.analyze import document
-from ergmeter.views.calculate.analyze_console import result_lines
+from ergmeter.views.calculate.analyze import console_document, document
 from tests.e2e.test_analyze import bar
 from tests.unit.neuron.graphs import config, one_dot, write
 from tests.unit.views.test_four_forms import cells, forms_of, is_in, leaves, numbers, words
@@ -45,7 +43,5 @@ def test_all_forms_have_the_same_numbers(
     data = {1.0, *leaves(shown.data)}
     for cell in cells(shown, "html", left_out=LEFT_OUT):
         assert [word for word in words(cell) if not is_in(word, data)] == [], cell
-    console = "\n".join(result_lines(analysis, per_file=True)).partition("\nWorth knowing:")[0]
-    figures = re.sub(r"MODULE_\S+|model\.\S+", "", console.partition("\nKept as in")[0])
-    assert [word for word in words(figures) if not is_in(word, data)] == []
-    assert len(words(figures)) > 30
+    console = forms_of(console_document(analysis, per_file=True))["terminal"]
+    assert printed <= numbers(console)

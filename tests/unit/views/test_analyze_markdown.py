@@ -116,8 +116,9 @@ def test_outputs_side_by_side(erg: Erg, job: Path) -> None:
     code, out, err = erg("analyze", "--compare", "a.json", "b.json", "--format", "md")
     assert (code, err) == (0, "")
     found = cells(out, "Groups")
-    assert found["trn1"][:2] == ["2", "13.6 % ±83 %"]  # of two runs, and the mean's interval
-    assert "| trn1 | b.json |" in out
+    # Of two runs, and the mean's interval.
+    assert found["device=trn1"][:2] == ["2", "13.6 % ±83 %"]
+    assert "| device=trn1 | b.json |" in out
 
 
 def test_json_by_its_format_is_the_same_as_by_its_flag(erg: Erg, job: Path) -> None:
@@ -154,4 +155,4 @@ def test_md_is_the_same_as_its_format(erg: Erg, job: Path) -> None:
     assert erg(*JOB, *options, "--md") == erg(*JOB, *options, "--format", "md")
     code, out, err = erg(*JOB, *options, "--md", "--json")
     assert (code, out) == (2, "")
-    assert "--md and json are two forms; give one" in err
+    assert "--json and --md are two forms; give one" in err

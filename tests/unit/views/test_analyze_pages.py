@@ -37,7 +37,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def said(erg: Erg, *words: object) -> str:
     """The words of a page, a space for each tag."""
     code, _, err = erg(*words, "--html", "a.html")
-    assert (code, err) == (0, "")
+    assert (code, err[:8]) == (0, "a.html (")
     whole = re.sub(r"<script.*?</script>", "", Path("a.html").read_text(), flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", whole)).split())
 
@@ -92,7 +92,22 @@ def test_a_comparison_names_its_convention_and_lists_every_output(erg: Erg, job:
     assert "MFU is under exact" in found
     assert "b.json" in found
     assert "22.3 samples/s" in found
+    assert "ledger" not in found  # analyses have no curves and no losses
+    assert "loss" not in found
     assert json.loads((job / "a.json").read_text())["throughput_seq_per_sec"] == 22.1094999
+
+
+def test_groups_are_named_by_column_and_value(erg: Erg, job: Path) -> None:
+    for name, nodes in (("a", 4), ("b", 2)):
+        words = ("--throughput", 22.3, "--num-nodes", nodes, "--output", f"{name}.json")
+        erg(*JOB, *words)
+    group, other = (f"num_nodes={nodes}, peak_tflops_per_second={3040 * nodes}" for nodes in (4, 2))
+    for form in ("text", "md"):
+        code, out, _ = erg("analyze", "--compare", "a.json", "b.json", "--format", form)
+        assert code == 0
+        assert f"{other} against {group}" in " ".join(out.replace("\\", "").split())
+    found = json.loads(erg("analyze", "--compare", "a.json", "b.json", "--json")[1])
+    assert [each["name"] for each in found["groups"]] == ["4, 12160", "2, 6080"]
 
 
 # 197.63 TFLOP a sequence x 151.5 / 3040 TFLOP/s.
@@ -102,10 +117,11 @@ ABOVE = ("--hw-backend", "trn1", "--throughput", "151.5", "--calculate-score", "
 def test_an_mfu_of_985_percent_is_marked_and_no_score_is_made_from_it(erg: Erg, job: Path) -> None:
     code, out, _ = erg(*JOB, *ABOVE, "--output", "o.json")
     assert code == 0
-    assert "MFU: 984.91% (impossible) (exact)" in out
-    assert "MFU improvement: - (MFU 984.91% is impossible)" in out
-    assert "Final Training Score: - (MFU 985 % is impossible: above 100 %: an input is" in out
-    assert "By the original's count: MFU 1116.5" in out
+    shown = " ".join(out.split())
+    assert "MFU 984.91 % (impossible) - reported above 100 %: an input is wrong" in shown
+    assert "MFU 984.9 % (impossible) 50 % - - -" in shown
+    assert "No score: MFU 985 % is impossible: above 100 %: an input is wrong" in shown
+    assert "By the original's count: MFU 1116.5" in shown
     assert re.search(r"MFU 1116\.\d+% \(impossible\)", out)
     found = json.loads(Path("o.json").read_text())
     assert found["mfu_percent"] == pytest.approx(100 * 197.63 * 151.5 / 3040, rel=1e-4)
@@ -148,8 +164,8 @@ def test_an_impossible_output_is_marked_in_a_comparison_and_in_no_mean(erg: Erg,
 
 def test_compat_keeps_the_original_s_score_and_marks_both(erg: Erg, job: Path) -> None:
     out = erg(*JOB, *ABOVE, "--compat", "--output", "o.json")[1]
-    assert re.search(r"MFU: 1116\.\d+% \(impossible\)", out)
-    assert re.search(r"Final Training Score: [\d.]+ \(impossible\)", out)
+    assert re.search(r"\nMFU  1116\.\d+ % \(impossible\)  -  ", out)
+    assert re.search(r"\nscore  [\d.]+ \(impossible\)  -  ", out)
     found = json.loads(Path("o.json").read_text())
     assert set(found["impossible"]) == {"mfu_percent", "training_score"}
     assert found["training_score"] is not None

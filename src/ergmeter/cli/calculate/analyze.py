@@ -19,16 +19,15 @@ from ergmeter.cli.options import (
     flag,
     repeated,
     with_default,
+    with_each,
     with_page,
-    write_page,
 )
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ergmeter.neuron.analysis import Analysis, AnalysisProgress, AnalysisRequest, Event
-    from ergmeter.views.document import Document
+    from ergmeter.neuron.analysis import AnalysisProgress, AnalysisRequest
 
 FORMATS = ("text", "json", "md")
 
@@ -119,9 +118,7 @@ _OUTPUT: list[Any] = [
 
 def with_options(function: Any) -> Any:  # noqa: ANN401  click's decorators are untyped functions
     """Every option of the command, in the order of its help."""
-    for option in reversed([*_INPUTS, *_CHOICE, *_SCORE, *_OUTPUT]):
-        function = option(function)
-    return function
+    return with_each(function, [*_INPUTS, *_CHOICE, *_SCORE, *_OUTPUT])
 
 
 _SCRIPT = "calculate_training_metrics.py"
@@ -148,15 +145,12 @@ def command(
     From its YAML, its model's config.json, its log and its compile cache; no Neuron device or SDK
     is needed. Takes the flags of nki-llama's calculate_training_metrics.py and writes its keys.
     """
-    form = chosen_form(form, as_json=as_json)
-    if as_markdown:
-        if form == "json":
-            raise UsageError("--md and json are two forms; give one")
-        form = "md"
+    form = chosen_form(form, as_json=as_json, as_markdown=as_markdown)
+    forms = Forms.of(form, page)
     if compare:
         _check_alone()
         check_page(page)
-        _compare(earlier, form=form, page=page)
+        _compare(earlier, forms)
         return
     if earlier:
         raise UsageError(f"{earlier[0]!r} is no option; files are for --compare")
@@ -166,29 +160,27 @@ def command(
     if path is not None:
         _check_output(Path(path), request)
     check_page(page, [Path(path)] if path is not None else ())
-    analysis = _analyze(request, compat=compat, is_quiet=form != "text", per_file=print_per_file)
-    from ergmeter.views.calculate.analyze import document
+    if compat:
+        from ergmeter.compat.nki_llama import analyze_compat as analyze
+    else:
+        from ergmeter.neuron.analysis import analyze
+    from ergmeter.views.calculate.analyze import console_document, document
 
-    shown = document(analysis, most_graphs=_GRAPHS_IN_MARKDOWN)
-    text = json.dumps(shown.data, indent=4, allow_nan=False)
+    with _progress() as watch:
+        analysis = analyze(request, watch)
+    content = document(analysis, most_graphs=_GRAPHS_IN_MARKDOWN)
+    text = json.dumps(content.data, indent=4, allow_nan=False)
     if path is not None:
         Path(path).write_text(text + "\n", encoding="utf-8")
     if form == "json":
         click.echo(text)
     elif form == "md":
-        from ergmeter.views.render.markdown import markdown
-
-        click.echo(markdown(shown), nl=False)
+        Forms.of(form).show(content)
     else:
+        Forms.of(form).show(console_document(analysis, per_file=print_per_file))
         click.echo(f"\nMetrics saved to: {path}")
     if page is not None:
-        _write_page(page, document(analysis, most_graphs=_GRAPHS_ON_A_PAGE), form=form)
-
-
-def _write_page(page: Path, document: Document, *, form: str) -> None:
-    from ergmeter.views.render.html import html
-
-    write_page(page, html(document), is_told_apart=form != "text")
+        forms.write_page(document(analysis, most_graphs=_GRAPHS_ON_A_PAGE))
 
 
 def main() -> None:
@@ -196,30 +188,6 @@ def main() -> None:
     from ergmeter.cli.main import main as run
 
     run(command=command, program=_SCRIPT)
-
-
-def _analyze(request: AnalysisRequest, *, compat: bool, is_quiet: bool, per_file: bool) -> Analysis:
-    from ergmeter.neuron.analysis import AnalysisProgress
-    from ergmeter.views.calculate import analyze_console as view
-
-    if compat:
-        from ergmeter.compat.nki_llama import analyze_compat as analyze
-    else:
-        from ergmeter.neuron.analysis import analyze
-
-    say: Callable[[str], None] = (lambda _: None) if is_quiet else click.echo
-    with _progress() as bar:
-
-        def watch(event: Event) -> None:
-            if isinstance(event, AnalysisProgress):
-                bar(event)
-            for line in view.event_lines(event):
-                say(line)
-
-        analysis = analyze(request, watch)
-    for line in view.result_lines(analysis, per_file=per_file):
-        say(line)
-    return analysis
 
 
 def _request(**options: Any) -> AnalysisRequest:  # noqa: ANN401  click passes what it parsed
@@ -276,10 +244,7 @@ def _progress() -> Iterator[Callable[[AnalysisProgress], None]]:
     from rich.console import Console
     from rich.progress import Progress as Bar
 
-    # Lines on the same terminal are printed above the bar; a pipe is left alone.
-    with Bar(
-        console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty()
-    ) as bar:
+    with Bar(console=Console(stderr=True), transient=True) as bar:
         tasks: dict[str, Any] = {}
 
         def show(progress: AnalysisProgress) -> None:
@@ -307,20 +272,22 @@ def _check_alone() -> None:
             raise UsageError(f"{message}; leave out {option.opts[0]}")
 
 
-def _compare(paths: tuple[str, ...], *, form: str, page: Path | None) -> None:
+def _compare(paths: tuple[str, ...], forms: Forms) -> None:
     from dataclasses import replace
 
     from ergmeter.compare.run_curves import compared_curves
-    from ergmeter.neuron.earlier_output import compare_outputs, comparison_keys, read_outputs
-    from ergmeter.views.compare import comparison_document
+    from ergmeter.neuron.earlier_output import (
+        compare_outputs,
+        comparison_keys,
+        read_outputs,
+        with_column_names,
+    )
+    from ergmeter.views.compare import comparison_data, comparison_document
 
     outputs = read_outputs(paths)
     comparison = compare_outputs(outputs)
-    curves = None if page is None else compared_curves(comparison.groups)
-    document = comparison_document(comparison, curves, lists_runs=True)
-    keys = comparison_keys(comparison, outputs)
-    groups = [a | b for a, b in zip(document.data["groups"], keys["groups"], strict=True)]
-    document = replace(document, data=document.data | keys | {"groups": groups})
-    Forms.of(form).show(document)
-    if page is not None:
-        _write_page(page, document, form=form)
+    curves = None if forms.page is None else compared_curves(comparison.groups)
+    document = comparison_document(with_column_names(comparison), curves, lists_runs=True)
+    data, keys = comparison_data(comparison), comparison_keys(comparison, outputs)
+    groups = [a | b for a, b in zip(data["groups"], keys["groups"], strict=True)]
+    forms.show(replace(document, data=data | keys | {"groups": groups}))

@@ -1,4 +1,4 @@
-"""The result of `erg analyze` as a document, for the HTML page and for Markdown.
+"""The result of `erg analyze` as a document.
 
 A metric keeps its basis and interval, or its reason where it is absent. Compiled graphs are sorted
 by their work and cut to the largest. Files that could not be read are listed apart.
@@ -6,18 +6,21 @@ by their work and cut to the largest. Files that could not be read are listed ap
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ergmeter.compat.nki_llama import compat_document
+from ergmeter.compat.nki_llama import CONSOLE_SECTIONS, compat_document
 from ergmeter.errors import NotMeasurable
 from ergmeter.flops.conventions import CONVENTIONS
 from ergmeter.metrics.definitions.compute import HFU, MFU
+from ergmeter.neuron.compile_cache import abbreviated_list
 from ergmeter.neuron.document import document as json_document
 from ergmeter.neuron.document import missing
-from ergmeter.neuron.kernels import LOWER_BOUND, UNCERTAIN, by_work, decimals, percent
-from ergmeter.neuron.mfu import TERA
+from ergmeter.neuron.kernels import LEGEND, LOWER_BOUND, UNCERTAIN, by_work, decimals, percent
+from ergmeter.neuron.mfu import BACKENDS, TERA, impossible_mfu
 from ergmeter.neuron.score import (
     FORMULAS,
     JSON_NAMES,
@@ -34,23 +37,13 @@ from ergmeter.neuron.training_log import PaceLine, pace_line
 from ergmeter.records import Missing, Reading
 from ergmeter.units import grouped, number_of, significant
 from ergmeter.version import __version__
-from ergmeter.views.calculate.analyze_console import (
-    IMPOSSIBLE,
-    bound,
-    frac_percentage,
-    is_more,
-    legend,
-    nki_rows,
-    original_text,
-    remarks,
-    without_a_loss,
-)
 from ergmeter.views.charts import vega
 from ergmeter.views.charts.chart import Chart, Scale, chart_of, rounded
 from ergmeter.views.charts.interval_chart import Axis, Dot, Kind, interval_chart
 from ergmeter.views.document import (
     ChartPart,
     Document,
+    HeadlinePart,
     Items,
     Paragraph,
     Part,
@@ -58,55 +51,76 @@ from ergmeter.views.document import (
     SortableCell,
     Table,
     TableColumn,
+    columns_of,
 )
 from ergmeter.views.documents import finite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ergmeter.neuron.analysis import Analysis
+    from ergmeter.neuron.analysis import Analysis, JobDetails
     from ergmeter.neuron.kernels import GraphResult, KernelTotal
+    from ergmeter.neuron.mfu import OriginalEstimate
+    from ergmeter.neuron.training_log import LogSummary
 
 _KERNELS_OF_A_GRAPH = 3
 _STATES = {"known": "stated", "absent": "not stated", "unreadable": "can't be read"}
+_IMPOSSIBLE = " (impossible)"
+_BOUNDS = {"": "", UNCERTAIN: " (not certain)", LOWER_BOUND: " (a lower bound)"}
+_TITLES = {
+    "conventions": "under other conventions",
+    "nki": "NKI share",
+    "graphs": "compiled graphs",
+    "cite": "how to cite",
+}
 
 
 def document(analysis: Analysis, *, most_graphs: int) -> Document:
     """Return the document of an analysis, with at most so many graphs in a table."""
+    return Document(
+        _title(analysis),
+        tuple(_sections(analysis, most_graphs).values()),
+        finite(json_document(analysis) if analysis.original is None else compat_document(analysis)),
+        f"{analysis.batch_size} sequences of {analysis.seq_len} tokens a step",
+    )
+
+
+def console_document(analysis: Analysis, *, per_file: bool) -> Document:
+    """Return the document for a terminal: the sections of the original's console come first.
+
+    They have its titles and its order. Graphs are listed, all of them, if `per_file`.
+    """
+    content = document(analysis, most_graphs=0)
+    sections = _sections(analysis, len(analysis.graphs) if per_file else 0)
+    del sections["cite"]
+    first = [
+        replace(sections.pop(name), title=title)
+        for name, title in CONSOLE_SECTIONS.items()
+        if name in sections
+    ]
+    headline = HeadlinePart(content.title, about=content.about)
+    return replace(content, parts=(headline, *first, *sections.values()))
+
+
+def _sections(analysis: Analysis, most_graphs: int) -> dict[str, Section]:
+    """Return the sections by name, without empty ones."""
     sections = {
         "figures": _figures(analysis),
         "score": _score(analysis),
         "conventions": _conventions(analysis),
         "log": _log(analysis),
+        "nki": _nki(analysis),
         "graphs": _graphs(analysis, most_graphs),
         "notes": _notes(analysis),
         "absent": _absent(analysis),
         "inputs": _inputs(analysis),
         "cite": [Paragraph(_citation(analysis), is_to_copy=True)],
     }
-    return Document(
-        _title(analysis),
-        tuple(
-            Section(name, _SECTIONS.get(name, name), parts)
-            for name, made in sections.items()
-            if (parts := tuple(made))
-        ),
-        finite(json_document(analysis) if analysis.original is None else compat_document(analysis)),
-        f"{analysis.batch_size} sequences of {analysis.seq_len} tokens a step",
-    )
-
-
-_SECTIONS = {
-    "conventions": "under other conventions",
-    "graphs": "compiled graphs",
-    "cite": "how to cite",
-}
-
-
-def _notes(analysis: Analysis) -> Iterator[Part]:
-    for title, texts in remarks(analysis).items():
-        yield Paragraph(f"{title}:")
-        yield Items(texts)
+    return {
+        name: Section(name, _TITLES.get(name, name), parts)
+        for name, section in sections.items()
+        if (parts := tuple(section))
+    }
 
 
 def _absent(analysis: Analysis) -> Iterator[Part]:
@@ -142,7 +156,7 @@ def _formula(analysis: Analysis, key: str) -> str:
 def _texts(analysis: Analysis, key: str, reading: Reading) -> tuple[str, str]:
     """Return a value with its marks, and its interval."""
     unit, scale = JSON_NAMES[key].unit, JSON_NAMES[key].scale
-    mark = analysis.nki.mark if analysis.nki is not None and key in (NKI, SCORE) else ""
+    mark = analysis.nki.mark if key in (NKI, SCORE) else ""
 
     def text_of(value: float) -> str:
         if unit == "%":
@@ -150,31 +164,33 @@ def _texts(analysis: Analysis, key: str, reading: Reading) -> tuple[str, str]:
         return percent(value) if key == NKI else significant(value * scale, 5)
 
     value = f"{text_of(reading.value)} {unit}".rstrip()
-    if reading.low is None or reading.high is None:
-        interval = ""
-    else:
+    interval = "-"
+    if reading.low is not None and reading.high is not None:
         interval = f"{text_of(reading.low)} to {text_of(reading.high)} {unit}".rstrip()
-    return value + bound(mark) + reading.mark, interval
+    return value + _BOUNDS[mark] + reading.mark, interval
 
 
 def _rows(analysis: Analysis) -> Iterator[tuple[str, ...]]:
     """Yield each metric: title, value, interval, basis, note and formula."""
+    mfu, hfu = analysis.value(MFU), analysis.value(HFU)
     for key, title in TITLES.items():
         result = analysis.readings.get(key)
-        if key == HFU and not is_more(analysis.value(HFU), analysis.value(MFU)):
-            continue
+        if key == HFU and (mfu is None or hfu is None or hfu <= mfu * (1 + 1e-9)):
+            continue  # nothing is computed twice
         if isinstance(result, Reading):
-            value, interval = _texts(analysis, key, result)
             note = "; ".join(filter(None, (result.impossible, result.note)))
-            yield title, value, interval or "-", result.basis, note, _formula(analysis, key)
+            texts = _texts(analysis, key, result)
+            yield title, *texts, result.basis, note, _formula(analysis, key)
         elif result is not None:
             yield title, "-", "-", "absent", result.reason, _formula(analysis, key)
 
 
 def _figures(analysis: Analysis) -> Iterator[Part]:
-    how = TableColumn("how", "basis")
-    head = ("figure", "value", "95 % interval", how, "of this job", "formula")
+    below = (TableColumn("of this job", "below"), TableColumn("formula", "below"))
+    head = ("figure", "value", "95 % interval", TableColumn("how", "basis"), *below)
     yield Table(head, tuple(_rows(analysis)))
+    if analysis.tflop_per_s_per_node is not None:
+        yield Paragraph(f"Work of a node: {analysis.tflop_per_s_per_node:.2f} TFLOP/s.")
     if analysis.original is not None:
         yield Paragraph(f"The numbers are those of {analysis.original.version}, faults included.")
 
@@ -201,11 +217,12 @@ def _score(analysis: Analysis) -> Iterator[Part]:
         return
     score_text = "-"
     if isinstance(result, Reading):
-        score_text = f"{significant(result.value, 5)}{bound(score.mark)}{result.mark}"
+        score_text = f"{significant(result.value, 5)}{_BOUNDS[score.mark]}{result.mark}"
     table = Table(
-        ("factor", "reached", "base", "ratio", "product so far", "log2 of the ratio"),
+        columns_of("factor", "reached", "base", "ratio", "product so far", "log2 of the ratio"),
         (*map(_factor, score.factors()), ("score", "", "", score_text, score_text, "")),
         "factors of the score",
+        row_titles=1,
     )
     yield ChartPart(score_chart(score, table))
     if isinstance(result, Missing):
@@ -216,7 +233,7 @@ def _score(analysis: Analysis) -> Iterator[Part]:
 
 def _factor(factor: Factor) -> tuple[str, ...]:
     ratio, product = (
-        "-" if value is None else significant(value, 5) + bound(factor.mark)
+        "-" if value is None else significant(value, 5) + _BOUNDS[factor.mark]
         for value in (factor.ratio, factor.product)
     )
     added = "-" if factor.doublings is None else f"{factor.doublings:+.3f}"
@@ -225,7 +242,7 @@ def _factor(factor: Factor) -> tuple[str, ...]:
     reached = "-"
     if factor.reached is not None:
         reached = f"{significant(factor.reached, 4)} {factor.unit}".rstrip()
-    reached += IMPOSSIBLE if factor.is_impossible else ""
+    reached += _IMPOSSIBLE if factor.is_impossible else ""
     base = f"{factor.base:g} {factor.unit or '+ share'}"  # the share is added to the offset
     return factor.name, reached, base, ratio, product, added
 
@@ -237,18 +254,36 @@ def _conventions(analysis: Analysis) -> Iterator[Part]:
         return
     figures, mfus = details.figures, details.figures.mfu_by_convention
     rows = tuple(
-        (name, significant(flops / TERA, 5), frac_percentage(mfus.get(name)))
+        (name, significant(flops / TERA, 5), _percentage(mfus.get(name)))
         for name, flops in figures.by_convention.items()
     )
     chosen = f"The figures above are under {figures.flops.convention}"
     yield Paragraph(f"{chosen}: erg conventions explains all.")
-    yield Table(("convention", "TFLOP a sequence", "MFU"), rows)
+    yield Table(columns_of("convention", "TFLOP a sequence", "MFU"), rows)
     if theirs is not None:
-        yield Paragraph(f"{original_text(theirs)}.")
+        yield Paragraph(_original_text(theirs))
         extra = theirs.over_exact_tflop_per_sequence
         pieces = tuple((why, f"{tflop:+.3f}") for why, tflop in extra.items())
         if pieces:
-            yield Table(("what it counts that exact does not", "TFLOP a sequence"), pieces)
+            head = columns_of("what it counts that exact does not", "TFLOP a sequence")
+            yield Table(head, pieces)
+
+
+def _percentage(frac: float | None) -> str:
+    return "-" if frac is None else f"{decimals(100 * frac, 2, full=100.0)} %"
+
+
+def _original_text(theirs: OriginalEstimate) -> str:
+    """Return the original's numbers in a sentence."""
+    figures = f"{theirs.tflop_per_sequence:.2f} TFLOP per sequence"
+    if theirs.tflops_per_second is not None:
+        figures = f"{theirs.tflops_per_second:.1f} TFLOP/s, {figures}"
+    if theirs.mfu_percent is not None:
+        wrong = _IMPOSSIBLE if impossible_mfu(theirs.mfu_percent) else ""
+        figures = f"MFU {theirs.mfu_percent:.3f}%{wrong}, {figures}; its peak is"
+        nodes = number_of(theirs.num_nodes, "node")
+        figures += f" {theirs.peak_tflops_per_second:g} TFLOP/s ({nodes})"
+    return f"By the original's count: {figures}."
 
 
 def _log(analysis: Analysis) -> Iterator[Part]:
@@ -258,7 +293,7 @@ def _log(analysis: Analysis) -> Iterator[Part]:
         return
     draw = lambda: pace_chart(analysis)  # noqa: E731  drawn, or the reason why not
     yield ChartPart(chart_of("pace", "throughput by step", "", draw))
-    steps, steady = log.steps, log.steady_state
+    steps = log.steps
     yield Paragraph(f"{log.log_file}: {steps.count:,} steps, {steps.first} to {steps.last}.")
     statistics = {
         ("step time", "s"): log.step_times,
@@ -275,45 +310,88 @@ def _log(analysis: Analysis) -> Iterator[Part]:
         if of.count
     )
     if rows:
-        yield Table(("of the log", "mean", "least", "most", "lines"), rows)
-    texts = [*without_a_loss(log.losses), *log.notes]
-    if steady is not None:
-        texts.insert(0, f"Steady state: {steady.rule}")
-    if log.runs_in_log > 1:
-        texts.insert(0, f"{log.runs_in_log} runs in this log: the last one is shown")
-    if texts:
-        yield Items(tuple(texts))
+        yield Table(columns_of("of the log", "mean", "least", "most", "lines"), rows)
+    if texts := tuple(_log_texts(log)):
+        yield Items(texts)
 
 
 def _statistic(value: float | None, unit: str) -> str:
     return "-" if value is None else f"{significant(value, 5)} {unit}".rstrip()
 
 
+def _log_texts(log: LogSummary) -> Iterator[str]:
+    """Yield times, runs and steady state of a log, its losses, and the reader's notes."""
+    times, losses = log.timestamps, log.losses
+    if times.first:
+        yield f"Lines are from {times.first} to {times.last}"
+    elif times.file_modification:
+        yield f"File modified {times.file_modification}; its lines have no time"
+    if log.runs_in_log > 1:
+        yield f"{log.runs_in_log} runs in this log: the last one is shown"
+    if log.steady_state is not None:
+        yield f"Steady state: {log.steady_state.rule}"
+    if losses.first is not None:
+        yield f"Loss: {_statistic(losses.first, '')} first, {_statistic(losses.last, '')} last"
+    printed = losses.not_finite + losses.count
+    if losses.not_finite:
+        step = losses.first_not_finite_step
+        first = "" if step is None else f", first at step {step}"
+        yield f"Not a number (nan or inf): {losses.not_finite} of {printed} losses{first}"
+    if losses.not_printed and printed:
+        yield f"Loss not printed: {losses.not_printed} of {printed + losses.not_printed} lines"
+    yield from log.notes
+
+
 # Compiled graphs and their kernels.
 
 
-def _graphs(analysis: Analysis, most: int) -> Iterator[Part]:
-    """Yield the tables about graphs, at most `most` rows each."""
+def _nki(analysis: Analysis) -> Iterator[Part]:
+    """Yield totals over all graphs, with the original's labels."""
     nki = analysis.nki
-    assert nki is not None
-    yield Table(("of all graphs", "figure"), tuple(nki_rows(nki).items()))
+    ratios = {
+        "Overall": nki.overall_ratio,
+        "Average": nki.average_ratio,
+        "Min": nki.least_ratio,
+        "Max": nki.most_ratio,
+    }
+    rows = {"Files analyzed": f"{nki.successful}/{nki.total}"}
+    for name, value in ratios.items():
+        text = "-" if value is None else decimals(value, 4)
+        rows[f"{name} NKI Ratio"] = text + _BOUNDS[nki.mark]
+    rows |= {"Total HLO MACs": _count(nki.macs), "Total NKI MACs": _count(nki.nki_macs)}
+    if analysis.original is None and any(nki.calls.values()):
+        calls = (f"{count} {_STATES[state]}" for state, count in nki.calls.items())
+        rows["Kernel calls, by their MACs"] = ", ".join(calls)
+    yield Table(columns_of("of all graphs", "figure"), tuple(rows.items()))
     if nki.weighting:
         yield Paragraph(f"Ratios are over {nki.ratios_are_over}; {nki.weighting}.")
+
+
+def _graphs(analysis: Analysis, most: int) -> Iterator[Part]:
+    """Yield the tables about graphs, at most `most` rows each; nothing if that is 0."""
+    if not most:
+        return
     if ranked := by_work(analysis.graphs):
         yield _ranking(analysis, ranked[:most])
-        if meanings := legend(graph.mark for graph, _ in ranked[:most]):
-            yield Items(tuple(meanings))
+        marks = {graph.mark for graph, _ in ranked[:most]}
+        if meanings := tuple(f"{mark} {text}" for mark, text in LEGEND.items() if mark in marks):
+            yield Items(meanings)
         yield Paragraph(_about_graphs(analysis, ranked, most))
+    if scores := analysis.score_statistics:
+        texts = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
+        yield Paragraph(f"Scores of the graphs: {texts}{_BOUNDS[analysis.nki.mark]}.")
+    elif analysis.request.per_file_scores and analysis.score_missing:
+        yield Paragraph(f"No score of a graph: {analysis.score_missing}.")
     failed = [graph for graph in analysis.graphs if graph.error is not None]
     if failed:
         rows = tuple(
             (graph.module or "-", graph.path, graph.error or "") for graph in failed[:most]
         )
-        head = ("module", "file that can't be read", "why")
-        yield Table(head, rows, "graphs that can't be read")
+        below = (TableColumn(title, "below") for title in ("file that can't be read", "why"))
+        yield Table(("module", *below), rows, "graphs that can't be read")
     if (more := len(failed) - most) > 0:
         yield Paragraph(f"{more:,} more can't be read: the JSON has them as nki_analysis.failed.")
-    yield from _kernels(nki.kernels, most)
+    yield from _kernels(analysis.nki.kernels, most)
 
 
 def _ranking(analysis: Analysis, ranked: Sequence[tuple[GraphResult, float | None]]) -> Table:
@@ -337,7 +415,8 @@ def _ranking(analysis: Analysis, ranked: Sequence[tuple[GraphResult, float | Non
     if len({graph.compiler for graph in graphs}) > 1:
         columns["compiler"] = [graph.compiler or "-" for graph in graphs]
     rows = tuple(zip(*columns.values(), strict=True))
-    return Table(tuple(columns), rows, "compiled graphs, by work", is_sortable=True)
+    caption = "compiled graphs, by work"
+    return Table(tuple(columns), rows, caption, is_sortable=True, row_titles=2)
 
 
 def _count(value: int | None) -> SortableCell:
@@ -403,20 +482,84 @@ def _kernels(kernels: Sequence[KernelTotal], most: int) -> Iterator[Part]:
 def _inputs(analysis: Analysis) -> Iterator[Part]:
     """Yield files and sizes with their source."""
     rows = [(what, _input(value), source) for what, value, source in analysis.inputs]
-    lora = None if analysis.details is None else analysis.details.job.lora
-    if lora is not None:
-        rows.append(("LoRA", f"r={lora.r} on {', '.join(lora.targets)}", "the YAML"))
+    if analysis.details is not None:
+        rows += _details(analysis.details)
     rows.append(("ergmeter", __version__, "this program"))
     if analysis.model.config_sha256:
         rows.append(("SHA-256 of config.json", analysis.model.config_sha256, "its content"))
     rows.append(("neuronxcc", ", ".join(analysis.compilers) or "-", "the paths of the graphs"))
-    yield Table(("input", "value", "from"), tuple(rows))
+    yield Table(("input", "value", TableColumn("from", "below")), tuple(rows))
 
 
 def _input(value: str | float | None) -> str:
     if value is None:
         return "-"
     return significant(value, 6) if isinstance(value, float) else str(value)
+
+
+def _details(details: JobDetails) -> Iterator[tuple[str, str, str]]:
+    """Yield the peaks of a chip and a node, and the adapters that were trained."""
+    machine, lora, work = details.machine, details.job.lora, details.figures.work
+    chip = (
+        f"{machine.chip_flops_per_s / TERA:g} a chip of {BACKENDS[machine.backend].cores_per_chip}"
+    )
+    node = ""
+    if machine.cores_per_node is not None:
+        peak = machine.cores_per_node * machine.core_flops_per_s / TERA
+        node = f", {peak:g} a node of {machine.cores_per_node}"
+    yield "peak of a chip, of a node", f"{chip}{node}, dense {machine.dtype}", "that of a core"
+    if lora is not None:
+        share = decimals(100 * work.params_trained / work.params, 3, full=100)
+        yield "LoRA", f"r={lora.r} on {', '.join(lora.targets)} ({share} % trained)", "the YAML"
+
+
+# Notes.
+
+
+def _notes(analysis: Analysis) -> Iterator[Part]:
+    """Yield explanations, assumptions and the quirks kept from the original, each under a title."""
+    original = analysis.original
+    groups = {
+        "Worth knowing": [finding.text for finding in analysis.findings],
+        "Assumed and noted": analysis.notes,
+        "Not known in the graphs": [_counted(n, what) for what, n in analysis.nki.doubts.items()],
+        "Not counted": list(_not_counted(analysis)),
+    }
+    if original is not None:
+        groups[f"Kept as in {original.version}"] = original.quirks_kept
+        groups["Not kept"] = original.not_kept
+    for title, texts in groups.items():
+        if texts:
+            yield Paragraph(f"{title}:")
+            yield Items(tuple(texts))
+
+
+def _counted(count: int, what: str) -> str:
+    """Return a count with its noun: `2 loops whose ...`, `1 loop whose ...`."""
+    noun, _, rest = what.partition(" ")
+    if count == 1:
+        noun = noun.removesuffix("es") if noun.endswith("ches") else noun.removesuffix("s")
+    return f"{count:,} {noun} {rest}"
+
+
+def _not_counted(analysis: Analysis) -> Iterator[str]:
+    """Yield unreadable graphs, grouped by reason, and files that were left out."""
+    kinds: dict[str, list[GraphResult]] = {}
+    for graph in analysis.graphs:
+        if graph.error is not None and analysis.original is None:
+            kinds.setdefault(re.sub(r"\d+", "N", graph.error), []).append(graph)
+    for graphs in kinds.values():
+        names = abbreviated_list([_file_path(graph) for graph in graphs])
+        count = number_of(len(graphs), "graph")
+        yield f"{count} that can't be read ({names}): {graphs[0].error}"
+    for why, files in analysis.left_out.items():
+        yield f"{number_of(files, 'file')} left out: {why}"
+
+
+def _file_path(graph: GraphResult) -> str:
+    """Return the path of a file, with its module if it has one."""
+    _, inside, name = graph.path.rpartition(f"{graph.module}/")
+    return f"{graph.module}/{name}" if graph.module and inside else graph.path
 
 
 # Charts. The score's factors are drawn from 1 on a logarithmic axis: 2 is as long as 1/2, and the

@@ -288,10 +288,9 @@ _MOST = 60  # rows of a chart; the table below it has all
 def compare_charts(comparison: Comparison) -> list[Chart]:
     """Return all charts, drawn or with their reason."""
     baseline = comparison.groups[0].name
-    contrasts = {
-        RATIOS: f"ratio to {baseline}",
-        DIFFERENCES: f"what was learned, less that of {baseline}",
-    }
+    contrasts = {RATIOS: f"ratio to {baseline}"}
+    if any(entry.kind != "analysis" for group in comparison.groups for entry in group.entries):
+        contrasts[DIFFERENCES] = f"loss minus {baseline}'s"
     return [
         *(
             chart_of(id_, title, "", partial(_contrasts, comparison, id_, title))
