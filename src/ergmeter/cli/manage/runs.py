@@ -166,7 +166,7 @@ def anonymise(run: Path, into: Path, name: str | None) -> None:
 def collect(sources: tuple[str, ...], directory: Path) -> int:
     """Bring runs together in DIRECTORY, each once, by its id.
 
-    A SOURCE is a directory of runs, a run, or [USER@]HOST:PATH, which is fetched by rsync or ssh.
+    A SOURCE is a directory of runs, a run, or [USER@]HOST:PATH, which is fetched by rsync.
     What is still being written is left for the next time.
     """
     from ergmeter.runlog.manage.collect import collect as collect_runs
