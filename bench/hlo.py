@@ -36,10 +36,7 @@ WAYS: dict[str, tuple[str, int, dict[str, str]]] = {
     "parsed whole, full schema": ("whole", 1, {}),
     "parsed whole, 2 processes": ("whole", 2, {}),
     "ergmeter, Python only": ("ours", 1, UNCOMPILED),
-    "ergmeter, Python only, 2 processes": ("ours", 2, UNCOMPILED),
     "ergmeter, compiled": ("ours", 1, {}),
-    "ergmeter, compiled, 2 processes": ("ours", 2, {}),
-    "ergmeter, remembered": ("memo", 1, {}),
 }
 FILES = {
     "14 MB": "large.pb",
@@ -58,10 +55,10 @@ class Took(NamedTuple):
     macs: int
 
 
-def measured(way: str, paths: Path, memo: str = "") -> Took:
+def measured(way: str, paths: Path) -> Took:
     """One run of a way, in a process of its own."""
     kind, processes, environment = WAYS[way]
-    command = [sys.executable, str(WORKER), kind, str(processes), memo, str(paths)]
+    command = [sys.executable, str(WORKER), kind, str(processes), str(paths)]
     before = time.perf_counter()
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=said)
@@ -118,7 +115,7 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     numbers = {
         "cache": compared("A cache in Neuron's layout", folder / "cache", list(WAYS), rounds)
     }
-    single = [way for way, (kind, count, _) in WAYS.items() if count == 1 and kind != "memo"]
+    single = [way for way, (_, count, _) in WAYS.items() if count == 1]
     for title, name in FILES.items():
         numbers[name] = compared(f"One module: {title}", folder / name, single, rounds)
     return numbers
@@ -129,13 +126,9 @@ def compared(title: str, root: Path, ways: list[str], rounds: int) -> dict[str, 
     paths = paths_in(root)
     size_mb = sum(path.stat().st_size for path in paths) / 1e6
     seen: dict[str, list[Took]] = {way: [] for way in ways}
-    with tempfile.TemporaryDirectory(prefix="ergmeter-hlo-") as scratch:
-        memo = str(Path(scratch) / "memo")
-        if "ergmeter, remembered" in ways:
-            measured("ergmeter, remembered", root, memo)
-        for _ in range(rounds):
-            for way in ways:
-                seen[way].append(measured(way, root, memo if WAYS[way][0] == "memo" else ""))
+    for _ in range(rounds):
+        for way in ways:
+            seen[way].append(measured(way, root))
     tables.show(title, HEADER, [row(seen, way, size_mb) for way in ways], note=note(seen))
     print(f"{len(paths)} files, {size_mb:.0f} MB.")
     return {"runs": seen, "mb": size_mb}

@@ -1,4 +1,4 @@
-"""One process that counts files by one way, for bench/hlo.py: WAY PROCESSES MEMO ROOT.
+"""One process that counts files by one way, for bench/hlo.py: WAY PROCESSES ROOT.
 
 Imports are in every figure, so this file loads nothing that its way does not need.
 """
@@ -52,7 +52,7 @@ def plain_file(path: Path) -> int:
 plain_classes: dict[str, Any] = {}
 
 
-def counted(way: str, processes: int, memo: str, paths: Sequence[Path]) -> int:
+def counted(way: str, processes: int, paths: Sequence[Path]) -> int:
     """The MACs of all files, by a way."""
     if way == "whole":
         if processes == 1:
@@ -65,7 +65,7 @@ def counted(way: str, processes: int, memo: str, paths: Sequence[Path]) -> int:
     from ergmeter.hlo import count_files
 
     total = 0
-    for found in count_files(paths, processes=processes, memo=Path(memo) if memo else None):
+    for found in count_files(paths):
         if found.count is None:
             raise RuntimeError(f"{found.path}: {found.error}")
         total += found.count.macs
@@ -79,8 +79,8 @@ def paths_in(root: Path) -> list[Path]:
 
 def main() -> None:
     """Entry point."""
-    kind, processes, memo, root = sys.argv[1:]
-    print(counted(kind, int(processes), memo, paths_in(Path(root))))
+    kind, processes, root = sys.argv[1:]
+    print(counted(kind, int(processes), paths_in(Path(root))))
 
 
 if __name__ == "__main__":

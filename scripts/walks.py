@@ -104,7 +104,7 @@ def hlo_to_nki_ratio() -> None:
     """Print the NKI ratio of the graphs of a Trainium training."""
     job = ("--config", DATA / "neuron" / "llama3_8b_sft.yaml", "--throughput", "2")
     model = ("--model-config", DATA / "configs" / "llama-3.1-8b.json")
-    erg("analyze", *job, *model, "--compile-dir", "cache", "--processes", "1")
+    erg("analyze", *job, *model, "--compile-dir", "cache")
 
 
 def benches() -> Mapping[str, str]:

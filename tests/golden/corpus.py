@@ -896,8 +896,7 @@ def _graphs() -> Iterator[Case]:
         "hlo-errors",
         (
             "hlo; hlo nowhere; hlo hlo/damaged.hlo_module.pb; hlo "
-            "hlo/cut.hlo_module.pb; hlo empty; hlo hlo --by x; hlo hlo --processes "
-            "0"
+            "hlo/cut.hlo_module.pb; hlo empty; hlo hlo --by x"
         ),
         needs=("hlo", "empty"),
     )

@@ -50,7 +50,6 @@ from ergmeter.units import NO_UNIT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ergmeter.hlo import FileCount
     from ergmeter.importers.log import ParsedLog
 
 
@@ -95,7 +94,6 @@ class AnalysisRequest:
     choice: Choice = field(default_factory=Choice)
     modules_from_log: bool = False
     graph_runs: str | None = None
-    processes: int | None = None
 
     @property
     def directory(self) -> str:
@@ -340,7 +338,7 @@ def analyze(request: AnalysisRequest, watch: Watch) -> Analysis:
     convention = request.convention or DEFAULT_CONVENTION
     job_figures = figures(request.model_config, job, hardware, pace, convention=convention)
     graphs = _graphs_found(request)
-    results = _count(request, graphs, runs, watch)
+    results = _count(graphs, runs, watch)
     summary = summarize(results, weighted=runs is not None)
     no_graphs = list(about_graphs(graphs, request.directory, named_in_yaml=job.cache))
     texts = {
@@ -446,26 +444,19 @@ def _graphs_found(request: AnalysisRequest) -> CachedGraphs | None:
 
 
 def _count(
-    request: AnalysisRequest, graphs: CachedGraphs | None, runs: dict[str, int] | None, watch: Watch
+    graphs: CachedGraphs | None, runs: dict[str, int] | None, watch: Watch
 ) -> list[GraphResult]:
     """Counts the graphs."""
     if graphs is None or not graphs.chosen:
         return []
     from ergmeter.hlo import count_files  # noqa: PLC0415  loaded where there is something to count
 
-    done = 0
-
-    def progress(_: FileCount) -> None:
-        nonlocal done
-        done += 1
-        watch(AnalysisProgress("counting graphs", done, len(graphs.chosen)))
-
-    results = []
-    paths = [file.path for file in graphs.chosen]
-    counts = count_files(paths, processes=request.processes, progress=progress)
+    results: list[GraphResult] = []
+    counts = count_files(file.path for file in graphs.chosen)
     for file, counted in zip(graphs.chosen, counts, strict=True):
         times = 1 if runs is None else runs_of(file.module, runs)
         results.append(graph_result(counted, file, runs=times))
+        watch(AnalysisProgress("counting graphs", len(results), len(graphs.chosen)))
     if Path(graphs.directory).is_file() and results[0].error is not None:
         raise FormatError(f"--compile-dir {graphs.directory}: {results[0].error}")
     return results

@@ -1,4 +1,4 @@
-"""A cache directory of the tests' own: the compiled reader is built in it, and memos lie there."""
+"""A cache directory of the tests' own: the compiled reader is built in it."""
 
 from __future__ import annotations
 

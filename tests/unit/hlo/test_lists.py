@@ -1,4 +1,4 @@
-"""What stands in two places must be the same: opcodes in C and Python, sources and their hash."""
+"""What stands in two places must be the same: opcodes in C and Python."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import ergmeter.hlo
-from ergmeter.hlo import files, proto
+from ergmeter.hlo import proto
 
 HERE = Path(ergmeter.hlo.__file__).parent
 
@@ -20,9 +20,3 @@ def test_the_compiled_reader_knows_the_same_opcodes() -> None:
         for opcode in re.findall(r'IS\("([^"]+)"\)', names)
     }
     assert kinds == proto.KINDS
-
-
-def test_a_change_of_any_source_makes_memos_void() -> None:
-    names = {source.name for source in files.sources()}
-    assert names == {path.name for path in HERE.iterdir() if path.is_file()}
-    assert "scan.c" in names

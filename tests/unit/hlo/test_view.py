@@ -62,7 +62,7 @@ DATA = Path(__file__).parents[2] / "data" / "hlo"
 
 def of(capsys: pytest.CaptureFixture[str], *names: str) -> list[str]:
     paths = [str(DATA / f"{name}.hlo_module.pb") for name in names]
-    return lines(capsys, *paths, "--no-memo")
+    return lines(capsys, *paths)
 
 
 def test_a_lower_bound_and_an_upper_one_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ def results(tmp_path: Path, *graphs: bytes, runs: tuple[int, ...] = ()) -> list[
     weights = runs or (1,) * len(paths)
     return [
         graph_result(counted, graph_file(str(counted.path)), runs=number)
-        for counted, number in zip(count_files(paths, memo=None), weights, strict=True)
+        for counted, number in zip(count_files(paths), weights, strict=True)
     ]
 
 

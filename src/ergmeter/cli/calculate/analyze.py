@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli.options import (
-    COUNT,
     Forms,
     check_page,
     check_writable,
@@ -72,7 +71,6 @@ _CHOICE = [
     click.option(
         "--graph-runs", metavar="FILE", help="How often each graph ran: lines `MODULE_... 1234`."
     ),
-    click.option("--processes", type=COUNT, help="For counting graphs."),
 ]
 _SCORE = [
     flag("--calculate-score", help="The training score, with its factors."),

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import COUNT, Forms, flag, with_forms
+from ergmeter.cli.options import Forms, flag, with_forms
 from ergmeter.errors import FormatError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ergmeter.hlo import FileCount
 
 
 @click.command()
@@ -31,15 +24,11 @@ if TYPE_CHECKING:
     type=click.Choice(["module", "op", "computation", "kernel"]),
     help="What to list. Default: op for one file, module for several.",
 )
-@click.option("--processes", type=COUNT, help="Processes to read with. Default: by the work.")
-@flag("--no-memo", help="Count again what was counted before.")
 @with_forms
 @flag("-v", "--verbose", help="Say which reader was used.")
 def command(
     paths: tuple[Path, ...],
     by: str | None,
-    processes: int | None,
-    no_memo: bool,
     forms: Forms,
     verbose: bool,
 ) -> None:
@@ -51,13 +40,18 @@ def command(
     solves and FFTs are listed and not counted. Files may be packed with gzip.
     """
     from rich.console import Console
+    from rich.progress import track
 
     from ergmeter.hlo import count_files
     from ergmeter.views.calculate import hlo
 
     files, left_out = _files(paths)
-    with _progress(files) as progress:
-        counted = list(count_files(files, processes=processes, memo=not no_memo, progress=progress))
+    stderr = Console(stderr=True)
+    is_silent = len(files) < 2 or not stderr.is_terminal
+    counting = count_files(files)
+    counted = list(
+        track(counting, "reading", len(files), console=stderr, transient=True, disable=is_silent)
+    )
     if forms.form != "json" and not any(module.count for module in counted):
         raise FormatError("; ".join(hlo.failures(counted, in_table=False)))
     by = by or ("op" if len(files) == 1 else "module")
@@ -83,18 +77,3 @@ def _files(paths: tuple[Path, ...]) -> tuple[list[Path], dict[str, int]]:
         else:
             files[path] = None
     return list(files), dict(left_out)
-
-
-@contextmanager
-def _progress(files: list[Path]) -> Iterator[Callable[[FileCount], None] | None]:
-    """A progress bar on a terminal, and nothing elsewhere."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    if len(files) < 2 or not console.is_terminal:
-        yield None
-        return
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("reading", total=sum(path.stat().st_size for path in files))
-        yield lambda file: bar.advance(task, file.size_bytes)

@@ -47,8 +47,7 @@ def document(
     in_table = bool(counts) and by == "module"
     parts += [Note("serious", line) for line in failures(counted, in_table=in_table)]
     if verbose:
-        remembered = sum(file.from_memo for file in counted)
-        parts.append(_dim(f"reader: {reader_name()}; {remembered} of {len(counted)} from memory"))
+        parts.append(_dim(f"reader: {reader_name()}"))
     title = f"Multiply-accumulates of {number_of(len(counted), 'HLO module')}"
     return Document(title, tuple(parts), _data(counted, left_out=left_out))
 
@@ -91,7 +90,6 @@ def _file(file_count: FileCount) -> dict[str, Any]:
     head: dict[str, Any] = {
         "path": str(file_count.path),
         "size_bytes": file_count.size_bytes,
-        "from_memo": file_count.from_memo,
         "error": file_count.error,
     }
     if file_count.count is None:
