@@ -23,7 +23,6 @@ from ergmeter.errors import FormatError, UsageError
 from ergmeter.flops.analytic import Parts, step_flops, total
 from ergmeter.flops.batch import Batch, Pairs
 from ergmeter.flops.counted.count import count, run_once, text_inputs
-from ergmeter.flops.counted.meta_model import MetaModel, set_runnable
 from ergmeter.flops.counted.op_totals import AnalyticComparison, CountedStep, agreement, summed
 from ergmeter.flops.graph.adapters import ALL_LINEAR, EXPERTS, Lora
 from ergmeter.flops.source import UnknownArchitectureError, model_graph
@@ -44,15 +43,11 @@ def adapted_model(config: ModelConfig, lora: Lora, *, is_checkpointed: bool) -> 
     """The model with PEFT's adapters, on the device that has no memory."""
     import peft  # noqa: PLC0415  only adapters need it
 
-    fields: dict[str, Any] = json.loads(json.dumps(config.fields))
-    fields.pop("quantization_config", None)
-    kind = fields.pop("model_type", None)
-    if kind not in CONFIG_MAPPING:
-        raise FormatError(f"{config.where}: transformers has no architecture {kind!r}")
+    made = _config(config.fields)
     try:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = _AUTO.from_config(CONFIG_MAPPING[kind](**fields))
+            model = _AUTO.from_config(made)
             adapters = peft.LoraConfig(r=lora.r, use_dora=lora.is_dora, **_targets(lora))
             model = peft.get_peft_model(model, adapters)
             if is_checkpointed:
@@ -100,9 +95,8 @@ def count_config(
     FormatError for an architecture that transformers does not have.
     """
 
-    def build(_: MetaModel) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    def build() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
         model: Any = _builder(made)(copy.deepcopy(made), attn_implementation=attention)
-        set_runnable(model.config)
         if checkpointing:
             model.gradient_checkpointing_enable()
         for name, parameter in model.named_parameters():

@@ -1,7 +1,7 @@
 """Counts the FLOPs of a model's step by running it once, on tensors that have shapes and no memory.
 
 `count` takes a model as it is in the training script: live, compiled or quantized. It runs a
-weightless copy of it (`meta_model`) under `Counter`. The model's own step is never run, and nothing
+weightless copy of it (`skeleton`) under `Counter`. The model's own step is never run, and nothing
 moves between devices. The count is exact for what the copy computes, with all pairs of attention;
 operators that can't be counted are named.
 """
@@ -14,6 +14,7 @@ import sys
 from bisect import bisect_right
 from collections import Counter as Counts
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +29,10 @@ from torch.utils._pytree import tree_flatten, tree_map
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.flops.analytic import PartFlops
 from ergmeter.flops.batch import Sequences
-from ergmeter.flops.counted.meta_model import MetaModel
+from ergmeter.flops.counted.meta_model import make_runnable, make_tensor
 from ergmeter.flops.counted.op_costs import POSITIONS, RULES, Call, looks_like_a_product
 from ergmeter.flops.counted.op_totals import CountedStep
+from ergmeter.flops.counted.skeleton import dumps, loads
 from ergmeter.flops.graph.graph import Attention
 
 if TYPE_CHECKING:
@@ -79,13 +81,11 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def counted(
-        self, *, params: int = 0, params_trained: int = 0, assumptions: tuple[str, ...] = ()
-    ) -> CountedStep:
+    def counted(self) -> CountedStep:
         """The totals counted so far."""
         rows = {key: PartFlops(*costs) for key, costs in self._rows.items()}
         spared = PartFlops(*self._spared)
-        return CountedStep(rows, params, params_trained, dict(self._unknown), assumptions, spared)
+        return CountedStep(rows, calls_not_counted=dict(self._unknown), spared=spared)
 
     def follow(self, model: torch.nn.Module) -> None:
         """Tell modules apart, by their names in `model`. It puts hooks on them, so a copy's."""
@@ -270,36 +270,39 @@ def count(
     NotMeasurable where it can't be run without values: it decides by them, or a kernel insists.
     """
 
-    def build(shadow: MetaModel) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-        copy = shadow.of(model)
+    data = dumps(model, modules=[model])
+
+    def build() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+        copy: nn.Module = loads(data)
         if inputs is None:
             return copy, (), text_inputs(copy, batch_size, seq_len, source_len)
-        fake_inputs = tree_map(
-            lambda value: shadow.tensor(value) if isinstance(value, torch.Tensor) else value, inputs
-        )
+        fake_inputs = tree_map(_without_values, inputs)
         if hasattr(fake_inputs, "items"):
             return copy, (), dict(fake_inputs)
         return copy, tuple(fake_inputs), {}
 
-    counted = run_once(build, train=train, loss=loss)
-    _check_untouched(model)
-    return counted
+    return run_once(build, train=train, loss=loss)
+
+
+def _without_values(value: Any) -> Any:  # noqa: ANN401  a tensor, or any other argument
+    is_tensor = isinstance(value, torch.Tensor)
+    return make_tensor(tuple(value.shape), value.dtype) if is_tensor else value
 
 
 # Running the copy.
 
 
 def run_once(
-    build: Callable[[MetaModel], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]],
+    build: Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]],
     *,
     train: bool,
     loss: Callable[[Any], torch.Tensor] | None = None,
 ) -> CountedStep:
     """The FLOPs of one step of the model that `build` makes, with its arguments."""
-    shadow, counter = MetaModel(), Counter()
     try:
         with isolated():
-            model, args, kwargs = build(shadow)
+            model, args, kwargs = build()
+            assumptions = make_runnable(model)
             model.train(train)
             params, trained = _sizes(model)
             if train and not trained:
@@ -307,22 +310,40 @@ def run_once(
             if not train:  # a forward pass that could be walked back: no fused short cuts
                 for parameter in model.parameters():
                     parameter.requires_grad_(parameter.is_floating_point())
-            counter.follow(model)
-            with counter:
-                result = model(*args, **kwargs)
-                if train:
-                    number: Any = loss(result) if loss is not None else scalar_of(result)
-                    if number is None:
-                        raise UsageError(
-                            "nothing that the model returns depends on a trained parameter; pass"
-                            " loss="
-                        )
-                    number.backward()
+            counted, is_back = counted_call(
+                model, args, kwargs, loss=(loss or scalar_of) if train else None
+            )
     except RAISED as error:
         raise NotMeasurable(why_not_run(error)) from error
-    return counter.counted(
-        params=params, params_trained=trained, assumptions=tuple(shadow.assumptions)
-    )
+    if train and not is_back:
+        raise UsageError(
+            "nothing that the model returns depends on a trained parameter; pass loss="
+        )
+    return replace(counted, params=params, params_trained=trained, assumptions=assumptions)
+
+
+def counted_call(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    loss: Callable[[Any], torch.Tensor | None] | None,
+) -> tuple[CountedStep, bool]:
+    """The count of a forward pass and, where `loss` makes a number of its result, a backward pass.
+
+    Also returns whether there was a backward pass.
+    """
+    counter = Counter()
+    counter.follow(model)
+    try:
+        with counter:
+            result = model(*args, **kwargs)
+            number: Any = loss(result) if loss is not None else None
+            if number is not None:
+                number.backward()
+    finally:
+        counter.unfollow()
+    return counter.counted(), number is not None
 
 
 @contextmanager
@@ -348,18 +369,6 @@ def isolated() -> Iterator[None]:
         while torch._C._len_torch_dispatch_stack() > depth:
             torch._C._pop_torch_dispatch_stack(None)
         torch.set_rng_state(generator)
-
-
-def _check_untouched(model: nn.Module) -> None:
-    """A function that kept hold of the model itself, and was run in the copy, would reach it."""
-    reached = [p for p in model.parameters() if isinstance(p.grad, FakeTensor)]
-    for parameter in reached:
-        parameter.grad = None
-    if reached:
-        raise NotMeasurable(
-            "a part of the model runs the model itself and not its copy, because a forward was"
-            " replaced by a function that holds on to it; count it before that is done"
-        )
 
 
 def _sizes(model: nn.Module) -> tuple[int, int]:

@@ -1,9 +1,4 @@
-"""Copies a model's structure without its weights, and describes module calls without data.
-
-A live model's own step must not be run to be counted: its hooks would fire, its generators
-advance, its gradients fill and its compiled code be lost. So every module is rebuilt around fake
-tensors (shapes without memory, on a device that computes nothing). Whatever a module refers to
-(submodules, bound methods, configuration) refers to the copy.
+"""Describes module calls without data, and prepares a model's copy to run without weights.
 
 All floating-point tensors become float32 on the CPU. FLOPs depend on neither, and a kernel for one
 device or mixed types could keep the copy from running. A layer with packed weights (4 or 8 bits)
@@ -12,16 +7,11 @@ becomes the plain layer of its size.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
-from functools import partial
-from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
-
-from ergmeter.errors import NotMeasurable
 
 # A module call without data: the module, and the shapes of its arguments.
 
@@ -50,7 +40,10 @@ class TensorSpec:
 
 
 def make_tensor(
-    shape: tuple[int, ...], dtype: torch.dtype, requires_grad: bool, is_parameter: bool
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    requires_grad: bool = False,
+    is_parameter: bool = False,
 ) -> torch.Tensor:
     """A tensor of this shape. To be called under a FakeTensorMode, where it takes no memory."""
     is_floating = dtype.is_floating_point
@@ -94,7 +87,7 @@ def _is_integer(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and dtype is not torch.bool
 
 
-# The copy.
+# The copy of a model.
 
 # Where wrappers keep what they wrap, by their names.
 _WRAPPERS = {
@@ -113,13 +106,14 @@ HOOKS = tuple(name for name in vars(nn.Module()) if "_hooks" in name)
 class PlainLinear(nn.Module):
     """The plain layer of a packed linear layer's size. Integer weights take no gradient."""
 
-    def __init__(
-        self, inputs: int, outputs: int, *, bias: nn.Parameter | None, is_trained: bool
-    ) -> None:
+    def __init__(self, packed: nn.Module, inputs: int, outputs: int) -> None:
         super().__init__()
         self.in_features, self.out_features = inputs, outputs
+        weight: Any = getattr(packed, "weight", None)
+        is_trained = isinstance(weight, nn.Parameter) and weight.requires_grad
         self.weight = nn.Parameter(torch.empty(outputs, inputs), requires_grad=is_trained)
-        self.bias = bias
+        bias = getattr(packed, "bias", None)
+        self.bias = bias if isinstance(bias, nn.Parameter) else None
 
     def forward(self, x: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         """The product."""
@@ -136,102 +130,26 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
-class MetaModel:
-    """Makes the copy. To be used inside a FakeTensorMode."""
+def make_runnable(copy: nn.Module) -> tuple[str, ...]:
+    """Change a model's copy in place so that it runs without values; returns what that assumes.
 
-    def __init__(self) -> None:
-        self._made: dict[int, Any] = {}
-        self._kept: list[object] = []  # keeps ids from being given again
-        self.assumptions: list[str] = []
-
-    def of(self, model: nn.Module) -> nn.Module:
-        """The copy of a model, its parameters trained where the model's are."""
-        return self._module(unwrapped(model))
-
-    def tensor(self, real: torch.Tensor) -> torch.Tensor:
-        """A tensor of the same shape that holds nothing."""
-        shape = getattr(real, "ds_shape", real.shape)  # ZeRO-3 leaves an empty tensor behind
-        dtype = torch.float32 if real.is_floating_point() else real.dtype
-        return torch.empty(tuple(shape), dtype=dtype)
-
-    def mapped(self, value: Any) -> Any:  # noqa: ANN401
-        """Whatever a module holds, with the copy in the model's place."""
-        if isinstance(value, nn.Module):
-            return self._module(unwrapped(value))
-        if isinstance(value, nn.Parameter):
-            return self._parameter(value)
-        if isinstance(value, torch.Tensor):
-            return self._once(value, self.tensor)
-        if isinstance(value, MethodType):
-            return MethodType(value.__func__, self.mapped(value.__self__))
-        if isinstance(value, partial):
-            words = {name: self.mapped(word) for name, word in value.keywords.items()}
-            return partial(value.func, *(self.mapped(item) for item in value.args), **words)
-        if type(value) is dict:
-            return {key: self.mapped(item) for key, item in value.items()}
-        if type(value) in (list, tuple, set):
-            return type(value)(self.mapped(item) for item in value)
-        if _is_configuration(value):
-            return self._once(value, lambda real: set_runnable(copy.deepcopy(real)))
-        return value
-
-    def _once(self, value: Any, make: Any) -> Any:  # noqa: ANN401
-        if id(value) not in self._made:
-            self._made[id(value)] = make(value)
-            self._kept.append(value)
-        return self._made[id(value)]
-
-    def _parameter(self, real: nn.Parameter) -> nn.Parameter:
-        def make(real: nn.Parameter) -> nn.Parameter:
-            fake = self.tensor(real)
-            trained = real.requires_grad and fake.is_floating_point()
-            return nn.Parameter(fake, requires_grad=trained)
-
-        made: nn.Parameter = self._once(real, make)
-        return made
-
-    def _module(self, real: nn.Module) -> nn.Module:
-        if id(real) in self._made:
-            made: nn.Module = self._made[id(real)]
-            return made
-        self._kept.append(real)
-        if type(real).__name__ == "FullyShardedDataParallel":
-            raise NotMeasurable(
-                "a model inside FullyShardedDataParallel has lost the shapes of its layers;"
-                " count it before it is wrapped, or shard it with fully_shard"
-            )
-        if packed := packed_size(real):
-            return self._plain(real, *packed)
-        fake: nn.Module = object.__new__(type(real))
-        self._made[id(real)] = fake
-        state = dict(real.__dict__)
-        contents = {name: state.pop(name) for name in ("_parameters", "_buffers", "_modules")}
-        for name in HOOKS:
-            hooks = state.pop(name, None)
-            fake.__dict__[name] = needed_hooks(hooks) if isinstance(hooks, dict) else hooks
-        state["_compiled_call_impl"] = None
-        if "_old_forward" in state:  # what accelerate puts aside when it moves a layer's inputs
-            state["forward"] = state["_old_forward"]
-        for name, members in contents.items():
-            fake.__dict__[name] = {key: self.mapped(item) for key, item in members.items()}
-        for name, value in state.items():
-            fake.__dict__[name] = self.mapped(value)
-        if fake.__dict__.get("rope_type") in ("dynamic", "longrope"):
+    To be called under a FakeTensorMode.
+    """
+    assumptions: dict[str, None] = {}
+    for module in copy.modules():
+        if packed := packed_size(module):
+            kind = type(module).__name__
+            assumptions[f"{kind} layers are counted as the plain layers they stand for"] = None
+            # In place, because more than its parent may refer to it.
+            module.__dict__ = vars(PlainLinear(module, *packed))
+            module.__class__ = PlainLinear
+        for value in vars(module).values():
+            if _is_configuration(value):
+                _use_plain_kernels(value)
+        if vars(module).get("rope_type") in ("dynamic", "longrope"):
             # These look at the positions themselves, which are unknown; no product depends on it.
-            fake.__dict__["rope_type"] = "default"
-        return fake
-
-    def _plain(self, real: nn.Module, inputs: int, outputs: int) -> nn.Module:
-        bias = getattr(real, "bias", None)
-        fake_bias = self._parameter(bias) if isinstance(bias, nn.Parameter) else None
-        weight = getattr(real, "weight", None)
-        is_trained = isinstance(weight, nn.Parameter) and weight.requires_grad
-        fake = PlainLinear(inputs, outputs, bias=fake_bias, is_trained=is_trained)
-        self._made[id(real)] = fake
-        assumption = f"{type(real).__name__} layers are counted as the plain layers they stand for"
-        if assumption not in self.assumptions:
-            self.assumptions.append(assumption)
-        return fake
+            module.__dict__["rope_type"] = "default"
+    return tuple(assumptions)
 
 
 def packed_size(module: nn.Module) -> tuple[int, int] | None:
@@ -276,8 +194,8 @@ def _is_configuration(value: object) -> bool:
     return hasattr(value, "model_type") and hasattr(value, "_attn_implementation")
 
 
-def set_runnable(configuration: Any) -> Any:  # noqa: ANN401
-    """Have transformers run what can run without values: no kernels from outside, no loops.
+def _use_plain_kernels(configuration: Any) -> None:  # noqa: ANN401
+    """Set a configuration of transformers to implementations that need no values and no kernels.
 
     A loop over the experts asks which tokens went where; a batch of products, one for each token
     and expert, does not need to know and costs the same. So does every kernel for attention.
@@ -291,4 +209,3 @@ def set_runnable(configuration: Any) -> Any:  # noqa: ANN401
             part._experts_implementation_internal = "batched_mm"
         if getattr(part, "use_cache", None):
             part.use_cache = False
-    return configuration

@@ -1,4 +1,8 @@
-"""Serialises torch modules without their weights, so that another process can count their FLOPs.
+"""Serialises torch modules without their weights, so that their FLOPs can be counted on a copy.
+
+A live model's own step must not be run to be counted: its hooks would fire, its generators
+advance, its gradients fill and its compiled code be lost. So it is made again, here or in another
+process, around tensors that have shapes and no memory.
 
 Tensors become shapes. Classes and functions of installed packages go by reference, those of the
 user's own files by value: no file of the user's is imported or run a second time. What can't be
@@ -114,7 +118,7 @@ def dumps(
     """`value` as bytes, modules in it without weights. NotMeasurable says why it can't be.
 
     `modules` are those in it, to look for parameters that FSDP has put into one vector. Without
-    `training_over` there are no pauses.
+    `training_over` there are no pauses, and no limit of time.
     """
     for is_last in (False, False, True):
         file = _LimitedFile()
@@ -205,6 +209,8 @@ class _Pickler(cloudpickle.Pickler):
             if isinstance(state.get(name), dict):
                 state[name] = needed_hooks(state[name])
         state["_compiled_call_impl"] = None
+        if "_old_forward" in state:  # what accelerate puts aside when it moves a layer's inputs
+            state["forward"] = state["_old_forward"]
         if "_original_forward" in state:  # Accelerate's autocast around it
             del state["_original_forward"]
             state.pop("forward", None)
@@ -212,13 +218,12 @@ class _Pickler(cloudpickle.Pickler):
 
     def _pause(self) -> None:
         now_s = time.perf_counter()
-        if now_s - self._resumed_s < _WORK_S:
+        if self._training_over is None or now_s - self._resumed_s < _WORK_S:
             return
         self._worked_s += now_s - self._resumed_s
         if self._worked_s > _MOST_S:
             raise NotMeasurable(f"serialising the model took longer than {_MOST_S:g} s")
-        if self._training_over is not None:
-            self._training_over.wait(_PAUSE_S)  # returns at once when the training is over
+        self._training_over.wait(_PAUSE_S)  # returns at once when the training is over
         self._resumed_s = time.perf_counter()
 
 

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
 from ergmeter.errors import ErgmeterError, NotMeasurable
 from ergmeter.flops.counted import remote
-from ergmeter.flops.counted.count import RAISED, Counter, isolated, scalar_of, why_not_run
-from ergmeter.flops.counted.meta_model import MetaModel, ModuleCall
+from ergmeter.flops.counted.count import RAISED, counted_call, isolated, scalar_of, why_not_run
+from ergmeter.flops.counted.meta_model import ModuleCall, make_runnable
 from ergmeter.flops.counted.op_totals import CallFlops, CountedStep
 from ergmeter.flops.counted.skeleton import loads
 
@@ -62,22 +61,22 @@ def _count_group(data: bytes) -> list[CallFlops]:
         except Exception as error:  # unpickling runs the user's own code
             what = f"{type(error).__name__}: {error}".strip().partition("\n")[0][:200]
             raise NotMeasurable(f"the model can't be made again elsewhere: {what}") from error
-        shadow = MetaModel()
-        return [_count_call(call, shadow) for call in calls]
+        assumptions = make_runnable(calls[0].module)
+        return [_count_call(call, assumptions) for call in calls]
 
 
-def _count_call(call: ModuleCall, shadow: MetaModel) -> CallFlops:
+def _count_call(call: ModuleCall, assumptions: tuple[str, ...]) -> CallFlops:
     try:
-        return _flops_of(call, *_run(call, shadow), tuple(shadow.assumptions))
+        return _flops_of(call, *_run(call), assumptions)
     except RAISED as error:
         return CallFlops(error=why_not_run(error, cure=_CURE))
     except ErgmeterError as error:
         return CallFlops(error=str(error))
 
 
-def _run(call: ModuleCall, shadow: MetaModel) -> tuple[CountedStep, bool]:
+def _run(call: ModuleCall) -> tuple[CountedStep, bool]:
     """The count of a forward and, where there was one, a backward pass; and whether there was."""
-    model = shadow.of(call.module)
+    model = call.module
     if model.training != call.training:
         model.train(call.training)
     parameters = list(model.parameters())
@@ -87,27 +86,11 @@ def _run(call: ModuleCall, shadow: MetaModel) -> tuple[CountedStep, bool]:
             # Without gradients torch takes fused short cuts that have no rule.
             wanted = is_trained or not has_grad
             parameter.requires_grad_(wanted and parameter.is_floating_point())
-    args, kwargs = tree_map(lambda value: _mapped(value, shadow), (call.args, call.kwargs))
-    counter = Counter()
-    counter.follow(model)
-    try:
-        with counter:
-            result = model(*args, **kwargs)
-            is_back = has_grad and call.is_walked_back
-            number: Any = scalar_of(result) if is_back else None
-            if number is not None:
-                number.backward()
-    finally:
-        counter.unfollow()
+    loss = scalar_of if has_grad and call.is_walked_back else None
+    counted = counted_call(model, call.args, call.kwargs, loss=loss)
     for parameter in parameters:
         parameter.grad = None
-    return counter.counted(), number is not None
-
-
-def _mapped(value: Any, shadow: MetaModel) -> Any:  # noqa: ANN401
-    if isinstance(value, nn.Parameter | nn.Module):
-        return shadow.mapped(value)
-    return value
+    return counted
 
 
 def _flops_of(
