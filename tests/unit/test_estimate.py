@@ -144,10 +144,10 @@ def test_a_plan_that_makes_no_sense_is_refused(stated: dict[str, float], said: s
 def test_the_verdict_says_what_is_needed_and_what_is_there() -> None:
     memory = step_memory(read_graph(SMALL), Batch.of(4, 128))
     needs = memory.peak.total_bytes
-    roomy = Room("a card", 2 * needs, "its datasheet")
+    roomy = Room(2 * needs, "its datasheet")
     assert verdict(needs, roomy).startswith("fits with ")
     assert "90 % of" in verdict(needs, roomy)
-    tight = Room("a card", needs, "its datasheet")
+    tight = Room(needs, "its datasheet")
     assert verdict(needs, tight).startswith("does not fit: needs ")
     assert "not known: no device" in verdict(needs, Missing("no device"))
     found = memory_results(memory, tight, None)
@@ -165,13 +165,13 @@ def test_kinds_of_memory_add_up_to_the_peak() -> None:
 
 def test_a_usable_share_is_a_share() -> None:
     with pytest.raises(UsageError, match=r"--usable is the share .* got 1\.5"):
-        Room("a card", 1e9, "its datasheet", 1.5)
+        Room(1e9, "its datasheet", 1.5)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_device_has_some_memory_and_not_all_there_is(value: float) -> None:
     with pytest.raises(UsageError, match=f"--memory-gib is .*; got {value:g}"):
-        Room("a card", value * 2**30, "as given")
+        Room(value * 2**30, "as given")
 
 
 @pytest.mark.parametrize("options", [{"grid_g_per_kwh": 0}, {"pue": 1}, {"mfu": 1}])
@@ -193,7 +193,7 @@ def test_the_search_for_the_largest_batch_ends() -> None:
     found = micro_batch_max(job(), float("inf"))
     assert found == MOST_SEQUENCES
     memory = step_memory(read_graph(SMALL), Batch.of(1, 128))
-    said = memory_results(memory, Room("a card", 1e12, "as given"), found, spread=4)
+    said = memory_results(memory, Room(1e12, "as given"), found, spread=4)
     assert value(said[BATCH_MAX]) == 4 * value(said[MICRO_BATCH_MAX])
     assert "or more" in str(said[BATCH_MAX].note)  # type: ignore[union-attr]
 
@@ -259,13 +259,13 @@ def test_a_cache_by_hand() -> None:
     each = serving(graph, Batch.of(4, 8192), plain("bf16", source="the test"), Parallel())
     assert each.cache_bytes == 32 * 2 * 8 * 128 * 2 * 8192
     assert each.weights_bytes == 2 * 8_030_261_248
-    found = serving_results(each, Room("a card", 80e9, "its datasheet"))
+    found = serving_results(each, Room(80e9, "its datasheet"))
     assert value(found[PEAK]) == each.weights_bytes + 4 * each.cache_bytes
     assert value(found[SEQUENCES_MAX]) == (72e9 - each.weights_bytes) // each.cache_bytes
     split = serving(graph, Batch.of(4, 8192), plain("bf16", source="the test"), Parallel(tensor=16))
     assert split.cache_bytes == each.cache_bytes / 8  # no further than there are heads
     assert "weights alone" in reason(
-        serving_results(each, Room("a card", 16e9, "its datasheet"))[SEQUENCES_MAX]
+        serving_results(each, Room(16e9, "its datasheet"))[SEQUENCES_MAX]
     )
 
 

@@ -7,6 +7,7 @@ and the reason names the option to pass.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -210,17 +211,8 @@ def micro_batch_max(job: TrainingJob, usable_bytes: float) -> int | None:
         low, low_bytes = high, high_bytes
         high = min(high + max(1, round(min(grown, MOST_SEQUENCES))) + 1, MOST_SEQUENCES)
         high_bytes = peak_bytes(high)
-    is_by_line = True  # alternates with bisection, which converges on any curve
-    while high - low > 1:
-        share = (usable_bytes - low_bytes) / (high_bytes - low_bytes) if is_by_line else 0.5
-        is_by_line = not is_by_line
-        middle = min(max(low + int(share * (high - low)), low + 1), high - 1)
-        middle_bytes = peak_bytes(middle)
-        if middle_bytes <= usable_bytes:
-            low, low_bytes = middle, middle_bytes
-        else:
-            high, high_bytes = middle, middle_bytes
-    return low
+    sizes = range(low + 1, high)
+    return low + bisect_left(sizes, True, key=lambda each: peak_bytes(each) > usable_bytes)
 
 
 def _resized(batch: Batch, sequences: int) -> Batch:
@@ -387,7 +379,6 @@ COST = "estimate.cost"
 class Room:
     """The memory of one device, and how much of it a plan may use."""
 
-    device: str
     memory_bytes: float
     source: str
     usable_frac: float = USABLE_FRAC

@@ -45,11 +45,6 @@ if TYPE_CHECKING:
 # in Python saves five tensors instead of one. Each was read off torch's saved-tensor hooks for
 # transformers 5.22 on a CPU, and 5.17 on an H200.
 
-CAPPED_SCORES = "capped scores"
-CAPPED_LOGITS = "capped logits"
-SPELLED_OUT = "an activation spelled out"
-KEEPS_RESULT = "an activation that keeps its result"
-
 # Families by a trait of their code, a field of `ActivationTraits`.
 _FAMILIES: dict[str, tuple[str, ...]] = {
     # They turn a part of each head and join it with the rest, so queries, and with them attention's
@@ -74,13 +69,16 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     "routes_in_32_bits": ("deepseek_v2", "deepseek_v3", "glm4_moe", "kimi_k2"),
     # Extra keys that are no token: transformers has no fused kernel for them.
     "has_sinks": ("gpt_oss",),
+    # They multiply by the scale before they round to 16 bits, so what is scaled is kept in 32.
+    "scales_in_32_bits": (
+        *("gemma", "gemma2", "gemma3", "gemma3n", "gemma4", "olmo2", "cohere", "cohere2"),
+        "gpt_oss",
+    ),
+    # They take the mean off twice, once for the variance, and keep both in 32 bits.
+    "centres_twice": ("cohere", "cohere2"),
+    # Clamped before and after: gate, up, both clamped, the sigmoid, and what it makes of the gate.
+    "spells_out_activation": ("gpt_oss",),
 }
-# They multiply by the scale before they round to 16 bits, so what is scaled is kept in 32.
-_SCALED_IN_32_BITS = ("gemma", "olmo2", "cohere", "gpt_oss")
-# They take the mean off twice, once for the variance, and keep both in 32 bits.
-_CENTRED = ("cohere",)
-# Clamped before and after: gate, up, both clamped, the sigmoid, and what it makes of the gate.
-_CLAMPED = ("gpt_oss",)
 # Activations that transformers writes in Python: 0.5 x (1 + tanh(...)) and its like. The others
 # are one operation of torch.
 _IN_PYTHON = ("gelu_new", "gelu_accurate", "gelu_python_tanh")
@@ -92,23 +90,28 @@ _DEFAULT_CAPS = {"gemma2": (True, True)}  # of scores, of logits, where a config
 
 @dataclass(frozen=True, slots=True)
 class ActivationTraits:
-    """Traits of a model's code beyond its matrices."""
+    """Traits of a model's code beyond its matrices, by its family or its configuration."""
 
-    scales_in_32_bits: bool
-    centres_twice: bool
-    joins_heads: bool
-    norms_bare: bool
-    softmax_as_it_comes: bool
-    scores_in_32_bits: bool
-    is_masked_always: bool
-    is_layer_norm: bool
-    routes_in_32_bits: bool
-    has_no_sdpa: bool
-    has_sinks: bool
-    caps_scores: bool
-    caps_logits: bool
-    keeps_result: bool  # of the activation, in place of what it is given
-    steps: int  # tensors that an activation keeps beyond what it is given
+    scales_in_32_bits: bool = False
+    centres_twice: bool = False
+    joins_heads: bool = False
+    norms_bare: bool = False
+    softmax_as_it_comes: bool = False
+    scores_in_32_bits: bool = False
+    is_masked_always: bool = False
+    is_layer_norm: bool = False
+    routes_in_32_bits: bool = False
+    has_no_sdpa: bool = False
+    has_sinks: bool = False
+    caps_scores: bool = False
+    caps_logits: bool = False
+    keeps_result: bool = False  # of the activation, in place of what it is given
+    spells_out_activation: bool = False
+
+    @property
+    def steps(self) -> int:
+        """Tensors that an activation keeps beyond what it is given."""
+        return 3 if self.spells_out_activation else 0
 
     @property
     def has_no_fused_attention(self) -> bool:
@@ -118,16 +121,8 @@ class ActivationTraits:
 
 def code_traits(graph: Graph) -> ActivationTraits:
     """The traits of this model's code."""
-    family = graph.family
-    return ActivationTraits(
-        scales_in_32_bits=family.startswith(_SCALED_IN_32_BITS),
-        centres_twice=family.startswith(_CENTRED),
-        **{trait: family in families for trait, families in _FAMILIES.items()},
-        caps_scores=CAPPED_SCORES in graph.traits,
-        caps_logits=CAPPED_LOGITS in graph.traits,
-        keeps_result=KEEPS_RESULT in graph.traits,
-        steps=3 if SPELLED_OUT in graph.traits or family in _CLAMPED else 0,
-    )
+    of_family = (trait for trait, families in _FAMILIES.items() if graph.family in families)
+    return ActivationTraits(**dict.fromkeys((*of_family, *graph.traits), True))
 
 
 def traits(config: ModelConfig) -> frozenset[str]:
@@ -136,19 +131,16 @@ def traits(config: ModelConfig) -> frozenset[str]:
     fields = inner if isinstance(inner, dict) else config.fields
     kind = str(fields.get("model_type") or config.model_type)
     scores, logits = _DEFAULT_CAPS.get(kind, (False, False))
-    matching = set()
-    if fields.get("attn_logit_softcapping", scores):
-        matching.add(CAPPED_SCORES)
-    if fields.get("final_logit_softcapping", logits):
-        matching.add(CAPPED_LOGITS)
     names = ("hidden_activation", "activation_function", "hidden_act")
     used = next((fields[name] for name in names if fields.get(name)), None)
     activation = used or _DEFAULT_ACTIVATIONS.get(kind)
-    if activation in _IN_PYTHON:
-        matching.add(SPELLED_OUT)
-    if activation in _FROM_RESULT:
-        matching.add(KEEPS_RESULT)
-    return frozenset(matching)
+    has_trait = {
+        "caps_scores": fields.get("attn_logit_softcapping", scores),
+        "caps_logits": fields.get("final_logit_softcapping", logits),
+        "spells_out_activation": activation in _IN_PYTHON,
+        "keeps_result": activation in _FROM_RESULT,
+    }
+    return frozenset(trait for trait, is_present in has_trait.items() if is_present)
 
 
 # Saved tensors.

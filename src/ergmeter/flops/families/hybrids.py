@@ -12,7 +12,7 @@ from itertools import cycle, islice, repeat
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.families.decoders import MIXTRAL, QWEN3
+from ergmeter.flops.families.decoders import MIXTRAL
 from ergmeter.flops.families.pieces import (
     QWEN_SHARED_EXPERTS,
     RoutedExperts,
@@ -22,6 +22,7 @@ from ergmeter.flops.families.pieces import (
     layer_kinds,
     like_llama,
     self_attention,
+    sparse_steps,
     windows_of,
     with_qk_norms,
 )
@@ -79,23 +80,23 @@ def _delta_net(c: ModelConfig, hidden: int) -> Recurrent:
 
 
 def qwen3_next(c: ModelConfig) -> Decoder:
-    """Qwen3-Next: three layers of gated linear attention to one of gated attention."""
-    base = replace(QWEN3, family="qwen3_next", attention={"is_gated": True})(c)
-    count = len(base.layers)
+    """Qwen3-Next and 3.5: three layers of gated linear attention to one of gated attention."""
+    hidden, count = c.integer("hidden_size"), c.integer("num_hidden_layers")
     every = c.integer("full_attention_interval", default=4)
     kinds = layer_kinds(c, count, every_nth_full(every, "linear_attention"))
-    linear = _delta_net(c, base.hidden)
-    experts = QWEN_SHARED_EXPERTS.read(c)
-    layers = QWEN_SHARED_EXPERTS.put_in(c, _exchanged(base.layers, kinds, linear), experts)
-    return replace(base, layers=tuple(layers))
-
-
-def _exchanged(layers: tuple[Layer, ...], kinds: Sequence[str], linear: Mixer) -> tuple[Layer, ...]:
-    """The layers, with linear attention in those of that kind."""
-    return tuple(
-        replace(layer, mixers=(linear,)) if kind == "linear_attention" else layer
-        for layer, kind in zip(layers, kinds, strict=True)
+    c.integer("head_dim")
+    has_bias = c.flag("attention_bias", default=False)
+    attention = replace(with_qk_norms(self_attention(c, bias=has_bias)), is_gated=True)
+    linear = _delta_net(c, hidden)
+    mixers = [linear if kind == "linear_attention" else attention for kind in kinds]
+    is_mixture = "moe_intermediate_size" in c
+    experts = QWEN_SHARED_EXPERTS.read(c) if is_mixture else None
+    sparse = sparse_steps(c, count) if is_mixture else ()
+    feeds = (
+        experts if experts and number in sparse else Mlp(c.integer("intermediate_size"))
+        for number in range(count)
     )
+    return like_llama(c, c.model_type, _layers(hidden, mixers, feeds))
 
 
 def mamba(c: ModelConfig) -> Decoder:
@@ -235,21 +236,6 @@ def granite_hybrid(c: ModelConfig) -> Decoder:
     return like_llama(c, "granitemoehybrid", _layers(hidden, mixers, repeat(feed)), tied=True)
 
 
-def qwen3_5(c: ModelConfig) -> Decoder:
-    """Qwen 3.5: three layers of gated linear attention to one of gated attention, dense or not."""
-    hidden, count = c.integer("hidden_size"), c.integer("num_hidden_layers")
-    every = c.integer("full_attention_interval", default=4)
-    kinds = layer_kinds(c, count, every_nth_full(every, "linear_attention"))
-    c.integer("head_dim")
-    has_bias = c.flag("attention_bias", default=False)
-    attention = replace(with_qk_norms(self_attention(c, bias=has_bias)), is_gated=True)
-    linear = _delta_net(c, hidden)
-    is_mixture = "moe_intermediate_size" in c
-    feed = QWEN_SHARED_EXPERTS.read(c) if is_mixture else Mlp(c.integer("intermediate_size"))
-    mixers = [linear if kind == "linear_attention" else attention for kind in kinds]
-    return like_llama(c, c.model_type, _layers(hidden, mixers, repeat(feed)))
-
-
 _NEMOTRON_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
@@ -364,7 +350,11 @@ def minimax(c: ModelConfig) -> Decoder:
         state=state,
         norm=inner,
     )
-    return replace(base, family="minimax", layers=_exchanged(base.layers, kinds, lightning))
+    layers = tuple(
+        replace(layer, mixers=(lightning,)) if kind == "linear_attention" else layer
+        for layer, kind in zip(base.layers, kinds, strict=True)
+    )
+    return replace(base, family="minimax", layers=layers)
 
 
 def recurrent_gemma(c: ModelConfig) -> Decoder:
@@ -611,9 +601,7 @@ def _with_inputs(c: ModelConfig, base: Decoder, *, streams: int = 1) -> Decoder:
 READERS: dict[str, Callable[[ModelConfig], Decoder]] = {
     "gemma3n_text": gemma3n,
     "gemma4_text": gemma4,
-    "qwen3_next": qwen3_next,
-    "qwen3_5_text": qwen3_5,
-    "qwen3_5_moe_text": qwen3_5,
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), qwen3_next),
     "mamba": mamba,
     "falcon_mamba": mamba,
     "mamba2": mamba2,

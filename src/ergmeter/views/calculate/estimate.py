@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.flops.estimate.estimate import AS_ASKED, Room, Serving, Way, serving_results, verdict
@@ -25,50 +24,49 @@ from ergmeter.views.document import (
 from ergmeter.views.documents import result
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ergmeter.flops.work import Work
 
 # Shown in the tables, the verdict or the heading.
 _MAIN_KEYS = ("estimate.memory_", "estimate.batch_size_max", "estimate.micro_batch_max")
 
 
-@dataclass(frozen=True)
-class EstimateView:
-    """An estimate ready to be shown."""
-
-    verdict: str
-    results: dict[str, Result]
-    assumptions: tuple[str, ...]
-    memory: Memory | None = None  # of a training
-    ways: tuple[Way, ...] = ()
-    params: tuple[int, int] | None = None  # total and trained parameters
-    serving: Serving | None = None  # of serving
-    fits: bool | None = None
-
-
-def training_estimate(
+def training_document(
     memory: Memory,
     room: Room | Missing,
     results: dict[str, Result],
-    ways: list[Way],
+    ways: Sequence[Way],
     work: Work,
-) -> EstimateView:
-    """Estimate a training."""
-    return EstimateView(
-        verdict(memory.peak.total_bytes, room),
-        results,
-        memory.assumptions,
-        memory,
-        tuple(ways),
-        (work.params, work.params_trained),
-        fits=ways[0].fits,
-    )
+) -> Document:
+    """Return the estimate of a training: memory by moment, changes that help, time and cost."""
+    below = []
+    if memory.host_bytes:
+        on_host = scaled(memory.host_bytes, "B")
+        below.append(Paragraph(f"and {on_host} of optimizer in memory that is paged to the host"))
+    data = {
+        "params": work.params,
+        "params_trained": work.params_trained,
+        "peak": memory.peak.name,
+        "moments": {
+            moment.name: {**moment.bytes, "all": moment.total_bytes} for moment in memory.moments
+        },
+        "pipeline_stage": memory.stage,
+        "sequences_per_device": memory.sequences,
+        "host_bytes": memory.host_bytes,
+    }
+    verdict_line = verdict(memory.peak.total_bytes, room)
+    parts = _parts(_moments_table(memory), verdict_line, ways, "micro-batch", results)
+    parts += [*below, _assumed(memory.assumptions)]
+    body = _data(verdict_line, ways, "micro_batch_max", results, memory.assumptions)
+    return Document("Training: an estimate", tuple(parts), body | data)
 
 
-def serving_estimate(servings: dict[str, Serving], room: Room | Missing) -> EstimateView:
-    """Estimate serving, as asked and with other types for weights and caches."""
+def serving_document(servings: dict[str, Serving], room: Room | Missing) -> Document:
+    """Return the estimate of serving, as asked and with other types for weights and caches."""
     usable = None if isinstance(room, Missing) else room.usable_bytes
     asked = servings[AS_ASKED]
-    changes = [
+    ways = [
         Way(
             name,
             each.total_bytes,
@@ -78,40 +76,36 @@ def serving_estimate(servings: dict[str, Serving], room: Room | Missing) -> Esti
         for name, each in servings.items()
         if each is asked or each.total_bytes < asked.total_bytes
     ]
-    return EstimateView(
-        verdict(asked.total_bytes, room),
-        serving_results(asked, room),
-        asked.assumptions,
-        ways=tuple(changes),
-        serving=asked,
-        fits=changes[0].fits,
-    )
-
-
-def document(estimate_view: EstimateView) -> Document:
-    """Return memory, verdict, changes that help, time and cost, and the assumptions."""
-    parts: list[Part] = []
-    if estimate_view.memory is not None:
-        parts.append(_moments_table(estimate_view.memory))
-    elif estimate_view.serving is not None:
-        parts.append(_serving_table(estimate_view.serving))
-    state = _STATES[estimate_view.fits]
-    parts.append(HeadlinePart(text=estimate_view.verdict, state=state))
-    if estimate_view.ways:
-        parts.append(_ways_table(estimate_view))
-    results = {
-        key: reading
-        for key, reading in estimate_view.results.items()
-        if not key.startswith(_MAIN_KEYS)
+    results = serving_results(asked, room)
+    data = {
+        "weights_bytes": asked.weights_bytes,
+        "cache_bytes_per_sequence": asked.cache_bytes,
+        "sequences_per_device": asked.sequences,
+        "context": asked.context,
     }
-    if results:
-        parts.append(readings_table(results, _figure))
-    if estimate_view.memory is not None and estimate_view.memory.host_bytes:
-        on_host = scaled(estimate_view.memory.host_bytes, "B")
-        parts.append(Paragraph(f"and {on_host} of optimizer in memory that is paged to the host"))
-    parts.append(Section("assumptions", "assumed", (Items(estimate_view.assumptions),)))
-    what = "Serving" if estimate_view.memory is None else "Training"
-    return Document(f"{what}: an estimate", tuple(parts), _data(estimate_view))
+    verdict_line = verdict(asked.total_bytes, room)
+    parts = _parts(_serving_table(asked), verdict_line, ways, "sequences", results)
+    parts.append(_assumed(asked.assumptions))
+    body = _data(verdict_line, ways, "sequences_max", results, asked.assumptions)
+    return Document("Serving: an estimate", tuple(parts), {**body, "serving": data})
+
+
+def _parts(
+    memory: Table,
+    verdict_line: str,
+    ways: Sequence[Way],
+    counted: str,
+    results: dict[str, Result],
+) -> list[Part]:
+    """Return memory, verdict, changes that help, and what is in none of these."""
+    verdict_part = HeadlinePart(text=verdict_line, state=_STATES[ways[0].fits])
+    parts: list[Part] = [memory, verdict_part, _ways_table(ways, counted)]
+    others = {key: value for key, value in results.items() if not key.startswith(_MAIN_KEYS)}
+    return [*parts, readings_table(others, _figure)] if others else parts
+
+
+def _assumed(assumptions: Sequence[str]) -> Section:
+    return Section("assumptions", "assumed", (Items(tuple(assumptions)),))
 
 
 _STATES: dict[bool | None, State] = {True: "good", False: "bad", None: "unsure"}
@@ -155,10 +149,9 @@ def _gb(value: float) -> str:
     return f"{value / 1e9:.2f}" if value >= 5e6 else "<0.01"
 
 
-def _ways_table(estimate_view: EstimateView) -> Table:
+def _ways_table(ways: Sequence[Way], counted: str) -> Table:
     """Return the peak as asked and with each change, and what fits."""
-    has_room = estimate_view.fits is not None
-    counted = "micro-batch" if estimate_view.serving is None else "sequences"
+    has_room = ways[0].fits is not None
     columns = columns_of("with", "peak")
     room_columns = columns_of("fit", f"{counted}\nthat fits")
     rows = (
@@ -167,9 +160,9 @@ def _ways_table(estimate_view: EstimateView) -> Table:
             scaled(way.peak_bytes, "B"),
             *(("fits" if way.fits else "too much", _most(way)) if has_room else ()),
         )
-        for way in estimate_view.ways
+        for way in ways
     )
-    asked = (number for number, way in enumerate(estimate_view.ways) if way.name == AS_ASKED)
+    asked = (number for number, way in enumerate(ways) if way.name == AS_ASKED)
     return Table(
         (*columns, *(room_columns if has_room else ())), tuple(rows), strong_rows=frozenset(asked)
     )
@@ -191,42 +184,21 @@ def _figure(reading: Reading) -> str:
     return f"{significant(value)} {unit}"
 
 
-def _data(estimate_view: EstimateView) -> dict[str, Any]:
-    """Return the estimate as JSON, in base units."""
-    counted = "micro_batch_max" if estimate_view.serving is None else "sequences_max"
-    body: dict[str, Any] = {
-        "readings": {key: result(reading) for key, reading in estimate_view.results.items()},
-        "verdict": estimate_view.verdict,
-        "fits": estimate_view.fits,
+def _data(
+    verdict_line: str,
+    ways: Sequence[Way],
+    counted: str,
+    results: dict[str, Result],
+    assumptions: Sequence[str],
+) -> dict[str, Any]:
+    """Return the estimate as JSON, in base units; `counted` names the most sequences that fit."""
+    return {
+        "readings": {key: result(reading) for key, reading in results.items()},
+        "verdict": verdict_line,
+        "fits": ways[0].fits,
         "ways": [
             {"with": way.name, "peak_bytes": way.peak_bytes, "fits": way.fits, counted: way.most}
-            for way in estimate_view.ways
+            for way in ways
         ],
-        "assumptions": list(estimate_view.assumptions),
-    }
-    if estimate_view.memory is not None:
-        body |= _training(estimate_view, estimate_view.memory)
-    if estimate_view.serving is not None:
-        serving = estimate_view.serving
-        body["serving"] = {
-            "weights_bytes": serving.weights_bytes,
-            "cache_bytes_per_sequence": serving.cache_bytes,
-            "sequences_per_device": serving.sequences,
-            "context": serving.context,
-        }
-    return body
-
-
-def _training(estimate_view: EstimateView, memory: Memory) -> dict[str, Any]:
-    params, trained_params = estimate_view.params or (None, None)
-    return {
-        "params": params,
-        "params_trained": trained_params,
-        "peak": memory.peak.name,
-        "moments": {
-            moment.name: {**moment.bytes, "all": moment.total_bytes} for moment in memory.moments
-        },
-        "pipeline_stage": memory.stage,
-        "sequences_per_device": memory.sequences,
-        "host_bytes": memory.host_bytes,
+        "assumptions": list(assumptions),
     }
