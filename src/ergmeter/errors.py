@@ -11,7 +11,6 @@ Third-party exceptions are translated into these once, where the third party is 
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -44,6 +43,8 @@ class PluginError(ErgmeterError):
 
 def closest(name: object, names: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """The closest match of a name, if there is one."""
+    import difflib  # noqa: PLC0415  only errors need it
+
     return next(iter(difflib.get_close_matches(str(name), list(names), n=1, cutoff=cutoff)), None)
 
 

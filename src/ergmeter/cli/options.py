@@ -29,6 +29,8 @@ flag = partial(click.option, is_flag=True)
 path_option = partial(click.option, type=PATH)
 repeated = partial(click.option, multiple=True)
 with_default = partial(click.option, show_default=True)
+# Of an earlier version: accepted, so that scripts which pass it go on to work.
+without_effect = partial(click.option, hidden=True, expose_value=False)
 
 
 def with_each(

@@ -20,6 +20,7 @@ from ergmeter.cli.options import (
     with_default,
     with_each,
     with_page,
+    without_effect,
 )
 from ergmeter.errors import UsageError
 
@@ -71,6 +72,7 @@ _CHOICE = [
     click.option(
         "--graph-runs", metavar="FILE", help="How often each graph ran: lines `MODULE_... 1234`."
     ),
+    without_effect("--processes"),
 ]
 _SCORE = [
     flag("--calculate-score", help="The training score, with its factors."),

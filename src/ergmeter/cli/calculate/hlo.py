@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ergmeter.cli.options import Forms, flag, with_forms
+from ergmeter.cli.options import Forms, flag, with_forms, without_effect
 from ergmeter.errors import FormatError, UsageError
 
 
@@ -24,6 +24,8 @@ from ergmeter.errors import FormatError, UsageError
     type=click.Choice(["module", "op", "computation", "kernel"]),
     help="What to list. Default: op for one file, module for several.",
 )
+@without_effect("--processes")
+@without_effect("--no-memo", is_flag=True)
 @with_forms
 @flag("-v", "--verbose", help="Say which reader was used.")
 def command(
