@@ -766,7 +766,10 @@ def _bench(path: Path, factor: float) -> None:
                 scaled = rate * factor * (1 + 0.004 * (repeat - 2))
                 _cell_results(path / f"exp_{index}", scaled, gpus)
             index += 1
-    cells.append({**cells[0], "index": index, "id": "waits", "repeat": 4})
+    waiting = _cell(path, index, "none", 4, 1, 4, "pending", "")
+    cells.append({**waiting, "id": "waits"})
+    (path / f"exp_{index}" / "cell.json").write_text(json.dumps(cells[-1]))
+    (path / f"exp_{index}" / "status.json").unlink()
     plan = {"version": 1, "source": "scenarios.yaml", "settings": {}, "cells": cells}
     (path / "plan.json").write_text(json.dumps(plan))
 

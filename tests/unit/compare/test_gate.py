@@ -657,7 +657,7 @@ def test_json_says_that_no_configuration_is_shared(tmp_path: Path, erg: Erg) -> 
 def test_sides_that_are_not_comparable_have_one_text(tmp_path: Path, erg: Erg) -> None:
     for name, window in (("new", "training"), ("ref", "unbroken")):
         row_of = repeats("g", "real_tokens_per_s", [1.0], rates_from="run", window=window)
-        results.write(as_table(row_of), tmp_path / f"{name}.csv")
+        tables.write(as_table(row_of), tmp_path / f"{name}.csv")
     code, out, said = erg("gate", tmp_path / "new.csv", tmp_path / "ref.csv")
     assert code == 3
     assert out.startswith("not comparable (nothing to judge)\n")
