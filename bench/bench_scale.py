@@ -1,4 +1,4 @@
-"""What do the commands of `erg bench` take with 500, 5 000 and 20 000 cells: time and memory?
+"""What do `erg bench` and `erg gate` take with 500, 5 000 and 20 000 cells: time and memory?
 
 Cells are not made up: the plan is made of a file of scenarios, the directories are
 those that `erg bench run` prepares, and each finished cell has a status, results of the Trainer and
@@ -8,6 +8,8 @@ costs a reader as much as others would. Nothing is trained, and making the cells
 Every command is a process of its own and tells its own peak: what `wait4` says of a child is never
 less than what its parent held when it was started. A runner keeps a row in each cell that it ends;
 "report, no rows" is of a directory where all of them are gone, so that every run is read again.
+The gate and the comparison are of the directory with itself. `--beside SRC` calls another version's
+commands in turns with ours.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +115,8 @@ def a_run(path: Path) -> Path:
     writer.write("steps", list(steps(start_ns)))
     ticks = range(0, STEPS * STEP_NS, STEP_NS // 2)
     samples = [
-        Sample(start_ns + at, gpu.id, power_w=600.0, energy_j=at * 6e-7, memory_bytes=20 * GIB)
-        for at in ticks
+        Sample(start_ns + at, gpu.id, power_w=600.0, energy_j=at * 6e-7, memory_bytes=memory)
+        for at, memory in zip(ticks, [GIB] + [20 * GIB] * len(ticks), strict=False)
     ]
     writer.write("samples", samples, stream="nvml")
     writer.mark(Mark(start_ns + STEPS * STEP_NS, "closed"))
@@ -129,12 +131,13 @@ def steps(start_ns: int) -> Iterator[Step]:
         yield Step(at, at + STEP_NS, index=index, tokens_computed=512, tokens_real=400, samples=4)
 
 
-def timed(*arguments: object) -> tuple[float, float]:
+def timed(words: Sequence[object], beside: Path | None = None) -> tuple[float, float]:
     """Wall seconds and peak resident MB of a command."""
+    environment = tables.of_version(beside) if beside else None
     with tempfile.NamedTemporaryFile("r") as told:
-        words = [sys.executable, "-c", CALLED, told.name, "bench", *map(str, arguments)]
+        call = [sys.executable, "-c", CALLED, told.name, *map(str, words)]
         before = time.perf_counter()
-        subprocess.run(words, stdout=subprocess.DEVNULL, check=True)
+        subprocess.run(call, stdout=subprocess.DEVNULL, check=True, env=environment)
         took_s = time.perf_counter() - before
         return took_s, int(told.read()) * 1024 / 1e6
 
@@ -142,26 +145,46 @@ def timed(*arguments: object) -> tuple[float, float]:
 def commands(out: Path, turn: int) -> dict[str, tuple[object, ...]]:
     """What is timed, in this order."""
     files = out.parent / f"exported-{turn}"
-    every = ("--export", files / "all.parquet", "--export", files / "all.csv", "--fms", files)
+    every = (
+        "--export",
+        files / "all.parquet",
+        "--export",
+        files / "all.csv",
+        "--fms",
+        files,
+        "--force",
+    )
     return {
-        "plan": ("plan", out.parent / "scenarios.yaml"),
-        "list": ("list", out),
-        "report": ("report", out),
-        "report, all files": ("report", out, *every),
+        "bench plan": ("bench", "plan", out.parent / "scenarios.yaml"),
+        "bench list": ("bench", "list", out),
+        "bench report": ("bench", "report", out),
+        "bench report, all files": ("bench", "report", out, *every),
+        "bench compare": ("bench", "compare", out, out),
+        "gate": ("gate", out, out),
     }
 
 
 def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     """Make the cells, then call the commands in turns."""
     seen: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    versions: dict[str, Path | None] = {"": None}
+    if arguments.beside:
+        versions["other version: "] = arguments.beside
     with tempfile.TemporaryDirectory(prefix="ergmeter-bench-scale-") as folder:
-        made = {number: finished(Path(folder, str(number)), number) for number in arguments.cells}
-        for number, out in made.items():
-            seen.setdefault("report, no rows", {})[number] = [timed("report", out)]
+        # Cells of their own for each version: it reads the rows that it has written.
+        made = [
+            (number, version, finished(Path(folder, f"{number}-{len(version)}"), number))
+            for number in arguments.cells
+            for version in versions
+        ]
+        for number, version, out in made:
+            first = timed(("bench", "report", out), versions[version])
+            seen.setdefault(f"{version}bench report, no rows", {})[number] = [first]
         for turn in range(arguments.rounds or 3):
-            for number, out in made.items():
+            for number, version, out in made:
                 for name, words in commands(out, turn).items():
-                    seen.setdefault(name, {}).setdefault(number, []).append(timed(*words))
+                    taken = seen.setdefault(version + name, {}).setdefault(number, [])
+                    taken.append(timed(words, versions[version]))
         return shown(seen)  # before so many files are removed, which takes its time
 
 
@@ -185,7 +208,7 @@ def shown(seen: dict[str, dict[int, list[tuple[float, float]]]]) -> dict[str, An
                 )
             )
     note = (
-        "`erg bench COMMAND`, whole processes, medians. Without rows every cell's run is read,"
+        "`erg COMMAND`, whole processes, medians. Without rows every cell's run is read,"
         " which is timed once;\nthe others find the rows. All files: Parquet, CSV, FMS's."
     )
     tables.show("A bench of many cells", HEADER, rows, note=note)
@@ -197,7 +220,7 @@ def shown(seen: dict[str, dict[int, list[tuple[float, float]]]]) -> dict[str, An
 
 def main() -> None:
     """Entry point."""
-    parser = tables.parser(__doc__)
+    parser = tables.with_beside(tables.parser(__doc__))
     parser.add_argument("--cells", type=int, nargs="+", default=CELLS, help="how many; by fives")
     tables.run(bench, parser.parse_args())
 

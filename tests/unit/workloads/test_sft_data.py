@@ -503,11 +503,6 @@ def test_a_built_in_model_is_made_by_a_process_of_its_own_and_once(
     assert tokenizer.decode(tokenizer("Grüße, {x}\n ok")["input_ids"]) == "Grüße, {x}\n ok"
 
 
-def test_an_unknown_built_in_model_is_refused_with_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="builtin:tiny, builtin:tiny-seq2seq, builtin:1b"):
-        saved_model("builtin:huge", tmp_path)
-
-
 def test_erg_prepare_tells_what_is_in_the_data(
     erg: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ from ergmeter.neuron.score import (
     REMARK,
     SCORE,
     TFLOP,
+    TFLOP_PER_S,
     THROUGHPUT,
     TITLES,
     Factor,
@@ -88,11 +89,17 @@ def document(analysis: Analysis, *, most_graphs: int) -> Document:
 def console_document(analysis: Analysis, *, per_file: bool) -> Document:
     """Return the document for a terminal: the sections of the original's console come first.
 
-    They have its titles and its order. Graphs are listed, all of them, if `per_file`.
+    They have its titles, its order and its lines. Graphs are listed, all of them, if `per_file`.
     """
     content = document(analysis, most_graphs=0)
     sections = _sections(analysis, len(analysis.graphs) if per_file else 0)
     del sections["cite"]
+    lines = {"figures": _summary_lines(analysis), "score": _score_lines(analysis)}
+    for name, texts in lines.items():
+        if text := "\n".join(texts):
+            rest = (part for part in sections[name].parts if not isinstance(part, ChartPart))
+            parts = (Paragraph(text, is_to_copy=True), *rest)
+            sections[name] = replace(sections[name], parts=parts)
     first = [
         replace(sections.pop(name), title=title)
         for name, title in CONSOLE_SECTIONS.items()
@@ -100,6 +107,46 @@ def console_document(analysis: Analysis, *, per_file: bool) -> Document:
     ]
     headline = HeadlinePart(content.title, about=content.about)
     return replace(content, parts=(headline, *first, *sections.values()))
+
+
+def _summary_lines(analysis: Analysis) -> Iterator[str]:
+    """Yield the figures as the original prints them."""
+    details, mfu = analysis.details, analysis.readings[MFU]
+    under = "" if details is None else f" ({details.figures.flops.convention})"
+    if isinstance(mfu, Reading):
+        yield f"MFU: {decimals(100 * mfu.value, 2, full=100.0)}%{mfu.mark}{under}"
+    else:
+        yield f"MFU: - ({mfu.reason})"
+    # Without details it is the original's run, whose label is of TFLOP a sequence.
+    yield f"TFLOPs/second: {_fixed(analysis.value(TFLOP if details is None else TFLOP_PER_S), 2)}"
+    yield f"TFLOP per sequence: {_fixed(analysis.value(TFLOP), 2)}{under}"
+    yield f"Throughput: {_fixed(analysis.value(THROUGHPUT), 2)} seq/s"
+    yield f"Throughput per node: {_fixed(analysis.tflop_per_s_per_node, 2)} TFLOP/s"
+
+
+def _score_lines(analysis: Analysis) -> Iterator[str]:
+    """Yield the score's factors and their product as the original prints them."""
+    result, score = analysis.readings.get(SCORE), analysis.score
+    if result is None or score is None:
+        return
+    base, bound = score.baseline, _BOUNDS[score.mark]
+    reached = "-" if score.mfu_percent is None else f"{decimals(score.mfu_percent, 2, full=100.0)}%"
+    mfu, rate = _fixed(score.mfu_improvement, 4), _fixed(score.throughput_improvement, 4)
+    wrong = _IMPOSSIBLE if score.is_mfu_impossible else ""
+    yield f"MFU improvement: {mfu} ({base.mfu_percent:.2f}% → {reached}{wrong})"
+    ends = f"{base.throughput_seq_per_s:.2f} → {_fixed(score.seq_per_s, 2)} seq/s"
+    yield f"Throughput improvement: {rate} ({ends})"
+    yield f"Loss improvement: {base.loss_improvement:.4f}"
+    yield f"Convergence rate improvement: {base.convergence_rate:.4f}"
+    yield f"NKI flop ratio: {_fixed(score.nki_ratio, 4)}{bound}"
+    if isinstance(result, Reading):
+        yield f"Final Training Score: {result.value:.4f}{bound}{result.mark}"
+    else:
+        yield f"Final Training Score: - ({result.reason})"
+
+
+def _fixed(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def _sections(analysis: Analysis, most_graphs: int) -> dict[str, Section]:
@@ -400,18 +447,18 @@ def _ranking(analysis: Analysis, ranked: Sequence[tuple[GraphResult, float | Non
     has_runs, is_original = analysis.request.graph_runs is not None, analysis.original is not None
     shares = "of all MACs x runs" if has_runs else "of all"
     columns = {
-        "module": [graph.module or "-" for graph in graphs],
-        "file": [graph.name for graph in graphs],
-        "MACs": [_count(graph.macs) for graph in graphs],
+        "File Name": [graph.name for graph in graphs],
+        "Module": [graph.module or "-" for graph in graphs],
+        "HLO MACs": [_count(graph.macs) for graph in graphs],
         shares: [_share(frac) for _, frac in ranked],
         "NKI MACs": [_count(graph.nki_macs) for graph in graphs],
-        "NKI share": [_share(analysis.nki_ratio(graph), graph.mark) for graph in graphs],
+        "NKI Ratio": [_ratio(analysis.nki_ratio(graph), graph.mark) for graph in graphs],
         "kernels (calls)": ["not known" if is_original else _kernels_of(g) for g in graphs],
     }
     if has_runs:
         columns["runs"] = [_count(graph.runs) for graph in graphs]
     if any(analysis.graph_score(graph) for graph in graphs):
-        columns["score"] = [_score_of(analysis, graph) for graph in graphs]
+        columns["Score"] = [_score_of(analysis, graph) for graph in graphs]
     if len({graph.compiler for graph in graphs}) > 1:
         columns["compiler"] = [graph.compiler or "-" for graph in graphs]
     rows = tuple(zip(*columns.values(), strict=True))
@@ -423,8 +470,12 @@ def _count(value: int | None) -> SortableCell:
     return SortableCell("-", None) if value is None else SortableCell(f"{value:,}", float(value))
 
 
-def _share(frac: float | None, sign: str = "") -> SortableCell:
-    return SortableCell("-" if frac is None else percent(frac) + sign, frac)
+def _share(frac: float | None) -> SortableCell:
+    return SortableCell("-" if frac is None else percent(frac), frac)
+
+
+def _ratio(ratio: float | None, mark: str) -> SortableCell:
+    return SortableCell("-" if ratio is None else decimals(ratio, 4) + mark, ratio)
 
 
 def _score_of(analysis: Analysis, graph: GraphResult) -> SortableCell:
