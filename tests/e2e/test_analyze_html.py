@@ -167,12 +167,7 @@ def test_the_table_of_factors_has_value_base_ratio_and_product(shown: Any) -> No
     assert float(found["score"][3]) == pytest.approx(by_hand, rel=1e-4)
 
 
-def test_the_pace_is_drawn_by_step_with_the_figure_that_was_taken(shown: Any) -> None:
-    one = shown("full")
-    points = one.ask("ergmeterViews.pace.data('points').map((row) => [row.t, row.v])")
-    assert points == [[step, 2] for step in range(2, 21)]  # step 1 holds the compile: no pace
-    assert one.ask("ergmeterViews.pace.data('taken')[0].v") == 2
-    assert "the original keeps no steps" in shown("compat").page.inner_text("#pace")
+def test_a_page_without_a_log_says_so(shown: Any) -> None:
     assert "No log was given" in shown("many").page.inner_text("#log")
 
 

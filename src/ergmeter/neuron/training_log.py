@@ -15,12 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.timeline import BoundedSeries, bounded_series
 from ergmeter.neuron.training_job import NeuronJob, micro_batches
 from ergmeter.records import FloatArray, Missing, Reading, Result, mapped
-from ergmeter.runlog.segments import Series
-from ergmeter.units import NS_PER_S, number_of, significant
+from ergmeter.units import number_of, significant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,72 +26,6 @@ if TYPE_CHECKING:
 
 
 _UNIT = "samples/s"  # a sample of these jobs is a sequence
-
-# The throughput row by row, for a chart. Rows are computed as the mean is: samples over time if the
-# log has both, else as printed, else the batch over the step time. Rows before the steady state are
-# included and marked as left out.
-
-
-@dataclass(frozen=True)
-class PaceLine:
-    """Sequences per second over steps. `line.t_s` are step numbers, or rows where none were."""
-
-    line: BoundedSeries
-    over: str  # "step", or "row" of the log's last run
-    counted_from: float  # the first step or row that is in the figure
-    how: str
-
-
-def pace_line(log: ParsedLog, job: NeuronJob, *, points: int) -> PaceLine:
-    """The throughput of each log row. Raises NotMeasurable where rows have none."""
-    run = log.last
-    first = run.steady().first
-    way = next(_ways(run, job, first), None)
-    if way is None:
-        raise NotMeasurable(f"{log.path} has no pace of single steps")
-    rates, how = way
-    is_numbered = bool(np.isfinite(run.step).all() and (np.diff(run.step) > 0).all())
-    places = run.step if is_numbered else np.arange(len(run), dtype=np.float64)
-    places_ns = (places * NS_PER_S).astype(np.int64)
-    line = bounded_series(Series(places_ns, rates), zero_ns=0, points=points)
-    counted_from = float(places[min(first, len(run) - 1)])
-    return PaceLine(line, "step" if is_numbered else "row", counted_from, how)
-
-
-def _ways(run: LogRun, job: NeuronJob, first: int) -> Iterator[tuple[FloatArray, str]]:
-    """Ways to compute the throughput of every counted row, in `throughput`'s order."""
-    by_batch = list(_by_batch(run, job))
-    unit = rate_unit(run)
-    ways = [
-        *(by_batch if job.batch_overrules else ()),
-        (_over(run.samples, run.period_s), "sequences over time"),
-        *([(run.rates[unit], "as printed")] if unit else ()),
-        (_over(run.tokens, run.period_s) / job.seq_len, "tokens over time"),
-        *(
-            [(run.rates["tokens/s"] / job.seq_len, "tokens as printed")]
-            if "tokens/s" in run.rates
-            else ()
-        ),
-        *by_batch,
-    ]
-    for rates, how in ways:
-        # A row may have printed nothing; over time the figure is of all rows or of none.
-        is_finite = np.isfinite(rates[first:])
-        if is_finite.any() and (is_finite.all() or "printed" in how):
-            yield rates, how
-
-
-def _by_batch(run: LogRun, job: NeuronJob) -> Iterator[tuple[FloatArray, str]]:
-    batch = np.full(len(run), float(job.batch_size))
-    yield _over(batch * run.covered, run.period_s), f"{job.batch_size} sequences over a step's time"
-    yield _over(batch, run.step_time_s), f"{job.batch_size} sequences over the printed step time"
-
-
-def _over(amounts: FloatArray, seconds: FloatArray) -> FloatArray:
-    """Amounts per second; NaN where either is not known, or no time passed."""
-    rates = np.full(len(amounts), np.nan)
-    np.divide(amounts, seconds, out=rates, where=np.isfinite(seconds) & (seconds > 0))
-    return rates
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import pytest
 
 from ergmeter.importers.log import ParsedLog, read_log
 from ergmeter.neuron.training_log import Throughput, throughput
+from ergmeter.records import Reading
 from tests.unit.neuron.test_mfu import job
 
 
@@ -52,3 +53,23 @@ def test_a_step_s_time_and_the_batch_give_sequences(tmp_path: Path) -> None:
     found = pace(log_of(tmp_path, *(f"step_time: {s}" for s in (600, 32, 32, 32, 32))))
     assert found.seq_per_s == pytest.approx(2.0)
     assert "64 sequences a step" in found.source
+
+
+def test_a_pace_by_the_batch_has_the_interval_of_the_step_time_turned_round(
+    tmp_path: Path,
+) -> None:
+    # 20 steps of 32 s: 640 s by a clock of whole seconds, so known to one in 640.
+    log = log_of(tmp_path, *(f"step_time: {time_s}" for time_s in (600, *[32] * 20)))
+    found = throughput(None, log, job(4096))
+    assert found.seq_per_s == pytest.approx(2.0)
+    assert isinstance(found.result, Reading)
+    assert found.result.low == pytest.approx(2 * (1 - 1 / 640))
+    assert found.result.high == pytest.approx(2 / (1 - 1 / 640))
+
+
+def test_a_pace_that_was_given_or_printed_has_no_interval(tmp_path: Path) -> None:
+    log = log_of(tmp_path, *(f"loss: 2.3 throughput: {rate}" for rate in (0.1, 1.0, 4.0)))
+    for given in (2.1, None):
+        found = throughput(given, log, job(4096)).result
+        assert isinstance(found, Reading)
+        assert (found.low, found.high) == (None, None)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ergmeter.compat.nki_llama import CONSOLE_SECTIONS, compat_document
-from ergmeter.errors import NotMeasurable
 from ergmeter.flops.conventions import CONVENTIONS
 from ergmeter.metrics.definitions.compute import HFU, MFU
 from ergmeter.neuron.compile_cache import abbreviated_list
@@ -34,12 +32,9 @@ from ergmeter.neuron.score import (
     Factor,
     Score,
 )
-from ergmeter.neuron.training_log import PaceLine, pace_line
 from ergmeter.records import Missing, Reading
 from ergmeter.units import grouped, number_of, significant
 from ergmeter.version import __version__
-from ergmeter.views.charts import vega
-from ergmeter.views.charts.chart import Chart, Scale, chart_of, rounded
 from ergmeter.views.charts.interval_chart import Axis, Dot, Kind, interval_chart
 from ergmeter.views.document import (
     ChartPart,
@@ -63,6 +58,7 @@ if TYPE_CHECKING:
     from ergmeter.neuron.kernels import GraphResult, KernelTotal
     from ergmeter.neuron.mfu import OriginalEstimate
     from ergmeter.neuron.training_log import LogSummary
+    from ergmeter.views.charts.chart import Chart
 
 _KERNELS_OF_A_GRAPH = 3
 _STATES = {"known": "stated", "absent": "not stated", "unreadable": "can't be read"}
@@ -338,8 +334,6 @@ def _log(analysis: Analysis) -> Iterator[Part]:
     if log is None:
         yield Paragraph("No log was given: --log-file.")
         return
-    draw = lambda: pace_chart(analysis)  # noqa: E731  drawn, or the reason why not
-    yield ChartPart(chart_of("pace", "throughput by step", "", draw))
     steps = log.steps
     yield Paragraph(f"{log.log_file}: {steps.count:,} steps, {steps.first} to {steps.last}.")
     statistics = {
@@ -613,8 +607,8 @@ def _file_path(graph: GraphResult) -> str:
     return f"{graph.module}/{name}" if graph.module and inside else graph.path
 
 
-# Charts. The score's factors are drawn from 1 on a logarithmic axis: 2 is as long as 1/2, and the
-# lengths of all factors add up to the score. Steps outside the throughput mean are grey.
+# The score's factors are drawn from 1 on a logarithmic axis: 2 is as long as 1/2, and the lengths of
+# all factors add up to the score.
 
 
 _MARKS = {"": "", LOWER_BOUND: "at least ", UNCERTAIN: "about "}
@@ -639,67 +633,3 @@ def _dot(name: str, ratio: float | None, sign: str) -> Dot:
     text = f"{sign} {significant(ratio, 5)}".strip()
     kind: Kind = "better" if ratio >= 1 else "worse"
     return Dot(name, text, kind, ratio, min(1.0, ratio), max(1.0, ratio))
-
-
-_POINTS = 1600
-_UNIT = "sequences/s"
-_LINE = "a line of the log"
-_PACE_CHART_LEGEND = ((_LINE, "c1"), ("what is taken", "c2"))
-
-
-def pace_chart(analysis: Analysis) -> Chart:
-    """Return the throughput over the log's steps. Raises NotMeasurable without a pace."""
-    details, taken = analysis.details, analysis.pace.seq_per_s
-    if details is None or details.log is None:
-        raise NotMeasurable("the original keeps no steps: leave out --compat")
-    pace = pace_line(details.log, details.job, points=_POINTS)
-    line = pace.line
-    (low, low_at), (high, high_at) = line.lowest, line.highest
-    ends = f"from {significant(low)} to {significant(high)} {_UNIT}"
-    bounds = "; lowest and highest of each stretch are drawn" if line.is_bounded else ""
-    before = f"before {pace.over} {pace.counted_from:,.0f}"
-    grey = f"; grey is not counted, it is {before}" if pace.counted_from > line.t_s[0] else ""
-    note = f"{pace.how}{grey}"
-    taken_of = "of the counted ones" if analysis.pace.is_from_log else "as given"
-    table = Table(
-        ("of the log's last run", _UNIT, f"at {pace.over}"),
-        (
-            ("lowest", significant(low), f"{low_at:,.0f}"),
-            ("highest", significant(high), f"{high_at:,.0f}"),
-            ("taken", *(("-", "-") if taken is None else (significant(taken), taken_of))),
-        ),
-    )
-    return Chart(
-        "pace",
-        f"throughput by {pace.over}",
-        _UNIT,
-        vega.framed(f"throughput by {pace.over}: {ends}", 190, _pace_chart_layers(pace, taken)),
-        table,
-        note + bounds,
-        legend=_PACE_CHART_LEGEND if taken is not None else _PACE_CHART_LEGEND[:1],
-    )
-
-
-def _pace_chart_layers(pace_line: PaceLine, taken: float | None) -> list[vega.Layer]:
-    line, scale = pace_line.line, Scale(1.0, _UNIT)
-    rows = [
-        {"t": t, "v": rounded(value, scale)}
-        for t, value in zip(line.t_s.tolist(), line.values.tolist(), strict=True)
-    ]
-    first, counted_from = rows[0]["t"], pace_line.counted_from
-    x = vega.axis(
-        "t", pace_line.over, domain=(first, max(rows[-1]["t"], first + 1)), zero=False, nice=False,
-        grid=False, format=",d", tickMinStep=1, tick_px=70,
-    )  # fmt: skip
-    y = vega.value_axis(rows, scale, has_zero=True)
-    words = [vega.quantity("t", pace_line.over, format=",d"), vega.value_words(scale)]
-    grey = [{"t": first, "e": counted_from}] if counted_from > first else []
-    level = [] if taken is None else [{"v": rounded(taken, scale)}]
-    curve = partial(vega.line, color="c1", strokeWidth=1.5, point=vega.dots(line.readings, 14))
-    return vega.filled(
-        [
-            vega.rect("uncounted", grey, x=x, x2="e", color="shade", clip=True),
-            curve("points", rows, x=x, y=y, tooltip=words, clip=True),
-            vega.rule("taken", level, y=vega.axis("v"), color="c2", strokeWidth=1.5),
-        ]
-    )
