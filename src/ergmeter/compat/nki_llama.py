@@ -24,7 +24,6 @@ from ergmeter.metrics.definitions.compute import MFU
 from ergmeter.neuron.advice import AdviceFinding
 from ergmeter.neuron.analysis import (
     Analysis,
-    AnalysisProgress,
     JobInput,
     OriginalVersion,
     check_inputs,
@@ -285,7 +284,7 @@ def _graphs(paths: Sequence[str], watch: Watch) -> tuple[tuple[GraphResult, ...]
         except (ValueError, OSError) as error:
             graph = GraphResult(path, name, file.module, file.compiler, 0, 0, str(error))
         graphs.append(graph)
-        watch(AnalysisProgress("counting graphs", done, len(paths)))
+        watch("counting graphs", done, len(paths))
     return tuple(graphs), unreadable
 
 

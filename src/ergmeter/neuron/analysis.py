@@ -53,16 +53,7 @@ if TYPE_CHECKING:
     from ergmeter.importers.log import ParsedLog
 
 
-@dataclass(frozen=True, slots=True)
-class AnalysisProgress:
-    """Progress of a long task, for a progress bar."""
-
-    what: str
-    done: int
-    total: int
-
-
-Watch: TypeAlias = Callable[[AnalysisProgress], None]
+Watch: TypeAlias = Callable[[str, int, int], None]  # a long task, what is done of it, and in all
 
 
 DEFAULT_COMPILE_DIR = "/home/ubuntu/neuron_cache"
@@ -427,9 +418,7 @@ def _read_log(request: AnalysisRequest, watch: Watch) -> ParsedLog | None:
     path = Path(request.log_file)
     size = path.stat().st_size if path.is_file() else 0
     try:
-        return read_log(
-            path, progress=lambda done: watch(AnalysisProgress("reading the log", done, size))
-        )
+        return read_log(path, progress=lambda done: watch("reading the log", done, size))
     except FormatError as error:
         advice = "leave out --log-file, and give --throughput if you know it"
         raise FormatError(f"{error}; {advice}") from error
@@ -456,7 +445,7 @@ def _count(
     for file, counted in zip(graphs.chosen, counts, strict=True):
         times = 1 if runs is None else runs_of(file.module, runs)
         results.append(graph_result(counted, file, runs=times))
-        watch(AnalysisProgress("counting graphs", len(results), len(graphs.chosen)))
+        watch("counting graphs", len(results), len(graphs.chosen))
     if Path(graphs.directory).is_file() and results[0].error is not None:
         raise FormatError(f"--compile-dir {graphs.directory}: {results[0].error}")
     return results

@@ -8,7 +8,6 @@ lists the choices.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def read_graph_runs(path: str) -> dict[str, int]:
-    """Runs by module: a JSON object, or a line `MODULE_... 1234` (or with a comma) for each."""
+    """Runs by module, from a line `MODULE_... 1234` (or with a comma) for each."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -36,36 +35,20 @@ def read_graph_runs(path: str) -> dict[str, int]:
         raise UsageError(f"--graph-runs {path} can't be read: {why}") from error
     except UnicodeDecodeError as error:
         raise FormatError(f"--graph-runs {path} is no text: {error}") from error
-    if text.lstrip().startswith("{"):
-        try:
-            pairs = list(json.loads(text).items())
-        except ValueError as error:
-            raise FormatError(f"--graph-runs {path} is not JSON: {error}") from error
-    else:
-        pairs = _lines(text, path)
     runs: dict[str, int] = {}
-    for module, count in pairs:
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise FormatError(f"--graph-runs {path}: {module} must have a whole number of runs")
-        runs[module] = count
-    if not runs:
-        raise FormatError(f"--graph-runs {path} is empty; write MODULE_... and a number a line")
-    return runs
-
-
-def _lines(text: str, path: str) -> list[tuple[str, int]]:
-    pairs = []
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.replace(",", " ").split()
-        if not words or words[0].startswith("#") or words[0].lower() == "module":
+        if not words or words[0].startswith("#"):
             continue
         if len(words) != 2 or not words[1].isdigit():
             raise FormatError(
                 f"--graph-runs {path}, line {number}: a module and its number of runs are needed;"
                 f" got {line.strip()[:80]!r}"
             )
-        pairs.append((words[0], int(words[1])))
-    return pairs
+        runs[words[0]] = int(words[1])
+    if not runs:
+        raise FormatError(f"--graph-runs {path} is empty; write MODULE_... and a number a line")
+    return runs
 
 
 def name_in(runs: dict[str, int], module: str | None) -> str | None:

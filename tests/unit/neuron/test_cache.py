@@ -139,11 +139,10 @@ def test_what_is_there_is_told_where_no_graph_is(tmp_path: Path) -> None:
     "text",
     [
         f"{FIRST} 12\nMODULE_2,3\n",
-        f'{{"{FIRST}": 12, "MODULE_2": 3}}',
         f"# runs\n{FIRST}, 12\nMODULE_2 3",
     ],
 )
-def test_runs_are_read_from_lines_or_json(tmp_path: Path, text: str) -> None:
+def test_runs_are_read_from_lines(tmp_path: Path, text: str) -> None:
     path = tmp_path / "runs"
     path.write_text(text)
     runs = read_graph_runs(str(path))

@@ -58,7 +58,7 @@ def test_what_it_can_t_do_is_refused(tmp_path: Path) -> None:
     yaml = Path(__file__).parents[2] / "data" / "neuron" / "llama3_8b_sft.yaml"
     request = AnalysisRequest(str(yaml), LLAMA_8B, throughput=1.0, hw_backend="inf2")
     with pytest.raises(UsageError, match="--compat knows --hw-backend trn1 and trn2"):
-        analyze_compat(request, lambda _: None)
+        analyze_compat(request, lambda *_: None)
     path = tmp_path / "config.json"
     path.write_text('{"hidden_size": "wide"}')
     with pytest.raises(FormatError, match="hidden_size must be a whole number"):

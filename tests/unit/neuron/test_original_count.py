@@ -29,8 +29,8 @@ def asked(model: str, **more: Any) -> AnalysisRequest:
 def both(model: str, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Our document, and the original's, of the same job."""
     request = asked(model, **more)
-    theirs = compat_document(analyze_compat(request, lambda _: None))
-    return document(analyze(request, lambda _: None)), theirs
+    theirs = compat_document(analyze_compat(request, lambda *_: None))
+    return document(analyze(request, lambda *_: None)), theirs
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_mixture_of_experts_is_a_dense_llama_to_it() -> None:
     ours, _ = both("mixtral-8x7b.json")
     assert ours["original_count"]["tflop_per_sequence"] == pytest.approx(204.66, abs=5e-3)
     assert ours["original_count"]["mfu_percent"] == pytest.approx(14.14, abs=5e-3)
-    analysis = analyze(asked("mixtral-8x7b.json"), lambda _: None)
+    analysis = analyze(asked("mixtral-8x7b.json"), lambda *_: None)
     shown = forms_of(console_document(analysis, per_file=False))["terminal"]
     assert "By the original's count: MFU 14.138%, 429.8 TFLOP/s, 204.66 TFLOP per" in shown
     assert "a dense Llama of config.json's sizes counted instead of this model" in shown
@@ -86,7 +86,7 @@ def test_hardware_that_it_does_not_know_has_no_mfu_of_its(tmp_path: Path) -> Non
         config=str(YAML), model_config=str(DATA / "configs" / "llama-3.1-8b.json"),
         compile_dir=str(tmp_path), throughput=2.1, hw_backend="inf2", devices=24,
     )  # fmt: skip
-    found = document(analyze(request, lambda _: None))
+    found = document(analyze(request, lambda *_: None))
     assert found["original_count"]["mfu_percent"] is None
     assert found["original_count"]["tflop_per_sequence"] == pytest.approx(224.04, abs=5e-3)
     assert "of trn1 and trn2 alone" in found["missing"]["original_count.mfu_percent"]

@@ -35,7 +35,7 @@ def test_all_forms_have_the_same_numbers(
         str(tmp_path / "cache"), str(tmp_path / "t.log"), throughput=throughput,
         detailed=True, calculate_score=True, per_file_scores=True, baseline=Baseline(10.0, 1.0),
     )  # fmt: skip
-    analysis = analyzed(request, lambda _: None)
+    analysis = analyzed(request, lambda *_: None)
     shown = document(analysis, most_graphs=20)
     printed = set(map(float, words(" | ".join(cells(shown, "html")))))
     for name, text in forms_of(shown).items():

@@ -25,9 +25,9 @@ from ergmeter.cli.options import (
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from ergmeter.neuron.analysis import AnalysisProgress, AnalysisRequest
+    from ergmeter.neuron.analysis import AnalysisRequest, Watch
 
 FORMATS = ("text", "json", "md")
 
@@ -236,10 +236,10 @@ def _check_shown(request: AnalysisRequest, *, form: str, per_file: bool, is_writ
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[AnalysisProgress], None]]:
+def _progress() -> Iterator[Watch]:
     """A bar on the terminal's error stream, where there is one."""
     if not sys.stderr.isatty():
-        yield lambda _: None
+        yield lambda *_: None
         return
     from rich.console import Console
     from rich.progress import Progress as Bar
@@ -247,11 +247,10 @@ def _progress() -> Iterator[Callable[[AnalysisProgress], None]]:
     with Bar(console=Console(stderr=True), transient=True) as bar:
         tasks: dict[str, Any] = {}
 
-        def show(progress: AnalysisProgress) -> None:
-            if progress.what not in tasks:
-                tasks[progress.what] = bar.add_task(progress.what, total=progress.total or None)
-            goes_on = not progress.total or progress.done < progress.total
-            bar.update(tasks[progress.what], completed=progress.done, visible=goes_on)
+        def show(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total or None)
+            bar.update(tasks[what], completed=done, visible=not total or done < total)
 
         yield show
 
