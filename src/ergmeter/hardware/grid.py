@@ -12,21 +12,19 @@ their values are not comparable with each other.
 from __future__ import annotations
 
 import csv
-import difflib
 import functools
 from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
-from ergmeter.hardware.table import fold_name
+from ergmeter.hardware.table import fold_name, near_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _G_PER_KWH_OF_LB_PER_MWH = 0.45359237  # the international pound of 1959, exactly
 _MOST_SUGGESTED = 4
-_LEAST_LETTERS = 3  # of a part of a name; two letters are in most of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +139,8 @@ def _by_name() -> dict[str, GridIntensity]:
 
 def _question(name: str) -> str:
     """The closest rows as a question for the error message; empty if there is none."""
-    part = fold_name(name)
     names = _by_name()
-    holding = [
-        candidate for candidate in names if len(part) >= _LEAST_LETTERS and part in candidate
-    ]
-    near = sorted(holding, key=len) or difflib.get_close_matches(
-        part, names, n=_MOST_SUGGESTED, cutoff=0.7
-    )
+    near = near_names(fold_name(name), names, least_letters=3, cutoff=0.7)
     rows = dict.fromkeys(names[candidate] for candidate in near)
     suggestions = [f"{row.code} ({row.name})" for row in rows][:_MOST_SUGGESTED]
     return f"did you mean {' or '.join(suggestions)}? " if suggestions else ""

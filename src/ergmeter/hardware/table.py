@@ -25,7 +25,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -259,9 +259,12 @@ def candidates(name: str, *, extra: Path | None = None) -> tuple[DeviceSpec, ...
         return (rows[built_in.names[wanted]],)
     if wanted in built_in.ambiguous:
         return tuple(rows[key] for key in built_in.ambiguous[wanted])
+    keys = {_letters(each): key for each, key in (built_in.names | users.names).items()}
+    near = near_names(_letters(wanted), keys, least_letters=2, cutoff=0.75)
+    suggested = list(dict.fromkeys(keys[each] for each in near))[:_MOST_SUGGESTED]
     raise NotMeasurable(
         f"no row of the hardware table is named {name!r}; `erg peaks` lists them"
-        f"{_question(_like(wanted, rows))}"
+        f"{_question(suggested)}"
     )
 
 
@@ -305,28 +308,17 @@ _NO_ROWS = _Table({}, {}, {})
 
 
 _MOST_SUGGESTED = 5
-_LEAST_LETTERS = 2  # of a part of a name; "a" is in most of them
 
 
-def _like(wanted: str, rows: dict[str, DeviceSpec]) -> list[str]:
-    """Keys of rows to suggest, closest first: names that contain this text, else similar names."""
-    spelled = {
-        key: [fold_name(n) for n in (key, row.name, *row.driver_names, *row.aliases)]
-        for key, row in rows.items()
-    }
-    part = _letters(wanted)
-    # Ranked by the shortest name that contains the text: "4090" is the RTX 4090, then the 4090 D.
-    around = {
-        key: min((len(n) for n in map(_letters, names) if part in n), default=None)
-        for key, names in spelled.items()
-        if len(part) >= _LEAST_LETTERS
-    }
-    holding = {key: length for key, length in around.items() if length is not None}
-    if holding:
-        return sorted(holding, key=lambda key: holding[key])[:_MOST_SUGGESTED]
-    of = {name: key for key, names in spelled.items() for name in names}
-    near = difflib.get_close_matches(wanted, of, n=_MOST_SUGGESTED, cutoff=0.75)
-    return list(dict.fromkeys(of[name] for name in near))[:2]
+def near_names(
+    text: str, names: Collection[str], *, least_letters: int, cutoff: float
+) -> list[str]:
+    """Names that contain a text, the shortest first; if there is none, the two most like it.
+
+    A text of fewer than `least_letters` is in too many names; `cutoff` is difflib's.
+    """
+    holding = [name for name in names if text in name and len(text) >= least_letters]
+    return sorted(holding, key=len) or difflib.get_close_matches(text, names, n=2, cutoff=cutoff)
 
 
 def _letters(name: str) -> str:
