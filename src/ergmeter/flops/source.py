@@ -354,13 +354,13 @@ def _style(fields: dict[str, Any], *, gated: bool | None) -> str:
 
 
 def _check_used(config: ModelConfig) -> None:
-    """Refuse dimensions that change nothing in this family."""
+    """Refuse dimensions that this family does not read."""
     try:
         model_graph(config)
     except ErgmeterError:  # which is said where the graph is read
         return
     for name in config.fields:
-        if name in _NO_SIZES or _has_effect(config, name):
+        if name in _NO_SIZES or name in config.read or _is_of_code(config, name):
             continue
         typed = next((short for short, field in _SHORT.items() if field == name), name)
         family = config.model_type
@@ -376,23 +376,6 @@ def _check_used(config: ModelConfig) -> None:
         else:
             advice = "leave it out, or name the family that has it with type="
         raise UsageError(f"{_TYPED}: {typed} has no effect in the family {family}; {advice}")
-
-
-def _has_effect(config: ModelConfig, name: str) -> bool:
-    """True if the model is another one where this field has another value."""
-    if _is_of_code(config, name):
-        return True
-    value = config.fields[name]
-    if name not in config.read:
-        return False
-    if not isinstance(value, int):
-        return True
-    other = not value if isinstance(value, bool) else 2 * value + 1
-    try:
-        changed = model_graph(config.having(name, other))
-    except ErgmeterError:  # it can't have that value, so it matters
-        return True
-    return changed.nodes != model_graph(config.having(name, value)).nodes
 
 
 _SWITCHES = {"sliding_window": "use_sliding_window"}

@@ -150,6 +150,14 @@ def test_a_dimension_without_an_effect_is_refused(more: str, said: str) -> None:
     assert str(caught.value).startswith(f"the dimensions given: {said}")
 
 
+def test_a_size_that_a_mixture_asks_for_is_taken_even_if_no_layer_is_dense() -> None:
+    sizes = "num_experts=4,top_k=2,moe_intermediate_size=32"
+    graph = read_graph(f"type=qwen3_moe,hidden=64,layers=2,heads=4,ffn=128,vocab=100,{sizes}")
+    # Two tables; in a layer attention of 4 x 64^2, norms, a router of 4 and 4 experts of 3 x 32.
+    layer = 4 * 64**2 + 2 * 64 + 2 * 16 + 4 * 64 + 4 * 3 * 32 * 64
+    assert graph.params == 2 * 100 * 64 + 2 * layer + 64
+
+
 def test_what_another_command_goes_by_has_an_effect() -> None:
     # Memory goes by an activation that is spelled out in Python, bytes by the type.
     assert read_graph(f"{MISTRAL},hidden_act=gelu_new").traits
