@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.flops.conventions import EXACT
+from ergmeter.flops.source import read_model
 from ergmeter.metrics.catalog import refusal
 from ergmeter.metrics.definitions.compute import MFU
 from ergmeter.neuron.advice import AdviceFinding, about_graphs, about_kernels, about_mfu, about_runs
@@ -134,26 +135,13 @@ def _check_log(path: str | None) -> None:
 
 
 def _check_model(path: str) -> None:
-    """Raises UsageError if the model's path or hub name does not exist."""
-    if "=" in path and not Path(path).exists():  # typed dimensions: layers=32,...
-        return
-    if Path(path).exists():
-        _check_config(path)
-        return
-    if path.endswith(".json") or path[:1] in ("/", ".") or "/" not in path:
-        raise UsageError(f"{path}: no such file; --model-config takes the model's config.json")
-    from ergmeter.flops.source import read_model  # noqa: PLC0415  the engine, for a hub's name
-
-    read_model(path)
-
-
-def _check_config(path: str) -> None:
-    """Raises FormatError, naming --model-config, if the file is no config.json."""
-    from ergmeter.flops.config import read_config  # noqa: PLC0415  the engine
-
+    """Raises UsageError if the model does not exist, FormatError if it is no config.json."""
     try:
-        read_config(path)
+        read_model(path)
     except FormatError as error:
+        if isinstance(error.__cause__, FileNotFoundError) and not Path(path).exists():
+            advice = "--model-config takes the model's config.json"
+            raise UsageError(f"{path}: no such file; {advice}") from error
         if Path(path).suffix in (".yaml", ".yml"):
             advice = "is the training's YAML; is it meant for --config?"
             raise FormatError(f"--model-config {path} {advice}") from error

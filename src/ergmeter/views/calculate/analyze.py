@@ -607,8 +607,8 @@ def _file_path(graph: GraphResult) -> str:
     return f"{graph.module}/{name}" if graph.module and inside else graph.path
 
 
-# The score's factors are drawn from 1 on a logarithmic axis: 2 is as long as 1/2, and the lengths of
-# all factors add up to the score.
+# The score's factors are drawn from 1 on a logarithmic axis: 2 is as long as 1/2, and the lengths
+# of all factors add up to the score.
 
 
 _MARKS = {"": "", LOWER_BOUND: "at least ", UNCERTAIN: "about "}
