@@ -11,6 +11,7 @@ layers. The encoder's rows are `source`, the decoder's `tokens`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ergmeter.errors import FormatError
@@ -197,25 +198,23 @@ def _encoder(
     c: ModelConfig,
     hidden: int,
     tables: int,
-    block: Callable[[ModelConfig], EncoderBlock] = _block,
-    *,
-    layers: Names = ("num_hidden_layers",),
+    blocks: tuple[EncoderBlock, ...],
     **changes: Any,  # noqa: ANN401
 ) -> Encoder:
-    """An encoder of equal layers; `tables` are parameters of positions and segment types."""
+    """An encoder of these layers; `tables` are parameters of positions and segment types."""
     kind, vocab = c.model_type, c.integer("vocab_size")
-    blocks = (block(c),) * c.integer(*layers)
     is_tied = c.flag("tie_word_embeddings", default=True)
     base = Encoder(kind, hidden, vocab, blocks, kind, tables, norm=2 * hidden, is_tied=is_tied)
     return replace(base, **changes)
 
 
-def bert(c: ModelConfig, **changes: Any) -> Encoder:  # noqa: ANN401
+def bert(c: ModelConfig, block: EncoderBlock | None = None, **changes: Any) -> Encoder:  # noqa: ANN401
     """BERT, and what differs from it in a few fields."""
     hidden = c.integer("hidden_size")
     width = c.integer("embedding_size", default=hidden)
     rows = c.integer("max_position_embeddings") + c.integer("type_vocab_size", at_least=0)
-    return _encoder(c, hidden, rows * width, **{"width": width, **changes})
+    blocks = (block or _block(c),) * c.integer("num_hidden_layers")
+    return _encoder(c, hidden, rows * width, **{"blocks": blocks, "width": width, **changes})
 
 
 def electra(c: ModelConfig) -> Encoder:
@@ -234,7 +233,6 @@ def ernie(c: ModelConfig) -> Encoder:
 
 def albert(c: ModelConfig) -> Encoder:
     """ALBERT: BERT whose layers share their weights, all of them or in groups."""
-    c.integer("hidden_size")
     count = c.integer("num_hidden_layers")
     block = _block(c, ("query", "key", "value", "dense"), ("ffn", "ffn_output"))
     groups = c.integer("num_hidden_groups", default=1)
@@ -242,7 +240,6 @@ def albert(c: ModelConfig) -> Encoder:
     c.integer("embedding_size")
     return bert(
         c,
-        block=lambda _config: block,
         blocks=(block,) * (count * inner),
         is_projected=True,
         head_names=("predictions.dense", "predictions.decoder"),
@@ -260,7 +257,8 @@ def mpnet(c: ModelConfig) -> Encoder:
     buckets = c.integer("relative_attention_num_buckets")
     tables = c.integer("max_position_embeddings") * hidden + buckets * heads
     names = ("attn.q", "attn.k", "attn.v", "attn.o")
-    return _encoder(c, hidden, tables, lambda c: _block(c, names), head_names=_LM_HEAD)
+    blocks = (_block(c, names),) * c.integer("num_hidden_layers")
+    return _encoder(c, hidden, tables, blocks, head_names=_LM_HEAD)
 
 
 def esm(c: ModelConfig) -> Encoder:
@@ -277,7 +275,7 @@ def esm(c: ModelConfig) -> Encoder:
         c,
         hidden,
         c.integer("max_position_embeddings") * hidden if has_table else 0,
-        lambda c: replace(_block(c), is_post_norm=False),
+        (replace(_block(c), is_post_norm=False),) * count,
         has_norm=c.flag("emb_layer_norm_before", default=False),
         final_norm=2 * hidden,
         head_names=_LM_HEAD,
@@ -296,14 +294,12 @@ def distilbert(c: ModelConfig) -> Encoder:
         heads=("n_heads", "num_attention_heads"),
         size=("hidden_dim",),
     )
-    hidden, vocab = c.integer("dim", "hidden_size"), c.integer("vocab_size")
+    hidden = c.integer("dim", "hidden_size")
     return _encoder(
         c,
         hidden,
         c.integer("max_position_embeddings") * hidden,
-        lambda _config: block,
-        vocab=vocab,
-        layers=("n_layers", "num_hidden_layers"),
+        (block,) * c.integer("n_layers", "num_hidden_layers"),
         layer_name="transformer.layer",
         head_names=("vocab_transform", "vocab_projector"),
     )
@@ -333,8 +329,7 @@ def modernbert(c: ModelConfig) -> Encoder:
         c,
         hidden,
         0,
-        lambda _config: blocks[0],
-        blocks=blocks,
+        blocks,
         prefix="model",
         norm=norm,
         layer_name="layers",
@@ -348,7 +343,7 @@ def modernbert(c: ModelConfig) -> Encoder:
 def deberta(c: ModelConfig) -> Encoder:
     """DeBERTa 2 and 3: BERT whose attention also compares contents with relative positions."""
     names = ("self.query_proj", "self.key_proj", "self.value_proj", "output.dense")
-    base = bert(c, prefix="deberta", block=lambda c: _block(c, names))
+    base = bert(c, _block(c, names), prefix="deberta")
     hidden, positions = base.hidden, c.integer("max_position_embeddings")
     absolute = positions if c.flag("position_biased_input", default=True) else 0
     tables = (absolute + c.integer("type_vocab_size", at_least=0)) * hidden
@@ -369,14 +364,13 @@ def deberta(c: ModelConfig) -> Encoder:
     return replace(base, tables=tables, relative=relative, conv_width=conv_width)
 
 
-def roberta(c: ModelConfig) -> Encoder:
-    """RoBERTa and XLM-RoBERTa: BERT in all but its names."""
-    return bert(c, prefix="roberta", head_names=_LM_HEAD)
-
-
 ENCODERS: dict[str, Callable[[ModelConfig], Encoder]] = {
     "bert": bert,
-    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "data2vec-text"), roberta),
+    # BERT in all but its names.
+    **dict.fromkeys(
+        ("roberta", "xlm-roberta", "camembert", "data2vec-text"),
+        partial(bert, prefix="roberta", head_names=_LM_HEAD),
+    ),
     "electra": electra,
     "distilbert": distilbert,
     "modernbert": modernbert,
