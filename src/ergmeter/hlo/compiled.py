@@ -24,9 +24,9 @@ _COMPILE_LIMIT_S = 60
 _Int64s = ctypes.POINTER(ctypes.c_int64)
 # The columns of a row, as in scan.c.
 (
-    _ID, _ROOT, _NAME, _NAME_END, _COUNT, _DOT_MACS, _LITERALS, _WORK,
+    _ID, _ROOT, _NAME, _NAME_END, _COUNT, _DOT_MACS, _WORK,
     _INSTRUCTIONS_END, _SPECIAL_END, _CALLS_END, _APPLIED_END, _TABLE, _TABLE_SIZE, _ROW,
-) = range(15)  # fmt: skip
+) = range(14)  # fmt: skip
 
 
 class _List(ctypes.Structure):
@@ -103,7 +103,6 @@ class _Index:
                 self._computation,
                 idle={member for member, works in zip(ids, work, strict=True) if not works},
                 instructions=sum(rows[_COUNT::_ROW]),
-                literal_bytes=sum(rows[_LITERALS::_ROW]),
             ),
             reader="compiled",
             fields=module_fields(self.data)[0],

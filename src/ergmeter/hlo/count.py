@@ -368,7 +368,6 @@ def _result(graph: _Graph, runs: dict[int, int]) -> ModuleCount:
         uncounted_calls=dict(uncounted_calls),
         scope=scope,
         devices=devices,
-        literal_bytes=every.literal_bytes,
         reader=module.reader,
     )
 

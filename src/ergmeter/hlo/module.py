@@ -54,7 +54,6 @@ class Computation:
     # since layers repeat: how often, and where first. And those it has multiplied out itself.
     dots: dict[tuple[bytes, bytes, bytes], list[int]] = field(default_factory=dict)
     dot_macs: int = 0
-    literal_bytes: int = 0  # of constants, where the reader lists computations one by one
 
     @property
     def is_idle(self) -> bool:
@@ -70,7 +69,6 @@ class Computations:
     make: Callable[[int], Computation]  # by its place among the ids
     idle: set[int]  # ids of those that neither multiply nor call
     instructions: int
-    literal_bytes: int  # of constants, which are not read
     numbers: dict[int, int] = field(init=False)
     _made: dict[int, Computation] = field(default_factory=dict)
 

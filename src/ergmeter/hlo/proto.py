@@ -13,10 +13,9 @@ INSTRUCTION_SHARDING = 40
 SHAPE_TYPE, SHAPE_DIMENSIONS, SHAPE_PARTS = 2, 3, 4
 
 # What is to be done with an instruction, by its opcode; the same lists are in scan.c.
-DOT, SPECIAL, CONSTANT, APPLYING, QUIET, OTHER = range(6)
+DOT, SPECIAL, APPLYING, QUIET, OTHER = range(5)
 KINDS = {
     b"dot": DOT,
-    b"constant": CONSTANT,
     # Those that take more than a list of what they call.
     **dict.fromkeys(
         b"scaled-dot convolution ragged-dot custom-call while conditional "
@@ -31,9 +30,9 @@ KINDS = {
     ),
     # Those that call nothing; the last two name what their async-start has begun.
     **dict.fromkeys(
-        b"parameter add multiply subtract divide negate broadcast reshape transpose convert select "
-        b"compare exponential log rsqrt sqrt power tanh maximum minimum and or not slice "
-        b"concatenate pad iota tuple get-tuple-element copy bitcast dynamic-slice "
+        b"parameter constant add multiply subtract divide negate broadcast reshape transpose "
+        b"convert select compare exponential log rsqrt sqrt power tanh maximum minimum and or not "
+        b"slice concatenate pad iota tuple get-tuple-element copy bitcast dynamic-slice "
         b"dynamic-update-slice gather reverse async-update async-done".split(),
         QUIET,
     ),

@@ -24,7 +24,6 @@ from ergmeter.hlo.wire import (
     integer,
     integers,
     message,
-    span,
     spans,
     text,
 )
@@ -77,7 +76,6 @@ def _read(data: Buffer) -> Module:
             every.__getitem__,
             idle={computation.id for computation in every if computation.is_idle},
             instructions=sum(computation.instructions for computation in every),
-            literal_bytes=sum(computation.literal_bytes for computation in every),
         ),
         reader="protobuf",
         fields=fields,
@@ -104,9 +102,7 @@ def _computation(data: Buffer, where: Span) -> Computation:
         if opcode in proto.QUIET_OPCODES:
             continue
         kind = proto.KINDS.get(opcode, proto.OTHER)
-        if kind == proto.CONSTANT:
-            computation.literal_bytes += _literal_bytes(data, places.by_index(index))
-        elif kind == proto.DOT:
+        if kind == proto.DOT:
             _add_dot(computation, index, instructions, places)
         else:
             _add(computation, index, instructions[index], kind)
@@ -168,11 +164,6 @@ def _instruction(data: Buffer, extent: Span) -> Any:  # noqa: ANN401  built by _
     values |= {name: integers(data, fields, number) for name, number in _LISTS.items()}
     values |= {name: encoded(data, fields, number) for name, number in _ENCODED.items()}
     return make(**values)
-
-
-def _literal_bytes(data: Buffer, extent: Span) -> int:
-    start, end = span(message(data, *extent), proto.LITERAL) or (0, 0)
-    return end - start
 
 
 @lru_cache(maxsize=1)

@@ -125,7 +125,6 @@ class ModuleCount:
     uneven_branches: tuple[str, ...]  # conditionals of which the costliest branch was taken
     unknown_calls: dict[str, int]  # custom-call targets that may hold products, and their calls
     uncounted_calls: dict[str, int]  # cholesky, triangular-solve, fft: how often each runs
-    literal_bytes: int  # of constants, which were skipped
     scope: Scope = "one device"  # whose work it is
     devices: int | None = None  # that share it, where the module says so
     reader: str = field(default="", compare=False)

@@ -11,9 +11,9 @@
 
 enum { MODULE_NAME = 1, MODULE_ENTRY_NAME = 2, MODULE_COMPUTATION = 3, MODULE_ENTRY_ID = 6 };
 enum { MODULE_PAYLOAD = 22, NAME = 1, INSTRUCTION = 2, COMPUTATION_ID = 5, ROOT_ID = 6 };
-enum { OPCODE = 2, SHAPE = 3, LITERAL = 8, DOT_DIMENSIONS = 30, ID = 35 };
+enum { OPCODE = 2, SHAPE = 3, DOT_DIMENSIONS = 30, ID = 35 };
 enum { OPERAND_IDS = 36, CALLED_IDS = 38, MAX_DIMENSIONS = 32, MAX_PROBES = 512 };
-enum kind { DOT, SPECIAL, CONSTANT, APPLYING, QUIET, OTHER };
+enum kind { DOT, SPECIAL, APPLYING, QUIET, OTHER };
 
 typedef struct { int64_t start, end; } span;
 typedef struct { const uint8_t *data; int64_t at, end; } cursor;
@@ -21,13 +21,13 @@ typedef struct { uint32_t number; int wire; uint64_t value; span span; } field;
 typedef struct { int64_t *items, count, room; } list;
 
 typedef struct {
-  span opcode, shape, numbers, literal;
+  span opcode, shape, numbers;
   int64_t id, operand, operands, called;
 } line;
 
 /* A row for each computation. Its parts of the lists begin where the row before it ends. */
 enum row {
-  ROW_ID, ROW_ROOT, ROW_NAME, ROW_NAME_END, ROW_COUNT, ROW_DOT_MACS, ROW_LITERALS, ROW_WORK,
+  ROW_ID, ROW_ROOT, ROW_NAME, ROW_NAME_END, ROW_COUNT, ROW_DOT_MACS, ROW_WORK,
   ROW_INSTRUCTIONS_END, ROW_SPECIAL_END, ROW_CALLS_END, ROW_APPLIED_END, ROW_TABLE, ROW_TABLE_SIZE,
   ROW
 };
@@ -153,9 +153,6 @@ static int read_line(const uint8_t *data, span where, line *found) {
     case SHAPE:
       if (in.wire == 2) found->shape = in.span;
       break;
-    case LITERAL:
-      if (in.wire == 2) found->literal = in.span;
-      break;
     case DOT_DIMENSIONS:
       if (in.wire == 2) found->numbers = in.span;
       break;
@@ -196,7 +193,6 @@ static int add_calls(const uint8_t *data, span where, list *to, int64_t number) 
 static enum kind kind_of(const uint8_t *text, int64_t size, int calls) {
 #define IS(word) (size == (int64_t)sizeof word - 1 && !memcmp(text, word, sizeof word - 1))
   if (IS("dot")) return DOT;
-  if (IS("constant")) return CONSTANT;
   if (IS("scaled-dot") || IS("convolution") || IS("ragged-dot") || IS("custom-call") ||
       IS("while") || IS("conditional") || IS("cholesky") || IS("triangular-solve") || IS("fft"))
     return SPECIAL;
@@ -205,8 +201,8 @@ static enum kind kind_of(const uint8_t *text, int64_t size, int calls) {
       IS("select-and-scatter") || IS("sort") || IS("all-reduce") || IS("all-reduce-start") ||
       IS("reduce-scatter"))
     return APPLYING;
-  if (IS("parameter") || IS("add") || IS("multiply") || IS("subtract") || IS("divide") ||
-      IS("negate") || IS("broadcast") || IS("reshape") || IS("transpose") || IS("convert") ||
+  if (IS("parameter") || IS("constant") || IS("add") || IS("multiply") || IS("subtract") ||
+      IS("divide") || IS("negate") || IS("broadcast") || IS("reshape") || IS("transpose") || IS("convert") ||
       IS("select") || IS("compare") || IS("exponential") || IS("log") || IS("rsqrt") ||
       IS("sqrt") || IS("power") || IS("tanh") || IS("maximum") || IS("minimum") || IS("and") ||
       IS("or") || IS("not") || IS("slice") || IS("concatenate") || IS("pad") || IS("iota") ||
@@ -322,9 +318,6 @@ static int add_instruction(scan *into, span where, int64_t *row) {
     return push(&into->dots, number);
   case SPECIAL:
     return push(&into->special, number);
-  case CONSTANT:
-    row[ROW_LITERALS] += found.literal.end - found.literal.start;
-    return 1;
   case APPLYING:
     return add_calls(data, where, &into->applied, -1);
   case OTHER:
