@@ -68,9 +68,12 @@ def _graph_of(path: str) -> tuple[str, int]:
 
 
 def module_files(path: Path) -> tuple[list[Path], dict[str, int]]:
-    """Finds the modules under a directory, and counts the files left out by reason."""
-    paths = sorted(str(file) for file in path.rglob("*") if is_module_name(file.name))
-    files = [file for file in paths if Path(file).is_file()]
+    """Finds the modules under a directory, and counts the files left out by reason.
+
+    A file is its own only module, whatever its name.
+    """
+    paths = [path] if path.is_file() else [p for p in path.rglob("*") if is_module_name(p.name)]
+    files = sorted(str(file) for file in paths if file.is_file())
     graphs = [file for file in files if Path(file).name != WRAPPED]
     unique = without_doubles(graphs)
     left_out = {STUBS: len(files) - len(graphs), DOUBLES: len(graphs) - len(unique)}

@@ -7,9 +7,10 @@ what MFU would be if a value was meant in another unit. General advice is left o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ergmeter.hlo.files import SHOWN_NAMES, WRAPPED
+from ergmeter.hlo.files import SHOWN_NAMES, STUBS, WRAPPED
 from ergmeter.metrics.definitions.compute import HFU
 from ergmeter.neuron.compile_cache import CachedGraphs, abbreviated_list, name_in
 from ergmeter.neuron.kernels import LOWER_BOUND, GraphResult, NkiSummary, percent
@@ -45,14 +46,16 @@ def about_graphs(
         if named_in_yaml and named_in_yaml != directory:
             text += f" (the YAML's compiler_cache_url is {named_in_yaml})"
         yield text
-    elif graphs.hlo_files and not graphs.chosen:  # stubs: an empty choice is refused before
-        yield f"no HLO in {directory} but {graphs.hlo_files} {WRAPPED}"
+    elif graphs.left_out and not graphs.chosen:  # an empty choice is refused before
+        yield f"no HLO in {directory} but {graphs.left_out[STUBS]} {WRAPPED}"
     elif not graphs.chosen:
+        files = sorted(str(path) for path in Path(directory).rglob("*") if path.is_file())
+        near = [path for path in files if path.endswith((".pb", ".neff", ".hlo.txt"))]
         there = "a cache holds neuronxcc-<version>/MODULE_<hash>/model.hlo_module.pb"
-        if graphs.near:
-            there = f"what is there looks like {', '.join(graphs.near)}"
-        files = number_of(graphs.other_files, "file")
-        looked = f"looked in {directory} and all below it at {files} for {SHOWN_NAMES}"
+        if near:
+            there = f"what is there looks like {', '.join(near[:3])}"
+        looked = f"looked in {directory} and all below it at {number_of(len(files), 'file')}"
+        looked += f" for {SHOWN_NAMES}"
         yield f"no HLO found: {looked}; {there}"
 
 

@@ -8,7 +8,6 @@ lists the choices.
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.hlo.files import DOUBLES, STUBS, WRAPPED, is_module_name, without_doubles
+from ergmeter.hlo.files import STUBS, module_files
 from ergmeter.ports import LineHints
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection
 
 # How often each graph ran, from a file of the user's: the weights of an overall ratio. Without it
 # an initialisation graph counts as much as the training step, since a cache has each graph once.
@@ -88,14 +87,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class CachedGraphs:
-    """The selected graphs of a directory, and counts of the other files."""
+    """The selected graphs of a directory, and counts of the other HLO files."""
 
     directory: str
     chosen: tuple[GraphFile, ...]
     left_out: dict[str, int]  # by reason
-    hlo_files: int  # HLO files, before any choice
-    other_files: int
-    near: tuple[str, ...]  # paths that look like a cache or a module, where nothing was found
 
 
 def graph_file(path: str) -> GraphFile:
@@ -111,34 +107,18 @@ def graph_file(path: str) -> GraphFile:
 
 def find_graphs(directory: str, choice: Choice) -> CachedGraphs:
     """Finds the HLO files under a directory, sorted by path."""
-    left_out: dict[str, int] = {}
-    chosen: list[GraphFile] = []
-    hlo_files = others = 0
-    near, not_meant = list[str](), list[GraphFile]()
-    for path in _files(directory):
-        name = path.rpartition(os.sep)[2]
-        if path != directory and not is_module_name(name):
-            others += 1
-            if name.endswith((".pb", ".neff", ".hlo.txt")) and len(near) < 3:
-                near.append(path)
-            continue
-        hlo_files += 1
-        file = graph_file(path)
-        if name == WRAPPED:
-            reason: str | None = STUBS
-        elif reason := _left_out(file, choice):
-            not_meant.append(file)
-        else:
+    paths, left_out = module_files(Path(directory))
+    chosen, not_chosen = list[GraphFile](), list[GraphFile]()
+    for file in (graph_file(str(path)) for path in paths):
+        reason = _left_out(file, choice)
+        if reason is None:
             chosen.append(file)
-        if reason:
+        else:
+            not_chosen.append(file)
             left_out[reason] = left_out.get(reason, 0) + 1
-    if not_meant and not chosen:
-        raise UsageError(_nothing_meant(directory, left_out, not_meant))
-    once = set(without_doubles(file.path for file in chosen))
-    if len(once) < len(chosen):
-        left_out[DOUBLES] = len(chosen) - len(once)
-        chosen = [file for file in chosen if file.path in once]
-    return CachedGraphs(directory, tuple(chosen), left_out, hlo_files, others, tuple(near))
+    if not_chosen and not chosen:
+        raise UsageError(_nothing_meant(directory, left_out, not_chosen))
+    return CachedGraphs(directory, tuple(chosen), left_out)
 
 
 def _nothing_meant(directory: str, left_out: dict[str, int], there: list[GraphFile]) -> str:
@@ -157,13 +137,6 @@ def abbreviated_list(names: Collection[str]) -> str:
     more = len(names) - _MOST_NAMES
     listed = ", ".join(sorted(names)[:_MOST_NAMES]) or "none named"
     return f"{listed} and {more} more" if more > 0 else listed
-
-
-def _files(directory: str) -> Iterable[str]:
-    if Path(directory).is_file():
-        return [directory]
-    paths = (str(Path(folder, name)) for folder, _, names in os.walk(directory) for name in names)
-    return sorted(paths)
 
 
 def _left_out(file: GraphFile, choice: Choice) -> str | None:

@@ -128,13 +128,6 @@ def test_modules_are_found_in_a_log_also_across_its_pieces(
     assert chosen(cache, Choice(named_in_log=modules_named_in(str(log)))) == [(NEW, SECOND)]
 
 
-def test_what_is_there_is_told_where_no_graph_is(tmp_path: Path) -> None:
-    write(tmp_path, b"", name="model.neff")
-    found = find_graphs(str(tmp_path), Choice())
-    assert (found.hlo_files, found.other_files) == (0, 1)
-    assert found.near == (str(tmp_path / "model.neff"),)
-
-
 @pytest.mark.parametrize(
     "text",
     [
