@@ -173,7 +173,6 @@ class JobDetails:
     job: NeuronJob
     machine: Machine
     figures: Figures
-    log: ParsedLog | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +367,7 @@ def analyze(request: AnalysisRequest, watch: Watch) -> Analysis:
         findings=tuple(findings),
         left_out=graphs.left_out if graphs else {},
         notes=(*job.notes, *hardware.notes, *job_figures.notes),
-        details=JobDetails(job, hardware, job_figures, log),
+        details=JobDetails(job, hardware, job_figures),
     )  # fmt: skip
 
 
