@@ -14,10 +14,10 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
@@ -41,23 +41,16 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 class LazyColumns(Mapping[str, Array]):
-    """Columns that are loaded on first use and then cached, or on every use."""
+    """Columns that are loaded on every use."""
 
-    def __init__(
-        self, names: Iterable[str], load: Callable[[str], Array], *, is_cached: bool = True
-    ) -> None:
-        self._names = tuple(names)
+    def __init__(self, names: Iterable[str], load: Callable[[str], Array]) -> None:
+        self._names = dict.fromkeys(names)
         self._load = load
-        self._cached: dict[str, Array] | None = {} if is_cached else None
 
     def __getitem__(self, name: str) -> Array:
         if name not in self._names:
             raise KeyError(name)
-        if self._cached is None:
-            return self._load(name)
-        if name not in self._cached:
-            self._cached[name] = self._load(name)
-        return self._cached[name]
+        return self._load(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -87,7 +80,7 @@ class Spool:
                 self._append(column)
             except OSError:  # a full disk, most likely
                 return columns
-        return LazyColumns(stored, lambda name: stored[name](), is_cached=False)
+        return LazyColumns(stored, lambda name: stored[name]())
 
     def _read(self, at: int, rows: int, dtype: np.dtype[Any]) -> Array:
         data = os.pread(self._fd, rows * dtype.itemsize, at)
@@ -114,6 +107,10 @@ class Steps:
     columns: Mapping[str, Array]
 
     def __len__(self) -> int:
+        return self._rows
+
+    @cached_property
+    def _rows(self) -> int:
         return len(self.columns["start_ns"])
 
     def __getitem__(self, name: str) -> FloatArray:
@@ -124,8 +121,7 @@ class Steps:
         if mask.dtype == bool and mask.all():
             return self  # nothing is copied
         if isinstance(self.columns, LazyColumns):
-            columns = self.columns
-            return Steps(LazyColumns(columns, lambda name: _chosen(columns[name], mask)))
+            return _view(self.columns, mask)
         return Steps({name: _chosen(column, mask) for name, column in self.columns.items()})
 
     def of_phase(self, *phases: str) -> Steps:
@@ -143,21 +139,14 @@ class Steps:
         rows = with_lanes(self)
         return rows.where(np.concatenate([choose(lane) for lane in rows.lanes]))
 
-    @property
+    @cached_property
     def lanes(self) -> Sequence[Steps]:
         """The rows of each rank by itself."""
-        return self._slices
-
-    @cached_property
-    def _slices(self) -> Sequence[Steps]:
         if "lane" not in self.columns:
             return with_lanes(self).lanes
         # They lie together, so that each is a slice, and no copy.
         edges = np.flatnonzero(np.diff(self["lane"], prepend=-1, append=-1))
-        return [
-            Steps({name: column[start:end] for name, column in self.columns.items()})
-            for start, end in pairwise(edges.tolist())
-        ]
+        return [_view(self.columns, slice(*rows)) for rows in pairwise(edges.tolist())]
 
     @cached_property
     def longest(self) -> Steps:
@@ -189,7 +178,7 @@ class Steps:
         """The instant half way between start and end of each row."""
         return (self["start_ns"] + self["end_ns"]) / 2
 
-    @cached_property
+    @property
     def duration_s(self) -> FloatArray:
         """How long each row lasted."""
         return (self["end_ns"] - self["start_ns"]) / NS_PER_S
@@ -207,111 +196,38 @@ class Steps:
         return covered / NS_PER_S
 
 
-@dataclass(frozen=True, slots=True)
-class _Lane:
-    """The rows of one rank, in the parts of its writers."""
-
-    number: int
-    parts: tuple[Mapping[str, Array], ...]
-    rows: int
-    is_in_order: bool  # as they lie there
-    mask: Mask | None = None  # of all rows that are there, which are in it
-
-    def steps(self) -> Steps:
-        """The rows. Columns are loaded as they are asked for."""
-        return Steps(LazyColumns((*self.parts[0], "lane"), self._loader()))
-
-    def _loader(self) -> Callable[[str], Array]:
-        order = None if self.is_in_order else np.argsort(_starts(self.parts), kind="stable")
-
-        def load(name: str) -> Array:
-            if name == "lane":
-                return np.broadcast_to(np.int64(self.number), self.rows)
-            column = _side_by_side([part[name] for part in self.parts])
-            for mask in (order, self.mask):
-                column = column if mask is None else _chosen(column, mask)
-            return column
-
-        return load
-
-    def where(self, mask: Mask) -> _Lane:
-        """The rows for which the mask holds, of those that are in it."""
-        if mask.all():
-            return self
-        combined = mask.copy()
-        if self.mask is not None:
-            combined = self.mask.copy()
-            combined[self.mask] = mask
-        return replace(self, rows=int(mask.sum()), mask=combined)
-
-
-class _OneByOne(Sequence[Steps]):
-    """Lanes that are loaded when indexed."""
-
-    def __init__(self, lanes: tuple[_Lane, ...]) -> None:
-        self._lanes = lanes
-
-    @overload
-    def __getitem__(self, index: int) -> Steps: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Steps]: ...
-    def __getitem__(self, index: int | slice) -> Steps | Sequence[Steps]:
-        if isinstance(index, slice):
-            return _OneByOne(self._lanes[index])
-        return self._lanes[index].steps()
-
-    def __len__(self) -> int:
-        return len(self._lanes)
-
-
 @dataclass(frozen=True)
 class Spooled(Steps):
     """Rows of many ranks, of which one's at a time are in memory."""
 
-    at: tuple[_Lane, ...]
+    by_rank: tuple[Steps, ...]
 
     @classmethod
-    def of(cls, names: Iterable[str], at: Iterable[_Lane]) -> Spooled:
+    def of(cls, names: Iterable[str], lanes: Iterable[Steps]) -> Spooled:
         """These lanes, without those that have no rows, with columns of these names."""
-        lanes = tuple(lane for lane in at if lane.rows)
-        return cls(LazyColumns(names, partial(_joined_column, lanes), is_cached=False), lanes)
+        by_rank = tuple(lane for lane in lanes if len(lane))
+        return cls(LazyColumns(names, partial(_joined_column, by_rank)), by_rank)
 
-    def __len__(self) -> int:
-        return sum(lane.rows for lane in self.at)
+    @cached_property
+    def _rows(self) -> int:
+        return sum(map(len, self.by_rank))
 
-    @property
+    @cached_property
     def lanes(self) -> Sequence[Steps]:
         """The rows of each rank by itself, loaded as they are looked at."""
-        return _OneByOne(self.at)
+        return self.by_rank
 
     def where(self, mask: Mask) -> Steps:
         """The rows for which the mask holds."""
         if mask.dtype != bool:
             return Steps({name: column[mask] for name, column in self.columns.items()})
-        edges = pairwise(accumulate((lane.rows for lane in self.at), initial=0))
-        own = [lane.where(mask[a:b]) for lane, (a, b) in zip(self.at, edges, strict=True)]
+        edges = pairwise(accumulate(map(len, self.by_rank), initial=0))
+        own = [lane.where(mask[a:b]) for lane, (a, b) in zip(self.by_rank, edges, strict=True)]
         return Spooled.of(self.columns, own)
 
-    def where_each(self, choose: Callable[[Steps], Mask]) -> Steps:
-        """The rows chosen by a mask that is computed lane by lane."""
-        own = (lane.where(choose(lane.steps())) for lane in self.at)
-        return Spooled.of(self.columns, own)
 
-    def of_phase(self, *phases: str) -> Steps:
-        """The rows of these phases."""
-        return self.where_each(lambda lane: lane.is_of_phase(*phases))
-
-    def lowest(self, name: str) -> int:
-        """The least of a column of times."""
-        return min(lane.lowest(name) for lane in self.lanes)
-
-    def highest(self, name: str) -> int:
-        """The most of a column of times."""
-        return max(lane.highest(name) for lane in self.lanes)
-
-
-def _joined_column(lanes: tuple[_Lane, ...], name: str) -> Array:
-    columns = [lane.steps().columns[name] for lane in lanes]
+def _joined_column(lanes: tuple[Steps, ...], name: str) -> Array:
+    columns = [lane.columns[name] for lane in lanes]
     return _side_by_side(columns) if columns else np.empty(0)
 
 
@@ -338,13 +254,19 @@ def read_steps(run: Run, stream: str = "") -> Steps:
     return Spooled.of((*parts[0], "lane"), every)
 
 
-def _lane(number: int, parts: Sequence[Mapping[str, Array]]) -> _Lane:
-    starts = _starts(parts)
-    return _Lane(number, tuple(parts), len(starts), not (starts[1:] < starts[:-1]).any())
+def _lane(number: int, parts: Sequence[Mapping[str, Array]]) -> Steps:
+    """The rows of one rank in order of their start, from the parts of its writers."""
+    starts = _side_by_side([part["start_ns"] for part in parts])
+    rows, is_in_order = len(starts), not (starts[1:] < starts[:-1]).any()
+    order = None if is_in_order else np.argsort(starts, kind="stable")
 
+    def load(name: str) -> Array:
+        if name == "lane":
+            return np.broadcast_to(np.int64(number), rows)
+        column = _side_by_side([part[name] for part in parts])
+        return column if order is None else _chosen(column, order)
 
-def _starts(parts: Sequence[Mapping[str, Array]]) -> Array:
-    return _side_by_side([part["start_ns"] for part in parts])
+    return Steps(LazyColumns((*parts[0], "lane"), load))
 
 
 def _opened() -> Spool | None:
@@ -354,9 +276,14 @@ def _opened() -> Spool | None:
         return None
 
 
-def _chosen(column: Any, mask: Mask) -> Any:  # noqa: ANN401  whichever array type came in
+def _view(columns: Mapping[str, Array], rows: Mask | slice) -> Steps:
+    """Some rows of these columns, taken as they are asked for."""
+    return Steps(LazyColumns(columns, lambda name: _chosen(columns[name], rows)))
+
+
+def _chosen(column: Any, mask: Mask | slice) -> Any:  # noqa: ANN401  whichever array type came in
     """Some rows of a column. One that is a single number throughout stays one."""
-    if column.strides != (0,):
+    if isinstance(mask, slice) or column.strides != (0,):
         return column[mask]
     rows = int(mask.sum()) if mask.dtype == bool else len(mask)
     return np.broadcast_to(column[:1], rows)
