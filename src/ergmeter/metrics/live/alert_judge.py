@@ -162,7 +162,6 @@ FREE_NS = 10 * NS_PER_S
 
 RISES = 5
 _GONE_NS = 60 * NS_PER_S  # after so long without steps another writer's are counted
-_EDGES = 1000  # stretches that wait for a device without readings
 
 
 class _Lane:
@@ -355,36 +354,27 @@ class Silence:
 
     def feed(self, rows: LiveRows) -> Iterator[AlertEvent]:
         """The times at which steps stopped and resumed."""
-        ends = [steps["end_ns"] for steps in rows.steps.values()]
         limit_ns = round(self.rule.limit * NS_PER_S)
-        ends_ns = np.sort(np.concatenate(ends)) if ends else np.empty(0, np.int64)
-        if self._is_steady(ends_ns, limit_ns):
-            self._last_ns, ends_ns = max(int(ends_ns[-1]), self._last_ns or 0), ends_ns[:0]
+        ends = [steps["end_ns"] for steps in rows.steps.values()]
+        ends_ns = np.sort(np.concatenate([np.empty(0, np.int64), *ends]))
+        if len(ends_ns):
             self.lacks = ""
-        for end_ns in ends_ns.tolist():
-            yield from self._quiet_until(end_ns, limit_ns)
-            if self._is_raised:
+            before_ns = np.append(self._last_ns or ends_ns[0], ends_ns[:-1])
+            for at in np.flatnonzero(ends_ns - before_ns > limit_ns).tolist():
+                yield from self._quiet_after(int(before_ns[at]), limit_ns)
                 self._is_raised = False
-                quiet_s = (end_ns - (self._last_ns or end_ns)) / NS_PER_S
+                quiet_s = float(ends_ns[at] - before_ns[at]) / NS_PER_S
                 text = f"a step after {duration(quiet_s)}"
-                yield end_ns, quiet_s, self.rule.limit, text, "", True
-            self._last_ns = max(end_ns, self._last_ns or 0)
-            self.lacks = ""
-        yield from self._quiet_until(rows.until_ns, limit_ns)
+                yield int(ends_ns[at]), quiet_s, self.rule.limit, text, "", True
+            self._last_ns = int(ends_ns[-1])
+        if self._last_ns is not None and rows.until_ns - self._last_ns > limit_ns:
+            yield from self._quiet_after(self._last_ns, limit_ns)
 
-    def _is_steady(self, ends: Any, limit_ns: int) -> bool:  # noqa: ANN401  an array
-        """True if no gap exceeds the limit, the usual case: steps need not be looped over."""
-        if self._is_raised or not len(ends):
-            return False
-        before_ns = ends[0] if self._last_ns is None else self._last_ns
-        return bool(np.diff(ends, prepend=before_ns).max() <= limit_ns)
-
-    def _quiet_until(self, t_ns: int, limit_ns: int) -> Iterator[AlertEvent]:
-        if self._last_ns is None or self._is_raised or t_ns - self._last_ns <= limit_ns:
-            return
-        self._is_raised = True
-        text = f"no step for {duration(self.rule.limit)}"
-        yield self._last_ns + limit_ns, self.rule.limit, self.rule.limit, text, "", False
+    def _quiet_after(self, last_ns: int, limit_ns: int) -> Iterator[AlertEvent]:
+        if not self._is_raised:
+            self._is_raised = True
+            text = f"no step for {duration(self.rule.limit)}"
+            yield last_ns + limit_ns, self.rule.limit, self.rule.limit, text, "", False
 
 
 class ThrottledState:
@@ -463,28 +453,43 @@ class Growth:
         self._lane = ""  # the writer whose steps are counted
         self._lane_ns = 0  # the end of its last step
         self._steps = 0.0
-        self._edges: list[int] = []
+        self._begin_ns: int | None = None  # the end of the first step
         self._column: dict[str, str] = {}
-        self._pending: dict[str, tuple[Any, Any]] = {}
-        self._done_ns: dict[str, int] = {}
+        self._least: dict[str, float] = {}  # of the stretch that has not ended yet
         self._streaks: dict[str, list[float]] = {}
         self._raised: set[str] = set()
 
     def feed(self, rows: LiveRows) -> Iterator[AlertEvent]:
         """Add samples and judge the stretches that have ended."""
-        self._count(rows)
+        edges = self._edges(rows)
+        if self._begin_ns is None:
+            return
+        new = self._memory(rows, self._begin_ns)
+        for device in dict.fromkeys((*self._least, *new)):
+            t_ns, values = new.get(device, (np.empty(0, np.int64), np.empty(0)))
+            *ended, rest = np.split(values, np.searchsorted(t_ns, edges, side="right"))
+            for edge, part in zip(edges, ended, strict=True):
+                least = min(self._least.pop(device, np.inf), part.min(initial=np.inf))
+                if least < np.inf:
+                    yield from self._rose(device, float(least), edge)
+            self._least[device] = min(self._least.get(device, np.inf), rest.min(initial=np.inf))
+
+    def _memory(self, rows: LiveRows, since_ns: int) -> dict[str, tuple[Any, Any]]:
+        """The new readings of each device after a time, of its first column that has any."""
+        new = {}
         for kind, columns in _MEMORY.items():
             for column in columns:
                 for device, (t_ns, values) in rows.samples.get(column, {}).items():
                     device_info = self._devices.get(device)
-                    if device_info is not None and device_info.kind == kind:
-                        self._take(device, column, t_ns, values)
-        for device in tuple(self._pending):
-            yield from self._stretches(device)
-        oldest_ns = min((self._done_ns.get(d, 0) for d in self._pending), default=0)
-        self._edges = [edge for edge in self._edges if edge > oldest_ns][-_EDGES:]
+                    is_own = device_info is not None and device_info.kind == kind
+                    if is_own and self._column.setdefault(device, column) == column:
+                        later = t_ns > since_ns
+                        new[device] = (t_ns[later], values[later])
+        return new
 
-    def _count(self, rows: LiveRows) -> None:
+    def _edges(self, rows: LiveRows) -> list[int]:
+        """The ends of the stretches that end in these rows."""
+        edges: list[int] = []
         trained = [(s["end_ns"][s["phase"] == TRAIN], w) for w, s in rows.steps.items()]
         for _, writer in sorted((int(e[0]), w) for e, w in trained if len(e)):
             steps = rows.steps[writer]
@@ -493,44 +498,15 @@ class Growth:
                 train &= steps["end_ns"] > self._lane_ns + _GONE_NS
             if not train.any():
                 continue
-            self._lane = writer
-            self._lane_ns = int(steps["end_ns"][train][-1])
-            before, counted = self._steps, np.nan_to_num(steps["steps"][train], nan=1.0)
-            totals = before + np.cumsum(counted)
+            ends = steps["end_ns"][train]
+            if self._begin_ns is None:
+                self._begin_ns = int(ends[0])
+            self._lane, self._lane_ns = writer, int(ends[-1])
+            totals = self._steps + np.cumsum(np.nan_to_num(steps["steps"][train], nan=1.0))
+            stretch = np.floor(np.append(self._steps, totals) / self._steps_each)
             self._steps = float(totals[-1])
-            stretch = np.floor(totals / self._steps_each)
-            was = np.floor(np.concatenate([[before], totals[:-1]]) / self._steps_each)
-            edges = steps["end_ns"][train][stretch > was].tolist()
-            if not before:  # the first stretch begins with the end of the first step
-                edges = [int(steps["end_ns"][train][0]), *edges]
-            self._edges += edges
-
-    def _take(self, device: str, column: str, t_ns: Any, values: Any) -> None:  # noqa: ANN401
-        if self._column.setdefault(device, column) != column:
-            return
-        before = self._pending.get(device, (t_ns[:0], values[:0]))
-        self._pending[device] = (
-            np.concatenate([before[0], t_ns]),
-            np.concatenate([before[1], values]),
-        )
-
-    def _stretches(self, device: str) -> Iterator[AlertEvent]:
-        t_ns, values = self._pending[device]
-        first = 0
-        for edge in self._edges:
-            began_ns = self._done_ns.get(device)
-            if began_ns is not None and edge <= began_ns:
-                continue
-            last = int(np.searchsorted(t_ns, edge, side="right"))
-            if last >= len(t_ns):  # samples of this stretch may still come
-                break
-            if began_ns is not None and last > first:
-                yield from self._rose(device, float(values[first:last].min()), edge)
-            if began_ns is None or last > first:
-                first, self._done_ns[device] = last, edge
-        if not self._steps:  # memory before the first step is not growth
-            first = max(0, len(t_ns) - 1)
-        self._pending[device] = (t_ns[first:], values[first:])
+            edges += ends[np.diff(stretch) > 0].tolist()
+        return edges
 
     def _rose(self, device: str, least: float, t_ns: int) -> Iterator[AlertEvent]:
         self.lacks = ""
