@@ -163,8 +163,6 @@ RANK_METRICS = [
 # Step time and the window.
 
 # Of a log: a line says when its steps ended, and the line before it when they began.
-_ENOUGH_ROWS = 5
-_SLOW_FIRST_STEP = 3.0  # times the median: a compilation or a cold cache
 _FIRST_LINE = "the first printed line only starts the clock, unless it gives its own time"
 
 
@@ -248,23 +246,8 @@ def window_s(evidence: Evidence) -> Reading:
     """The window all figures are over."""
     note = evidence.window_note
     if evidence.from_output and evidence.has_work:
-        note += f"; {_slow_first_line(evidence) or _FIRST_LINE}"
+        note += f"; {_FIRST_LINE}"
     return Reading(evidence.span.duration_s, "s", evidence.clock_basis, note=note)
-
-
-def _slow_first_line(evidence: Evidence) -> str:
-    """A hint if the first printed step is a compilation and is counted; else empty."""
-    rows = evidence.counted.lanes[0]
-    steps = rows.step_counts
-    each_s = rows.duration_s / np.maximum(steps, 1)
-    is_first = rows["start_ns"][0] <= evidence.work.lanes[0]["start_ns"][0]
-    times = float(each_s[0] / np.median(each_s))
-    if len(rows) < _ENOUGH_ROWS or not is_first or times <= _SLOW_FIRST_STEP:
-        return ""
-    return (
-        f"the first printed step took {duration(float(each_s[0]))}, {times:.0f} times the median,"
-        f" and is counted; --warmup-steps {steps[0]:.0f} leaves it out"
-    )
 
 
 def run_s(evidence: Evidence) -> Reading:

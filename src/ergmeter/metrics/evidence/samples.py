@@ -8,8 +8,6 @@ functions while the device's samples are loaded.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
@@ -137,17 +135,12 @@ def _named(argument: object) -> object:
 # a probe that failed in the first minute says nothing of the hour after it.
 
 ACCELERATORS = ("nvml", "amd", "neuron", "apple")  # the probes of some
-_PROBES = {
-    "gpu": ACCELERATORS,
-    "node": ("node",),
-    "process": ("process",),
-    "allocator": ("allocator",),
-}
-_WORDS = {
-    "gpu": "accelerator",
-    "node": "node reading",
-    "process": "process reading",
-    "allocator": "allocator of a framework",
+# By kind of device: what one is called, and the probes that read it.
+_SAMPLED = {
+    "gpu": ("accelerator", ACCELERATORS),
+    "node": ("node reading", ("node",)),
+    "process": ("process reading", ("process",)),
+    "allocator": ("allocator of a framework", ("allocator",)),
 }
 # What a window may stick out over the readings: some of their intervals, or this for a single one.
 _INTERVALS = 2.5
@@ -158,7 +151,8 @@ def sampled(evidence: Evidence, kind: str) -> list[Device]:
     """The devices of a kind. Raises NotMeasurable with the probe's reason if there is none."""
     devices = evidence.devices(kind)
     if not devices:
-        raise NotMeasurable(evidence.why_no_device(_WORDS[kind], *_PROBES[kind]))
+        what, probes = _SAMPLED[kind]
+        raise NotMeasurable(evidence.why_no_device(what, *probes))
     return devices
 
 
@@ -309,8 +303,6 @@ class SampleColumns:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._loaded_columns: dict[tuple[int, str], dict[str, Series]] = {}
-        self._largest: list[tuple[int, int, tuple[int, str]]] = []  # a heap of what is kept
-        self._count = itertools.count()
         self._readings = 0  # in memory
         self._loaded: set[tuple[int, str]] = set()  # once, if it was let go or not
         self._names: dict[int, set[str]] = {}  # what each writer has said at all
@@ -345,24 +337,19 @@ class SampleColumns:
         for name, by_device in by_column.items():
             if (number, name) not in self._loaded_columns:
                 self._loaded_columns[number, name] = by_device
-                size = _size(by_device)
-                self._readings += size
+                self._readings += _size(by_device)
                 self._loaded.add((number, name))
-                heapq.heappush(self._largest, (-size, next(self._count), (number, name)))
         self._let_go(but=number)
         return by_column[column]
 
     def _let_go(self, *, but: int) -> None:
-        """Frees the largest streams above the limit, except those of the writer in use."""
-        passed = []
-        while self._readings > MAX_READINGS and self._largest:
-            entry = heapq.heappop(self._largest)
-            if entry[2][0] == but:
-                passed.append(entry)
-            else:
-                self._readings -= _size(self._loaded_columns.pop(entry[2]))
-        for entry in passed:
-            heapq.heappush(self._largest, entry)
+        """Frees the largest columns if there are too many, except those of the writer in use."""
+        if self._readings <= MAX_READINGS:
+            return
+        others = [key for key in self._loaded_columns if key[0] != but]
+        for key in sorted(others, key=lambda key: -_size(self._loaded_columns[key])):
+            if self._readings > MAX_READINGS // 2:  # not at the limit: sorting takes its time
+                self._readings -= _size(self._loaded_columns.pop(key))
 
 
 class Column(Mapping[str, Series]):

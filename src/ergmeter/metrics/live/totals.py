@@ -10,7 +10,7 @@ each call.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -64,16 +64,12 @@ class Totals:
 
     def __add__(self, later: Totals) -> Totals:
         """The sum of two adjacent totals."""
-        return Totals(
-            self.start_ns,
-            later.end_ns,
-            self.steps + later.steps,
-            self.in_steps_s + later.in_steps_s,
-            *(
-                _sum(getattr(self, name), getattr(later, name))
-                for name in ("tokens", "samples", "energy_j", "memory_byte_s", "busy_s")
-            ),
-        )
+        amounts = {
+            part.name: _sum(getattr(self, part.name), getattr(later, part.name))
+            for part in fields(self)
+            if part.name not in ("start_ns", "end_ns")
+        }
+        return replace(self, end_ns=later.end_ns, **amounts)
 
 
 class RunningTotals:
