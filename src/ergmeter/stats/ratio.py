@@ -322,8 +322,6 @@ class Needed:
     repeats: int | None
     fewest: int | None
     most: int | None
-    effect: float
-    power: float
 
 
 def power(
@@ -388,7 +386,7 @@ def needed(
         _fewest(effect, noise * part, is_paired=is_paired, confidence=confidence)
         for part in (1.0, narrow, wide)
     )
-    return Needed(likely, fewest, most, effect, POWER)
+    return Needed(likely, fewest, most)
 
 
 def shows(

@@ -17,7 +17,6 @@ from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.steps import (
     RowAmounts,
     Spool,
-    Spooled,
     Steps,
     Timed,
     read_steps,
@@ -88,10 +87,10 @@ def rows_of(found: Steps) -> list[list[tuple[str, list[float]]]]:
 def test_lanes_from_a_file_are_those_in_memory(tmp_path: Path, low: Callable[[], None]) -> None:
     run = many(tmp_path / "run")
     held = read_steps(run)
-    assert not isinstance(held, Spooled)
+    assert not held.spooled_lanes
     low()
     found = read_steps(run)
-    assert isinstance(found, Spooled)
+    assert found.spooled_lanes
     assert len(found) == len(held) == 4 * 40 + 25 + (1 + 2 + 3 + 4 + 1) + 2 + 5
     assert len(found.lanes) == 5
     assert rows_of(found) == rows_of(held)
@@ -136,7 +135,7 @@ def test_the_summary_from_a_file_is_the_one_in_memory(
     declared = Settings(**settings)
     in_memory = summarize(Run.open(tmp_path / "run"), declared)
     low()
-    assert isinstance(evidence_of(Run.open(tmp_path / "run"), declared).all_steps, Spooled)
+    assert evidence_of(Run.open(tmp_path / "run"), declared).all_steps.spooled_lanes
     assert summarize(Run.open(tmp_path / "run"), declared) == in_memory
 
 
@@ -231,7 +230,7 @@ def test_a_place_to_write_that_is_not_there_leaves_the_rows_in_memory(
     low()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     found = read_steps(run)
-    assert not isinstance(found, Spooled)
+    assert not found.spooled_lanes
     assert len(found.lanes) == 5
 
 

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -105,13 +105,15 @@ class Steps:
     """Rows of steps. In a lane they are in order of their start."""
 
     columns: Mapping[str, Array]
+    spooled_lanes: tuple[Steps, ...] = ()  # where the rows are in a file, to be read one at a time
 
     def __len__(self) -> int:
         return self._rows
 
     @cached_property
     def _rows(self) -> int:
-        return len(self.columns["start_ns"])
+        lanes = self.spooled_lanes
+        return sum(map(len, lanes)) if lanes else len(self.columns["start_ns"])
 
     def __getitem__(self, name: str) -> FloatArray:
         return cast("FloatArray", self.columns[name])  # times are used as numbers too
@@ -120,6 +122,10 @@ class Steps:
         """The rows for which the mask holds."""
         if mask.dtype == bool and mask.all():
             return self  # nothing is copied
+        if self.spooled_lanes and mask.dtype == bool:
+            ends = np.cumsum([len(lane) for lane in self.spooled_lanes])
+            masks = zip(self.spooled_lanes, np.split(mask, ends[:-1]), strict=True)
+            return _spooled(self.columns, (lane.where(own) for lane, own in masks))
         if isinstance(self.columns, LazyColumns):
             return _view(self.columns, mask)
         return Steps({name: _chosen(column, mask) for name, column in self.columns.items()})
@@ -142,6 +148,8 @@ class Steps:
     @cached_property
     def lanes(self) -> Sequence[Steps]:
         """The rows of each rank by itself."""
+        if self.spooled_lanes:
+            return self.spooled_lanes
         if "lane" not in self.columns:
             return with_lanes(self).lanes
         # They lie together, so that each is a slice, and no copy.
@@ -196,39 +204,14 @@ class Steps:
         return covered / NS_PER_S
 
 
-@dataclass(frozen=True)
-class Spooled(Steps):
-    """Rows of many ranks, of which one's at a time are in memory."""
+def _spooled(names: Iterable[str], lanes: Iterable[Steps]) -> Steps:
+    """Rows of many ranks, of which one's at a time are in memory; with columns of these names."""
+    own = tuple(lane for lane in lanes if len(lane))
 
-    by_rank: tuple[Steps, ...]
+    def load(name: str) -> Array:
+        return _side_by_side([lane.columns[name] for lane in own]) if own else np.empty(0)
 
-    @classmethod
-    def of(cls, names: Iterable[str], lanes: Iterable[Steps]) -> Spooled:
-        """These lanes, without those that have no rows, with columns of these names."""
-        by_rank = tuple(lane for lane in lanes if len(lane))
-        return cls(LazyColumns(names, partial(_joined_column, by_rank)), by_rank)
-
-    @cached_property
-    def _rows(self) -> int:
-        return sum(map(len, self.by_rank))
-
-    @cached_property
-    def lanes(self) -> Sequence[Steps]:
-        """The rows of each rank by itself, loaded as they are looked at."""
-        return self.by_rank
-
-    def where(self, mask: Mask) -> Steps:
-        """The rows for which the mask holds."""
-        if mask.dtype != bool:
-            return Steps({name: column[mask] for name, column in self.columns.items()})
-        edges = pairwise(accumulate(map(len, self.by_rank), initial=0))
-        own = [lane.where(mask[a:b]) for lane, (a, b) in zip(self.by_rank, edges, strict=True)]
-        return Spooled.of(self.columns, own)
-
-
-def _joined_column(lanes: tuple[Steps, ...], name: str) -> Array:
-    columns = [lane.columns[name] for lane in lanes]
-    return _side_by_side(columns) if columns else np.empty(0)
+    return Steps(LazyColumns(names, load), own)
 
 
 def read_steps(run: Run, stream: str = "") -> Steps:
@@ -251,7 +234,7 @@ def read_steps(run: Run, stream: str = "") -> Steps:
     for part, lane in zip(parts, _lanes_of(map(_span, parts)).tolist(), strict=True):
         lanes.setdefault(lane, []).append(part)
     every = (_lane(number, own) for number, own in sorted(lanes.items()))
-    return Spooled.of((*parts[0], "lane"), every)
+    return _spooled((*parts[0], "lane"), every)
 
 
 def _lane(number: int, parts: Sequence[Mapping[str, Array]]) -> Steps:

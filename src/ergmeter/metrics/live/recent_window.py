@@ -100,8 +100,8 @@ def _amount(evidence: Evidence, lane: Steps, unit: str) -> float:
     return float(np.nansum(lane["tokens_computed"])) * flops_per_token(evidence.flops[0])
 
 
-_ALL = Settings(warmup_steps=0)  # the warm-up is shown too
-_FOREVER_NS = 2**62
+WITH_WARMUP = Settings(warmup_steps=0)
+FOREVER_NS = 2**62
 
 
 def recent(run: Run, *, since_ns: int = 0, keys: Sequence[str] = ()) -> Update:
@@ -112,7 +112,7 @@ def recent(run: Run, *, since_ns: int = 0, keys: Sequence[str] = ()) -> Update:
     newest = evidence_since(run, since_ns).counted
     end_ns = _reached_ns(run, newest)
     part = run.part(Window(since_ns, end_ns))
-    evidence = Evidence(part, settings_of(part, _ALL), heed_marks=False)
+    evidence = Evidence(part, settings_of(part, WITH_WARMUP), heed_marks=False)
     if keys:
         readings = readings_of(evidence, keys)
         return _update(part, evidence, Summary(run.name, run.status, readings), final=False)
@@ -127,8 +127,8 @@ def whole_run_update(run: Run) -> Update:
 
 def evidence_since(run: Run, since_ns: int) -> Evidence:
     """The evidence of the newest part of a run, for computing a few metrics."""
-    part = run.part(Window(since_ns, _FOREVER_NS))
-    return Evidence(part, settings_of(part, _ALL), heed_marks=False)
+    part = run.part(Window(since_ns, FOREVER_NS))
+    return Evidence(part, settings_of(part, WITH_WARMUP), heed_marks=False)
 
 
 def first_start_ns(run: Run, since_ns: int) -> int:

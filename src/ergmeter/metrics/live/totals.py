@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -23,9 +23,9 @@ from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.samples import mean, or_missing, sampled
 from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.metrics.evidence.window import TRAINING, TrainingWindow
+from ergmeter.metrics.live.recent_window import FOREVER_NS, WITH_WARMUP
 from ergmeter.metrics.summarize import settings_of
 from ergmeter.records import Device, Missing, Window
-from ergmeter.runlog.settings import Settings
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ Amount: TypeAlias = "float | Missing"
 # reading on each side of the edge is needed.
 SETTLED_S = 10.0
 _SETTLED_NS = round(SETTLED_S * NS_PER_S)
-_FOREVER_NS = 2**62
-_ALL = Settings(warmup_steps=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ class Totals:
 
     def __add__(self, later: Totals) -> Totals:
         """The sum of two adjacent totals."""
-        amounts = {
+        amounts: dict[str, Any] = {
             part.name: _sum(getattr(self, part.name), getattr(later, part.name))
             for part in fields(self)
             if part.name not in ("start_ns", "end_ns")
@@ -86,7 +84,7 @@ class RunningTotals:
 
         `gpus`: the ids of this writer's GPUs; if empty, all of the run.
         """
-        newest = self._stretch(run, _FOREVER_NS, gpus)
+        newest = self._stretch(run, FOREVER_NS, gpus)
         try:
             ends = newest.counted["end_ns"]
         except NotMeasurable:
@@ -97,7 +95,7 @@ class RunningTotals:
             until_ns = int(ends[ends <= ends.max() - _SETTLED_NS].max())
             self._settled = self._plus(_totals(self._stretch(run, until_ns, gpus)))
             self._since_ns = until_ns
-            newest = self._stretch(run, _FOREVER_NS, gpus)
+            newest = self._stretch(run, FOREVER_NS, gpus)
         return self._plus(_totals(newest))
 
     def _plus(self, later: Totals) -> Totals:
@@ -117,7 +115,7 @@ class _Stretch(Evidence):
         self, run: Run, writer: int, since_ns: int, until_ns: int, gpus: Collection[str]
     ) -> None:
         wide = Window(max(0, since_ns - _SETTLED_NS), until_ns + _SETTLED_NS)
-        super().__init__(run.part(wide), settings_of(run, _ALL), heed_marks=False)
+        super().__init__(run.part(wide), settings_of(run, WITH_WARMUP), heed_marks=False)
         self._writer = writer
         self._since_ns = since_ns
         self._until_ns = until_ns
@@ -137,7 +135,7 @@ class _Stretch(Evidence):
         If sampling has stopped they count, and metrics of devices are absent.
         """
         rows = self.work
-        sampled_ns = self._sampled_until_ns if self._until_ns == _FOREVER_NS else None
+        sampled_ns = self._sampled_until_ns if self._until_ns == FOREVER_NS else None
         if sampled_ns is None or rows["end_ns"].max() > sampled_ns + _SETTLED_NS:
             return rows
         reached = rows["end_ns"] <= sampled_ns
