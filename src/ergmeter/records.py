@@ -210,10 +210,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class WorkPart:
-    """A named part of the FLOPs that a step computes beside the trained model's."""
+    """A named part of the FLOPs that the hardware computes in a step."""
 
-    name: str  # other models, generation
-    flops: float | None  # of a step. None: not counted
+    name: str  # model, recomputation, padding, other models, generation
+    flops: float | None  # of a step; of padding, of a position without a token. None: not counted
     note: str = ""
 
 
@@ -234,6 +234,16 @@ class Flops:
     other_work: tuple[WorkPart, ...] | None = None
     # Products of the trained model that could not be counted: `model_per_step` is a lower bound.
     not_counted: tuple[str, ...] = ()
+
+    @property
+    def hardware(self) -> tuple[WorkPart, ...]:
+        """All computed FLOPs by part; parts that are not known to exist are left out."""
+        parts = [WorkPart("model", self.model_per_step, "; ".join(self.not_counted))]
+        if self.hardware_per_step is not None:
+            parts.append(WorkPart("recomputation", self.hardware_per_step - self.model_per_step))
+        if self.hardware_per_padding is not None:
+            parts.append(WorkPart("padding", self.hardware_per_padding, "of one position"))
+        return (*parts, *(self.other_work or ()))
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> Flops:

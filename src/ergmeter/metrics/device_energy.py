@@ -23,7 +23,7 @@ from ergmeter.metrics.evidence.samples import (
     or_missing,
     why_absent,
 )
-from ergmeter.metrics.phases import merged
+from ergmeter.metrics.phases import merged, within
 from ergmeter.records import PHASES, Basis, Device, FloatArray, Missing, TimeArray, Window
 from ergmeter.runlog.segments import Series
 from ergmeter.units import NS_PER_S, duration
@@ -380,7 +380,7 @@ def _floor(power: Series, starts: TimeArray, ends: TimeArray, busy_s: float) -> 
     pauses_s = float((starts[1:] - ends[:-1]).sum()) / NS_PER_S
     after_ns = round(SEEN_AFTER_S * NS_PER_S)
     if pauses_s > _NO_PAUSES_FRAC * busy_s:
-        least, at_rest = _LEAST_READINGS, _within(power.t_ns, ends[:-1] + after_ns, starts[1:])
+        least, at_rest = _LEAST_READINGS, within(power.t_ns, ends[:-1] + after_ns, starts[1:])
     else:
         at_rest = (power.t_ns < starts[0]) | (power.t_ns >= ends[-1] + after_ns)
         least = _LEAST_AT_REST
@@ -403,21 +403,11 @@ def _levels(power: Series, starts: TimeArray, ends: TimeArray) -> FloatArray:
     return levels
 
 
-def _within(
-    t_ns: TimeArray, starts: TimeArray, ends: TimeArray
-) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    span = np.searchsorted(starts, t_ns, side="right") - 1
-    is_within: np.ndarray[tuple[int], np.dtype[np.bool_]] = (span >= 0) & (
-        t_ns < ends[np.clip(span, 0, None)]
-    )
-    return is_within
-
-
 def _power_between(power: Series, starts: TimeArray, ends: TimeArray) -> Series:
     """The readings that speak of long steps alone, at the times of which they speak."""
     if not len(starts):
         return Series(starts, np.empty(0))
-    inside = _within(power.t_ns, starts + round(SEEN_AFTER_S * NS_PER_S), ends)
+    inside = within(power.t_ns, starts + round(SEEN_AFTER_S * NS_PER_S), ends)
     return Series(power.t_ns[inside] - round(_SPEAKS_OF_S * NS_PER_S), power.values[inside])
 
 
@@ -601,10 +591,11 @@ def boundary(evidence: Evidence) -> list[Device]:
         if evidence.is_imported:
             raise NotMeasurable(why)
         raise NotMeasurable(f"{why}; {_HINT_CPU if evidence.gpus('unused') else _HINT}")
-    shared = [device for device in evidence.shared_devices if device.id in {d.id for d in devices}]
+    marked = {detail.partition(" ")[0] for detail in evidence.marked("device_shared")}
+    shared = [device.id for device in devices if device.id in marked]
     if shared:
         raise NotMeasurable(
-            f"other programs computed on {', '.join(device.id for device in shared)} too (see the"
+            f"other programs computed on {', '.join(shared)} too (see the"
             " mark device_shared): the energy of the board can't be split between them"
         )
     if evidence.has_company:

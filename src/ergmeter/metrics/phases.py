@@ -90,6 +90,12 @@ def joined(spans: list[Spans]) -> Spans:
     return merged(starts, ends)
 
 
+def within(t_ns: TimeArray, starts: TimeArray, ends: TimeArray) -> Any:  # noqa: ANN401  a mask
+    """Which times lie in one of these spans, which do not overlap; the end of a span is outside."""
+    span = np.searchsorted(starts, t_ns, side="right") - 1
+    return (span >= 0) & (t_ns < ends[np.maximum(span, 0)]) if len(starts) else span >= 0
+
+
 def touched(spans: Spans, since_ns: TimeArray, until_ns: TimeArray) -> Any:  # noqa: ANN401  a mask
     """Whether one of these spans, which do not touch, was on at some time between two others."""
     starts, ends = spans

@@ -33,6 +33,7 @@ from ergmeter.metrics.phases import (
     precedence,
     spans_of,
     why_no_stalls,
+    within,
 )
 from ergmeter.metrics.timeline import seconds
 from ergmeter.records import Basis, Device, FloatArray, TimeArray, weakest
@@ -133,7 +134,7 @@ def _owned(evidence: Evidence) -> tuple[TimeArray, TimeArray]:
     names = list(PARTS)
     owners = np.full(len(edges_ns) - 1, names.index("unknown"))
     for name, (starts, ends) in reversed(layers):  # the first layer overrides the others
-        owners[_covered(edges_ns, starts, ends)] = names.index(name)
+        owners[within(edges_ns[:-1], *merged(starts, ends))] = names.index(name)
     first_ns, last_ns = lane.lowest("start_ns"), lane.highest("end_ns")
     owners[edges_ns[1:] <= first_ns] = names.index("startup")
     owners[edges_ns[:-1] >= last_ns] = names.index("end")
@@ -214,14 +215,6 @@ def _after_ns(starts: TimeArray, own_ns: FloatArray, spans: list[Spans]) -> Time
     until = starts - held_ns[begun] + open_ns + own
     passed = np.searchsorted(begins - held_ns[:-1], until, side="left")
     return np.asarray(until + held_ns[passed], dtype=np.int64)
-
-
-def _covered(edges_ns: TimeArray, starts: TimeArray, ends: TimeArray) -> TimeArray:
-    """Indices of the pieces that lie in one of these spans."""
-    starts, ends = merged(starts, ends)
-    begun = np.searchsorted(starts, edges_ns[:-1], side="right")
-    over = np.searchsorted(ends, edges_ns[:-1], side="right")
-    return np.flatnonzero(begun > over)
 
 
 def _joules(

@@ -1,1 +1,1 @@
-"""Statistics: Student's t, ratios of groups, intervals of means, quantiles in little memory."""
+"""Statistics: Student's t, ratios of groups, intervals of means, percentiles."""

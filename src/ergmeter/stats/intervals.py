@@ -8,10 +8,9 @@ narrow (batch means: Law & Kelton, Simulation Modeling and Analysis).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -238,57 +237,3 @@ def mean_rate(rates: FloatArray) -> float:
     The arithmetic mean would give a slow stretch too little weight: it lasted longer.
     """
     return float(len(rates) / np.sum(1 / rates))
-
-
-# -- quantiles of very many values -----------------------------------------------------------------
-#
-# Exact, with few values in memory at a time. A median of the ranks' medians is not the median over
-# all steps, and a histogram is only as good as its bins. Here a random sample divides the values
-# into bins, a second pass counts each bin, and a third sorts those that hold a value asked for.
-
-Values: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-Blocks: TypeAlias = Callable[[], Iterable[Values]]  # all values, anew at each call
-
-IN_MEMORY = 400_000  # up to so many values are sorted in memory
-_SAMPLE = 2**12
-
-
-def percentile_of_blocks(blocks: Blocks, q: float) -> float:
-    """The q-th percentile (0 to 100), interpolated between the two nearest values as in numpy."""
-    count = sum(len(block) for block in blocks())
-    position = (count - 1) * (q / 100)
-    first = min(math.floor(position), count - 1)
-    low, high = (
-        float(value) for value in values_at(blocks, [first, min(first + 1, count - 1)], count)
-    )
-    share = position - first
-    return low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share)
-
-
-def values_at(blocks: Blocks, places: Sequence[int], count: int) -> Values:
-    """The values at these indices of the sorted order, which has `count` values."""
-    if count <= IN_MEMORY:
-        return np.asarray(np.sort(np.concatenate(list(blocks())))[places])
-    dice = np.random.default_rng(0)
-    sample = [block[dice.random(len(block)) < _SAMPLE / count] for block in blocks()]
-    edges = np.sort(np.concatenate(sample))
-    counts = np.zeros(len(edges) + 1, dtype=np.int64)
-    for block in blocks():
-        counts += np.bincount(np.searchsorted(edges, block), minlength=len(counts))
-    upto = np.cumsum(counts)
-    bins = np.searchsorted(upto, places, side="right").tolist()
-    inside: dict[int, list[tuple[Values, Values]]] = {bin_: [] for bin_ in bins}
-    for block in blocks():
-        bin_of_each = np.searchsorted(edges, block)
-        for bin_, pieces in inside.items():
-            # Equal values are stored once with their count: they may be most of all.
-            pieces.append(np.unique(block[bin_of_each == bin_], return_counts=True))
-    ranks = (np.asarray(places) - (upto - counts)[bins]).tolist()
-    return np.array([_value_at(inside[bin_], rank) for bin_, rank in zip(bins, ranks, strict=True)])
-
-
-def _value_at(pieces: Sequence[tuple[Values, Values]], rank: int) -> object:
-    """The value at an index of the sorted order, of pieces of distinct values and their counts."""
-    values, counts = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
-    order = np.argsort(values, kind="stable")
-    return values[order][np.searchsorted(np.cumsum(counts[order]), rank, side="right")]

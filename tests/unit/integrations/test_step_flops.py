@@ -108,13 +108,7 @@ class Counted:
     @property
     def parts(self) -> dict[str, float | None]:
         assert self.flops is not None, self.why_not
-        parts: dict[str, float | None] = {"model": self.flops.model_per_step}
-        if self.flops.hardware_per_step is not None:
-            parts["recomputation"] = self.flops.hardware_per_step - self.flops.model_per_step
-        if self.flops.hardware_per_padding is not None:
-            parts["padding"] = self.flops.hardware_per_padding
-        parts |= {part.name: part.flops for part in self.flops.other_work or ()}
-        return {name: flops for name, flops in parts.items() if flops != 0}
+        return {part.name: part.flops for part in self.flops.hardware if part.flops != 0}
 
 
 @pytest.fixture

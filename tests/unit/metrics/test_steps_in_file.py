@@ -27,7 +27,6 @@ from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Mark, Sample, Step
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
-from ergmeter.stats import intervals
 from ergmeter.stats.intervals import ratio_interval
 from tests.runs import GPU, add_writer, even_steps, make_run
 
@@ -41,8 +40,6 @@ def low(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def lowered() -> None:
         monkeypatch.setattr(steps, "MAX_ROWS", 10)
-        monkeypatch.setattr(intervals, "IN_MEMORY", 10)
-        monkeypatch.setattr(intervals, "_SAMPLE", 40)
 
     return lowered
 

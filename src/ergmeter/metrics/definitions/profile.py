@@ -16,8 +16,8 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric, efficientllm
 from ergmeter.metrics.definitions.timing import in_step_s
-from ergmeter.records import Direction, FloatArray, Reading, is_above, weakest
-from ergmeter.stats.intervals import percentile_of_blocks
+from ergmeter.metrics.evidence.window import host_times
+from ergmeter.records import Direction, Reading, is_above, weakest
 from ergmeter.units import NS_PER_S, duration
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def times_as_long(evidence: Evidence, each: list[dict[str, Any]]) -> float | Non
         return None
 
     def is_seen(lane: Steps) -> Mask:
-        end_ns = _of_host(lane, "end_ns")
+        _, end_ns = host_times(lane)
         is_profiled = np.zeros(len(lane), dtype=bool)
         for profile in each:
             if profile.get("lasted_s"):
@@ -108,15 +108,8 @@ def times_as_long(evidence: Evidence, each: list[dict[str, Any]]) -> float | Non
 
 
 def _median_ns(rows: Steps) -> float:
-    return percentile_of_blocks(
-        lambda: (_of_host(lane, "end_ns") - _of_host(lane, "start_ns") for lane in rows.lanes), 50
-    )
-
-
-def _of_host(rows: Steps, name: str) -> FloatArray:
-    """Times that were seen on the host, where start and end are the device's."""
-    host = rows[f"host_{name}"]
-    return np.where(np.isnan(host), rows[name], host)
+    start_ns, end_ns = host_times(rows)
+    return float(np.median(end_ns - start_ns))
 
 
 # Column, title, direction, and what is divided by the time of the profiled steps.

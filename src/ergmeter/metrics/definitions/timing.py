@@ -21,7 +21,7 @@ from ergmeter.metrics.evidence.samples import cached_result
 from ergmeter.metrics.evidence.steps import RowAmounts, Steps, interval_in_order
 from ergmeter.metrics.phases import PHASE_TITLES
 from ergmeter.records import FloatArray, Reading
-from ergmeter.stats.intervals import percentile_of_blocks
+from ergmeter.stats.intervals import percentile
 from ergmeter.units import NS_PER_S, duration, number_of
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def _step_percentile(evidence: Evidence, q: float) -> Reading:
     steps_of(evidence)  # or the reason why there are none
     lanes = evidence.counted.lanes
     most = max(float(lane["steps"].max()) for lane in lanes)
-    value = percentile_of_blocks(lambda: (_periods(evidence, lane, most) for lane in lanes), q)
+    value = percentile(np.concatenate([_periods(evidence, lane, most) for lane in lanes]), q)
     return Reading(value, "s", evidence.steps_basis, note=_note(evidence, most))
 
 

@@ -519,12 +519,6 @@ class Evidence:
         return Column(self._columns, column)
 
     @cached_property
-    def shared_devices(self) -> list[Device]:
-        """Devices on which other programs computed."""
-        ids = {detail.partition(" ")[0] for detail in self.marked("device_shared")}
-        return [device for device in self.run.devices.values() if device.id in ids]
-
-    @cached_property
     def has_company(self) -> bool:
         """Whether another training of the same run was at work in the window of this one."""
         beside = replace(self.run, writers=list(self.run.beside), beside=())

@@ -23,12 +23,12 @@ import numpy as np
 
 from ergmeter.records import PHASES
 from ergmeter.runlog.segments import joined_steps
-from ergmeter.stats.intervals import cuts_of, interval_of, values_at
+from ergmeter.stats.intervals import cuts_of, interval_of
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence.window import TrainingWindow
-    from ergmeter.records import FloatArray, TimeArray
+    from ergmeter.records import FloatArray
     from ergmeter.runlog.reader import Run
 
 
@@ -375,14 +375,21 @@ class Timed:
 
     def __init__(self, rows: Steps, window: TrainingWindow) -> None:
         """`window`: what the rows are over, from the start of the first block on."""
-        self._rows = rows
-        self._window = window
-        count = len(rows)
-        cuts = cuts_of(count)
         self._blocks: list[Array] = []  # of each lane: the block of each row, in a byte
         self._lasted_s: FloatArray = np.empty(0)
-        if cuts is not None:
-            self._cut(cuts, count)
+        cuts = cuts_of(len(rows))
+        if cuts is None:
+            return
+        ends_ns = np.concatenate([lane.columns["end_ns"] for lane in rows.lanes])
+        order = np.argsort(ends_ns, kind="stable")
+        edges_ns = ends_ns[order[np.append(cuts, len(rows)) - 1]]
+        passed = window.elapsed_ns(np.append(window.start_ns, edges_ns))
+        # The window of requests goes on after the last row, until failed ones have settled.
+        passed[-1] = max(passed[-1], window.elapsed_ns(np.array([window.end_ns]))[0])
+        self._lasted_s = np.diff(passed) / NS_PER_S
+        block = np.empty(len(rows), dtype=np.uint8)
+        block[order] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
+        self._blocks = np.split(block, np.cumsum([len(lane) for lane in rows.lanes])[:-1])
 
     def interval(self, amounts: RowAmounts) -> tuple[float, float] | None:
         """The 95 % interval of amounts over time; None if there are too few rows."""
@@ -392,27 +399,3 @@ class Timed:
         for block, lane_amounts in zip(self._blocks, amounts, strict=True):
             sums += np.bincount(block, weights=lane_amounts, minlength=len(sums))
         return interval_of(sums, self._lasted_s)
-
-    def _cut(self, cuts: TimeArray, count: int) -> None:
-        ends = values_at(self._ends, [*(cuts - 1).tolist(), count - 1], count)
-        passed = self._window.elapsed_ns(np.append(self._window.start_ns, ends))
-        # The window of requests goes on after the last row, until failed ones have settled.
-        passed[-1] = max(passed[-1], self._window.elapsed_ns(np.array([self._window.end_ns]))[0])
-        self._lasted_s = np.diff(passed) / NS_PER_S
-        ends = ends[:-1]  # of the last row before each cut
-        before = np.zeros(len(cuts), dtype=np.int64)
-        for own in self._ends():
-            before += np.searchsorted(np.sort(own), ends)
-        # Rows that end with it: so many of them, as they lie, are before the cut.
-        left = cuts - before
-        for own in self._ends():
-            block = np.searchsorted(ends, own).astype(np.uint8)
-            tied = np.flatnonzero(np.isin(own, ends))
-            for row in tied.tolist():
-                same = ends == own[row]
-                block[row] += int((left[same] <= 0).sum())
-                left[same] -= 1
-            self._blocks.append(block)
-
-    def _ends(self) -> Iterator[Array]:
-        return (lane.columns["end_ns"] for lane in self._rows.lanes)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.phases import merged
+from ergmeter.metrics.phases import merged, within
 from ergmeter.records import PHASES, FloatArray, Mark, TimeArray, Window
 from ergmeter.units import NS_PER_S, duration, number_of
 
@@ -377,8 +377,7 @@ def intersected(
     begins = edges[:-1]
     inside = np.ones(len(begins), dtype=bool)
     for starts, ends in (first, second):
-        span = np.searchsorted(starts, begins, side="right") - 1
-        inside &= (span >= 0) & (begins < (ends[np.maximum(span, 0)] if len(ends) else 0))
+        inside &= within(begins, starts, ends)
     return merged(begins[inside], edges[1:][inside])
 
 
@@ -481,7 +480,7 @@ def _spans(all_steps: Steps, outer: Window, *, printed: bool, on_gpu: bool) -> _
         nothing = np.empty(0, dtype=bool)
         return _Spans(_NONE, _NONE, _NONE, nothing, nothing)
     start_ns, end_ns = rows["start_ns"].astype(np.int64), rows["end_ns"].astype(np.int64)
-    host = _host_times(rows)
+    host = host_times(rows)
     train = lane.of_phase("train")
     begin_ns, finish_ns = host[0].copy(), np.maximum(end_ns, host[1])
     begin_ns, finish_ns, is_beside, by_device = _against(
@@ -507,7 +506,7 @@ def _other_lanes(all_steps: Steps, lane: Steps) -> Iterator[Steps]:
     return (other for other in all_steps.lanes if len(other) and other["lane"][0] != own)
 
 
-def _host_times(rows: Steps) -> tuple[TimeArray, TimeArray]:
+def host_times(rows: Steps) -> tuple[TimeArray, TimeArray]:
     """When the host began and ended each row, also where the device's times are its times."""
     times = []
     for edge in ("start_ns", "end_ns"):
@@ -536,9 +535,9 @@ def _against(
     count = len(begin_ns)
     if not len(train):
         return begin_ns, finish_ns, np.zeros(count, dtype=bool), np.ones(count, dtype=bool)
-    order = np.argsort(_host_times(train)[0], kind="stable")
+    order = np.argsort(host_times(train)[0], kind="stable")
     train = train.where(order)
-    steps_from, steps_to = _host_times(train)
+    steps_from, steps_to = host_times(train)
     done_ns = np.maximum.accumulate(train["end_ns"].astype(np.int64))
     from_ns, to_ns = host
     # Steps that the host began before the span: all of them are to be done.

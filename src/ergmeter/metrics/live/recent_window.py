@@ -141,7 +141,8 @@ def _update(run: Run, evidence: Evidence, summary: Summary, *, final: bool) -> U
     window = evidence.span
     clock = run.writers[0].header["clock"]
     wall_s = float(clock["wall_ns"] + window.end_ns - clock["monotonic_ns"]) / NS_PER_S
-    done = _steps_done(evidence)
+    lanes = evidence.work.lanes if evidence.trains else ()
+    done = max(map(steps_done, lanes), default=0)
     unbroken = readings_of(evidence.over(UNBROKEN), _ledger_keys()) if final else {}
     return Update(
         done, wall_s, window.outer, summary, final, window.duration_s, window.kind, unbroken
@@ -165,12 +166,3 @@ def _reached_ns(run: Run, rows: Steps) -> int:
             ends[int(writer)] = int(lane["end_ns"][lane["writer"] == writer].max())
     working = [end for number, end in ends.items() if not run.writers[number].closed]
     return min(working) if working else max(ends.values())
-
-
-def _steps_done(evidence: Evidence) -> int:
-    """The index of the last step plus one; for steps without an index, their number."""
-    lanes = evidence.work.lanes if evidence.trains else ()
-    last = [float(np.nanmax(lane["index"])) for lane in lanes if not np.isnan(lane["index"]).all()]
-    if last:
-        return int(max(last)) + 1
-    return int(sum(float(np.nansum(lane["steps"])) for lane in lanes))
