@@ -206,7 +206,7 @@ def _watts(value: Any) -> float:  # noqa: ANN401  the binding has no types
 
 
 # What is asked of a handle; "instant" and "average" of what "fields" answered.
-_QUERIES: dict[str, Callable[[Any], Any]] = {
+QUERIES: dict[str, Callable[[Any], Any]] = {
     "fields": lambda gpu: pynvml.nvmlDeviceGetFieldValues(gpu, _INSTANT_AND_AVERAGE),
     "field": lambda asked: asked(),
     "instant": _watts,
@@ -429,7 +429,7 @@ class Gpu:
             return None
         try:
             handle = self._board if name in _OF_THE_BOARD else self._handle
-            return _QUERIES[name](handle if subject is None else subject)
+            return QUERIES[name](handle if subject is None else subject)
         except _UNSUPPORTED:
             self._unsupported.add(name)
         except pynvml.NVMLError as error:

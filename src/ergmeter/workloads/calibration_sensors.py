@@ -25,7 +25,8 @@ import torch
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.hardware.calibration import CalibratedRate, Idle, Refresh
-from ergmeter.units import HZ_PER_MHZ, J_PER_MJ, NS_PER_S, W_PER_MW
+from ergmeter.probes.nvml import QUERIES
+from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,54 +50,35 @@ _LIMITS = {
 }
 
 
+Query: TypeAlias = "Callable[[], float]"
+
+
 class Sensors:
-    """One GPU through NVML. Close it when done."""
+    """One GPU through NVML, asked as the probe asks it. Close it when done."""
 
     def __init__(self, device: Device) -> None:
         pynvml.nvmlInit()
-        self._handle = pynvml.nvmlDeviceGetHandleByUUID(device.id)
-        self._has_instant = device.facts.get("power_field") == "instant"
+        handle = pynvml.nvmlDeviceGetHandleByUUID(device.id)
+        ask = {name: partial(query, handle) for name, query in QUERIES.items()}
+        self.power_w: Query = ask["draw"]
+        if device.facts.get("power_field") == "instant":
+            self.power_w = lambda: QUERIES["instant"](ask["fields"]()[0])
+        self.energy_j: Query = ask["energy"]
+        self.gauges = (ask["clock"], self.power_w, ask["temperature"], ask["throttle"])
+        self.clock_hz: Query = ask["clock"]
+        self._processes = ask["processes"]
 
     def close(self) -> None:
         """Shuts NVML down."""
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
 
-    def power_w(self) -> float:
-        """Instant power if available, as the probe reads it."""
-        if not self._has_instant:
-            return float(pynvml.nvmlDeviceGetPowerUsage(self._handle)) * W_PER_MW
-        field = pynvml.nvmlDeviceGetFieldValues(
-            self._handle, [(pynvml.NVML_FI_DEV_POWER_INSTANT, 0)]
-        )[0]
-        if field.nvmlReturn != pynvml.NVML_SUCCESS:
-            raise pynvml.NVMLError(field.nvmlReturn)
-        return int(field.value.uiVal) * W_PER_MW
-
-    def energy_j(self) -> float:
-        """The energy counter."""
-        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) * J_PER_MJ
-
-    def clock_hz(self) -> float:
-        """The clock of the streaming multiprocessors."""
-        clock = pynvml.nvmlDeviceGetClockInfo(self._handle, pynvml.NVML_CLOCK_SM)
-        return float(clock) * HZ_PER_MHZ
-
-    def temperature_c(self) -> float:
-        """The chip's temperature."""
-        return float(pynvml.nvmlDeviceGetTemperature(self._handle, pynvml.NVML_TEMPERATURE_GPU))
-
-    def limits(self) -> float:
-        """The bit mask of throttle reasons."""
-        return float(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
-
     def processes(self) -> list[int]:
         """Process ids of compute processes on the GPU, by NVML."""
-        processes = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(self._handle)
-        return [process.pid for process in processes]
+        return [process.pid for process in self._processes()]
 
 
-def _asked(query: Callable[[], float]) -> float:
+def _asked(query: Query) -> float:
     """NVML's answer, or NaN."""
     try:
         return query()
@@ -108,12 +90,7 @@ class Watch:
     """Reads clock, power, temperature and limits on a thread of its own, while others work."""
 
     def __init__(self, sensors: Sensors) -> None:
-        self._queries = (
-            sensors.clock_hz,
-            sensors.power_w,
-            sensors.temperature_c,
-            sensors.limits,
-        )
+        self._queries = sensors.gauges
         self._rows: list[tuple[float, ...]] = []
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="ergmeter-watch", daemon=True)
@@ -191,7 +168,7 @@ def _next_change(sensors: Sensors) -> tuple[int, float] | None:
     return None
 
 
-def refresh(query: Callable[[], float], *, for_s: float) -> Refresh:
+def refresh(query: Query, *, for_s: float) -> Refresh:
     """The refresh period of a sensor, by polling. Raises NotMeasurable if it hardly changes."""
     looks_ns: list[int] = []
     values: list[float] = []
