@@ -24,14 +24,13 @@ import time
 import urllib.error
 import urllib.request
 import weakref
-from collections import deque
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ergmeter.errors import UsageError
-from ergmeter.meter.handover import FirstFailure
+from ergmeter.meter.handover import FirstFailure, QueueThread
 from ergmeter.meter.run_plan import DeviceClaim, print_notice
 from ergmeter.metrics.live.alert_rules import (
     NAN,
@@ -103,16 +102,13 @@ def _address(webhook: str) -> str:
     raise UsageError(f"a webhook is an http:// or https:// address; got {webhook!r}")
 
 
-class Notices:
+class Notices(QueueThread):
     """The thread that sends notices, from the first alert to the end of the run."""
 
     def __init__(self, ways: NoticeChannels, *, mark: Callable[[Mark], None]) -> None:
+        super().__init__("ergmeter-tell", _MAX_WAITING)
         self._ways = ways
         self._mark = mark
-        self._waiting: deque[dict[str, Any]] = deque()
-        self._wake = threading.Event()
-        self._ending = threading.Event()
-        self._thread: threading.Thread | None = None
 
     def tell(self, alert: dict[str, Any]) -> None:
         """Prints an alert at once, and queues it for the other channels."""
@@ -120,30 +116,21 @@ class Notices:
             print_notice(f"alert: {alert['text']}")
         if not self._ways.command and self._ways.webhook is None:
             return
-        if len(self._waiting) >= _MAX_WAITING:
-            self._waiting.popleft()
+        if self._queue(alert):
             self._failed(f"left out: {_MAX_WAITING} others were waiting to be sent")
-        self._waiting.append(alert)
-        self._wake.set()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._loop, name="ergmeter-tell", daemon=True)
+        if self._thread.ident is None:
             self._thread.start()
 
     def end(self) -> None:
         """Nothing more will come. Wait for what is under way, not for long."""
-        self._ending.set()
-        self._wake.set()
-        if self._thread is not None:
+        super().end()
+        if self._thread.ident is not None:
             self._thread.join(END_S)
             if self._thread.is_alive():
                 self._failed("had not been told when the program ended")
 
-    def _loop(self) -> None:
-        while self._waiting or not self._ending.is_set():
-            if not self._waiting:
-                self._wake.wait()
-                self._wake.clear()
-                continue
+    def _run(self) -> None:
+        for _ in self._turns():
             alert = self._waiting.popleft()
             for way, tell in (("webhook", self._post), ("command", self._call)):
                 try:

@@ -33,7 +33,7 @@ from ergmeter.runlog.process_group import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from ergmeter.runlog.writer import Writer
@@ -77,7 +77,7 @@ class FirstFailure:
     is_marked: bool = False
 
     def __call__(self, work: Callable[..., object], *args: Any, **options: Any) -> None:  # noqa: ANN401
-        """Does this part."""
+        """Calls this part; an exception becomes a mark, the first time."""
         try:
             work(*args, **options)
         except Exception as error:  # noqa: BLE001  our failure is a mark, not the training's end
@@ -85,6 +85,44 @@ class FirstFailure:
                 self.is_marked = True
                 message = f"{self.about}{type(error).__name__}: {error}"[:1000]
                 self.mark(Mark(time.monotonic_ns(), self.name, message))
+
+
+class QueueThread:
+    """A daemon thread that works through a bounded queue; a full queue drops its oldest item."""
+
+    def __init__(self, name: str, most: int) -> None:
+        self._waiting: deque[Any] = deque()
+        self._most = most
+        self._wake = threading.Event()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def end(self) -> None:
+        """Nothing more will come: work through what waits, then end."""
+        self._ending.set()
+        self._wake.set()
+
+    def _queue(self, item: object) -> bool:
+        """Queue an item. True if the oldest was dropped for it."""
+        is_full = len(self._waiting) >= self._most
+        if is_full:
+            self._waiting.popleft()
+        self._waiting.append(item)
+        self._wake.set()
+        return is_full
+
+    def _turns(self) -> Iterator[None]:
+        """Yields as often as an item waits; ends when the queue is empty and `end` was called."""
+        while self._waiting or not self._ending.is_set():
+            if self._waiting:
+                yield
+            else:
+                self._wake.wait()
+                self._wake.clear()
+
+    def _run(self) -> None:
+        """What the thread does."""
+        raise NotImplementedError
 
 
 class HandOver:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ergmeter import registry
 from ergmeter.errors import ErgmeterError, NotMeasurable, PluginError, UsageError
-from ergmeter.meter.handover import FirstFailure
+from ergmeter.meter.handover import FirstFailure, QueueThread
 from ergmeter.meter.run_plan import listed, print_notice
 from ergmeter.ports import DeclaredSink, Sink, SinkRequest, Update
 from ergmeter.records import Mark
@@ -79,38 +78,22 @@ def _plan(declared: object) -> SinkPlan:
     raise UsageError(f"a sink is a name, (name, options) or a Sink; got {declared!r}")
 
 
-class _Outlet:
+class _Outlet(QueueThread):
     """One sink, its queue and its thread."""
 
     def __init__(self, plan: SinkPlan, request: SinkRequest, mark: Callable[[Mark], None]) -> None:
-        self.name = plan.name
+        super().__init__(f"ergmeter-sink-{plan.name}", MAX_WAITING)
         self._plan = plan
         self._request = request
         self._mark = mark
-        self._waiting: deque[Update] = deque()
-        self._wake = threading.Event()
-        self._ending = threading.Event()
         self._gone = False  # for good
         self._failures = 0
         self._dropped = 0
-        self._thread = threading.Thread(
-            target=self._loop, name=f"ergmeter-sink-{plan.name}", daemon=True
-        )
         self._thread.start()
 
     def offer(self, update: Update) -> None:
-        if self._gone:
-            return
-        if len(self._waiting) >= MAX_WAITING:
-            self._waiting.popleft()
-            self._dropped += 1
-        self._waiting.append(update)
-        self._wake.set()
-
-    def end(self) -> None:
-        """Nothing more will come: deliver what waits, then close."""
-        self._ending.set()
-        self._wake.set()
+        if not self._gone:
+            self._dropped += self._queue(update)
 
     def join(self, until_s: float) -> None:
         """Waits for it at most that long, and marks what was left behind."""
@@ -122,16 +105,14 @@ class _Outlet:
         elif left and not self._gone:
             self._say("sink_failed", f"{left} updates were not sent")
 
-    def _loop(self) -> None:
+    def _run(self) -> None:
         sink = self._opened()
-        while sink is not None and not (self._ending.is_set() and not self._waiting):
-            if not self._waiting:
-                self._wake.wait()
-                self._wake.clear()
-            elif not self._deliver(sink):
-                sink = None
-        if sink is not None:
-            self._close(sink)
+        if sink is None:
+            return
+        for _ in self._turns():
+            if not self._deliver(sink):
+                return
+        self._close(sink)
 
     def _opened(self) -> Sink | None:
         if self._plan.made is not None:
@@ -183,7 +164,7 @@ class _Outlet:
             self._say("sink_failed", f"{type(error).__name__}: {error}; while closing")
 
     def _say(self, name: str, what: str) -> None:
-        self._mark(Mark(time.monotonic_ns(), name, f"{self.name}: {what}"[:1000]))
+        self._mark(Mark(time.monotonic_ns(), name, f"{self._plan.name}: {what}"[:1000]))
 
 
 class Feed:
