@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from threading import get_ident
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -123,7 +124,6 @@ class Root:
         self._loop = loop
         self._thread = 0  # that calls it first; another one is ours, counting its FLOPs
         self._call: Any = None
-        self.compiled: Any = None  # what module.compile() had made of it
         self._names = _argument_names(unwrapped(module)[-1])
         self._shifts = shifts_labels(module)
         self._alike: dict[Any, Counts] = {}
@@ -135,7 +135,7 @@ class Root:
 
         True if it is no training forward: then `Loop.evaluated` waits for its return.
         """
-        if self._thread not in (0, get_ident()):
+        if not self.active or self._thread not in (0, get_ident()):
             return False
         if not is_grad_enabled() or not (module.training or self.trains_in_eval):
             self._call_outside_training(args, kwargs)
@@ -221,15 +221,15 @@ class Root:
         """Wrap the module's calls."""
         module = self.module()
         if self._call is None and module is not None:
-            self._call = _counting_call(self, module)
-            module.__dict__[_CALL] = self._call
+            evaluated = partial(self._loop.evaluated, self)
+            self._call = _look_first(module, self.called, fail=self._loop.fail, after=evaluated)
 
     def detach(self) -> None:
         """Remove the wrapper."""
         self.active = False
         if self._inside is not None:
             self._inside.detach()
-        _restore_call(self.module(), self._call, self.compiled)
+        _restore_call(self.module(), self._call)
         self._call = None
 
     def owned(self, parameters: Mapping[int, int]) -> int:
@@ -367,61 +367,54 @@ class InnerShapes:
         self._places = []
 
     def _look_at(self, module: nn.Module, shapes: set[tuple[int, ...]]) -> None:
-        def look(values: tuple[Any, ...]) -> None:
+        def look(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            values = (*args, *kwargs.values())
             first = next((value for value in values if hasattr(value, "shape")), None)
             if first is not None:
                 shapes.add(tuple(first.shape))
 
-        self._places.append((ref(module), _look_first(module, look)))
+        self._places.append((ref(module), _look_first(module, look, fail=lambda _error: None)))
 
 
-def _look_first(module: nn.Module, look: Callable[[tuple[Any, ...]], None]) -> Any:  # noqa: ANN401
-    """Replace a module's call by one that passes the arguments to `look` first."""
+def _look_first(
+    module: nn.Module,
+    look: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], object],
+    *,
+    fail: Callable[[Exception], object],
+    after: Callable[[], None] = lambda: None,
+) -> Any:  # noqa: ANN401
+    """Replace a module's call by one that passes the arguments to `look` first.
+
+    If that returns True, `after` is called when the module has returned. `fail` gets an error.
+    """
     to = ref(module)  # or a model would hold itself, and its memory, until it is collected
+    compiled = module.__dict__.get(_CALL)
 
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        called = to()
+        called, is_aside = to(), None
         assert called is not None
         if not is_compiling():
-            look((*args, *kwargs.values()))
-        return called._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-    call.__dict__[_OURS] = None
-    module.__dict__[_CALL] = call
-    return call
-
-
-def _restore_call(module: nn.Module | None, ours: Any, before: Any = None) -> None:  # noqa: ANN401
-    """Remove our replacement of a module's call, if it is still there."""
-    if module is not None and ours is not None and module.__dict__.get(_CALL) is ours:
-        module.__dict__.pop(_CALL)
-        if before is not None:
-            module.__dict__[_CALL] = before
-
-
-def _counting_call(root: Root, module: nn.Module) -> Callable[..., Any]:
-    """A replacement for a module's call that counts its arguments first."""
-    to = ref(module)  # or a model would hold itself, and its memory, until it is collected
-    compiled = root.compiled = module.__dict__.get(_CALL)
-
-    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        called, is_aside = to(), False
-        assert called is not None
-        if root.active and not is_compiling():
             try:
-                is_aside = root.called(called, args, kwargs)
+                is_aside = look(called, args, kwargs)
             except Exception as error:  # noqa: BLE001  never break training
-                root._loop.fail(error)
+                fail(error)
         if is_aside:
             result = (compiled or called._call_impl)(*args, **kwargs)
-            root._loop.evaluated(root)
+            after()
             return result
         if compiled is not None:
             return compiled(*args, **kwargs)
         return called._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     call.__dict__[_OURS] = compiled
+    module.__dict__[_CALL] = call
     return call
+
+
+def _restore_call(module: nn.Module | None, ours: Any) -> None:  # noqa: ANN401
+    """Remove our replacement of a module's call, if it is still there."""
+    if module is not None and ours is not None and module.__dict__.get(_CALL) is ours:
+        without_wrapper(module)
 
 
 def tokens_of_calls(model: nn.Module) -> Root:
@@ -438,14 +431,14 @@ def tokens_of_calls(model: nn.Module) -> Root:
     return root
 
 
-def without_wrapper(replica: nn.Module) -> nn.Module:
-    """A DataParallel replica without our wrapper, which it copied from the original."""
-    ours = getattr(replica.__dict__.get(_CALL), "__dict__", {})
+def without_wrapper(module: nn.Module) -> nn.Module:
+    """A module without our wrapper, which a DataParallel replica copied from the original."""
+    ours = getattr(module.__dict__.get(_CALL), "__dict__", {})
     if _OURS in ours:
-        replica.__dict__.pop(_CALL)
+        module.__dict__.pop(_CALL)
         if ours[_OURS] is not None:
-            replica.__dict__[_CALL] = ours[_OURS]
-    return replica
+            module.__dict__[_CALL] = ours[_OURS]
+    return module
 
 
 class Discovery:
@@ -597,7 +590,7 @@ class LossLabels:
             self.detach()  # two losses: which positions bear one is unknown; or one is compiled
             return
         self.module = ref(module)
-        self._call = _look_first(module, self._count)
+        self._call = _look_first(module, self._count, fail=lambda _error: self.detach())
 
     def decide(self, *, has_products: bool) -> None:
         """After a backward pass: detach if no product can depend on the labels."""
@@ -624,17 +617,14 @@ class LossLabels:
         later = device_events([amount for amount in amounts if is_later(amount)])
         return merged, {**(after or {}), **later} if later else after
 
-    def _count(self, values: tuple[Any, ...]) -> None:
+    def _count(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._call is None or not is_grad_enabled() or backward_task() != -1:
             return  # detached; evaluation, or computed again for the backward pass
-        try:
-            if is_captured():
-                self.detach()  # replays of a CUDA graph are not seen
-                return
-            labels = _labels(values)
-            self._amounts.append(None if labels is None else count_labelled(labels))
-        except Exception:  # noqa: BLE001  in the user's loss: never break training
-            self.detach()
+        if is_captured():
+            self.detach()  # replays of a CUDA graph are not seen
+            return
+        labels = _labels((*args, *kwargs.values()))
+        self._amounts.append(None if labels is None else count_labelled(labels))
 
 
 def _labels(values: tuple[Any, ...]) -> Any:  # noqa: ANN401
