@@ -158,7 +158,7 @@ def test_a_training_on_it_is_held_against_it(
 
 def test_zeros_are_not_what_is_multiplied(torch: Any) -> None:
     """Under a power limit zeros are faster; here to be seen, held only to not being slower."""
-    from ergmeter.workloads.calibration_sensors import RepeatedWork, TrialDurations, sustained
+    from ergmeter.workloads.calibration_trials import RepeatedWork, TrialDurations, sustained
 
     side = 8192
     pace = TrialDurations(warmup_s=1.0, window_s=1.0, block_s=0.05)

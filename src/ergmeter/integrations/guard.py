@@ -43,7 +43,7 @@ class Stopping:
         if not self._asks or step % AGREE_EVERY:
             return False
         try:
-            return _any_rank(wanted)
+            return any_rank(wanted)
         except (RuntimeError, ValueError) as error:
             self._asks = False
             if meter is not None:
@@ -52,7 +52,7 @@ class Stopping:
             return False
 
 
-def _any_rank(wanted: bool) -> bool:
+def any_rank(wanted: bool) -> bool:
     """True if any rank wants to stop."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_initialized():

@@ -30,14 +30,13 @@ from ergmeter.probes.amd import AmdProbe
 from ergmeter.records import Device
 from ergmeter.sampler import open_probes
 from ergmeter.version import __version__
-from ergmeter.workloads import calibration_rates
-from ergmeter.workloads.calibration_rates import PATTERNS, MemoryStreams
-from ergmeter.workloads.calibration_sensors import FULL, QUICK, Sensors, Watch, idle, refresh
+from ergmeter.workloads import calibration_trials
+from ergmeter.workloads.calibration_trials import FULL, QUICK, Sensors, Watch, idle, refresh
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ergmeter.workloads.calibration_sensors import TrialDurations
+    from ergmeter.workloads.calibration_trials import TrialDurations
 
     Stage = tuple[str, Callable[[], None]]
 
@@ -233,17 +232,19 @@ def _stages(
             )
 
     def matmul(dtype: str) -> None:
-        result.matmul[dtype], result.sweep[dtype] = calibration_rates.achievable(
+        result.matmul[dtype], result.sweep[dtype] = calibration_trials.achievable(
             dtype, where, pace, watch=watch
         )
 
     def stream(pattern: str) -> None:
         result.bandwidth[pattern] = memory.bandwidth(pattern, pace, watch=watch)
 
-    types = calibration_rates.ON_GPU if where.type == "cuda" else calibration_rates.ON_CPU
+    types = calibration_trials.ON_GPU if where.type == "cuda" else calibration_trials.ON_CPU
     stages += [(f"matmul {dtype}", partial(matmul, dtype)) for dtype in types]
-    memory = MemoryStreams(where)
-    return stages + [(f"memory {pattern}", partial(stream, pattern)) for pattern in PATTERNS]
+    memory = calibration_trials.MemoryStreams(where)
+    return stages + [
+        (f"memory {pattern}", partial(stream, pattern)) for pattern in calibration_trials.PATTERNS
+    ]
 
 
 def _sensor_stages(
@@ -253,7 +254,7 @@ def _sensor_stages(
         result.idle = idle(sensors, settle_s=pace.settle_s, for_s=pace.idle_s)
 
     def period(name: str, query: Callable[[], float]) -> None:
-        with calibration_rates.load(where):
+        with calibration_trials.load(where):
             result.refresh[name] = refresh(query, for_s=pace.refresh_s)
 
     queries = {"power": sensors.power_w, "energy": sensors.energy_j}

@@ -22,9 +22,9 @@ from ergmeter.ports import ProbeRequest
 from ergmeter.probes import amd
 from ergmeter.records import Device
 from ergmeter.sampler import open_probes
-from ergmeter.workloads import calibration, calibration_rates
+from ergmeter.workloads import calibration, calibration_trials
 from ergmeter.workloads.calibration import CalibrationTarget
-from ergmeter.workloads.calibration_sensors import (
+from ergmeter.workloads.calibration_trials import (
     RepeatedWork,
     Sensors,
     TrialDurations,
@@ -96,10 +96,10 @@ def numpy_per_s(side: int) -> float:
 
 def test_fp32_products_are_as_fast_as_numpys_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two libraries, interleaved on one machine; which is the faster one is not ours to say."""
-    monkeypatch.setattr(calibration_rates, "_CPU_SHAPES", ((512, 512, 512), (1024, 1024, 1024)))
+    monkeypatch.setattr(calibration_trials, "_CPU_SHAPES", ((512, 512, 512), (1024, 1024, 1024)))
     ratios = []
     for _ in range(4):
-        rate, swept = calibration_rates.achievable("fp32", CPU, BRIEF)
+        rate, swept = calibration_trials.achievable("fp32", CPU, BRIEF)
         side = int(rate.of.split("x")[0])
         assert rate.of in swept
         ratios.append(rate.value / numpy_per_s(side))
@@ -108,7 +108,7 @@ def test_fp32_products_are_as_fast_as_numpys_beside_them(monkeypatch: pytest.Mon
 
 def test_copies_are_as_fast_as_numpys_beside_them() -> None:
     size = 64 << 20
-    memory = calibration_rates.MemoryStreams(CPU, 2 * size)
+    memory = calibration_trials.MemoryStreams(CPU, 2 * size)
     a, b = np.ones(size // 4, np.float32), np.empty(size // 4, np.float32)
     ratios = []
     for _ in range(4):
@@ -131,7 +131,7 @@ def test_a_product_has_the_flops_that_torch_counts_and_the_variance_of_normal_nu
 ) -> None:
     """A sum of k products of normal numbers has k times their variance; zeros would have none."""
     shape = (256, 384, 512)
-    task = calibration_rates._task(dtype, shape, CPU)
+    task = calibration_trials._task(dtype, shape, CPU)
     with FlopCounterMode(display=False) as counter:
         out = task.work()
     assert isinstance(out, torch.Tensor)
@@ -146,7 +146,7 @@ def test_a_product_has_the_flops_that_torch_counts_and_the_variance_of_normal_nu
 def test_tf32_is_asked_for_only_for_tf32_and_the_users_choice_is_put_back() -> None:
     torch.set_float32_matmul_precision("medium")
     try:
-        with calibration_rates._precision("high"):
+        with calibration_trials._precision("high"):
             assert torch.get_float32_matmul_precision() == "high"
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
@@ -155,7 +155,7 @@ def test_tf32_is_asked_for_only_for_tf32_and_the_users_choice_is_put_back() -> N
 
 @pytest.mark.parametrize(("pattern", "arrays"), [("copy", 2), ("read", 1), ("triad", 3)])
 def test_bytes_are_counted_as_stream_counts_them(pattern: str, arrays: int) -> None:
-    memory = calibration_rates.MemoryStreams(CPU, 12 << 20)
+    memory = calibration_trials.MemoryStreams(CPU, 12 << 20)
     before = memory._memory.numpy().copy()
     task = memory.task(pattern)
     out = task.work()
@@ -182,14 +182,14 @@ def test_the_last_level_caches_of_all_sockets_are_added_up(tmp_path: Path) -> No
             (folder / "level").write_text(f"{level}\n")
             (folder / "size").write_text(f"{size}\n")
             (folder / "shared_cpu_list").write_text(f"{shared}\n")
-    assert calibration_rates.last_level_bytes(tmp_path) == 2 * (32 << 20)
-    assert calibration_rates.last_level_bytes(tmp_path / "nowhere") == 0
+    assert calibration_trials.last_level_bytes(tmp_path) == 2 * (32 << 20)
+    assert calibration_trials.last_level_bytes(tmp_path / "nowhere") == 0
 
 
 def test_too_little_memory_is_said_with_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration_rates, "_free_bytes", lambda _: 1 << 20)
+    monkeypatch.setattr(calibration_trials, "_free_bytes", lambda _: 1 << 20)
     with pytest.raises(NotMeasurable, match=r"1 MiB to spare.* needs 4 MiB"):
-        calibration_rates.achievable("fp32", CPU, BRIEF)
+        calibration_trials.achievable("fp32", CPU, BRIEF)
 
 
 def test_a_type_that_ends_the_process_is_tried_in_another_one(
@@ -200,7 +200,7 @@ def test_a_type_that_ends_the_process_is_tried_in_another_one(
     stand_in.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(stand_in))
     with pytest.raises(NotMeasurable, match="SIGILL"):
-        calibration_rates.achievable("bf16", CPU, BRIEF)
+        calibration_trials.achievable("bf16", CPU, BRIEF)
 
 
 # -- the whole -------------------------------------------------------------------------------------
@@ -209,9 +209,9 @@ def test_a_type_that_ends_the_process_is_tried_in_another_one(
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes that take no time; fp32 alone, as bf16 would be tried in a process of its own."""
-    monkeypatch.setattr(calibration_rates, "ON_CPU", ("fp32", "fp32"))
-    monkeypatch.setattr(calibration_rates, "_CPU_SHAPES", ((128, 128, 128), (256, 256, 256)))
-    monkeypatch.setattr(calibration_rates, "_size_bytes", lambda _: 24 << 20)
+    monkeypatch.setattr(calibration_trials, "ON_CPU", ("fp32", "fp32"))
+    monkeypatch.setattr(calibration_trials, "_CPU_SHAPES", ((128, 128, 128), (256, 256, 256)))
+    monkeypatch.setattr(calibration_trials, "_size_bytes", lambda _: 24 << 20)
 
 
 @pytest.mark.usefixtures("small")
@@ -247,11 +247,11 @@ def test_what_can_not_be_measured_is_absent_with_its_reason_and_the_rest_is_ther
     def refuse(*_: Any, **__: Any) -> CalibratedRate:
         raise NotMeasurable("no memory to spare")
 
-    monkeypatch.setattr(calibration_rates.MemoryStreams, "bandwidth", refuse)
+    monkeypatch.setattr(calibration_trials.MemoryStreams, "bandwidth", refuse)
     found = calibration.run(NODE, pace=BRIEF, tell=lambda *_: None)
     assert found.absent["memory copy"] == "no memory to spare"
     assert found.matmul
-    monkeypatch.setattr(calibration_rates, "achievable", refuse)
+    monkeypatch.setattr(calibration_trials, "achievable", refuse)
     with pytest.raises(NotMeasurable, match="matmul fp32: no memory to spare"):
         calibration.run(NODE, pace=BRIEF, tell=lambda *_: None)
 
@@ -397,7 +397,7 @@ def test_idle_watts_are_the_sensors_and_the_counters_own(gpu: Callable[..., Sens
 def test_a_counter_that_stands_still_gives_no_watts(
     gpu: Callable[..., Sensors], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ergmeter.workloads.calibration_sensors._STILL_S", 0.15)
+    monkeypatch.setattr("ergmeter.workloads.calibration_trials._STILL_S", 0.15)
     found = idle(gpu(power_w=121.0, frozen_energy=True), settle_s=0.0, for_s=0.1)
     assert found.counter_w is None
     assert found.power_w == pytest.approx(121.0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from transformers import TrainerCallback
 
+from ergmeter.integrations.guard import any_rank
 from ergmeter.workloads.sft.training import TrainingProgress
 
 if TYPE_CHECKING:
@@ -57,6 +57,4 @@ class Teller(TrainerCallback):
             return self._should_stop()
         if state.global_step % max(1, int(args.logging_steps)):
             return False
-        asked = torch.tensor(float(self._should_stop()), device=args.device)
-        torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
-        return bool(asked.item())
+        return any_rank(self._should_stop())
