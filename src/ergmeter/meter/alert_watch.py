@@ -64,10 +64,11 @@ _FIELDS = ("alert", "rule", "kind", "value", "threshold", "unit", "about", "run"
 
 
 @dataclass(frozen=True, slots=True)
-class NoticeChannels:
-    """How alerts are sent, beside the mark in the run."""
+class AlertPlan:
+    """The rules, the alerts that stop the run, and how alerts are sent beside mark and console."""
 
-    console: bool = True
+    rules: tuple[AlertRule, ...] = ()
+    stop_on: tuple[str, ...] = ()
     command: tuple[str, ...] = ()  # words, with {alert} and the like in them
     webhook: str | None = None
 
@@ -105,16 +106,15 @@ def _address(webhook: str) -> str:
 class Notices(QueueThread):
     """The thread that sends notices, from the first alert to the end of the run."""
 
-    def __init__(self, ways: NoticeChannels, *, mark: Callable[[Mark], None]) -> None:
+    def __init__(self, plan: AlertPlan, *, mark: Callable[[Mark], None]) -> None:
         super().__init__("ergmeter-tell", _MAX_WAITING)
-        self._ways = ways
+        self._plan = plan
         self._mark = mark
 
     def tell(self, alert: dict[str, Any]) -> None:
         """Prints an alert at once, and queues it for the other channels."""
-        if self._ways.console:
-            print_notice(f"alert: {alert['text']}")
-        if not self._ways.command and self._ways.webhook is None:
+        print_notice(f"alert: {alert['text']}")
+        if not self._plan.command and self._plan.webhook is None:
             return
         if self._queue(alert):
             self._failed(f"left out: {_MAX_WAITING} others were waiting to be sent")
@@ -140,7 +140,7 @@ class Notices(QueueThread):
                     self._failed(f"{way}: {type(error).__name__}")
 
     def _post(self, alert: dict[str, Any]) -> None:
-        address = self._ways.webhook
+        address = self._plan.webhook
         if address is None:
             return
         body = json.dumps(alert, allow_nan=False).encode()
@@ -155,12 +155,12 @@ class Notices(QueueThread):
             self._failed(f"webhook at {host}: {_error_text(error)}")
 
     def _call(self, alert: dict[str, Any]) -> None:
-        if not self._ways.command:
+        if not self._plan.command:
             return
         alert_fields = {"alert": alert["text"], **{n: str(alert.get(n, "")) for n in _FIELDS[1:]}}
         # A text may hold anything; a word of a command line holds no NUL.
         alert_fields = {name: text.replace("\0", "") for name, text in alert_fields.items()}
-        words = [word.format_map(alert_fields) for word in self._ways.command]
+        words = [word.format_map(alert_fields) for word in self._plan.command]
         variables = {f"ERGMETER_{name.upper()}": text for name, text in alert_fields.items()}
         variables["ERGMETER_ALERT_RUN"] = variables.pop("ERGMETER_RUN")  # that one has a meaning
         try:
@@ -226,15 +226,6 @@ _STOP_S = 5.0
 _SOME_STEPS = 100  # after which a rule that nothing was seen for is told of
 
 
-@dataclass(frozen=True, slots=True)
-class AlertPlan:
-    """The rules, the notice channels, and the alerts that stop the run."""
-
-    rules: tuple[AlertRule, ...] = ()
-    stop_on: tuple[str, ...] = ()
-    ways: NoticeChannels = field(default_factory=NoticeChannels)
-
-
 def planned_alerts(
     alerts: str | Iterable[str],
     *,
@@ -253,11 +244,12 @@ def planned_alerts(
             )
     if (command is not None or webhook is not None) and not rules:
         raise UsageError("a command or a webhook for alerts, and no alert to tell of; give one")
-    channels = NoticeChannels(
+    return AlertPlan(
+        rules,
+        stops,
         command=() if command is None else _words(command),
         webhook=None if webhook is None else _address(webhook),
     )
-    return AlertPlan(rules, stops, channels)
 
 
 @dataclass(eq=False, repr=False)  # its webhook may hold a key
@@ -281,7 +273,7 @@ class Alarm:
     cpu_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        self._notices = Notices(self.plan.ways, mark=self.mark)
+        self._notices = Notices(self.plan, mark=self.mark)
         self._followed: tuple[RunFollower, Judge] | None = None
         self._lost: dict[str, set[str]] = {}  # by rule, the writers whose loss is none now
         self._claims: dict[str, DeviceClaim] = {}  # by rule, to tell of a loss for this node

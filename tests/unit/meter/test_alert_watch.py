@@ -204,7 +204,7 @@ def test_a_webhook_that_refuses_is_a_mark_without_its_key(tmp_path: Path, server
     assert "s3cret" not in (tmp_path / "run").rglob("marks.jsonl").__next__().read_text()
 
 
-def told_by(ways: alert_watch.NoticeChannels, *texts: str) -> list[str]:
+def told_by(ways: alert_watch.AlertPlan, *texts: str) -> list[str]:
     """What is marked when these alerts are told of."""
     kept: list[str] = []
     telling = alert_watch.Notices(ways, mark=lambda mark: kept.append(mark.detail))
@@ -215,13 +215,13 @@ def told_by(ways: alert_watch.NoticeChannels, *texts: str) -> list[str]:
 
 
 def test_of_an_address_that_is_none_the_mark_has_no_key() -> None:
-    ways = alert_watch.NoticeChannels(console=False, webhook="http://127.0.0.1:9/hook/s3cret key")
+    ways = alert_watch.AlertPlan(webhook="http://127.0.0.1:9/hook/s3cret key")
     assert told_by(ways, "x") == ["webhook at 127.0.0.1: InvalidURL"]
 
 
 def test_a_webhook_that_sends_on_elsewhere_is_a_mark_without_where(server: Server) -> None:
     server.code, server.location = 302, "file:///s3cret"
-    ways = alert_watch.NoticeChannels(console=False, webhook=server.address)
+    ways = alert_watch.AlertPlan(webhook=server.address)
     assert told_by(ways, "x") == ["webhook at 127.0.0.1: HTTPError: HTTP Error 302: Found"]
 
 
@@ -229,7 +229,7 @@ def test_a_webhook_that_sends_on_elsewhere_is_a_mark_without_where(server: Serve
 def test_a_webhook_that_has_moved_was_not_told(server: Server, code: int) -> None:
     """The one it is sent on to gets no alert: a GET has none in it."""
     server.code, server.location = code, server.address
-    ways = alert_watch.NoticeChannels(console=False, webhook=server.address)
+    ways = alert_watch.AlertPlan(webhook=server.address)
     (said,) = told_by(ways, "x")
     assert said.startswith(f"webhook at 127.0.0.1: HTTPError: HTTP Error {code}: ")
 
@@ -246,7 +246,7 @@ def test_what_fails_unforeseen_is_a_mark_and_the_next_one_is_told(
         return 0
 
     monkeypatch.setattr(alert_watch, "_run_command", ran)
-    ways = alert_watch.NoticeChannels(console=False, command=("notify", "{alert}"))
+    ways = alert_watch.AlertPlan(command=("notify", "{alert}"))
     assert told_by(ways, "first", "second") == ["command: ZeroDivisionError"]
     assert told == [["notify", "second"]]
 
@@ -256,9 +256,7 @@ def test_a_text_the_system_takes_for_none_is_a_mark_and_the_next_one_is_told(
 ) -> None:
     out = tmp_path / "told"
     script = f"import sys; open({str(out)!r}, 'a').write(sys.argv[1])"
-    ways = alert_watch.NoticeChannels(
-        console=False, command=(sys.executable, "-c", script, "{alert}")
-    )
+    ways = alert_watch.AlertPlan(command=(sys.executable, "-c", script, "{alert}"))
     (said,) = told_by(ways, "no text: \ud800", "fine")
     assert said.startswith(f"command {sys.executable}: ")
     assert out.read_text() == "fine"
