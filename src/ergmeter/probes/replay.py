@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 import math
 import time
 import zlib
@@ -21,6 +20,7 @@ from typing import Any, TypeVar
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
 from ergmeter.ports import DeclaredProbe, ProbeRequest
 from ergmeter.records import Device, Mark, Sample, Step
+from ergmeter.runlog.format import json_object
 from ergmeter.units import HZ_PER_MHZ, J_PER_MJ, NS_PER_S, W_PER_MW
 
 # -- the recording ---------------------------------------------------------------------------------
@@ -153,15 +153,7 @@ def _file(path: Path, part: str) -> Path:
 
 def _trace(path: Path) -> dict[str, Any]:
     file = _file(path, "trace.json")
-    try:
-        trace = json.loads(file.read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise FormatError(f"{file}: not a recording's trace: {error}") from error
-    if not isinstance(trace, dict):
-        raise FormatError(f"{file}: not a recording's trace: a {type(trace).__name__}")
-    return trace
+    return json_object(file) if file.exists() else {}
 
 
 # -- the probe -------------------------------------------------------------------------------------

@@ -166,7 +166,7 @@ def run_header(path: Path) -> dict[str, Any]:
         names = ", ".join(inside[:3]) + (", ..." if len(inside) > 3 else "")
         hint = f"; it holds {len(inside)} run{'s'[: len(inside) > 1]}: {names}" if inside else ""
         raise FormatError(f"{path} is not a run: it has no {RUN_FILE}{hint}")
-    header = _json_object(path / RUN_FILE)
+    header = json_object(path / RUN_FILE)
     if header.get("format") != FORMAT:
         raise FormatError(
             f"{path / RUN_FILE}: not a run of ergmeter's (format {header.get('format')!r})"
@@ -182,7 +182,7 @@ def run_header(path: Path) -> dict[str, Any]:
 
 def writer_header(path: Path) -> dict[str, Any]:
     """The header of a writer's directory, checked."""
-    header = _json_object(path)
+    header = json_object(path)
     try:
         clock = header["clock"]
         header["clock"] = {n: int(clock[n]) for n in ("monotonic_ns", "wall_ns")}
@@ -199,15 +199,8 @@ def writer_header(path: Path) -> dict[str, Any]:
     return header
 
 
-def readable_header(path: Path) -> dict[str, Any]:
-    """A header that is used as far as it can be read; empty if it can't."""
-    try:
-        return _json_object(path)
-    except FormatError:
-        return {}
-
-
-def _json_object(path: Path) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises FormatError if there is none."""
     try:
         parsed = json.loads(path.read_bytes())
     except ValueError as error:

@@ -21,7 +21,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.atomic_write import replacing, write_text
+from ergmeter.atomic_write import read_json, replacing, write_text
 from ergmeter.errors import UsageError
 from ergmeter.records import COLUMN_KINDS, Device, Mark, Reported, Sample, Step
 from ergmeter.runlog import format as fmt
@@ -66,7 +66,7 @@ def create_or_join(path: Path, header: dict[str, Any]) -> Path:
     try:
         return create_run(path, header)
     except (UsageError, OSError):
-        group = fmt.readable_header(path / fmt.RUN_FILE).get("group")
+        group = read_json(path / fmt.RUN_FILE).get("group")
         if header.get("group") is None or group != header["group"] or _is_over(path):
             raise
         return path
@@ -207,10 +207,8 @@ class Writer:
         self._header.update(facts)
         self._header["devices"] += [asdict(device) for device in devices]
         self._header["unavailable"] = {**self._header["unavailable"], **(unavailable or {})}
-        staging = self.directory / f".{fmt.WRITER_FILE}"
         try:
-            staging.write_text(self._header_text())
-            staging.replace(self.directory / fmt.WRITER_FILE)
+            write_text(self.directory / fmt.WRITER_FILE, self._header_text())
         except OSError as error:
             self._refused(1, error)
 

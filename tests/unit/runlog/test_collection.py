@@ -16,7 +16,6 @@ from ergmeter.errors import FormatError, UsageError
 from ergmeter.records import Mark
 from ergmeter.runlog.format import run_paths
 from ergmeter.runlog.manage import labels
-from ergmeter.runlog.manage.labels import Wish
 from ergmeter.runlog.reader import CUT_OFF, Run
 from tests.runs import add_writer, even_steps, make_run
 
@@ -63,7 +62,7 @@ def test_what_is_no_tag_is_refused(tmp_path: Path, bad: str) -> None:
 def test_labels_that_are_none_are_named(tmp_path: Path) -> None:
     run = run_made(tmp_path, "a")
     (run / "labels.json").write_text("[]")
-    with pytest.raises(FormatError, match=r"labels\.json: not the labels"):
+    with pytest.raises(FormatError, match=r"labels\.json: holds a list, not an object"):
         labels.labels_of(run)
 
 
@@ -73,20 +72,20 @@ def test_of_a_wish_all_that_is_given_must_hold(tmp_path: Path) -> None:
     )
     for run in (tagged, new):
         labels.tag(run, add=["try"])
-    names = [one.path.name for one in labels.chosen(tmp_path, Wish(older_s=30 * 86400.0))]
+    names = [one.path.name for one in labels.chosen(tmp_path, older_s=30 * 86400.0)]
     assert sorted(names) == ["o", "t"]
-    found = labels.chosen(tmp_path, Wish(older_s=30 * 86400.0, tags=("try",)))
+    found = labels.chosen(tmp_path, older_s=30 * 86400.0, tags=("try",))
     assert [one.path for one in found] == [tagged]
     assert found[0].age_s == pytest.approx(40 * 86400.0, rel=0.01)
     size = labels.size_bytes(old)
     assert size == sum(p.stat().st_size for p in old.rglob("*") if p.is_file())
-    assert labels.chosen(tmp_path, Wish(larger_bytes=10.0 * size)) == []
+    assert labels.chosen(tmp_path, larger_bytes=10.0 * size) == []
 
 
 def test_a_wish_for_nothing_is_refused(tmp_path: Path) -> None:
     run_made(tmp_path, "a")
     with pytest.raises(UsageError, match="which runs"):
-        labels.chosen(tmp_path, Wish(newest=1))
+        labels.chosen(tmp_path, newest=1)
 
 
 def test_a_run_that_is_written_tagged_keep_linked_or_unreadable_stays(tmp_path: Path) -> None:
@@ -97,8 +96,7 @@ def test_a_run_that_is_written_tagged_keep_linked_or_unreadable_stays(tmp_path: 
     broken = run_made(runs, "broken", days_ago=9)
     (broken / "run.json").write_text("{")
     (runs / "link").symlink_to(run_made(tmp_path, "elsewhere", days_ago=9))
-    wish = Wish(older_s=0.0)
-    why = {one.path.name: one.reason for one in labels.chosen(runs, wish)}
+    why = {one.path.name: one.reason for one in labels.chosen(runs, older_s=0.0)}
     assert why["going"].startswith("it may be being written")
     assert why["kept"] == "it is tagged keep"
     assert why["broken"].startswith("it can't be read")
@@ -110,7 +108,7 @@ def test_a_run_that_is_written_tagged_keep_linked_or_unreadable_stays(tmp_path: 
 
 def test_what_is_tagged_keep_stays_even_when_it_is_asked_for_by_that_tag(tmp_path: Path) -> None:
     labels.tag(run_made(tmp_path, "kept", days_ago=9), add=["keep"])
-    (found,) = labels.chosen(tmp_path, Wish(tags=("keep",)))
+    (found,) = labels.chosen(tmp_path, tags=("keep",))
     assert found.reason == "it is tagged keep"
 
 
@@ -133,7 +131,7 @@ def test_a_writer_of_another_host_is_gone_after_an_hour_of_silence(
     aged(run, time.time() - silent_s)
     assert Run.open(run).status == CUT_OFF
     assert labels.may_be_written(Run.open(run)) is may
-    (found,) = labels.chosen(tmp_path, Wish(older_s=0.0))
+    (found,) = labels.chosen(tmp_path, older_s=0.0)
     assert found.reason.startswith("it may be being written") is may
 
 
@@ -143,7 +141,7 @@ def test_a_run_is_as_old_as_its_last_record_and_a_label_is_none(tmp_path: Path) 
     last_s = time.time() - 2 * 86400.0
     os.utime(marks, (last_s, last_s))
     labels.tag(run, add=["try"])
-    (found,) = labels.chosen(tmp_path, Wish(tags=("try",)))
+    (found,) = labels.chosen(tmp_path, tags=("try",))
     assert found.age_s == pytest.approx(2 * 86400.0, rel=0.01)
     assert found.reason == ""
 
@@ -154,7 +152,7 @@ def test_a_run_with_files_of_somebody_elses_stays(tmp_path: Path, name: str) -> 
     (run / name).parent.mkdir(exist_ok=True)
     (run / name).write_text("x")
     aged(run, time.time() - 9 * 86400.0)
-    (found,) = labels.chosen(tmp_path, Wish(older_s=0.0))
+    (found,) = labels.chosen(tmp_path, older_s=0.0)
     assert found.reason == f"it holds files that are no part of a run ({name})"
     with pytest.raises(UsageError, match="no part of a run"):
         labels.remove(run)
@@ -175,14 +173,14 @@ def test_the_newest_stay_where_so_many_are_to(tmp_path: Path) -> None:
     for number, name in enumerate(("a", "b", "c")):
         run = run_made(tmp_path, name, days_ago=9)
         os.utime(run / "run.json", (1000.0 + number, 1000.0 + number))
-    found = labels.chosen(tmp_path, Wish(older_s=0.0, newest=1))
+    found = labels.chosen(tmp_path, older_s=0.0, newest=1)
     assert [one.path.name for one in found] == ["a", "b"]
 
 
 def test_where_more_are_to_stay_than_there_are_none_goes(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         run_made(tmp_path, name, days_ago=9)
-    assert labels.chosen(tmp_path, Wish(older_s=0.0, newest=5)) == []
+    assert labels.chosen(tmp_path, older_s=0.0, newest=5) == []
 
 
 def test_a_run_that_could_be_removed_only_in_part_is_no_run_any_more(
@@ -206,7 +204,7 @@ def test_a_run_that_could_be_removed_only_in_part_is_no_run_any_more(
 
 def test_a_run_that_was_tagged_keep_since_it_was_listed_stays(tmp_path: Path) -> None:
     run = run_made(tmp_path, "a", days_ago=9)
-    (found,) = labels.chosen(tmp_path, Wish(older_s=0.0))
+    (found,) = labels.chosen(tmp_path, older_s=0.0)
     assert found.reason == ""
     labels.tag(run, add=["keep"])
     with pytest.raises(UsageError, match="stays: it is tagged keep"):
@@ -230,7 +228,7 @@ def test_a_run_of_which_a_directory_can_not_be_read_stays(
         return listed(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    (found,) = labels.chosen(tmp_path, Wish(older_s=86400.0))
+    (found,) = labels.chosen(tmp_path, older_s=86400.0)
     assert found.reason == "it holds a directory that can't be read (profile)"
     with pytest.raises(UsageError, match="can't be read"):
         labels.remove(run)

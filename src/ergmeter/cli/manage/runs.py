@@ -95,14 +95,15 @@ def prune(
     """
     from ergmeter.runlog.manage import labels as collection
 
-    wish = collection.Wish(
-        None if older_than is None else collection.age_parsed(older_than),
-        None if larger_than is None else collection.size_parsed(larger_than),
-        tags,
-        keep_newest,
+    doomed = collection.chosen(
+        directory,
+        older_s=None if older_than is None else collection.age_parsed(older_than),
+        larger_bytes=None if larger_than is None else collection.size_parsed(larger_than),
+        tags=tags,
+        newest=keep_newest,
     )
     freed, gone, failed = 0, 0, 0
-    for run in collection.chosen(directory, wish):
+    for run in doomed:
         name = printable(run.path.name)
         what = f"{name}  {scaled(run.size_bytes, 'B')}, written {duration(max(0.0, run.age_s))} ago"
         if run.reason:

@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ergmeter.atomic_write import write_text
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
@@ -38,7 +38,10 @@ KEEP = "keep"
 _QUIET_S = 3600.0
 # Beside the writers' directories: what ergmeter itself may have written into a run.
 _BESIDE = (fmt.RUN_FILE, LABELS_FILE, "figures.csv", "figures.jsonl", "requests.jsonl")
-_OF_A_WRITER = re.compile(r"\.?(?:writer\.json|marks\.jsonl|.+-\d{5}\.(?:arrows|parquet))")
+# With the ending of a file that a killed writer was about to replace.
+_OF_A_WRITER = re.compile(
+    r"\.?(?:writer\.json|marks\.jsonl|.+-\d{5}\.(?:arrows|parquet))(?:\.[0-9a-f]{8})?"
+)
 _OF_A_PROFILE = re.compile(r"\.?rank\d+\.json(?:\.gz)?")
 _TAG = re.compile(r"[\w.:+=@-]{1,40}")
 _AGES_S = {"h": 3600.0, "d": 86400.0, "w": 604800.0}
@@ -60,15 +63,13 @@ class Labels:
 def labels_of(run: Path) -> Labels:
     """Reads the tags and notes of a run; empty if it has none."""
     path = run / LABELS_FILE
+    if not path.exists():
+        return Labels()
+    stored = fmt.json_object(path)
     try:
-        stored: Any = json.loads(path.read_bytes())
         tags = tuple(str(tag) for tag in stored.get("tags", ()))
         return Labels(tags, tuple((str(n["at"]), str(n["text"])) for n in stored.get("notes", ())))
-    except FileNotFoundError:
-        return Labels()
-    except OSError as error:
-        raise FormatError(f"{path}: can't be read ({error.strerror or error})") from error
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise FormatError(f"{path}: not the labels of a run ({error})") from error
 
 
@@ -91,15 +92,6 @@ def annotate(run: Path, text: str) -> Labels:
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     before = labels_of(run)
     return _write_labels(run, Labels(before.tags, (*before.notes, (now, text.strip()))))
-
-
-def add_labels(run: Path, more: Labels) -> Labels:
-    """Give a run the tags and notes of another copy of it, each once."""
-    own = labels_of(run)
-    if not (more.tags or more.notes):
-        return own
-    tags = dict.fromkeys((*more.tags, *own.tags))
-    return _write_labels(run, Labels(tuple(tags), tuple(sorted({*more.notes, *own.notes}))))
 
 
 def _write_labels(run: Path, labels: Labels) -> Labels:
@@ -125,32 +117,28 @@ class Listed:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """Which runs to remove: those that match all conditions."""
+def chosen(
+    parent: Path,
+    *,
+    older_s: float | None = None,
+    larger_bytes: float | None = None,
+    tags: Iterable[str] = (),
+    newest: int = 0,
+) -> list[Listed]:
+    """The runs to remove, oldest first, each with the reason if it may not be removed.
 
-    older_s: float | None = None
-    larger_bytes: float | None = None
-    tags: tuple[str, ...] = ()
-    newest: int = 0  # so many of the newest stay in any case
-
-    def is_meant(self, run: Listed) -> bool:
-        """True if a run matches."""
-        return (
-            (self.older_s is None or run.age_s > self.older_s)
-            and (self.larger_bytes is None or run.size_bytes > self.larger_bytes)
-            and set(self.tags) <= set(run.tags)
-        )
-
-
-def chosen(parent: Path, wish: Wish) -> list[Listed]:
-    """The runs that match, oldest first, each with the reason if it may not be removed."""
-    if wish.older_s is None and wish.larger_bytes is None and not wish.tags:
+    They match all conditions. The `newest` runs, so many of them, stay in any case.
+    """
+    if older_s is None and larger_bytes is None and not tags:
         raise UsageError("which runs? give --older-than, --larger-than or --tag")
     paths = fmt.run_paths(parent)
-    may_go = paths[: max(0, len(paths) - wish.newest)]
-    listed = (_listed(path) for path in may_go)
-    return [run for run in listed if wish.is_meant(run)]
+    return [
+        run
+        for run in map(_listed, paths[: max(0, len(paths) - newest)])
+        if (older_s is None or run.age_s > older_s)
+        and (larger_bytes is None or run.size_bytes > larger_bytes)
+        and set(tags) <= set(run.tags)
+    ]
 
 
 def _listed(path: Path) -> Listed:
