@@ -14,7 +14,7 @@ from ergmeter.recorder.record import run_name
     [
         ("python train.py --config other.py", "train"),
         ("/usr/bin/python3.12 -u /home/me/train_gpt.py", "train_gpt"),
-        ("python -X faulthandler -W ignore train", "train"),
+        ("python -X faulthandler -W ignore train.py", "train"),
         ("python -m x", "x"),
         ("python -u -m pkg.train --config a.py", "pkg.train"),
         ("python -um x", "x"),
