@@ -211,6 +211,19 @@ def test_a_zip_is_held_to_the_same(tmp_path: Path) -> None:
     assert not (tmp_path / "evil").exists()
 
 
+def test_a_zip_that_states_a_smaller_size_is_refused(tmp_path: Path) -> None:
+    packed = tmp_path / "bad.zip"
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("one/run.json", " " * 100_000)
+    content = bytearray(packed.read_bytes())
+    for header, size_at in ((b"PK\x01\x02", 24), (b"PK\x03\x04", 22)):
+        start = content.index(header) + size_at
+        content[start : start + 4] = (10).to_bytes(4, "little")
+    packed.write_bytes(content)
+    with pytest.raises(FormatError, match="not a packed run"):
+        unpack(packed, tmp_path / "into")
+
+
 @pytest.mark.parametrize("keep", [10, 200])
 def test_half_an_archive_makes_no_run(run: Path, tmp_path: Path, keep: int) -> None:
     packed = pack(run, tmp_path / "one.tar.gz")

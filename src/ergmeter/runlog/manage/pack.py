@@ -20,6 +20,7 @@ import zlib
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, TypeAlias
 
+from ergmeter.atomic_write import replacing
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.manage.labels import may_be_written
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 # A run of 8 GPUs for a week is some GB; what unfolds to more than this is no run.
 MAX_BYTES = 200 * 10**9
 _MAX_FILES = 2_000_000
-_CHUNK_BYTES = 1 << 20
 # The extra field in which zip programs tell when a file was changed, in seconds since 1970, UTC.
 _UTC_FIELD = 0x5455
 _HAS_CHANGED = 1  # a bit of it
@@ -58,12 +58,8 @@ def pack(run: Path, into: Path) -> Path:
         name = (Path(run.name) / path.relative_to(run)).as_posix()
         if not _is_safe(name):
             raise UsageError(f"{name!r} could not be unpacked elsewhere; rename it first")
-    staging = into.with_name(f".{into.name}.{secrets.token_hex(4)}")
-    try:
-        (_zipped if into.suffix == ".zip" else _tarred)(run, staging)
-        staging.replace(into)
-    finally:
-        staging.unlink(missing_ok=True)
+    with replacing(into) as part:
+        (_zipped if into.suffix == ".zip" else _tarred)(run, part)
     return into
 
 
@@ -143,24 +139,12 @@ def _extracted(archive: Path, into: Path) -> str:
         if source is None:
             raise FormatError(f"{archive}: {name!r} is no plain file")
         with source, target.open("xb") as file:
-            _copied(source, file, size, f"{archive}: {name!r}")
+            shutil.copyfileobj(source, file)  # reads no more than the stated size
         changed_s = min(changed_s, time.time())
         os.utime(target, (changed_s, changed_s))  # by which a run that was cut off is known
     if len(names) != 1:
         raise FormatError(f"{archive}: holds {len(names)} directories, not one run")
     return names.pop()
-
-
-def _copied(source: IO[bytes], target: IO[bytes], size: int, what: str) -> None:
-    """Copies at most so many bytes: the sizes in an archive may be false."""
-    left = size
-    while chunk := source.read(min(_CHUNK_BYTES, left + 1)):
-        left -= len(chunk)
-        if left < 0:
-            break
-        target.write(chunk)
-    if left:
-        raise FormatError(f"{what} is not as long as it says")
 
 
 def _changed_s(entry: zipfile.ZipInfo) -> float:
