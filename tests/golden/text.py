@@ -10,7 +10,6 @@ import hashlib
 import json
 import re
 import tarfile
-import zipfile
 from collections import Counter
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
@@ -116,12 +115,8 @@ def _parquet_text(path: Path) -> str:
 
 
 def _archive_text(path: Path) -> str:
-    if path.suffix == ".zip":
-        with zipfile.ZipFile(path) as packed:
-            names = packed.namelist()
-    else:
-        with tarfile.open(path) as archive:
-            names = archive.getnames()
+    with tarfile.open(path) as archive:
+        names = archive.getnames()
     return "\n".join(sorted(names)) + "\n"
 
 
@@ -129,7 +124,7 @@ def file_text(path: Path) -> str:
     """What a file holds, as text."""
     if path.suffix == ".parquet":
         return _parquet_text(path)
-    if path.suffix in (".gz", ".zip"):
+    if path.suffix in (".gz", ".tgz"):
         return _archive_text(path)
     if path.suffix == ".png":
         return f"{path.read_bytes()[:8]!r}\n"
