@@ -11,8 +11,8 @@ import io
 import math
 import time
 import zlib
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,7 +33,6 @@ from ergmeter.units import HZ_PER_MHZ, J_PER_MJ, NS_PER_S, W_PER_MW
 
 PROBE = "replay"  # that plays it
 FRAC_PER_PERCENT = 0.01
-HIDEABLE = frozenset(field.name for field in fields(Sample)) - {"t_ns", "device"}
 
 Row = dict[str, str]
 Record = TypeVar("Record")
@@ -47,22 +46,13 @@ def recorded_device(path: Path) -> Device:
     return Device(f"replay:{name}", "gpu", title, PROBE, facts)
 
 
-def recorded_samples(path: Path, hide: Collection[str] = ()) -> list[Sample]:
-    """Every sample at its recorded time, in order, without the hidden fields.
-
-    Hiding energy_j or power_w makes the recording that of a lesser device.
-    """
-    if not HIDEABLE.issuperset(hide):
-        raise UsageError(f"cannot hide {hide!r}: give a list of {', '.join(sorted(HIDEABLE))}")
+def recorded_samples(path: Path) -> list[Sample]:
+    """Every sample at its recorded time, in order."""
     device = recorded_device(path).id
     rows = _records(path, "samples.csv", lambda row: _samples_of_row(row, device))
     samples = list(chain.from_iterable(rows))
     if _file(path, "gpm.csv").exists():
         samples += _records(path, "gpm.csv", lambda row: _activity_sample(row, device))
-    if hide:
-        nothing: dict[str, Any] = dict.fromkeys(hide)
-        left = (replace(sample, **nothing) for sample in samples)
-        samples = [sample for sample in left if sample != Sample(sample.t_ns, device)]
     return sorted(samples, key=lambda sample: sample.t_ns)
 
 
@@ -185,7 +175,7 @@ class ReplayProbe(DeclaredProbe):
         device = recorded_device(path)
         facts = {**device.facts, "speed": self._speed}
         self.devices: Sequence[Device] = (replace(device, facts=facts),)
-        self._samples = recorded_samples(path, hide=options.get("hide", ()))
+        self._samples = recorded_samples(path)
         self._next = 0
         self._start_ns = time.monotonic_ns()
 

@@ -19,7 +19,7 @@ from ergmeter.probes.replay import (
     recorded_samples,
     recorded_steps,
 )
-from ergmeter.records import ACTIVITY, Sample
+from ergmeter.records import Sample
 
 H200 = Path(__file__).parents[2] / "data" / "h200"
 
@@ -87,22 +87,6 @@ def test_tensor_activity_is_a_fraction_at_the_end_of_its_interval(samples: list[
     expected = {int(row["end_ns"]): float(row["tensor_util"]) / 100 for row in rows("gpm")}
     assert by_time == pytest.approx(expected)
     assert max(by_time.values()) == pytest.approx(0.46084)
-
-
-def test_hidden_fields_are_absent_and_samples_left_with_nothing_too() -> None:
-    without_counter = recorded_samples(H200, hide=["energy_j", "activity_s", *ACTIVITY])
-    assert len(without_counter) == 11_997
-    assert {sample.energy_j for sample in without_counter} == {None}
-    assert all(sample.power_w is not None for sample in without_counter)
-    without_instant = recorded_samples(H200, hide=["power_w"])
-    assert {sample.power_w for sample in without_instant} == {None}
-    assert sum(sample.power_average_w is not None for sample in without_instant) == 11_997
-
-
-@pytest.mark.parametrize("hide", [["joules"], ["t_ns"], "energy_j"])
-def test_what_cannot_be_hidden_is_refused(hide: list[str] | str) -> None:
-    with pytest.raises(UsageError, match="cannot hide"):
-        recorded_samples(H200, hide=hide)
 
 
 def test_steps_come_with_their_phase_tokens_and_loss() -> None:
