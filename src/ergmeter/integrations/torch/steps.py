@@ -83,37 +83,41 @@ class Loop:
         self._make = make
         self._is_recorded_elsewhere = is_recorded_elsewhere
         self._on_made: Callable[[], None] | None = on_made
-        self.training: Training | None = None
         self.discovery = Discovery(self)
         self.off = False
         self._declared_root = Root(root, self) if root is not None else None
         # The calls of the first steps, from before it is known who trains.
         self._recorder: StepRecorder | None = None
-        self._labels: LossLabels | None = None  # of this training's loss, where they are counted
+        self._unresolved: WeakSet[Optimizer] = WeakSet()
+        self._roots_of: WeakKeyDictionary[Optimizer, Root | None] = WeakKeyDictionary()
+        self.optimizers_made = 0
+        self._eval_end_ns = 0  # when the last forward of an evaluation returned
+        self._waits: deque[tuple[int, int]] = deque(maxlen=_EARLY_WAITS)
+        self._saving = 0
+        self._without_training()
         if self._declared_root is not None:
             self._declared_root.attach()
             self._record()
-        self._roots: list[Root] = []  # of this training; the first is the one whose tokens count
-        self._members: WeakSet[Optimizer] = WeakSet()
+
+    def _without_training(self) -> None:
+        """Set what belongs to one training to that of none."""
+        self.training: Training | None = None
+        self._labels: LossLabels | None = None  # of its loss, where they are counted
+        self._roots: list[Root] = []  # the first is the one whose tokens count
         self._root: Root | None = None  # the first of them
-        self._say: Callable[..., None] = _say_nothing
-        self._logged: dict[str, Any] = {}  # logged within the step under way
+        self._members: WeakSet[Optimizer] = WeakSet()
         # The one member, if there is one: all but a few loops.
         self._only: Callable[[], Optimizer | None] = _nobody
         self._round: set[int] = set()
         # Optimizers of another model that may join the training or begin their own.
         self._newcomers: list[tuple[ref[Optimizer], OptimizerStep]] = []
-        self._unresolved: WeakSet[Optimizer] = WeakSet()
-        self._roots_of: WeakKeyDictionary[Optimizer, Root | None] = WeakKeyDictionary()
+        self._say: Callable[..., None] = _say_nothing
+        self._logged: dict[str, Any] = {}  # logged within the step under way
         self._end_ns = 0
-        self.optimizers_made = 0
-        self.eval_ns: int | None = None
-        self._eval_end_ns = 0  # when the last forward of an evaluation returned
-        self._eval_fetch: tuple[int, int] | None = None
-        self._waits: deque[tuple[int, int]] = deque(maxlen=_EARLY_WAITS)
-        self._saving = 0
         self._thread = 0  # that trains
-        self._marked: set[str] = set()  # in this training
+        self._marked: set[str] = set()
+        self.eval_ns: int | None = None
+        self._eval_fetch: tuple[int, int] | None = None
 
     # -- optimizers -------------------------------------------------------------------------------
 
@@ -310,26 +314,15 @@ class Loop:
             if root is not None:  # drop their counts
                 root.detach()
                 root.take_step()
-        self._let_go_of_labels()
-
-    def _let_go_of_labels(self) -> None:
-        labels, self._labels = self._labels, None
-        if labels is not None:
-            labels.detach()
+        if self._labels is not None:
+            self._labels.detach()
 
     def _let_go(self) -> None:
-        self.training = None
-        self._let_go_of_labels()
+        if self._labels is not None:
+            self._labels.detach()
         for root in self._roots:
             root.active = False
-        self._roots, self._members, self._round, self._newcomers = [], WeakSet(), set(), []
-        self._root = None
-        self._say = _say_nothing
-        self._logged = {}
-        self._only = _nobody
-        self._end_ns = self._thread = 0
-        self._marked = set()
-        self.eval_ns = self._eval_fetch = None
+        self._without_training()
 
     def fail(self, error: Exception) -> None:
         """An error of ours: mark it in the run, and stop watching."""
