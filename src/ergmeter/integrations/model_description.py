@@ -27,6 +27,7 @@ from ergmeter.flops.counted import remote
 from ergmeter.flops.counted.op_totals import CallFlops
 from ergmeter.flops.counted.remote import CountRequest, Lengths, StepRecord, step_flops
 from ergmeter.flops.counted.unsharded import sizes, unsharded_parameters
+from ergmeter.integrations.unsettled_steps import StepAmounts, TokenSums
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.process_group import agreed_word, framework_layout, world_size
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from ergmeter.integrations.batches import Counts
     from ergmeter.integrations.torch.calls import StepRecorder
     from ergmeter.integrations.torch.roots import BatchLayout, InnerShapes
-    from ergmeter.integrations.unsettled_steps import TokenSums
     from ergmeter.meter import Meter
     from ergmeter.meter.handover import HandOver
     from ergmeter.records import Flops
@@ -116,7 +116,7 @@ class Description:
         self._layout: BatchLayout | None = None
         self._recorder = recorder or _recorder_of(model)
         self._is_framework = recorder is None
-        self._amounts: list[tuple[int | None, int | None, float]] = []
+        self._amounts: list[StepAmounts] = []
         self._thread: threading.Thread | None = None
         self._recorded = threading.Event()
         self._closing = threading.Event()
@@ -171,7 +171,7 @@ class Description:
         """A step has ended. `is_paused`: calls until the next begins are not part of it."""
         if self.is_settled:
             return
-        self._amounts.append(_amounts(counts))
+        self._amounts.append(StepAmounts.of(counts))
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._describe, name="ergmeter-model", daemon=True
@@ -238,7 +238,7 @@ class Description:
         self._identified.set()
         self._recorded.wait()
         if self._recorder is None:
-            self._read_configuration(self._amounts[0])
+            self._read_configuration(self._amounts[0].length)
             return
         if not self._recorder.steps:
             return
@@ -255,15 +255,15 @@ class Description:
         if self._recorder is not None:
             self._recorder.steps = []
 
-    def _read_configuration(self, amounts: tuple[int | None, int | None, float]) -> None:
+    def _read_configuration(self, length: float) -> None:
         """Count FLOPs of a model that is no torch module: a configuration, a tree of arrays."""
         model = self.model()
         if model is not None and not self._declared_flops:
-            self._length = amounts[2]
-            self._meter.describe(model, seq_len=round(amounts[2]) or None)
+            self._length = length
+            self._meter.describe(model, seq_len=round(length) or None)
 
     def _read_step(self) -> None:
-        from ergmeter.integrations.torch.recorded_step import StepAmounts, recorded_step  # noqa: PLC0415  loads torch
+        from ergmeter.integrations.torch.recorded_step import recorded_step  # noqa: PLC0415  loads torch
 
         assert self._recorder is not None
         steps = self._recorder.steps[:_STEPS]
@@ -271,7 +271,7 @@ class Description:
         step = steps[index]
         if not index:  # from before the first step: what ran without gradients may be evaluation
             step.calls = {key: call for key, call in step.calls.items() if call.has_grad}
-        amounts = StepAmounts(*self._amounts[index])
+        amounts = self._amounts[index]
         labels = self._recorder.labels
         loss = labels.module() if labels is not None and labels.module is not None else None
         self._labelled_flops = [step.labelled_flops(loss) for step in steps]
@@ -380,7 +380,7 @@ class Description:
 
         1 unless two recorded steps show that the products go by labels, and not by tokens.
         """
-        tokens = [amounts[0] for amounts in self._amounts]
+        tokens = [amounts.tokens for amounts in self._amounts]
         steps = list(zip(self._labelled_flops, sums.first_losses, tokens, strict=False))
         if len(steps) < 2 or not sums.loss or not all(all(step) for step in steps):
             return 1.0
@@ -397,7 +397,7 @@ class Description:
         if self._lengths == Lengths():
             return
         if self._record is None:
-            self._read_configuration((None, None, length))
+            self._read_configuration(length)
             return
         frac = self._lengths.labelled_frac
         if self._reread is not None and (length or frac):
@@ -473,22 +473,6 @@ def _recorder_of(model: object) -> StepRecorder | None:
     recorder.is_paused = True  # until a step begins
     recorder.arm()
     return recorder
-
-
-def _amounts(counts: list[Counts]) -> tuple[int | None, int | None, float]:
-    """Tokens, samples and sequence length of a step, where known.
-
-    The length is weighted by tokens, as `TokenSums.length` is, so that the two can be compared.
-    """
-    tokens = [count.computed for count in counts if count.computed is not None]
-    samples = [count.samples for count in counts if isinstance(count.samples, int)]
-    total = sum(tokens) if counts and len(tokens) == len(counts) else None
-    if not counts or len(samples) < len(counts):
-        return total, None, max(1.0, total / len(counts)) if total else 0.0
-    if not total:
-        return total, sum(samples), 0.0
-    squares = sum(n * n / (rows or 1) for n, rows in zip(tokens, samples, strict=True))
-    return total, sum(samples), max(1.0, squares / total)
 
 
 def _weakly(model: object) -> Callable[[], object]:

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ergmeter.integrations.batches import Counts, is_later
 from ergmeter.meter.clock import apart_from_captures
@@ -218,6 +218,30 @@ class TokenSums:
     def length(self) -> float:
         """Mean sequence length, weighted by tokens."""
         return self.squares / self.real
+
+
+class StepAmounts(NamedTuple):
+    """Tokens, samples and sequence length of one step, as its integration counts them."""
+
+    tokens: int | None
+    samples: int | None
+    length: float
+
+    @classmethod
+    def of(cls, counts: list[Counts]) -> StepAmounts:
+        """The amounts of a step's batches, where known.
+
+        The length is weighted by tokens, as `TokenSums.length` is, so that the two can be compared.
+        """
+        tokens = [count.computed for count in counts if count.computed is not None]
+        samples = [count.samples for count in counts if isinstance(count.samples, int)]
+        total = sum(tokens) if counts and len(tokens) == len(counts) else None
+        if not counts or len(samples) < len(counts):
+            return cls(total, None, max(1.0, total / len(counts)) if total else 0.0)
+        if not total:
+            return cls(total, sum(samples), 0.0)
+        squares = sum(n * n / (rows or 1) for n, rows in zip(tokens, samples, strict=True))
+        return cls(total, sum(samples), max(1.0, squares / total))
 
 
 def _laters(step: Brief, counts: list[Counts]) -> list[Any]:

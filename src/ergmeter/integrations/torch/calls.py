@@ -98,13 +98,11 @@ class OutermostCalls:
                 _Module.__call__ = original
                 _keep_from_dynamo(original)
             tokens = list(self._before(module, args, kwargs, is_wrapper=is_wrapper))
-            result = None
             try:
-                result = original(module, *args, **kwargs)
-                return result
+                return original(module, *args, **kwargs)
             finally:
                 self._inside = False
-                self._after(tokens, result)
+                self._after(tokens)
                 if is_first and self._ours is ours and _Module.__call__ is original:
                     _Module.__call__ = ours
 
@@ -120,11 +118,11 @@ class OutermostCalls:
             except Exception as error:  # noqa: BLE001  never break training
                 listener.fail(error)
 
-    def _after(self, tokens: list[tuple[CallListener, Any]], result: Any) -> None:  # noqa: ANN401
+    def _after(self, tokens: list[tuple[CallListener, Any]]) -> None:
         for listener, token in tokens:
             if token is not None:
                 try:
-                    listener.after(token, result)
+                    listener.after(token)
                 except Exception as error:  # noqa: BLE001  never break training
                     listener.fail(error)
 
@@ -306,7 +304,7 @@ class StepRecorder:
             call.is_recomputed = is_recomputed
         return whole_key, call, _sequence_nr()
 
-    def after(self, token: Any, result: Any) -> None:  # noqa: ANN401, ARG002
+    def after(self, token: Any) -> None:  # noqa: ANN401
         """Record which autograd nodes the call made."""
         if token is _WRAPPER:
             self._wrappers.pop()

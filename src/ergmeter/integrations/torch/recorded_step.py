@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ergmeter.flops.analytic import PartFlops
     from ergmeter.integrations.torch.calls import StepCalls
+    from ergmeter.integrations.unsettled_steps import StepAmounts
     from ergmeter.records import Flops
 
 _KEPT_LOGITS = ("logits_to_keep", "num_logits_to_keep")
@@ -33,15 +34,6 @@ _TRITON = ("cuda", "xpu")
 _EXACT = "exact"
 _UNCALLED = "no call of the model with gradients was seen in the first steps"
 _UNSEEN = "no call of the model was seen: a step is taken to be one pass over its tokens"
-
-
-@dataclass(frozen=True)
-class StepAmounts:
-    """Tokens, samples and sequence length of the recorded step, as its integration counts them."""
-
-    tokens: int | None = None
-    samples: int | None = None
-    length: float = 0.0
 
 
 # By the length of sequences, and by the labelled share of their tokens (0: unknown).

@@ -470,7 +470,7 @@ class Discovery:
         aside = self._aside(module, args, kwargs) if self._wrappers <= is_wrapper else None
         return (is_wrapper, aside) if is_wrapper or aside is not None else None
 
-    def after(self, token: Any, result: Any) -> None:  # noqa: ANN401, ARG002
+    def after(self, token: Any) -> None:  # noqa: ANN401
         """A call of a wrapper, or one outside training, has ended."""
         is_wrapper, aside = token
         if aside is not None:
