@@ -29,7 +29,6 @@ from ergmeter.runlog.segments import (
     columns_in,
     for_export,
     joined,
-    joined_once,
     joined_steps,
     segments,
     step_columns,
@@ -279,8 +278,7 @@ class Run:
                 parts.setdefault(name, {}).setdefault(device, []).append(part)
         return {
             name: {
-                device: joined_once(pieces, splits_cache.times)
-                for device, pieces in by_device.items()
+                device: joined(pieces, splits_cache.times) for device, pieces in by_device.items()
             }
             for name, by_device in parts.items()
         }

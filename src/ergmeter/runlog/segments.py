@@ -410,13 +410,12 @@ def _joined(parts: list[Any], rows: list[int], few: int) -> Any:  # noqa: ANN401
     return np.concatenate(filled)
 
 
-def joined(pieces: list[Series]) -> Series:
-    """Concatenates the pieces of one device's column in order of time."""
-    return joined_once(pieces, {})
+def joined(pieces: list[Series], cached: dict[tuple[int, ...], _Times] | None = None) -> Series:
+    """Concatenates the pieces of one device's column in order of time.
 
-
-def joined_once(pieces: list[Series], cached: dict[tuple[int, ...], _Times]) -> Series:
-    """Like `joined`; columns whose pieces share times also share the joined times (`cached`)."""
+    Columns whose pieces share times also share the joined times, which are `cached`.
+    """
+    cached = {} if cached is None else cached
     key = tuple(id(piece.t_ns) for piece in pieces)
     if key not in cached:
         cached[key] = _times(pieces)

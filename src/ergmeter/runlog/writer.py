@@ -11,6 +11,7 @@ each doubling (a full disk has room for few marks), when it is over, and at the 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import secrets
@@ -97,7 +98,7 @@ class _Segment:
         self.schema = schema
         self.rows = 0
         self.opened_s = time.monotonic()
-        self._sink = _Messages()
+        self._sink = io.BytesIO()  # collects a message, which is then written at once
         self._stream = pa.ipc.new_stream(self._sink, schema)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o644)
         self._size = 0
@@ -127,7 +128,9 @@ class _Segment:
             os.close(self._fd)
 
     def _flush(self) -> None:
-        message = self._sink.take()
+        message = self._sink.getvalue()
+        self._sink.seek(0)
+        self._sink.truncate()
         written = 0
         try:
             while written < len(message):
@@ -144,26 +147,6 @@ def amend_header(directory: Path, **facts: Any) -> None:  # noqa: ANN401  anythi
     path = directory / fmt.WRITER_FILE
     header = {**json.loads(path.read_text()), **facts}
     write_text(path, json.dumps(header, indent=1) + "\n")
-
-
-class _Messages:
-    """A file object for pyarrow that collects its writes, so that a message is written at once."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-
-    def write(self, data: Any) -> int:  # noqa: ANN401  whatever buffer pyarrow hands over
-        self._parts.append(bytes(data))
-        return len(self._parts[-1])
-
-    def flush(self) -> None:
-        """Nothing to do: `take` decides when."""
-
-    def take(self) -> bytes:
-        message, self._parts = b"".join(self._parts), []
-        return message
 
 
 class Writer:
