@@ -25,8 +25,6 @@ from ergmeter.integrations.torch.steps import Loop
 from ergmeter.integrations.training import LastRun, Training
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ergmeter.meter import Meter
     from ergmeter.records import Summary
 
@@ -49,11 +47,6 @@ class Watched(LastRun):
     def mark(self, name: str, detail: str = "") -> None:
         """Name this instant. `watched.mark("warmup_end")` ends the warm-up here."""
         self._training.mark(name, detail)
-
-    @property
-    def path(self) -> Path:
-        """The run directory, once there was a step."""
-        return self._last_meter().path
 
     def _last_meter(self) -> Meter:
         self._meter = self._training.meter or self._meter

@@ -113,12 +113,8 @@ class Root:
         self.active = True
         self.was_called = False
         self.dtype: str | None = None  # of its products, where that is known
-        self.start_ns: int | None = None
-        self.counts: list[Counts] = []
-        self.on_device: list[Any] | None = None  # the last numbers that are not in host memory
-        self.unknown = 0  # batches without tokens: the step's sum is unknown then
         self.trains_in_eval = False  # fine-tuned in eval mode, as some do for frozen statistics
-        self.aside: tuple[int, list[Counts]] | None = None  # of forwards that may be evaluation
+        self.drop()
         self.early_evals: list[list[int]] = []  # before the first step: start and end
         self._in_early_eval = False
         self._loop = loop
@@ -196,11 +192,9 @@ class Root:
             self.start_ns, self.counts = self.aside
             self.trains_in_eval = True
             self._loop.evaluated_nothing()
-        start_ns, self.start_ns = self.start_ns, None
-        counts, self.counts = self.counts, []
-        unknown, self.unknown = self.unknown, 0
-        on_device, self.on_device = self.on_device, None
-        self.aside = None
+        start_ns, counts = self.start_ns, self.counts
+        unknown, on_device = self.unknown, self.on_device
+        self.drop()
         if self._inside is not None:
             layout = self._inside.layout()
             self._inside.detach()
@@ -214,8 +208,11 @@ class Root:
 
     def drop(self) -> None:
         """Drop what was counted since the last step, without asking the device."""
-        self.start_ns = self.on_device = self.aside = None
-        self.counts, self.unknown = [], 0
+        self.start_ns: int | None = None
+        self.counts: list[Counts] = []
+        self.on_device: list[Any] | None = None  # the last numbers that are not in host memory
+        self.unknown = 0  # batches without tokens: the step's sum is unknown then
+        self.aside: tuple[int, list[Counts]] | None = None  # of forwards that may be evaluation
 
     def attach(self) -> None:
         """Wrap the module's calls."""
