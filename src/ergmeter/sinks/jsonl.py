@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -62,16 +63,9 @@ class JsonLinesSink(SelectingSink):
 
 
 def _reading_json(reading: Reading) -> dict[str, object]:
-    fields: dict[str, object] = {
-        "value": float(reading.value),
-        "unit": reading.unit,
-        "basis": reading.basis,
+    """The fields of a reading, without texts that are empty and bounds that are not finite."""
+    return {
+        name: value if isinstance(value, str) else float(value)
+        for name, value in asdict(reading).items()
+        if value not in (None, "") and (isinstance(value, str) or math.isfinite(value))
     }
-    for name, bound in (("low", reading.low), ("high", reading.high)):
-        if bound is not None and math.isfinite(bound):
-            fields[name] = float(bound)
-    if reading.note:
-        fields["note"] = reading.note
-    if reading.impossible:
-        fields["impossible"] = reading.impossible
-    return fields
