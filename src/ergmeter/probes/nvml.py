@@ -12,7 +12,6 @@ fails gives None for that field, never zero.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import re
 import time
@@ -205,10 +204,10 @@ def _watts(value: Any) -> float:  # noqa: ANN401  the binding has no types
     return int(value.value.uiVal) * W_PER_MW
 
 
-# What is asked of a handle; "instant" and "average" of what "fields" answered.
+# What is asked of a handle; "instant" and "average" of what "field" or "fields" answered.
 QUERIES: dict[str, Callable[[Any], Any]] = {
     "fields": lambda gpu: pynvml.nvmlDeviceGetFieldValues(gpu, _INSTANT_AND_AVERAGE),
-    "field": lambda asked: asked(),
+    "field": lambda gpu: pynvml.nvmlDeviceGetFieldValues(gpu, _INSTANT),
     "instant": _watts,
     "average": _watts,
     "draw": lambda gpu: pynvml.nvmlDeviceGetPowerUsage(gpu) * W_PER_MW,
@@ -266,8 +265,6 @@ class Gpu:
             own |= self._as_a_board()
         else:
             own |= self._as_an_instance(which)
-        self._field = pynvml.c_nvmlFieldValue_t(fieldId=_INSTANT[0][0], scopeId=_INSTANT[0][1])
-        self._field_at = ctypes.byref(self._field)
         own["power_field"] = self._power_field = self._settled_power_field()
         own["has_energy_counter"] = any(self._ask("energy") is not None for _ in range(_ATTEMPTS))
         if self.absent:
@@ -303,7 +300,7 @@ class Gpu:
         """Power, and the slow gauges if `slow`; None if the GPU answered nothing."""
         self.error = self.error if self.is_lost else None
         before_ns = time.monotonic_ns()
-        power_w, average_w = self._power() if slow else (self._instant(), None)
+        power_w, average_w = self._power(slow=slow)
         t_ns = (before_ns + time.monotonic_ns()) // 2
         if not slow:
             return None if power_w is None else Sample(t_ns, self.device.id, power_w=power_w)
@@ -385,38 +382,27 @@ class Gpu:
         return GpuUsage(computing, drawing, self._ask("held"))
 
     def _settled_power_field(self) -> Literal["instant", "draw"] | None:
-        if any(self._fields()[0] is not None for _ in range(_ATTEMPTS)):
+        if any(self._fields("fields")[0] is not None for _ in range(_ATTEMPTS)):
             return "instant"
         return "draw" if any(self._ask("draw") is not None for _ in range(_ATTEMPTS)) else None
 
-    def _power(self) -> tuple[float | None, float | None]:
-        instant_w, average_w = self._fields()
+    def _power(self, *, slow: bool) -> tuple[float | None, float | None]:
+        """Power, from the field chosen at the start; if `slow`, also its average."""
+        instant_w = average_w = None
+        if slow:
+            instant_w, average_w = self._fields("fields")
+        elif self._power_field == "instant":
+            (instant_w,) = self._fields("field")
         # As settled, also if the instant field recovers: a column keeps its meaning all through.
         return self._ask("draw") if self._power_field == "draw" else instant_w, average_w
 
-    def _instant(self) -> float | None:
-        """Power alone, from the field chosen at the start."""
-        if self._power_field != "instant":
-            return self._ask("draw") if self._power_field == "draw" else None
-        value = self._ask("field", self._instant_field)
-        return None if value is None else self._ask("instant", value)
-
-    def _instant_field(self) -> Any:  # noqa: ANN401  a structure of the binding's
-        """The instant power field, in a reused structure: it is read ten times a second."""
-        result = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")(
-            self._handle, 1, self._field_at
-        )
-        if result != pynvml.NVML_SUCCESS:
-            raise pynvml.NVMLError(result)
-        return self._field
-
-    def _fields(self) -> tuple[float | None, float | None]:
-        if self._unsupported.issuperset(("instant", "average")):
-            return None, None
-        values = self._ask("fields")
+    def _fields(self, query: str) -> list[float | None]:
+        """Watts by the fields of this query, instant power first."""
+        names = ("instant", "average") if query == "fields" else ("instant",)
+        values = None if self._unsupported.issuperset(names) else self._ask(query)
         if values is None:
-            return None, None
-        return self._ask("instant", values[0]), self._ask("average", values[1])
+            return [None] * len(names)
+        return [self._ask(name, value) for name, value in zip(names, values, strict=True)]
 
     def _throttled(self) -> int | None:
         reasons: int | None = self._ask("events")
