@@ -75,7 +75,7 @@ class Sensors:
         ask = {name: partial(query, handle) for name, query in QUERIES.items()}
         self.power_w: Query = ask["draw"]
         if device.facts.get("power_field") == "instant":
-            self.power_w = lambda: QUERIES["instant"](ask["fields"]()[0])
+            self.power_w = lambda: QUERIES["instant"](ask["field"]()[0])
         self.energy_j: Query = ask["energy"]
         self.gauges = (ask["clock"], self.power_w, ask["temperature"], ask["throttle"])
         self.clock_hz: Query = ask["clock"]
