@@ -42,11 +42,10 @@ if TYPE_CHECKING:
     class Duty(Protocol):
         """To read a device that another process reads for us as long as it lives."""
 
-        stands_by: bool
         is_silent: bool  # takes nothing over from anybody
 
-        def taken(self) -> Opened:
-            """Its probe, if it falls to us now."""
+        def taken(self) -> Opened | None:
+            """Its probe, if it falls to us now; None if it does not."""
 
 
 HAND_OVER_S = 0.5
@@ -398,10 +397,12 @@ class HandOver:
         """Takes over the devices whose reader has ended."""
         for duty in tuple(self.duties):
             opened = duty.taken()
-            if not duty.stands_by and duty not in self.duties:  # the end came in between
+            if opened is None:
+                continue
+            if duty not in self.duties:  # the end came in between
                 for probe in opened.probes:
                     self._guarded(probe.close)
-            elif not duty.stands_by:
+            else:
                 self.duties.remove(duty)
                 self.add(opened)
                 names = ", ".join(probe.name for probe in opened.probes) or "nothing"

@@ -312,12 +312,12 @@ class RunPlan:
         opened = self._opened([n for n in names if n in _OWN_PROBES], path=Path.cwd())
         word = f"{group}|{run.absolute()}"
         duties = [_Duty(self, name, word=word) for name in names if name not in _OWN_PROBES]
-        for duty in duties:
-            first = duty.taken()
+        taken = {duty: duty.taken() for duty in duties}
+        for first in filter(None, taken.values()):
             opened.probes += first.probes
             opened.unavailable |= first.unavailable
         handover = self._share(run, opened, duties)
-        handover.duties += [duty for duty in duties if duty.stands_by]
+        handover.duties += [duty for duty, first in taken.items() if first is None]
         handover.on_end += [duty.release for duty in duties]
         return handover
 
@@ -370,15 +370,13 @@ class _AllocatorLater:
     """Opens the allocator's probe once the program itself has initialised CUDA, never before."""
 
     plan: RunPlan
-    stands_by: bool = True
     is_silent: bool = True  # it takes nothing over from anybody
 
-    def taken(self) -> Opened:
+    def taken(self) -> Opened | None:
         """The probe, if CUDA is in use by now."""
         torch: Any = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_initialized():
-            return Opened()
-        self.stands_by = False
+            return None
         return self.plan._opened(["allocator"], path=Path.cwd())
 
 
@@ -389,34 +387,27 @@ class _Duty:
     plan: RunPlan
     name: str
     word: str
-    stands_by: bool = False  # somebody else reads
     is_silent: bool = False
     _claim: DeviceClaim | None = None
     _over: threading.Event = field(default_factory=threading.Event)
 
-    def taken(self) -> Opened:
-        """The probe, if nobody reads for us yet; why it can't work here; or nothing."""
-        if self._over.is_set() or (self.stands_by and not (self._claim and self._claim.take())):
-            return Opened()
+    def taken(self) -> Opened | None:
+        """The probe, or why it can't work here; None while another process reads for us."""
+        if self._over.is_set() or (self._claim is not None and not self._claim.take()):
+            return None
         # Ranks are children of one launcher, which is how they are told from other programs.
         several = {"LOCAL_WORLD_SIZE": "2", **os.environ}
         opened = self.plan._opened([self.name], path=Path.cwd(), environment=several)
         devices = sorted(device.id for probe in opened.probes for device in probe.devices)
         if self._claim is None:
             self._claim = DeviceClaim(self.word, self.name, *devices)
-        if not opened.probes:
-            self.stands_by = False
-            self._claim.release()
+        # The end may have come while the probe was opened.
+        if opened.probes and self._claim.take() and not self._over.is_set():
             return opened
-        self.stands_by = not self._claim.take()
-        if self._over.is_set():  # now: the end came while the probe was opened
-            self._claim.release()
-            self.stands_by = True
-        if self.stands_by:
-            for probe in opened.probes:
-                probe.close()
-            return Opened()
-        return opened
+        self._claim.release()
+        for probe in opened.probes:
+            probe.close()
+        return None if opened.probes else opened
 
     def release(self) -> None:
         """Let another rank read, if it goes on. We do not, ever again: our probe or we have ended,

@@ -14,6 +14,7 @@ from ergmeter import Meter
 from ergmeter.meter import handover
 from ergmeter.meter.run_plan import DeviceClaim, _Duty
 from ergmeter.runlog.reader import Run
+from ergmeter.sampler import Opened
 from tests.unit.probes.tools import is_running, tool
 
 LINE = '{"gpu_power": 1.0, "cpu_power": 1.0}'
@@ -66,20 +67,24 @@ def test_a_rank_whose_probe_fails_lets_another_read(tmp_path: Path, ending: str)
     assert marks(tmp_path, "took_over") == ["apple"]
 
 
+def taken_by(duty: _Duty) -> Opened:
+    opened = duty.taken()
+    assert opened is not None
+    return opened
+
+
 def test_a_rank_that_can_not_open_what_falls_to_it_leaves_it_to_the_next(tmp_path: Path) -> None:
     first, second, third = (
         _Duty(rank(tmp_path, name, LONG).plan, "apple", word=str(tmp_path)) for name in "abc"
     )
-    read = first.taken()
+    read = taken_by(first)
     assert [probe.name for probe in read.probes] == ["apple"]
     for duty in (second, third):
-        assert not duty.taken().probes
-        assert duty.stands_by
+        assert duty.taken() is None
     (tmp_path / "b" / "macmon").unlink()
     first.release()
-    assert "apple" in second.taken().unavailable
-    assert not second.stands_by
-    instead = third.taken()
+    assert "apple" in taken_by(second).unavailable
+    instead = taken_by(third)
     assert [probe.name for probe in instead.probes] == ["apple"]
     for probe in (*read.probes, *instead.probes):
         probe.close()
@@ -91,14 +96,14 @@ def test_a_rank_that_ends_takes_nothing_over(tmp_path: Path) -> None:
     first, second = (
         _Duty(rank(tmp_path, name, LONG).plan, "apple", word=str(tmp_path)) for name in "ab"
     )
-    (probe,) = first.taken().probes
+    (probe,) = taken_by(first).probes
     second.taken()
     second.release()
     first.release()
     probe.close()
-    assert not second.taken().probes
+    assert second.taken() is None
     third = _Duty(rank(tmp_path, "c", LONG).plan, "apple", word=str(tmp_path))
-    (probe,) = third.taken().probes  # nobody holds the claim
+    (probe,) = taken_by(third).probes  # nobody holds the claim
     probe.close()
     third.release()
 
@@ -116,10 +121,10 @@ def test_an_end_that_comes_while_a_probe_is_opened_leaves_neither_tool_nor_claim
         return taken(claim)
 
     monkeypatch.setattr(DeviceClaim, "take", ends_meanwhile)
-    assert not duty.taken().probes
+    assert duty.taken() is None
     monkeypatch.undo()
     assert not is_running(str(tmp_path / "a" / "macmon"))
     other = _Duty(rank(tmp_path, "b", LONG).plan, "apple", word=str(tmp_path))
-    (probe,) = other.taken().probes
+    (probe,) = taken_by(other).probes
     probe.close()
     other.release()
