@@ -72,7 +72,9 @@ class Sensors:
     def __init__(self, device: Device) -> None:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(device.id)
-        ask = {name: partial(query, handle) for name, query in QUERIES.items()}
+        ask: dict[str, Callable[[], Any]] = {
+            name: partial(query, handle) for name, query in QUERIES.items()
+        }
         self.power_w: Query = ask["draw"]
         if device.facts.get("power_field") == "instant":
             self.power_w = lambda: QUERIES["instant"](ask["field"]()[0])

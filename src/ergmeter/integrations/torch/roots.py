@@ -126,6 +126,14 @@ class Root:
         self._inside: InnerShapes | None = None  # looked at in the first step
         self._layout: BatchLayout | None = None  # where it is not the usual one
 
+    def drop(self) -> None:
+        """Drop what was counted since the last step, without asking the device."""
+        self.start_ns: int | None = None
+        self.counts: list[Counts] = []
+        self.on_device: list[Any] | None = None  # the last numbers that are not in host memory
+        self.unknown = 0  # batches without tokens: the step's sum is unknown then
+        self.aside: tuple[int, list[Counts]] | None = None  # of forwards that may be evaluation
+
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """The module is about to compute this. Runs at every call: kept short.
 
@@ -205,14 +213,6 @@ class Root:
                 self._alike = {key: layout.applied(count) for key, count in self._alike.items()}
         after = device_events(on_device) if on_device is not None else None
         return start_ns, [] if unknown else counts, len(counts) + unknown or 1, after
-
-    def drop(self) -> None:
-        """Drop what was counted since the last step, without asking the device."""
-        self.start_ns: int | None = None
-        self.counts: list[Counts] = []
-        self.on_device: list[Any] | None = None  # the last numbers that are not in host memory
-        self.unknown = 0  # batches without tokens: the step's sum is unknown then
-        self.aside: tuple[int, list[Counts]] | None = None  # of forwards that may be evaluation
 
     def attach(self) -> None:
         """Wrap the module's calls."""
