@@ -159,7 +159,7 @@ class Description:
         if inside is not None:
             for count in counts:
                 if count.computed and isinstance(count.samples, int) and count.samples:
-                    inside.add_input((count.samples, count.computed // count.samples))
+                    inside.inputs.add((count.samples, count.computed // count.samples))
             if self._recorder is not None:
                 inside.called_with(self._recorder.ids_shapes)
             self._layout = inside.layout()

@@ -25,7 +25,6 @@ from ergmeter.records import COLUMN_KINDS, Mark, Reported, Sample, StepValues
 from ergmeter.runlog.dropped import DroppedSteps
 from ergmeter.runlog.process_group import (
     framework_layout,
-    in_group,
     launched_size,
     launcher_rank,
     own_rank,
@@ -414,7 +413,7 @@ class HandOver:
 
         While there is somebody to ask: at the end of a program its process group is gone.
         """
-        world = world_size() if in_group() else launched_size()
+        world = launched_size() if own_rank() is None else world_size()
         answer = {} if world < 2 else {"world": world, "layout": framework_layout()}
         if answer and answer != self._where:
             self._where = answer

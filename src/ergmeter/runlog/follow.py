@@ -64,7 +64,7 @@ class Follower:
         self._only = only
         self._columns = columns
         self._streams: dict[tuple[str, str, str], _Stream] = {}
-        self._newest_ns = 0
+        self.newest_ns = 0  # the time of the newest row, on the run's clock
         self.offsets_ns: dict[str, int] = {}  # by writer: what takes its clock to the run's
 
     def look(self, *, is_last: bool = False) -> NewRows:
@@ -82,17 +82,12 @@ class Follower:
                 when = as_numpy(rows["end_ns" if table == "steps" else "t_ns"])
                 followed.last_ns = max(followed.last_ns, int(np.max(when)) + offset_ns)
                 parts.append(StreamRows(writer, table, stream, rows))
-        self._newest_ns = max(
-            [self._newest_ns, *(followed.last_ns for followed in self._streams.values())]
+        self.newest_ns = max(
+            [self.newest_ns, *(followed.last_ns for followed in self._streams.values())]
         )
         behind = [followed.last_ns for followed in self._streams.values() if followed.is_behind]
-        until_ns = self._newest_ns - (0 if is_last else LATE_NS)
+        until_ns = self.newest_ns - (0 if is_last else LATE_NS)
         return NewRows(tuple(parts), min([until_ns, *behind]), bool(behind))
-
-    @property
-    def newest_ns(self) -> int:
-        """The time of the newest row, on the run's clock."""
-        return self._newest_ns
 
     def close(self) -> None:
         """Closes the open files."""

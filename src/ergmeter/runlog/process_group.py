@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-def in_group() -> bool:
-    """True if this process belongs to a process group of its framework."""
-    return own_rank() is not None
-
-
 def world_size() -> int:
     """How many processes train together with this one, itself included."""
     return _of_group("get_world_size", "process_count") or 1

@@ -252,7 +252,7 @@ class Root:
         if self._inside is not None:
             ids = next((value for value in (*args, *kwargs.values()) if is_ids(value)), None)
             if ids is not None:
-                self._inside.add_input(tuple(ids.shape))
+                self._inside.inputs.add(tuple(ids.shape))
         batch = self._batch(args, kwargs)
         counts = count_tokens(batch, shifts=self._shifts)
         if counts is None and self._loop.optimizers_made < 2:  # a GAN's batches are of two kinds
@@ -315,7 +315,7 @@ class InnerShapes:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._inputs: set[tuple[int, ...]] = set()
+        self.inputs: set[tuple[int, ...]] = set()  # of the ids that the model is called with
         self._embedded: set[tuple[int, ...]] = set()
         self._layered: set[tuple[int, ...]] = set()
         self._places: list[tuple[ref[nn.Module], Any]] = []
@@ -333,10 +333,6 @@ class InnerShapes:
         for part in layers:
             self._look_at(part, self._layered)
 
-    def add_input(self, shape: tuple[int, ...]) -> None:
-        """The model is called with ids of this shape."""
-        self._inputs.add(shape)
-
     def called_with(self, shapes: set[tuple[int, ...]]) -> None:
         """Use the shapes of outermost calls, where no embedding could be wrapped."""
         if not self._embedded:
@@ -344,7 +340,7 @@ class InnerShapes:
 
     def layout(self) -> BatchLayout:
         """The layout that the shapes agree on."""
-        pairs = [shape for shape in self._inputs if len(shape) == 2]
+        pairs = [shape for shape in self.inputs if len(shape) == 2]
         tokens = {shape for shape in self._embedded if len(shape) == 2}
         shorter = {(rows, length - 1) for rows, length in pairs}
         drops = bool(pairs) and shorter <= tokens and not tokens & set(pairs)

@@ -246,8 +246,7 @@ class Names:
 
     def series(self, name: str, *, is_final: bool = False) -> str:
         """Prometheus's name."""
-        dotted = f"{self._prefix}.run.{name}" if is_final else f"{self._prefix}.{name}"
-        return re.sub(r"[^A-Za-z0-9_]", "_", dotted)
+        return re.sub(r"[^A-Za-z0-9_]", "_", self.instrument(name, is_final=is_final))
 
     def instrument(self, name: str, *, is_final: bool = False) -> str:
         """OpenTelemetry's name."""
