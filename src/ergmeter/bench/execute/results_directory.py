@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
-from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from importlib.metadata import distributions
@@ -20,60 +19,8 @@ from typing import Any
 from ergmeter.atomic_write import read_json, write_json
 from ergmeter.bench.execute import state
 from ergmeter.bench.execute.state import CLAIM, DRIVER, JOB, PLAN, Process, directory_of
-from ergmeter.bench.plan import erg_train
 from ergmeter.bench.plan.cells import BenchPlan, Cell
 from ergmeter.errors import UsageError
-
-# What `--memory` changes of a cell, in erg train's file and in sft_trainer's command.
-_OF_MEMORY = ("metrics.hf_memory", "--skip_memory_metrics")
-_MOST_NAMED = 3
-
-
-def difference(cell: Cell, others: Iterable[Cell]) -> str:
-    """The names of what it has otherwise than the one among the others that is most like it."""
-    new = _parts(cell)
-    unlike = [
-        [key for key in {**new, **other} if new.get(key) != other.get(key)]
-        for other in map(_parts, others)
-    ]
-    nearest = min(unlike, key=len)
-    # A setting is also in the command or a file: what comes first says it all.
-    first = min((rank for rank, _ in nearest), default=None)
-    names = [name for rank, name in nearest if rank == first] or ["what they run"]
-    labels = list(dict.fromkeys("--memory" if name in _OF_MEMORY else name for name in names))
-    return ", ".join(labels[:_MOST_NAMED]) + (
-        f" and {len(labels) - _MOST_NAMED} more" if labels[_MOST_NAMED:] else ""
-    )
-
-
-def _parts(cell: Cell) -> dict[tuple[int, str], Any]:
-    """All parts of its id by readable names, ranked from specific to general."""
-    words: dict[str, tuple[str, ...]] = {}
-    flag = "the command"
-    for word in cell.command:
-        flag = word if word.startswith("--") else flag
-        words[flag] = (*words.get(flag, ()), word)
-    files = (_flat(erg_train.parsed(text)) for text in cell.files.values())
-    parts: tuple[Mapping[str, Any], ...] = (
-        {"another scenario": cell.scenario},
-        cell.settings,
-        {f"environment {name}": value for name, value in cell.environment.items()},
-        {"launch": (cell.launch, cell.launch_options, cell.nodes)},
-        ChainMap(words, *files),
-        {"the repeat": cell.repeat},
-    )
-    return {(rank, name): part[name] for rank, part in enumerate(parts) for name in part}
-
-
-def _flat(value: Any, name: str = "") -> dict[str, Any]:  # noqa: ANN401  of YAML
-    """`{"metrics.warmup_s": 1.0}` of nested keys; a seed is the repeat's."""
-    if not isinstance(value, dict):
-        return {} if name == "seed" else {name: value}
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        flat |= _flat(item, f"{name}.{key}" if name else str(key))
-    return flat
-
 
 # What is there before the plan is.
 _FIRST = ("script.json", "requirements.txt", DRIVER, CLAIM)
@@ -152,7 +99,7 @@ def joined(out: Path, plan: BenchPlan) -> tuple[BenchPlan | None, BenchPlan]:
     free = 1 + max([*(cell.index for cell in stored.cells), *numbers], default=-1)
     added = [replace(cell, index=free + offset) for offset, cell in enumerate(new)]
     there |= {(cell.scenario, cell.id): cell for cell in added}
-    remarks = _remarks(out, added=added, left=left, of=len(asked))
+    remarks = _remarks(out, added=added, left=left)
     mine = replace(
         plan,
         source=stored.source,
@@ -162,23 +109,17 @@ def joined(out: Path, plan: BenchPlan) -> tuple[BenchPlan | None, BenchPlan]:
     return replace(stored, cells=(*stored.cells, *added)) if added else None, mine
 
 
-def _remarks(out: Path, *, added: Sequence[Cell], left: Sequence[Cell], of: int) -> Iterator[str]:
-    """What is added and why it is not there yet, and what is left alone."""
-    ended = [cell for cell in left if state.read(directory_of(out, cell)).is_final]
-    if added and len(added) == of and ended:
-        none, them = f"none of the {of} cells asked for is in", "them others; they are"
-        if of == 1:
-            none, them = "the cell asked for is not in", "it another; it is"
-        why = difference(added[0], left)
-        yield f"{none} {out}: {why} makes {them} added as {_named(added)}"
-    elif added:
+def _remarks(out: Path, *, added: Sequence[Cell], left: Sequence[Cell]) -> Iterator[str]:
+    """What is added, and what is left alone."""
+    if added:
         yield f"{_cells(len(added))} added to {out}: {_named(added)}"
     if left:
-        pending = len(left) - len(ended)
-        how = "stay as they are" if len(left) > 1 else "stays as it is"
+        pending = sum(not state.read(directory_of(out, cell)).is_final for cell in left)
+        how = "were not asked for and stay as they are"
+        if len(left) == 1:
+            how = "was not asked for and stays as it is"
         waits = f" ({pending} not ended)" if pending else ""
-        were = "were" if len(left) > 1 else "was"
-        yield f"{_cells(len(left), 'further ')} of {out} {were} not asked for and {how}{waits}"
+        yield f"{_cells(len(left), 'further ')} of {out} {how}{waits}"
 
 
 def _cells(number: int, which: str = "") -> str:
