@@ -12,6 +12,7 @@ import math
 import os
 import shlex
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -191,8 +192,7 @@ def _estimated_time(seconds: float) -> str:
 
 def document(plan: BenchPlan, estimate: DurationEstimate) -> dict[str, Any]:
     """Return the plan and the time estimate as JSON."""
-    names = ("total_s", "measured", "alike", "given", "unknown", "skipped")
-    return {**plan.to_json(), "estimate": {name: getattr(estimate, name) for name in names}}
+    return {**plan.to_json(), "estimate": asdict(estimate)}
 
 
 # Progress.

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from ergmeter.bench.execute.driver import KnownDurations, estimate_duration, known_durations
+from ergmeter.bench.execute.driver import estimate_duration, known_durations
 from ergmeter.bench.plan import data as datastage
 from ergmeter.bench.plan.cells import BenchPlan
 from ergmeter.bench.plan.plan import plan
@@ -144,14 +144,14 @@ def test_time_is_told_by_what_ran_before(tmp_path: Path) -> None:
         attempt = {"started": "2026-01-01T00:00:00", "ended": f"2026-01-01T{ended}"}
         (folder / "status.json").write_text(json.dumps({"status": status, "attempts": [attempt]}))
     told = known_durations(tmp_path / "results")
-    assert told.by_group == {first.group: 20.0}
+    assert told == {first.group: 20.0, first.scenario: 20.0}
     all_of_it = estimate_duration(made, told)
     # x=1 by its own runs, x=2 by the scenario's, x=3 not at all; each twice.
     assert (all_of_it.measured, all_of_it.alike, all_of_it.skipped) == (2, 2, 2)
     assert all_of_it.total_s == 80.0
     assert estimate_duration(made, seconds_a_cell=7).total_s == 28.0
     assert estimate_duration(made).unknown == 4
-    assert estimate_duration(made, KnownDurations({}, {})).total_s == 0.0
+    assert estimate_duration(made, {}).total_s == 0.0
 
 
 def printed(made: BenchPlan, **options: Any) -> str:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
 POLL_S = 0.2
-ENDED_BY_US = "it was ended by SIGTERM"  # as its runner has it
 _END_S = 60.0  # longer than a runner gives its cell to end
 
 
@@ -180,8 +179,6 @@ def drive(
             if index not in at.waiting or state.read(directory).status != "pending":
                 _end_here(directory)
                 _looked_at(out, progress, cell, is_held=False)
-                if interrupted:
-                    progress.states[index] = _named_by(interrupted[0], directory)
         tell(progress)
     return False
 
@@ -236,17 +233,6 @@ def _end_here(directory: Path) -> None:
             process.wait(timeout=_END_S)
 
 
-def _named_by(number: int, directory: Path) -> state.CellState:
-    """The state of a cell that was ended with its bench, saying so: to its runner it was a SIGTERM,
-    which is not what a person did who pressed Ctrl-C."""
-    cell_state = state.read(directory)
-    if cell_state.status == "cancelled" and cell_state.reason == ENDED_BY_US:
-        by = "Ctrl-C" if number == signal.SIGINT else "a SIGTERM to the driver"
-        cell_state = replace(cell_state, reason=f"it was ended with its bench, by {by}")
-        state.write(directory, cell_state)
-    return cell_state
-
-
 @contextmanager
 def _interruptible() -> Iterator[list[int]]:
     """A list that has something in it once Ctrl-C or SIGTERM came."""
@@ -267,14 +253,6 @@ def _interruptible() -> Iterator[list[int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownDurations:
-    """Seconds that cells took, by configuration and by scenario."""
-
-    by_group: Mapping[str, float]
-    by_scenario: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
 class DurationEstimate:
     """Seconds for a plan's cells one after the other, and of how many cells they are known."""
 
@@ -287,41 +265,39 @@ class DurationEstimate:
 
 
 def estimate_duration(
-    plan: BenchPlan, durations: KnownDurations | None = None, *, seconds_a_cell: float | None = None
+    plan: BenchPlan,
+    durations_s: Mapping[str, float] | None = None,
+    *,
+    seconds_a_cell: float | None = None,
 ) -> DurationEstimate:
-    """The time of all cells that are not skipped, by what is known."""
-    durations = durations or KnownDurations({}, {})
+    """The time of all cells that are not skipped. `durations_s`: those of `known_durations`."""
     counts = dict.fromkeys(("measured", "alike", "given", "unknown", "skipped"), 0)
     total_s = 0.0
     for cell in plan.cells:
-        kind, seconds = _cell_duration(cell, durations, seconds_a_cell)
+        kind, seconds = _cell_duration(cell, durations_s or {}, seconds_a_cell)
         counts[kind] += 1
         total_s += seconds
     return DurationEstimate(total_s, **counts)
 
 
 def _cell_duration(
-    cell: Cell, durations: KnownDurations, seconds_a_cell: float | None
+    cell: Cell, durations_s: Mapping[str, float], seconds_a_cell: float | None
 ) -> tuple[str, float]:
     if cell.skip:
         return "skipped", 0.0
     # The digest of a group takes longer than the rest.
-    if durations.by_group and cell.group in durations.by_group:
-        return "measured", durations.by_group[cell.group]
-    if cell.scenario in durations.by_scenario:
-        return "alike", durations.by_scenario[cell.scenario]
+    if durations_s and cell.group in durations_s:
+        return "measured", durations_s[cell.group]
+    if cell.scenario in durations_s:
+        return "alike", durations_s[cell.scenario]
     return ("unknown", 0.0) if seconds_a_cell is None else ("given", seconds_a_cell)
 
 
-def known_durations(directory: Path) -> KnownDurations:
-    """Durations in a directory of results, of cells that ended well."""
-    groups: dict[str, list[float]] = {}
-    scenarios: dict[str, list[float]] = {}
+def known_durations(directory: Path) -> dict[str, float]:
+    """Mean seconds of cells that ended well, by their configuration's id and by their scenario."""
+    durations_s: dict[str, list[float]] = {}
     for cell, cell_state in state.states(directory):
         if cell_state.status == "ok" and cell_state.lasted_s is not None:
-            groups.setdefault(cell.group, []).append(max(0.0, cell_state.lasted_s))
-            scenarios.setdefault(cell.scenario, []).append(max(0.0, cell_state.lasted_s))
-    return KnownDurations(
-        {name: fmean(taken) for name, taken in groups.items()},
-        {name: fmean(taken) for name, taken in scenarios.items()},
-    )
+            for name in (cell.group, cell.scenario):
+                durations_s.setdefault(name, []).append(max(0.0, cell_state.lasted_s))
+    return {name: fmean(of_cells) for name, of_cells in durations_s.items()}

@@ -51,7 +51,8 @@ _ISSUED = re.compile(
     r"\b(?:(hf_|gh[pousr]_|github_pat_|glpat-|AKIA|xox[abpr]-)(?=[\w-]*\d)[\w-]{12,}"
     r"|(sk-)[\w-]*?(?=[A-Za-z]*\d)[A-Za-z\d]{16,})"
 )
-_ASSIGNMENT = re.compile(r"-{0,2}([A-Za-z_][\w.-]*)(?:=(.*))?")
+# An option or a variable with its value, unless a shell puts that in.
+_ASSIGNMENT = re.compile(r"(?<!\S)(--?[A-Za-z_][\w.-]*[= ]|[A-Z_][A-Z\d_]*=)(?=([^\s$-]\S*))")
 
 
 def is_secret(name: str, value: str = "") -> bool:
@@ -86,33 +87,15 @@ def secret_complaints(settings: Mapping[str, Any], *, within: str = "") -> Itera
 
 def secrets_in_command(words: Iterable[str]) -> list[str]:
     """What in a command looks like a key: how it begins, and never all of it."""
-    parts = [part for word in words for part in word.split()]  # a word may be a line for a shell
-    return [
-        secret
-        for word, after in zip(parts, [*parts[1:], ""], strict=True)
-        if (secret := _key(word, after))
-    ]
-
-
-def _key(word: str, after: str) -> str:
-    """How a key begins, in a word of a command or as the value that comes after it; or nothing."""
-    issued = _ISSUED.search(word)
-    if issued:
-        return f"{issued[1] or issued[2]}..."
-    if _IN_ADDRESS.search(word):
-        return "an address with a password"
-    match = _ASSIGNMENT.fullmatch(word)
-    if match is None:
-        return ""
-    name, value = match[1], match[2]
-    is_option = word.startswith("-")
-    if value is None:
-        value = after if is_option and not after.startswith("-") else ""
-    # What a shell or a setting puts in is not written here.
-    if not value or value.startswith("$") or _NOT_SECRET.fullmatch(value):
-        return ""
-    is_named = _ARGUMENT.search(name) if is_option else name.isupper() and _is_named(name, value)
-    return word.partition("=")[0] + ("=..." if match[2] else " ...") if is_named else ""
+    text = " ".join(words)  # a word may be a line for a shell
+    keys = []
+    for named, value in _ASSIGNMENT.findall(text):
+        name = named[:-1].lstrip("-")
+        is_key = _ARGUMENT.search(name) if named.startswith("-") else _is_named(name, value)
+        if is_key and not _NOT_SECRET.fullmatch(value):
+            keys.append(f"{named}...")
+    keys += [f"{issued[1] or issued[2]}..." for issued in _ISSUED.finditer(text)]
+    return keys + ["an address with a password"] * bool(_IN_ADDRESS.search(text))
 
 
 def secret_warning(words: Iterable[str], *, scenario: str) -> str:

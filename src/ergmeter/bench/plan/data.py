@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import fcntl
 import functools
 import hashlib
 import importlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -249,37 +246,18 @@ def original_name(made: DataJob) -> str:
 def prepare(
     plan: BenchPlan, directory: Path, *, say: Callable[[str], None] = lambda _line: None
 ) -> None:
-    """Write the data that a plan's cells need into that directory, unless it is there.
-
-    Of several drivers that share the directory one makes it, and the others wait.
-    """
+    """Write the data that a plan's cells need into that directory, unless it is there."""
     for stanza in plan.settings.get("data", ()):
         directory.mkdir(parents=True, exist_ok=True)
         wanted = DataJob(**stanza)
         path = directory / wanted.file
         note = path.with_suffix(".made.json")
         document = json.dumps(stanza, sort_keys=True, indent=1)
-        with _locked(directory):
-            if path.is_file() and note.is_file() and note.read_text(encoding="utf-8") == document:
-                continue
-            number = _write(path, _rows(wanted))
-            note.write_text(document, encoding="utf-8")
+        if path.is_file() and note.is_file() and note.read_text(encoding="utf-8") == document:
+            continue
+        number = _write(path, _rows(wanted))
+        note.write_text(document, encoding="utf-8")
         say(f"data: {number} examples in {path}")
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Be the one that makes data there, as far as the file system has locks.
-
-    The directory itself is locked: a file for it would have to be left there.
-    """
-    number = os.open(directory, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(number, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(number)
 
 
 def _rows(wanted: DataJob) -> Iterator[dict[str, Any]]:
@@ -311,7 +289,7 @@ def _rows(wanted: DataJob) -> Iterator[dict[str, Any]]:
 
 
 def _write(path: Path, rows: Iterator[dict[str, Any]]) -> int:
-    """A line for each, whole or not at all: where there are no locks, two at once do no harm."""
+    """Write a line for each row, whole or not at all; return their number."""
     number = 0
     with replacing(path) as part:
         with part.open("w", encoding="utf-8") as file:

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +25,7 @@ from ergmeter.bench.plan.cells import PYTHON, UNSLOTH_PYTHON, BenchPlan, Cell, L
 from ergmeter.bench.plan.data import DataJob, data_job, original_name
 from ergmeter.bench.plan.scenarios import FRAMEWORK, MODELS, NONE, Scenario, Scenarios, Template
 from ergmeter.config_file import hint, usage_error
+from ergmeter.errors import ErgmeterError
 
 # What benchmark.py takes where its flags say nothing.
 FMS_AXES: dict[str, tuple[Any, ...]] = {
@@ -443,24 +442,13 @@ def architecture(model: str) -> str | None:
     """The name of its class, such as LlamaForCausalLM, or None if that is not known here."""
     if model in _BUILTIN:
         return _BUILTIN[model]
-    for path in _configs(model):
-        try:
-            named = json.loads(path.read_text(encoding="utf-8")).get("architectures")
-        except (OSError, ValueError, AttributeError):
-            continue
-        if isinstance(named, list) and named:
-            return str(named[0])
-    return None
+    from ergmeter.flops.source import read_model  # noqa: PLC0415  few plans need it
 
-
-def _configs(model: str) -> list[Path]:
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return [folder / "config.json"]
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
-    snapshots = cache / f"models--{model.replace('/', '--')}" / "snapshots"
-    return sorted(snapshots.glob("*/config.json")) if "/" in model else []
+    try:
+        classes = read_model(str(Path(model).expanduser())).names("architectures")
+    except ErgmeterError:
+        return None
+    return classes[0] if classes else None
 
 
 DATA_PATH = "training_data_path"
