@@ -23,7 +23,6 @@ import math
 import os
 import shutil
 import time
-import warnings
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -229,7 +228,6 @@ class WandbRows(Guarded):
 
 RECENT_STEPS = 1000  # of the newest steps, in memory
 _GROWN_FRAC = 0.1
-_FLUSH_S = 1.0  # what a program that is killed may lose of the steps
 
 
 class TrainingLog(Guarded):
@@ -247,7 +245,6 @@ class TrainingLog(Guarded):
         self._steps: IO[str] | None = None
         self._count = 0
         self._saved = 0
-        self._flushed_s = 0.0
 
     @guarded
     def append(self, entry: dict[str, Any]) -> None:
@@ -257,8 +254,6 @@ class TrainingLog(Guarded):
         self.recent.append(entry)
         self._steps.write(_line(entry))
         self._count += 1
-        if time.monotonic() - self._flushed_s > _FLUSH_S:
-            self._flush()
 
     @guarded
     def save_if_due(self, total_s: float) -> None:
@@ -272,7 +267,6 @@ class TrainingLog(Guarded):
         """Rebuild the document: every step and epoch, and the elapsed time."""
         if self._steps is None:
             self._steps = self._opened()
-        self._flush()
         with replacing(self.path) as part, part.open("w", encoding="utf-8") as out:
             out.write('{\n"step_logs": [')
             with self.steps_path.open(encoding="utf-8") as lines:
@@ -297,12 +291,7 @@ class TrainingLog(Guarded):
         for path in (self.path, self.steps_path):
             if path.exists():
                 shutil.move(path, _free_name(path))
-        return self.steps_path.open("w", encoding="utf-8")
-
-    def _flush(self) -> None:
-        if self._steps is not None:
-            self._steps.flush()
-        self._flushed_s = time.monotonic()
+        return self.steps_path.open("w", buffering=1, encoding="utf-8")  # written line by line
 
 
 def _free_name(path: Path) -> Path:
@@ -707,7 +696,6 @@ def _marked_mfu(mfu: float) -> str:
 # -- functions -------------------------------------------------------------------------------------
 
 _facts_of_models: WeakKeyDictionary[nn.Module, _ModelFacts] = WeakKeyDictionary()
-_warned: set[str] = set()
 _SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16"}  # fp32 does not imply fp32 products
 
 
@@ -738,7 +726,7 @@ def calculate_mfu_with_profiler(
         return _unknown(f"no MFU: {error}")
     peak = get_gpu_peak_flops(dtype=dtype or facts.dtype or "bf16")
     if dtype is None and facts.dtype is None and not math.isnan(peak):
-        _warn_once(
+        warn_once(
             "weights in fp32: products are taken to be in bf16, as under autocast; pass dtype="
         )
     return flops / step_time / peak
@@ -817,11 +805,5 @@ def _sequence_flops(model: nn.Module, seq_length: int) -> float:
 
 
 def _unknown(why: str) -> float:
-    _warn_once(why)
+    warn_once(why)
     return math.nan
-
-
-def _warn_once(message: str) -> None:
-    if message not in _warned:
-        _warned.add(message)
-        warnings.warn(message, stacklevel=4)
