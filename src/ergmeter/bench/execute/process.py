@@ -23,7 +23,7 @@ from ergmeter.bench.execute import launching, nvidia_smi_logger
 from ergmeter.bench.execute.state import Process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
 STDOUT, STDERR = "stdout", "stderr"
@@ -129,16 +129,10 @@ def end(pid: int) -> None:
 
     torchrun gives each rank a group of its own, so the group alone is not enough.
     """
-    started = _family(pid)
-    _signal(pid, started, signal.SIGTERM)
-    alive = _still_there(started, GRACE_S)
-    if alive:
-        _signal(
-            pid,
-            [*alive, *(more for process in alive for more in _family(process.pid))],
-            signal.SIGKILL,
-        )
-        _still_there(alive, GRACE_S)
+    left = _signalled(_family(pid), signal.SIGTERM)
+    if left:
+        started = [child for process in left for child in _family(process.pid)]
+        _signalled([*left, *started], signal.SIGKILL)
 
 
 def _adopts() -> bool:
@@ -157,23 +151,23 @@ def _end_orphans(others: list[psutil.Process]) -> None:
         with suppress(psutil.Error):
             spared |= set(process.children(recursive=True))
     left = [child for child in psutil.Process().children(recursive=True) if child not in spared]
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        left = [process for process in left if _is_alive(process)]
-        for process in left:
-            with suppress(psutil.Error):
-                process.send_signal(number)
-        left = _still_there(left, GRACE_S)
+    _signalled(_signalled(left, signal.SIGTERM), signal.SIGKILL)
 
 
-def _still_there(processes: list[psutil.Process], wait_s: float) -> list[psutil.Process]:
-    """Wait for these to end. A zombie has: its parent, who may be gone, has just not asked."""
-    until_s = time.monotonic() + wait_s
-    left = processes
-    while True:
-        left = [process for process in left if _is_alive(process)]
-        if not left or time.monotonic() > until_s:
-            return left
+def _signalled(processes: Iterable[psutil.Process], number: signal.Signals) -> list[psutil.Process]:
+    """Send a signal to these, and wait for their end. Those that are still there after a while.
+
+    A zombie has ended: its parent, who may be gone, has just not asked.
+    """
+    left = [process for process in processes if _is_alive(process)]
+    for process in left:
+        with suppress(psutil.Error):
+            process.send_signal(number)
+    until_s = time.monotonic() + GRACE_S
+    while left and time.monotonic() < until_s:
         time.sleep(0.05)
+        left = [process for process in left if _is_alive(process)]
+    return left
 
 
 def _is_alive(process: psutil.Process) -> bool:
@@ -192,15 +186,6 @@ def _family(pid: int) -> list[psutil.Process]:
                 family[process.pid] = process
                 family |= {child.pid: child for child in process.children(recursive=True)}
     return list(family.values())
-
-
-def _signal(pid: int, processes: list[psutil.Process], number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
-    for process in processes:
-        with suppress(psutil.Error, ProcessLookupError):
-            if os.getpgid(process.pid) != pid:
-                process.send_signal(number)
 
 
 def kernel_kills() -> int | None:

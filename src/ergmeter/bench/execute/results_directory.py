@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
@@ -134,9 +133,8 @@ def _named(cells: Sequence[Cell]) -> str:
 def _check_at_rest(out: Path) -> None:
     """A cell that runs holds its paths: it would go on writing into what takes their place.
 
-    So would one that waits in a scheduler's queue, which is known by the job beside it.
+    So would one that waits in a scheduler's queue, which may be so if there is a job beside it.
     """
-    jobs: dict[Path, str] = {}
     for cell, cell_state in state.states(out):
         directory = directory_of(out, cell)
         if state.is_worked_on(directory, cell_state):
@@ -144,26 +142,11 @@ def _check_at_rest(out: Path) -> None:
                 f"{directory.name} of {out} is running; wait for it or end it, then move it aside"
             )
         if not cell_state.is_final and (directory / JOB).exists():
-            jobs[directory] = (directory / JOB).read_text(encoding="utf-8").strip()
-    queued = _queued() if jobs else ""
-    for directory, job in jobs.items():
-        # An id, or where none is known yet the name of its array and a place in it.
-        if queued is None or not {*job.split()[:1]} - {*queued.split()}:
+            job = (directory / JOB).read_text(encoding="utf-8").strip()
             raise UsageError(
                 f"{directory.name}'s job {job} may be queued: --resume goes on with it; or scancel"
-                " it, then move it aside"
-                + (f" (squeue can't be asked: remove {directory / JOB})" if queued is None else "")
+                f" it and remove {out}/exp_*/{JOB}, then move it aside"
             )
-
-
-def _queued() -> str | None:
-    """Our jobs in SLURM's queue, by id and name; None where it can't be asked."""
-    words = ("squeue", "--me", "--noheader", "--array", "--format=%i %j")
-    try:
-        asked = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return asked.stdout
 
 
 def _installed() -> str:

@@ -307,13 +307,7 @@ def main(arguments: list[str]) -> int:
     process.cancel_on_signals()
     process.adopt_orphans()
     directory = options.directory.resolve()
-    try:
-        Runner(directory, token=options.meeting).run()
-    except OSError:
-        if directory.is_dir():
-            raise
-        sys.stderr.write(f"{directory} was moved or deleted; nothing more is written for it\n")
-        return 1
+    Runner(directory, token=options.meeting).run()
     with suppress(ErgmeterError, OSError):  # whoever reads the row first makes it else
         results.complete(directory)
     return 0

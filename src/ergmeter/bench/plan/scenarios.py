@@ -46,7 +46,7 @@ _ALLOWED = (
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 
-class BadCondition(Exception):  # noqa: N818  the text says what is wrong with it
+class BadCondition(ValueError):  # noqa: N818  the text says what is wrong with it
     """The condition can't be parsed, or can't be evaluated for a cell."""
 
 
@@ -366,10 +366,7 @@ def _condition(value: object) -> Condition:
         if key not in ("require", "reason"):
             raise ValueError(f"has no key {key}; {hint(key, ('require', 'reason'))}")
     reason = str(constraint.get("reason") or f"needs {constraint['require']}")
-    try:
-        return Condition.of(constraint["require"], reason=reason)
-    except BadCondition as error:
-        raise ValueError(str(error)) from error
+    return Condition.of(constraint["require"], reason=reason)
 
 
 Axis = Annotated[list[Any], BeforeValidator(_axis), Field(min_length=1)]
