@@ -73,7 +73,7 @@ def test_what_is_to_be_cancelled_is_asked_for_until_the_controller_answers(
     tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ((one, directory),) = placed(tmp_path, cell(0))
-    (directory / slurm.JOB).write_text("7_0")
+    (directory / state.JOB).write_text("7_0")
     commands.say("squeue", "echo 7_0 RUNNING erg")
     launcher = slurm.SlurmLauncher(LaunchOptions())
     launcher.take_over([(one, directory)])
@@ -120,7 +120,7 @@ def test_an_array_that_is_refused_leaves_word_of_those_that_were_taken(
         PluginError, match=r"SLURM did not take the cells: .*2 cells are in the queue and run on:"
     ):
         launcher.submit(cells)
-    assert (cells[1][1] / slurm.JOB).read_text() == "12_1"
+    assert (cells[1][1] / state.JOB).read_text() == "12_1"
     assert "#SBATCH --requeue\n" in (commands.path / "script").read_text()
 
 
@@ -132,9 +132,9 @@ def test_a_cell_that_ended_while_the_driver_started_is_not_submitted_again(
     cells = placed(tmp_path, cell(0), cell(1))
     state.write(cells[0][1], state.CellState(status="ok"))
     state.write(cells[1][1], state.CellState(status="cancelled"))
-    (cells[0][1] / slurm.JOB).write_text("7_0")
+    (cells[0][1] / state.JOB).write_text("7_0")
     slurm.SlurmLauncher(LaunchOptions()).submit(cells)
-    assert [(directory / slurm.JOB).read_text() for _, directory in cells] == ["7_0", "12"]
+    assert [(directory / state.JOB).read_text() for _, directory in cells] == ["7_0", "12"]
 
 
 def test_a_preemption_within_a_cells_time_is_not_taken_for_the_end_of_its_jobs() -> None:

@@ -29,7 +29,6 @@ try:
 except ImportError as error:
     raise ImportError(f"{error}; pip install 'ergmeter[bench-slurm]'") from error
 
-JOB = "job"
 _DAY_MIN = 24 * 60
 # For what comes before and after a cell within its job; and submitit takes a preemption within a
 # job's last ten minutes for the end of its time, after which nothing is requeued.
@@ -163,7 +162,7 @@ class SlurmLauncher:
     def _submit_array(self, members: Sequence[tuple[Cell, Path]]) -> None:
         asked = self._parameters([cell for cell, _ in members])
         for number, (_, directory) in enumerate(members):
-            (directory / JOB).write_text(f"{asked['name']} {number}", encoding="utf-8")
+            (directory / state.JOB).write_text(f"{asked['name']} {number}", encoding="utf-8")
         try:
             folder = members[0][1].parent / "slurm"
             # By itself it would run a cell that takes longer than its job three times more.
@@ -179,7 +178,7 @@ class SlurmLauncher:
         except (RuntimeError, ValueError, NameError, submitit.core.utils.FailedJobError) as error:
             raise PluginError(f"SLURM did not take the cells: {error}") from error
         for (cell, directory), job in zip(members, jobs, strict=True):
-            (directory / JOB).write_text(str(job.job_id), encoding="utf-8")
+            (directory / state.JOB).write_text(str(job.job_id), encoding="utf-8")
             self._jobs[cell.index] = str(job.job_id)
 
     def _parameters(self, cells: Sequence[Cell]) -> dict[str, object]:
@@ -220,7 +219,7 @@ def _queue() -> dict[str, _Queued]:
 def _job_of(directory: Path, queued: Mapping[str, _Queued]) -> str | None:
     """The cell's job, if the queue has it; by its array's name where no id was written down."""
     try:
-        words = (directory / JOB).read_text(encoding="utf-8").split()
+        words = (directory / state.JOB).read_text(encoding="utf-8").split()
     except OSError:
         return None
     if len(words) == 1:

@@ -174,7 +174,6 @@ def _answer_at(text: str, mark: str | None) -> int:
 
 
 _DIGITS = 16
-_PIECE_BYTES = 1 << 20
 _TEXT_FIELD = "output"
 
 
@@ -231,11 +230,7 @@ def _contents(path: Path) -> str:
 @functools.lru_cache(maxsize=32)
 def _digest(path: Path, _mtime_ns: int, _size_bytes: int) -> str:
     """Once for all cells that are planned of it."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def original_name(made: DataJob) -> str:

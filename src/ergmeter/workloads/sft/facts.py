@@ -59,7 +59,9 @@ def training_facts(config: SftConfig, trainer: Any, *, seq_len: int) -> dict[str
         "trainer": f"{type(trainer).__module__.partition('.')[0]}.{type(trainer).__name__}",
         "evaluation": _when(config.train.evaluation_strategy, config.train.eval_steps),
         "checkpoints": _when(config.train.save_strategy, config.train.save_steps),
-        "gradient_checkpointing": _checkpoints(model),
+        "gradient_checkpointing": any(
+            getattr(module, "gradient_checkpointing", False) for module in model.modules()
+        ),
         "world_size": trainer.args.world_size,
         "parameters": total,
         "trainable_parameters": trained,
@@ -217,7 +219,3 @@ def _short(dtype: object) -> str:
 def _adapted(model: Any) -> list[str]:  # noqa: ANN401
     names = {n.rpartition(".")[2] for n, m in model.named_modules() if hasattr(m, "lora_A")}
     return sorted(names)
-
-
-def _checkpoints(model: Any) -> bool:  # noqa: ANN401
-    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())

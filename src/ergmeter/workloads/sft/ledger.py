@@ -89,18 +89,15 @@ def check(path: Path) -> None:
 
 def append_row(path: Path, cells: Mapping[str, object]) -> LedgerRow:
     """Appends the row to the ledger, else to a file beside it, else nowhere."""
-    try:
-        _append(path, cells)
-        return LedgerRow(path)
-    except (OSError, UsageError) as error:
-        problem = getattr(error, "strerror", None) or str(error)
     beside = path.with_name(f"{path.stem}-{Path(str(cells['run'])).name}.csv")
-    try:
-        _append(beside, cells)
-        return LedgerRow(beside, f"{path}: {problem}")
-    except (OSError, UsageError) as error:
-        also = getattr(error, "strerror", None) or str(error)
-        return LedgerRow(None, f"{path}: {problem}; {beside.name}: {also}")
+    problems: list[str] = []
+    for file, name in ((path, path), (beside, beside.name)):
+        try:
+            _append(file, cells)
+            return LedgerRow(file, "; ".join(problems))
+        except (OSError, UsageError) as error:
+            problems.append(f"{name}: {getattr(error, 'strerror', None) or error}")
+    return LedgerRow(None, "; ".join(problems))
 
 
 def as_text(cells: Mapping[str, object]) -> str:

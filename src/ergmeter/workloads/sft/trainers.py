@@ -369,7 +369,8 @@ def trainer(
         processing_class=loaded.tokenizer,
         callbacks=[*callbacks, *_stopping(config)],
     )
-    _only_ours(made)
+    # transformers prints every log as a dict; the progress bar shows the same.
+    made.remove_callback(importlib.import_module("transformers").PrinterCallback)
     return made
 
 
@@ -396,10 +397,3 @@ def _stopping(config: SftConfig) -> list[object]:
     from transformers import EarlyStoppingCallback  # noqa: PLC0415
 
     return [EarlyStoppingCallback(early_stopping_patience=patience)]
-
-
-def _only_ours(made: Any) -> None:  # noqa: ANN401
-    """transformers prints every log as a dict; the progress bar shows the same."""
-    from transformers import PrinterCallback  # noqa: PLC0415
-
-    made.remove_callback(PrinterCallback)

@@ -242,12 +242,21 @@ class _Fit:
 
     def _ended(self, problem: str) -> TrainingOutcome:
         status = "failed" if problem else "stopped" if self._stopping.by else "finished"
-        if status == "finished" and self._has_diverged():
+        last_losses = self._last_losses()
+        if status == "finished" and not all(map(math.isfinite, last_losses.values())):
             status, problem = "diverged", "the last loss is not a number: it diverged"
         saved, not_saved = self._saved()
-        run = self._closed(status, problem)
-        if status != "failed":  # or the others would wait for a rank that is not coming
-            self._together()
+        ended = {
+            **self._facts,
+            **{name: loss for name, loss in last_losses.items() if math.isfinite(loss)},
+            "steps": self._trainer.state.global_step,
+            "status": status,
+            "started": self._started,
+        }
+        run = self._closed(ended, problem)
+        # If one failed, the others would wait for a rank that is not coming.
+        if status != "failed" and self._trainer.args.world_size > 1:
+            self._trainer.accelerator.wait_for_everyone()  # to close their parts of the run
         outcome = TrainingOutcome(
             status,
             self._config.train.output_dir,
@@ -257,7 +266,11 @@ class _Fit:
             signal=self._stopping.by,
             is_first=_rank() == 0,
         )
-        return self._with_row(outcome) if run is not None and _rank() == 0 else outcome
+        if run is None or _rank() != 0:
+            return outcome
+        cells = ledger.row(Run.open(run), {**ended, "notes": outcome.problem.replace(";", ",")})
+        written = ledger.append_row(self._config.metrics.results_csv, cells)
+        return replace(outcome, row=cells, written=written)
 
     def _begun(self) -> None:
         """Records the facts once the optimizer exists and the model is placed."""
@@ -314,55 +327,29 @@ class _Fit:
             return False, f"not saved in {where}: {type(error).__name__}: {error}"
         return True, ""
 
-    def _closed(self, status: str, problem: str) -> Path | None:
+    def _closed(self, ended: dict[str, Any], problem: str) -> Path | None:
+        """Close the run with the facts of the training at its end, and return its path."""
         if self._meter is None:
             return None
-        ended = {"steps": self._trainer.state.global_step, "status": status}
-        self._meter.workload({**self._facts, **self._losses(), **ended, "started": self._started})
-        self._meter.close(self._ending(status, problem))
+        self._meter.workload(ended)
+        ending = f"failed ({problem[:300]})" if problem else None
+        if ended["status"] == "stopped" and self._stopping.by is not None:
+            ending = f"stopped ({signal.Signals(self._stopping.by).name})"
+        self._meter.close(ending)
         if _rank() == 0:
             self._say("[train] Energy logging stopped")
         return self._meter.path
 
-    def _ending(self, status: str, problem: str) -> str | None:
-        if status == "stopped" and self._stopping.by is not None:
-            return f"stopped ({signal.Signals(self._stopping.by).name})"
-        return f"failed ({problem[:300]})" if problem else None
-
-    def _losses(self) -> dict[str, float]:
-        """The last mean that was logged, and the last evaluation's; none that is no number."""
-        named = {"loss": "train_loss", "eval_loss": "eval_loss"}
-        last = {named[name]: value for name, value in self._last().items()}
-        return {name: value for name, value in last.items() if math.isfinite(value)}
-
-    def _has_diverged(self) -> bool:
-        return not all(math.isfinite(value) for value in self._last().values())
-
-    def _last(self) -> dict[str, float]:
+    def _last_losses(self) -> dict[str, float]:
+        """The last mean that was logged, and the last evaluation's, under the ledger's names."""
+        names = {"loss": "train_loss", "eval_loss": "eval_loss"}
         history = self._trainer.state.log_history
-        names = ("loss", "eval_loss")
-        return {name: float(entry[name]) for entry in history for name in names if name in entry}
-
-    def _together(self) -> None:
-        """Waits until every rank has closed its part of the run."""
-        if self._trainer.args.world_size > 1:
-            self._trainer.accelerator.wait_for_everyone()
-
-    def _with_row(self, outcome: TrainingOutcome) -> TrainingOutcome:
-        assert outcome.run is not None
-        cells = ledger.row(
-            Run.open(outcome.run),
-            {
-                **self._facts,
-                **self._losses(),
-                "steps": self._trainer.state.global_step,
-                "status": outcome.status,
-                "started": self._started,
-                "notes": outcome.problem.replace(";", ","),
-            },
-        )
-        written = ledger.append_row(self._config.metrics.results_csv, cells)
-        return replace(outcome, row=cells, written=written)
+        return {
+            ours: float(entry[name])
+            for entry in history
+            for name, ours in names.items()
+            if name in entry
+        }
 
 
 def _rank() -> int:
