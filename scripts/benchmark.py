@@ -144,9 +144,8 @@ def run(given: argparse.Namespace, made: BenchPlan) -> int:
     own = state.at_work(out)  # what an earlier driver left running is no stranger on the GPUs
     launcher.check([cell for cell in made.cells if not cell.skip], own=own)
     aside = given.move_aside
-    asked = results_directory.Opening(resume=not aside, move_aside=aside, script=script)
     before = {*out.parent.glob(f"{out.name}-*")}
-    made = results_directory.opened(out, made, asked)
+    made = results_directory.opened(out, made, resume=not aside, move_aside=aside, script=script)
     for moved in {*out.parent.glob(f"{out.name}-*")} - before if aside else ():
         say(f"the earlier results are now in {moved}")
     for line in made.warnings:

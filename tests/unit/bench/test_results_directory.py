@@ -23,7 +23,6 @@ fcntl.flock(file, fcntl.LOCK_EX)
 print(flush=True)
 input()
 """
-AGAIN = results_directory.Opening(resume=True)
 
 
 def cell(index: int, x: int = 1, *, repeat: int = 1, **more: Any) -> Cell:
@@ -59,7 +58,7 @@ def numbered(found: BenchPlan) -> list[tuple[int, object, int]]:
 def out(tmp_path: Path) -> Path:
     """Two cells, both done."""
     path = tmp_path / "results"
-    results_directory.opened(path, plan(cell(0, 1), cell(1, 2)), results_directory.Opening())
+    results_directory.opened(path, plan(cell(0, 1), cell(1, 2)))
     ended(path, 0, 1)
     return path
 
@@ -67,24 +66,24 @@ def out(tmp_path: Path) -> Path:
 def test_more_repeats_and_more_values_come_after_what_is_there(out: Path) -> None:
     # As a plan of three values in two repeats numbers them: x=3 would take the place of nothing.
     wanted = plan(*(cell(n + 3 * r, n + 1, repeat=r + 1) for r in (0, 1) for n in (0, 1, 2)))
-    taken = results_directory.opened(out, wanted, AGAIN)
+    taken = results_directory.opened(out, wanted, resume=True)
     assert numbered(taken) == [(0, 1, 1), (1, 2, 1), (2, 3, 1), (3, 1, 2), (4, 2, 2), (5, 3, 2)]
     assert taken.warnings == (f"4 cells added to {out}: exp_2 to exp_5",)
     assert numbered(BenchPlan.read(out / "plan.json")) == numbered(taken)
     # A value in front of the others takes no number away.
-    first = results_directory.opened(out, plan(cell(0, 0), cell(1, 1), cell(2, 2)), AGAIN)
+    first = results_directory.opened(out, plan(cell(0, 0), cell(1, 1), cell(2, 2)), resume=True)
     assert numbered(first) == [(6, 0, 1), (0, 1, 1), (1, 2, 1)]
     assert len(BenchPlan.read(out / "plan.json").cells) == 7
 
 
 def test_what_is_not_asked_for_is_counted_and_stays(out: Path) -> None:
-    results_directory.opened(out, plan(cell(0, 1), cell(1, 2), cell(2, 3), cell(3, 4)), AGAIN)
+    results_directory.opened(out, plan(cell(0, 1), cell(1, 2), cell(2, 3), cell(3, 4)), resume=True)
     before = (out / "plan.json").read_bytes()
-    some = results_directory.opened(out, plan(cell(0, 1)), AGAIN)
+    some = results_directory.opened(out, plan(cell(0, 1)), resume=True)
     said = f"3 further cells of {out} were not asked for and stay as they are (2 not ended)"
     assert some.warnings == (said,)
     ended(out, 2, 3)
-    one = results_directory.opened(out, plan(cell(0, 1), cell(1, 2), cell(2, 3)), AGAIN)
+    one = results_directory.opened(out, plan(cell(0, 1), cell(1, 2), cell(2, 3)), resume=True)
     assert one.warnings == (f"1 further cell of {out} was not asked for and stays as it is",)
     assert (out / "plan.json").read_bytes() == before
 
@@ -99,7 +98,9 @@ def test_what_is_not_asked_for_is_counted_and_stays(out: Path) -> None:
     ],
 )
 def test_cells_that_differ_in_what_they_run_are_added(out: Path, other: dict[str, Any]) -> None:
-    taken = results_directory.opened(out, plan(cell(0, 1, **other), cell(1, 2, **other)), AGAIN)
+    taken = results_directory.opened(
+        out, plan(cell(0, 1, **other), cell(1, 2, **other)), resume=True
+    )
     assert taken.warnings == (
         f"2 cells added to {out}: exp_2 to exp_3",
         f"2 further cells of {out} were not asked for and stay as they are",
@@ -108,7 +109,7 @@ def test_cells_that_differ_in_what_they_run_are_added(out: Path, other: dict[str
 
 def test_a_directory_that_is_in_no_plan_is_not_written_into(out: Path) -> None:
     (out / "exp_7").mkdir()
-    assert numbered(results_directory.opened(out, plan(cell(0, 3)), AGAIN)) == [(8, 3, 1)]
+    assert numbered(results_directory.opened(out, plan(cell(0, 3)), resume=True)) == [(8, 3, 1)]
 
 
 def test_nothing_is_added_while_another_drives_it(out: Path) -> None:
@@ -118,7 +119,7 @@ def test_nothing_is_added_while_another_drives_it(out: Path) -> None:
         driver = dataclasses.asdict(state.Process.of(other.pid))
         write_json(out / state.DRIVER, driver)
         with pytest.raises(UsageError, match=f"process {other.pid} is running"):
-            results_directory.opened(out, plan(cell(0, 3)), AGAIN)
+            results_directory.opened(out, plan(cell(0, 3)), resume=True)
     finally:
         other.kill()
         other.wait()
@@ -128,7 +129,7 @@ def test_nothing_is_added_while_another_drives_it(out: Path) -> None:
         assert taking.stdout is not None
         taking.stdout.readline()
         with pytest.raises(UsageError, match="another process is taking up"):
-            results_directory.opened(out, plan(cell(0, 3)), AGAIN)
+            results_directory.opened(out, plan(cell(0, 3)), resume=True)
         taking.communicate(b"\n")
     assert (out / "plan.json").read_bytes() == before
 
@@ -148,12 +149,12 @@ def test_cut_off_before_or_after_the_plan_is_written_nothing_is_lost(
 
         patched.setattr(Path, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
-            results_directory.opened(out, wanted, AGAIN)
+            results_directory.opened(out, wanted, resume=True)
     assert (out / "plan.json").read_bytes() == before
     first = results_directory.opened(
-        out, wanted, AGAIN
+        out, wanted, resume=True
     )  # and is gone before a cell has its directory
-    again = results_directory.opened(out, wanted, AGAIN)
+    again = results_directory.opened(out, wanted, resume=True)
     assert numbered(again) == numbered(first) == [(0, 1, 1), (1, 2, 1), (2, 3, 1)]
     assert again.warnings == ()
     assert state.read(out / "exp_2").status == "pending"
@@ -163,8 +164,8 @@ def test_a_new_directory_that_was_cut_off_before_its_plan_is_begun_anew(tmp_path
     out = tmp_path / "results"
     out.mkdir()
     results_directory.claim_driver(out)
-    assert numbered(results_directory.opened(out, plan(cell(0, 1)), AGAIN)) == [(0, 1, 1)]
+    assert numbered(results_directory.opened(out, plan(cell(0, 1)), resume=True)) == [(0, 1, 1)]
     (out / "plan.json").unlink()
     (out / "thesis.tex").touch()
     with pytest.raises(UsageError, match=r"has no plan\.json, so it can't be resumed"):
-        results_directory.opened(out, plan(cell(0, 1)), AGAIN)
+        results_directory.opened(out, plan(cell(0, 1)), resume=True)

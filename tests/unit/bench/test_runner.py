@@ -68,7 +68,7 @@ def cell(index: int, code: str, *, repeat: int = 1, **more: Any) -> Cell:
 
 
 def opened(out: Path, plan: BenchPlan, *, resume: bool = False) -> driver.BenchProgress:
-    kept = results_directory.opened(out, plan, results_directory.Opening(resume=resume))
+    kept = results_directory.opened(out, plan, resume=resume)
     return driver.prepare(out, kept)
 
 
@@ -397,8 +397,8 @@ def test_results_are_refused_resumed_or_moved_and_never_deleted(tmp_path: Path) 
     plan = BenchPlan("s", (cell(0, "print()"),))
     driven(out, plan)
     with pytest.raises(UsageError, match="--resume"):
-        results_directory.opened(out, plan, results_directory.Opening())
-    results_directory.opened(out, plan, results_directory.Opening(move_aside=True))
+        results_directory.opened(out, plan)
+    results_directory.opened(out, plan, move_aside=True)
     (aside,) = [path for path in tmp_path.iterdir() if path != out]
     assert {path.name for path in aside.glob("exp_*")} == {"exp_0"}
     assert list(out.glob("exp_*")) == []
@@ -413,12 +413,12 @@ def test_a_directory_is_not_moved_from_under_its_driver(tmp_path: Path) -> None:
         claimed = dataclasses.asdict(state.Process.of(other.pid))
         write_json(out / state.DRIVER, claimed)
         with pytest.raises(UsageError, match=f"process {other.pid} is running"):
-            results_directory.opened(out, plan, results_directory.Opening(move_aside=True))
+            results_directory.opened(out, plan, move_aside=True)
     finally:
         other.kill()
         other.wait()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    results_directory.opened(out, plan, results_directory.Opening(move_aside=True))
+    results_directory.opened(out, plan, move_aside=True)
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -453,9 +453,9 @@ def test_a_directory_is_not_moved_from_under_jobs_that_may_be_queued(
     for index, name in enumerate(("122_0", job)):
         (out / f"exp_{index}" / "job").write_text(name)
     with pytest.raises(UsageError, match=f"exp_1's job {job} may be queued: --resume"):
-        results_directory.opened(out, plan, results_directory.Opening(move_aside=True))
+        results_directory.opened(out, plan, move_aside=True)
     (out / "exp_1" / "job").unlink()
-    results_directory.opened(out, plan, results_directory.Opening(move_aside=True))
+    results_directory.opened(out, plan, move_aside=True)
     assert not (out / "exp_1").exists()
 
 
@@ -465,7 +465,7 @@ def test_cells_that_differ_in_a_key_alone_are_both_resumed(tmp_path: Path) -> No
     plan = BenchPlan("s", (one, other))
     assert one.id == other.id
     opened(tmp_path / "out", plan)
-    taken = results_directory.opened(tmp_path / "out", plan, results_directory.Opening(resume=True))
+    taken = results_directory.opened(tmp_path / "out", plan, resume=True)
     assert [(made.index, made.scenario) for made in taken.cells] == [
         (0, one.scenario),
         (1, "other"),

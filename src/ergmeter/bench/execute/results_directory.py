@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from importlib.metadata import distributions
 from pathlib import Path
@@ -25,23 +25,22 @@ from ergmeter.errors import UsageError
 _FIRST = ("script.json", "requirements.txt", DRIVER, CLAIM)
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """What to do with a directory that is there already, and what to write into a new one."""
-
-    resume: bool = False
-    move_aside: bool = False
-    script: Mapping[str, Any] = field(default_factory=dict)
-
-
-def opened(out: Path, plan: BenchPlan, opening: Opening) -> BenchPlan:
+def opened(
+    out: Path,
+    plan: BenchPlan,
+    *,
+    resume: bool = False,
+    move_aside: bool = False,
+    script: Mapping[str, Any] | None = None,
+) -> BenchPlan:
     """Make the directory, or take it up again, and be its driver. Nothing in it is ever deleted.
 
+    `script`: the options of the command, for a file in a new directory.
     The plan to run, with the numbers that its cells have there; its `warnings` say what was added
     to the directory, and what of it is not asked for.
     """
-    is_old = is_resumed(out, opening)
-    if opening.move_aside and _is_filled(out):
+    is_old = is_resumed(out, resume=resume, move_aside=move_aside)
+    if move_aside and _is_filled(out):
         _check_undriven(out)
         _check_at_rest(out)
         stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S")
@@ -55,19 +54,19 @@ def opened(out: Path, plan: BenchPlan, opening: Opening) -> BenchPlan:
         if joined_plan is not None:
             write_json(out / PLAN, joined_plan.to_json(), indent=None)
         return asked
-    write_json(out / "script.json", dict(opening.script), indent=4)
+    write_json(out / "script.json", dict(script or {}), indent=4)
     (out / "requirements.txt").write_text(_installed(), encoding="utf-8")
     write_json(out / PLAN, plan.to_json(), indent=None)
     return replace(plan, warnings=())
 
 
-def is_resumed(out: Path, opening: Opening) -> bool:
+def is_resumed(out: Path, *, resume: bool, move_aside: bool) -> bool:
     """Whether results are there to go on with. Refuses what is there for another reason."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file; --out names a directory")
-    if opening.move_aside or not _is_filled(out):
+    if move_aside or not _is_filled(out):
         return False
-    if not opening.resume:
+    if not resume:
         raise UsageError(
             f"{out} is not empty: --resume goes on with it, --move-aside keeps it under"
             " another name and starts anew; results are never deleted"

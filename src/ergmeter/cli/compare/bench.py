@@ -332,14 +332,8 @@ def run_command(**options: Any) -> int:  # noqa: ANN401  click passes what it pa
     plan = planned(options)
     launching.export_secrets(plan.keys)
     out: Path = options["out"]
-    asked = results_directory.Opening(
-        resume=options["resume"],
-        move_aside=options["move_aside"],
-        script={name: str(v) if isinstance(v, Path) else v for name, v in options.items()},
-    )
-    is_old = results_directory.is_resumed(
-        out, asked
-    )  # what is wrong with it is said before anything starts
+    earlier = {name: options[name] for name in ("resume", "move_aside")}
+    is_old = results_directory.is_resumed(out, **earlier)  # before anything starts
     check_needs(plan, is_error=options["launcher_name"] == "local" and not options["dry_run"])
     if options["dry_run"]:
         planned_cells = results_directory.joined(out, plan)[1] if is_old else plan
@@ -353,7 +347,8 @@ def run_command(**options: Any) -> int:  # noqa: ANN401  click passes what it pa
     launcher = _launcher(options, rest_s=rest_s)
     own = state.at_work(out) if options["resume"] else set()
     launcher.check([cell for cell in plan.cells if not cell.skip], own=own)
-    plan = results_directory.opened(out, plan, asked)
+    script = {name: str(v) if isinstance(v, Path) else v for name, v in options.items()}
+    plan = results_directory.opened(out, plan, **earlier, script=script)
     for line in plan.warnings:
         click.echo(line, err=True)
     ask_for_log(out, options, query)
