@@ -24,6 +24,7 @@ from ergmeter.bench.tables import MEMORY, STAGES
 from ergmeter.compare.pairing import COMMON, UNNAMED, naming_settings
 from ergmeter.metrics.catalog import Position, every_metric, in_view
 from ergmeter.stats.ratio import mean
+from ergmeter.units import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -179,13 +180,13 @@ class Absences:
             return
         self._cells += 1
         reasons = json.loads(row["missing"] or "{}")
-        lacking: dict[str, list[str]] = {}
         expected = {c for c, at in view_columns("bench report").items() if at.is_expected}
-        for name, columns in report_heads().items():
-            last = columns[-1]  # of memory the host's, which every run should have
-            if last in expected and all(row[column] is None for column in columns):
-                why = reasons.get(last) or "nothing told it"
-                lacking.setdefault(why, []).append(name)
+        lacking = grouped(
+            # Of memory the last column is the host's, which every run should have.
+            (reasons.get(columns[-1]) or "nothing told it", name)
+            for name, columns in report_heads().items()
+            if columns[-1] in expected and all(row[column] is None for column in columns)
+        )
         for why, names in lacking.items():
             key = tuple(names), _NUMBERS.sub("#", why)
             self._missing.setdefault(key, (why, []))[1].append(row["index"])

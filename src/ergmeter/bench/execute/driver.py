@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -86,12 +87,10 @@ class BenchProgress:
 
 def order(cells: Iterable[Cell], *, seed: int) -> list[Cell]:
     """Round by round (first repeats, second repeats, ...), each round in a random order."""
-    rounds: dict[int, list[Cell]] = {}
-    for cell in cells:
-        rounds.setdefault(cell.repeat, []).append(cell)
     cells_in_order: list[Cell] = []
-    for number, members in sorted(rounds.items()):
-        shuffled = sorted(members, key=lambda cell: cell.id)
+    by_id = sorted(cells, key=lambda cell: (cell.repeat, cell.id))
+    for number, members in groupby(by_id, key=lambda cell: cell.repeat):
+        shuffled = list(members)
         random.Random(f"{seed}/{number}").shuffle(shuffled)
         cells_in_order += shuffled
     return cells_in_order

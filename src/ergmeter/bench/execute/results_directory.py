@@ -20,6 +20,7 @@ from ergmeter.bench.execute import state
 from ergmeter.bench.execute.state import CLAIM, DRIVER, JOB, PLAN, Process, directory_of
 from ergmeter.bench.plan.cells import BenchPlan, Cell
 from ergmeter.errors import UsageError
+from ergmeter.units import number_of
 
 # What is there before the plan is.
 _FIRST = ("script.json", "requirements.txt", DRIVER, CLAIM)
@@ -110,23 +111,16 @@ def joined(out: Path, plan: BenchPlan) -> tuple[BenchPlan | None, BenchPlan]:
 def _remarks(out: Path, *, added: Sequence[Cell], left: Sequence[Cell]) -> Iterator[str]:
     """What is added, and what is left alone."""
     if added:
-        yield f"{_cells(len(added))} added to {out}: {_named(added)}"
+        first, last = added[0].index, added[-1].index
+        names = f"exp_{first}" if first == last else f"exp_{first} to exp_{last}"
+        yield f"{number_of(len(added), 'cell')} added to {out}: {names}"
     if left:
         pending = sum(not state.read(directory_of(out, cell)).is_final for cell in left)
         how = "were not asked for and stay as they are"
         if len(left) == 1:
             how = "was not asked for and stays as it is"
         waits = f" ({pending} not ended)" if pending else ""
-        yield f"{_cells(len(left), 'further ')} of {out} {how}{waits}"
-
-
-def _cells(number: int, which: str = "") -> str:
-    return f"{number} {which}cell{'s' if number > 1 else ''}"
-
-
-def _named(cells: Sequence[Cell]) -> str:
-    first, last = cells[0].index, cells[-1].index
-    return f"exp_{first}" if first == last else f"exp_{first} to exp_{last}"
+        yield f"{number_of(len(left), 'further cell')} of {out} {how}{waits}"
 
 
 def _check_at_rest(out: Path) -> None:

@@ -5,7 +5,7 @@ a prompt and a response, divided at the response's mark; `sft_trainer` the text 
 tokens.
 
 The file's name has a digest of all that it is made of, the contents of local files included, so
-that other data is another file. A note beside it lists the sources.
+that other data is another file.
 """
 
 from __future__ import annotations
@@ -246,13 +246,9 @@ def prepare(
         directory.mkdir(parents=True, exist_ok=True)
         wanted = DataJob(**stanza)
         path = directory / wanted.file
-        note = path.with_suffix(".made.json")
-        document = json.dumps(stanza, sort_keys=True, indent=1)
-        if path.is_file() and note.is_file() and note.read_text(encoding="utf-8") == document:
-            continue
-        number = _write(path, _rows(wanted))
-        note.write_text(document, encoding="utf-8")
-        say(f"data: {number} examples in {path}")
+        if not path.is_file():
+            number = _write(path, _rows(wanted))
+            say(f"data: {number} examples in {path}")
 
 
 def _rows(wanted: DataJob) -> Iterator[dict[str, Any]]:

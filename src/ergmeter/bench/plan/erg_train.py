@@ -17,6 +17,7 @@ import yaml
 
 from ergmeter.bench.plan.cells import FIRST_SEED, PYTHON, UNSLOTH_PYTHON, Cell, unsloth_python
 from ergmeter.config_file import hint
+from ergmeter.units import grouped
 
 FILE = "train.yaml"
 # Ten times as quick, where built.
@@ -217,17 +218,13 @@ _OF_EXTRA = "pip install 'ergmeter[train]', or in a clone pip install '.[train]'
 
 def missing_packages(cells: Iterable[Cell], *, has_gpus: bool) -> str:
     """What is missing for these cells and how it is had, in one line; empty if nothing is."""
-    needs_by_way: dict[str, list[str]] = {}
+    needs: dict[str, str] = {}
     for cell in {cell.group: cell for cell in cells}.values():  # repeats need the same
         # Who sets the path of a cell's modules knows what is on it; we do not.
         if not cell.skip and "PYTHONPATH" not in cell.environment:
-            for need, way in _needs(cell, has_gpus=has_gpus):
-                needs_by_way.setdefault(way, []).append(need)
-    lines = []
-    for way, needs in needs_by_way.items():
-        missing = [name for name in dict.fromkeys(needs) if not _is_there(name)]
-        if missing:
-            lines.append(f"{', '.join(missing)}: {way}")
+            needs |= _needs(cell, has_gpus=has_gpus)
+    missing = grouped((way, need) for need, way in needs.items() if not _is_there(need))
+    lines = [f"{', '.join(names)}: {way}" for way, names in missing.items()]
     return f"for these cells {sys.executable} lacks {'; '.join(lines)}" if lines else ""
 
 
