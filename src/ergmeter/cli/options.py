@@ -8,12 +8,13 @@ from __future__ import annotations
 import functools
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -72,22 +73,12 @@ def print_json(document: object) -> None:
     click.echo(json.dumps(document, indent=1, allow_nan=False))
 
 
-_Form: TypeAlias = Literal["terminal", "csv", "json", "markdown"]
-_FORMATS: dict[str, _Form] = {"table": "terminal", "csv": "csv", "json": "json", "md": "markdown"}
-
-
 @dataclass(frozen=True)
 class Forms:
     """The form in which a command was asked to show its document, and a page to write."""
 
-    form: _Form
+    form: str  # json, md or csv; on the terminal for any other
     page: Path | None = None
-
-    @classmethod
-    def of(cls, form: str, page: Path | None = None) -> Forms:
-        """The form by its name in `--format`."""
-        named: dict[str, _Form] = {"md": "markdown", "json": "json"}
-        return cls(named.get(form, "terminal"), page)
 
     def show(self, document: Document, *, console: Console | None = None, csv: str = "") -> None:
         """Write the page, then print the document, or its CSV."""
@@ -96,7 +87,7 @@ class Forms:
             from ergmeter.views.render.json import json_text
 
             click.echo(json_text(document))
-        elif self.form == "markdown":
+        elif self.form == "md":
             from ergmeter.views.render.markdown import markdown
 
             click.echo(markdown(document), nl=False)
@@ -114,55 +105,64 @@ class Forms:
         if self.page is not None:
             from ergmeter.views.render.html import html
 
-            write_page(self.page, html(document), is_told_apart=not is_alone)
+            text = html(document)
+            self.page.write_text(text, encoding="utf-8")
+            click.echo(f"{self.page} ({len(text.encode()) / 1e6:.2f} MB)", err=not is_alone)
 
 
-def with_forms(
-    function: Callable[..., Any], *, markdown: tuple[str, ...] = ("--md", "--markdown")
-) -> Callable[..., Any]:
-    """Add `--json`, `--md` and `--html` to a command, which gets them as `forms`."""
+def _with_form(options: list[Callable[..., Any]], function: Callable[..., Any]) -> Any:  # noqa: ANN401
+    """Add options that name a form to a command with `--html`; it gets both as `forms`."""
 
     @functools.wraps(function)
-    def wrapped(as_json: bool, as_markdown: bool, page: Path | None, **options: Any) -> Any:  # noqa: ANN401  click passes what it parsed
-        if as_json and as_markdown:
-            raise click.UsageError("--json and --md are two forms; give one")
+    def wrapped(
+        as_json: bool,
+        as_markdown: bool,
+        page: Path | None,
+        form: str = "text",
+        **options: Any,  # noqa: ANN401  click passes what it parsed
+    ) -> Any:  # noqa: ANN401
+        source = click.get_current_context().get_parameter_source("form")
+        asked = {"--json": "json"} if as_json else {}
+        asked |= {"--md": "md"} if as_markdown else {}
+        asked |= {f"--format {form}": form} if source is ParameterSource.COMMANDLINE else {}
+        if len(set(asked.values())) > 1:
+            raise click.UsageError(f"{' and '.join(asked)} are two forms; give one")
         check_page(page)
-        form: _Form = "json" if as_json else "markdown" if as_markdown else "terminal"
-        return function(forms=Forms(form, page), **options)
+        return function(forms=Forms(next(iter(asked.values()), form), page), **options)
 
-    options = [
-        flag("--json", "as_json", help="As JSON, in base units (FLOPs, bytes, seconds, joules)."),
-        flag(*markdown, "as_markdown", help="As Markdown, for an issue."),
-        with_page,
-    ]
     return with_each(wrapped, options)
 
 
-# Of reference tables, whose `--markdown` prints a page of the documentation.
-with_reference_forms = partial(with_forms, markdown=("--md",))
+_JSON = flag("--json", "as_json", help="As JSON, in base units (FLOPs, bytes, seconds, joules).")
+_markdown = partial(flag, help="As Markdown, for an issue.")
+_FLAGS = [_JSON, _markdown("--md", "--markdown", "as_markdown")]
+# For commands whose `--format` has both.
+SHORT_FLAGS = [
+    flag("--json", "as_json", help="The same as --format json."),
+    flag("--md", "as_markdown", help="The same as --format md."),
+]
 
 
-def with_format(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--format` and the options of `with_forms` to a command, which gets `forms`."""
-
-    @functools.wraps(function)
-    def wrapped(form: str, forms: Forms, **options: Any) -> Any:  # noqa: ANN401  click passes what it parsed
-        is_json, is_markdown = forms.form == "json", forms.form == "markdown"
-        form = chosen_form(form, as_json=is_json, as_markdown=is_markdown)
-        return function(forms=replace(forms, form=_FORMATS[form]), **options)
-
-    formats = click.Choice(tuple(_FORMATS))
-    return with_default("--format", "form", type=formats, default="table")(with_forms(wrapped))
+def with_format(
+    *formats: str, help: str | None = None, flags: list[Callable[..., Any]] = _FLAGS
+) -> Callable[..., Any]:
+    """Add `--format`, by default the first of these, to a command with `--html`."""
+    option = with_default(
+        "--format", "form", type=click.Choice(formats), default=formats[0], help=help
+    )
+    return partial(_with_form, [option, *flags])
 
 
-def with_page(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--html` to a command, which gets it as `page`."""
-    return path_option(
-        "--html",
-        "page",
-        metavar="FILE",
-        help="Write one page with charts, that needs no network (pip install 'ergmeter[html]').",
-    )(function)
+with_page = path_option(
+    "--html",
+    "page",
+    metavar="FILE",
+    help="Write one page with charts, that needs no network (pip install 'ergmeter[html]').",
+)
+# Add `--json`, `--md` and `--html` to a command, which gets them as `forms`. Of reference tables,
+# `--markdown` prints a page of the documentation.
+with_forms = partial(_with_form, [*_FLAGS, with_page])
+with_reference_forms = partial(_with_form, [_JSON, _markdown("--md", "as_markdown"), with_page])
 
 
 def check_page(page: Path | None, outputs: Iterable[Path] = ()) -> None:
@@ -210,12 +210,6 @@ def _check_access(folder: Path, what: str) -> None:
         raise click.UsageError(f"{what}: the directory {folder} can't be written to; name another")
 
 
-def write_page(page: Path, html: str, *, is_told_apart: bool = True) -> None:
-    """Write a page and print its path: on stderr if stdout has other output."""
-    page.write_text(html, encoding="utf-8")
-    click.echo(f"{page} ({len(html.encode()) / 1e6:.2f} MB)", err=is_told_apart)
-
-
 def _is_something_else(page: Path) -> bool:
     """Whether there is a file that holds something and is no page; a pipe is not looked into."""
     if not page.is_file():
@@ -223,18 +217,3 @@ def _is_something_else(page: Path) -> bool:
     with page.open("rb") as file:
         begins = file.read(len(_BEGINS))
     return bool(begins) and begins.lower() != _BEGINS
-
-
-def chosen_form(form: str, *, as_json: bool, as_markdown: bool = False) -> str:
-    """What `--format`, `--json` and `--md` come to. UsageError if they name two forms."""
-    from click.core import ParameterSource
-
-    is_said = (
-        click.get_current_context().get_parameter_source("form") is ParameterSource.COMMANDLINE
-    )
-    asked = {"--json": "json"} if as_json else {}
-    asked |= {"--md": "md"} if as_markdown else {}
-    asked |= {f"--format {form}": form} if is_said else {}
-    if len(set(asked.values())) > 1:
-        raise click.UsageError(f"{' and '.join(asked)} are two forms; give one")
-    return next(iter(asked.values()), form)

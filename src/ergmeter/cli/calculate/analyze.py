@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ergmeter.cli.options import (
+    SHORT_FLAGS,
     Forms,
     check_page,
     check_writable,
-    chosen_form,
     flag,
     repeated,
     with_default,
     with_each,
+    with_format,
     with_page,
     without_effect,
 )
+from ergmeter.cli.progress import progress_bar
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ergmeter.neuron.analysis import AnalysisRequest, Watch
-
-FORMATS = ("text", "json", "md")
+    from ergmeter.neuron.analysis import AnalysisRequest
 
 _INPUTS = [
     click.option("--config", metavar="YAML", help="The training's YAML. Needed."),
@@ -102,15 +99,11 @@ _OUTPUT: list[Any] = [
     flag("--detailed", help="Graphs one by one in the JSON."),
     flag("--print-per-file", help="Graphs one by one on the console."),
     with_page,
-    with_default(
-        "--format",
-        "form",
-        type=click.Choice(FORMATS),
-        default="text",
+    with_format(
+        *("text", "json", "md"),
         help="What stdout gets; json and md: that and nothing else.",
+        flags=SHORT_FLAGS,
     ),
-    flag("--json", "as_json", help="The same as --format json."),
-    flag("--md", "as_markdown", help="The same as --format md."),
     flag("--compat", help="The original's numbers of 2025-06-12, faults included."),
     flag("--compare", help="Compare earlier outputs: --compare A.json B.json"),
 ]
@@ -131,10 +124,7 @@ _GRAPHS_IN_MARKDOWN, _GRAPHS_ON_A_PAGE = 20, 200
 def command(
     earlier: tuple[str, ...],
     compare: bool,
-    form: str,
-    as_json: bool,
-    as_markdown: bool,
-    page: Path | None,
+    forms: Forms,
     compat: bool,
     output: str | None,
     print_per_file: bool,
@@ -145,41 +135,38 @@ def command(
     From its YAML, its model's config.json, its log and its compile cache; no Neuron device or SDK
     is needed. Takes the flags of nki-llama's calculate_training_metrics.py and writes its keys.
     """
-    form = chosen_form(form, as_json=as_json, as_markdown=as_markdown)
-    forms = Forms.of(form, page)
     if compare:
         _check_alone()
-        check_page(page)
         _compare(earlier, forms)
         return
     if earlier:
         raise UsageError(f"{earlier[0]!r} is no option; files are for --compare")
     request = _request(**options)
-    path = output or ("training_metrics.json" if form == "text" else None)
-    _check_shown(request, form=form, per_file=print_per_file, is_written=path is not None)
+    path = output or ("training_metrics.json" if forms.form == "text" else None)
+    _check_shown(request, form=forms.form, per_file=print_per_file, is_written=path is not None)
     if path is not None:
         _check_output(Path(path), request)
-    check_page(page, [Path(path)] if path is not None else ())
+    check_page(forms.page, [Path(path)] if path is not None else ())
     if compat:
         from ergmeter.compat.nki_llama import analyze_compat as analyze
     else:
         from ergmeter.neuron.analysis import analyze
     from ergmeter.views.calculate.analyze import console_document, document
 
-    with _progress() as watch:
-        analysis = analyze(request, watch)
+    with progress_bar("", quiet=not sys.stderr.isatty(), refresh_per_second=10) as show:
+        analysis = analyze(request, lambda what, done, total: show(done, total or None, what))
     content = document(analysis, most_graphs=_GRAPHS_IN_MARKDOWN)
     text = json.dumps(content.data, indent=4, allow_nan=False)
     if path is not None:
         Path(path).write_text(text + "\n", encoding="utf-8")
-    if form == "json":
+    if forms.form == "json":
         click.echo(text)
-    elif form == "md":
-        Forms.of(form).show(content)
+    elif forms.form == "md":
+        Forms("md").show(content)
     else:
-        Forms.of(form).show(console_document(analysis, per_file=print_per_file))
+        Forms("text").show(console_document(analysis, per_file=print_per_file))
         click.echo(f"\nMetrics saved to: {path}")
-    if page is not None:
+    if forms.page is not None:
         forms.write_page(document(analysis, most_graphs=_GRAPHS_ON_A_PAGE))
 
 
@@ -233,26 +220,6 @@ def _check_shown(request: AnalysisRequest, *, form: str, per_file: bool, is_writ
         raise UsageError(f"--print-per-file is for the console, and --format {form} is alone there")
     if request.detailed and form == "md" and not is_written:
         raise UsageError("--detailed is of the JSON: give its --output, or leave out --format md")
-
-
-@contextmanager
-def _progress() -> Iterator[Watch]:
-    """A bar on the terminal's error stream, where there is one."""
-    if not sys.stderr.isatty():
-        yield lambda *_: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    with Bar(console=Console(stderr=True), transient=True) as bar:
-        tasks: dict[str, Any] = {}
-
-        def show(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total or None)
-            bar.update(tasks[what], completed=done, visible=not total or done < total)
-
-        yield show
 
 
 _OF_COMPARE = ("earlier", "compare", "as_json", "as_markdown", "form", "page")

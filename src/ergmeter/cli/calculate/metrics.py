@@ -20,7 +20,7 @@ def command(name: str | None, forms: Forms, markdown: bool) -> None:
         click.echo(reference.metrics_page(), nl=False)
         return
     metrics = [find(name)[0]] if name else list(catalogue().values())
-    if forms.form != "terminal":
+    if forms.form != "text":
         forms.show(reference.metrics_document(metrics))
         return
     forms.write_page(reference.metrics_document(metrics))

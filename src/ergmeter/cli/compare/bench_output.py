@@ -14,16 +14,14 @@ from ergmeter.cli.options import (
     BY,
     NOISE,
     PATH,
+    SHORT_FLAGS,
     Forms,
     check_page,
-    chosen_form,
     flag,
     path_option,
     repeated,
-    with_default,
-    with_forms,
+    with_format,
     with_page,
-    write_page,
 )
 
 if TYPE_CHECKING:
@@ -166,14 +164,11 @@ def _resume_command(out: Path) -> str:
     "--memory",
     help="GPU memory alone, by all who tell it: each device, the Trainer's stages and their sums.",
 )
-@with_default(
-    "--format",
-    "form",
-    type=click.Choice(["text", "md", "csv"]),
-    default="text",
+@with_format(
+    *("text", "md", "csv"),
     help="csv has all cells and columns; with --memory, those of memory. md is --md.",
 )
-@with_forms
+@with_page
 def report(
     results: Path,
     exports: tuple[Path, ...],
@@ -181,7 +176,6 @@ def report(
     force: bool,
     every: bool,
     memory: bool,
-    form: str,
     forms: Forms,
 ) -> None:
     """Show what the cells in RESULTS came to: a directory, a table of ours, or FMS's own.
@@ -194,9 +188,7 @@ def report(
     from ergmeter.compat import fms
     from ergmeter.views.bench import memory_document, report_document
 
-    is_json, is_markdown = forms.form == "json", forms.form == "markdown"
-    form = chosen_form(form, as_json=is_json, as_markdown=is_markdown)
-    if is_json and memory:
+    if forms.form == "json" and memory:
         raise click.UsageError("--json has all columns: leave --memory out")
     for path in exports:
         tables.check_ending(path)
@@ -211,14 +203,14 @@ def report(
         takers += [stack.enter_context(tables.table_writer(path)) for path in exports]
         if fms_directory is not None:
             takers.append(stack.enter_context(fms.fms_writer(fms_directory)))
-        if is_json:
+        if forms.form == "json":
             _echo_list(
                 document
                 for batch in _handed_on(rows, takers)
                 for document in tables.documents(batch)
             )
         for number, batch in enumerate(_handed_on(rows, takers)):
-            if form == "csv":
+            if forms.form == "csv":
                 columns = batch.select(TABLE_COLUMNS) if memory else batch
                 click.echo(tables.csv_text(columns, header=number == 0), nl=False)
     name = results.name or str(results)
@@ -227,10 +219,10 @@ def report(
         if isinstance(summary, MemoryTable)
         else report_document(summary, name=name, page=forms.page)
     )
-    if form in ("json", "csv"):
+    if forms.form in ("json", "csv"):
         forms.write_page(document)
     else:
-        Forms.of(form, forms.page).show(document)
+        forms.show(document)
 
 
 def _handed_on(batches: Iterable[pa.Table], takers: Sequence[Any]) -> Iterator[pa.Table]:
@@ -302,9 +294,7 @@ def listed(directory: Path, every: bool, chosen: str | None, as_json: bool) -> N
     help="Just the cells of NEW with this value: two kinds within one file. May be repeated.",
 )
 @repeated("--ref-where", metavar="COLUMN=VALUE", help="The same of REF.")
-@with_default("--format", "form", type=click.Choice(["text", "md", "csv", "json"]), default="text")
-@flag("--json", "as_json", help="The same as --format json.")
-@flag("--md", "as_markdown", help="The same as --format md.")
+@with_format("text", "md", "csv", "json", flags=SHORT_FLAGS)
 @repeated(
     "--rule",
     "rules",
@@ -320,11 +310,8 @@ def compare(
     by: tuple[str, ...],
     new_where: tuple[str, ...],
     ref_where: tuple[str, ...],
-    form: str,
-    as_json: bool,
-    as_markdown: bool,
     rules: tuple[str, ...],
-    page: Path | None,
+    forms: Forms,
 ) -> None:
     """Hold the cells in NEW against those in REF, each with what its noise allows to say.
 
@@ -338,28 +325,25 @@ def compare(
     from ergmeter.metrics.catalog import in_view, rule_metric
     from ergmeter.views import gate as view
 
-    form = chosen_form(form, as_json=as_json, as_markdown=as_markdown)
     options = CompareOptions(
         noise=parse_noise(noises, [rule_metric(name) for name in in_view("bench compare")]),
         by=by,
         new_where=where(new_where),
         ref_where=where(ref_where),
     )
-    if rules and page is None:
+    if rules and forms.page is None:
         raise click.UsageError("--rule is for the page of --html; `erg gate` judges without one")
-    check_page(page)
     sides = [list(entries(batches(path), argument=str(path))) for path in (new, ref)]
     comparison = compare_sides(sides[0], sides[1], options)
-    if page is not None:
+    if forms.page is not None:
         from ergmeter.compare.gate import gate
-        from ergmeter.views.render.html import html
 
         judged = gate(sides[0], sides[1], rules, options=options)
-        write_page(page, html(view.cells_page(comparison, judged, new=str(new), ref=str(ref))))
-    if form == "csv":
+        forms.write_page(view.cells_page(comparison, judged, new=str(new), ref=str(ref)))
+    if forms.form == "csv":
         click.echo(view.cells_csv(comparison), nl=False)
     else:
-        Forms.of(form).show(view.cells_document(comparison))
+        Forms(forms.form).show(view.cells_document(comparison))
 
 
 def statuses(option: str, text: str | None, allowed: Collection[str]) -> tuple[str, ...]:

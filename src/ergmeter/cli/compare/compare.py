@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import PATH, flag, listed, repeated, with_default, with_format
+from ergmeter.cli.options import PATH, flag, listed, repeated, with_default, with_format, with_page
 from ergmeter.cli.run_options import with_settings
 from ergmeter.errors import UsageError
 
@@ -79,7 +79,8 @@ def reading_progress() -> Iterator[Callable[[int, int], None]]:
     metavar="PERCENT",
     help="Where no difference is shown: how many repeats would show one of this size.",
 )
-@with_format
+@with_format("table", "csv", "json", "md")
+@with_page
 @click.option(
     "--x",
     "axis",

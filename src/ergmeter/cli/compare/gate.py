@@ -10,13 +10,12 @@ import click
 from ergmeter.cli.options import (
     BY,
     NOISE,
-    Forms,
-    check_page,
-    chosen_form,
+    SHORT_FLAGS,
     flag,
     path_option,
     repeated,
     with_default,
+    with_format,
     with_page,
 )
 from ergmeter.errors import FormatError, UsageError
@@ -24,10 +23,11 @@ from ergmeter.errors import FormatError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ergmeter.cli.options import Forms
     from ergmeter.compare.entry import SourceEntries
     from ergmeter.compare.gate import Gate
 
-_FORMATS = ("text", "md", "json", "junit", "sarif", "github")
+_FOR_CI = ("junit", "sarif", "github")
 _INPUT = click.Path(path_type=Path, readable=False)  # what can't be read has its own exit code
 
 
@@ -55,15 +55,11 @@ _INPUT = click.Path(path_type=Path, readable=False)  # what can't be read has it
 @flag(
     "--allow-missing", help="A rule whose figure no cell has on both sides is said, and no error."
 )
-@with_default(
-    "--format",
-    "form",
-    type=click.Choice(_FORMATS),
-    default="text",
+@with_format(
+    *("text", "md", "json", *_FOR_CI),
     help="junit, sarif and github are for CI systems: test results, code scanning, annotations.",
+    flags=SHORT_FLAGS,
 )
-@flag("--json", "as_json", help="The same as --format json.")
-@flag("--md", "as_markdown", help="The same as --format md.")
 @with_page
 @path_option(
     "--markdown",
@@ -80,10 +76,7 @@ def command(
     confidence: float,
     strict: bool,
     allow_missing: bool,
-    form: str,
-    as_json: bool,
-    as_markdown: bool,
-    page: Path | None,
+    forms: Forms,
     markdown: Path | None,
 ) -> int:
     """Judge the results in NEW by those in REF, rule by rule, with the noise that was measured.
@@ -105,8 +98,6 @@ def command(
     from ergmeter.compare.gate import DEFAULT_RULES, gate, parse_noise, parse_rule, unjudged
     from ergmeter.compare.pairing import CompareOptions
 
-    form = chosen_form(form, as_json=as_json, as_markdown=as_markdown)
-    check_page(page)
     try:
         wanted = [parse_rule(rule) for rule in rules or DEFAULT_RULES]
         measures = [rule.measure for rule in wanted]
@@ -126,9 +117,9 @@ def command(
         )
     except (FormatError, OSError, UsageError) as error:
         judged = unjudged(error)
-        if form == "text" and judged.exit_code == 2:
+        if forms.form == "text" and judged.exit_code == 2:
             raise
-    _show(judged, Forms.of(form, page), form, new=new, markdown=markdown)
+    _show(judged, forms, new=new, markdown=markdown)
     if judged.reason:
         click.echo(f"erg gate: {judged.reason}", err=True)
     return judged.exit_code
@@ -163,7 +154,7 @@ def _sides(new: Path, ref: Path, keys: Sequence[str]) -> tuple[SourceEntries, So
     return sides[0], sides[1]
 
 
-def _show(judged: Gate, forms: Forms, form: str, *, new: Path, markdown: Path | None) -> None:
+def _show(judged: Gate, forms: Forms, *, new: Path, markdown: Path | None) -> None:
     from ergmeter.views import gate
     from ergmeter.views.render.markdown import markdown as markdown_text
 
@@ -171,8 +162,8 @@ def _show(judged: Gate, forms: Forms, form: str, *, new: Path, markdown: Path | 
     if markdown:
         with markdown.open("a", encoding="utf-8") as file:
             file.write(markdown_text(document))
-    if form in ("junit", "sarif", "github") or (form == "text" and judged.problem):
+    if forms.form in _FOR_CI or (forms.form == "text" and judged.problem):
         forms.write_page(document)
-        click.echo(gate.ci_text(judged, form, new=new), nl=False)
+        click.echo(gate.ci_text(judged, forms.form, new=new), nl=False)
     else:
         forms.show(document)

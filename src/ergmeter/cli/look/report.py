@@ -76,7 +76,7 @@ def _show(
         console = Console()
         cards = document(summaries(run, settings, flops), show_all=show_all)
         forms.show(cards, console=console)
-        if forms.form == "terminal":
+        if forms.form == "text":
             tell_next(console)
         return
     evidence = evidence_of(run, settings, flops=flops)
@@ -89,7 +89,7 @@ def _show(
         sections = page_sections(evidence, summary)
     data = report(run, summary, settings)
     shown = document([(run, summary)], sections=sections, show_all=show_all, data=data)
-    if forms.form == "terminal":
+    if forms.form == "text":
         forms.write_page(shown, is_alone=True)
     else:
         forms.show(shown)

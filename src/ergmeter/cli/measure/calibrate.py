@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.measure.torch_workload import INTERRUPTED, progress_bar, workload
+from ergmeter.cli.measure.torch_workload import INTERRUPTED, workload
 from ergmeter.cli.options import flag, with_forms
+from ergmeter.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from ergmeter.cli.options import Forms

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ergmeter.cli.options import flag, path_option, print_json
+from ergmeter.cli.progress import progress_bar
 from ergmeter.cli.run_options import with_model, with_settings
+from ergmeter.units import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ergmeter.importers.importing import Imported
-    from ergmeter.importers.logfile import Progress
     from ergmeter.records import Flops
     from ergmeter.runlog.settings import Settings
 
@@ -71,8 +72,13 @@ def command(
     from ergmeter.importers.importing import ImportRequest, import_log
 
     request = ImportRequest(log, out, name, format_name, settings, flops, tokens_are, one_device)
-    with _progress(log) as progress:
-        imported = import_log(request, progress=progress)
+    path = Path(log)
+    size_bytes = path.stat().st_size if path.is_file() else 0
+    is_quiet = size_bytes < _SHOW_FROM_BYTES or not sys.stderr.isatty()
+    with progress_bar(log, quiet=is_quiet, refresh_per_second=10, time="remaining") as show:
+        imported = import_log(
+            request, progress=lambda done: show(done, size_bytes, scaled(done, "B"))
+        )
     if imported.is_cut_off:
         click.echo(
             f"erg: {log}: the compressed log ends half way; what there is was read", err=True
@@ -83,25 +89,6 @@ def command(
         for line in _lines(imported):
             click.echo(line)
     return 0
-
-
-@contextmanager
-def _progress(log: str) -> Iterator[Progress | None]:
-    """A progress bar on standard error, for a log that takes a while."""
-    import sys
-
-    path = Path(log)
-    size = path.stat().st_size if path.is_file() else 0
-    if size < _SHOW_FROM_BYTES or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
-    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=size)
-        yield lambda done: bar.update(task, completed=done)
 
 
 def _lines(imported: Imported) -> Iterator[str]:

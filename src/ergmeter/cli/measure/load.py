@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.measure.torch_workload import progress_bar
 from ergmeter.cli.options import COUNT, flag, path_option, repeated, with_default, with_forms
+from ergmeter.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

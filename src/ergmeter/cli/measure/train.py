@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.measure.torch_workload import needing, progress_bar
+from ergmeter.cli.measure.torch_workload import needing
 from ergmeter.cli.options import flag, path_option, print_json, repeated, with_default
+from ergmeter.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
