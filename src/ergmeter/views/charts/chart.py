@@ -46,7 +46,6 @@ _COLOURS = {
     "good": ("#00694c", "#3ecfa5"),
     "bad": ("#a33600", "#ff9b5e"),
 }
-_STATES = ("good", "bad")
 LIGHT, DARK = ({name: pair[at] for name, pair in _COLOURS.items()} for at in (0, 1))
 THEMES = {"light": LIGHT, "dark": DARK}
 
@@ -94,13 +93,9 @@ def with_colours(spec: Any, theme: str) -> Any:  # noqa: ANN401  whatever JSON c
     return spec
 
 
-def style_variables(theme: str, *, with_states: bool = False) -> str:
-    """Return the colours as CSS declarations; `with_states`: those of a run's status too."""
-    return "".join(
-        f"--{name}:{colour};"
-        for name, colour in THEMES[theme].items()
-        if with_states or name not in _STATES
-    )
+def style_variables(theme: str) -> str:
+    """Return the colours as CSS declarations."""
+    return "".join(f"--{name}:{colour};" for name, colour in THEMES[theme].items())
 
 
 _SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))

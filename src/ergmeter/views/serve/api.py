@@ -10,16 +10,14 @@ import asyncio
 import json
 import math
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ergmeter.errors import ErgmeterError, FormatError, UsageError
+from ergmeter.errors import UsageError
 from ergmeter.records import COLUMN_KINDS
 from ergmeter.version import __version__
-from ergmeter.views.serve.tail import TooManyError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -114,7 +112,7 @@ def openapi_document() -> dict[str, Any]:
             " high, note and `impossible` (null, or why the value cannot be right), or"
             " `missing` with the reason.",
         },
-        "paths": {endpoint.path: endpoint.described for endpoint in _ENDPOINTS},
+        "paths": _PATHS,
         "components": {"schemas": {"Error": _object("error")}},
     }
 
@@ -124,76 +122,44 @@ def _object(key: str) -> dict[str, Any]:
 
 
 _Answer: TypeAlias = "Callable[[AppState, Request], Awaitable[Response]]"
-
-
-@dataclass(frozen=True, slots=True)
-class _Endpoint:
-    """An address, its answer, and its description. `key` is a field of every answer."""
-
-    path: str
-    answer: _Answer
-    summary: str
-    parameters: tuple[dict[str, Any], ...] = ()
-    key: str = ""  # "": a stream of events
-
-    @property
-    def described(self) -> dict[str, Any]:
-        """Return the OpenAPI description."""
-        content: dict[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
-        if self.key:
-            content = {"application/json": {"schema": _object(self.key)}}
-        error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-        responses: dict[str, Any] = {"200": {"description": self.summary, "content": content}}
-        for code, words in _ERRORS.items():
-            responses[str(code)] = {"description": words, "content": error}
-        parameters = list(self.parameters)
-        return {"get": {"summary": self.summary, "parameters": parameters, "responses": responses}}
-
-    @property
-    def route(self) -> Route:
-        """Return the route, whose errors have a status and a reason."""
-
-        async def careful(request: Request) -> Response:
-            shared: AppState = request.app.state.shared
-            try:
-                return await self.answer(shared, request)
-            except _NotThereError as error:
-                return JSONResponse({"error": str(error)}, 404)
-            except TooManyError as error:
-                return JSONResponse({"error": str(error)}, 503)
-            except ErgmeterError as error:
-                why = shared.folder.relative(str(error))
-                return JSONResponse({"error": why}, 400 if isinstance(error, UsageError) else 422)
-
-        return Route(self.path, careful)
-
-
-_ENDPOINTS: list[_Endpoint] = []
+_ROUTES: list[Route] = []
+_PATHS: dict[str, Any] = {}  # their descriptions
 
 
 def _endpoint(
     path: str, summary: str, *parameters: dict[str, Any], key: str = ""
 ) -> Callable[[_Answer], _Answer]:
-    """Add the decorated function to the API."""
+    """Add the decorated function to the API and to its description.
+
+    `key` is a field of every answer; without one, it is a stream of events.
+    """
+    content: dict[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
+    if key:
+        content = {"application/json": {"schema": _object(key)}}
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    responses = {"200": {"description": summary, "content": content}}
+    for code, words in _ERRORS.items():
+        responses[str(code)] = {"description": words, "content": error}
+    _PATHS[path] = {
+        "get": {"summary": summary, "parameters": list(parameters), "responses": responses}
+    }
 
     def added(answer: _Answer) -> _Answer:
-        _ENDPOINTS.append(_Endpoint(path, answer, summary, parameters, key))
+        async def endpoint(request: Request) -> Response:
+            return await answer(request.app.state.shared, request)
+
+        _ROUTES.append(Route(path, endpoint))
         return answer
 
     return added
 
 
 def routes() -> list[Route]:
-    """Return all routes under /api."""
-    description = _Endpoint("/api/openapi.json", _description, "this description")
-    return [endpoint.route for endpoint in (description, *_ENDPOINTS)]
+    """Return all routes under /api. The application answers their errors."""
+    return [Route("/api/openapi.json", _description), *_ROUTES]
 
 
-class _NotThereError(FormatError):
-    """The id does not exist."""
-
-
-async def _description(_shared: AppState, _request: Request) -> Response:
+async def _description(_request: Request) -> Response:
     return JSONResponse(openapi_document())
 
 
@@ -265,7 +231,7 @@ async def _events(shared: AppState, request: Request) -> Response:
 )
 async def _compare(shared: AppState, request: Request) -> Response:
     ids = dict.fromkeys(_run_ids(request, MOST_COMPARED))
-    items = [await _item(shared, id, "run") for id in ids]
+    items = [await shared.item(id, "run") for id in ids]
     by = _words(request, "group_by", MOST_COLUMNS)
     anyway = request.query_params.get("anyway", "").lower()
     if anyway not in _YES:
@@ -304,16 +270,7 @@ async def _names(shared: AppState, kind: Kind, word: str) -> Response:
 
 
 async def _item_of(shared: AppState, request: Request, kind: Kind) -> ServedItem:
-    return await _item(shared, request.path_params["id"], kind)
-
-
-async def _item(shared: AppState, id: str, kind: Kind) -> ServedItem:
-    item = None
-    if _ID.fullmatch(id):
-        item = await asyncio.to_thread(shared.folder.item, id, kind)
-    if item is None:
-        raise _NotThereError(f"no {kind} {id[:20]!r} here")
-    return item
+    return await shared.item(request.path_params["id"], kind)
 
 
 async def _stream(shared: AppState, items: list[ServedItem], gone: Sequence[str] = ()) -> Response:

@@ -24,11 +24,12 @@ from urllib.parse import quote
 import uvicorn
 from starlette.applications import Starlette
 
-from ergmeter.errors import UsageError
+from ergmeter.errors import ErgmeterError, UsageError
 from ergmeter.views.serve import api, pages
-from ergmeter.views.serve.app_state import AppState
+from ergmeter.views.serve.app_state import AppState, NotThereError
 from ergmeter.views.serve.folder import Folder
 from ergmeter.views.serve.guard import LOOPBACK, Access, Guard, ip_address
+from ergmeter.views.serve.tail import TooManyError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -52,7 +53,7 @@ def web_app(folder: Folder, access: Access | None = None, *, pool: Pool | None =
     app = Starlette(
         routes=[*api.routes(), *pages.routes()],
         lifespan=life,
-        exception_handlers={404: _not_found, 500: _failed},
+        exception_handlers={404: _not_found, 500: _failed, ErgmeterError: _refused},
     )
     app.state.shared = shared
     return Guard(app, access or Access())
@@ -60,6 +61,15 @@ def web_app(folder: Folder, access: Access | None = None, *, pool: Pool | None =
 
 async def _not_found(request: Request, _error: Exception) -> Response:
     return pages.error_page(request, 404, "There is nothing at this address")
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    codes = {NotThereError: 404, TooManyError: 503, UsageError: 400}
+    code = next((code for kind, code in codes.items() if isinstance(error, kind)), 422)
+    why = request.app.state.shared.folder.relative(str(error))
+    if isinstance(error, NotThereError) and not request.url.path.startswith("/api/"):
+        why = f"There is no {error.kind} of this address"
+    return pages.error_page(request, code, why)
 
 
 async def _failed(request: Request, _error: Exception) -> Response:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.errors import ErgmeterError
+from ergmeter.errors import ErgmeterError, FormatError
 from ergmeter.runlog import format as fmt
 from ergmeter.views.serve.pool import LIVE, SOON, Lane, Pool
 from ergmeter.views.serve.tail import Tails
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from ergmeter.views.serve.folder import Folder, ServedItem
+    from ergmeter.views.serve.folder import Folder, Kind, ServedItem
 
 # List of runs.
 
@@ -244,6 +244,14 @@ class AnswerCache:
             task.exception()  # waiters receive it; there may be none
 
 
+class NotThereError(FormatError):
+    """No item of a kind has an id."""
+
+    def __init__(self, kind: str, id: str) -> None:
+        super().__init__(f"no {kind} {id[:20]!r} here")
+        self.kind = kind
+
+
 _LONG_BYTES = 20 * 10**6  # a million samples or so: a second to read
 _SOON_BYTES = 300 * 10**6  # thirty million or so: seconds for one column of them
 
@@ -259,6 +267,13 @@ class AppState:
     def __post_init__(self) -> None:
         self.listing = RunListing(self.folder, self.read)
         self.tails = Tails(self.folder)
+
+    async def item(self, id: str, kind: Kind) -> ServedItem:
+        """Return the item with this id. Raises NotThereError if none of this kind has it."""
+        item = await asyncio.to_thread(self.folder.item, id, kind)
+        if item is None:
+            raise NotThereError(kind, id)
+        return item
 
     async def read(
         self,

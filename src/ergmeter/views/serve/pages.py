@@ -7,7 +7,6 @@ that vl-convert ships, about a megabyte.
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import hashlib
 import html
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from ergmeter.views.serve.folder import Kind, ServedItem
+    from ergmeter.views.serve.folder import Kind
 
 # Static files.
 
@@ -114,10 +113,7 @@ def _read(package: str, path: str) -> str:
 
 
 def _colours() -> str:
-    light, dark = (
-        f"color-scheme:{theme};{chart.style_variables(theme, with_states=True)}"
-        for theme in chart.THEMES
-    )
+    light, dark = (f"color-scheme:{theme};{chart.style_variables(theme)}" for theme in chart.THEMES)
     return (
         f":root{{{light}}}:root[data-theme=dark]{{{dark}}}"
         f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}\n"
@@ -127,7 +123,7 @@ def _colours() -> str:
 _NAV = {"/": "Runs", "/benches": "Benches", "/ledgers": "Ledgers"}
 _COMPARE = '<p class="state" id="state-line" role="status">comparing</p><div id="compared"></div>'
 _NONE = '<p class="state" data-kind="bad">{why}. <a href="/">All runs</a></p>'
-_TITLES = {404: "Nothing here", 422: "Can't be read", 500: "That failed"}
+_TITLES = {404: "Nothing here", 422: "Can't be read"}
 _AT_ONCE_S = 1.0
 _OURS = ("script-src", "script-src-elem", "style-src", "style-src-elem", "img-src")
 _POLICY = re.compile('<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
@@ -152,53 +148,38 @@ def routes() -> list[Route]:
 
 async def _run(request: Request) -> Response:
     """Serve a run's report if ready at once, else a page that waits for it."""
-    item = await _item(request, "run")
-    if item is None:
-        return _no_item(request, "run")
+    shared = request.app.state.shared
+    item = await shared.item(request.path_params["id"], "run")
     body = None
     with suppress(ErgmeterError):  # the page says why
-        body = await request.app.state.shared.report_soon(item, within_s=_AT_ONCE_S)
+        body = await shared.report_soon(item, within_s=_AT_ONCE_S)
     return HTMLResponse(frame("run", "Run", _template("run"))) if body is None else _as_page(body)
 
 
 async def _report(request: Request) -> Response:
     """Serve a run's report, however long it takes."""
     shared = request.app.state.shared
-    item = await _item(request, "run")
-    if item is None:
-        return _no_item(request, "run")
-    try:
-        return _as_page(await shared.report(item))
-    except ErgmeterError as error:
-        return error_page(request, 422, shared.folder.relative(str(error)))
+    item = await shared.item(request.path_params["id"], "run")
+    return _as_page(await shared.report(item))
 
 
 def _page(page: str, kind: Kind | None = None) -> Callable[[Request], Awaitable[Response]]:
     """Return the handler of a page; of a page about an item, it answers 404 without the item."""
 
     async def answer(request: Request) -> Response:
-        if kind is not None and await _item(request, kind) is None:
-            return _no_item(request, kind)
+        if kind is not None:
+            await request.app.state.shared.item(request.path_params["id"], kind)
         return HTMLResponse(page)
 
     return answer
-
-
-async def _item(request: Request, kind: Kind) -> ServedItem | None:
-    folder = request.app.state.shared.folder
-    item: ServedItem | None = await asyncio.to_thread(folder.item, request.path_params["id"], kind)
-    return item
-
-
-def _no_item(request: Request, kind: Kind) -> Response:
-    return error_page(request, 404, f"There is no {kind} of this address")
 
 
 def error_page(request: Request, code: int, why: str) -> Response:
     """Return an error: a page for a browser, JSON for programs and the API."""
     if not wants_page(request.url.path, request.headers):
         return refused(code, why)
-    return HTMLResponse(frame("none", _TITLES[code], _NONE.format(why=html.escape(why))), code)
+    title = _TITLES.get(code, "That failed")
+    return HTMLResponse(frame("none", title, _NONE.format(why=html.escape(why))), code)
 
 
 def _as_page(body: bytes) -> Response:
