@@ -9,6 +9,7 @@ import keyword
 import os
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -50,21 +51,7 @@ _COMMANDS = {
     "demo": "Train a small model for about 20 seconds, measured.",
 }
 
-# The folder of each command's module.
-_FOLDERS = {
-    name: folder
-    for folder, names in {
-        "measure": ("record", "import", "load", "train", "prepare", "calibrate", "demo"),
-        "compare": ("compare", "bench", "gate"),
-        "look": ("report", "serve", "plot", "check", "explain", "card", "watch", "job"),
-        "manage": ("list", "runs", "export", "doctor"),
-        "calculate": (
-            *("flops", "mfu", "conventions", "hlo", "analyze"),
-            *("estimate", "peaks", "grid", "metrics"),
-        ),
-    }.items()
-    for name in names
-}
+_HERE = Path(__file__).parent
 
 
 class _Commands(click.Group):
@@ -81,8 +68,9 @@ class _Commands(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         # No module can be called `import`.
-        file = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
-        module = importlib.import_module(f"ergmeter.cli.{_FOLDERS[cmd_name]}.{file}")
+        name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+        folder = next(_HERE.glob(f"*/{name}.py")).parent.name
+        module = importlib.import_module(f"ergmeter.cli.{folder}.{name}")
         command: click.Command = module.command
         return command
 

@@ -34,13 +34,15 @@ with_default = partial(click.option, show_default=True)
 without_effect = partial(click.option, hidden=True, expose_value=False)
 
 
-def with_each(
-    function: Callable[..., Any], options: list[Callable[..., Any]]
-) -> Callable[..., Any]:
-    """Add options to a command, in the order of its help."""
-    for option in reversed(options):
-        function = option(function)
-    return function
+def with_each(*options: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a decorator that adds options to a command, in the order of its help."""
+
+    def with_all(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return with_all
 
 
 def listed(_context: object, _parameter: object, text: str | None) -> tuple[str, ...]:
@@ -130,7 +132,7 @@ def _with_form(options: list[Callable[..., Any]], function: Callable[..., Any]) 
         check_page(page)
         return function(forms=Forms(next(iter(asked.values()), form), page), **options)
 
-    return with_each(wrapped, options)
+    return with_each(*options)(wrapped)
 
 
 _JSON = flag("--json", "as_json", help="As JSON, in base units (FLOPs, bytes, seconds, joules).")

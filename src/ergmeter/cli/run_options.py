@@ -131,7 +131,7 @@ def with_settings(function: Callable[..., Any]) -> Callable[..., Any]:
         )
         for name, (type_, text) in _OPTIONS.items()
     ]
-    return with_each(wrapped, options)
+    return with_each(*options)(wrapped)
 
 
 def with_model(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -149,7 +149,7 @@ def with_model(function: Callable[..., Any]) -> Callable[..., Any]:
     model = click.option(
         "--model-config", metavar="PATH", help="The model's config.json, for MFU; with --seq-len."
     )
-    return with_each(wrapped, [model, *STEP])
+    return with_each(model, *STEP)(wrapped)
 
 
 def _check_unused(options: dict[str, Any]) -> None:
@@ -161,31 +161,6 @@ def _check_unused(options: dict[str, Any]) -> None:
                 f"--{name.replace('_', '-')} says how a model's step is counted, and no model is"
                 " named: pass --model-config"
             )
-
-
-def with_sinks(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--sink` to a command, which gets `sinks` as a Meter takes them."""
-
-    @functools.wraps(function)
-    def wrapped(**options: Any) -> Any:  # noqa: ANN401  click passes what it parsed
-        options["sinks"] = [_sink(text) for text in options["sinks"]]
-        return function(**options)
-
-    wrapped = repeated(
-        "--sink",
-        "sinks",
-        metavar="NAME[:OPTION=VALUE,...]",
-        help="Send the figures there while it runs: console, csv, jsonl, tensorboard, wandb,"
-        " mlflow, prometheus, otel, trackio (may be repeated): --sink tensorboard:path=tb",
-    )(wrapped)
-    return with_default(
-        "--sinks-every",
-        "sinks_every_s",
-        type=click.FloatRange(min=0.1),
-        default=10.0,
-        metavar="SECONDS",
-        help="How often.",
-    )(wrapped)
 
 
 def _sink(text: str) -> tuple[str, dict[str, Any]]:
@@ -202,6 +177,27 @@ def _sink(text: str) -> tuple[str, dict[str, Any]]:
             )
         options[option] = yaml.safe_load(value)
     return name, options
+
+
+# Add `--sink` to a command, which gets `sinks` as a Meter takes them.
+with_sinks = with_each(
+    with_default(
+        "--sinks-every",
+        "sinks_every_s",
+        type=click.FloatRange(min=0.1),
+        default=10.0,
+        metavar="SECONDS",
+        help="How often.",
+    ),
+    repeated(
+        "--sink",
+        "sinks",
+        callback=lambda _context, _option, texts: [_sink(text) for text in texts],
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="Send the figures there while it runs: console, csv, jsonl, tensorboard, wandb,"
+        " mlflow, prometheus, otel, trackio (may be repeated): --sink tensorboard:path=tb",
+    ),
+)
 
 
 _RULES = (
@@ -237,25 +233,24 @@ def with_rules(function: Callable[..., Any]) -> Callable[..., Any]:
     return repeated("--alert", "alerts", metavar="RULE", help=_RULES)(wrapped)
 
 
-def with_alerts(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--alert`, `--budget`, `--stop-on`, `--alert-command` and `--alert-webhook`."""
-    options = [
-        click.option(
-            "--stop-on",
-            default="",
-            metavar="KIND,...",
-            help="Stop the command (SIGTERM) at an alert of these kinds: budget, nan,"
-            " throughput, memory, throttled, stalled.",
-        ),
-        click.option(
-            "--alert-command",
-            metavar="COMMAND",
-            help="Run this at each alert, without a shell: 'notify {alert}'; also {rule},"
-            " {kind}, {value}, {threshold}, {unit}, {about}, {run}.",
-        ),
-        click.option("--alert-webhook", metavar="URL", help="POST each alert there, as JSON."),
-    ]
-    return with_rules(with_each(function, options))
+# Add `--alert`, `--budget`, `--stop-on`, `--alert-command` and `--alert-webhook`.
+with_alerts = with_each(
+    with_rules,
+    click.option(
+        "--stop-on",
+        default="",
+        metavar="KIND,...",
+        help="Stop the command (SIGTERM) at an alert of these kinds: budget, nan,"
+        " throughput, memory, throttled, stalled.",
+    ),
+    click.option(
+        "--alert-command",
+        metavar="COMMAND",
+        help="Run this at each alert, without a shell: 'notify {alert}'; also {rule},"
+        " {kind}, {value}, {threshold}, {unit}, {about}, {run}.",
+    ),
+    click.option("--alert-webhook", metavar="URL", help="POST each alert there, as JSON."),
+)
 
 
 def _budget_rule(budget: str) -> str:

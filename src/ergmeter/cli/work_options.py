@@ -10,8 +10,6 @@ from ergmeter.cli.options import COUNT, repeated, with_default, with_each
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ergmeter.flops.batch import Batch
     from ergmeter.flops.graph.graph import Graph
     from ergmeter.flops.work import TrainedParts, Work
@@ -99,17 +97,13 @@ PARAMS = click.option(
     "--params", type=float, callback=positive, help="Take this as N in formulas of N."
 )
 DEVICE = click.option("--device", help="By its driver's name or an alias; `erg peaks` lists them.")
+with_batch = with_each(*_BATCH, *_TRAINING)
 STEP = [*_BATCH, *_TRAINING, PHASE, CONTEXT, CONVENTION, WEIGHTS_DTYPE, CACHE_DTYPE]
 OF_A_STEP = (
     *("seq_len", "batch_size", "lengths", "source_len", "images", "image_size", "mtp"),
     *("lora", "freeze", "checkpointing", "phase", "context", "convention"),
     *("weights_dtype", "cache_dtype"),
 )
-
-
-def with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a batch and of what is trained."""
-    return with_each(function, [*_BATCH, *_TRAINING])
 
 
 def work_of(model: str, options: dict[str, Any]) -> Work:

@@ -109,18 +109,13 @@ _OUTPUT: list[Any] = [
 ]
 
 
-def with_options(function: Any) -> Any:  # noqa: ANN401  click's decorators are untyped functions
-    """Every option of the command, in the order of its help."""
-    return with_each(function, [*_INPUTS, *_CHOICE, *_SCORE, *_OUTPUT])
-
-
 _SCRIPT = "calculate_training_metrics.py"
 _GRAPHS_IN_MARKDOWN, _GRAPHS_ON_A_PAGE = 20, 200
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.argument("earlier", nargs=-1, metavar="[FILES]...")
-@with_options
+@with_each(*_INPUTS, *_CHOICE, *_SCORE, *_OUTPUT)
 def command(
     earlier: tuple[str, ...],
     compare: bool,

@@ -132,15 +132,10 @@ def check_serving(context: click.Context) -> None:
         raise UsageError(f"{option.opts[0]} is not for --inference; {instead}")
 
 
-def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add all of them to a command."""
-    return with_each(function, [*_MEMORY, *_DEVICES, *_PLAN, *_SERVING])
-
-
 @click.command()
 @click.argument("model", metavar="MODEL_CONFIG")
 @step.with_batch
-@with_options
+@with_each(*_MEMORY, *_DEVICES, *_PLAN, *_SERVING)
 @with_forms
 def command(
     model: str,

@@ -41,7 +41,7 @@ def _time_s(_context: click.Context, _option: click.Parameter, text: str | None)
     return time_s
 
 
-_PLAN_OPTIONS = (
+plan_options = with_each(
     click.argument("scenarios", type=PATH),
     click.option("--num-gpus", metavar="N[,N...]", help="GPUs of a cell: an axis of the matrix."),
     click.option(
@@ -79,11 +79,6 @@ _PLAN_OPTIONS = (
         " sft_trainer on unless only nvidia-smi is asked for). NVML is read in any case.",
     ),
 )
-
-
-def plan_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a plan to a command."""
-    return with_each(function, [*_PLAN_OPTIONS])
 
 
 def planned(options: dict[str, Any]) -> BenchPlan:

@@ -11,7 +11,6 @@ from ergmeter.errors import ErgmeterError
 from ergmeter.units import duration, number_of, printable, scaled
 
 _RUN = click.argument("run", type=PATH)
-_PATH = click.Path(path_type=Path)
 _LONGEST_HELP = 1000  # characters of a summary: more than any has
 
 
@@ -72,7 +71,7 @@ def note(run: Path, text: tuple[str, ...]) -> None:
 
 
 @command.command()
-@click.argument("directory", type=_PATH, default=Path("runs"))
+@click.argument("directory", type=PATH, default=Path("runs"))
 @click.option("--older-than", metavar="AGE", help="Than 30d, 12h, 2w.")
 @click.option("--larger-than", metavar="SIZE", help="Than 500MB, 2GB, 1GiB.")
 @repeated("--tag", "tags", help="With this tag (may be repeated: all of them).")
@@ -125,7 +124,7 @@ def prune(
 
 @command.command()
 @_RUN
-@click.argument("file", type=_PATH, required=False)
+@click.argument("file", type=PATH, required=False)
 def pack(run: Path, file: Path | None) -> None:
     """Pack a run into one FILE (default: RUN.tar.gz)."""
     from ergmeter.runlog.manage import pack as packing
@@ -137,8 +136,8 @@ def pack(run: Path, file: Path | None) -> None:
 
 
 @command.command()
-@click.argument("file", type=_PATH)
-@click.argument("directory", type=_PATH, default=Path("runs"))
+@click.argument("file", type=PATH)
+@click.argument("directory", type=PATH, default=Path("runs"))
 def unpack(file: Path, directory: Path) -> None:
     """Make a run of a packed one, in DIRECTORY (default: runs/)."""
     from ergmeter.runlog.manage import pack as packing
@@ -148,7 +147,7 @@ def unpack(file: Path, directory: Path) -> None:
 
 @command.command()
 @_RUN
-@click.argument("into", type=_PATH)
+@click.argument("into", type=PATH)
 @click.option("--name", help="What to call the copy. [default: as the run]")
 def anonymise(run: Path, into: Path, name: str | None) -> None:
     """Copy a run without host names, user names, paths, UUIDs, command line, labels and notes.
@@ -163,7 +162,7 @@ def anonymise(run: Path, into: Path, name: str | None) -> None:
 
 @command.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@click.argument("directory", type=_PATH)
+@click.argument("directory", type=PATH)
 def collect(sources: tuple[str, ...], directory: Path) -> int:
     """Bring runs together in DIRECTORY, each once, by its id.
 

@@ -180,23 +180,16 @@ def _show(outcome: TrainingOutcome, *, report: bool, as_json: bool) -> None:
         print_json(document)
         return
     if report and outcome.run is not None:
-        _card(outcome.run)
+        from rich.console import Console
+
+        from ergmeter.cli.run_options import show_run
+        from ergmeter.runlog.reader import Run
+
+        show_run(Console(), Run.open(outcome.run))
     why = f" ({outcome.problem})" if outcome.problem else ""
     saved = f"saved in {outcome.output_dir}" if outcome.saved else "nothing is saved"
     click.echo(f"[train] {outcome.status}{why}; {saved}")
     _tell_of_row(outcome)
-
-
-def _card(run: Path) -> None:
-    from rich.console import Console
-
-    from ergmeter.metrics.summarize import summarize
-    from ergmeter.runlog.reader import Run
-    from ergmeter.views.render.terminal import show
-    from ergmeter.views.run.card import document
-
-    opened = Run.open(run)
-    show(document([(opened, summarize(opened))]), Console())
 
 
 def _tell_of_row(outcome: TrainingOutcome) -> None:

@@ -18,7 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Literal
 
-from ergmeter.errors import ErgmeterError, FormatError
+from ergmeter.errors import FormatError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,6 +89,4 @@ def _answer(name: str, *arguments: object) -> bytes:
         answer: bytes = function(*arguments)
     except OSError as error:  # a file removed during the read
         raise FormatError(f"can't be read ({error.strerror or error})") from error
-    except ErgmeterError:
-        raise
     return answer
